@@ -1,0 +1,21 @@
+"""Headway turns single inference requests into full batches for scarce GPUs, and brings each answer back.
+
+The map of the house. Imports only point down the floors, which a test enforces.
+
+0 words
+    `model` the nouns · `errors` one tree · `config` all settings · `tally` plain counters
+1 core, pure: no asyncio, clock, randomness, logging, input or output; `now` is an argument
+    `core/` when a batch leaves (`core/policies/`), who rides, who gets in, what a failure leads to
+2 promises
+    `ports` the Protocols between services and adapters
+3 adapters, one outside thing per file
+    `brokers/` where entries wait · `backends/` ways to the black box · `identity` who asks
+4 services, short loops that drive the core through ports
+    `batcher` claims and runs · `gateway` holds what waits for an answer · `lifecycle` start and drain order
+5 doors
+    `http/` · `cli/` · `simulator/` the production policies under virtual time · `metrics`
+top
+    `wiring` the only place that chooses adapters
+"""
+
+__version__ = "0.1.0"

@@ -1,0 +1,1 @@
+"""Ways to the black box: one kind, one file."""

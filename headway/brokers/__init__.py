@@ -1,0 +1,1 @@
+"""Where entries wait: one broker, one file."""

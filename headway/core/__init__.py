@@ -1,0 +1,1 @@
+"""The pure floor: decisions, with the time and the dice as arguments."""

@@ -1,0 +1,1 @@
+"""The departure policies, one file each."""

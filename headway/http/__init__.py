@@ -1,0 +1,1 @@
+"""The HTTP doors: the hot lane, the ordinary routes and the admin port."""

@@ -1,0 +1,1 @@
+"""The production policies under virtual time."""

@@ -1,0 +1,1 @@
+"""Real processes, real sockets and the faults they meet."""

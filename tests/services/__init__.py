@@ -1,0 +1,1 @@
+"""Services and doors under virtual time."""

@@ -1,0 +1,95 @@
+# Everything runs in .venv, which the first target that needs it makes from the hash locks.
+#
+#   make serve               two emulated GPUs on http://127.0.0.1:8000
+#   make test                the tests
+#   make check               format, lint, types, tests: what has to pass before a change lands
+#   make bench               the benchmarks; tables on stdout, JSON in bench/out
+#   make example-embeddings  a real model (all-MiniLM-L6-v2) on http://127.0.0.1:8000
+#   make lock                new locks after a change of dependencies; UPGRADE=1 takes newer versions too
+#   make audit               known vulnerabilities in the locked versions
+#   make clean               remove .venv and all that tools left behind
+#
+#   make PYTHON=python3.13 …  with another Python, from 3.11 on
+#   make serve ARGS='--port 9001 --policy window'
+
+PYTHON ?= python3
+ARGS ?=
+
+MAKEFLAGS += --no-print-directory
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+INSTALL := $(PIP) install --quiet --no-deps --require-hashes
+LOCK := $(BIN)/uv pip compile --no-config --universal --python-version 3.11 --generate-hashes \
+	--no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' --quiet \
+	$(if $(UPGRADE),--upgrade) pyproject.toml
+
+.DEFAULT_GOAL := help
+.PHONY: help setup serve test check format bench example-embeddings lock audit clean
+
+help:
+	@sed -n '/^#   make/s/^#   //p' Makefile
+
+setup: .venv/.ready
+
+serve: .venv/.ready
+	$(BIN)/headway serve examples/emulated_gpu.py:EmulatedGPU --workers 2 --max-batch-size 100 $(ARGS)
+
+test: .venv/.ready
+	$(BIN)/pytest $(ARGS)
+
+check: .venv/.ready
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/pytest $(ARGS)
+
+format: .venv/.ready
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: .venv/.ready-bench
+	$(BIN)/python bench/run.py $(ARGS)
+
+example-embeddings: .venv/.ready-embeddings
+	HF_HUB_OFFLINE=1 $(BIN)/headway serve examples/embeddings.py:Embedder $(ARGS)
+
+lock: .venv/.ready
+	$(LOCK) --group dev -o requirements-dev.lock
+	$(LOCK) -c requirements-dev.lock -o requirements.lock
+	$(LOCK) -c requirements-dev.lock --extra bench --extra plot -o requirements-bench.lock
+	$(LOCK) -c requirements-dev.lock --extra embeddings --no-emit-package torch \
+		--excludes requirements-embeddings.exclude -o requirements-embeddings.lock
+
+audit: .venv/.ready
+	$(BIN)/pip-audit --require-hashes --disable-pip -r requirements.lock
+
+clean:
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist bench/out
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A virtual environment whose Python is gone or too old is made anew.
+.venv/.ready: requirements-dev.lock pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { \
+		echo "$(PYTHON) is not on the path. Headway needs Python 3.11 or later: install it, or name one: make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "$(PYTHON) is $$($(PYTHON) -V 2>&1); Headway needs Python 3.11 or later: install one and name it: make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+		echo "$(PYTHON) lacks the venv module. On Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || $(PYTHON) -m venv --clear .venv
+	@echo "Setting up .venv from requirements-dev.lock …"
+	@$(INSTALL) -r requirements-dev.lock
+	@$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+.venv/.ready-bench: .venv/.ready requirements-bench.lock
+	@echo "Adding requirements-bench.lock …"
+	@$(INSTALL) -r requirements-bench.lock
+	@touch $@
+
+# Which build of torch fits depends on the machine, so it is pinned in pyproject.toml but not locked by hash: pip
+# takes the CPU build where it is offered one, else the default build with what that needs.
+.venv/.ready-embeddings: .venv/.ready requirements-embeddings.lock
+	@echo "Adding requirements-embeddings.lock and torch …"
+	@$(INSTALL) -r requirements-embeddings.lock
+	@$(PIP) install --quiet "$$(sed -n 's/^embeddings = .*"\(torch==[^"]*\)".*/\1/p' pyproject.toml)"
+	@touch $@

@@ -3,7 +3,7 @@
 The map of the house. Imports only point down the floors, which a test enforces.
 
 0 words
-    `model` the nouns · `errors` one tree · `config` all settings · `tally` plain counters
+    `model` the nouns · `errors` one tree · `config` all settings · `target` what is served · `tally` plain counters
 1 core, pure: no asyncio, clock, randomness, logging, input or output; `now` is an argument
     `core/` when a batch leaves (`core/policies/`), who rides, who gets in, what a failure leads to
 2 promises
@@ -13,9 +13,11 @@ The map of the house. Imports only point down the floors, which a test enforces.
 4 services, short loops that drive the core through ports
     `batcher` claims and runs · `gateway` holds what waits for an answer · `lifecycle` start and drain order
 5 doors
-    `http/` · `cli/` · `simulator/` the production policies under virtual time · `metrics`
-top
+    `http/` · `metrics` · `simulator/` the production policies under virtual time · `load/` the load generator
+6 wiring
     `wiring` the only place that chooses adapters
+7 the command
+    `cli/` one file per command
 """
 
 __version__ = "0.1.0"

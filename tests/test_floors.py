@@ -1,0 +1,238 @@
+"""The shape of the house, enforced: imports only point down the floors, and each floor keeps its own rule.
+
+Imports inside functions and under TYPE_CHECKING count like any other.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import headway
+
+ROOT = Path(headway.__file__).parent
+
+FLOORS: dict[str, int] = {
+    "": 0,  # headway/__init__.py
+    "model": 0,
+    "errors": 0,
+    "config": 0,
+    "tally": 0,
+    "target": 0,
+    "core": 1,
+    "ports": 2,
+    "brokers": 3,
+    "backends": 3,
+    "identity": 3,
+    "batcher": 4,
+    "gateway": 4,
+    "lifecycle": 4,
+    "http": 5,
+    "load": 5,
+    "metrics": 5,
+    "simulator": 5,
+    "wiring": 6,
+    "cli": 7,
+    "__main__": 7,
+}
+"""Every module and package right under headway/. A module imports from its own floor or from below."""
+
+PURE = frozenset((
+    "__future__", "abc", "bisect", "collections", "copy", "csv", "dataclasses", "datetime", "decimal", "enum", "fractions",
+    "functools", "heapq", "itertools", "math", "operator", "statistics", "string", "types", "typing", "msgspec", "headway",
+))  # fmt: skip
+"""All that core may import."""
+
+IMPURE_CALLS = frozenset(["__import__", "eval", "exec", "input", "open", "print"])
+CLOCK_CALLS = frozenset(["monotonic", "now", "perf_counter", "sleep", "time", "today", "utcnow"])
+
+ADAPTERS = ("headway.brokers", "headway.backends")
+"""Packages whose modules only wiring may import, besides each package itself."""
+
+ADAPTER_EXCEPTIONS: dict[str, str] = {}
+"""Module: why it imports a concrete adapter all the same."""
+
+USER_CODE = "headway.backends.child"
+"""The only module that imports user code."""
+
+LOADERS = ("importlib.import_module", "importlib.machinery", "importlib.util", "runpy")
+MEANINGLESS = frozenset(["common", "helper", "helpers", "misc", "shared", "util", "utils"])
+MAX_LINES = 500
+
+
+def name_of(path: Path) -> str:
+    """Dotted name of the module at `path`."""
+    parts = ("headway", *path.relative_to(ROOT).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {name_of(path): path for path in sorted(ROOT.rglob("*.py"))}
+
+
+def below(name: str, package: str) -> bool:
+    """Whether `name` is `package` or something in it."""
+    return name == package or name.startswith(package + ".")
+
+
+def floor(name: str) -> int:
+    """The floor of a dotted name within headway.
+
+    Raises:
+        KeyError: the name stands on no floor.
+    """
+    return FLOORS[[*name.split("."), ""][1]]
+
+
+def imports(name: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Line and full dotted name of everything that a module imports, `from a import b` as a.b."""
+    package = name.split(".") if name in MODULES and MODULES[name].stem == "__init__" else name.split(".")[:-1]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) + 1 - node.level] if node.level else []
+            module = ".".join([*base, *filter(None, [node.module])])
+            for alias in node.names:
+                target = f"{module}.{alias.name}"
+                attribute = module == "headway" and alias.name not in FLOORS and target not in MODULES
+                yield node.lineno, module if attribute else target
+
+
+def check_direction(name: str, tree: ast.Module) -> Iterator[str]:
+    try:
+        own = floor(name)
+    except KeyError:
+        yield "stands on no floor; give it one in FLOORS"
+        return
+    for line, target in imports(name, tree):
+        if not below(target, "headway"):
+            continue
+        try:
+            if floor(target) > own:
+                yield f"line {line}: imports {target}, which is on floor {floor(target)}, above its own, {own}"
+        except KeyError:
+            yield f"line {line}: imports {target}, which stands on no floor"
+
+
+def check_purity(name: str, tree: ast.Module) -> Iterator[str]:
+    if not below(name, "headway.core"):
+        return
+    for line, target in imports(name, tree):
+        if target.split(".")[0] not in PURE:
+            yield f"line {line}: core imports {target}"
+    for node in ast.walk(tree):
+        match node:
+            case ast.AsyncFunctionDef() | ast.Await() | ast.AsyncFor() | ast.AsyncWith():
+                yield f"line {node.lineno}: core is synchronous"
+            case ast.Call(func=ast.Name(id=called)) if called in IMPURE_CALLS:
+                yield f"line {node.lineno}: core calls {called}"
+            case ast.Call(func=ast.Attribute(attr=called)) if called in CLOCK_CALLS:
+                yield f"line {node.lineno}: core reads a clock with {called}()"
+
+
+def check_adapters(name: str, tree: ast.Module) -> Iterator[str]:
+    if name == "headway.wiring" or name in ADAPTER_EXCEPTIONS:
+        return
+    for line, target in imports(name, tree):
+        for package in ADAPTERS:
+            if below(target, package) and not below(name, package):
+                yield f"line {line}: imports the adapter {target}; only headway.wiring chooses adapters"
+
+
+def check_user_code(name: str, tree: ast.Module) -> Iterator[str]:
+    if name == USER_CODE:
+        return
+    for line, target in imports(name, tree):
+        if target in ("importlib", "importlib.*") or any(below(target, loader) for loader in LOADERS):
+            yield f"line {line}: imports {target}; only {USER_CODE} loads user code"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "__import__":
+            yield f"line {node.lineno}: calls __import__; only {USER_CODE} loads user code"
+
+
+def check_names(name: str, tree: ast.Module) -> Iterator[str]:
+    for part in MEANINGLESS.intersection(name.strip("_").split(".")):
+        yield f"is named {part!r}, which says nothing of its role"
+
+
+def check_length(name: str, source: str) -> Iterator[str]:
+    lines = source.count("\n")
+    if lines > MAX_LINES:
+        yield f"has {lines} lines; more than {MAX_LINES} are not read in one sitting"
+
+
+def problems(name: str, source: str) -> list[str]:
+    """All that is wrong with a module of this name and source."""
+    tree = ast.parse(source)
+    checks = (check_direction, check_purity, check_adapters, check_user_code, check_names)
+    return [*(found for check in checks for found in check(name, tree)), *check_length(name, source)]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_module_keeps_the_rules_of_the_house(name: str) -> None:
+    assert problems(name, MODULES[name].read_text(encoding="utf-8")) == []
+
+
+def test_exceptions_are_still_needed() -> None:
+    for name in ADAPTER_EXCEPTIONS:
+        tree = ast.parse(MODULES[name].read_text(encoding="utf-8"))
+        assert any(below(target, package) for _, target in imports(name, tree) for package in ADAPTERS), name
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "part"),
+    [
+        ("headway.model", "from headway.core import packing", "above its own, 0"),
+        ("headway.core.retry", "import headway.ports", "above its own, 1"),
+        ("headway.core.retry", "from headway import ports", "above its own, 1"),
+        ("headway.core.retry", "from .. import ports", "above its own, 1"),
+        ("headway.core.policies", "from ...ports import Broker", "above its own, 1"),
+        ("headway.batcher", "def late():\n    from headway.http import lane", "line 2: imports headway.http.lane"),
+        ("headway.http.lane", "from headway.wiring import build", "above its own, 5"),
+        ("headway.newcomer", "", "stands on no floor"),
+        ("headway.cli.serve", "from headway.newcomer.part import x", "stands on no floor"),
+        ("headway.core.retry", "import asyncio", "core imports asyncio"),
+        ("headway.core.retry", "from time import monotonic", "core imports time.monotonic"),
+        ("headway.core.retry", "import random", "core imports random"),
+        ("headway.core.retry", "import logging", "core imports logging"),
+        ("headway.core.retry", "import os.path", "core imports os.path"),
+        ("headway.core.retry", "import socket", "core imports socket"),
+        ("headway.core.retry", "import structlog", "core imports structlog"),
+        ("headway.core.retry", "datetime.now()", "reads a clock"),
+        ("headway.core.retry", "loop.time()", "reads a clock"),
+        ("headway.core.retry", "open('x')", "core calls open"),
+        ("headway.core.retry", "async def f(): ...", "core is synchronous"),
+        ("headway.batcher", "from headway.brokers.memory import MemoryBroker", "only headway.wiring"),
+        ("headway.gateway", "from headway import brokers", "only headway.wiring"),
+        ("headway.brokers.memory", "from headway.backends import process", "only headway.wiring"),
+        ("headway.cli.check", "from headway.backends.process import ProcessBackend", "only headway.wiring"),
+        ("headway.wiring", "import importlib", "loads user code"),
+        ("headway.backends.process", "from importlib import import_module", "loads user code"),
+        ("headway.backends.process", "import importlib.util", "loads user code"),
+        ("headway.cli.check", "__import__('x')", "loads user code"),
+        ("headway.http.utils", "", "says nothing"),
+        ("headway.ports", "\n" * 501, "has 501 lines"),
+    ],
+)
+def test_the_check_catches(name: str, source: str, part: str) -> None:
+    assert any(part in found for found in problems(name, source)), problems(name, source)
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("headway.errors", "from headway.model import Cause"),
+        ("headway.core.packing", "import heapq\nfrom headway.model import Entry\nfrom . import retry"),
+        ("headway.core.policies", "from .paced import Paced"),
+        ("headway.brokers.memory", "import asyncio\nfrom headway.brokers import bell"),
+        ("headway.wiring", "from headway.brokers.memory import MemoryBroker\nimport headway.backends.process"),
+        ("headway.backends.child", "import importlib.util"),
+        ("headway.cli.version", "from importlib.metadata import version\nfrom headway import __version__, wiring"),
+        ("headway.ports", "\n" * 500),
+    ],
+)
+def test_the_check_allows(name: str, source: str) -> None:
+    assert problems(name, source) == []

@@ -1,0 +1,91 @@
+"""Who gets in: never accept what cannot be served in time.
+
+An entry is admitted when what is ahead of it drains before its deadline:
+
+    ahead ≤ drain · (deadline − ℓ − margin)
+
+`drain` is the part of the fleet's k·B/ℓ(B) entries per second that its tier gets: all of it less what higher
+tiers send, and never less than the reserved share. "Ahead" are the tiers above and its own. So a lower tier
+is refused first, and an accepted entry is not overtaken into lateness.
+
+The bound is Little's law turned round (Little, "A proof for the queuing formula L = λW", 1961): a queue that
+drains at a fixed rate has a depth for every wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from headway.model import Entry
+
+MIN_MARGIN = 0.005
+"""Seconds kept for everything but waiting and running."""
+MARGIN_SHARE = 0.02
+"""Share of the deadline kept likewise, when that is more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Not admitted. `wait` is the seconds until it would be; `tier_only` when the highest tier would be."""
+
+    wait: float
+    tier_only: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """The admission figures of a moment.
+
+    Attributes:
+        drains: entries per second that reach each tier, highest first; all 0 when nothing is known yet.
+        batch_seconds: run time of a full batch.
+    """
+
+    drains: tuple[float, ...]
+    batch_seconds: float
+
+    @classmethod
+    def unknown(cls, tiers: int) -> Gate:
+        """Before the first batch was measured: everybody is admitted."""
+        return cls((0.0,) * tiers, 0.0)
+
+    @classmethod
+    def of(cls, drain: float, batch_seconds: float, rates: Sequence[float], reserved: float) -> Gate:
+        """Figures from the fleet's drain.
+
+        Arguments:
+            drain: entries per second of all GPUs together with full batches.
+            batch_seconds: run time of a full batch.
+            rates: arrivals per second of each tier, highest first.
+            reserved: share of each batch kept for lower tiers, 0 to 1.
+        """
+        above, drains = 0.0, []
+        for rate in rates:
+            drains.append(max(drain - above, drain * reserved))
+            above += rate
+        return cls(tuple(drains), batch_seconds)
+
+    def allowed(self, tier: int, entry: Entry) -> float:
+        """Most entries that may be ahead of `entry` in `tier`."""
+        timeout = min(entry.timeout, entry.queue_timeout + self.batch_seconds)
+        margin = max(MIN_MARGIN, MARGIN_SHARE * timeout)
+        return self.drains[tier] * (timeout - self.batch_seconds - margin)
+
+    def judge(self, depths: Sequence[int], tier: int, entry: Entry) -> Refused | None:
+        """Admit (None) or refuse one entry.
+
+        Arguments:
+            depths: entries waiting in each tier, highest first.
+            tier: of the entry.
+            entry: asked for its deadlines.
+        """
+        drain = self.drains[tier]
+        ahead = sum(depths[: tier + 1])
+        if ahead == 0 or drain <= 0.0:
+            return None  # A bad estimate must not lock everybody out: what has nothing ahead of it may try.
+        allowed = self.allowed(tier, entry)
+        if ahead < allowed:
+            return None
+        wait = max((ahead - max(allowed, 0.0)) / drain, 0.001)
+        return Refused(wait, tier_only=tier > 0 and depths[0] < self.allowed(0, entry))

@@ -1,0 +1,128 @@
+"""When a batch leaves.
+
+A policy turns the measured load into a `Rule`, which is a handful of numbers; `decide` applies the rule to
+what waits. The split keeps every policy a few lines of arithmetic, lets the same rule be applied inside
+another process, and makes each departure explainable: it has a reason.
+
+    full      the rule's batch size is there
+    deadline  the most urgent member would be too late if it waited longer
+    window    the oldest member has waited as long as the rule allows
+    headway   the even gap since the last departure is over
+    early     waiting on would not change the batch: fewer than one more arrival is expected
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+FULL, DEADLINE, WINDOW, HEADWAY, EARLY, RETRY = "full", "deadline", "window", "headway", "early", "retry"
+REASONS = (FULL, DEADLINE, WINDOW, HEADWAY, EARLY, RETRY)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is known of a model at an instant; the input of every policy.
+
+    Attributes:
+        rate: arrivals in entries per second (λ).
+        alpha: fixed part of a batch's time in seconds (α); 0 until a batch was measured.
+        beta: seconds per further entry (β).
+        slots: live GPUs (k).
+        max_batch: most entries one batch may hold.
+        depth: entries waiting.
+        utilisation: busy share of the slots, 0 to 1.
+        wait: recent wait in seconds of the oldest member at departure.
+        departures: batches that have left so far.
+    """
+
+    rate: float
+    alpha: float
+    beta: float
+    slots: int
+    max_batch: int
+    depth: int = 0
+    utilisation: float = 0.0
+    wait: float = 0.0
+    departures: int = 0
+
+    def batch_seconds(self, size: int) -> float:
+        """Expected run time of a batch of `size`, in seconds: ℓ(n) = α + βn."""
+        return self.alpha + self.beta * size
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """When the next batch leaves, in numbers.
+
+    Attributes:
+        size: a batch of this many leaves at once.
+        headway: least seconds between departures, or None when the policy does not space them.
+        window: most seconds the oldest member waits; infinite for none.
+        rate: expected arrivals per second, for the early test; 0 switches it off.
+        service: expected run time of the batch in seconds, for the deadline test.
+    """
+
+    size: int
+    headway: float | None = None
+    window: float = math.inf
+    rate: float = 0.0
+    service: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What waits: how many, since when the oldest does, the earliest deadline, and the last departure."""
+
+    depth: int
+    oldest: float
+    due: float
+    last_departure: float
+
+
+@dataclass(frozen=True, slots=True)
+class Go:
+    """Leave now, for this reason."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Stay until this instant (infinite: until something arrives)."""
+
+    until: float
+
+
+class Policy(Protocol):
+    """Turns load into a rule. May keep state of its own, but reads no clock."""
+
+    def rule(self, load: Load) -> Rule:
+        """The rule that holds at this load."""
+        ...
+
+
+def decide(rule: Rule, view: View, now: float) -> Go | Hold:
+    """Apply a rule to what waits, with a GPU free at instant `now`."""
+    if view.depth == 0:
+        return Hold(math.inf)
+    if view.depth >= rule.size:
+        return Go(FULL)
+    leave_by = view.due - rule.service
+    if now >= leave_by:
+        return Go(DEADLINE)
+    window_ends = view.oldest + rule.window
+    if now >= window_ends:
+        return Go(WINDOW)
+    until = min(leave_by, window_ends)
+    if rule.headway is not None:
+        if rule.headway <= 0.0:
+            return Go(EARLY)
+        spaced = view.last_departure + rule.headway
+        if now >= spaced:
+            return Go(HEADWAY)
+        until = min(until, spaced)
+    elif rule.rate * (until - now) < 1.0:
+        return Go(EARLY)
+    return Hold(until)

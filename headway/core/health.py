@@ -1,0 +1,19 @@
+"""How fresh a worker is, from the age of its last heartbeat."""
+
+from __future__ import annotations
+
+from headway.model import WorkerStatus
+
+BEAT_EVERY = 1.0
+"""Seconds between heartbeats."""
+DEGRADED_AFTER = 3.0
+OFFLINE_AFTER = 10.0
+
+
+def judged(status: WorkerStatus, age: float) -> WorkerStatus:
+    """The status to believe: what the worker said of itself, unless it has been silent for `age` seconds."""
+    if age >= OFFLINE_AFTER:
+        return WorkerStatus.OFFLINE
+    if age >= DEGRADED_AFTER and status is WorkerStatus.HEALTHY:
+        return WorkerStatus.DEGRADED
+    return status

@@ -1,0 +1,89 @@
+"""What a model costs and how much is asked of it, learnt online.
+
+ℓ(n) = α + βn by exponentially weighted least squares, λ by an exponentially weighted rate.
+"""
+
+from __future__ import annotations
+
+import math
+
+DECAY = 0.98
+"""Weight of the past at each new batch: about the last 50 batches count."""
+RATE_TIME = 1.0
+"""Time constant of the arrival rate, seconds."""
+SPREAD = 0.5
+"""Least variance of batch sizes from which a slope is read; below it the last slope is kept."""
+
+
+class ServiceModel:
+    """Run time of a batch as a line in its size.
+
+    Weighted normal equations with forgetting factor DECAY (recursive least squares; Ljung, "System
+    Identification", §11.2). Both coefficients are kept at or above 0, so that noise cannot predict a
+    batch that gets faster as it grows.
+    """
+
+    __slots__ = ("_l", "_n", "_nl", "_nn", "_w", "alpha", "beta")
+
+    def __init__(self) -> None:
+        self._w = self._n = self._l = self._nn = self._nl = 0.0
+        self.alpha = 0.0
+        self.beta = 0.0
+
+    def observe(self, size: int, seconds: float) -> None:
+        """Learn from one finished batch of `size` entries that held its slot for `seconds`."""
+        self._w = self._w * DECAY + 1.0
+        self._n = self._n * DECAY + size
+        self._l = self._l * DECAY + seconds
+        self._nn = self._nn * DECAY + size * size
+        self._nl = self._nl * DECAY + size * seconds
+        mean_n, mean_l = self._n / self._w, self._l / self._w
+        variance = self._nn / self._w - mean_n * mean_n
+        if variance > SPREAD:
+            self.beta = max(0.0, (self._nl / self._w - mean_n * mean_l) / variance)
+        self.alpha = mean_l - self.beta * mean_n
+        if self.alpha < 0.0:
+            self.alpha, self.beta = 0.0, mean_l / mean_n
+
+    def seconds(self, size: int) -> float:
+        """Expected run time of a batch of `size`; 0 before the first batch."""
+        return self.alpha + self.beta * size
+
+
+class ArrivalRate:
+    """Entries per second, forgetting with time constant `time_constant` seconds.
+
+    Each arrival adds 1/τ to a sum that decays as exp(−t/τ). The sum starts at 0, so it is divided by the
+    share of the past that has been seen, 1 − exp(−age/τ), as Adam's moments are (Kingma and Ba, 2015).
+    """
+
+    __slots__ = ("_last", "_sum", "_tau", "_unseen")
+
+    def __init__(self, time_constant: float = RATE_TIME) -> None:
+        self._tau = time_constant
+        self._sum = 0.0
+        self._unseen = 1.0
+        self._last: float | None = None
+
+    def observe(self, count: int, now: float) -> None:
+        """Count arrivals at instant `now`."""
+        self._decay(now)
+        self._sum += count / self._tau
+
+    def at(self, now: float) -> float:
+        """The rate at instant `now`, in entries per second."""
+        self._decay(now)
+        seen = 1.0 - self._unseen
+        return self._sum / max(seen, 0.1)
+
+    def _decay(self, now: float) -> None:
+        if self._last is None:
+            self._last = now
+            return
+        elapsed = now - self._last
+        if elapsed <= 0.0:
+            return
+        factor = math.exp(-elapsed / self._tau)
+        self._sum *= factor
+        self._unseen *= factor
+        self._last = now

@@ -1,0 +1,189 @@
+"""All errors of Headway, in one tree, and the one table from error to HTTP status.
+
+    HeadwayError
+    ├── SettingError            a setting is wrong: names setting, value, reason, mend (exit code 3)
+    ├── TargetError             the target cannot be loaded or broke the rules when tried
+    ├── BackendError            the black box failed on a whole batch
+    │   ├── BatchRaised         user code raised
+    │   ├── WorkerCrashed       the worker process died
+    │   ├── BatchTimeout        no answer by the GPU deadline; the worker was killed
+    │   ├── BadOutput           wrong number or shape of outputs
+    │   └── RemoteError         the remote API failed, its tries spent
+    └── RequestError            one request gets an error answer; knows its `code`
+        ├── BadRequest  Unauthenticated  Forbidden  NotFound  Conflict  Unprocessable
+        ├── PayloadTooLarge  HeadersTooLarge  RequestTimeout  MethodNotAllowed
+        └── (anything that reaches the client as a `model.Failure`)
+
+A failure that has to travel is a `model.Failure` with one of the codes below.
+"""
+
+from __future__ import annotations
+
+from headway.model import Cause
+
+BAD_REQUEST = "BAD_REQUEST"
+UNAUTHENTICATED = "UNAUTHENTICATED"
+FORBIDDEN = "FORBIDDEN"
+NOT_FOUND = "NOT_FOUND"
+METHOD_NOT_ALLOWED = "METHOD_NOT_ALLOWED"
+REQUEST_TIMEOUT = "REQUEST_TIMEOUT"
+IDEMPOTENCY_CONFLICT = "IDEMPOTENCY_CONFLICT"
+PAYLOAD_TOO_LARGE = "PAYLOAD_TOO_LARGE"
+HEADERS_TOO_LARGE = "HEADERS_TOO_LARGE"
+REJECTED_BY_MODEL = "REJECTED_BY_MODEL"
+RATE_LIMITED = "RATE_LIMITED"
+SHED = "SHED"
+INTERNAL = "INTERNAL"
+BACKEND_ERROR = "BACKEND_ERROR"
+SERVICE_OVERLOADED = "SERVICE_OVERLOADED"
+NO_WORKERS = "NO_WORKERS"
+DRAINING = "DRAINING"
+DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
+
+STATUS: dict[str, int] = {
+    BAD_REQUEST: 400,
+    UNAUTHENTICATED: 401,
+    FORBIDDEN: 403,
+    NOT_FOUND: 404,
+    METHOD_NOT_ALLOWED: 405,
+    REQUEST_TIMEOUT: 408,
+    IDEMPOTENCY_CONFLICT: 409,
+    PAYLOAD_TOO_LARGE: 413,
+    HEADERS_TOO_LARGE: 431,
+    REJECTED_BY_MODEL: 422,
+    RATE_LIMITED: 429,
+    SHED: 429,
+    INTERNAL: 500,
+    BACKEND_ERROR: 502,
+    SERVICE_OVERLOADED: 503,
+    NO_WORKERS: 503,
+    DRAINING: 503,
+    DEADLINE_EXCEEDED: 504,
+}
+"""HTTP status of each error code."""
+
+TITLE: dict[str, str] = {
+    BAD_REQUEST: "The request is malformed",
+    UNAUTHENTICATED: "No valid credential",
+    FORBIDDEN: "Not allowed with this credential",
+    NOT_FOUND: "No such thing here",
+    METHOD_NOT_ALLOWED: "Not with this method",
+    REQUEST_TIMEOUT: "The request took too long to arrive",
+    IDEMPOTENCY_CONFLICT: "The idempotency key is in use",
+    PAYLOAD_TOO_LARGE: "The body is too large",
+    HEADERS_TOO_LARGE: "The header is too large",
+    REJECTED_BY_MODEL: "The model fails on this input",
+    RATE_LIMITED: "Over the rate limit",
+    SHED: "Refused because of its tier at this load",
+    INTERNAL: "A fault of the server",
+    BACKEND_ERROR: "The model failed",
+    SERVICE_OVERLOADED: "No capacity in time",
+    NO_WORKERS: "No healthy worker",
+    DRAINING: "Shutting down",
+    DEADLINE_EXCEEDED: "Too late",
+}
+"""One short title for each error code, the `title` of its problem document."""
+
+
+class HeadwayError(Exception):
+    """Root of everything Headway raises on purpose."""
+
+
+class SettingError(HeadwayError):
+    """A setting is wrong. Says which, its value, why, and how to mend it.
+
+    Arguments:
+        setting: its name as the user wrote it, for example `--max-batch-size`.
+        value: what it was set to.
+        reason: why that cannot be.
+        mend: what to write instead.
+    """
+
+    def __init__(self, setting: str, value: object, reason: str, mend: str) -> None:
+        super().__init__(f"{setting} = {value!r}: {reason}. {mend}")
+        self.setting, self.value, self.reason, self.mend = setting, value, reason, mend
+
+
+class TargetError(HeadwayError):
+    """The target cannot be loaded, or broke the rules when it was tried."""
+
+
+class BackendError(HeadwayError):
+    """The black box failed on a whole batch."""
+
+    cause = Cause.RAISED
+
+
+class BatchRaised(BackendError):
+    """User code raised; the message carries its type and text."""
+
+
+class WorkerCrashed(BackendError):
+    """The worker process died while it held the batch."""
+
+    cause = Cause.CRASHED
+
+
+class BatchTimeout(BackendError):
+    """No answer by the GPU deadline; the worker was killed."""
+
+    cause = Cause.TIMEOUT
+
+
+class BadOutput(BackendError):
+    """The black box returned the wrong number of outputs, or something that is no list."""
+
+    cause = Cause.BAD_OUTPUT
+
+
+class RemoteError(BackendError):
+    """The remote API failed and its tries are spent."""
+
+    cause = Cause.REMOTE
+
+
+class RequestError(HeadwayError):
+    """One request gets an error answer. `code` decides the status; `retry_after` is in seconds."""
+
+    code = INTERNAL
+
+    def __init__(self, message: str, *, code: str | None = None, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        if code is not None:
+            self.code = code
+        self.retry_after = retry_after
+
+    @property
+    def message(self) -> str:
+        """The text the client reads."""
+        return str(self.args[0])
+
+
+class BadRequest(RequestError):
+    """Not JSON, not UTF-8, a wrong type, a missing member."""
+
+    code = BAD_REQUEST
+
+
+class Unauthenticated(RequestError):
+    """No credential, or a bad one."""
+
+    code = UNAUTHENTICATED
+
+
+class Forbidden(RequestError):
+    """A good credential that does not reach this far."""
+
+    code = FORBIDDEN
+
+
+class NotFound(RequestError):
+    """No such model, task, letter or route."""
+
+    code = NOT_FOUND
+
+
+class PayloadTooLarge(RequestError):
+    """The body is larger than the limit."""
+
+    code = PAYLOAD_TOO_LARGE

@@ -1,0 +1,235 @@
+"""The words of the house: what travels between its parts.
+
+Every type here is plain data. Instants (`…_at`) are seconds on the broker's own clock and mean
+nothing outside it; what crosses from a gateway to a broker is therefore a *duration*
+(`queue_timeout`, `timeout`), never an instant.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+
+import msgspec
+
+
+class Entry(msgspec.Struct, frozen=True, gc=False):
+    """One input on its way to a GPU, as the gateway hands it to a broker.
+
+    Attributes:
+        id: UUIDv7 text; unique together with `tenant`.
+        model: name of the model that must answer.
+        input: the text itself.
+        tier: index into the configured tiers, 0 is the highest.
+        tenant: who pays; fairness and isolation are by tenant.
+        gateway: id of the gateway that holds the client's connection.
+        queue_timeout: seconds it may wait for its first departure.
+        timeout: seconds until its answer is worthless, counted from the enqueue.
+        parameters: the request's `parameters` as the text of one JSON object, empty for none.
+    """
+
+    id: str
+    model: str
+    input: str
+    tier: int
+    tenant: str
+    gateway: str
+    queue_timeout: float
+    timeout: float
+    parameters: bytes = b""
+
+
+class Failure(msgspec.Struct, frozen=True, gc=False):
+    """Why an entry got no output.
+
+    Attributes:
+        code: a code of `headway.errors`, for example `DEADLINE_EXCEEDED`.
+        message: what happened, for the client to read.
+        retry_after: seconds after which a retry makes sense; None when it does not or is not known.
+        reason: short label for metrics, for example `queue` or `gpu`.
+    """
+
+    code: str
+    message: str
+    retry_after: float | None = None
+    reason: str = ""
+
+
+class Ran(msgspec.Struct, frozen=True, gc=False):
+    """The batch that an answer came from; one object shared by all answers of the batch.
+
+    Attributes:
+        worker: id of the worker that ran it.
+        size: entries in the batch.
+        seconds: from the claim to the end of the run.
+        claimed_at: broker instant of the claim.
+    """
+
+    worker: str
+    size: int
+    seconds: float
+    claimed_at: float
+
+
+class Reply(msgspec.Struct, frozen=True, gc=False):
+    """The one terminal outcome of an entry, addressed to the gateway that waits for it.
+
+    Exactly one of `output` and `failure` is set. `tenant` is carried so that the gateway can check it
+    against the request it holds. `queued` is the wait in seconds from enqueue to the last claim.
+    """
+
+    id: str
+    tenant: str
+    output: str | None = None
+    failure: Failure | None = None
+    ran: Ran | None = None
+    queued: float = 0.0
+    attempts: int = 0
+
+
+class Item(msgspec.Struct, frozen=True, gc=False):
+    """What the black box said of one input: its output, or why that one input failed."""
+
+    output: str | None
+    error: str | None = None
+    fault: bool = False
+    """True when the black box broke its contract (a non-string output), False when it judged the input."""
+
+
+class Cause(enum.Enum):
+    """Why a whole batch failed."""
+
+    RAISED = "raised"
+    CRASHED = "crashed"
+    TIMEOUT = "timeout"
+    BAD_OUTPUT = "bad_output"
+    REMOTE = "remote"
+    LEASE_LOST = "lease_lost"
+
+
+class BatchFailure(msgspec.Struct, frozen=True):
+    """A batch that came to nothing: its cause, the error's text, and the worker it happened on."""
+
+    cause: Cause
+    message: str
+    worker: str
+
+
+class Slot(msgspec.Struct, frozen=True, gc=False):
+    """A place where one batch at a time can run: one GPU process, or one call to a remote API."""
+
+    worker: str
+    model: str
+    max_batch: int
+
+
+class Lease(msgspec.Struct, frozen=True, gc=False):
+    """The right to run one batch, for a while.
+
+    Attributes:
+        fence: grows with every lease; a completion with an old fence changes nothing.
+        slot: whose batch it is.
+        entries: the batch.
+        reason: why it left now: `full`, `headway`, `deadline`, `window`, `early` or `retry`.
+        granted_at: broker instant of the claim.
+        expires_at: broker instant at which the lease ends unless it is extended.
+        patience: seconds until the first member's deadline, from the claim on.
+    """
+
+    fence: int
+    slot: Slot
+    entries: Sequence[Entry]
+    reason: str
+    granted_at: float
+    expires_at: float
+    patience: float
+
+
+class Wait(msgspec.Struct, frozen=True, gc=False):
+    """Nothing to run now. `until` is the instant at which to ask again; None: when the bell rings."""
+
+    until: float | None
+
+
+class Settled(msgspec.Struct, frozen=True, gc=False):
+    """What a completion came to: `answered` entries, and how many of the batch had `departed` before.
+
+    `fenced` is True when the lease was no longer valid and nothing was changed.
+    """
+
+    answered: int
+    departed: int
+    fenced: bool = False
+
+
+class WorkerStatus(enum.Enum):
+    """`starting` until its warm-up batch came back; `degraded` and `offline` by missing heartbeats."""
+
+    STARTING = "starting"
+    HEALTHY = "healthy"
+    DEGRADED = "degraded"
+    OFFLINE = "offline"
+
+
+class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the worker registry.
+
+    Attributes:
+        worker_id: unique name, for example `gpu-0`.
+        model: what it serves.
+        status: see WorkerStatus.
+        utilisation: busy share of the last seconds, 0 to 1.
+        in_flight: batches running now, 0 or 1.
+        last_heartbeat: broker instant.
+        restarts: how often its process was replaced.
+        pid: process id of the child, 0 for a remote API.
+    """
+
+    worker_id: str
+    model: str
+    status: WorkerStatus
+    utilisation: float = 0.0
+    in_flight: int = 0
+    last_heartbeat: float = 0.0
+    restarts: int = 0
+    pid: int = 0
+
+
+class TierDepth(msgspec.Struct, frozen=True):
+    """Depth of one tier of one model's queue, and how long its oldest entry has waited, in seconds."""
+
+    model: str
+    tier: int
+    depth: int
+    oldest_seconds: float
+
+
+class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
+    """An entry that made the model fail when it stood alone.
+
+    Attributes:
+        entry: the entry as it was enqueued.
+        error: what the model said last.
+        cause: why the last run failed.
+        attempts: how often it was claimed.
+        worker: where it failed last.
+        died_at: Unix time in seconds.
+    """
+
+    entry: Entry
+    error: str
+    cause: str
+    attempts: int
+    worker: str
+    died_at: float
+
+
+class Caller(msgspec.Struct, frozen=True, gc=False):
+    """Who asks: the result of authentication. `rate` is requests per minute, 0 for no limit."""
+
+    user: str
+    tenant: str
+    tier: int
+    rate: float = 0.0
+    burst: float = 0.0
+    key: str = ""

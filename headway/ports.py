@@ -1,0 +1,158 @@
+"""The promises between services and adapters: small Protocols, each kept by one contract suite.
+
+Time is in seconds. Every method of Broker is one atomic step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from headway.core.departure import Policy
+from headway.model import (
+    BatchFailure,
+    Caller,
+    DeadLetter,
+    Entry,
+    Failure,
+    Item,
+    Lease,
+    Reply,
+    Settled,
+    Slot,
+    TierDepth,
+    Wait,
+    WorkerInfo,
+)
+
+
+class Broker(Protocol):
+    """Holds what waits, hands out the best batch of the instant, and brings answers back.
+
+    The laws, which every broker keeps:
+
+    1. An admitted entry ends in exactly one outcome: answered, failed with a reason, or expired.
+       (An entry that was cancelled ends without a reply.)
+    2. Attempts are counted at the claim.
+    3. A lease has an owner, a fence and an end; a completion with a dead fence changes nothing.
+    4. Releasing undispatched work charges no attempt.
+    5. Replies survive a gateway's reconnect.
+    6. Enqueue is idempotent by (tenant, id).
+    7. Time inside the broker is the broker's own clock.
+    """
+
+    async def enqueue(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
+        """Admit or refuse each entry; the result is in the same order, None for an admitted one."""
+        ...
+
+    async def claim(self, slot: Slot, policy: Policy) -> Lease | Wait:
+        """The batch that leaves now for `slot`, or when to ask again."""
+        ...
+
+    async def listen(self, slot: Slot, until: float | None) -> None:
+        """Return when a claim by `slot` is worth trying again: when the bell rings, or at `until`."""
+        ...
+
+    async def complete(self, lease: Lease, items: Sequence[Item]) -> Settled:
+        """End a lease with one item per entry, in order."""
+        ...
+
+    async def release(self, lease: Lease, failure: BatchFailure | None = None) -> bool:
+        """End a lease without outputs. None: the work never started, nothing is charged. A failure: the
+        retry plan decides for each entry. False when the lease was no longer valid."""
+        ...
+
+    async def extend(self, lease: Lease) -> bool:
+        """Renew a lease by its full length from now on; False when it was no longer valid."""
+        ...
+
+    async def cancel(self, tenant_ids: Sequence[tuple[str, str]]) -> None:
+        """Forget entries by (tenant, id): queued ones never reach a GPU, running ones are not replied to."""
+        ...
+
+    async def replies(self, gateway: str, after: int) -> tuple[Sequence[Reply], int]:
+        """Wait for replies to `gateway` that come after cursor `after` (0 at first); returns them with the
+        new cursor. Asking with a cursor acknowledges all up to it; asking again with the same one repeats."""
+        ...
+
+    async def beat(self, worker: WorkerInfo) -> None:
+        """Record a heartbeat; only healthy workers count as capacity."""
+        ...
+
+    async def workers(self) -> Sequence[WorkerInfo]:
+        """The registry."""
+        ...
+
+    async def depths(self) -> Sequence[TierDepth]:
+        """Queue depth by model and tier."""
+        ...
+
+    async def reap(self) -> float:
+        """Expire what is overdue and take back leases that outlived their end; returns the seconds until
+        the next call is due."""
+        ...
+
+
+class DeadLetters(Protocol):
+    """Keeps the entries that made the model fail, bounded; the oldest goes first."""
+
+    async def add(self, letter: DeadLetter) -> None:
+        """Keep a letter."""
+        ...
+
+    async def list(self, limit: int = 100) -> Sequence[DeadLetter]:
+        """The newest letters."""
+        ...
+
+    async def get(self, id: str) -> DeadLetter | None:
+        """The letter of entry `id`."""
+        ...
+
+    async def remove(self, id: str) -> bool:
+        """Purge a letter; False when there is none."""
+        ...
+
+    async def count(self) -> int:
+        """How many are kept."""
+        ...
+
+
+class Backend(Protocol):
+    """One slot's way to the black box: runs one batch at a time."""
+
+    @property
+    def pid(self) -> int:
+        """Process id of the child that runs batches, 0 when there is none."""
+        ...
+
+    async def start(self) -> float:
+        """Make it ready, warm-up batch included; returns the warm-up's run time in seconds.
+
+        Raises:
+            TargetError: the target cannot be loaded, or fails its warm-up batch.
+        """
+        ...
+
+    async def run(self, entries: Sequence[Entry], timeout: float) -> Sequence[Item]:
+        """Run a batch; one item per entry.
+
+        Raises:
+            BackendError: the whole batch failed. After WorkerCrashed and BatchTimeout it must be started anew.
+        """
+        ...
+
+    async def gone(self) -> None:
+        """Return when the child has died or wants to be replaced; never, while it is well."""
+        ...
+
+    async def stop(self) -> None:
+        """Let go of it: end the child. Safe to call at any time, more than once."""
+        ...
+
+
+class Identity(Protocol):
+    """Says who asks."""
+
+    def identify(self, authorization: bytes) -> Caller | None:
+        """The caller of an `Authorization` header's value (empty: none was sent); None when not valid."""
+        ...

@@ -9,7 +9,7 @@ The map of the house. Imports only point down the floors, which a test enforces.
 2 promises
     `ports` the Protocols between services and adapters
 3 adapters, one outside thing per file
-    `brokers/` where entries wait · `backends/` ways to the black box · `identity` who asks
+    `brokers/` where entries wait · `backends/` ways to the black box · `identity` who asks · `log` lines
 4 services, short loops that drive the core through ports
     `batcher` claims and runs · `gateway` holds what waits for an answer · `lifecycle` start and drain order
 5 doors

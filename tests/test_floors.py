@@ -27,6 +27,7 @@ FLOORS: dict[str, int] = {
     "brokers": 3,
     "backends": 3,
     "identity": 3,
+    "log": 3,
     "batcher": 4,
     "gateway": 4,
     "lifecycle": 4,
@@ -55,8 +56,14 @@ ADAPTERS = ("headway.brokers", "headway.backends")
 ADAPTER_EXCEPTIONS: dict[str, str] = {}
 """Module: why it imports a concrete adapter all the same."""
 
-USER_CODE = "headway.backends.child"
-"""The only module that imports user code."""
+MAY_LOAD = {
+    "headway.backends.usercode": "loads user code, inside the child process",
+    "headway.cli": "imports the module of a command when that command is invoked, out of its own table",
+}
+"""Modules that may import by name, and what."""
+
+CHILD_ONLY = {"headway.backends.usercode": "headway.backends.child", "headway.backends.child": None}
+"""What runs inside the child process, and the only module that imports it: user code never reaches a server."""
 
 LOADERS = ("importlib.import_module", "importlib.machinery", "importlib.util", "runpy")
 MEANINGLESS = frozenset(["common", "helper", "helpers", "misc", "shared", "util", "utils"])
@@ -143,14 +150,16 @@ def check_adapters(name: str, tree: ast.Module) -> Iterator[str]:
 
 
 def check_user_code(name: str, tree: ast.Module) -> Iterator[str]:
-    if name == USER_CODE:
-        return
     for line, target in imports(name, tree):
-        if target in ("importlib", "importlib.*") or any(below(target, loader) for loader in LOADERS):
-            yield f"line {line}: imports {target}; only {USER_CODE} loads user code"
+        for module, importer in CHILD_ONLY.items():
+            if below(target, module) and name not in (module, importer):
+                yield f"line {line}: imports {target}, which belongs into the child process"
+        loader = target in ("importlib", "importlib.*") or any(below(target, known) for known in LOADERS)
+        if loader and name not in MAY_LOAD:
+            yield f"line {line}: imports {target}; only {', '.join(MAY_LOAD)} import by name"
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "__import__":
-            yield f"line {node.lineno}: calls __import__; only {USER_CODE} loads user code"
+            yield f"line {node.lineno}: calls __import__; importlib says what is meant"
 
 
 def check_names(name: str, tree: ast.Module) -> Iterator[str]:
@@ -209,10 +218,12 @@ def test_exceptions_are_still_needed() -> None:
         ("headway.gateway", "from headway import brokers", "only headway.wiring"),
         ("headway.brokers.memory", "from headway.backends import process", "only headway.wiring"),
         ("headway.cli.check", "from headway.backends.process import ProcessBackend", "only headway.wiring"),
-        ("headway.wiring", "import importlib", "loads user code"),
-        ("headway.backends.process", "from importlib import import_module", "loads user code"),
-        ("headway.backends.process", "import importlib.util", "loads user code"),
-        ("headway.cli.check", "__import__('x')", "loads user code"),
+        ("headway.wiring", "import importlib", "import by name"),
+        ("headway.backends.process", "from importlib import import_module", "import by name"),
+        ("headway.backends.process", "import importlib.util", "import by name"),
+        ("headway.cli.check", "__import__('x')", "calls __import__"),
+        ("headway.backends.process", "from headway.backends.usercode import load", "into the child process"),
+        ("headway.backends.process", "from headway.backends import child", "into the child process"),
         ("headway.http.utils", "", "says nothing"),
         ("headway.ports", "\n" * 501, "has 501 lines"),
     ],
@@ -229,7 +240,8 @@ def test_the_check_catches(name: str, source: str, part: str) -> None:
         ("headway.core.policies", "from .paced import Paced"),
         ("headway.brokers.memory", "import asyncio\nfrom headway.brokers import bell"),
         ("headway.wiring", "from headway.brokers.memory import MemoryBroker\nimport headway.backends.process"),
-        ("headway.backends.child", "import importlib.util"),
+        ("headway.backends.usercode", "import importlib.util"),
+        ("headway.backends.child", "from headway.backends.usercode import load"),
         ("headway.cli.version", "from importlib.metadata import version\nfrom headway import __version__, wiring"),
         ("headway.ports", "\n" * 500),
     ],

@@ -61,7 +61,7 @@ lock: .venv/.ready
 		--excludes requirements-embeddings.exclude -o requirements-embeddings.lock
 
 audit: .venv/.ready
-	$(BIN)/pip-audit --require-hashes --disable-pip -r requirements.lock
+	$(BIN)/pip-audit --strict --require-hashes --disable-pip -r requirements.lock
 
 clean:
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist bench/out

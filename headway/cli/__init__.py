@@ -1,0 +1,162 @@
+"""The command line. `main` is what the console script runs.
+
+A command's module is imported when that command is invoked, so that `headway --help` and a typing error
+answer at once, whatever the commands themselves need.
+
+Exit codes: 0 done · 1 it did not come out well (the message says why) · 2 wrong usage · 3 a bad setting ·
+4 the target cannot be loaded or breaks the rules · 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, NoReturn
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from headway import __version__
+
+EXIT_FAILED = 1
+EXIT_SETTING = 3
+EXIT_TARGET = 4
+
+Found = Callable[..., Any] | typer.Typer
+"""A command: a function with Typer's annotations, or an app with commands of its own."""
+
+
+def _serve() -> Found:
+    from headway.cli.serve import serve
+
+    return serve
+
+
+def _check() -> Found:
+    from headway.cli.check import check
+
+    return check
+
+
+def _status() -> Found:
+    from headway.cli.status import status
+
+    return status
+
+
+def _dlq() -> Found:
+    from headway.cli.dlq import dlq
+
+    return dlq
+
+
+def _bench() -> Found:
+    from headway.cli.bench import bench
+
+    return bench
+
+
+def _plan() -> Found:
+    from headway.cli.plan import plan
+
+    return plan
+
+
+def _simulate() -> Found:
+    from headway.cli.simulate import simulate
+
+    return simulate
+
+
+COMMANDS: dict[str, tuple[Callable[[], Found], str, str]] = {
+    "serve": (_serve, "Serve", "Serve TARGET: HTTP, queue and GPU workers in one process."),
+    "check": (_check, "Serve", "Load TARGET, try it in batches, and say what it costs."),
+    "status": (_status, "Operate", "Show how a running service is doing."),
+    "dlq": (_dlq, "Operate", "List, show, replay and purge dead letters."),
+    "bench": (_bench, "Measure and plan", "Put open-loop load on a URL; latency and errors."),
+    "plan": (_plan, "Measure and plan", "Say how many GPUs a load and a promise need."),
+    "simulate": (_simulate, "Measure and plan", "Run the production policies under virtual time."),
+}
+"""Name of each command to what imports it, the panel it is listed in, and one line on what it does."""
+
+
+class LazyCommand(TyperCommand):
+    """Stands for a command until it is invoked, and only then imports it.
+
+    Arguments:
+        name: what the user types.
+        find: imports and returns the command.
+        panel: heading it is listed under.
+        summary: one line for the list.
+    """
+
+    def __init__(self, name: str, find: Callable[[], Found], panel: str, summary: str) -> None:
+        super().__init__(name, help=summary, rich_help_panel=panel)
+        self._find = find
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """Import the command and let it parse `args`."""
+        found = self._find()
+        if not isinstance(found, typer.Typer):
+            app = _app()
+            app.command(name=self.name, help=_flowing(inspect.getdoc(found) or ""))(found)
+            found = app
+        return typer.main.get_command(found).make_context(info_name, args, parent=parent, **extra)
+
+
+def _flowing(text: str) -> str:
+    """`text` with each paragraph on one line, so that it is wrapped to the terminal's width."""
+    return re.sub(r"(?<=\S)\n(?=\S)", " ", text)
+
+
+def _app(**settings: Any) -> typer.Typer:
+    return typer.Typer(
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        **settings,
+    )
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"headway {__version__}")
+        raise typer.Exit
+
+
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Turn single inference requests into full batches for scarce GPUs, and bring each answer back.
+
+    Start with: headway serve examples/upper.py:upper
+    """
+
+
+def build() -> TyperGroup:
+    """The whole command line as one command group."""
+    app = _app(no_args_is_help=True)
+    app.callback()(_root)
+    group = typer.main.get_command(app)
+    assert isinstance(group, TyperGroup)  # noqa: S101 - an app with a callback is a group; for the type checker
+    for name, (find, panel, summary) in COMMANDS.items():
+        group.add_command(LazyCommand(name, find, panel, summary))
+    return group
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line on `arguments` (those of the process when None) and exit."""
+    try:
+        build().main(args=arguments, prog_name="headway")
+    except Exception as exc:
+        from headway.errors import HeadwayError, SettingError
+
+        if not isinstance(exc, HeadwayError):
+            raise
+        typer.echo(f"headway: {exc}", err=True)
+        sys.exit(EXIT_SETTING if isinstance(exc, SettingError) else EXIT_TARGET)
+    sys.exit(0)

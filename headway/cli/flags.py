@@ -1,0 +1,69 @@
+"""Command-line flags made from the table of settings, so that none is written down twice."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from headway.config import FIELDS, flag, kind, load
+
+_WORDS = {str: "TEXT", int: "N", float: "X", bool: ""}
+
+_Config = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="TOML file of settings; else headway.toml, if there is one here."),
+]
+
+
+def with_settings(names: Iterable[str] = tuple(FIELDS)) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command a flag for each setting in `names`, and `--config`.
+
+    The decorated function takes a keyword argument `settings`, which is filled with the Settings that flags,
+    environment and file come to. Values are parsed by `headway.config` and not by Typer, so that a bad one gets
+    the same message and exit code wherever it was written.
+    """
+    chosen = tuple(names)
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        def command(config: Path | None = None, **given: Any) -> None:
+            flags = {name: given.pop(name) for name in chosen}
+            function(settings=load(flags, file=config), **given)
+
+        own = [p for p in inspect.signature(function, eval_str=True).parameters.values() if p.name != "settings"]
+        added = [_parameter("config", _Config), *(_parameter(name, _option(name)) for name in chosen)]
+        parameters = [*own, *added]
+        command.__name__, command.__doc__ = function.__name__, function.__doc__
+        command.__annotations__ = {p.name: p.annotation for p in parameters}
+        command.__dict__["__signature__"] = inspect.Signature(parameters)
+        return command
+
+    return decorate
+
+
+def _parameter(name: str, annotation: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _option(name: str) -> Any:
+    metadata = FIELDS[name].metadata
+    switch = kind(name) is bool
+    option = typer.Option(
+        f"{flag(name)}/--no-{flag(name)[2:]}" if switch else flag(name),
+        metavar=metadata["unit"].upper() or _WORDS[kind(name)] or None,
+        help=f"{metadata['help']}{_default(name)}",
+        rich_help_panel=metadata["group"],
+        show_default=False,
+    )
+    return Annotated[bool | None, option] if switch else Annotated[str | None, option]
+
+
+def _default(name: str) -> str:
+    value, unit = FIELDS[name].default, FIELDS[name].metadata["unit"]
+    if value is None or value is False or value == "":
+        return ""
+    shown = f"{value:.15g}" if isinstance(value, float) else str(value)
+    return f" (default {shown} {unit}".rstrip() + ")"

@@ -11,7 +11,8 @@ The map of the house. Imports only point down the floors, which a test enforces.
 3 adapters, one outside thing per file
     `brokers/` where entries wait · `backends/` ways to the black box · `identity` who asks · `log` lines
 4 services, short loops that drive the core through ports
-    `batcher` claims and runs · `gateway` holds what waits for an answer · `lifecycle` start and drain order
+    `batcher` claims and runs · `gateway` holds what waits for an answer · `supervisor` keeps loops alive
+    `lifecycle` start and drain order
 5 doors
     `http/` · `metrics` · `simulator/` the production policies under virtual time · `load/` the load generator
 6 wiring

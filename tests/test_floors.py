@@ -31,6 +31,7 @@ FLOORS: dict[str, int] = {
     "batcher": 4,
     "gateway": 4,
     "lifecycle": 4,
+    "supervisor": 4,
     "http": 5,
     "load": 5,
     "metrics": 5,

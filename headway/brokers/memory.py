@@ -43,8 +43,8 @@ from headway.tally import Tally
 
 LEASE_SECONDS = 10.0
 """How long a lease lasts unless it is extended."""
-REAP_EVERY = 1.0
-"""Most seconds between two calls of `reap`."""
+REAP_EVERY = 0.05
+"""Most seconds between two calls of `reap`: how late an expiry may be."""
 BELL_GRAIN = 0.001
 """Least seconds a timer is set for: event loops count in milliseconds."""
 

@@ -1,0 +1,310 @@
+"""The batcher: one loop for each GPU that claims a batch, runs it, and brings back what came of it.
+
+    start ──ready──▶ claim ◀──────────────┐
+      ▲                │ lease            │
+      │                ▼                  │
+      │   crashed    run ──outputs──▶ complete
+      │   or hung      │
+      └──── release ◀──┘ failed
+            (retry plan)
+
+Nothing decides here when a batch leaves or who rides: the broker does, at the claim. A slot counts as capacity
+only while it is healthy: its backend is up, warm, and its breaker closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from headway.core.breaker import Breaker
+from headway.core.departure import RETRY, Policy
+from headway.core.health import BEAT_EVERY
+from headway.errors import BackendError, BatchTimeout, HeadwayError, WorkerCrashed
+from headway.model import BatchFailure, Cause, Item, Lease, Slot, Wait, WorkerInfo, WorkerStatus
+from headway.ports import Backend, Broker
+from headway.supervisor import Supervisor
+from headway.tally import Tally
+
+log = structlog.get_logger(__name__)
+
+EXTEND_EVERY = 3.0
+"""Seconds between two extensions of the lease of a batch that runs long."""
+PROBE_EVERY = 0.05
+"""Seconds between two looks at an open breaker that somebody else is probing."""
+START_BACKOFF = 0.25
+"""Seconds between the first two attempts to start a backend; doubles with each that fails."""
+START_BACKOFF_CAP = 30.0
+"""Longest such pause, seconds."""
+BUSY_WEIGHT = 0.3
+"""Weight of the last second in the utilisation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """`gpu_timeout` in seconds: longest run of one batch."""
+
+    gpu_timeout: float
+
+
+class Batcher:
+    """Serves one slot.
+
+    Arguments:
+        slot: whose batches it claims.
+        make_backend: builds a backend that is not started yet.
+        broker: where batches come from.
+        policy: decides when they leave.
+        breaker: of the backend; slots of one remote API share it.
+        limits: of a run.
+        tally: counts.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        slot: Slot,
+        make_backend: Callable[[], Backend],
+        broker: Broker,
+        policy: Policy,
+        breaker: Breaker,
+        limits: Limits,
+        tally: Tally,
+        clock: Callable[[], float],
+    ) -> None:
+        self.slot = slot
+        self._make_backend = make_backend
+        self._broker = broker
+        self._policy = policy
+        self._breaker = breaker
+        self._limits = limits
+        self._tally = tally
+        self._clock = clock
+        self._backend: Backend | None = None
+        self._status = WorkerStatus.STARTING
+        self._fresh: Backend | None = None
+        self._pausing: asyncio.Future[None] | None = None
+        self._retire = False
+        self._draining = False
+        self._restarts = -1
+        self._running_since: float | None = None
+        self._busy = 0.0
+        self._utilisation = 0.0
+
+    async def start(self) -> None:
+        """Bring the backend up.
+
+        Raises:
+            TargetError: the target cannot be loaded or fails its warm-up batch.
+        """
+        await self._become(WorkerStatus.STARTING)
+        self._backend = await self._started_backend()
+        self._restarts += 1
+        self._tally.worker_restarts[self.slot.worker] = self._restarts
+        await self._become(WorkerStatus.HEALTHY)
+
+    def run(self, supervisor: Supervisor) -> asyncio.Task[None]:
+        """Start serving and beating; returns the task that ends when the slot is drained."""
+        supervisor.start(f"heartbeat of {self.slot.worker}", self._beat_on)
+        return supervisor.start(f"batcher of {self.slot.worker}", self._serve)
+
+    def drain(self) -> None:
+        """Claim no more; the loop ends after the batch that runs now."""
+        self._draining = True
+        self._interrupt()
+
+    async def replace(self) -> None:
+        """Swap the backend for a fresh one, which must be ready first.
+
+        Raises:
+            TargetError: the fresh one does not come up; the present one goes on.
+        """
+        self._fresh = await self._started_backend()
+        self._retire = True
+        self._interrupt()
+
+    async def stop(self) -> None:
+        """Let go of the backend."""
+        for backend in (self._backend, self._fresh):
+            if backend is not None:
+                await backend.stop()
+        self._backend = self._fresh = None
+        await self._become(WorkerStatus.OFFLINE)
+
+    async def _serve(self) -> None:
+        failures = 0
+        while not self._draining:
+            if self._backend is None:
+                try:
+                    await self.start()
+                except (HeadwayError, OSError) as exc:
+                    failures += 1
+                    pause = min(START_BACKOFF * 2 ** (failures - 1), START_BACKOFF_CAP)
+                    log.error("worker does not start", worker=self.slot.worker, error=str(exc), retry_in=pause)
+                    await asyncio.sleep(pause)
+                    continue
+            failures = 0
+            if self._backend is not None:
+                await self._serve_until_gone(self._backend)
+
+    async def _serve_until_gone(self, backend: Backend) -> None:
+        """Serve batches until the backend has died, wants to be replaced, or the slot is drained."""
+        gone = asyncio.ensure_future(backend.gone())
+        gone.add_done_callback(lambda _: self._interrupt())
+        self._retire = False
+        try:
+            while not self._draining and not gone.done() and not self._retire:
+                await self._serve_one(backend)
+        finally:
+            gone.cancel()
+            if not self._draining:
+                await self._swap()
+
+    async def _serve_one(self, backend: Backend) -> None:
+        now = self._clock()
+        if not self._breaker.allow(now):
+            await self._become(WorkerStatus.DEGRADED)
+            await self._idle(asyncio.sleep(max(self._breaker.retry_at(now) - now, PROBE_EVERY)))
+            return
+        claimed = await self._broker.claim(self.slot, self._policy)
+        if isinstance(claimed, Wait):
+            self._breaker.forget()
+            await self._idle(self._broker.listen(self.slot, claimed.until))
+        else:
+            await self._run(backend, claimed)
+
+    async def _run(self, backend: Backend, lease: Lease) -> None:
+        """Run one batch to its end, whatever that is."""
+        loop = asyncio.get_running_loop()
+        extension = loop.call_later(EXTEND_EVERY, self._extend, lease)
+        self._running_since = since = self._clock()
+        try:
+            items = await backend.run(lease.entries, self._limits.gpu_timeout)
+        except BackendError as exc:
+            broken = backend.pid != 0 and isinstance(exc, WorkerCrashed | BatchTimeout)
+            await self._failed(lease, BatchFailure(exc.cause, str(exc), self.slot.worker), since, broken)
+        except asyncio.CancelledError:
+            await self._broker.release(lease, BatchFailure(Cause.LEASE_LOST, "shut down", self.slot.worker))
+            raise
+        except Exception as exc:
+            log.exception("the backend broke", worker=self.slot.worker)
+            await self._failed(lease, BatchFailure(Cause.RAISED, repr(exc), self.slot.worker), since, broken=True)
+        else:
+            await self._succeeded(lease, items, since)
+        finally:
+            extension.cancel()
+            self._running_since = None
+
+    async def _succeeded(self, lease: Lease, items: Sequence[Item], since: float) -> None:
+        seconds = self._clock() - since
+        settled = await self._broker.complete(lease, items)
+        self._breaker.success()
+        self._note_run(lease, seconds)
+        if settled.departed:
+            self._tally.wasted_seconds["departed"] += seconds * settled.departed / len(lease.entries)
+        if self._status is not WorkerStatus.HEALTHY:
+            await self._become(WorkerStatus.HEALTHY)
+
+    async def _failed(self, lease: Lease, failure: BatchFailure, since: float, broken: bool) -> None:
+        seconds = self._clock() - since
+        log.warning(
+            "batch failed",
+            worker=self.slot.worker,
+            cause=failure.cause.value,
+            error=failure.message,
+            size=len(lease.entries),
+            reason=lease.reason,
+        )
+        self._note_run(lease, seconds)
+        self._tally.wasted_seconds[failure.cause.value] += seconds
+        if lease.reason != RETRY:  # A batch of suspects says little about the backend.
+            self._breaker.failure(self._clock())
+        else:
+            self._breaker.forget()
+        if broken:
+            self._retire = True
+            await self._become(WorkerStatus.STARTING)
+        await self._broker.release(lease, failure)
+
+    def _note_run(self, lease: Lease, seconds: float) -> None:
+        tally, model, size = self._tally, self.slot.model, len(lease.entries)
+        self._busy += seconds
+        tally.batches[model, lease.reason] += 1
+        tally.batch_size[model].observe(size)
+        tally.batch_fill[model].observe(size / self.slot.max_batch)
+        tally.gpu_seconds[model, self.slot.worker].observe(seconds)
+        tally.breaker_state[self.slot.worker] = self._breaker.state(self._clock())
+
+    async def _started_backend(self) -> Backend:
+        backend = self._make_backend()
+        try:
+            await backend.start()
+        except BaseException:
+            await backend.stop()
+            raise
+        return backend
+
+    async def _swap(self) -> None:
+        """Let go of the present backend; a fresh one takes its place if one is ready."""
+        old, self._backend, self._fresh = self._backend, self._fresh, None
+        if self._backend is None:
+            await self._become(WorkerStatus.STARTING)
+        if old is not None:
+            await old.stop()
+
+    async def _idle(self, pause: Coroutine[Any, Any, None]) -> None:
+        """Wait for `pause`, or until something interrupts."""
+        self._pausing = task = asyncio.get_running_loop().create_task(pause)
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+        finally:
+            self._pausing = None
+        if not task.cancelled():
+            task.result()
+
+    def _interrupt(self) -> None:
+        if self._pausing is not None:
+            self._pausing.cancel()
+
+    def _extend(self, lease: Lease) -> None:
+        if self._running_since is not None:
+            loop = asyncio.get_running_loop()
+            self._extending = loop.create_task(self._broker.extend(lease))
+            loop.call_later(EXTEND_EVERY, self._extend, lease)
+
+    async def _become(self, status: WorkerStatus) -> None:
+        self._status = status
+        await self._beat()
+
+    async def _beat(self) -> None:
+        await self._broker.beat(
+            WorkerInfo(
+                worker_id=self.slot.worker,
+                model=self.slot.model,
+                status=self._status,
+                utilisation=self._utilisation,
+                in_flight=int(self._running_since is not None),
+                restarts=max(self._restarts, 0),
+                pid=self._backend.pid if self._backend is not None else 0,
+            )
+        )
+
+    async def _beat_on(self) -> None:
+        """A heartbeat each second, with the busy share of the seconds before."""
+        last = self._clock()
+        counted = self._busy
+        while True:
+            await self._beat()
+            await asyncio.sleep(BEAT_EVERY)
+            now = self._clock()
+            busy = self._busy + (now - self._running_since if self._running_since is not None else 0.0)
+            share = min(max((busy - counted) / max(now - last, 1e-9), 0.0), 1.0)
+            self._utilisation += BUSY_WEIGHT * (share - self._utilisation)
+            last, counted = now, busy

@@ -1,0 +1,348 @@
+"""The gateway holds the client's side: who waits for what, until when.
+
+Per request there is one small record and two dictionary operations; no task, no future, no timer of its own.
+What gathered while the last call to the broker was under way goes as one call. The record carries the way
+back, so that the answer is written by whoever brings it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import structlog
+import uuid_utils
+
+from headway import errors
+from headway.config import Settings
+from headway.core import ratelimit
+from headway.core.ratelimit import Quota
+from headway.core.service_model import ArrivalRate
+from headway.model import Caller, Entry, Failure, Reply
+from headway.ports import Broker
+from headway.supervisor import Supervisor
+from headway.tally import Histogram, Tally
+
+log = structlog.get_logger(__name__)
+
+DEADLINE_GRAIN = 0.02
+"""Width in seconds of the slots that deadlines are gathered in; a 504 is at most this late."""
+REMEMBERED_BATCHES = 512
+"""Batches whose answers `status` still knows."""
+
+
+class Waiter(Protocol):
+    """Where an answer goes."""
+
+    def answer(self, reply: Reply) -> None:
+        """Take the answer; called once, on a later turn of the loop than the `submit`."""
+        ...
+
+
+class _Held:
+    """One request whose client waits."""
+
+    __slots__ = ("deadline", "entry", "since", "waiter")
+
+    def __init__(self, waiter: Waiter, entry: Entry, since: float, deadline: float) -> None:
+        self.waiter = waiter
+        self.entry = entry
+        self.since = since
+        self.deadline = deadline
+
+
+class _Future:
+    """A waiter for coroutines."""
+
+    def __init__(self) -> None:
+        self.reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+
+    def answer(self, reply: Reply) -> None:
+        if not self.reply.done():
+            self.reply.set_result(reply)
+
+
+def new_id() -> str:
+    """A fresh request id: UUIDv7 text (RFC 9562), so that ids sort by time."""
+    return str(uuid_utils.uuid7())
+
+
+class Gateway:
+    """Takes requests in, hands them to the broker, and brings each answer to its waiter.
+
+    Arguments:
+        settings: for time-outs and tier names.
+        models: names that are served.
+        broker: where entries go.
+        tally: counts outcomes.
+        clock: monotonic seconds.
+
+    Attributes:
+        draining: shutting down: no longer ready, but what still comes over open connections is served.
+        closed: every further request is refused.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        models: Sequence[str],
+        broker: Broker,
+        tally: Tally,
+        clock: Callable[[], float],
+    ) -> None:
+        self.settings = settings
+        self.tally = tally
+        self.draining = False
+        self.closed = False
+        self.name = f"gateway-{new_id()}"
+        self._models = frozenset(models)
+        self._broker = broker
+        self._clock = clock
+        self._tiers = settings.tier_names
+        self._queue_timeout = settings.queue_timeout_ms / 1000
+        self._held: dict[tuple[str, str], _Held] = {}
+        self._outbox: list[Entry] = []
+        self._departed: list[tuple[str, str]] = []
+        self._work = asyncio.Event()
+        self._rate = ArrivalRate()
+        self._limits: dict[str, float] = {}
+        self._due: dict[int, list[tuple[str, str]]] = {}
+        self._due_order: list[int] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._recent: deque[list[tuple[Reply, float]]] = deque(maxlen=REMEMBERED_BATCHES)
+        self._cursor = 0
+        self._emptied = asyncio.Event()
+
+    def start(self, supervisor: Supervisor) -> None:
+        """Start its two loops: what goes to the broker, and what comes back."""
+        supervisor.start("gateway intake", self._intake)
+        supervisor.start("gateway returns", self._returns)
+
+    @property
+    def pending(self) -> int:
+        """Requests held now."""
+        return len(self._held)
+
+    @property
+    def requests_per_second(self) -> float:
+        """Requests handed to the broker, averaged over about a second."""
+        return self._rate.at(self._clock())
+
+    def submit(
+        self,
+        waiter: Waiter,
+        caller: Caller,
+        id: str,
+        model: str,
+        input: str,
+        parameters: bytes,
+        tier: int,
+        timeout: float,
+    ) -> None:
+        """Take a request in; its answer, also a refusal, goes to `waiter` on a later turn of the loop.
+
+        Arguments:
+            waiter: gets the reply, exactly once unless the request is abandoned.
+            caller: who asks; limits are per caller.
+            id: UUIDv7 text, unique within the tenant while the request is held.
+            model: must be one that is served.
+            input: the text for the model.
+            parameters: text of a JSON object, or empty.
+            tier: index of the tier to queue in.
+            timeout: seconds until the answer is worthless.
+        """
+        key = (caller.tenant, id)
+        failure = self._objection(caller, key, model)
+        if failure is not None:
+            self._refuse(waiter, caller.tenant, id, model, tier, failure)
+            return
+        entry = Entry(id, model, input, tier, caller.tenant, self.name, self._queue_timeout, timeout, parameters)
+        now = self._clock()
+        held = _Held(waiter, entry, now, now + timeout)
+        self._held[key] = held
+        self._watch(key, held.deadline)
+        self._outbox.append(entry)
+        self._work.set()
+
+    def abandon(self, tenant: str, id: str) -> None:
+        """The client left: its waiter hears nothing more, and the entry does not run if it has not yet."""
+        held = self._held.pop((tenant, id), None)
+        if held is not None:
+            self._count(held.entry, "cancelled")
+            self._withdraw(held)
+
+    async def ask(
+        self, caller: Caller, id: str, model: str, input: str, parameters: bytes, tier: int, timeout: float
+    ) -> Reply:
+        """`submit` for coroutines. A cancelled call abandons the request."""
+        waiter = _Future()
+        self.submit(waiter, caller, id, model, input, parameters, tier, timeout)
+        try:
+            return await waiter.reply
+        except asyncio.CancelledError:
+            self.abandon(caller.tenant, id)
+            raise
+
+    async def emptied(self) -> None:
+        """Return as soon as no request is held."""
+        while self._held:
+            self._emptied.clear()
+            await self._emptied.wait()
+
+    def refuse_all(self, failure: Failure) -> None:
+        """Answer every held request with `failure`; for a shutdown that may not wait."""
+        for held in list(self._held.values()):
+            self._settle(held, failure)
+
+    def status(self, id: str) -> tuple[Reply | None, float] | None:
+        """What is known of request `id`: its reply (None while it is held) and its latency in seconds so far."""
+        now = self._clock()
+        for (_, held_id), held in self._held.items():
+            if held_id == id:
+                return None, now - held.since
+        for batch in reversed(self._recent):
+            for reply, latency in batch:
+                if reply.id == id:
+                    return reply, latency
+        return None
+
+    def _objection(self, caller: Caller, key: tuple[str, str], model: str) -> Failure | None:
+        if self.closed:
+            return Failure(errors.DRAINING, "shutting down; ask another instance", 1.0, "draining")
+        if model not in self._models:
+            known = ", ".join(sorted(self._models))
+            return Failure(errors.NOT_FOUND, f"no model named {model!r} is served here; there is: {known}")
+        if key in self._held:
+            return Failure(errors.IDEMPOTENCY_CONFLICT, f"a request with id {key[1]} is in flight; use a new id")
+        if caller.rate > 0.0:
+            quota = Quota(caller.rate, caller.burst)
+            verdict = ratelimit.check(quota, self._limits.get(caller.key, 0.0), 1.0, self._clock())
+            self._limits[caller.key] = verdict.tat
+            if not verdict.allowed:
+                message = f"over the limit of {caller.rate:g} requests a minute"
+                return Failure(errors.RATE_LIMITED, message, verdict.retry_after, "rate")
+        return None
+
+    def _refuse(self, waiter: Waiter, tenant: str, id: str, model: str, tier: int, failure: Failure) -> None:
+        label = model if model in self._models else ""
+        self.tally.requests[label, self._tiers[tier], failure.code.lower()] += 1
+        if failure.reason:
+            self.tally.refusals[failure.reason, self._tiers[tier]] += 1
+        reply = Reply(id, tenant, None, failure)
+        asyncio.get_running_loop().call_soon(waiter.answer, reply)
+
+    async def _intake(self) -> None:
+        while True:
+            await self._work.wait()
+            self._work.clear()
+            if self._departed:
+                departed, self._departed = self._departed, []
+                await self._broker.cancel(departed)
+            if self._outbox:
+                entries, self._outbox = self._outbox, []
+                self._rate.observe(len(entries), self._clock())
+                await self._hand_over(entries)
+
+    async def _hand_over(self, entries: list[Entry]) -> None:
+        verdicts = await self._broker.enqueue(entries)
+        for entry, failure in zip(entries, verdicts, strict=True):
+            if failure is not None and (held := self._held.get((entry.tenant, entry.id))) is not None:
+                self.tally.refusals[failure.reason, self._tiers[entry.tier]] += 1
+                self._settle(held, failure)
+
+    async def _returns(self) -> None:
+        while True:
+            replies, self._cursor = await self._broker.replies(self.name, self._cursor)
+            self._bring_back(replies)
+
+    def _bring_back(self, replies: Sequence[Reply]) -> None:
+        now = self._clock()
+        brought: list[tuple[Reply, float]] = []
+        sampled = None
+        latencies: Histogram | None = None
+        waits: Histogram | None = None
+        bound = ("", -1)
+        for reply in replies:
+            held = self._held.pop((reply.tenant, reply.id), None)
+            if held is None:
+                continue  # Answered by its deadline, or the client left.
+            latency = now - held.since
+            brought.append((reply, latency))
+            entry = held.entry
+            if (entry.model, entry.tier) != bound or latencies is None or waits is None:
+                bound = (entry.model, entry.tier)
+                series = (entry.model, self._tiers[entry.tier])
+                latencies, waits = self.tally.request_seconds[series], self.tally.queue_seconds[series]
+            latencies.observe(latency)
+            waits.observe(reply.queued)
+            self._count(entry, "ok" if reply.failure is None else reply.failure.code.lower())
+            if reply.ran is not None and reply.ran is not sampled:
+                sampled = reply.ran
+                self.tally.overhead_seconds.observe(max(0.0, latency - reply.queued - sampled.seconds))
+            self._tell(held.waiter, reply)
+        self._recent.append(brought)
+        if not self._held:
+            self._emptied.set()
+
+    def _settle(self, held: _Held, failure: Failure) -> None:
+        """Answer a held request on the gateway's own account."""
+        entry = held.entry
+        if self._held.pop((entry.tenant, entry.id), None) is None:
+            return
+        latency = self._clock() - held.since
+        reply = Reply(entry.id, entry.tenant, None, failure)
+        self._recent.append([(reply, latency)])
+        self._count(entry, failure.code.lower())
+        self.tally.request_seconds[entry.model, self._tiers[entry.tier]].observe(latency)
+        self._tell(held.waiter, reply)
+        if not self._held:
+            self._emptied.set()
+
+    def _tell(self, waiter: Waiter, reply: Reply) -> None:
+        try:
+            waiter.answer(reply)
+        except Exception:
+            log.exception("an answer could not be written", request_id=reply.id)
+
+    def _count(self, entry: Entry, outcome: str) -> None:
+        self.tally.requests[entry.model, self._tiers[entry.tier], outcome] += 1
+
+    def _withdraw(self, held: _Held) -> None:
+        self._departed.append((held.entry.tenant, held.entry.id))
+        self._work.set()
+        if not self._held:
+            self._emptied.set()
+
+    def _watch(self, key: tuple[str, str], deadline: float) -> None:
+        """Note a deadline in its slot; one timer is set for the first slot that holds any."""
+        slot = int(deadline / DEADLINE_GRAIN) + 1
+        gathered = self._due.get(slot)
+        if gathered is not None:
+            gathered.append(key)
+            return
+        self._due[slot] = [key]
+        heapq.heappush(self._due_order, slot)
+        if self._due_order[0] == slot:
+            self._set_timer()
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None
+        if self._due_order:
+            delay = self._due_order[0] * DEADLINE_GRAIN - self._clock()
+            self._timer = asyncio.get_running_loop().call_later(max(delay, 0.001), self._overdue)
+
+    def _overdue(self) -> None:
+        now = self._clock()
+        while self._due_order and self._due_order[0] * DEADLINE_GRAIN <= now:
+            for key in self._due.pop(heapq.heappop(self._due_order)):
+                held = self._held.get(key)
+                if held is not None and held.deadline <= now:
+                    message = f"the total deadline of {held.entry.timeout * 1000:.0f} ms passed"
+                    self._settle(held, Failure(errors.DEADLINE_EXCEEDED, message, None, "total"))
+                    self._withdraw(held)
+        self._set_timer()

@@ -1,0 +1,56 @@
+"""Keeps long-lived loops alive.
+
+A loop that ends, raises, or is cancelled by anybody but its supervisor is started again, after a pause that
+grows while it keeps failing. So neither a cancelled client nor an exception in user code can wedge a service.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from headway.core.retry import backoff
+
+log = structlog.get_logger(__name__)
+
+
+class Supervisor:
+    """Runs named loops until `stop`."""
+
+    def __init__(self) -> None:
+        self._tasks: list[asyncio.Task[None]] = []
+        self._stopping = False
+
+    def start(self, name: str, loop: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
+        """Run `loop()` again and again; returns the task that does so."""
+        task = asyncio.get_running_loop().create_task(self._keep(name, loop), name=f"supervisor of {name}")
+        self._tasks.append(task)
+        return task
+
+    async def stop(self) -> None:
+        """Cancel all loops and wait until they are gone."""
+        self._stopping = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+
+    async def _keep(self, name: str, loop: Callable[[], Awaitable[None]]) -> None:
+        failures = 0
+        while True:
+            inner = asyncio.ensure_future(loop())
+            try:
+                await asyncio.wait({inner})
+            except asyncio.CancelledError:
+                inner.cancel()
+                await asyncio.gather(inner, return_exceptions=True)
+                if self._stopping:
+                    raise
+            error = None if inner.cancelled() else inner.exception()
+            if error is None and not inner.cancelled():
+                return
+            failures += 1
+            log.error("loop ended, starting it again", loop=name, error=repr(error), exc_info=error)
+            await asyncio.sleep(backoff(failures, 1.0))

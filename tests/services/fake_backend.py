@@ -1,0 +1,57 @@
+"""A backend on virtual time, for tests of the loops above it: it takes its time and answers in upper case."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from headway.errors import BackendError, TargetError
+from headway.model import Entry, Item
+
+
+class FakeBackend:
+    """Sleeps `seconds` a batch on the loop's clock, then answers `input.upper()`.
+
+    `script` is asked before each run and may return an error to raise in its place; `starts` counts starts.
+    """
+
+    def __init__(self, seconds: float = 0.1, script: Callable[[Sequence[Entry]], BackendError | None] | None = None):
+        self.seconds = seconds
+        self.script = script or (lambda entries: None)
+        self.batches: list[list[str]] = []
+        self.starts = 0
+        self.stops = 0
+        self.refuse_start = 0
+        self.busy = False
+        self.dead = asyncio.Event()
+
+    @property
+    def pid(self) -> int:
+        return 4242
+
+    async def start(self) -> float:
+        if self.refuse_start:
+            self.refuse_start -= 1
+            raise TargetError("does not load")
+        self.starts += 1
+        self.dead.clear()
+        return self.seconds
+
+    async def run(self, entries: Sequence[Entry], timeout: float) -> Sequence[Item]:
+        assert not self.busy, "two batches at once"
+        self.busy = True
+        try:
+            self.batches.append([entry.input for entry in entries])
+            error = self.script(entries)
+            await asyncio.sleep(self.seconds)
+            if error is not None:
+                raise error
+            return [Item(entry.input.upper()) for entry in entries]
+        finally:
+            self.busy = False
+
+    async def gone(self) -> None:
+        await self.dead.wait()
+
+    async def stop(self) -> None:
+        self.stops += 1

@@ -1,0 +1,70 @@
+"""The services of one process on virtual time: real broker, gateway and batchers over fake backends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from headway.batcher import Batcher, Limits
+from headway.brokers.memory import DeadLetterBox, MemoryBroker
+from headway.config import Settings
+from headway.core import policies
+from headway.core.breaker import Breaker
+from headway.core.queue import QueueLimits
+from headway.gateway import Gateway, new_id
+from headway.lifecycle import Service
+from headway.model import Caller, Reply, Slot
+from headway.tally import Tally
+from tests.services.fake_backend import FakeBackend
+
+ANYBODY = Caller("anonymous", "default", 1)
+
+
+class Stand:
+    """Builds a Service over `backends`, one slot each; `ask` sends one request."""
+
+    def __init__(self, clock: Callable[[], float], *backends: FakeBackend, max_batch: int = 8, **settings: object):
+        self.settings = Settings(max_batch_size=max_batch, workers=len(backends), **settings)  # type: ignore[arg-type]
+        self.backends = backends
+        self.tally = Tally()
+        self.dead = DeadLetterBox()
+        limits = QueueLimits(tiers=3, max_batch=max_batch)
+        self.broker = MemoryBroker({"m": limits}, self.dead, self.tally, clock, lambda: 0.5)
+        self.gateway = Gateway(self.settings, ["m"], self.broker, self.tally, clock)
+        wait = None if self.settings.max_wait_ms is None else self.settings.max_wait_ms / 1000
+        self.policy = policies.build(self.settings.policy, wait)
+        self.batchers = [
+            Batcher(
+                Slot(f"gpu-{index}", "m", max_batch),
+                lambda backend=backend: backend,  # type: ignore[misc]
+                self.broker,
+                self.policy,
+                Breaker(5, 0.5),
+                Limits(self.settings.gpu_timeout_ms / 1000),
+                self.tally,
+                clock,
+            )
+            for index, backend in enumerate(backends)
+        ]
+        self.service = Service(self.settings, self.broker, self.gateway, self.batchers, [_NoDoor()])
+
+    async def __aenter__(self) -> Stand:
+        await self.service.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.service.stop()
+
+    async def ask(self, text: str, tier: int = 1, timeout: float = 4.0, caller: Caller = ANYBODY) -> Reply:
+        return await self.gateway.ask(caller, new_id(), "m", text, b"", tier, timeout)
+
+    def asking(self, text: str, **how: object) -> asyncio.Task[Reply]:
+        return asyncio.get_running_loop().create_task(self.ask(text, **how))  # type: ignore[arg-type]
+
+
+class _NoDoor:
+    async def open(self) -> None: ...
+
+    async def drain(self) -> None: ...
+
+    async def close(self) -> None: ...

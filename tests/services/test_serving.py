@@ -1,0 +1,270 @@
+"""Requests through gateway, broker and batcher, on virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from headway import errors
+from headway.errors import BackendError, BatchRaised, WorkerCrashed
+from headway.gateway import new_id
+from headway.model import Caller, Entry, Reply, WorkerStatus
+from tests.services.fake_backend import FakeBackend
+from tests.services.stand import ANYBODY, Stand
+from tests.virtual_time import run
+
+Clock = Callable[[], float]
+
+
+def codes(replies: Sequence[Reply]) -> list[str]:
+    return [reply.failure.code if reply.failure else "ok" for reply in replies]
+
+
+@pytest.mark.parametrize("policy", ["paced", "window", "table", "pid"])
+def test_a_lone_request_waits_for_nobody(policy: str) -> None:
+    async def main(clock: Clock) -> None:
+        async with Stand(clock, FakeBackend(0.1), policy=policy) as stand:
+            await asyncio.sleep(5)
+            before = clock()
+            reply = await stand.ask("hello")
+            assert reply.output == "HELLO"
+            assert clock() - before == pytest.approx(0.1, abs=0.002)
+
+    run(main)
+
+
+def test_each_gets_the_answer_to_its_own_input() -> None:
+    async def main(clock: Clock) -> None:
+        async with Stand(clock, FakeBackend(0.01), FakeBackend(0.013)) as stand:
+            texts = [f"text {number}" for number in range(500)]
+            replies = await asyncio.gather(*(stand.ask(text) for text in texts))
+            assert [reply.output for reply in replies] == [text.upper() for text in texts]
+            assert max(len(batch) for backend in stand.backends for batch in backend.batches) == 8
+
+    run(main)
+
+
+def test_a_client_that_leaves_while_queued_never_reaches_a_gpu() -> None:
+    async def main(clock: Clock) -> None:
+        async with Stand(clock, FakeBackend(1.0), max_batch=1) as stand:
+            first = stand.asking("first")
+            await asyncio.sleep(0.1)
+            second = stand.asking("second")
+            await asyncio.sleep(0.1)
+            second.cancel()
+            assert (await first).output == "FIRST"
+            await asyncio.sleep(3)
+            assert stand.backends[0].batches == [["first"]]
+            assert stand.tally.requests["m", "paid", "cancelled"] == 1
+
+    run(main)
+
+
+def test_a_client_that_leaves_in_flight_costs_gpu_time_that_is_counted() -> None:
+    async def main(clock: Clock) -> None:
+        async with Stand(clock, FakeBackend(1.0)) as stand:
+            leaver = stand.asking("gone")
+            await asyncio.sleep(0.5)
+            leaver.cancel()
+            await asyncio.sleep(1)
+            assert stand.tally.wasted_seconds["departed"] == pytest.approx(1.0, abs=0.01)
+            assert (await stand.ask("next")).output == "NEXT"
+
+    run(main)
+
+
+def test_the_total_deadline_answers_while_the_batch_runs_on() -> None:
+    async def main(clock: Clock) -> None:
+        async with Stand(clock, FakeBackend(2.0)) as stand:
+            before = clock()
+            reply = await stand.ask("slow", timeout=0.5)
+            assert codes([reply]) == [errors.DEADLINE_EXCEEDED]
+            assert clock() - before == pytest.approx(0.5, abs=0.025)
+            await asyncio.sleep(3)
+            assert (await stand.ask("later", timeout=4.0)).output == "LATER"
+
+    run(main)
+
+
+def test_the_queue_deadline_fires_while_the_only_worker_is_busy() -> None:
+    async def main(clock: Clock) -> None:
+        async with Stand(clock, FakeBackend(3.0), max_batch=1, queue_timeout_ms=500) as stand:
+            running = stand.asking("a")
+            await asyncio.sleep(0.01)
+            before = clock()
+            reply = await stand.ask("b")
+            assert codes([reply]) == [errors.DEADLINE_EXCEEDED]
+            assert reply.failure is not None and reply.failure.reason == "queue"
+            assert clock() - before == pytest.approx(0.5, abs=0.06)
+            assert (await running).output == "A"
+
+    run(main)
+
+
+def poison(entries: Sequence[Entry]) -> BackendError | None:
+    if any("poison" in entry.input for entry in entries):
+        return BatchRaised("ValueError: poison")
+    return None
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_one_bad_input_does_not_hurt_its_batch_mates(workers: int) -> None:
+    async def main(clock: Clock) -> None:
+        backends = [FakeBackend(0.05, poison) for _ in range(workers)]
+        async with Stand(clock, *backends, max_batch=32) as stand:
+            texts = [f"good {number}" for number in range(31)]
+            texts.insert(17, "poison")
+            replies = await asyncio.gather(*(stand.ask(text) for text in texts))
+            bad = replies.pop(17)
+            assert codes([bad]) == [errors.REJECTED_BY_MODEL]
+            assert [reply.output for reply in replies] == [t.upper() for t in texts if t != "poison"]
+            [letter] = await stand.dead.list()
+            assert letter.entry.input == "poison" and "ValueError" in letter.error
+            for backend in backends:
+                runs_with_poison = [batch for batch in backend.batches if "poison" in batch]
+                assert all(len(batch) <= 32 for batch in runs_with_poison)
+
+    run(main)
+
+
+def test_a_crashed_worker_is_replaced_and_its_batch_is_retried() -> None:
+    async def main(clock: Clock) -> None:
+        crashes = [WorkerCrashed("killed by SIGKILL")]
+        backend = FakeBackend(0.1, lambda entries: crashes.pop() if crashes else None)
+        async with Stand(clock, backend) as stand:
+            reply = await stand.ask("survivor")
+            assert reply.output == "SURVIVOR" and reply.attempts == 2
+            assert backend.starts == 2
+            assert stand.tally.retries["crashed"] == 1
+
+    run(main)
+
+
+def test_a_worker_that_dies_idle_is_replaced() -> None:
+    async def main(clock: Clock) -> None:
+        backend = FakeBackend(0.1)
+        async with Stand(clock, backend) as stand:
+            await asyncio.sleep(1)
+            backend.dead.set()
+            await asyncio.sleep(1)
+            assert backend.starts == 2
+            assert (await stand.ask("x")).output == "X"
+
+    run(main)
+
+
+def test_all_workers_gone_and_back() -> None:
+    async def main(clock: Clock) -> None:
+        backend = FakeBackend(0.1)
+        async with Stand(clock, backend) as stand:
+            backend.refuse_start = 10**6
+            backend.dead.set()
+            await asyncio.sleep(0.5)
+            before = clock()
+            reply = await stand.ask("too early")
+            assert codes([reply]) == [errors.NO_WORKERS]
+            assert clock() - before == pytest.approx(2.0, abs=0.06)
+            held = stand.asking("held")
+            backend.refuse_start = 0
+            assert (await held).output == "HELD"
+
+    run(main)
+
+
+def test_a_failing_backend_opens_the_breaker_and_recovers() -> None:
+    async def main(clock: Clock) -> None:
+        broken = True
+        backend = FakeBackend(0.01, lambda entries: BatchRaised("CUDA error") if broken else None)
+        async with Stand(clock, backend, max_batch=1) as stand:
+            for number in range(8):
+                await stand.ask(f"bad {number}", timeout=1.0)
+            statuses = {worker.status for worker in await stand.broker.workers()}
+            assert statuses == {WorkerStatus.DEGRADED}
+            runs = len(backend.batches)
+            assert runs < 8 * 3
+            broken = False
+            reply = await stand.ask("good", timeout=4.0)
+            while reply.output is None:
+                reply = await stand.ask("good", timeout=4.0)
+            statuses = {worker.status for worker in await stand.broker.workers()}
+            assert statuses == {WorkerStatus.HEALTHY}
+
+    run(main)
+
+
+def test_an_exception_in_a_waiter_hurts_nobody_else() -> None:
+    class Broken:
+        def answer(self, reply: Reply) -> None:
+            raise RuntimeError("connection object is broken")
+
+    async def main(clock: Clock) -> None:
+        async with Stand(clock, FakeBackend(0.1)) as stand:
+            stand.gateway.submit(Broken(), ANYBODY, new_id(), "m", "a", b"", 1, 4.0)
+            assert (await stand.ask("b")).output == "B"
+
+    run(main)
+
+
+def test_drain_answers_everything_and_stops_the_workers() -> None:
+    async def main(clock: Clock) -> None:
+        async with Stand(clock, FakeBackend(0.3), FakeBackend(0.3)) as stand:
+            asked = [stand.asking(f"t{number}") for number in range(40)]
+            await asyncio.sleep(0.1)
+            await stand.service.drain()
+            await stand.service.stop()
+            assert codes([await one for one in asked]) == ["ok"] * 40
+            assert all(backend.stops for backend in stand.backends)
+
+    run(main)
+
+
+def test_stop_refuses_what_is_left() -> None:
+    async def main(clock: Clock) -> None:
+        async with Stand(clock, FakeBackend(3.0)) as stand:
+            asked = stand.asking("t")
+            await asyncio.sleep(0.1)
+            await stand.service.stop()
+            assert codes([await asked]) == [errors.DRAINING]
+
+    run(main)
+
+
+def test_refusals_at_the_door() -> None:
+    async def main(clock: Clock) -> None:
+        async with Stand(clock, FakeBackend(0.1)) as stand:
+            unknown = await stand.gateway.ask(ANYBODY, new_id(), "other", "x", b"", 1, 1.0)
+            assert codes([unknown]) == [errors.NOT_FOUND]
+            same = new_id()
+            twice = await asyncio.gather(*(stand.gateway.ask(ANYBODY, same, "m", "x", b"", 1, 1.0) for _ in range(2)))
+            assert codes(twice) == ["ok", errors.IDEMPOTENCY_CONFLICT]
+            limited = Caller("u", "t", 1, rate=60.0, burst=2.0, key="k")
+            replies = [await stand.ask("x", caller=limited) for _ in range(3)]
+            assert codes(replies) == ["ok", "ok", errors.RATE_LIMITED]
+            assert replies[2].failure is not None and replies[2].failure.retry_after is not None
+
+    run(main)
+
+
+def test_random_cancellations_never_wedge_a_batcher() -> None:
+    async def main(clock: Clock) -> None:
+        async with Stand(clock, FakeBackend(0.05), FakeBackend(0.05), max_batch=4) as stand:
+            tasks = []
+            for number in range(300):
+                task = stand.asking(f"t{number}")
+                tasks.append(task)
+                await asyncio.sleep(0.003)
+                if number % 3:
+                    tasks[(number * 7) % len(tasks)].cancel()
+                if number % 50 == 49:
+                    for inner in asyncio.all_tasks():
+                        name = inner.get_name()
+                        if name.startswith("Task-") and inner is not asyncio.current_task() and inner not in tasks:
+                            inner.cancel()
+            outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+            assert all(isinstance(o, asyncio.CancelledError | Reply) for o in outcomes)
+            assert (await stand.ask("still there")).output == "STILL THERE"
+            assert stand.gateway.pending == 0
+
+    run(main)

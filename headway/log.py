@@ -70,6 +70,17 @@ def running(level: str = "info", json: bool = False, stream: TextIO | None = Non
         root.handlers[:] = before[1]
 
 
+def get_logger(name: str) -> structlog.typing.FilteringBoundLogger:
+    """The logger of module `name`; what to do with its lines is decided when one is logged, not here."""
+    logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(name)
+    return logger
+
+
+def escape(text: str) -> str:
+    """`text` with everything escaped that could start a new line or steer a terminal."""
+    return _UNSAFE.sub(lambda match: ascii(match[0])[1:-1], text)
+
+
 class _Outbox(logging.handlers.QueueHandler):
     """Puts records into the queue without ever waiting."""
 
@@ -127,17 +138,13 @@ def _describe_record(logger: Any, name: str, event: _Event) -> _Event:
     return event
 
 
-def _escape(text: str) -> str:
-    return _UNSAFE.sub(lambda match: ascii(match[0])[1:-1], text)
-
-
 def _defuse(logger: Any, name: str, event: _Event) -> _Event:
     """Escape what the console renderer prints as it is; other values it prints as Python literals."""
-    safe: _Event = {_escape(key): value for key, value in event.items()}
-    safe["event"] = _escape(str(event.get("event", "")))
-    safe["logger"] = _escape(str(event["logger"]))
+    safe: _Event = {escape(key): value for key, value in event.items()}
+    safe["event"] = escape(str(event.get("event", "")))
+    safe["logger"] = escape(str(event["logger"]))
     if "exception" in event:
-        safe["exception"] = "\n".join(_INDENT + _escape(line) for line in event["exception"].splitlines())
+        safe["exception"] = "\n".join(_INDENT + escape(line) for line in event["exception"].splitlines())
     return safe
 
 

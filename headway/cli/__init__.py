@@ -153,10 +153,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     try:
         build().main(args=arguments, prog_name="headway")
     except Exception as exc:
-        from headway.errors import HeadwayError, SettingError
+        from headway.errors import HeadwayError, SettingError, TargetError
 
         if not isinstance(exc, HeadwayError):
             raise
         typer.echo(f"headway: {exc}", err=True)
-        sys.exit(EXIT_SETTING if isinstance(exc, SettingError) else EXIT_TARGET)
+        codes = {SettingError: EXIT_SETTING, TargetError: EXIT_TARGET}
+        sys.exit(next((code for kind, code in codes.items() if isinstance(exc, kind)), EXIT_FAILED))
     sys.exit(0)

@@ -1,0 +1,129 @@
+"""The admin port as the commands see it: one request, one answer, errors in plain words."""
+
+from __future__ import annotations
+
+import http.client
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+from urllib.parse import quote, urlencode, urlsplit
+
+import msgspec
+import typer
+
+from headway.errors import HeadwayError, SettingError
+
+AdminUrl = Annotated[
+    str, typer.Option("--admin", metavar="URL", envvar="HEADWAY_ADMIN", help="The service's admin port.")
+]
+Token = Annotated[
+    str,
+    typer.Option(
+        metavar="TEXT",
+        envvar="HEADWAY_ADMIN_TOKEN",
+        help="Service token, if one is configured; better set in the environment.",
+        show_default=False,
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print what the service answers, as JSON.")]
+
+DEFAULT_URL = "http://127.0.0.1:9000"
+SHORT = 10.0
+"""Seconds to wait for an answer that is ready at once."""
+LONG = 60.0
+"""Seconds to wait for the answer to a replay, which runs on a GPU first."""
+
+
+class AdminError(HeadwayError):
+    """The admin port cannot be reached, or refuses. `status` is the HTTP status, 0 when there was no answer."""
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Admin:
+    """Talks to one admin port.
+
+    Arguments:
+        url: http or https, host and port.
+        token: service token, or empty.
+
+    Raises:
+        SettingError: `url` is not such a URL.
+    """
+
+    def __init__(self, url: str, token: str) -> None:
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError as exc:
+            raise SettingError("--admin", url, f"is not a URL: {exc}", f"For example {DEFAULT_URL}.") from None
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/"):
+            raise SettingError("--admin", url, "is not the URL of an admin port", f"For example {DEFAULT_URL}.")
+        if not (token.isascii() and token.isprintable()):
+            raise SettingError("--token", "…", "must be printable ASCII", "Copy it once more.")
+        self._url = f"{parts.scheme}://{parts.netloc}"
+        self._kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        self._host, self._port = parts.hostname, port
+        self._header = {"authorization": f"Bearer {token}"} if token else {}
+
+    def get(self, path: str, query: Mapping[str, int] | None = None) -> Any:
+        """The decoded answer to a GET. Raises AdminError, as the methods below do."""
+        return self._ask("GET", f"{path}?{urlencode(query)}" if query else path, SHORT)
+
+    def delete(self, path: str) -> Any:
+        """The decoded answer to a DELETE, None when it is empty."""
+        return self._ask("DELETE", path, SHORT)
+
+    def post(self, path: str) -> Any:
+        """The decoded answer to a POST without a body."""
+        return self._ask("POST", path, LONG)
+
+    def _ask(self, method: str, target: str, timeout: float) -> Any:
+        connection = self._kind(self._host, self._port, timeout=timeout)
+        try:
+            connection.request(method, target, headers=self._header)
+            response = connection.getresponse()
+            body = response.read()
+        except (OSError, http.client.HTTPException) as exc:
+            why = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc) or type(exc).__name__
+            mend = "Is `headway serve` running there? Name its admin port with --admin."
+            raise AdminError(f"{self._url} does not answer: {why}. {mend}") from None
+        finally:
+            connection.close()
+        try:
+            answer = msgspec.json.decode(body) if body else None
+        except msgspec.DecodeError:
+            answer = body.decode(errors="replace")
+            if response.status < 400:
+                raise AdminError(f"{self._url}{target} is no admin port of Headway: {answer[:80]!r}") from None
+        if response.status >= 400:
+            from headway.log import escape
+
+            said = answer.get("message") if isinstance(answer, dict) else None
+            raise AdminError(f"{self._url}: {escape(said or response.reason)} ({response.status})", response.status)
+        return answer
+
+
+def letter_path(id: str) -> str:
+    """Where the dead letter `id` lives."""
+    return f"/internal/dlq/{quote(id, safe='')}"
+
+
+def pretty(answer: Any) -> str:
+    """`answer` as JSON for people; nothing in it can steer a terminal."""
+    from headway.log import escape
+
+    text = msgspec.json.format(msgspec.json.encode(answer)).decode()
+    return "\n".join(escape(line) for line in text.split("\n"))
+
+
+def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    """Columns as wide as they need to be; nothing in a cell can steer a terminal."""
+    from headway.log import escape
+
+    lines = [head, *(tuple(escape(cell) for cell in row) for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )

@@ -35,6 +35,7 @@ FLOORS: dict[str, int] = {
     "http": 5,
     "load": 5,
     "metrics": 5,
+    "reload": 5,
     "simulator": 5,
     "wiring": 6,
     "cli": 7,

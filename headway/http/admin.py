@@ -29,7 +29,7 @@ from headway.errors import BadRequest, NotFound, RequestError
 from headway.gateway import Gateway, new_id
 from headway.http.readiness import SERVING, readiness
 from headway.http.shapes import problem, problem_body, problem_header
-from headway.model import Caller, DeadLetter, Reply, WorkerStatus
+from headway.model import Caller, DeadLetter, WorkerStatus
 from headway.ports import Broker, DeadLetters
 
 ID_PREFIX = "req_"
@@ -172,12 +172,16 @@ class _Routes:
         if known is None:
             raise NotFound(f"no request {ID_PREFIX}{id} is held, and none among the last ones answered")
         reply, seconds = known
-        failure = reply.failure if reply is not None else None
+        failure = None if reply is None else reply.failure
+        if reply is None:
+            status = "processing" if await self._broker.running(id) else "queued"
+        else:
+            status = "completed" if failure is None else "failed"
         return _json({
             "request_id": ID_PREFIX + id,
-            "status": _stage(reply),
+            "status": status,
             "latency_ms": round(seconds * 1000, 3),
-            "error": None if failure is None else {"error": failure.code, "message": failure.message},
+            "error": None if failure is None else {"error": failure.code, "message": _text(failure.message)},
         })  # fmt: skip
 
     async def list_letters(self, request: Request) -> Response:
@@ -247,12 +251,6 @@ def _described(letter: DeadLetter, tiers: tuple[str, ...]) -> dict[str, Any]:
         "worker": letter.worker,
         "died_at": _instant(letter.died_at),
     }
-
-
-def _stage(reply: Reply | None) -> str:
-    if reply is None:
-        return "queued"
-    return "completed" if reply.failure is None else "failed"
 
 
 def _id(request: Request) -> str:

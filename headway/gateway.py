@@ -21,7 +21,7 @@ from headway.config import Settings
 from headway.core import ratelimit
 from headway.core.ratelimit import Quota
 from headway.core.service_model import ArrivalRate
-from headway.model import Caller, Entry, Failure, Reply
+from headway.model import Caller, Entry, Failure, Reply, Stage
 from headway.ports import Broker
 from headway.supervisor import Supervisor
 from headway.tally import Histogram, Tally
@@ -197,12 +197,12 @@ class Gateway:
         for held in list(self._held.values()):
             self._settle(held, failure)
 
-    def status(self, id: str) -> tuple[Reply | None, float] | None:
-        """What is known of request `id`: its reply (None while it is held) and its latency in seconds so far."""
-        now = self._clock()
-        for (_, held_id), held in self._held.items():
+    async def status(self, id: str) -> tuple[Reply | Stage, float] | None:
+        """What is known of request `id`: its reply, or where it stands, and its latency in seconds so far."""
+        for (tenant, held_id), held in self._held.items():
             if held_id == id:
-                return None, now - held.since
+                stage = await self._broker.stage(tenant, id)
+                return stage or Stage.QUEUED, self._clock() - held.since
         for batch in reversed(self._recent):
             for reply, latency in batch:
                 if reply.id == id:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Protocol
 
 import structlog
 
@@ -138,8 +138,12 @@ REAP_GRAIN = 0.01
 """Least seconds between two reaps."""
 
 
-async def until_signalled(service: Service) -> None:
-    """Serve until SIGTERM or SIGINT, then drain; a second signal ends the drain."""
+async def until_signalled(service: Service, ready: Callable[[], None]) -> None:
+    """Come up, call `ready`, serve until SIGTERM or SIGINT, then drain; a second signal ends the drain.
+
+    Raises:
+        HeadwayError: the service does not come up.
+    """
     loop = asyncio.get_running_loop()
     first, second = asyncio.Event(), asyncio.Event()
 
@@ -149,14 +153,28 @@ async def until_signalled(service: Service) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
     try:
-        await first.wait()
-        log.info("draining")
-        drain, hurry = asyncio.ensure_future(service.drain()), asyncio.ensure_future(second.wait())
-        await asyncio.wait({drain, hurry}, return_when=asyncio.FIRST_COMPLETED)
-        drain.cancel()
-        hurry.cancel()
-        await asyncio.gather(drain, hurry, return_exceptions=True)
+        if await _unless(first, service.start()):
+            ready()
+            await first.wait()
+            log.info("draining")
+            await _unless(second, service.drain())
     finally:
         await service.stop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
+
+
+async def _unless(signalled: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Do `work`, but give it up when the signal comes first; True when it was done."""
+    doing, waiting = asyncio.ensure_future(work), asyncio.ensure_future(signalled.wait())
+    try:
+        await asyncio.wait({doing, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        if not doing.done():
+            doing.cancel()
+            await asyncio.gather(doing, return_exceptions=True)
+            return False
+        await doing
+        return True
+    finally:
+        doing.cancel()
+        waiting.cancel()

@@ -162,6 +162,13 @@ class Settled(msgspec.Struct, frozen=True, gc=False):
     fenced: bool = False
 
 
+class Stage(enum.Enum):
+    """Where an entry that has no outcome yet stands: in the queue, or in a batch on a GPU."""
+
+    QUEUED = "queued"
+    PROCESSING = "processing"
+
+
 class WorkerStatus(enum.Enum):
     """`starting` until its warm-up batch came back; `degraded` and `offline` by missing heartbeats."""
 

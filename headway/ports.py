@@ -20,6 +20,7 @@ from headway.model import (
     Reply,
     Settled,
     Slot,
+    Stage,
     TierDepth,
     Wait,
     WorkerInfo,
@@ -73,6 +74,10 @@ class Broker(Protocol):
     async def replies(self, gateway: str, after: int) -> tuple[Sequence[Reply], int]:
         """Wait for replies to `gateway` that come after cursor `after` (0 at first); returns them with the
         new cursor. Asking with a cursor acknowledges all up to it; asking again with the same one repeats."""
+        ...
+
+    async def stage(self, tenant: str, id: str) -> Stage | None:
+        """Where an entry stands; None when it has its outcome, or is not known."""
         ...
 
     async def beat(self, worker: WorkerInfo) -> None:

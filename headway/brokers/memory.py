@@ -19,7 +19,7 @@ from headway import errors
 from headway.core.admission import Refused
 from headway.core.departure import Hold, Policy
 from headway.core.health import judged
-from headway.core.packing import Queued
+from headway.core.packing import GONE, RUNNING, Queued
 from headway.core.queue import Departure, ModelQueue, QueueLimits, entries_of
 from headway.model import (
     BatchFailure,
@@ -33,6 +33,7 @@ from headway.model import (
     Reply,
     Settled,
     Slot,
+    Stage,
     TierDepth,
     Wait,
     WorkerInfo,
@@ -241,6 +242,13 @@ class MemoryBroker:
             box.arrival = asyncio.get_running_loop().create_future()
             await box.arrival
         return list(box.replies), box.acknowledged + len(box.replies)
+
+    async def stage(self, tenant: str, id: str) -> Stage | None:
+        """See Broker."""
+        queued = self._entries.get((tenant, id))
+        if queued is None or queued.state == GONE:
+            return None
+        return Stage.PROCESSING if queued.state == RUNNING else Stage.QUEUED
 
     async def beat(self, worker: WorkerInfo) -> None:
         """See Broker."""

@@ -92,10 +92,6 @@ class Broker(Protocol):
         """Queue depth by model and tier."""
         ...
 
-    async def running(self, id: str) -> bool:
-        """Whether an entry of this id is in a batch that was claimed and has not ended; for people who look."""
-        ...
-
     async def reap(self) -> float:
         """Expire what is overdue and take back leases that outlived their end; returns the seconds until
         the next call is due."""

@@ -256,10 +256,6 @@ class MemoryBroker:
         self._workers[worker.worker_id] = _stamped(worker, now)
         self._count_slots(worker.model, now)
 
-    async def running(self, id: str) -> bool:
-        """See Broker."""
-        return any(entry.id == id for running in self._running.values() for entry in running.lease.entries)
-
     async def workers(self) -> Sequence[WorkerInfo]:
         """See Broker."""
         now = self._clock()

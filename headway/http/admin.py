@@ -29,7 +29,7 @@ from headway.errors import BadRequest, NotFound, RequestError
 from headway.gateway import Gateway, new_id
 from headway.http.readiness import SERVING, readiness
 from headway.http.shapes import problem, problem_body, problem_header
-from headway.model import Caller, DeadLetter, WorkerStatus
+from headway.model import Caller, DeadLetter, Reply, WorkerStatus
 from headway.ports import Broker, DeadLetters
 
 ID_PREFIX = "req_"
@@ -168,15 +168,15 @@ class _Routes:
 
     async def request(self, request: Request) -> Response:
         id = _id(request)
-        known = self._gateway.status(id)
+        known = await self._gateway.status(id)
         if known is None:
             raise NotFound(f"no request {ID_PREFIX}{id} is held, and none among the last ones answered")
-        reply, seconds = known
-        failure = None if reply is None else reply.failure
-        if reply is None:
-            status = "processing" if await self._broker.running(id) else "queued"
-        else:
+        standing, seconds = known
+        failure = standing.failure if isinstance(standing, Reply) else None
+        if isinstance(standing, Reply):
             status = "completed" if failure is None else "failed"
+        else:
+            status = standing.value
         return _json({
             "request_id": ID_PREFIX + id,
             "status": status,

@@ -1,0 +1,163 @@
+"""`headway check`: is a target fit to be served, and what does a batch of it cost?"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from headway.cli.flags import with_settings
+from headway.cli.trial import Findings, Trial, sizes
+from headway.config import Settings
+from headway.errors import SettingError
+
+_SETTINGS = (
+    "model",
+    "max_batch_size",
+    "gpu_timeout_ms",
+    "request_timeout_ms",
+    "start_timeout_ms",
+    "devices",
+    "remote_format",
+    "remote_token",
+)
+_AMPLE = 2.0
+"""A deadline is ample when it is at least so many times what it must cover."""
+
+
+@with_settings(_SETTINGS)
+def check(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="TARGET",
+            help="module:attribute, path/file.py:attribute, or the URL of a remote batch API.",
+            show_default=False,
+        ),
+    ],
+    settings: Settings,
+    input: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TEXT", help="Text to send; several take turns. By default numbered lines."),
+    ] = None,
+    parameters: Annotated[
+        str, typer.Option(metavar="JSON", help="Parameters of every input: a JSON object.", show_default=False)
+    ] = "",
+    repeats: Annotated[int, typer.Option(metavar="N", help="Batches of each size.", min=1, max=1000)] = 3,
+    json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+) -> None:
+    """Load TARGET in a real worker, try it in batches of 1 up to the largest, and say what it costs.
+
+    Checked: one output for each input, outputs are strings, in the order of the inputs, within the GPU deadline;
+    also with the batch turned round. Printed: run times by size, the line ℓ(n) = α + βn through them, and which
+    settings fit.
+
+    Exit codes: 0 fit to serve, 1 it breaks a rule, 3 a bad setting, 4 it cannot be loaded.
+    """
+    texts = [text for text in input or () if text] or [f"headway check {n}" for n in range(settings.max_batch_size)]
+    inputs = [texts[n % len(texts)] for n in range(settings.max_batch_size)]
+    found = asyncio.run(_try_out(settings, target, inputs, _object(parameters), repeats))
+    advice = _advice(settings, found)
+    typer.echo(
+        msgspec.json.encode(_as_json(target, settings, found, advice)).decode()
+        if json
+        else _as_text(target, settings, found, advice)
+    )
+    if found.faults:
+        raise typer.Exit(1)
+
+
+def _object(text: str) -> bytes:
+    """The text of a JSON object, checked."""
+    if not text:
+        return b""
+    try:
+        msgspec.json.decode(text, type=dict)
+    except (msgspec.DecodeError, UnicodeEncodeError) as exc:
+        raise SettingError("--parameters", text, f"is no JSON object: {exc}", 'For example {"top": 3}.') from None
+    return text.encode()
+
+
+async def _try_out(settings: Settings, target: str, inputs: list[str], parameters: bytes, repeats: int) -> Findings:
+    from headway import wiring
+    from headway.target import parse_target
+
+    backend = wiring.backend_maker(settings, parse_target(target), 0)()
+    try:
+        return await Trial(backend, inputs, parameters, settings.gpu_timeout_ms / 1000, settings.model, repeats).run()
+    finally:
+        await backend.stop()
+
+
+def _advice(settings: Settings, found: Findings) -> list[str]:
+    """What the measured times mean for the settings."""
+    if not found.runs:
+        return []
+    model, most = found.model, settings.max_batch_size
+    full = max(model.seconds(most), *(run.seconds for run in found.runs)) * 1000
+    advice = [
+        f"--max-batch-size {most}: about {most / model.seconds(most):.0f} inputs/s from each worker"
+        if model.seconds(most) > 0
+        else f"--max-batch-size {most}"
+    ]
+    if model.beta > 0 and model.alpha < model.beta * most / 2:
+        knee = max(1, round(model.alpha / model.beta * 2))
+        advice.append(
+            f"batches beyond about {min(knee, most)} gain little: most of their time grows with the number of inputs"
+        )
+    for name, needed, why in (
+        ("--gpu-timeout-ms", full, f"the slowest batch takes {full:.0f} ms"),
+        (
+            "--request-timeout-ms",
+            2 * full,
+            f"a request may wait for one such batch ({full:.0f} ms) and ride in the next",
+        ),
+    ):
+        value = getattr(settings, name[2:].replace("-", "_"))
+        fits = value >= needed * _AMPLE
+        advice.append(f"{name} {value:g}: {'fits' if fits else f'tight, better {needed * _AMPLE:.0f}'}; {why}")
+    return advice
+
+
+def _medians(found: Findings, most: int) -> list[tuple[int, float]]:
+    """Batch size and median run time in ms."""
+    return [
+        (size, statistics.median(times) * 1000)
+        for size in sizes(most)
+        if (times := [run.seconds for run in found.runs if run.size == size])
+    ]
+
+
+def _as_json(target: str, settings: Settings, found: Findings, advice: list[str]) -> dict[str, Any]:
+    return {
+        "target": target,
+        "ok": not found.faults,
+        "faults": found.faults,
+        "notes": found.notes,
+        "max_batch_size": settings.max_batch_size,
+        "warm_up_ms": found.warm_up * 1000,
+        "runs": [{"size": run.size, "ms": run.seconds * 1000} for run in found.runs],
+        "alpha_ms": found.model.alpha * 1000,
+        "beta_ms": found.model.beta * 1000,
+        "advice": advice,
+    }
+
+
+def _as_text(target: str, settings: Settings, found: Findings, advice: list[str]) -> str:
+    from headway.cli.admin import table
+    from headway.log import escape
+
+    medians = _medians(found, settings.max_batch_size)
+    rows = [(str(size), f"{ms:.2f}", f"{ms / size:.2f}") for size, ms in medians]
+    lines = [f"{target}: warm-up batch in {found.warm_up * 1000:.1f} ms"]
+    if rows:
+        lines += ["", table(("SIZE", "MS A BATCH", "MS AN INPUT"), rows), ""]
+        lines.append(f"ℓ(n) = α + βn with α = {found.model.alpha * 1000:.2f} ms, β = {found.model.beta * 1000:.3f} ms")
+    lines += [f"  {line}" for line in advice]
+    lines += [f"note: {escape(note)}" for note in found.notes]
+    lines += [f"fault: {escape(fault)}" for fault in found.faults]
+    lines.append("not fit to serve" if found.faults else "fit to serve")
+    return "\n".join(lines)

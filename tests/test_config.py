@@ -1,0 +1,221 @@
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.config import FIELDS, Settings, flag, is_loopback, kind, load
+from headway.errors import SettingError
+
+GOOD: dict[str, tuple[str, Any]] = {
+    "host": ("0.0.0.0", "0.0.0.0"),
+    "port": ("8080", 8080),
+    "max_wait_ms": ("12.5", 12.5),
+    "log_json": ("yes", True),
+    "reload": ("Off", False),
+    "policy": ("window", "window"),
+    "admin_token": ("s3cret", "s3cret"),
+}
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_a_setting_means_the_same_wherever_it_is_written(name: str, tmp_path: Path) -> None:
+    text, value = GOOD[name]
+    file = tmp_path / "some.toml"
+    file.write_text(f"{name} = {str(value).lower() if kind(name) is bool else repr(value)}\n")
+    for settings in (
+        load({name: text}, {}),
+        load({name: value}, {}),
+        load({}, {f"HEADWAY_{name.upper()}": text}),
+        load({}, {}, file),
+    ):
+        assert getattr(settings, name) == value
+
+
+def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path) -> None:
+    file = tmp_path / "some.toml"
+    file.write_text("port = 1\nadmin_port = 1001\nworkers = 3\n")
+    settings = load({"port": "3"}, {"HEADWAY_PORT": "2", "HEADWAY_ADMIN_PORT": "1002"}, file)
+    assert (settings.port, settings.admin_port, settings.workers, settings.max_batch_size) == (3, 1002, 3, 32)
+
+
+def test_headway_toml_is_read_from_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load({}, {}).port == 8000
+    (tmp_path / "headway.toml").write_text("port = 8123\n")
+    assert load({}, {}).port == 8123
+
+
+def test_the_environment_may_name_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "some.toml"
+    file.write_text("workers = 2\n")
+    assert load({}, {"HEADWAY_CONFIG": str(file)}).workers == 2
+
+
+def test_an_empty_variable_counts_as_not_set() -> None:
+    assert load({}, {"HEADWAY_PORT": "", "HEADWAY_HOST": "", "HEADWAY_MAX_WAIT_MS": ""}) == Settings()
+
+
+BAD_FLAGS: list[tuple[dict[str, Any], str, str]] = [
+    ({"max_batch_size": "200"}, "--max-batch-size = 200:", "between 1 and 100 inputs"),
+    ({"max_batch_size": "4.5"}, "--max-batch-size = '4.5':", "is not a whole number"),
+    ({"queue_timeout_ms": "2s"}, "--queue-timeout-ms = '2s':", "the unit is ms"),
+    ({"gpu_timeout_ms": "nan"}, "--gpu-timeout-ms = nan:", "between 1 and 30000 ms"),
+    ({"gpu_timeout_ms": "1e999"}, "--gpu-timeout-ms = inf:", "between 1 and 30000 ms"),
+    ({"request_timeout_ms": "30001"}, "--request-timeout-ms = 30001.0:", "between 1 and 30000 ms"),
+    ({"reserved_share": "0.6"}, "--reserved-share = 0.6:", "between 0 and 0.5"),
+    ({"policy": "pacde"}, "--policy = 'pacde':", "Use paced."),
+    ({"log_level": "loud"}, "--log-level = 'loud':", "Use debug or info or warning or error."),
+    ({"model": "a b"}, "--model = 'a b':", "letters, digits"),
+    ({"model": ""}, "--model = '':", "1 to 128"),
+    ({"host": "my host"}, "--host = 'my host':", "For example 127.0.0.1"),
+    ({"tiers": "a,,b"}, "--tiers = 'a,,b':", "different names"),
+    ({"tiers": "a,a"}, "--tiers = 'a,a':", "different names"),
+    ({"tiers": "gold,silver"}, "--default-tier (its default) = 'paid':", "tiers gold,silver of --tiers"),
+    ({"default_tier": "fre"}, "--default-tier = 'fre':", "Use free."),
+    ({"devices": "0,1"}, "--devices = '0,1':", "2 GPUs for 1 workers (--workers)"),
+    ({"devices": "0,", "workers": "2"}, "--devices = '0,':", "empty id"),
+    ({"queue_timeout_ms": "5000"}, "--queue-timeout-ms = 5000.0:", "longer than --request-timeout-ms (4000 ms)"),
+    ({"max_wait_ms": "2500"}, "--max-wait-ms = 2500.0:", "longer than --queue-timeout-ms (2000 ms)"),
+    ({"admin_host": "0.0.0.0"}, "--admin-host = '0.0.0.0':", "HEADWAY_ADMIN_TOKEN"),
+    ({"admin_port": "8000"}, "--admin-port = 8000:", "public port too (--port)"),
+    ({"keys": "nowhere.toml"}, "--keys = 'nowhere.toml':", "no such file"),
+    ({"log_json": "perhaps"}, "--log-json = 'perhaps':", "Use true or false."),
+    ({"remote_format": "xml"}, "--remote-format = 'xml':", "Use list or inputs."),
+]
+
+
+@pytest.mark.parametrize(("flags", "beginning", "part"), BAD_FLAGS, ids=lambda value: str(value)[:40])
+def test_a_bad_flag_is_named_with_value_reason_and_mend(flags: dict[str, Any], beginning: str, part: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        load(flags, {})
+    assert str(caught.value).startswith(beginning)
+    assert part in str(caught.value)
+    assert caught.value.reason
+    assert caught.value.mend.endswith(".")
+
+
+def test_the_environment_is_named_as_it_was_written() -> None:
+    with pytest.raises(SettingError, match=r"^HEADWAY_MAX_BATCH_SIZE = 0: must lie between"):
+        load({}, {"HEADWAY_MAX_BATCH_SIZE": "0"})
+    with pytest.raises(SettingError, match=r"^HEADWAY_QUEUE_TIMEOUT_MS = .* than --request-timeout-ms"):
+        load({"request_timeout_ms": "1000"}, {"HEADWAY_QUEUE_TIMEOUT_MS": "1500"})
+    with pytest.raises(SettingError, match=r"enableServiceLinks"):
+        load({}, {"HEADWAY_PORT": "tcp://10.0.0.1:80"})
+
+
+BAD_FILES: list[tuple[str, str]] = [
+    ("max_batch_size = 0", r"some\.toml: max_batch_size = 0: must lie between"),
+    ('port = "80"', r"some\.toml: port = '80': must be a whole number"),
+    ("port = true", r"some\.toml: port = True: must be a whole number"),
+    ("model_version = 2", r"some\.toml: model_version = 2: must be text\. Put it in quotes"),
+    ("max_wait_ms = [1]", r"some\.toml: max_wait_ms = \[1\]: must be a number"),
+    ("max_batchsize = 4", r"some\.toml: max_batchsize = 4: there is no such setting\. Did you mean max_batch_size"),
+    ("zzzzzz = 4", r"some\.toml: zzzzzz = 4: there is no such setting\. Remove it"),
+    ("port = ", r"--config = '.*some\.toml': is not valid TOML"),
+    ("port = " + "9" * 5000, r"--config = '.*some\.toml': is not valid TOML"),
+    ("x = " + "[" * 50_000, r"--config = '.*some\.toml': is not valid TOML"),
+    ("queue_timeout_ms = " + "9" * 400, r"some\.toml: queue_timeout_ms = 9+: must be a number"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), BAD_FILES, ids=lambda value: value[:30])
+def test_a_bad_file_is_named_with_its_key(text: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "some.toml"
+    file.write_text(text)
+    with pytest.raises(SettingError, match=message):
+        load({}, {}, file)
+
+
+def test_a_file_that_cannot_be_read_is_a_setting_error(tmp_path: Path) -> None:
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
+    for file, reason in ((tmp_path / "none.toml", "no such file"), (tmp_path / "binary.toml", "is not valid TOML")):
+        with pytest.raises(SettingError, match=reason):
+            load({}, {}, file)
+    with pytest.raises(SettingError, match=r"^HEADWAY_CONFIG = "):
+        load({}, {"HEADWAY_CONFIG": str(tmp_path / "none.toml")})
+
+
+def test_secrets_are_never_shown(tmp_path: Path) -> None:
+    canary = "can\x01ary"
+    assert "canary" not in repr(Settings(admin_token="canary", remote_token="canary"))
+    for name in ("admin_token", "remote_token"):
+        for flags, environ in (({name: canary}, {}), ({}, {f"HEADWAY_{name.upper()}": canary})):
+            with pytest.raises(SettingError) as caught:
+                load(flags, environ)
+            assert "ary" not in str(caught.value)
+    for text in ("admin_token = [ 'canary' ]", "admin_tokens = 'canary'"):
+        file = tmp_path / "some.toml"
+        file.write_text(text)
+        with pytest.raises(SettingError) as caught:
+            load({}, {}, file)
+        assert "canary" not in str(caught.value)
+
+
+def test_derived_settings() -> None:
+    settings = Settings(tiers="gold, silver", default_tier="silver", workers=2, devices="3, 5")
+    assert settings.tier_names == ("gold", "silver")
+    assert settings.default_tier_index == 1
+    assert settings.device_ids == ("3", "5")
+    assert Settings(workers=3).device_ids == ("0", "1", "2")
+
+
+def test_loopback() -> None:
+    assert [is_loopback(host) for host in ("127.0.0.1", "127.9.9.9", "::1", "localhost")] == [True] * 4
+    assert [is_loopback(host) for host in ("0.0.0.0", "::", "10.0.0.1", "localhost.evil.example", "")] == [False] * 5
+
+
+def test_every_field_says_what_it_is_in_its_group() -> None:
+    for name, field in FIELDS.items():
+        assert field.metadata["help"].endswith("."), name
+        assert field.metadata["group"], name
+        assert flag(name) == "--" + name.replace("_", "-")
+        if name.endswith("_ms"):
+            assert field.metadata["unit"] == "ms", name
+
+
+names = st.sampled_from(sorted(FIELDS))
+texts = st.text(max_size=40) | st.sampled_from(["0", "-1", "1", "10", "1e6", "inf", "true", "a,b", "tcp://x", "::1"])
+
+
+def outcome(flags: Mapping[str, Any], environ: Mapping[str, str]) -> None:
+    """Settings or a SettingError; anything else fails the test."""
+    try:
+        settings = load(flags, environ)
+    except SettingError as exc:
+        assert exc.setting.removesuffix(" (its default)").startswith(("--", "HEADWAY_"))
+        str(exc).encode("utf-8", "backslashreplace")
+    else:
+        assert dataclasses.replace(settings) == settings
+
+
+@given(st.dictionaries(names, texts, max_size=4))
+def test_any_text_in_any_flag_is_settings_or_a_setting_error(flags: dict[str, str]) -> None:
+    outcome(flags, {})
+
+
+@given(st.dictionaries(names.map(lambda name: f"HEADWAY_{name.upper()}"), texts, max_size=4))
+def test_any_text_in_any_variable_is_settings_or_a_setting_error(environ: dict[str, str]) -> None:
+    outcome({}, environ)
+
+
+scalars = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.lists(st.integers(), max_size=2)
+)
+
+
+@given(st.dictionaries(names, scalars, max_size=4))
+def test_any_value_in_any_field_is_settings_or_a_setting_error(flags: dict[str, Any]) -> None:
+    outcome(flags, {})
+
+
+def test_the_process_environment_is_the_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(os.environ, "HEADWAY_PORT", "8765")
+    assert load({}).port == 8765

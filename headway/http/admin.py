@@ -29,7 +29,7 @@ from headway.errors import BadRequest, NotFound, RequestError
 from headway.gateway import Gateway, new_id
 from headway.http.readiness import SERVING, readiness
 from headway.http.shapes import problem, problem_body, problem_header
-from headway.model import Caller, DeadLetter, Reply, WorkerStatus
+from headway.model import Caller, DeadLetter, Stage, WorkerStatus
 from headway.ports import Broker, DeadLetters
 
 ID_PREFIX = "req_"
@@ -172,11 +172,11 @@ class _Routes:
         if known is None:
             raise NotFound(f"no request {ID_PREFIX}{id} is held, and none among the last ones answered")
         standing, seconds = known
-        failure = standing.failure if isinstance(standing, Reply) else None
-        if isinstance(standing, Reply):
-            status = "completed" if failure is None else "failed"
+        if isinstance(standing, Stage):
+            status, failure = standing.value, None
         else:
-            status = standing.value
+            failure = standing.failure
+            status = "completed" if failure is None else "failed"
         return _json({
             "request_id": ID_PREFIX + id,
             "status": status,

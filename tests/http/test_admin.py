@@ -1,0 +1,346 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from headway.gateway import new_id
+from headway.http import admin
+from headway.model import Caller, Entry, Item
+from tests import virtual_time
+from tests.services.fake_backend import FakeBackend
+from tests.services.stand import Stand
+
+TENANT = Caller("alice", "acme", 0)
+
+
+class Touchy(FakeBackend):
+    """Fails on inputs that contain `poison`, until it is cured."""
+
+    cured = False
+
+    async def run(self, entries: Sequence[Entry], timeout: float) -> Sequence[Item]:
+        items = await super().run(entries, timeout)
+        return [
+            Item(None, "cannot digest \x1b[31mthis") if "poison" in entry.input and not self.cured else item
+            for entry, item in zip(entries, items, strict=True)
+        ]
+
+
+@dataclass
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class Port:
+    """Sends requests to the admin application, as a server would."""
+
+    def __init__(self, stand: Stand, clock: Callable[[], float]) -> None:
+        self.app = admin.build(stand.gateway, stand.broker, stand.dead, clock)
+
+    async def ask(self, method: str, target: str, host: str = "127.0.0.1:9000", token: str | None = None) -> Answer:
+        path, _, query = target.partition("?")
+        headers = [(b"host", host.encode())]
+        if token is not None:
+            headers.append((b"authorization", token.encode()))
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": method,
+            "scheme": "http",
+            "path": path,
+            "raw_path": path.encode(),
+            "root_path": "",
+            "query_string": query.encode(),
+            "headers": headers,
+            "client": ("127.0.0.1", 1),
+            "server": ("127.0.0.1", 9000),
+        }
+        sent: list[Any] = []
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        await self.app(scope, receive, send)
+        headers_sent = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+        return Answer(sent[0]["status"], headers_sent, b"".join(message.get("body", b"") for message in sent[1:]))
+
+    async def get(self, target: str) -> Answer:
+        return await self.ask("GET", target)
+
+
+def played(
+    scene: Callable[[Stand, Port], Awaitable[None]], *, backend: FakeBackend | None = None, **settings: Any
+) -> None:
+    """Run a scene against a service on virtual time."""
+
+    async def main(clock: Callable[[], float]) -> None:
+        stand = Stand(clock, backend or Touchy(), **settings)
+        async with stand:
+            await scene(stand, Port(stand, clock))
+
+    virtual_time.run(main)
+
+
+def test_health_and_readiness_of_an_idle_service() -> None:
+    async def scene(stand: Stand, port: Port) -> None:
+        health = (await port.get("/internal/health")).json
+        assert health["status"] == "ok"
+        assert (health["gpu_utilization"], health["queue_depth"], health["requests_per_second"]) == (0.0, 0, 0.0)
+        assert health["workers"] == {"starting": 0, "healthy": 1, "degraded": 0, "offline": 0}
+        assert [queue["tier"] for queue in health["queues"]] == ["enterprise", "paid", "free"]
+        for path in ("/livez", "/readyz"):
+            answer = await port.get(path)
+            assert (answer.status, answer.body) == (200, b"ok")
+
+    played(scene)
+
+
+def test_health_shows_the_load() -> None:
+    async def scene(stand: Stand, port: Port) -> None:
+        asked = [stand.asking(f"text {n}") for n in range(20)]
+        await asyncio.sleep(0.05)
+        health = (await port.get("/internal/health")).json
+        assert health["queue_depth"] == sum(queue["depth"] for queue in health["queues"]) == 12
+        assert health["pending"] == 20
+        assert health["requests_per_second"] > 0
+        assert health["queue_oldest_seconds"] == pytest.approx(0.05, abs=0.01)
+        await asyncio.gather(*asked)
+        await asyncio.sleep(2)
+        health = (await port.get("/internal/health")).json
+        assert (health["queue_depth"], health["pending"]) == (0, 0)
+        assert 0 < health["gpu_utilization"] < 1
+
+    played(scene)
+
+
+def test_a_draining_service_is_alive_but_not_ready() -> None:
+    async def scene(stand: Stand, port: Port) -> None:
+        stand.gateway.draining = True
+        await expect_not_ready(port, "draining")
+
+    played(scene)
+
+
+def test_a_service_without_workers_is_alive_but_not_ready() -> None:
+    backend = Touchy()
+
+    async def scene(stand: Stand, port: Port) -> None:
+        backend.refuse_start = 1000
+        backend.dead.set()
+        await asyncio.sleep(0.1)
+        await expect_not_ready(port, "unavailable")
+
+    played(scene, backend=backend)
+
+
+async def expect_not_ready(port: Port, word: str) -> None:
+    assert (await port.get("/internal/health")).json["status"] == word
+    ready = await port.get("/readyz")
+    assert (ready.status, ready.body) == (503, word.encode())
+    assert (await port.get("/livez")).status == 200
+
+
+def test_workers_are_listed() -> None:
+    async def scene(stand: Stand, port: Port) -> None:
+        await asyncio.sleep(1.5)
+        [worker] = (await port.get("/internal/workers")).json["workers"]
+        heartbeat = worker.pop("last_heartbeat")
+        assert heartbeat.endswith("+00:00")
+        assert worker == {
+            "worker_id": "gpu-0",
+            "model": "m",
+            "status": "healthy",
+            "utilisation": 0.0,
+            "in_flight": 0,
+            "restarts": 0,
+            "pid": 4242,
+        }
+
+    played(scene)
+
+
+def test_a_request_is_followed_from_the_queue_to_its_end() -> None:
+    async def scene(stand: Stand, port: Port) -> None:
+        ids = [new_id() for _ in range(9)]
+        asked = [
+            asyncio.ensure_future(stand.gateway.ask(TENANT, id, "m", "poison" if n == 0 else "text", b"", 1, 4.0))
+            for n, id in enumerate(ids)
+        ]
+        await asyncio.sleep(0.05)
+        states = [(await port.get(f"/internal/requests/req_{id}")).json["status"] for id in ids]
+        assert sorted(states) == ["processing"] * 8 + ["queued"]
+        await asyncio.gather(*asked)
+        failed = (await port.get(f"/internal/requests/{ids[0]}")).json
+        assert failed["status"] == "failed"
+        assert failed["error"]["error"] == "REJECTED_BY_MODEL"
+        completed = (await port.get(f"/internal/requests/req_{ids[1]}")).json
+        assert (completed["status"], completed["error"], completed["request_id"]) == (
+            "completed",
+            None,
+            f"req_{ids[1]}",
+        )
+        assert completed["latency_ms"] == pytest.approx(100, abs=20)
+        unknown = await port.get(f"/internal/requests/req_{new_id()}")
+        assert (unknown.status, unknown.json["error"]) == (404, "NOT_FOUND")
+
+    played(scene)
+
+
+def test_a_dead_letter_is_listed_without_its_input_and_shown_with_it() -> None:
+    async def scene(stand: Stand, port: Port) -> None:
+        id = new_id()
+        await stand.gateway.ask(TENANT, id, "m", "poison", b'{"a":1}', 2, 4.0)
+        listing = await port.get("/internal/dlq")
+        assert listing.json["count"] == 1
+        assert b"poison" not in listing.body
+        [letter] = listing.json["letters"]
+        expected = {
+            "id": f"req_{id}",
+            "model": "m",
+            "tenant": "acme",
+            "tier": "free",
+            "error": "cannot digest \x1b[31mthis",
+            "cause": "item",
+            "attempts": 1,
+            "worker": "gpu-0",
+        }
+        assert letter.pop("died_at").endswith("+00:00")
+        assert letter == expected
+        for shown in (f"req_{id}", id):
+            whole = (await port.get(f"/internal/dlq/{shown}")).json
+            assert (whole["input"], whole["parameters"]) == ("poison", {"a": 1})
+
+    played(scene)
+
+
+def test_a_listing_is_bounded() -> None:
+    async def scene(stand: Stand, port: Port) -> None:
+        for n in range(3):
+            await stand.ask(f"poison {n}")
+        assert len((await port.get("/internal/dlq?limit=2")).json["letters"]) == 2
+        for limit in ("0", "-1", "x", "", "1e3", "99999999999999999999"):
+            answer = await port.get(f"/internal/dlq?limit={limit}")
+            assert (answer.status, answer.json["error"]) == (400, "BAD_REQUEST"), limit
+            assert "10000" in answer.json["detail"]
+
+    played(scene)
+
+
+def test_a_replay_that_succeeds_removes_the_letter() -> None:
+    backend = Touchy()
+
+    async def scene(stand: Stand, port: Port) -> None:
+        id = new_id()
+        await stand.gateway.ask(TENANT, id, "m", "poison", b"", 0, 4.0)
+        backend.cured = True
+        answer = await port.ask("POST", f"/internal/dlq/req_{id}/replay")
+        assert answer.status == 200
+        assert (answer.json["output"], answer.json["replayed"]) == ("POISON", f"req_{id}")
+        assert answer.json["request_id"] != f"req_{id}"
+        assert answer.json["latency_ms"] == pytest.approx(100, abs=20)
+        assert (await port.get("/internal/dlq")).json == {"count": 0, "letters": []}
+        assert (await port.ask("POST", f"/internal/dlq/req_{id}/replay")).status == 404
+
+    played(scene, backend=backend)
+
+
+def test_a_replay_that_fails_keeps_the_one_letter() -> None:
+    async def scene(stand: Stand, port: Port) -> None:
+        id = new_id()
+        await stand.gateway.ask(TENANT, id, "m", "poison", b"", 0, 4.0)
+        answer = await port.ask("POST", f"/internal/dlq/{id}/replay")
+        assert (answer.status, answer.json["error"]) == (422, "REJECTED_BY_MODEL")
+        assert answer.headers["content-type"] == "application/problem+json"
+        letters = (await port.get("/internal/dlq")).json["letters"]
+        assert [letter["id"] for letter in letters] == [f"req_{id}"]
+
+    played(scene)
+
+
+def test_a_letter_is_purged_once() -> None:
+    async def scene(stand: Stand, port: Port) -> None:
+        id = new_id()
+        await stand.gateway.ask(TENANT, id, "m", "poison", b"", 0, 4.0)
+        assert (await port.ask("DELETE", f"/internal/dlq/req_{id}")).status == 204
+        gone = await port.ask("DELETE", f"/internal/dlq/req_{id}")
+        assert (gone.status, gone.json["error"]) == (404, "NOT_FOUND")
+        assert (await port.get(f"/internal/dlq/{id}")).status == 404
+
+    played(scene)
+
+
+@pytest.mark.parametrize("path", ["/internal/health", "/internal/dlq", "/metrics", "/nowhere"])
+def test_the_service_token_is_asked_for(path: str) -> None:
+    async def scene(stand: Stand, port: Port) -> None:
+        for wrong in (None, "", "Bearer", "Bearer wrong", "Bearer s3cret2", "Basic s3cret", "Bearer s\xe9cret"):
+            refused = await port.ask("GET", path, token=wrong)
+            assert (refused.status, refused.json["error"]) == (401, "UNAUTHENTICATED"), wrong
+            assert refused.headers["www-authenticate"] == "Bearer"
+            assert b"s3cret" not in refused.body
+        for right in ("Bearer s3cret", "bearer  s3cret "):
+            assert (await port.ask("GET", path, host="headway.example", token=right)).status in (200, 404)
+        for free in ("/livez", "/readyz"):
+            assert (await port.ask("GET", free, host="10.0.0.7")).status == 200
+
+    played(scene, admin_token="s3cret")
+
+
+def test_without_a_token_only_loopback_names_are_answered() -> None:
+    async def scene(stand: Stand, port: Port) -> None:
+        for host in ("127.0.0.1", "127.0.0.1:9000", "localhost:9000", "[::1]:9000"):
+            assert (await port.ask("GET", "/internal/health", host=host)).status == 200, host
+        for host in ("evil.example:9000", "127.0.0.1.evil.example", "", "[::2]"):
+            refused = await port.ask("GET", "/internal/health", host=host)
+            assert (refused.status, refused.json["error"]) == (403, "FORBIDDEN"), host
+
+    played(scene)
+
+
+def test_unknown_routes_and_methods_are_problem_documents() -> None:
+    async def scene(stand: Stand, port: Port) -> None:
+        missing = await port.get("/internal/nothing")
+        assert (missing.status, missing.json["error"]) == (404, "NOT_FOUND")
+        wrong = await port.ask("PUT", "/internal/dlq/x")
+        assert (wrong.status, wrong.json["error"]) == (405, "METHOD_NOT_ALLOWED")
+        assert set(wrong.headers["allow"].split(", ")) == {"GET", "HEAD", "DELETE"}
+        assert missing.json["request_id"].startswith("req_")
+
+    played(scene)
+
+
+def test_metrics_tell_what_happened() -> None:
+    async def scene(stand: Stand, port: Port) -> None:
+        await asyncio.gather(*(stand.asking(f"text {n}", tier=n % 3) for n in range(8)), stand.asking("poison"))
+        answer = await port.get("/metrics")
+        assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+        families = {family.name: family for family in text_string_to_metric_families(answer.body.decode())}
+        outcomes: dict[tuple[str, str], float] = {}
+        for sample in families["headway_requests"].samples:
+            assert sample.labels["model"] == "m"
+            outcomes[sample.labels["tier"], sample.labels["outcome"]] = sample.value
+        assert outcomes == {
+            ("enterprise", "ok"): 3,
+            ("paid", "ok"): 3,
+            ("free", "ok"): 2,
+            ("paid", "rejected_by_model"): 1,
+        }
+        assert [sample.value for sample in families["headway_dlq_depth"].samples] == [1]
+        assert sum(sample.value for sample in families["headway_batches"].samples) == len(stand.backends[0].batches)
+
+    played(scene)

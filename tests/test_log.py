@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import io
+import json
+import logging
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+
+import pytest
+import structlog
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway import log
+
+
+def logged(write: Callable[[], object], level: str = "debug", json: bool = False) -> str:
+    """What reaches the stream when `write` logs."""
+    stream = io.StringIO()
+    with log.running(level, json=json, stream=stream):
+        write()
+    return stream.getvalue()
+
+
+def everything() -> None:
+    log.get_logger("ours").info("started", worker="gpu-0", batch=32)
+    logging.getLogger("uvicorn.error").warning("closing %s", "down")
+    logging.getLogger("asyncio").debug("selector")
+
+
+def test_lines_for_people() -> None:
+    lines = logged(everything).splitlines()
+    assert [line.split(" ", 1)[1] for line in lines] == [
+        "[info     ] started [ours] worker='gpu-0' batch=32",
+        "[warning  ] closing down [uvicorn.error]",
+        "[debug    ] selector [asyncio]",
+    ]
+    assert all(line.startswith("20") for line in lines)
+
+
+def test_lines_for_machines() -> None:
+    lines = [json.loads(line) for line in logged(everything, json=True).splitlines()]
+    assert all(line.pop("timestamp") for line in lines)
+    assert lines == [
+        {"event": "started", "level": "info", "logger": "ours", "worker": "gpu-0", "batch": 32},
+        {"event": "closing down", "level": "warning", "logger": "uvicorn.error"},
+        {"event": "selector", "level": "debug", "logger": "asyncio"},
+    ]
+
+
+def test_the_level_holds_for_both_ways_in() -> None:
+    def write() -> None:
+        for logger in (structlog.get_logger("a"), logging.getLogger("b")):
+            logger.info("too small")
+            logger.error("large enough")
+
+    assert [line.split("] ")[1].split(" [")[0] for line in logged(write, "warning").splitlines()] == [
+        "large enough"
+    ] * 2
+
+
+def test_warnings_are_logged() -> None:
+    def write() -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.warn("this will go away", DeprecationWarning, stacklevel=1)
+
+    assert "this will go away" in logged(write)
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_traceback_stays_with_its_line(as_json: bool) -> None:
+    def write() -> None:
+        for logger in (structlog.get_logger("a"), logging.getLogger("b")):
+            try:
+                raise ValueError("first\n2026-01-01T00:00:00 [info     ] forged")
+            except ValueError:
+                logger.exception("it broke")
+
+    lines = logged(write, json=as_json).splitlines()
+    if as_json:
+        assert len(lines) == 2
+        assert all("ValueError: first" in json.loads(line)["exception"] for line in lines)
+    else:
+        own = [line for line in lines if not line.startswith("    | ")]
+        assert [line.split("] ")[1].split(" [")[0] for line in own] == ["it broke"] * 2
+        assert "    | 2026-01-01T00:00:00 [info     ] forged" in lines
+
+
+@given(st.text(), st.booleans(), st.booleans())
+def test_no_text_makes_a_second_line_or_steers_the_terminal(text: str, as_json: bool, standard: bool) -> None:
+    def write() -> None:
+        if standard:
+            logging.getLogger("b").info("%s", text)
+        else:
+            structlog.get_logger("a").info("said", text=text, **{text or "_": 1} if text.isidentifier() else {})
+            structlog.get_logger("a").info(text.replace("%", ""))
+
+    written = logged(write, json=as_json)
+    assert len(written.splitlines()) == written.count("\n") == (1 if standard else 2)
+    assert not any(ord(c) < 32 or 127 <= ord(c) < 160 for c in written.replace("\n", ""))
+
+
+def test_values_are_fixed_when_they_are_logged() -> None:
+    gate = threading.Event()
+
+    class Slow(io.StringIO):
+        def write(self, text: str) -> int:
+            gate.wait(5)
+            return super().write(text)
+
+    stream, values = Slow(), [1]
+    with log.running("info", stream=stream):
+        log.get_logger("a").info("ours", values=values)
+        logging.getLogger("b").info("theirs %s", values)
+        values.append(2)
+        gate.set()
+    assert "[1, 2]" not in stream.getvalue()
+    assert stream.getvalue().count("[1]") == 2
+
+
+class Stuck(io.StringIO):
+    """A stream that nobody reads, until `gate` opens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+
+    def write(self, text: str) -> int:
+        self.gate.wait(5)
+        return super().write(text)
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(log, "CAPACITY", 10)
+    monkeypatch.setattr(log, "PATIENCE", 0.01)
+    yield
+
+
+@pytest.mark.usefixtures("small")
+def test_a_stuck_stream_holds_nobody_up_and_the_loss_is_told() -> None:
+    stream = Stuck()
+    with log.running("info", stream=stream):
+        for number in range(1000):
+            log.get_logger("a").info("line", number=number)
+        handler = logging.getLogger().handlers[0]
+    thread = next(thread for thread in threading.enumerate() if thread.daemon and "_monitor" in thread.name)
+    stream.gate.set()
+    thread.join(5)
+    assert isinstance(handler, logging.handlers.QueueHandler)
+    assert 10 <= stream.getvalue().count("\n") <= 12
+    assert "number=0" in stream.getvalue()
+
+
+@pytest.mark.usefixtures("small")
+def test_dropped_lines_are_counted_when_there_is_room_again() -> None:
+    caught_up = threading.Event()
+
+    class Telling(Stuck):
+        def write(self, text: str) -> int:
+            if "line 9 " in text:
+                caught_up.set()
+            return super().write(text)
+
+    stream = Telling()
+    with log.running("info", stream=stream):
+        for number in range(100):
+            logging.getLogger("a").info("line %d", number)
+        stream.gate.set()
+        assert caught_up.wait(5)
+        logging.getLogger("a").info("after")
+    lines = stream.getvalue().splitlines()
+    assert "log lines were dropped" in lines[-2]
+    assert "after" in lines[-1]
+
+
+def test_a_full_disk_is_survived() -> None:
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(28, "No space left on device")
+
+    with log.running("info", stream=Full()):
+        log.get_logger("a").info("lost")
+        log.get_logger("a").info("lost too")
+
+
+def test_everything_is_as_before_afterwards() -> None:
+    root = logging.getLogger()
+    before = (root.level, root.handlers[:], threading.active_count())
+    logged(everything)
+    assert (root.level, root.handlers, threading.active_count()) == before
+    assert not structlog.is_configured()

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import asyncio
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from headway import metrics
+from headway.metrics import State
+from headway.model import TierDepth, WorkerInfo, WorkerStatus
+from headway.tally import Histogram, Tally
+
+TIERS = ("enterprise", "paid", "free")
+
+NAMES = {
+    "headway_requests": ("counter", {"model", "tier", "outcome"}),
+    "headway_request_seconds": ("histogram", {"model", "tier"}),
+    "headway_queue_seconds": ("histogram", {"model", "tier"}),
+    "headway_queue_depth": ("gauge", {"model", "tier"}),
+    "headway_queue_oldest_seconds": ("gauge", {"model", "tier"}),
+    "headway_batch_size": ("histogram", {"model"}),
+    "headway_batches": ("counter", {"model", "reason"}),
+    "headway_batch_fill_ratio": ("histogram", {"model"}),
+    "headway_gpu_batch_seconds": ("histogram", {"model", "worker"}),
+    "headway_gpu_utilization": ("gauge", {"model", "worker"}),
+    "headway_workers": ("gauge", {"model", "status"}),
+    "headway_worker_restarts": ("counter", {"worker"}),
+    "headway_refusals": ("counter", {"reason", "tier"}),
+    "headway_retries": ("counter", {"cause"}),
+    "headway_dlq_depth": ("gauge", set()),
+    "headway_wasted_gpu_seconds": ("counter", {"cause"}),
+    "headway_batching_overhead_seconds": ("histogram", set()),
+    "headway_breaker_state": ("gauge", {"backend"}),
+}
+
+
+def full_state() -> State:
+    tally = Tally()
+    tally.requests["m", "paid", "ok"] = 7
+    tally.request_seconds["m", "paid"].observe(0.15)
+    tally.queue_seconds["m", "paid"].observe(0.05)
+    tally.batch_size["m"].observe(32)
+    tally.batch_fill["m"].observe(1.0)
+    tally.batches["m", "full"] = 3
+    tally.gpu_seconds["m", "gpu-0"].observe(0.1)
+    tally.refusals["overloaded", "free"] = 5
+    tally.retries["crashed"] = 2
+    tally.wasted_seconds["departed"] = 0.25
+    tally.overhead_seconds.observe(0.0007)
+    tally.breaker_state["gpu-0"] = 2
+    tally.worker_restarts["gpu-0"] = 4
+    workers = [
+        WorkerInfo(worker_id="gpu-0", model="m", status=WorkerStatus.HEALTHY, utilisation=0.5),
+        WorkerInfo(worker_id="gpu-1", model="m", status=WorkerStatus.OFFLINE),
+    ]
+    return State(tally, TIERS, [TierDepth("m", 2, 11, 0.5)], workers, letters=6)
+
+
+def scraped(state: State) -> dict[str, Metric]:
+    text = asyncio.run(metrics.exposition(state)).decode()
+    return {family.name: family for family in text_string_to_metric_families(text)}
+
+
+def test_every_metric_has_its_name_type_and_labels() -> None:
+    families = {name: family for name, family in scraped(full_state()).items() if name.startswith("headway_")}
+    assert set(families) == set(NAMES)
+    for name, (kind, labels) in NAMES.items():
+        assert families[name].type == kind, name
+        assert families[name].samples, name
+        for sample in families[name].samples:
+            assert set(sample.labels) - {"le"} == labels, name
+
+
+@pytest.mark.parametrize(
+    ("family", "labels", "value"),
+    [
+        ("requests", {"model": "m", "tier": "paid", "outcome": "ok"}, 7),
+        ("queue_depth", {"model": "m", "tier": "free"}, 11),
+        ("queue_oldest_seconds", {"model": "m", "tier": "free"}, 0.5),
+        ("batches", {"model": "m", "reason": "full"}, 3),
+        ("gpu_utilization", {"model": "m", "worker": "gpu-0"}, 0.5),
+        ("workers", {"model": "m", "status": "healthy"}, 1),
+        ("workers", {"model": "m", "status": "offline"}, 1),
+        ("workers", {"model": "m", "status": "degraded"}, 0),
+        ("worker_restarts", {"worker": "gpu-0"}, 4),
+        ("refusals", {"reason": "overloaded", "tier": "free"}, 5),
+        ("retries", {"cause": "crashed"}, 2),
+        ("dlq_depth", {}, 6),
+        ("wasted_gpu_seconds", {"cause": "departed"}, 0.25),
+        ("breaker_state", {"backend": "gpu-0"}, 2),
+    ],
+)
+def test_values_arrive(family: str, labels: dict[str, str], value: float) -> None:
+    samples = scraped(full_state())[f"headway_{family}"].samples
+    assert [sample.value for sample in samples if sample.labels == labels] == [value]
+
+
+def test_what_is_no_metric_of_ours_is_the_process() -> None:
+    assert {name for name in scraped(full_state()) if not name.startswith(("headway_", "process_"))} == set()
+
+
+@given(st.lists(st.floats(0, 100)))
+def test_a_histogram_counts_everything_once_and_cumulatively(values: list[float]) -> None:
+    tally = Tally()
+    for value in values:
+        tally.request_seconds["m", "paid"].observe(value)
+    tally.request_seconds["m", "paid"].observe(0.18)
+    samples = scraped(State(tally, TIERS, [], [], 0))["headway_request_seconds"].samples
+    buckets = {float(sample.labels["le"]): sample.value for sample in samples if sample.name.endswith("_bucket")}
+    for bound, count in buckets.items():
+        assert count == sum(value <= bound for value in [*values, 0.18]), bound
+    assert buckets[math.inf] == len(values) + 1
+    [total] = [sample.value for sample in samples if sample.name.endswith("_sum")]
+    assert total == pytest.approx(sum(values) + 0.18)
+
+
+def test_a_histogram_of_many_workers_is_one_family() -> None:
+    tally = Tally()
+    for number in range(30):
+        tally.gpu_seconds["m", f"gpu-{number}"].observe(0.1)
+    text = asyncio.run(metrics.exposition(State(tally, TIERS, [], [], 0))).decode()
+    assert text.count("# TYPE headway_gpu_batch_seconds ") == 1
+    assert text.count("# HELP headway_gpu_batch_seconds ") == 1
+    [family] = [f for f in text_string_to_metric_families(text) if f.name == "headway_gpu_batch_seconds"]
+    workers = {sample.labels["worker"] for sample in family.samples}
+    assert workers == {f"gpu-{number}" for number in range(30)}
+
+
+def test_others_get_their_turn_during_a_scrape() -> None:
+    tally = Tally()
+    for number in range(100):
+        tally.gpu_seconds["m", f"gpu-{number}"].observe(0.1)
+
+    async def main() -> int:
+        turns = 0
+        scrape = asyncio.create_task(metrics.exposition(State(tally, TIERS, [], [], 0)))
+        while not scrape.done():
+            turns += 1
+            tally.gpu_seconds["m", f"late-{turns}"].observe(0.1)
+            await asyncio.sleep(0)
+        assert scrape.exception() is None
+        return turns
+
+    assert asyncio.run(main()) > len(NAMES)
+
+
+def test_labels_with_any_text_survive() -> None:
+    tally = Tally()
+    tally.refusals['a"b\\c\nd', "ü"] = 1
+    samples = scraped(State(tally, TIERS, [], [], 0))["headway_refusals"].samples
+    assert samples[0].labels == {"reason": 'a"b\\c\nd', "tier": "ü"}
+
+
+def test_the_empty_state_is_valid_text() -> None:
+    families = scraped(State(Tally(), TIERS, [], [], 0))
+    assert families["headway_dlq_depth"].samples[0].value == 0
+
+
+def test_histogram_bounds_ascend() -> None:
+    for histogram in (Tally().overhead_seconds, Tally().batch_size["m"], Tally().batch_fill["m"]):
+        assert isinstance(histogram, Histogram)
+        assert list(histogram.bounds) == sorted(set(histogram.bounds))

@@ -1,0 +1,417 @@
+"""One client connection of a door: where requests begin and end, what they may cost, and when it is over.
+
+    IDLE ──▶ HEAD ──▶ BODY ──▶ ASKED (the hot lane) ──▶ IDLE
+      └───────┴────▶ APP (uvicorn's own cycle) ───────▶ IDLE
+    BLOCKED: the last answer has not left yet.  LINGERING: refused for good, what still comes is thrown away.
+
+The rules:
+
+- One request at a time. What a client sends beyond it is held, and read on when its answer has been written,
+  so that answers leave in the order of the requests.
+- A head is parsed when it is complete, a counted body is only counted, a chunked one is unwrapped. No parser
+  lives longer than one request, so nothing of a request can reach into the next.
+- No timers: the door looks at every connection now and then (`inspect`) and ends what takes too long.
+- The end of the client's sending is its departure. A client that has closed its connection and one that
+  has only shut down its sending side look the same until something is written to them, and by then a GPU
+  would have worked for nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from time import monotonic
+from typing import Any, cast
+
+import httptools
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.utils import get_local_addr, get_remote_addr
+
+from headway.errors import HEADERS_TOO_LARGE, REQUEST_TIMEOUT, SERVICE_OVERLOADED, BadRequest, RequestError
+from headway.http.chunks import Chunks
+from headway.http.desk import GRACE, LINGER, SLOWEST, Desk
+from headway.http.head import END, Head, read_head, suspect
+from headway.http.order import SHOWN, chosen_id, too_large
+from headway.http.shapes import problem_response
+
+IDLE, HEAD, BODY, ASKED, APP, BLOCKED, LINGERING, CLOSED = range(8)
+
+HELD = 65_536
+"""Bytes a client may send ahead of its answers; also the most of a refused body that is read to keep a connection."""
+
+TURNED_AWAY = 64
+"""Refused connections that may linger beyond the limit; further ones are cut off without an answer."""
+
+_BLANK = re.compile(rb"(?:\r\n)*")
+
+
+class Connection(HttpToolsProtocol):
+    """A connection whose requests all go to the ASGI app; the hot lane adds routes that do not.
+
+    Arguments:
+        desk: what it shares with the door's other connections.
+    """
+
+    __slots__ = (
+        "chunks", "desk", "expects", "held", "id", "last", "missing", "open", "paused", "phase", "seen", "since",
+        "stuck", "stuck_bytes",
+    )  # fmt: skip
+
+    def __init__(self, desk: Desk) -> None:
+        super().__init__(desk.config, desk.state, {}, desk.loop)
+        self.parser = cast(Any, None)
+        self.desk = desk
+        self.phase = IDLE
+        self.since = 0.0
+        self.held = b""
+        self.seen = 0
+        self.id = ""
+        self.last = False
+        self.paused = False
+        self.open = False
+        self.expects = False
+        self.missing = 0
+        self.chunks: Chunks | None = None
+        self.stuck = 0.0
+        self.stuck_bytes = 0
+
+    # What the transport calls.
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take the connection in, or refuse it when there are too many."""
+        self.transport = transport
+        self.flow = FlowControl(transport)
+        self.scheme = "http"
+        # Any byte the kernel does not take at once counts as stuck: then nothing more is read from the client.
+        transport.set_write_buffer_limits(high=0)
+        self.since = monotonic()
+        desk = self.desk
+        full = len(self.connections) - desk.settings.max_connections
+        if full >= 0 or _descriptor(transport) >= desk.fd_ceiling:
+            self._turn_away(full)
+        else:
+            self.connections.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Take what the client has sent."""
+        self.held = self.held + data if self.held else data
+        self.advance()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Let go of everything."""
+        self.phase = CLOSED
+        self.held = b""
+        self.chunks = None
+        super().connection_lost(exc)
+        self.desk.left()
+
+    def pause_writing(self) -> None:
+        """The client does not take its answer."""
+        self.stuck = monotonic()
+        self.stuck_bytes = self.transport.get_write_buffer_size()
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        """The client has taken all of it."""
+        self.stuck = 0.0
+        super().resume_writing()
+        if self.phase == BLOCKED:
+            self._rest()
+            self.advance()
+
+    # Requests.
+
+    def advance(self) -> None:
+        """Work through what was received, as far as the request in hand allows."""
+        while self.held:
+            phase = self.phase
+            if phase <= HEAD:
+                if not self._take_head():
+                    break
+            elif phase >= LINGERING:
+                self.held = b""
+            elif self.open:
+                self._take_body()
+            else:
+                if len(self.held) > HELD:
+                    self.paused = True
+                    self.flow.pause_reading()
+                return
+        if self.paused:
+            self.paused = False
+            self.flow.resume_reading()
+
+    def serve(self, head: Head, raw: bytes) -> None:
+        """Start on a request whose head is complete; `raw` is the head as it came."""
+        if head.length > self.desk.most_body:
+            self.refuse(too_large(self.desk.settings), head)
+            return
+        self.server = get_local_addr(self.transport)
+        self.client = get_remote_addr(self.transport)
+        self.on_message_begin()
+        self.url = head.target
+        self.headers.extend(head.fields)
+        self.expect_100_continue = head.expects
+        self.parser = cast(Any, _Told(head))
+        try:
+            self.on_headers_complete()
+        except httptools.HttpParserInvalidURLError:
+            self.reject(BadRequest(f"the target {head.target[:80].decode()!r} is not a valid URL"))
+            return
+        self.scope["state"]["request_id"] = shown = SHOWN + self.id
+        self.cycle.default_headers = [*self.server_state.default_headers, (b"x-request-id", shown.encode())]
+        self.cycle.keep_alive = head.keep and not self.desk.closing
+        self.phase = APP
+        if not self.expect_body(head):
+            self.on_message_complete()
+
+    def expect_body(self, head: Head) -> bool:
+        """Prepare for the body that `head` announces; False when it has none."""
+        self.open = head.length != 0
+        self.expects = head.expects
+        if head.length < 0:
+            self.chunks = Chunks(self.desk.most_body, self.desk.most_header)
+        else:
+            self.missing = head.length
+        return self.open
+
+    def take(self, content: bytes) -> None:
+        """A piece of the body; what comes when no app is waiting for it is dropped."""
+        if self.phase == APP:
+            self.on_body(content)
+
+    def complete(self) -> None:
+        """The body is complete."""
+        if self.phase == APP:
+            self.on_message_complete()
+        else:
+            self.finish()
+
+    def on_response_complete(self) -> None:
+        """The app has answered."""
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            self.phase = CLOSED
+            self.held = b""
+        elif not self.open:
+            self.finish()
+        elif self.expects or self.missing > HELD or self.chunks is not None:
+            self.linger()
+        else:
+            self._drop_body()
+        self.advance()
+
+    def finish(self) -> None:
+        """The answer is written: wait for the next request, or close."""
+        if self.last or self.desk.closing:
+            if self.held:
+                self.linger()
+            else:
+                self.phase = CLOSED
+                self.transport.close()
+        elif self.stuck:
+            self.phase = BLOCKED
+        else:
+            self._rest()
+
+    # Refusals.
+
+    def refuse(self, error: RequestError, head: Head, tier: str = "none") -> None:
+        """Answer an error to a request whose body has not been read; keep the connection if the rest is short."""
+        if head.expects or not 0 <= head.length <= HELD:
+            self.reject(error, tier)
+            return
+        self.say(error.code, error.message, error.retry_after)
+        self.desk.refused(error.code, tier)
+        if self.expect_body(head):
+            self._drop_body()
+        else:
+            self.finish()
+
+    def reject(self, error: RequestError, tier: str = "none") -> None:
+        """Answer an error after which nothing the client sends can be understood, or is wanted."""
+        self.id = self.id or self.desk.new_id()
+        self.last = True
+        self.desk.refused(error.code, tier)
+        if self.phase == APP:
+            cycle = self.cycle
+            cycle.disconnected = True
+            cycle.message_event.set()
+            if cycle.response_started:
+                self.transport.abort()
+                return
+        self.say(error.code, error.message, error.retry_after)
+        self.linger()
+
+    def say(self, code: str, message: str, retry_after: float | None = None, reason: str = "") -> None:
+        """Write the answer of an error."""
+        self.transport.write(
+            problem_response(
+                code,
+                message,
+                SHOWN + self.id,
+                date=self.desk.date,
+                retry_after=retry_after,
+                reason=reason,
+                close=self.last or self.desk.closing,
+            )
+        )
+
+    def linger(self) -> None:
+        """Close for the client to see, yet read on for a moment: closing with bytes unread would reset the
+        connection and could take the answer away from a client that is still sending (RFC 9112, section 9.6)."""
+        self.phase = LINGERING
+        self.since = monotonic()
+        self.held = b""
+        self.open = False
+        self.chunks = None
+        if not self.transport.is_closing():
+            self.transport.write_eof()
+            self.flow.resume_reading()
+
+    # What the door calls.
+
+    def inspect(self, now: float) -> None:
+        """End what takes too long; `now` is a monotonic instant in seconds."""
+        desk, phase, waited = self.desk, self.phase, now - self.since
+        if self.stuck:
+            if now - self.stuck > desk.body_timeout + self.stuck_bytes / SLOWEST:
+                self.transport.abort()
+        elif phase == IDLE:
+            if waited > (desk.keep_alive if self.id else desk.header_timeout) or (desk.closing and waited >= GRACE):
+                self.phase = CLOSED
+                self.transport.close()
+        elif phase == HEAD:
+            if waited > desk.header_timeout:
+                self.id = ""
+                self._late("header", desk.settings.header_timeout_ms)
+        elif self.open:
+            if waited > desk.body_timeout:
+                self._late("body", desk.settings.body_timeout_ms)
+        elif phase == LINGERING and waited > LINGER:
+            self.transport.abort()
+
+    def retire(self) -> None:
+        """The door is closing: the answer in hand is the last."""
+        if self.phase == APP:
+            self.cycle.keep_alive = False
+
+    def shutdown(self) -> None:
+        """Close at once."""
+        self.transport.abort()
+
+    # Steps.
+
+    def _take_head(self) -> bool:
+        """Start on the next request, if all of its head is here."""
+        held = self.held
+        if held.startswith(b"\r"):
+            blank = _BLANK.match(held)
+            held = self.held = held[blank.end() if blank else 0 :]
+            if held in (b"", b"\r"):
+                return False
+        end = held.find(END, max(self.seen - 3, 0)) + len(END)
+        if end > self.desk.most_header or (end < len(END) and len(held) > self.desk.most_header):
+            self.id = ""
+            most = self.desk.most_header
+            self.reject(
+                RequestError(f"request line and header exceed {most} bytes (max_header_bytes)", code=HEADERS_TOO_LARGE)
+            )
+            return True
+        if end < len(END):
+            self._await_head(held)
+            return False
+        raw = held[:end]
+        self.held = held[end:]
+        self.seen = 0
+        self.since = monotonic()
+        self.id = ""
+        try:
+            head = read_head(raw)
+        except RequestError as exc:
+            self.reject(exc)
+        else:
+            self.id = chosen_id(head.single.get(b"x-request-id", b"")) or self.desk.new_id()
+            self.last = not head.keep
+            self.serve(head, raw)
+        return True
+
+    def _await_head(self, held: bytes) -> None:
+        why = suspect(held, self.seen)
+        if why is not None:
+            self.id = ""
+            self.reject(BadRequest(why))
+            return
+        self.seen = len(held)
+        if self.phase == IDLE:
+            self.phase = HEAD
+            self.since = monotonic()
+
+    def _take_body(self) -> None:
+        held, chunks = self.held, self.chunks
+        if chunks is None:
+            content, self.held = held[: self.missing], held[self.missing :]
+            self.missing -= len(content)
+            self.open = self.missing > 0
+        else:
+            try:
+                content, self.held = chunks.feed(held)
+            except RequestError as exc:
+                self.reject(exc)
+                return
+            self.open = not chunks.done
+        if content:
+            self.take(content)
+        if not self.open:
+            self.chunks = None
+            self.complete()
+
+    def _drop_body(self) -> None:
+        self.phase = BODY
+        self.since = monotonic()
+
+    def _rest(self) -> None:
+        self.phase = IDLE
+        self.since = monotonic()
+
+    def _late(self, what: str, milliseconds: float) -> None:
+        self.reject(
+            RequestError(
+                f"the {what} did not arrive within {milliseconds:g} ms ({what}_timeout_ms)", code=REQUEST_TIMEOUT
+            )
+        )
+
+    def _turn_away(self, beyond: int) -> None:
+        if beyond > TURNED_AWAY:
+            self.transport.abort()
+            return
+        self.connections.add(self)
+        self.reject(RequestError("too many connections are open", code=SERVICE_OVERLOADED, retry_after=1.0))
+
+
+class _Told:
+    """Answers what uvicorn's protocol asks its parser, from a head that was parsed before."""
+
+    __slots__ = ("_head",)
+
+    def __init__(self, head: Head) -> None:
+        self._head = head
+
+    def get_http_version(self) -> str:
+        return self._head.version
+
+    def get_method(self) -> bytes:
+        return self._head.method
+
+    def should_keep_alive(self) -> bool:
+        return self._head.keep
+
+    def should_upgrade(self) -> bool:
+        return False
+
+
+def _descriptor(transport: asyncio.Transport) -> int:
+    """The connection's descriptor. The system hands out the lowest free number, so it tells how many are in use."""
+    sock = transport.get_extra_info("socket")
+    return -1 if sock is None else int(sock.fileno())

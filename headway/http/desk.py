@@ -1,0 +1,158 @@
+"""What all connections of one door share: limits, templates, counters, and whether the door is closing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from email.utils import formatdate
+from typing import Any, Protocol
+
+from uvicorn import Config
+from uvicorn.server import ServerState
+
+from headway.config import Settings
+from headway.http.shapes import SHAPES
+from headway.model import Caller, Reply
+from headway.ports import Identity
+from headway.tally import Tally
+
+NewId = Callable[[], str]
+"""Makes the text of a fresh UUIDv7."""
+
+LINGER = 1.0
+"""Seconds for which a refused client may go on sending before it is cut off."""
+
+GRACE = 1.0
+"""Seconds of silence after which a closing door leaves an idle client."""
+
+SLOWEST = 16_384
+"""Bytes per second at which a client has to take its answer."""
+
+
+class Asker(Protocol):
+    """Waits for one reply."""
+
+    def answer(self, reply: Reply) -> None:
+        """Take the reply; called once, from the event loop, never from within `submit`."""
+        ...
+
+
+class Intake(Protocol):
+    """What a door needs of the gateway."""
+
+    def submit(
+        self,
+        waiter: Asker,
+        caller: Caller,
+        id: str,
+        model: str,
+        input: str,
+        parameters: bytes,
+        tier: int,
+        timeout: float,
+    ) -> None:
+        """Take a request; `waiter` gets its reply. `timeout` is in seconds."""
+        ...
+
+    def abandon(self, tenant: str, id: str) -> None:
+        """Forget a request whose client has left."""
+        ...
+
+
+class Desk:
+    """The shared side of a door's connections.
+
+    Arguments:
+        app: the ASGI app behind the ordinary routes.
+        settings: limits and times.
+        new_id: makes request ids.
+        tally: refusals at the door are counted here.
+    """
+
+    def __init__(self, app: Callable[..., Any], settings: Settings, new_id: NewId, tally: Tally) -> None:
+        self.settings = settings
+        self.new_id = new_id
+        self.tally = tally
+        self.most_header = settings.max_header_bytes
+        self.most_body = settings.max_body_bytes
+        self.header_timeout = settings.header_timeout_ms / 1000
+        self.body_timeout = settings.body_timeout_ms / 1000
+        self.keep_alive = settings.keep_alive_ms / 1000
+        self.closing = False
+        self.date = b""
+        self.fd_ceiling = 1 << 30
+        self.loop = asyncio.get_running_loop()
+        self._left = asyncio.Event()
+        self.state = ServerState()
+        self.config = Config(
+            app,
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+        )
+        self.config.load()
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Bring the Date header up to date; the door calls it now and then."""
+        date = formatdate(usegmt=True).encode()
+        if date != self.date:
+            self.date = date
+            self.state.default_headers = [(b"date", date)]
+
+    def left(self) -> None:
+        """A connection has ended."""
+        if not self.state.connections:
+            self._left.set()
+
+    async def emptied(self) -> None:
+        """Return as soon as no connection is left."""
+        while self.state.connections:
+            self._left.clear()
+            await self._left.wait()
+
+    def refused(self, code: str, tier: str = "none") -> None:
+        """Count a refusal that no gateway has seen."""
+        self.tally.refusals[code.lower(), tier] += 1
+
+
+class Lane(Desk):
+    """A desk with hot routes.
+
+    Arguments:
+        app: the ASGI app behind the ordinary routes.
+        settings: limits and times.
+        new_id: makes request ids.
+        tally: refusals at the door are counted here.
+        intake: the gateway.
+        identity: says who asks.
+    """
+
+    def __init__(
+        self,
+        app: Callable[..., Any],
+        settings: Settings,
+        new_id: NewId,
+        tally: Tally,
+        intake: Intake,
+        identity: Identity,
+    ) -> None:
+        self.opening = b""
+        super().__init__(app, settings, new_id, tally)
+        self.intake = intake
+        self.submit = intake.submit
+        self.identify = identity.identify
+        self.shapes = {shape.path.encode(): shape for shape in SHAPES}
+        self.model = settings.model
+        self.version = settings.model_version
+        self.tiers = settings.tier_names
+
+    def refresh(self) -> None:
+        """Bring the Date header up to date, also in the prepared beginning of an answer."""
+        super().refresh()
+        self.opening = b"HTTP/1.1 200 OK\r\ndate: %b\r\ncontent-type: application/json\r\nx-request-id: " % self.date

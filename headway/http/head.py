@@ -1,0 +1,150 @@
+"""What the head of a request says: the request line and the header, read once and checked strictly.
+
+The syntax is llhttp's business (through httptools); this module adds what llhttp leaves open and what a
+proxy in front could understand differently: exactly one Host, one request line of three words, no
+transfer coding but `chunked`, no header twice where only one makes sense. A head is always parsed whole.
+"""
+
+from __future__ import annotations
+
+import re
+
+import httptools
+
+from headway.errors import METHOD_NOT_ALLOWED, BadRequest, RequestError
+
+END = b"\r\n\r\n"
+
+_REQUEST_LINE = re.compile(rb"([A-Z][A-Z-]*) ([^\x00-\x20\x7f]+) HTTP/(1\.[01])\r\n")
+_LINE_SO_FAR = re.compile(rb"[A-Z][A-Z-]*(?: [^\x00-\x20\x7f]*(?: [HTP/1.0]{0,8})?)?\r?")
+_STRAY = re.compile(rb"(?<!\r)\n|\r(?=[^\n])|\x00")
+
+_SINGLE = frozenset(
+    (
+        b"authorization",
+        b"content-encoding",
+        b"content-length",
+        b"content-type",
+        b"expect",
+        b"host",
+        b"idempotency-key",
+        b"transfer-encoding",
+        b"x-request-id",
+        b"x-request-tier",
+        b"x-request-timeout-ms",
+    )
+)
+
+
+class Head:
+    """One request's head.
+
+    Attributes:
+        method: in capitals.
+        target: as it stands in the request line.
+        version: `1.0` or `1.1`.
+        fields: header fields in order, names in lower case.
+        single: value of each header field that may come only once.
+        length: bytes of the body; 0 when there is none, -1 when it is chunked.
+        keep: the connection may serve another request.
+        expects: the client waits for `100 Continue` before it sends the body.
+    """
+
+    __slots__ = ("expects", "fields", "keep", "length", "method", "single", "target", "version")
+
+    def __init__(self, method: bytes, target: bytes, version: str, fields: list[tuple[bytes, bytes]]) -> None:
+        self.method = method
+        self.target = target
+        self.version = version
+        self.fields = fields
+        self.single: dict[bytes, bytes] = {}
+        self.length = 0
+        self.keep = version == "1.1"
+        self.expects = False
+
+
+class _Scribe:
+    """Takes down what the parser calls out."""
+
+    __slots__ = ("complete", "fields")
+
+    def __init__(self) -> None:
+        self.fields: list[tuple[bytes, bytes]] = []
+        self.complete = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.fields.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        self.complete = True
+
+
+def read_head(raw: bytes) -> Head:
+    """Parse one head, from the request line up to and including its empty line.
+
+    Raises:
+        RequestError: it is malformed or ambiguous; the connection cannot be used any further.
+    """
+    line = _REQUEST_LINE.match(raw)
+    if line is None:
+        raise BadRequest(_about_line(raw))
+    method, target, version = line.groups()
+    if method == b"CONNECT":
+        raise RequestError("CONNECT is not served here", code=METHOD_NOT_ALLOWED)
+    scribe = _Scribe()
+    try:
+        httptools.HttpRequestParser(scribe).feed_data(raw)
+    except httptools.HttpParserUpgrade:
+        pass  # an Upgrade is ignored, as RFC 9110, section 7.8, allows
+    except httptools.HttpParserError as exc:
+        raise BadRequest(f"the header is malformed: {exc}") from None
+    if not scribe.complete:
+        raise BadRequest("the header is malformed: it does not end where its empty line is")
+    head = Head(method, target, version.decode(), scribe.fields)
+    _weigh(head)
+    return head
+
+
+def _weigh(head: Head) -> None:
+    single = head.single
+    for name, value in head.fields:
+        if name in _SINGLE:
+            if name in single:
+                raise BadRequest(f"the header {name.decode()} was sent twice; send it once")
+            single[name] = value
+        elif name == b"connection" and b"close" in [token.strip() for token in value.lower().split(b",")]:
+            head.keep = False
+    if b"host" not in single and head.version == "1.1":
+        raise BadRequest("the header host is missing; HTTP/1.1 requires it")
+    coding = single.get(b"transfer-encoding")
+    if coding is not None:
+        if coding.strip().lower() != b"chunked" or head.version == "1.0" or b"content-length" in single:
+            raise BadRequest("Transfer-Encoding may only be `chunked`, on HTTP/1.1, and without Content-Length")
+        head.length = -1
+    elif b"content-length" in single:
+        head.length = int(single[b"content-length"])
+    head.expects = head.version == "1.1" and single.get(b"expect", b"").lower() == b"100-continue"
+
+
+def suspect(partial: bytes, seen: int = 0) -> str | None:
+    """Why the beginning of a head can never become a good one; None when it still may.
+
+    Without this, a client that speaks another protocol would be left waiting for the header deadline.
+
+    Arguments:
+        partial: all that has come of the head.
+        seen: bytes of it that were found good before.
+    """
+    newline = partial.find(b"\r\n")
+    if newline < 0 or seen <= newline + 1:
+        good = _LINE_SO_FAR.fullmatch(partial) if newline < 0 else _REQUEST_LINE.match(partial)
+        if good is None:
+            return _about_line(partial)
+    if _STRAY.search(partial, max(seen - 1, 0)):
+        return "the header is malformed: a CR or LF stands alone, or there is a NUL in it"
+    return None
+
+
+def _about_line(raw: bytes) -> str:
+    shown = raw.split(b"\n", 1)[0][:80].decode("ascii", "backslashreplace")
+    return f"the request line {shown!r} is malformed; expected: METHOD target HTTP/1.1"

@@ -1,0 +1,121 @@
+"""What the head of a hot request asks for, beyond its body: who, by when, how important, under which id.
+
+An order depends on the head alone and holds no instant, so that one order serves every request that comes
+with the same head.
+"""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import parse_qs
+
+from headway.config import Settings
+from headway.errors import BadRequest, PayloadTooLarge
+from headway.http.head import Head
+from headway.http.shapes import Shape
+
+SHOWN = "req_"
+"""Prefix of a request's id wherever clients see it."""
+
+_ID = re.compile(rb"(?:req_)?([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})")
+_MILLISECONDS = re.compile(rb"[0-9]{1,9}(?:\.[0-9]{1,6})?")
+
+
+class Order:
+    """One hot request but for its body.
+
+    Attributes:
+        shape: the route.
+        authorization: value of its header field, empty when there was none.
+        id: UUID text the client chose, empty when it chose none.
+        timeout: seconds the client is ready to wait, at most the configured ones.
+        tier: index of the highest tier the client asks for; 0 asks for nothing.
+        model: model named in the query of an octet-stream request.
+        octets: the body is the input itself.
+        expects: the client waits for `100 Continue` before it sends the body.
+        repeatable: another request with the same head, but for a Content-Length, means the same.
+    """
+
+    __slots__ = ("authorization", "expects", "id", "model", "octets", "repeatable", "shape", "tier", "timeout")
+
+    def __init__(self, shape: Shape, head: Head, timeout: float) -> None:
+        self.shape = shape
+        self.authorization = head.single.get(b"authorization", b"")
+        self.id = chosen_id(head.single.get(b"x-request-id", b""))
+        self.timeout = timeout
+        self.tier = 0
+        self.model: str | None = None
+        self.octets = False
+        self.expects = head.expects
+        self.repeatable = head.keep and head.length > 0 and not head.expects
+
+
+def take_order(shape: Shape, head: Head, query: bytes, settings: Settings) -> Order:
+    """Read a head as an order.
+
+    Arguments:
+        shape: the route it came to.
+        head: the head.
+        query: query of its target.
+        settings: for the tiers, the longest timeout, and the largest body.
+
+    Raises:
+        RequestError: a header field or the query is wrong, or the body is announced as too large.
+    """
+    order = Order(shape, head, settings.request_timeout_ms / 1000)
+    single = head.single
+    if head.length > settings.max_body_bytes:
+        raise too_large(settings)
+    coding = single.get(b"content-encoding", b"identity").strip().lower()
+    if coding not in (b"identity", b""):
+        raise BadRequest(f"Content-Encoding {_shown(coding)} is not accepted; send the body as it is")
+    if b"x-request-timeout-ms" in single:
+        order.timeout = min(order.timeout, _seconds(single[b"x-request-timeout-ms"]))
+    if b"x-request-tier" in single:
+        order.tier = _tier(single[b"x-request-tier"], settings.tier_names)
+    kind = single.get(b"content-type", b"").split(b";", 1)[0].strip().lower()
+    if shape.octets and kind == b"application/octet-stream":
+        order.octets = True
+        order.model = _model(query)
+    return order
+
+
+def too_large(settings: Settings) -> PayloadTooLarge:
+    """The error of a body beyond `max_body_bytes`."""
+    return PayloadTooLarge(f"the body is larger than {settings.max_body_bytes} bytes (max_body_bytes)")
+
+
+def chosen_id(value: bytes) -> str:
+    """The UUID in an `X-Request-Id`, with or without its prefix, in lower case; empty for anything else."""
+    found = _ID.fullmatch(value)
+    return found[1].decode().lower() if found else ""
+
+
+def _seconds(value: bytes) -> float:
+    if _MILLISECONDS.fullmatch(value) is None or float(value) <= 0:
+        raise BadRequest(
+            f"X-Request-Timeout-Ms is {_shown(value)}; expected a number of milliseconds above 0, for example 1500"
+        )
+    return float(value) / 1000
+
+
+def _tier(value: bytes, names: tuple[str, ...]) -> int:
+    name = value.decode("latin-1").strip()
+    if name not in names:
+        raise BadRequest(f"X-Request-Tier is {_shown(value)}; expected one of {', '.join(names)}")
+    return names.index(name)
+
+
+def _model(query: bytes) -> str:
+    try:
+        named = parse_qs(query.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=100)
+    except ValueError:
+        raise BadRequest("the query is malformed; expected ?model_id=NAME") from None
+    values = named.get("model_id", [])
+    if len(values) != 1 or not values[0]:
+        raise BadRequest("the query must name one model, ?model_id=NAME, as the body is application/octet-stream")
+    return values[0]
+
+
+def _shown(value: bytes) -> str:
+    return repr(value[:60].decode("latin-1"))

@@ -1,0 +1,315 @@
+"""The three native request shapes, and what is answered to them: outputs and problem documents.
+
+All three mean the same inside: a model, an input, parameters. A body is decoded once and an answer encoded
+once; whatever is wrong with a body becomes a BadRequest that names the member and what was expected of it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, ClassVar
+
+import msgspec
+
+from headway.errors import (
+    BAD_REQUEST,
+    FORBIDDEN,
+    HEADERS_TOO_LARGE,
+    METHOD_NOT_ALLOWED,
+    NOT_FOUND,
+    PAYLOAD_TOO_LARGE,
+    REJECTED_BY_MODEL,
+    STATUS,
+    TITLE,
+    UNAUTHENTICATED,
+    BadRequest,
+)
+
+MAX_DEPTH = 32
+"""Deepest nesting of `parameters`: a worker must be able to decode whatever was accepted at the door."""
+
+HOPELESS = frozenset(
+    (
+        BAD_REQUEST,
+        FORBIDDEN,
+        HEADERS_TOO_LARGE,
+        METHOD_NOT_ALLOWED,
+        NOT_FOUND,
+        PAYLOAD_TOO_LARGE,
+        REJECTED_BY_MODEL,
+        UNAUTHENTICATED,
+    )
+)
+"""Codes after which the same request will fail again."""
+
+_ABSENT = msgspec.Raw()
+_LONE_SURROGATE = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..)\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+)
+_LABEL = re.compile(r"[a-z0-9_-]{1,40}")
+
+
+class _Inference(msgspec.Struct, gc=False):
+    input: str
+    model: str | None = None
+    parameters: msgspec.Raw = _ABSENT
+    client_id: str | None = None
+
+
+class _Plain(msgspec.Struct, gc=False):
+    input: str
+    model: ClassVar[None] = None
+    parameters: ClassVar[msgspec.Raw] = _ABSENT
+
+
+class _Predict(msgspec.Struct, gc=False):
+    model: str = msgspec.field(name="model_id")
+    input: str = msgspec.field(name="input_data")
+    parameters: ClassVar[msgspec.Raw] = _ABSENT
+
+
+class _Metadata(msgspec.Struct, gc=False):
+    tokens_used: None
+    latency_ms: float
+    model_version: str
+
+
+class _InferenceAnswer(msgspec.Struct, gc=False):
+    request_id: str
+    output: str
+    metadata: _Metadata
+
+
+class _PlainAnswer(msgspec.Struct, gc=False):
+    output: str
+    request_id: str
+    latency_ms: float
+
+
+class _PredictAnswer(msgspec.Struct, gc=False):
+    request_id: str
+    output: str
+    latency_ms: float
+
+
+class Problem(msgspec.Struct, gc=False):
+    """An error document: the members of RFC 9457, and the short ones with the same content."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    error: str
+    message: str
+    request_id: str
+    retry_after_ms: int | msgspec.UnsetType = msgspec.UNSET
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One native route.
+
+    Attributes:
+        path: its path.
+        read: body to (model or None, input, parameters as the text of a JSON object or empty). Raises BadRequest.
+        write: (shown id, output, milliseconds, model version) to the body of the answer. Raises
+            UnicodeEncodeError when the output holds a lone surrogate.
+        octets: an `application/octet-stream` body is the input itself.
+    """
+
+    path: str
+    read: Callable[[bytes], tuple[str | None, str, bytes]]
+    write: Callable[[str, str, float, str], bytes]
+    octets: bool = False
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+def _reader(kind: type[Any]) -> Callable[[bytes], tuple[str | None, str, bytes]]:
+    decode = msgspec.json.Decoder(kind).decode
+
+    def read(body: bytes) -> tuple[str | None, str, bytes]:
+        try:
+            if not body.isascii():
+                body.decode()
+            asked = decode(body)
+            raw = asked.parameters
+            parameters = b"" if raw is _ABSENT else _parameters(raw)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+            raise BadRequest(_why(exc, body)) from None
+        if "\x00" in asked.input:
+            raise BadRequest("the input contains U+0000, which not every model can hold; remove it")
+        return asked.model, asked.input, parameters
+
+    return read
+
+
+def read_octets(body: bytes) -> str:
+    """The input in a body that is the input itself.
+
+    Raises:
+        BadRequest: it is not UTF-8, or holds U+0000.
+    """
+    try:
+        text = body.decode()
+    except UnicodeDecodeError as exc:
+        raise BadRequest(_why(exc, body)) from None
+    if "\x00" in text:
+        raise BadRequest("the input contains U+0000, which not every model can hold; remove it")
+    return text
+
+
+def _parameters(raw: msgspec.Raw) -> bytes:
+    text = bytes(raw)
+    if text == b"null":
+        return b""
+    tree = msgspec.json.decode(text)
+    if not isinstance(tree, dict):
+        raise BadRequest("Expected `object | null` - at `$.parameters`")
+    if text.count(b"{") + text.count(b"[") > MAX_DEPTH and _deeper(tree, MAX_DEPTH):
+        raise BadRequest(f"`$.parameters` is nested deeper than {MAX_DEPTH} levels")
+    return text if tree else b""
+
+
+def _deeper(tree: object, levels: int) -> bool:
+    """True when `tree` has more than `levels` levels."""
+    layer = [tree]
+    for _ in range(levels):
+        below: list[object] = []
+        for node in layer:
+            if isinstance(node, dict):
+                below.extend(node.values())
+            elif isinstance(node, list):
+                below.extend(node)
+        layer = [node for node in below if isinstance(node, dict | list)]
+        if not layer:
+            return False
+    return True
+
+
+def _why(exc: Exception, body: bytes) -> str:
+    if isinstance(exc, UnicodeDecodeError):
+        return f"the body is not UTF-8: {exc.reason} at byte {exc.start}"
+    if isinstance(exc, RecursionError):
+        return "the body is nested too deeply"
+    if isinstance(exc, msgspec.ValidationError):
+        return str(exc)
+    if not body:
+        return "the body is empty; expected a JSON object"
+    if _LONE_SURROGATE.search(body):
+        return r"the body contains a lone surrogate (\ud800 to \udfff without its other half), which is no text"
+    return f"the body is not JSON: {exc}"
+
+
+def _write_inference(shown: str, output: str, milliseconds: float, version: str) -> bytes:
+    return _encode(_InferenceAnswer(shown, output, _Metadata(None, milliseconds, version)))
+
+
+def _write_plain(shown: str, output: str, milliseconds: float, version: str) -> bytes:
+    return _encode(_PlainAnswer(output, shown, milliseconds))
+
+
+def _write_predict(shown: str, output: str, milliseconds: float, version: str) -> bytes:
+    return _encode(_PredictAnswer(shown, output, milliseconds))
+
+
+SHAPES = (
+    Shape("/v1/inference", _reader(_Inference), _write_inference),
+    Shape("/api/inference", _reader(_Plain), _write_plain),
+    Shape("/v1/predict", _reader(_Predict), _write_predict, octets=True),
+)
+"""The native routes."""
+
+
+def patience(code: str, retry_after: float | None) -> float | None:
+    """Seconds after which a retry makes sense: as given, or 1 where the status must name one."""
+    if retry_after is None and STATUS[code] in (429, 503):
+        return 1.0
+    return retry_after
+
+
+def anchor(code: str) -> str:
+    """Where on the page /docs an error is described."""
+    return code.lower().replace("_", "-")
+
+
+def problem(code: str, message: str, shown: str, retry_after: float | None = None) -> Problem:
+    """The document of one error.
+
+    Arguments:
+        code: a code of `headway.errors`.
+        message: what happened, for the client to read.
+        shown: the request's id as clients see it, `req_…`.
+        retry_after: seconds.
+    """
+    document = Problem(
+        type=f"/docs#{anchor(code)}",
+        title=TITLE[code],
+        status=STATUS[code],
+        detail=message,
+        error=code,
+        message=message,
+        request_id=shown,
+    )
+    seconds = patience(code, retry_after)
+    if seconds is not None:
+        document.retry_after_ms = math.ceil(max(seconds, 0.0) * 1000)
+    return document
+
+
+def problem_body(document: Problem) -> bytes:
+    """The document as JSON. Text that is no Unicode, as it may come from a model, is escaped."""
+    try:
+        return _encode(document)
+    except UnicodeEncodeError:
+        document.detail = document.message = document.message.encode("utf-8", "backslashreplace").decode()
+        return _encode(document)
+
+
+def problem_header(code: str, retry_after: float | None = None, reason: str = "") -> dict[str, str]:
+    """The header fields that go with an error.
+
+    Arguments:
+        code: a code of `headway.errors`.
+        retry_after: seconds.
+        reason: why a request was refused, one short label.
+    """
+    fields = {"content-type": "application/problem+json"}
+    seconds = patience(code, retry_after)
+    if seconds is not None and STATUS[code] in (429, 503):
+        fields["retry-after"] = str(max(1, math.ceil(seconds)))
+        fields["retry-after-ms"] = str(math.ceil(max(seconds, 0.0) * 1000))
+    if code in HOPELESS:
+        fields["x-should-retry"] = "false"
+    if code == UNAUTHENTICATED:
+        fields["www-authenticate"] = "Bearer"
+    if _LABEL.fullmatch(reason):
+        fields["x-headway-dropped-reason"] = reason
+    return fields
+
+
+def problem_response(
+    code: str,
+    message: str,
+    shown: str,
+    *,
+    date: bytes,
+    retry_after: float | None = None,
+    reason: str = "",
+    close: bool = False,
+) -> bytes:
+    """A whole HTTP/1.1 response with the document of one error, as `problem` and `problem_header` make them;
+    `date` is the value of its Date header, and with `close` it says that the connection ends."""
+    body = problem_body(problem(code, message, shown, retry_after))
+    status = STATUS[code]
+    lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ndate: {date.decode()}\r\nx-request-id: {shown}"]
+    lines.extend(f"{name}: {value}" for name, value in problem_header(code, retry_after, reason).items())
+    if close:
+        lines.append("connection: close")
+    lines.append(f"content-length: {len(body)}\r\n\r\n")
+    return "\r\n".join(lines).encode("ascii") + body

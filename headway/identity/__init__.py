@@ -1,0 +1,1 @@
+"""Who asks: adapters of the Identity port, one way of knowing per file."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any, NoReturn
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from headway import __version__
 
@@ -101,14 +101,23 @@ class LazyCommand(TyperCommand):
         found = self._find()
         if not isinstance(found, typer.Typer):
             app = _app()
-            app.command(name=self.name, help=_flowing(inspect.getdoc(found) or ""))(found)
+            app.command(name=self.name, help=_plain(_flowing(inspect.getdoc(found) or "")))(found)
             found = app
-        return typer.main.get_command(found).make_context(info_name, args, parent=parent, **extra)
+        command = typer.main.get_command(found)
+        for parameter in command.params:
+            if isinstance(parameter, TyperOption | TyperArgument) and parameter.help:
+                parameter.help = _plain(parameter.help)
+        return command.make_context(info_name, args, parent=parent, **extra)
 
 
 def _flowing(text: str) -> str:
     """`text` with each paragraph on one line, so that it is wrapped to the terminal's width."""
     return re.sub(r"(?<=\S)\n(?=\S)", " ", text)
+
+
+def _plain(text: str) -> str:
+    """`text` with its brackets escaped that Rich would take for markup, as in `http://host[:port][/path]`."""
+    return re.sub(r"\[(?=[a-zA-Z#/@])", r"\\[", text)
 
 
 def _app(**settings: Any) -> typer.Typer:

@@ -23,6 +23,8 @@ _SETTINGS = (
     "devices",
     "remote_format",
     "remote_token",
+    "log_level",
+    "log_json",
 )
 _AMPLE = 2.0
 """A deadline is ample when it is at least so many times what it must cover."""
@@ -59,7 +61,10 @@ def check(
     """
     texts = [text for text in input or () if text] or [f"headway check {n}" for n in range(settings.max_batch_size)]
     inputs = [texts[n % len(texts)] for n in range(settings.max_batch_size)]
-    found = asyncio.run(_try_out(settings, target, inputs, _object(parameters), repeats))
+    from headway import log
+
+    with log.running(settings.log_level, json=settings.log_json):
+        found = asyncio.run(_try_out(settings, target, inputs, _object(parameters), repeats))
     advice = _advice(settings, found)
     typer.echo(
         msgspec.json.encode(_as_json(target, settings, found, advice)).decode()

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from headway.config import FIELDS, flag, kind, load
+from headway.errors import SettingError
 
 _WORDS = {str: "TEXT", int: "N", float: "X", bool: ""}
 
@@ -31,7 +32,14 @@ def with_settings(names: Iterable[str] = tuple(FIELDS)) -> Callable[[Callable[..
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         def command(config: Path | None = None, **given: Any) -> None:
             flags = {name: given.pop(name) for name in chosen}
-            function(settings=load(flags, file=config), **given)
+            settings = load(flags, file=config)
+            try:
+                function(settings=settings, **given)
+            except SettingError as exc:
+                # What comes up later, such as a port that is taken, is named by its field.
+                if exc.setting not in FIELDS:
+                    raise
+                raise SettingError(flag(exc.setting), exc.value, exc.reason, exc.mend) from exc
 
         own = [p for p in inspect.signature(function, eval_str=True).parameters.values() if p.name != "settings"]
         added = [_parameter("config", _Config), *(_parameter(name, _option(name)) for name in chosen)]

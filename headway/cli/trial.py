@@ -102,30 +102,39 @@ class Trial:
                     found.notes.append(_UNSTEADY)
                 last[size] = outputs
         whole, single = last[len(self._inputs)], last[1]
-        if whole is not None and _UNSTEADY not in found.notes:
+        if whole is not None and single is not None and _UNSTEADY not in found.notes:
+            self._check_alone(single[0], whole)
             await self._check_order(whole)
-            if single is not None and single[0] != whole[0]:
-                found.notes.append("an input alone and the same input in a batch have different outputs")
         return found
 
-    async def _check_order(self, whole: list[str]) -> None:
-        """Send the largest batch backwards: every output must move with its input."""
-        backwards = await self._batch(self._inputs[::-1])
-        if backwards is None or len(whole) == 1:
+    def _check_alone(self, alone: str, whole: list[str]) -> None:
+        """The first input's output alone and in the largest batch."""
+        if alone == whole[0]:
             return
-        backwards.reverse()
+        if alone in whole:
+            self._found.fault(_DISORDER)
+        else:
+            self._found.notes.append("an input alone and the same input in a batch have different outputs")
+
+    async def _check_order(self, whole: list[str]) -> None:
+        """Send the largest batch in other orders: every output must move with its input.
+
+        The orders are a rotation by one and an exchange of the first two. Together they generate all orders, so
+        that a target which rearranges its outputs, in whatever fixed way, is caught by one of them.
+        """
+        places = list(range(len(whole)))
         if len(set(whole)) == 1 and len(set(self._inputs)) > 1:
             self._found.notes.append("all outputs are equal, so their order cannot be checked; try --input")
-        elif backwards == whole:
             return
-        elif Counter(backwards) == Counter(whole):
-            place = next(index for index, (a, b) in enumerate(zip(whole, backwards, strict=True)) if a != b)
-            self._found.fault(
-                f"outputs are not in the order of their inputs: with the batch turned round, the output of input "
-                f"{place + 1} is that of another. Return outputs[i] for inputs[i]."
-            )
-        else:
-            self._found.notes.append("an input's output depends on the others in its batch, or on their order")
+        for order in (places[1:] + places[:1], places[1::-1] + places[2:]):
+            outputs = await self._batch([self._inputs[place] for place in order])
+            expected = [whole[place] for place in order]
+            if outputs is None or outputs == expected:
+                continue
+            if Counter(outputs) == Counter(expected):
+                self._found.fault(_DISORDER)
+            elif _DEPENDS not in self._found.notes:
+                self._found.notes.append(_DEPENDS)
 
     async def _batch(self, inputs: Sequence[str]) -> list[str] | None:
         """The outputs of one batch; None when there is not one for each input, which is then among the findings."""
@@ -161,4 +170,6 @@ class Trial:
         return outputs if len(outputs) == len(items) else None
 
 
+_DISORDER = "outputs are not in the order of their inputs: return outputs[i] for inputs[i]"
+_DEPENDS = "an input's output depends on the others in its batch, or on their order"
 _UNSTEADY = "the same batch has different outputs from run to run, so their order cannot be checked"

@@ -1,0 +1,104 @@
+"""`headway check` and the ways in which `headway serve` ends before it begins, in real processes."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from tests.cli.command import run
+
+TARGETS = """
+def upper(inputs):
+    return [text.upper() for text in inputs]
+
+def backwards(inputs):
+    return [text.upper() for text in inputs][::-1]
+
+def short(inputs):
+    return inputs[1:] if len(inputs) > 2 else inputs
+
+def echo(inputs, parameters):
+    return [f"{text} {sorted(given)}" for text, given in zip(inputs, parameters)]
+"""
+
+
+def test_a_good_target_is_fit(tmp_path: Path) -> None:
+    (tmp_path / "targets.py").write_text(TARGETS)
+    done = run(["check", "targets.py:upper", "--max-batch-size", "8"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("targets.py:upper: warm-up batch in ")
+    assert [line.split()[0] for line in lines[3:7]] == ["1", "2", "4", "8"]
+    assert any(line.startswith("ℓ(n) = α + βn with α = ") for line in lines)
+    assert any("--gpu-timeout-ms 3000: fits" in line for line in lines)
+    assert lines[-1] == "fit to serve"
+
+
+def test_a_target_that_breaks_the_rules_is_told_how(tmp_path: Path) -> None:
+    (tmp_path / "targets.py").write_text(TARGETS)
+    for name, part in (("backwards", "not in the order"), ("short", "a batch of 4 failed: ")):
+        done = run(["check", f"targets.py:{name}", "--max-batch-size", "4", "--json"], tmp_path)
+        assert done.returncode == 1, done.stderr
+        found = json.loads(done.stdout)
+        assert found["ok"] is False
+        assert any(part in fault for fault in found["faults"]), found
+
+
+def test_inputs_and_parameters_reach_the_target(tmp_path: Path) -> None:
+    (tmp_path / "targets.py").write_text(TARGETS)
+    arguments = ["check", "targets:echo", "--max-batch-size", "2", "--parameters", '{"top": 1}', "--json"]
+    done = run([*arguments, "--input", "a", "--input", "b"], tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(done.stdout)["notes"] == []
+    wrong = run(["check", "targets:echo", "--parameters", "[1]"], tmp_path)
+    assert (wrong.returncode, wrong.stdout) == (3, "")
+    assert wrong.stderr.startswith("headway: --parameters = '[1]': is no JSON object")
+
+
+def test_a_target_that_cannot_be_loaded_is_exit_code_4(tmp_path: Path) -> None:
+    (tmp_path / "targets.py").write_text(TARGETS)
+    for command in ("check", "serve"):
+        done = run(
+            [command, "targets.py:uper", *(["--port", "0", "--admin-port", "0"] * (command == "serve"))], tmp_path
+        )
+        assert (done.returncode, done.stdout) == (4, "")
+        message = done.stderr.splitlines()[-1]
+        assert message.startswith("headway: target targets.py:uper: ")
+        assert "upper" in message
+
+
+def test_a_port_that_is_taken_is_exit_code_3(tmp_path: Path) -> None:
+    (tmp_path / "targets.py").write_text(TARGETS)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = run(["serve", "targets.py:upper", "--port", str(port), "--admin-port", "0"], tmp_path)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.splitlines()[-1].startswith(f"headway: --port = {port}: is taken")
+
+
+def test_a_remote_api_is_checked_too(tmp_path: Path) -> None:
+    class Api(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            inputs = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            body = json.dumps([text.upper() for text in inputs]).encode()
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Api) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_port}/batch"
+        done = run(["check", url, "--max-batch-size", "4"], tmp_path)
+        server.shutdown()
+        thread.join(10)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("fit to serve\n")

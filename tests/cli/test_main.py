@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import headway
+from headway.cli import COMMANDS
+from headway.config import FIELDS, flag, kind
+from tests.cli.command import ROOT, code_of, run
+
+HEAVY = {"aiohttp", "asyncio", "msgspec", "prometheus_client", "starlette", "structlog", "uvicorn", "uvloop"}
+
+
+def modules_after(statement: str) -> set[str]:
+    """Top-level names of what is imported after a statement in a fresh interpreter."""
+    program = (
+        f"import sys\ntry:\n    {statement}\nexcept SystemExit: pass\nimport json\nprint(json.dumps(list(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    )
+    return {name.split(".")[0] for name in json.loads(done.stdout.splitlines()[-1])}
+
+
+def test_help_imports_nothing_heavy() -> None:
+    modules = modules_after("from headway.cli import main; main(['--help'])")
+    assert "typer" in modules
+    assert modules & HEAVY == set()
+
+
+def test_the_command_line_itself_does_not_import_its_looks() -> None:
+    assert modules_after("import headway.cli") & (HEAVY | {"rich"}) == set()
+
+
+def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert code_of(["--help"]) == 0
+    shown = capsys.readouterr().out
+    for name, (_, panel, summary) in COMMANDS.items():
+        assert name in shown
+        assert panel in shown
+        assert summary[:30] in shown
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert code_of(["--version"]) == 0
+    assert capsys.readouterr().out == f"headway {headway.__version__}\n"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert code_of([name, "--help"]) == 0
+    assert f"headway {name}" in capsys.readouterr().out
+
+
+def test_serve_has_a_flag_for_every_setting_in_its_group(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 160)
+    assert code_of(["serve", "--help"]) == 0
+    shown = capsys.readouterr().out
+    for name, field in FIELDS.items():
+        assert f"{flag(name)} " in shown
+        assert f"─ {field.metadata['group']} ─" in shown
+        if kind(name) is bool:
+            assert f"--no-{flag(name)[2:]}" in shown
+        elif field.default:
+            assert f"(default {field.default}".removesuffix(".0") in shown
+
+
+def test_a_wrong_command_or_flag_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert code_of(["srve"]) == 2
+    assert "Did you mean 'serve'?" in capsys.readouterr().err
+    assert code_of(["serve", "x:y", "--max-batch", "3"]) == 2
+    assert "--max-batch-size" in capsys.readouterr().err
+    assert code_of(["serve"]) == 2
+    assert "TARGET" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--port", "http"], "headway: --port = 'http': is not a whole number. Write digits only.\n"),
+        (["--policy", "windw"], "headway: --policy = 'windw': is not known. Use window.\n"),
+        (["--config", "none.toml"], "headway: --config = 'none.toml': no such file. Name an existing TOML file"),
+    ],
+)
+def test_a_bad_setting_is_exit_code_3(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("serve", "check"):
+        usable = [command, "x:y", *arguments]
+        if command == "check" and arguments[0] in ("--port", "--policy"):
+            continue
+        assert code_of(usable) == 3
+        shown = capsys.readouterr()
+        assert shown.err.startswith(message)
+        assert shown.out == ""
+
+
+def test_a_bad_setting_stops_a_real_process_whatever_its_source(tmp_path: Path) -> None:
+    (tmp_path / "headway.toml").write_text("max_batch_size = 200\n")
+    wrong_file = run(["serve", "x:y"], tmp_path)
+    wrong_environment = run(["serve", "x:y"], tmp_path, HEADWAY_MAX_BATCH_SIZE="0")
+    wrong_flag = run(["serve", "x:y", "--max-batch-size", "many"], tmp_path, HEADWAY_MAX_BATCH_SIZE="10")
+    beginnings = [
+        (wrong_file, "headway: headway.toml: max_batch_size = 200: must lie between 1 and 100 inputs."),
+        (wrong_environment, "headway: HEADWAY_MAX_BATCH_SIZE = 0: must lie between 1 and 100 inputs."),
+        (wrong_flag, "headway: --max-batch-size = 'many': is not a whole number."),
+    ]
+    for done, beginning in beginnings:
+        assert (done.returncode, done.stdout) == (3, "")
+        assert done.stderr.startswith(beginning)
+        assert "Traceback" not in done.stderr

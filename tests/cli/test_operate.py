@@ -1,0 +1,213 @@
+"""`headway status` and `headway dlq` against a real admin port."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from headway.gateway import new_id
+from headway.http import admin
+from headway.http.door import Door
+from headway.model import Caller, Entry, Item
+from tests.cli.command import code_of
+from tests.services.fake_backend import FakeBackend
+from tests.services.stand import Stand
+
+TENANT = Caller("alice", "acme", 0)
+
+
+class Touchy(FakeBackend):
+    """Fails on inputs that contain `poison`, until it is cured."""
+
+    cured = False
+
+    async def run(self, entries: Sequence[Entry], timeout: float) -> Sequence[Item]:
+        items = await super().run(entries, timeout)
+        return [
+            Item(None, "cannot digest \x1b[31mthis") if "poison" in entry.input and not self.cured else item
+            for entry, item in zip(entries, items, strict=True)
+        ]
+
+
+class Running:
+    """A service in a thread, with its admin port open."""
+
+    def __init__(self) -> None:
+        self.backend = Touchy(seconds=0.0)
+        self.url = ""
+        self._up = threading.Event()
+        self._stop = asyncio.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._main()))
+
+    async def _main(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.stand = Stand(time.monotonic, self.backend, admin_port=0, admin_token="s3cret")
+        app = admin.build(self.stand.gateway, self.stand.broker, self.stand.dead, time.monotonic)
+        door = Door.admin(self.stand.settings, app, new_id, self.stand.tally)
+        async with self.stand:
+            await door.open()
+            self.url = f"http://127.0.0.1:{door.port}"
+            self._up.set()
+            await self._stop.wait()
+            await door.close()
+
+    def __enter__(self) -> Running:
+        self._thread.start()
+        assert self._up.wait(10)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(10)
+
+    def bury(self, *texts: str) -> list[str]:
+        """Let inputs die; returns their ids as shown."""
+
+        async def ask(text: str) -> str:
+            id = new_id()
+            await self.stand.gateway.ask(TENANT, id, "m", text, b"", 1, 4.0)
+            return f"req_{id}"
+
+        return [asyncio.run_coroutine_threadsafe(ask(text), self.loop).result(10) for text in texts]
+
+
+@pytest.fixture
+def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
+    with Running() as running:
+        monkeypatch.setenv("HEADWAY_ADMIN", running.url)
+        monkeypatch.setenv("HEADWAY_ADMIN_TOKEN", "s3cret")
+        yield running
+
+
+def test_status_of_a_service(service: Running, capsys: pytest.CaptureFixture[str]) -> None:
+    assert code_of(["status"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("status        ok\n")
+    assert "gpu-0   m      healthy" in shown
+    assert code_of(["status", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["workers"][0]["worker_id"] == "gpu-0"
+    service.stand.gateway.draining = True
+    assert code_of(["status"]) == 1
+    assert capsys.readouterr().out.startswith("status        draining\n")
+
+
+def test_dead_letters_are_listed_and_shown(service: Running, capsys: pytest.CaptureFixture[str]) -> None:
+    assert code_of(["dlq", "list"]) == 0
+    assert capsys.readouterr().out == "no dead letters\n"
+    ids = service.bury("poison one", "poison two")
+    assert code_of(["dlq", "list"]) == 0
+    head, newest, oldest = capsys.readouterr().out.splitlines()
+    assert head.split() == ["ID", "DIED", "AT", "TENANT", "TIER", "WORKER", "TRIES", "CAUSE", "ERROR"]
+    assert newest.startswith(ids[1])
+    assert oldest.startswith(ids[0])
+    assert r"cannot digest \x1b[31mthis" in newest
+    assert code_of(["dlq", "list", "--limit", "1"]) == 0
+    assert "2 in all" in capsys.readouterr().out
+    assert code_of(["dlq", "list", "--json"]) == 0
+    shown = capsys.readouterr().out
+    assert [letter["id"] for letter in json.loads(shown)["letters"]] == ids[::-1]
+    assert "poison" not in shown
+    assert code_of(["dlq", "show", ids[0].removeprefix("req_")]) == 0
+    shown = capsys.readouterr().out
+    assert json.loads(shown)["input"] == "poison one"
+    assert "\x1b" not in shown
+
+
+def test_replay_removes_what_succeeds_and_keeps_what_fails(
+    service: Running, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ids = service.bury("poison one", "poison two")
+    assert code_of(["dlq", "replay", *ids]) == 1
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert [line.split(" failed: ")[0] for line in shown.err.splitlines()] == ids
+    assert r"cannot digest \x1b[31mthis (422)" in shown.err
+    service.backend.cured = True
+    assert code_of(["dlq", "replay", ids[0]]) == 0
+    assert f"{ids[0]} succeeded after " in capsys.readouterr().out
+    assert code_of(["dlq", "replay", "--all", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["output"] == "POISON TWO"
+    assert code_of(["dlq", "list"]) == 0
+    assert capsys.readouterr().out == "no dead letters\n"
+
+
+def test_purge(service: Running, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = service.bury("poison one", "poison two", "poison three")
+    assert code_of(["dlq", "purge", ids[0], "req_unknown"]) == 1
+    shown = capsys.readouterr()
+    assert shown.out == f"{ids[0]} removed\n"
+    assert shown.err.startswith("req_unknown failed: ")
+    monkeypatch.setattr("typer.confirm", lambda question, abort: pytest.fail("was asked in spite of --yes"))
+    assert code_of(["dlq", "purge", "--all", "--yes"]) == 0
+    assert capsys.readouterr().out == f"{ids[2]} removed\n{ids[1]} removed\n"
+
+
+def test_purging_everything_asks_first(
+    service: Running, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.bury("poison one")
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    assert code_of(["dlq", "purge", "--all"]) == 1
+    assert code_of(["dlq", "list"]) == 0
+    assert "poison" not in capsys.readouterr().out
+    assert asyncio.run_coroutine_threadsafe(service.stand.dead.count(), service.loop).result(10) == 1
+
+
+def test_ids_and_all_exclude_each_other(service: Running, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["replay"], ["purge"], ["replay", "x", "--all"], ["purge", "x", "--all"]):
+        assert code_of(["dlq", *arguments]) == 2
+        assert "--all" in capsys.readouterr().err
+
+
+def test_a_wrong_token_is_told(service: Running, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["status"], ["dlq", "list"], ["dlq", "replay", "a", "b"], ["dlq", "purge", "a", "b"]):
+        assert code_of([*arguments, "--token", "wrong"]) == 1
+        error = capsys.readouterr().err
+        assert "needs the service token" in error
+        assert error.count("(401)") == 1
+
+
+@pytest.mark.parametrize(
+    "url", ["127.0.0.1:9000", "ftp://x", "http://", "http://x:y", "http://x/internal", "http://[x"]
+)
+def test_a_url_that_is_none_is_a_bad_setting(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert code_of(["status", "--admin", url]) == 3
+    assert capsys.readouterr().err.startswith(f"headway: --admin = {url!r}: is not")
+
+
+def test_nobody_there_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    assert code_of(["status", "--admin", url]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"headway: {url} does not answer: Connection refused.")
+    assert "--admin" in error
+
+
+def test_another_server_is_told_from_an_admin_port(capsys: pytest.CaptureFixture[str]) -> None:
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"<html>\x1b[31m hello")
+
+        def log_message(self, *_: object) -> None: ...
+
+    with HTTPServer(("127.0.0.1", 0), Other) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        assert code_of(["status", "--admin", f"http://127.0.0.1:{server.server_port}"]) == 1
+        thread.join(10)
+    error = capsys.readouterr().err
+    assert "is no admin port of Headway" in error
+    assert "\x1b" not in error

@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from headway.cli.trial import Findings, Trial, sizes
+from headway.errors import BatchRaised, BatchTimeout, TargetError, WorkerCrashed
+from headway.model import Entry, Item
+from tests import virtual_time
+
+Function = Callable[[list[str]], list[Item]]
+
+
+class Box:
+    """A black box that takes α + βn seconds on the loop's clock."""
+
+    pid = 1
+
+    def __init__(self, function: Function, alpha: float = 0.1, beta: float = 0.002) -> None:
+        self.function = function
+        self.alpha, self.beta = alpha, beta
+        self.starts = 0
+        self.parameters: set[bytes] = set()
+
+    async def start(self) -> float:
+        self.starts += 1
+        return self.alpha
+
+    async def run(self, entries: Sequence[Entry], timeout: float) -> Sequence[Item]:
+        self.parameters |= {entry.parameters for entry in entries}
+        seconds = self.alpha + self.beta * len(entries)
+        await asyncio.sleep(min(seconds, timeout))
+        if seconds > timeout:
+            raise BatchTimeout(f"no answer within {timeout:g} s")
+        return self.function([entry.input for entry in entries])
+
+    async def gone(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
+def found(box: Box, inputs: Sequence[str] | None = None, most: int = 20, timeout: float = 3.0) -> Findings:
+    async def main(clock: Callable[[], float]) -> Findings:
+        texts = inputs or [f"text {n}" for n in range(most)]
+        return await Trial(box, texts, b'{"a":1}', timeout, "m", 3, clock).run()
+
+    return virtual_time.run(main)
+
+
+def upper(inputs: list[str]) -> list[Item]:
+    return [Item(text.upper()) for text in inputs]
+
+
+def test_sizes_double_up_to_the_largest() -> None:
+    assert sizes(1) == [1]
+    assert sizes(2) == [1, 2]
+    assert sizes(32) == [1, 2, 4, 8, 16, 32]
+    assert sizes(100) == [1, 2, 4, 8, 16, 32, 64, 100]
+
+
+def test_a_good_target_passes_and_its_line_is_found() -> None:
+    box = Box(upper)
+    result = found(box)
+    assert (result.faults, result.notes) == ([], [])
+    assert result.model.alpha == pytest.approx(0.1, rel=0.01)
+    assert result.model.beta == pytest.approx(0.002, rel=0.01)
+    assert [run.size for run in result.runs] == [size for size in (1, 2, 4, 8, 16, 20) for _ in range(3)] + [20, 20]
+    assert (box.starts, box.parameters) == (1, {b'{"a":1}'})
+
+
+def test_a_largest_batch_of_one_is_tried_too() -> None:
+    result = found(Box(upper), most=1)
+    assert result.faults == []
+    assert result.model.seconds(1) == pytest.approx(0.102)
+
+
+@pytest.mark.parametrize("most", [2, 3, 20])
+@pytest.mark.parametrize(
+    "rearranged",
+    [
+        lambda items: items[::-1],
+        lambda items: items[1:] + items[:1],
+        lambda items: items[len(items) // 2 :] + items[: len(items) // 2],
+        lambda items: items[1::-1] + items[2:],
+        lambda items: items[:-2] + items[-2:][::-1],
+    ],
+)
+def test_outputs_rearranged_in_a_fixed_way_are_a_fault(
+    rearranged: Callable[[list[Item]], list[Item]], most: int
+) -> None:
+    [fault] = found(Box(lambda inputs: rearranged(upper(inputs))), most=most).faults
+    assert "not in the order of their inputs" in fault
+
+
+def test_sorted_outputs_are_a_fault() -> None:
+    [fault] = found(Box(lambda inputs: upper(sorted(inputs)))).faults
+    assert "not in the order of their inputs" in fault
+
+
+def test_a_target_that_is_random_is_only_noted() -> None:
+    count = itertools.count()
+    result = found(Box(lambda inputs: [Item(str(next(count))) for _ in inputs]))
+    assert result.faults == []
+    assert len(result.notes) == 1
+    assert "from run to run" in result.notes[0]
+
+
+def test_equal_outputs_are_noted_because_their_order_cannot_be_checked() -> None:
+    result = found(Box(lambda inputs: [Item("yes") for _ in inputs]))
+    assert result.faults == []
+    assert "cannot be checked" in result.notes[0]
+
+
+def test_outputs_that_depend_on_the_batch_are_noted() -> None:
+    result = found(Box(lambda inputs: [Item(f"{text} of {len(inputs)}, first {inputs[0]}") for text in inputs]))
+    assert result.faults == []
+    assert any("depends on the others" in note for note in result.notes)
+    assert any("alone" in note for note in result.notes)
+
+
+def test_a_batch_that_raises_is_a_fault_with_its_size_and_the_rest_is_tried() -> None:
+    def function(inputs: list[str]) -> list[Item]:
+        if len(inputs) > 8:
+            raise BatchRaised("ValueError: too many")
+        return upper(inputs)
+
+    result = found(Box(function))
+    assert result.faults == [f"a batch of {size} failed: ValueError: too many" for size in (16, 20)]
+    assert {run.size for run in result.runs} == {1, 2, 4, 8}
+
+
+def test_a_crash_is_a_fault_and_the_worker_is_started_anew() -> None:
+    def function(inputs: list[str]) -> list[Item]:
+        if len(inputs) == 4:
+            raise WorkerCrashed("killed by SIGSEGV")
+        return upper(inputs)
+
+    box = Box(function)
+    assert found(box).faults == ["a batch of 4 failed: killed by SIGSEGV"]
+    assert box.starts == 2
+
+
+def test_a_batch_beyond_the_deadline_is_a_fault() -> None:
+    result = found(Box(upper, alpha=0.05, beta=0.01), timeout=0.2)
+    assert result.faults == [f"a batch of {size} failed: no answer within 0.2 s" for size in (16, 20)]
+
+
+def test_an_output_that_is_no_string_is_a_fault() -> None:
+    def function(inputs: list[str]) -> list[Item]:
+        return [Item(None, "the output is of type int", fault=True), *upper(inputs[1:])]
+
+    faults = found(Box(function)).faults
+    assert faults[0] == "input 1 of 1: the output is of type int"
+
+
+def test_an_input_the_target_rejects_is_told_with_a_mend() -> None:
+    faults = found(Box(lambda inputs: [Item(None, "no JSON") for _ in inputs]), inputs=["hello"]).faults
+    [fault] = faults
+    assert "'hello'" in fault
+    assert "no JSON" in fault
+    assert "--input" in fault
+
+
+def test_a_target_that_does_not_load_is_no_finding() -> None:
+    class Broken(Box):
+        async def start(self) -> float:
+            raise TargetError("no module named nothing")
+
+    with pytest.raises(TargetError):
+        found(Broken(upper))

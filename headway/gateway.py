@@ -21,7 +21,7 @@ from headway.config import Settings
 from headway.core import ratelimit
 from headway.core.ratelimit import Quota
 from headway.core.service_model import ArrivalRate
-from headway.model import Caller, Entry, Failure, Reply, Stage
+from headway.model import Caller, Entry, Failure, Reply, Stage, Standing
 from headway.ports import Broker
 from headway.supervisor import Supervisor
 from headway.tally import Histogram, Tally
@@ -30,8 +30,8 @@ log = structlog.get_logger(__name__)
 
 DEADLINE_GRAIN = 0.02
 """Width in seconds of the slots that deadlines are gathered in; a 504 is at most this late."""
-REMEMBERED_BATCHES = 512
-"""Batches whose answers `status` still knows."""
+REMEMBERED = 10_000
+"""Answered requests that `status` still knows; their inputs and outputs are not kept."""
 
 
 class Waiter(Protocol):
@@ -112,7 +112,7 @@ class Gateway:
         self._due: dict[int, list[tuple[str, str]]] = {}
         self._due_order: list[int] = []
         self._timer: asyncio.TimerHandle | None = None
-        self._recent: deque[list[tuple[Reply, float]]] = deque(maxlen=REMEMBERED_BATCHES)
+        self._recent: deque[tuple[str, float, Failure | None]] = deque(maxlen=REMEMBERED)
         self._cursor = 0
         self._emptied = asyncio.Event()
 
@@ -197,16 +197,15 @@ class Gateway:
         for held in list(self._held.values()):
             self._settle(held, failure)
 
-    async def status(self, id: str) -> tuple[Reply | Stage, float] | None:
-        """What is known of request `id`: its reply, or where it stands, and its latency in seconds so far."""
+    async def status(self, id: str) -> Standing | None:
+        """What is known of request `id`; None when it is not held and not among the last ones answered."""
         for (tenant, held_id), held in self._held.items():
             if held_id == id:
                 stage = await self._broker.stage(tenant, id)
-                return stage or Stage.QUEUED, self._clock() - held.since
-        for batch in reversed(self._recent):
-            for reply, latency in batch:
-                if reply.id == id:
-                    return reply, latency
+                return Standing(stage or Stage.QUEUED, self._clock() - held.since)
+        for answered, latency, failure in reversed(self._recent):
+            if answered == id:
+                return Standing(Stage.COMPLETED if failure is None else Stage.FAILED, latency, failure)
         return None
 
     def _objection(self, caller: Caller, key: tuple[str, str], model: str) -> Failure | None:
@@ -260,7 +259,6 @@ class Gateway:
 
     def _bring_back(self, replies: Sequence[Reply]) -> None:
         now = self._clock()
-        brought: list[tuple[Reply, float]] = []
         sampled = None
         latencies: Histogram | None = None
         waits: Histogram | None = None
@@ -270,7 +268,7 @@ class Gateway:
             if held is None:
                 continue  # Answered by its deadline, or the client left.
             latency = now - held.since
-            brought.append((reply, latency))
+            self._recent.append((reply.id, latency, reply.failure))
             entry = held.entry
             if (entry.model, entry.tier) != bound or latencies is None or waits is None:
                 bound = (entry.model, entry.tier)
@@ -283,7 +281,6 @@ class Gateway:
                 sampled = reply.ran
                 self.tally.overhead_seconds.observe(max(0.0, latency - reply.queued - sampled.seconds))
             self._tell(held.waiter, reply)
-        self._recent.append(brought)
         if not self._held:
             self._emptied.set()
 
@@ -293,11 +290,10 @@ class Gateway:
         if self._held.pop((entry.tenant, entry.id), None) is None:
             return
         latency = self._clock() - held.since
-        reply = Reply(entry.id, entry.tenant, None, failure)
-        self._recent.append([(reply, latency)])
+        self._recent.append((entry.id, latency, failure))
         self._count(entry, failure.code.lower())
         self.tally.request_seconds[entry.model, self._tiers[entry.tier]].observe(latency)
-        self._tell(held.waiter, reply)
+        self._tell(held.waiter, Reply(entry.id, entry.tenant, None, failure))
         if not self._held:
             self._emptied.set()
 

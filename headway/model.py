@@ -163,10 +163,20 @@ class Settled(msgspec.Struct, frozen=True, gc=False):
 
 
 class Stage(enum.Enum):
-    """Where an entry that has no outcome yet stands: in the queue, or in a batch on a GPU."""
+    """Where an entry stands: in the queue, in a batch on a GPU, or at its end."""
 
     QUEUED = "queued"
     PROCESSING = "processing"
+    COMPLETED = "completed"
+    FAILED = "failed"
+
+
+class Standing(msgspec.Struct, frozen=True, gc=False):
+    """What is known of a request: its stage, its latency in seconds so far, and why it failed if it did."""
+
+    stage: Stage
+    seconds: float
+    failure: Failure | None = None
 
 
 class WorkerStatus(enum.Enum):

@@ -29,7 +29,7 @@ from headway.errors import BadRequest, NotFound, RequestError
 from headway.gateway import Gateway, new_id
 from headway.http.readiness import SERVING, readiness
 from headway.http.shapes import problem, problem_body, problem_header
-from headway.model import Caller, DeadLetter, Stage, WorkerStatus
+from headway.model import Caller, DeadLetter, WorkerStatus
 from headway.ports import Broker, DeadLetters
 
 ID_PREFIX = "req_"
@@ -171,16 +171,11 @@ class _Routes:
         known = await self._gateway.status(id)
         if known is None:
             raise NotFound(f"no request {ID_PREFIX}{id} is held, and none among the last ones answered")
-        standing, seconds = known
-        if isinstance(standing, Stage):
-            status, failure = standing.value, None
-        else:
-            failure = standing.failure
-            status = "completed" if failure is None else "failed"
+        failure = known.failure
         return _json({
             "request_id": ID_PREFIX + id,
-            "status": status,
-            "latency_ms": round(seconds * 1000, 3),
+            "status": known.stage.value,
+            "latency_ms": round(known.seconds * 1000, 3),
             "error": None if failure is None else {"error": failure.code, "message": _text(failure.message)},
         })  # fmt: skip
 

@@ -1,0 +1,290 @@
+"""Sends requests when they are due, and gives each exactly one outcome.
+
+The rules:
+
+1. A request is sent at its due instant whether or not earlier ones were answered (open loop).
+2. With no free connection it opens another, up to the most allowed; else the request waits its turn in the
+   backlog, and its lateness counts.
+3. Latency runs from the due instant; so does the timeout, sent or not.
+4. A request is never sent twice. Its outcome is the answer, or what befell its connection, or the timeout.
+
+Sends are driven by one alarm, set for the next due instant but at most once a millisecond, and by the answers
+that come in; not by one timer per request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+import signal
+from collections import deque
+from collections.abc import Iterator
+from itertools import chain, repeat
+from math import inf
+from time import perf_counter, process_time
+
+import msgspec
+import uvloop
+
+from headway.load.alarm import Alarm
+from headway.load.connection import IDLE, Connection
+from headway.load.payload import Payload
+from headway.load.pool import Pool
+from headway.load.record import Record
+from headway.load.schedule import due_times
+from headway.load.spec import LoadSpec
+
+_TICK = 0.001
+_MOST_AT_ONCE = 256
+"""Sends in one go before answers are looked at again, when the generator is behind."""
+_WARM_SECONDS = 0.15
+"""Connections are opened beforehand for answers that take this long, so that the load does not begin with a
+burst of connecting."""
+_MOST_WARM = 2_000
+_SHOWN_MISMATCHES = 3
+
+
+class _Problem(msgspec.Struct, gc=False):
+    error: str | dict[str, object] | None = None
+
+
+class Generator:
+    """One load test. Build it in a running loop and call `run` once.
+
+    Arguments:
+        spec: the order.
+        nonce: letters and digits that make this run's inputs differ from every other run's.
+
+    Attributes:
+        record: what came of the requests so far.
+        started_at: instant of `time.perf_counter` from which due instants count; infinite before the start.
+
+    Raises:
+        SettingError: the arrivals are a trace that cannot be read.
+    """
+
+    def __init__(self, spec: LoadSpec, nonce: str) -> None:
+        self.record = Record(spec.tiers)
+        self._spec = spec
+        self._payload = Payload(spec, nonce)
+        self._checks = spec.expect != "none"
+        self._times = due_times(spec)
+        self._tiers = _tier_draws(spec)
+        self._backlog: deque[tuple[int, float, int]] = deque()
+        self._pool = Pool(
+            spec.target.host,
+            spec.target.port,
+            spec.connections,
+            lambda: Connection(self),
+            self._tried,
+        )
+        self._loop = asyncio.get_running_loop()
+        self._done: asyncio.Future[None] = self._loop.create_future()
+        self._alarm = Alarm(self._loop, self._pump)
+        self._problem = msgspec.json.Decoder(_Problem).decode
+        self._number = 0
+        self._outstanding = 0
+        self.started_at = self._due = inf
+
+    async def run(self) -> Record:
+        """Send the whole load; returns when every request has its outcome.
+
+        Raises:
+            Unreachable: no connection could be opened to begin with.
+        """
+        spec, record = self._spec, self.record
+        sweep = self._loop.create_task(self._sweep())
+        try:
+            await self._pool.warm(1 + int(min(spec.rate * _WARM_SECONDS, _MOST_WARM)))
+            cpu = process_time()
+            self.started_at = perf_counter()
+            if not record.interrupted:
+                self._due = self.started_at + next(self._times, inf)
+            self._pump()
+            self._settle()
+            await self._done
+            record.cpu = process_time() - cpu
+            record.elapsed = perf_counter() - self.started_at
+        finally:
+            sweep.cancel()
+            self._alarm.close()
+            self._pool.close()
+        return record
+
+    def stop(self) -> None:
+        """Send no more, and do not wait for what is in flight: it counts as `interrupted`."""
+        self.record.interrupted = True
+        self._due = inf
+        self._give_up(inf, "interrupted", "interrupted")
+        self._settle()
+
+    def _pump(self) -> None:
+        """Send what is due."""
+        times, tiers, record, idle = self._times, self._tiers, self.record, self._pool.idle
+        due, start = self._due, self.started_at
+        for _ in range(_MOST_AT_ONCE):
+            now = perf_counter()
+            if due > now:
+                break
+            number, tier = self._number, next(tiers)
+            self._number = number + 1
+            self._outstanding += 1
+            record.lags.append(now - due)
+            record.dues.append(due - start)
+            record.sent[tier] += 1
+            connection = self._pool.take(now) if idle else None
+            if connection is not None:
+                connection.send(self._payload.request(number, tier), number, due, tier)
+            else:
+                self._backlog.append((number, due, tier))
+                record.waited += 1
+            due = start + next(times, inf)
+        self._due = due
+        if self._backlog:
+            self._pool.grow(len(self._backlog))
+        if due < inf:
+            self._alarm.arm(max(due - now, _TICK) if due > now else 0.0)
+
+    # What connections report.
+
+    def ready(self, connection: Connection) -> None:
+        """A connection is open."""
+        pool, record = self._pool, self.record
+        pool.open.add(connection)
+        record.opened += 1
+        record.peak = max(record.peak, len(pool.open))
+        self._reuse(connection, perf_counter())
+
+    def answered(self, connection: Connection, status: int, body: bytes, retry_after: bool, reusable: bool) -> None:
+        """A request got its answer."""
+        now = perf_counter()
+        number, record = connection.number, self.record
+        connection.number = IDLE
+        record.last_answer = now - self.started_at
+        stream = record.streams[connection.tier]
+        if 200 <= status < 300:
+            stream.answered.append(now - connection.due)
+            if self._checks and not self._payload.is_right(number, body):
+                self._mismatch(number, body)
+        else:
+            stream.failed[self._label(status, body)] += 1
+            if status in (429, 503):
+                stream.refused.append(now - connection.due)
+                stream.refused_without_retry_after += not retry_after
+        self._outstanding -= 1
+        if reusable:
+            self._reuse(connection, now)
+        else:
+            connection.retire()
+        if self._due <= now:
+            self._pump()
+        if not self._outstanding:
+            self._settle()
+
+    def lost(self, connection: Connection, cause: str) -> None:
+        """A connection is closed."""
+        self._pool.open.discard(connection)
+        if connection.number != IDLE:
+            connection.number = IDLE
+            self._fail(connection.tier, cause)
+        if self._backlog:
+            self._pool.grow(len(self._backlog))
+
+    def _reuse(self, connection: Connection, now: float) -> None:
+        """Give a free connection the oldest request of the backlog, or put it aside."""
+        if self._backlog:
+            number, due, tier = self._backlog.popleft()
+            connection.send(self._payload.request(number, tier), number, due, tier)
+        else:
+            connection.idle_since = now
+            self._pool.idle.append(connection)
+
+    # Requests that get no answer.
+
+    def _tried(self, failure: str) -> None:
+        """An attempt to connect is over. If it failed, so has the oldest request that waits for a connection."""
+        if failure and self._backlog:
+            _, _, tier = self._backlog.popleft()
+            self._fail(tier, failure)
+        if self._backlog:
+            self._pool.grow(len(self._backlog))
+
+    async def _sweep(self) -> None:
+        """Time out what is overdue, for ever."""
+        timeout = self._spec.timeout
+        while True:
+            await asyncio.sleep(min(max(timeout / 50, 0.001), 0.05))
+            self._give_up(perf_counter() - timeout, "timeout", "timeout before it was sent")
+
+    def _give_up(self, before: float, sent: str, unsent: str) -> None:
+        """End all requests due at `before` or earlier, with one label for those sent and one for those not."""
+        for connection in self._pool.open:
+            if connection.number != IDLE and connection.due <= before:
+                connection.number = IDLE
+                connection.close(sent)
+                self._fail(connection.tier, sent)
+        while self._backlog and self._backlog[0][1] <= before:
+            _, _, tier = self._backlog.popleft()
+            self._fail(tier, unsent)
+
+    def _fail(self, tier: int, label: str) -> None:
+        self.record.streams[tier].failed[label] += 1
+        self._outstanding -= 1
+        self._settle()
+
+    def _settle(self) -> None:
+        if not self._outstanding and self._due == inf and not self._done.done():
+            self._done.set_result(None)
+
+    def _mismatch(self, number: int, body: bytes) -> None:
+        record = self.record
+        record.mismatches += 1
+        if record.mismatches <= _SHOWN_MISMATCHES:
+            record.mismatched.append(f"request {number}: {_printable(body[:200].decode(errors='replace'))}")
+
+    def _label(self, status: int, body: bytes) -> str:
+        """Status and error code of an answer that is no success."""
+        try:
+            error = self._problem(body).error
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            error = None
+        if isinstance(error, dict):
+            error = str(error.get("code") or error.get("type") or "")
+        return f"{status} {_printable(error[:60])}" if error else str(status)
+
+
+def run_load(spec: LoadSpec) -> Record:
+    """Run a load test in an event loop of its own; Ctrl-C ends it early, with what was found until then.
+
+    Raises:
+        SettingError: the arrivals are a trace that cannot be read.
+        Unreachable: no connection could be opened to begin with.
+    """
+
+    async def drive() -> Record:
+        generator = Generator(spec, secrets.token_hex(4))
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGINT, generator.stop)
+        try:
+            return await generator.run()
+        finally:
+            loop.remove_signal_handler(signal.SIGINT)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(drive())
+
+
+def _printable(text: str) -> str:
+    """What a server sent, safe to show in a terminal."""
+    return "".join(c if c.isprintable() else "�" for c in text)
+
+
+def _tier_draws(spec: LoadSpec) -> Iterator[int]:
+    """Which tier each request is of: an endless stream of indices into `spec.tiers`."""
+    weights = list(spec.mix.values())
+    if len(weights) < 2:
+        return repeat(0)
+    dice = random.Random(f"tiers of {spec.seed}")  # noqa: S311 - the same seed, the same load
+    indices = range(len(weights))
+    return chain.from_iterable(dice.choices(indices, weights, k=1024) for _ in repeat(None))

@@ -1,0 +1,216 @@
+"""What a load test is to do: one frozen order, checked when it is built."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from headway.errors import SettingError
+
+DEFAULT_PATH = "/v1/inference"
+DEFAULT_INPUT = "the quick brown fox jumps over the lazy dog"
+EXPECTATIONS = ("none", "upper", "echo")
+ALL = "all"
+"""Name of the one stream of requests when no mix of tiers is asked for."""
+
+_INPUT_MEMBERS = ("input", "input_data", "prompt")
+_MAX_RATE = 1_000_000.0
+_MAX_CONNECTIONS = 60_000
+_MAX_REQUESTS = 500_000_000
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where the requests go: `host` and `port` to connect to, `authority` for the Host header, and `path`."""
+
+    host: str
+    port: int
+    authority: str
+    path: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadSpec:
+    """An order for a load test. Raises SettingError when a part of it cannot be.
+
+    Attributes:
+        target: where the requests go.
+        rate: mean requests per second.
+        duration: seconds during which requests fall due.
+        arrivals: `poisson`, `uniform`, or the path of a trace file.
+        seed: of the dice for arrivals and tiers; the same seed gives the same load.
+        mix: tier name to weight; the tier is sent as X-Request-Tier. Empty: no tier is sent.
+        keys: tier name to API key; the key under "" serves all tiers.
+        body: members of the JSON body; the member `member` is made different in each request.
+        member: name of the body's member that holds the input; "" when it has none to vary.
+        timeout: seconds from the due instant until a request counts as timed out.
+        promise: latency promise in seconds, for goodput; None for none.
+        expect: what the answer's `output` must be: `none` (not checked), `upper` (the input in capitals) or `echo`.
+        connections: most connections open at once; None for as many as the process may open, up to 10,000.
+    """
+
+    target: Target
+    rate: float
+    duration: float
+    arrivals: str = "poisson"
+    seed: int = 0
+    mix: Mapping[str, float] = field(default_factory=dict)
+    keys: Mapping[str, str] = field(default_factory=dict)
+    body: Mapping[str, Any] = field(default_factory=lambda: {"input": DEFAULT_INPUT})
+    member: str = "input"
+    timeout: float = 10.0
+    promise: float | None = None
+    expect: str = "none"
+    connections: int | None = None
+
+    def __post_init__(self) -> None:
+        _between("--rate", self.rate, 0.001, _MAX_RATE, "requests/s")
+        _between("--duration", self.duration, 0.001, 604_800, "s")
+        _between("--timeout", self.timeout, 0.001, 3_600, "s")
+        if self.rate * self.duration > _MAX_REQUESTS:
+            reason = f"makes {self.rate * self.duration:,.0f} requests at --rate {self.rate:g}"
+            raise SettingError("--duration", self.duration, reason, f"Keep it under {_MAX_REQUESTS:,} requests.")
+        if self.promise is not None:
+            _between("--promise", self.promise * 1000, 0.001, 3_600_000, "ms")
+        if self.connections is not None:
+            _between("--connections", self.connections, 1, _MAX_CONNECTIONS, "")
+        if self.expect not in EXPECTATIONS:
+            raise SettingError("--expect", self.expect, "is not known", f"Use {', '.join(EXPECTATIONS)}.")
+        if self.expect != "none" and not self.member:
+            members = ", ".join(_INPUT_MEMBERS)
+            raise SettingError(
+                "--expect", self.expect, f"the body has no text member {members} to check answers by", "Use none."
+            )
+
+    @property
+    def tiers(self) -> tuple[str, ...]:
+        """Names of the streams of requests, in the order of the mix."""
+        return tuple(self.mix) or (ALL,)
+
+
+def parse_target(url: str) -> Target:
+    """The target of `http://host[:port][/path]`; without a scheme http, without a path /v1/inference.
+
+    Raises:
+        SettingError: not such a URL.
+    """
+    example = "For example http://127.0.0.1:8000/v1/inference."
+    if not url.isascii() or not url.isprintable() or " " in url:
+        raise SettingError("URL", url, "has characters no URL has", example)
+    try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        port = parts.port or 80
+    except ValueError as exc:
+        raise SettingError("URL", url, f"is no URL: {exc}", example) from None
+    if parts.scheme != "http":
+        mend = "Measure the server behind its TLS edge, over http." if parts.scheme == "https" else example
+        raise SettingError("URL", url, f"the scheme {parts.scheme!r} is not supported", mend)
+    if not parts.hostname:
+        raise SettingError("URL", url, "names no host", example)
+    path = parts.path if parts.path not in ("", "/") else DEFAULT_PATH
+    authority = parts.netloc.rpartition("@")[2]
+    return Target(parts.hostname, port, authority, f"{path}?{parts.query}" if parts.query else path)
+
+
+def parse_mix(text: str) -> dict[str, float]:
+    """Tier weights from `enterprise=5,paid=25,free=70`; empty text for no mix.
+
+    Raises:
+        SettingError: not of that form, a tier twice, or no weight above 0.
+    """
+    mix: dict[str, float] = {}
+    for part in filter(None, text.split(",")):
+        name, _, weight = (piece.strip() for piece in part.partition("="))
+        try:
+            mix_weight = float(weight)
+        except ValueError:
+            mix_weight = math.nan
+        if not _is_token(name) or name in mix or not (math.isfinite(mix_weight) and mix_weight >= 0):
+            raise SettingError(
+                "--mix", text, f"{part.strip()!r} is not a new TIER=WEIGHT", "For example enterprise=5,paid=25,free=70."
+            )
+        mix[name] = mix_weight
+    if mix and not sum(mix.values()) > 0:
+        raise SettingError("--mix", text, "all weights are 0", "For example enterprise=5,paid=25,free=70.")
+    return mix
+
+
+def parse_keys(texts: Iterable[str], tiers: Iterable[str]) -> dict[str, str]:
+    """API keys from `TIER=KEY` or, for all tiers, `KEY`.
+
+    Raises:
+        SettingError: a tier that is not one of `tiers`, a key twice for one tier, or a key that no header can
+            carry. Keys are not shown.
+    """
+    keys: dict[str, str] = {}
+    known = list(tiers)
+    for text in texts:
+        # A key may end in equals signs, as base64 does.
+        bare = text.rstrip("=")
+        tier, equals, key = text.partition("=") if "=" in bare or bare in known else ("", "", text)
+        shown = f"{tier}{equals}…"
+        if tier and tier not in known:
+            mend = f"Use {' or '.join(known)}." if known else "Name it in --mix, too."
+            raise SettingError("--key", shown, f"the mix has no tier {tier!r}", mend)
+        if tier in keys:
+            raise SettingError("--key", shown, "is given twice", "Give one key for each tier.")
+        if not key or not key.isascii() or not key.isprintable() or " " in key:
+            raise SettingError("--key", shown, "is empty or has characters no header can carry", "Copy it again.")
+        keys[tier] = key
+    return keys
+
+
+def make_body(path: str, text: str | None, model: str | None, content: bytes | None) -> tuple[dict[str, Any], str]:
+    """The body of the requests, and the name of its member that holds the input, "" when none does.
+
+    Arguments:
+        path: route; `/v1/predict` and `/v1/completions` name their members differently from the others.
+        text: the input; None for that of `content`, or a short sentence.
+        model: name of the model; None to leave it out, or for that of `content`.
+        content: a JSON object to start from; None for the least that the route asks for.
+
+    Raises:
+        SettingError: the content is not a JSON object, or the route asks for a model and none is named.
+    """
+    route = path.partition("?")[0]
+    model_member = "model_id" if route.endswith("/v1/predict") else "model"
+    member = "input_data" if route.endswith("/v1/predict") else "input"
+    if route.endswith("/v1/completions"):
+        member = "prompt"
+    body: dict[str, Any] = {}
+    if content is not None:
+        body = _decoded(content)
+        member = next((name for name in _INPUT_MEMBERS if isinstance(body.get(name), str)), member if text else "")
+    elif text is None:
+        text = DEFAULT_INPUT
+    if text is not None:
+        body[member] = text
+    if model is not None:
+        body[model_member] = model
+    if model_member == "model_id" and model_member not in body:
+        raise SettingError("--model", None, f"{route} asks for a model", "Name it.")
+    return body, member
+
+
+def _decoded(content: bytes) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(content, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise SettingError(
+            "--body", content[:40], f"is not a JSON object: {exc}", 'For example {"input": "some text"}.'
+        ) from None
+
+
+def _between(setting: str, value: float, low: float, high: float, unit: str) -> None:
+    if not (math.isfinite(value) and low <= value <= high):
+        reason = f"must lie between {low:g} and {high:g} {unit}".rstrip()
+        raise SettingError(setting, value, reason, "Choose a value in that range.")
+
+
+def _is_token(name: str) -> bool:
+    return bool(name) and name.isascii() and all(c.isalnum() or c in "-_." for c in name)

@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from headway.cli import main
+from tests.load.scripted import Call, Exchange, Scripted
+
+Run = Callable[..., int]
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[Scripted, str]]:
+    """A scripted server on a thread of its own, and its address."""
+    scripted = Scripted(Call.answer, hangs_up=False)
+    loop = asyncio.new_event_loop()
+    listening = loop.run_until_complete(loop.create_server(lambda: Exchange(scripted), "127.0.0.1", 0, backlog=1024))
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    yield scripted, f"127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+
+    async def end() -> None:
+        listening.close()
+        for exchange in scripted.exchanges:
+            exchange.transport.abort()
+        await asyncio.sleep(0)
+
+    asyncio.run_coroutine_threadsafe(end(), loop).result()
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+def bench(*arguments: str) -> int:
+    """Exit code of `headway bench` with a short load, the options of which come first."""
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", "--rate", "1000", "--duration", "0.05", *arguments])
+    return int(ended.value.code or 0)
+
+
+def test_a_table_by_tier(server: tuple[Scripted, str], capsys: pytest.CaptureFixture[str]) -> None:
+    scripted, address = server
+    code = bench(address, "--mix", "paid=1,free=1", "--expect", "upper", "--promise", "9999", "--seed", "4")
+    out = capsys.readouterr().out
+    assert code == 0
+    assert "1,000 requests/s for 0.05 s, poisson arrivals" in out
+    for part in ("paid", "free", "p99.9", "seed 4", "all right", "100.00% of the requests"):
+        assert part in out
+    assert len({call.input for call in scripted.calls}) == len(scripted.calls) > 20
+
+
+def test_json_on_stdout_and_in_a_file(
+    server: tuple[Scripted, str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "result.json"
+    assert bench(server[1], "--arrivals", "uniform", "--json", "--out", str(file)) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == json.loads(file.read_text())
+    assert printed["total"]["outcomes"] == {"ok": 50}
+    assert printed["mismatches"] is None
+
+
+def test_body_model_and_key_reach_the_server_and_the_key_no_result(
+    server: tuple[Scripted, str],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    body = tmp_path / "body.json"
+    body.write_text('{"input": "hello", "parameters": {"k": 1}}')
+    arguments = [server[1], "--body", str(body), "--model", "m", "--key", "canary-1", "--json"]
+    monkeypatch.setattr("sys.argv", ["headway", "bench", *arguments, "--key=canary-2"])
+    assert bench(*arguments) == 0
+    out = capsys.readouterr().out
+    call = server[0].calls[0]
+    assert (call.body["parameters"], call.body["model"]) == ({"k": 1}, "m")
+    assert call.input.endswith(" hello")
+    assert "authorization: bearer canary-1" in call.head
+    assert "canary" not in out
+    assert json.loads(out)["command"][-3:] == ["…", "--json", "--key=…"]
+
+
+def test_wrong_answers_make_it_fail(server: tuple[Scripted, str], capsys: pytest.CaptureFixture[str]) -> None:
+    server[0].script = lambda call: call.answer("wrong")
+    assert bench(server[1], "--expect", "echo", "--json") == 1
+    assert json.loads(capsys.readouterr().out)["mismatches"] > 20
+
+
+def test_refusals_alone_do_not(server: tuple[Scripted, str], capsys: pytest.CaptureFixture[str]) -> None:
+    server[0].script = lambda call: call.answer(status=429, headers="Retry-After: 1\r\n", error="SHED")
+    assert bench(server[1]) == 0
+    assert "all with Retry-After" in capsys.readouterr().out
+
+
+def test_nobody_there_is_said_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench("127.0.0.1:1") == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("headway: no connection to 127.0.0.1:1: ")
+
+
+def test_ctrl_c_shows_what_was_found_until_then(
+    server: tuple[Scripted, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt_at_the_tenth(call: Call) -> None:
+        call.answer()
+        if call.number == 10:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    server[0].script = interrupt_at_the_tenth
+    assert bench(server[1], "--duration", "60", "--json") == 130
+    found = json.loads(capsys.readouterr().out)
+    assert found["interrupted"]
+    assert sum(found["total"]["outcomes"].values()) == found["total"]["requests"] >= 11
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["http://x:y"], "URL = 'http://x:y'"),
+        (["h", "--rate", "0"], "--rate = 0.0: must lie between"),
+        (["h", "--rate", "nan"], "--rate = nan"),
+        (["h", "--arrivals", "/nowhere.csv"], "--arrivals = '/nowhere.csv': cannot be read"),
+        (["h", "--mix", "paid"], "--mix = 'paid'"),
+        (["h", "--key", "paid=x"], "the mix has no tier 'paid'"),
+        (["h", "--body", "/nowhere.json"], "--body = '/nowhere.json': cannot be read"),
+        (["h", "--out", "/nowhere/out.json"], "--out = '/nowhere/out.json': cannot be written"),
+        (["h", "--promise", "-1"], "--promise = -1.0"),
+        (["h", "--expect", "lower"], "--expect = 'lower'"),
+        (["h/v1/predict"], "--model = None: /v1/predict asks for a model"),
+    ],
+)
+def test_a_bad_setting_ends_it_before_it_begins(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench(*arguments) == 3
+    assert says in capsys.readouterr().err

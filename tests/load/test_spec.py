@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.errors import SettingError
+from headway.load.spec import (
+    ALL,
+    DEFAULT_INPUT,
+    LoadSpec,
+    Target,
+    make_body,
+    parse_keys,
+    parse_mix,
+    parse_target,
+)
+
+HERE = Target("127.0.0.1", 8000, "127.0.0.1:8000", "/v1/inference")
+
+
+@pytest.mark.parametrize(
+    ("url", "target"),
+    [
+        ("http://127.0.0.1:8000", HERE),
+        ("127.0.0.1:8000", HERE),
+        ("HTTP://127.0.0.1:8000/", HERE),
+        ("http://gpu/api/inference?x=1", Target("gpu", 80, "gpu", "/api/inference?x=1")),
+        ("http://[::1]:9/a", Target("::1", 9, "[::1]:9", "/a")),
+    ],
+)
+def test_a_url_says_where_to(url: str, target: Target) -> None:
+    assert parse_target(url) == target
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("https://host/", "'https' is not supported.*behind its TLS edge"),
+        ("ftp://host/", "'ftp' is not supported"),
+        ("http://", "names no host"),
+        ("http://host:port/", "is no URL: .*[Pp]ort"),
+        ("http://host:99999/", "is no URL: .*[Pp]ort"),
+        ("http://host/a b", "characters no URL has"),
+        ("http://höst/", "characters no URL has"),
+        ("http://host/a\r\nX: y", "characters no URL has"),
+        ("http://[::1/", "is no URL"),
+    ],
+)
+def test_a_url_that_is_none_is_refused(url: str, says: str) -> None:
+    with pytest.raises(SettingError, match=says):
+        parse_target(url)
+
+
+@given(st.text())
+def test_any_url_is_taken_or_refused(url: str) -> None:
+    try:
+        target = parse_target(url)
+    except SettingError:
+        return
+    assert target.path.startswith("/")
+    assert f"{target.authority}{target.path}".isascii()
+    assert not any(c.isspace() for c in f"{target.authority}{target.path}")
+
+
+def test_a_mix_gives_weights_in_order() -> None:
+    assert list(parse_mix("enterprise=5, paid=25,free=70.5").items()) == [
+        ("enterprise", 5.0),
+        ("paid", 25.0),
+        ("free", 70.5),
+    ]
+    assert parse_mix("") == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("paid", "'paid' is not a new TIER=WEIGHT"),
+        ("paid=", "'paid='"),
+        ("=5", "'=5'"),
+        ("paid=x", "'paid=x'"),
+        ("paid=-1", "'paid=-1'"),
+        ("paid=nan", "'paid=nan'"),
+        ("paid=inf", "'paid=inf'"),
+        ("paid=1,paid=2", "'paid=2'"),
+        ("pa\nid=1", "is not a new TIER=WEIGHT"),
+        ("paid=0,free=0", "all weights are 0"),
+    ],
+)
+def test_a_mix_that_is_none_is_refused(text: str, says: str) -> None:
+    with pytest.raises(SettingError, match=says):
+        parse_mix(text)
+
+
+def test_keys_are_for_a_tier_or_for_all() -> None:
+    assert parse_keys(["paid=abc", "base64=="], ["paid", "free"]) == {"paid": "abc", "": "base64=="}
+    assert parse_keys([], []) == {}
+
+
+@pytest.mark.parametrize(
+    ("texts", "says"),
+    [
+        (["payed=secret"], "no tier 'payed'.*Use paid or free"),
+        (["paid=secret", "paid=secret2"], "is given twice"),
+        (["secret", "secret2"], "is given twice"),
+        (["paid="], "is empty"),
+        (["sec ret"], "no header can carry"),
+        (["sec\r\nret"], "no header can carry"),
+        ([""], "is empty"),
+    ],
+)
+def test_keys_that_cannot_be_are_refused_and_not_shown(texts: list[str], says: str) -> None:
+    with pytest.raises(SettingError, match=says) as caught:
+        parse_keys(texts, ["paid", "free"])
+    assert "ret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "model", "content", "body", "member"),
+    [
+        ("/v1/inference", None, None, None, {"input": DEFAULT_INPUT}, "input"),
+        ("/v1/inference", "hi", "m", None, {"input": "hi", "model": "m"}, "input"),
+        ("/v1/predict?x", "hi", "m", None, {"input_data": "hi", "model_id": "m"}, "input_data"),
+        ("/v1/completions", "hi", "m", None, {"prompt": "hi", "model": "m"}, "prompt"),
+        ("/v1/inference", None, None, b'{"input": "a", "parameters": {}}', {"input": "a", "parameters": {}}, "input"),
+        ("/v1/inference", "hi", None, b'{"input": "a", "n": 1}', {"input": "hi", "n": 1}, "input"),
+        ("/v1/predict", None, None, b'{"model_id": "m", "input_data": "a"}', {"model_id": "m", "input_data": "a"}, "input_data"),
+        ("/v2/models/m/infer", None, None, b'{"inputs": []}', {"inputs": []}, ""),
+        ("/v1/embeddings", None, None, b'{"input": ["a", "b"]}', {"input": ["a", "b"]}, ""),
+    ],
+)  # fmt: skip
+def test_the_body_suits_the_route(
+    path: str, text: str | None, model: str | None, content: bytes | None, body: dict[str, Any], member: str
+) -> None:
+    assert make_body(path, text, model, content) == (body, member)
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b'"text"', b"{", b'{"a": "\xff"}'])
+def test_a_body_that_is_no_object_is_refused(content: bytes) -> None:
+    with pytest.raises(SettingError, match="is not a JSON object"):
+        make_body("/v1/inference", None, None, content)
+
+
+def test_a_route_that_asks_for_a_model_gets_one() -> None:
+    with pytest.raises(SettingError, match=r"--model.*asks for a model"):
+        make_body("/v1/predict", "hi", None, None)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"rate": 0.0}, "--rate = 0.0: must lie between 0.001"),
+        ({"rate": math.nan}, "--rate = nan"),
+        ({"rate": 1e9}, "--rate"),
+        ({"duration": 0.0}, "--duration"),
+        ({"duration": math.inf}, "--duration"),
+        ({"rate": 1e6, "duration": 600_000.0}, "--duration.*600,000,000,000 requests"),
+        ({"timeout": 0.0}, "--timeout"),
+        ({"promise": 0.0}, r"--promise = 0.0: must lie between .* ms"),
+        ({"connections": 0}, "--connections"),
+        ({"expect": "lower"}, "--expect = 'lower': is not known. Use none, upper, echo"),
+        ({"expect": "upper", "member": ""}, "--expect.*no text member"),
+    ],
+)
+def test_an_order_that_cannot_be_is_refused(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(SettingError, match=says):
+        LoadSpec(**{"target": HERE, "rate": 1.0, "duration": 1.0, **settings})
+
+
+def test_without_a_mix_there_is_one_stream() -> None:
+    assert LoadSpec(target=HERE, rate=1.0, duration=1.0).tiers == (ALL,)
+    assert LoadSpec(target=HERE, rate=1.0, duration=1.0, mix={"paid": 1.0}).tiers == ("paid",)

@@ -99,7 +99,7 @@ def _remarks(report: Report) -> list[str]:
     lag = own.lag_ms
     lines.append(
         f"Generator: {own.cpu_us_per_request:.1f} µs CPU per request, {own.cpu_share:.0%} of a core; sends late by "
-        f"p50 {lag.p50:.2f}, p99 {lag.p99:.2f}, max {lag.max:.2f} ms; {own.connections_peak:,} connections at once, "
+        f"p50 {lag.p50:.2f}, p99 {lag.p99:.2f}, max {lag.max:.2f} ms; connections: at most {own.connections_peak:,}, "
         f"{own.waited_for_connection:,} requests had to wait for one."
     )
     if lag.p99 > _LATE_MS or own.cpu_share > _BUSY:

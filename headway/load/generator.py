@@ -38,10 +38,10 @@ from headway.load.spec import LoadSpec
 _TICK = 0.001
 _MOST_AT_ONCE = 256
 """Sends in one go before answers are looked at again, when the generator is behind."""
-_WARM_SECONDS = 0.15
+_WARM_SECONDS = 0.25
 """Connections are opened beforehand for answers that take this long, so that the load does not begin with a
 burst of connecting."""
-_MOST_WARM = 2_000
+_MOST_WARM = 2_500
 _SHOWN_MISMATCHES = 3
 
 

@@ -1,6 +1,6 @@
 """The admin port: health, workers, dead letters, metrics. For operators, never for clients.
 
-Everything but `/livez` and `/readyz` asks for the service token when one is configured. Without a token the
+Everything but `/livez`, `/readyz` and `/healthz` asks for the service token when one is configured. Without a token the
 port listens on loopback only, and answers only to names of loopback: a web page that has its own name resolve
 to 127.0.0.1 (DNS rebinding) is turned away.
 """
@@ -17,18 +17,17 @@ from typing import Any
 import msgspec
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headway import __version__, errors, metrics
 from headway.config import is_loopback
-from headway.errors import BadRequest, NotFound, RequestError
+from headway.errors import BadRequest, NotFound
 from headway.gateway import Gateway, new_id
-from headway.http.readiness import SERVING, readiness
-from headway.http.shapes import problem, problem_body, problem_header
+from headway.http import readiness
+from headway.http.refusals import handlers, refusal
 from headway.model import Caller, DeadLetter, WorkerStatus
 from headway.ports import Broker, DeadLetters
 
@@ -38,7 +37,7 @@ LISTED = 100
 """Dead letters in one listing, unless `?limit=` says otherwise."""
 MOST_LISTED = 10_000
 
-_OPEN = ("/livez", "/readyz")
+_OPEN = ("/livez", "/readyz", "/healthz")
 
 
 def build(gateway: Gateway, broker: Broker, letters: DeadLetters, clock: Callable[[], float]) -> ASGIApp:
@@ -53,8 +52,7 @@ def build(gateway: Gateway, broker: Broker, letters: DeadLetters, clock: Callabl
     on = _Routes(gateway, broker, letters, clock)
     app = Starlette(
         routes=[
-            Route("/livez", on.live),
-            Route("/readyz", on.ready),
+            *readiness.routes(gateway, broker),
             Route("/metrics", on.metrics),
             Route("/internal/health", on.health),
             Route("/internal/workers", on.workers),
@@ -63,7 +61,7 @@ def build(gateway: Gateway, broker: Broker, letters: DeadLetters, clock: Callabl
             Route("/internal/dlq/{id}", on.letter, methods=["GET", "DELETE"]),
             Route("/internal/dlq/{id}/replay", on.replay, methods=["POST"]),
         ],
-        exception_handlers={RequestError: _refused, HTTPException: _no_route, Exception: _broken},
+        exception_handlers=handlers(),
     )
     return _Guard(app, gateway.settings.admin_token)
 
@@ -77,22 +75,22 @@ class _Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in _OPEN:
-            refusal = self._refusal(Headers(scope=scope))
-            if refusal is not None:
-                await refusal(scope, receive, send)
+            refused = self._refusal(Headers(scope=scope), scope["state"]["request_id"])
+            if refused is not None:
+                await refused(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
-    def _refusal(self, headers: Headers) -> Response | None:
+    def _refusal(self, headers: Headers, id: str) -> Response | None:
         if self._token:
             scheme, _, credential = headers.get("authorization", "").partition(" ")
             if scheme.lower() == "bearer" and hmac.compare_digest(credential.strip().encode("latin-1"), self._token):
                 return None
-            return _problem(errors.UNAUTHENTICATED, "this route needs the service token: Authorization: Bearer …")
+            return refusal(id, errors.UNAUTHENTICATED, "this route needs the service token: Authorization: Bearer …")
         if is_loopback(_host(headers.get("host", ""))):
             return None
         message = "without a service token this port answers to 127.0.0.1 and localhost only; set HEADWAY_ADMIN_TOKEN"
-        return _problem(errors.FORBIDDEN, message)
+        return refusal(id, errors.FORBIDDEN, message)
 
 
 def _host(header: str) -> str:
@@ -108,13 +106,6 @@ class _Routes:
         self._letters = letters
         self._clock = clock
 
-    async def live(self, request: Request) -> Response:
-        return PlainTextResponse("ok")
-
-    async def ready(self, request: Request) -> Response:
-        status = readiness(self._gateway.draining, await self._broker.workers())
-        return PlainTextResponse(status, 200 if status in SERVING else 503)
-
     async def metrics(self, request: Request) -> Response:
         tiers = self._settings.tier_names
         state = await metrics.gather(self._gateway.tally, tiers, self._broker, self._letters)
@@ -127,7 +118,7 @@ class _Routes:
         up = [worker.utilisation for worker in workers if worker.status is WorkerStatus.HEALTHY]
         tiers = self._settings.tier_names
         return _json({
-            "status": readiness(self._gateway.draining, workers),
+            "status": readiness.readiness(self._gateway.draining, workers),
             "gpu_utilization": round(sum(up) / len(up), 4) if up else 0.0,
             "queue_depth": sum(depth.depth for depth in depths),
             "queue_oldest_seconds": round(max((depth.oldest_seconds for depth in depths), default=0.0), 4),
@@ -216,7 +207,7 @@ class _Routes:
             # It may have died once more, under its fresh id; it stays known under its first.
             await self._letters.remove(fresh)
             failure = reply.failure
-            return _problem(failure.code, failure.message, fresh, failure.retry_after, failure.reason)
+            return refusal(ID_PREFIX + fresh, failure.code, failure.message, failure.retry_after, failure.reason)
         await self._letters.remove(entry.id)
         return _json({
             "request_id": ID_PREFIX + fresh,
@@ -271,30 +262,3 @@ def _instant(seconds: float) -> str:
 
 def _json(content: Any) -> Response:
     return Response(msgspec.json.encode(content), media_type="application/json")
-
-
-def _problem(
-    code: str, message: str, id: str | None = None, retry_after: float | None = None, reason: str = ""
-) -> Response:
-    document = problem(code, message, ID_PREFIX + (id or new_id()), retry_after)
-    return Response(problem_body(document), errors.STATUS[code], problem_header(code, retry_after, reason))
-
-
-async def _refused(request: Request, exc: Exception) -> Response:
-    assert isinstance(exc, RequestError)  # noqa: S101 - Starlette calls this for no other
-    return _problem(exc.code, exc.message, retry_after=exc.retry_after)
-
-
-async def _no_route(request: Request, exc: Exception) -> Response:
-    """Starlette's own refusals: no such route, or not with this method."""
-    assert isinstance(exc, HTTPException)  # noqa: S101 - Starlette calls this for no other
-    if exc.status_code == errors.STATUS[errors.METHOD_NOT_ALLOWED]:
-        response = _problem(errors.METHOD_NOT_ALLOWED, f"{request.method} is not served at {request.url.path}")
-    else:
-        response = _problem(errors.NOT_FOUND, f"nothing is served at {request.url.path}")
-    response.headers.update(exc.headers or {})
-    return response
-
-
-async def _broken(request: Request, exc: Exception) -> Response:
-    return _problem(errors.INTERNAL, "an unexpected fault of the server; its log says more")

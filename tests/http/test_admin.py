@@ -67,6 +67,7 @@ class Port:
             "headers": headers,
             "client": ("127.0.0.1", 1),
             "server": ("127.0.0.1", 9000),
+            "state": {"request_id": "req_door"},
         }
         sent: list[Any] = []
 
@@ -104,9 +105,11 @@ def test_health_and_readiness_of_an_idle_service() -> None:
         assert (health["gpu_utilization"], health["queue_depth"], health["requests_per_second"]) == (0.0, 0, 0.0)
         assert health["workers"] == {"starting": 0, "healthy": 1, "degraded": 0, "offline": 0}
         assert [queue["tier"] for queue in health["queues"]] == ["enterprise", "paid", "free"]
-        for path in ("/livez", "/readyz"):
+        for path in ("/livez", "/readyz", "/healthz"):
             answer = await port.get(path)
-            assert (answer.status, answer.body) == (200, b"ok")
+            assert (answer.status, answer.json) == (200, {"status": "ok"})
+        verbose = await port.get("/readyz?verbose")
+        assert verbose.json == {"status": "ok", "checks": {"workers": "1 of 1 healthy", "draining": False}}
 
     played(scene)
 
@@ -152,7 +155,7 @@ def test_a_service_without_workers_is_alive_but_not_ready() -> None:
 async def expect_not_ready(port: Port, word: str) -> None:
     assert (await port.get("/internal/health")).json["status"] == word
     ready = await port.get("/readyz")
-    assert (ready.status, ready.body) == (503, word.encode())
+    assert (ready.status, ready.json) == (503, {"status": word})
     assert (await port.get("/livez")).status == 200
 
 
@@ -295,7 +298,7 @@ def test_the_service_token_is_asked_for(path: str) -> None:
             assert b"s3cret" not in refused.body
         for right in ("Bearer s3cret", "bearer  s3cret "):
             assert (await port.ask("GET", path, host="headway.example", token=right)).status in (200, 404)
-        for free in ("/livez", "/readyz"):
+        for free in ("/livez", "/readyz", "/healthz"):
             assert (await port.ask("GET", free, host="10.0.0.7")).status == 200
 
     played(scene, admin_token="s3cret")
@@ -318,8 +321,8 @@ def test_unknown_routes_and_methods_are_problem_documents() -> None:
         assert (missing.status, missing.json["error"]) == (404, "NOT_FOUND")
         wrong = await port.ask("PUT", "/internal/dlq/x")
         assert (wrong.status, wrong.json["error"]) == (405, "METHOD_NOT_ALLOWED")
-        assert set(wrong.headers["allow"].split(", ")) == {"GET", "HEAD", "DELETE"}
-        assert missing.json["request_id"].startswith("req_")
+        assert set(wrong.headers["allow"].split(", ")) == {"GET", "HEAD", "DELETE", "OPTIONS"}
+        assert missing.json["request_id"] == wrong.json["request_id"] == "req_door"
 
     played(scene)
 

@@ -1,0 +1,82 @@
+"""The words on the socket pair between a worker's parent and its child.
+
+Both ends speak frames: MAGIC, the length of what follows, and one word as msgpack. The child says Ready or
+Refused, once; then it answers each Run with Answer or Failed. MAGIC tells a frame from what user code may
+have written on the descriptor by mistake.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+
+HEADER = struct.Struct(">4sQ")
+"""MAGIC and the number of bytes that follow."""
+MAGIC = b"HdwF"
+MAX_FRAME = 1 << 30
+"""Largest frame either end takes, in bytes."""
+MAX_OUTPUT = 16 << 20
+"""Largest output of one input, in bytes of UTF-8."""
+MAX_OUTPUTS = 192 << 20
+"""Largest outputs of one batch together, in characters."""
+
+
+class Run(msgspec.Struct, array_like=True, gc=False):
+    """Parent to child: run this batch. `parameters` holds JSON texts, empty for none, if the target takes them."""
+
+    number: int
+    inputs: list[str]
+    parameters: list[bytes] | None = None
+
+
+class Ready(msgspec.Struct, array_like=True, tag="ready", gc=False):
+    """The target is loaded. `source` is its file, empty when it has none."""
+
+    takes_parameters: bool
+    source: str
+
+
+class Refused(msgspec.Struct, array_like=True, tag="refused", gc=False):
+    """The target cannot be loaded: why, and how to mend it."""
+
+    message: str
+
+
+class Answer(msgspec.Struct, array_like=True, tag="answer", gc=False):
+    """One output per input; where it is None, `errors` has (text, fault) under its place, see `model.Item`."""
+
+    number: int
+    outputs: list[str | None]
+    errors: dict[int, tuple[str, bool]]
+
+
+class Failed(msgspec.Struct, array_like=True, tag="failed", gc=False):
+    """The whole batch failed: user code raised, or (`bad_output`) returned what is no list of that length."""
+
+    number: int
+    bad_output: bool
+    message: str
+
+
+class NoFrame(Exception):
+    """The pipe carries something that is no frame."""
+
+
+def framed(content: bytes) -> bytes:
+    """`content` as one frame."""
+    return HEADER.pack(MAGIC, len(content)) + content
+
+
+def length(header: bytes) -> int:
+    """Bytes that follow `header`.
+
+    Raises:
+        NoFrame: it is no header, or announces more than MAX_FRAME.
+    """
+    magic, size = HEADER.unpack(header)
+    if magic != MAGIC:
+        raise NoFrame(f"{header!r} is no header of a frame")
+    if size > MAX_FRAME:
+        raise NoFrame(f"a frame of {size} bytes is over the limit of {MAX_FRAME}")
+    return int(size)

@@ -1,0 +1,95 @@
+r"""Log lines made of what a child process prints. Pure: bytes in, bounded and printable lines out.
+
+A child may print anything: half lines, other encodings, escape sequences, gigabytes. So lines end at \n or \r
+(progress bars), bytes that are no UTF-8 and characters that do not print are escaped (nobody can forge a line or
+steer a terminal), long lines are cut, and above `per_second` lines are only counted.
+"""
+
+from __future__ import annotations
+
+_END = b"\n"
+
+
+def printable(text: bytes) -> str:
+    """`text` read as UTF-8, with escapes for what is none and for what does not print."""
+    shown = text.decode("utf-8", "backslashreplace")
+    if shown.isprintable():
+        return shown
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in shown)
+
+
+class Lines:
+    """Cuts a stream of bytes to lines.
+
+    Arguments:
+        longest: bytes of a line that are kept.
+        per_second: lines let through in each second.
+        tail: bytes kept at the end of the stream, for last words.
+    """
+
+    def __init__(self, longest: int = 2000, per_second: int = 200, tail: int = 1500) -> None:
+        self._longest, self._per_second, self._keep = longest, per_second, tail
+        self._rest = b""
+        self._skipping = False
+        self._second = float("-inf")
+        self._left = 0
+        self._dropped = 0
+        self._tail = b""
+
+    def feed(self, chunk: bytes, now: float) -> list[str]:
+        """The lines that `chunk`, read at instant `now`, completes, as far as they are let through."""
+        self._tail = (self._tail + chunk)[-self._keep :]
+        if now - self._second >= 1.0:
+            self._second, self._left = now, self._per_second
+        if self._left == 0 and len(chunk) > self._longest:
+            return self._drop(chunk)
+        pieces = (self._rest + chunk).replace(b"\r", _END).split(_END)
+        self._rest = pieces.pop()
+        lines = []
+        for piece in pieces:
+            if self._skipping:
+                self._skipping = False
+            elif piece:
+                lines.append(self._cut(piece))
+        if len(self._rest) > self._longest:
+            if not self._skipping:
+                lines.append(self._cut(self._rest))
+            self._rest, self._skipping = b"", True
+        elif self._skipping:
+            self._rest = b""
+        return self._let_through(lines)
+
+    def finish(self) -> list[str]:
+        """The last line, when the stream ends without a line end."""
+        rest, self._rest = self._rest, b""
+        return [self._cut(rest)] if rest else []
+
+    @property
+    def dropped(self) -> int:
+        """How many lines were dropped since `take_dropped`."""
+        return self._dropped
+
+    def take_dropped(self) -> int:
+        """How many lines were dropped since this was last asked."""
+        dropped, self._dropped = self._dropped, 0
+        return dropped
+
+    def last_words(self, count: int) -> list[str]:
+        """The last `count` lines of the stream, dropped or not."""
+        return [self._cut(line) for line in self._tail.splitlines() if line][-count:]
+
+    def _drop(self, chunk: bytes) -> list[str]:
+        """Count the lines of a flood without making them."""
+        self._dropped += chunk.count(_END)
+        self._rest, self._skipping = b"", not chunk.endswith(_END)
+        return []
+
+    def _let_through(self, lines: list[str]) -> list[str]:
+        passed = lines[: self._left]
+        self._left -= len(passed)
+        self._dropped += len(lines) - len(passed)
+        return passed
+
+    def _cut(self, line: bytes) -> str:
+        text = printable(line[: self._longest])
+        return f"{text} … (cut)" if len(line) > self._longest else text

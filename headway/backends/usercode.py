@@ -1,0 +1,232 @@
+"""User code, inside the child process: how it is found, built and called.
+
+The target may be:
+
+- a function `f(inputs)`, or `f(inputs, parameters)` with a second parameter of exactly that name, which gets
+  one object per input, `{}` for a request without parameters;
+- a class: built once without arguments, `setup(device)` called if it has one, then its instance is called like
+  a function. `device` is `cuda:0`, the only GPU the process can see, or `cpu` when it sees none;
+- either of them `async`. One event loop lives as long as the process.
+
+Whatever user code raises, SystemExit included, comes out of here as Refusal (while loading) or unchanged
+(while running); it never ends the process.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    import asyncio
+
+_MAX_TEXT = 500
+
+
+class Refusal(Exception):
+    """The target cannot be served; the text is for its author."""
+
+
+def describe(exc: BaseException) -> str:
+    """Type and text of an exception, bounded and proper Unicode, whatever its own `__str__` does."""
+    try:
+        text = str(exc)[:_MAX_TEXT]
+    except Exception:
+        text = "(its text cannot be shown)"
+    shown = f"{type(exc).__name__}: {text}" if text else type(exc).__name__
+    return shown.encode("utf-8", "backslashreplace").decode()
+
+
+def show(exc: BaseException) -> None:
+    """Print the traceback to stderr, as for an error that nobody caught."""
+    sys.__excepthook__(type(exc), exc, exc.__traceback__)
+
+
+class UserLoop:
+    """The event loop of async targets, made when the first one needs it: asyncio is slow to import."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def finish(self, result: Any) -> Any:
+        """`result` itself, or what it comes to when it is awaitable."""
+        if not hasattr(type(result), "__await__"):
+            return result
+        if self._loop is None:
+            import asyncio
+
+            self._loop = asyncio.new_event_loop()
+        return self._loop.run_until_complete(_awaited(result))
+
+    def idle(self, fd: int) -> None:
+        """Let the user's background tasks, if there is a loop, go on until `fd` is readable."""
+        if self._loop is None:
+            return
+        readable: asyncio.Future[None] = self._loop.create_future()
+
+        def wake() -> None:
+            if not readable.done():
+                readable.set_result(None)
+
+        self._loop.add_reader(fd, wake)
+        try:
+            self._loop.run_until_complete(readable)
+        finally:
+            self._loop.remove_reader(fd)
+
+
+async def _awaited(result: Any) -> Any:
+    return await result
+
+
+class Target:
+    """A loaded target.
+
+    Arguments:
+        call: the user's callable.
+        name: the target as the user wrote it.
+        source: the file it comes from, empty when there is none.
+        loop: finishes what is async.
+
+    Raises:
+        Refusal: `call` cannot be called with a list of inputs.
+    """
+
+    def __init__(self, call: Callable[..., Any], name: str, source: str, loop: UserLoop) -> None:
+        self.source = source
+        self._call, self._loop = call, loop
+        self.takes_parameters, self._by_name = _signature(call, name)
+
+    def run(self, inputs: list[str], parameters: list[bytes] | None) -> object:
+        """What user code makes of one batch; raises what it raises. `parameters` are JSON texts, or empty."""
+        if not self.takes_parameters:
+            return self._loop.finish(self._call(inputs))
+        decoded = [msgspec.json.decode(text) if text else {} for text in parameters or [b""] * len(inputs)]
+        if self._by_name:
+            return self._loop.finish(self._call(inputs, parameters=decoded))
+        return self._loop.finish(self._call(inputs, decoded))
+
+
+def _signature(call: Callable[..., Any], name: str) -> tuple[bool, bool]:
+    """Whether `call` takes parameters, and whether by name."""
+    import inspect
+
+    try:
+        signature = inspect.signature(call)
+    except (TypeError, ValueError):
+        return False, False
+    own = list(signature.parameters.values())
+    second = own[1] if len(own) > 1 and own[1].name == "parameters" else None
+    by_name = second is not None and second.kind is second.KEYWORD_ONLY
+    try:
+        if by_name:
+            signature.bind(None, parameters=None)
+        else:
+            signature.bind(*[None] * (1 if second is None else 2))
+    except TypeError:
+        raise Refusal(
+            f"target {name}: its signature is {signature}. "
+            "Let it take one argument, the list of inputs, and if it likes a second one named parameters."
+        ) from None
+    return second is not None, by_name
+
+
+def load(kind: str, place: str, attribute: str, loop: UserLoop) -> Target:
+    """Import, build and set up a target.
+
+    Arguments:
+        kind: `module` or `file`.
+        place: the module's name, or the file's path.
+        attribute: a name in it, may be dotted.
+        loop: finishes what is async.
+
+    Raises:
+        Refusal: it cannot be served.
+    """
+    name = f"{place}:{attribute}"
+    module = found = _import(kind, place, name)
+    for part in attribute.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            raise Refusal(f"target {name}: {place} has no {part!r}. {_meant(found, part)}") from None
+    if isinstance(found, type):
+        found = _build(found, name, loop)
+    elif not callable(found):
+        raise Refusal(f"target {name}: it is of type {type(found).__name__}. Name a function or a class.")
+    return Target(found, name, getattr(module, "__file__", None) or "", loop)
+
+
+def _import(kind: str, place: str, name: str) -> Any:
+    try:
+        if kind == "file":
+            return _import_file(place)
+        sys.path.insert(0, os.getcwd())  # noqa: PTH109
+        return importlib.import_module(place)
+    except ModuleNotFoundError as exc:
+        if kind == "module" and exc.name is not None and f"{place}.".startswith(f"{exc.name}."):
+            raise Refusal(
+                f"target {name}: there is no module {exc.name!r} in the working directory or on the Python path. "
+                "Start Headway where it lies, or set PYTHONPATH."
+            ) from None
+        raise _raised(name, "importing it", exc) from None
+    except BaseException as exc:
+        raise _raised(name, "importing it", exc) from None
+
+
+def _raised(name: str, doing: str, exc: BaseException) -> Refusal:
+    show(exc)
+    return Refusal(f"target {name}: {doing} raised {describe(exc)}. The log has the traceback; mend it there.")
+
+
+def _import_file(place: str) -> Any:
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    folder, file = os.path.split(os.path.abspath(place))  # noqa: PTH100
+    stem = file.removesuffix(".py")
+    sys.path.insert(0, folder)
+    taken = stem in sys.modules or stem in sys.stdlib_module_names or not stem.isidentifier()
+    spec = spec_from_file_location(f"target_{stem}" if taken else stem, place)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{place} is no Python source")
+    module = module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _meant(where: object, part: str) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(part, dir(where), 1)
+    return f"Did you mean {near[0]!r}?" if near else "Name a function or class that it defines."
+
+
+def _build(cls: type, name: str, loop: UserLoop) -> Any:
+    """An instance of a class target, set up."""
+    try:
+        instance = cls()
+    except BaseException as exc:
+        raise _raised(name, "building it without arguments", exc) from None
+    if not callable(instance):
+        raise Refusal(f"target {name}: the class has no __call__. Give it one that takes the list of inputs.")
+    setup = getattr(instance, "setup", None)
+    if setup is not None:
+        device = _device()
+        try:
+            loop.finish(setup(device))
+        except BaseException as exc:
+            raise _raised(name, f"setup({device!r})", exc) from None
+    return instance
+
+
+def _device() -> str:
+    """The GPU left visible to this process, under the name frameworks use for it."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    present = any(os.path.exists(path) for path in ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd"))  # noqa: PTH110
+    return "cuda:0" if visible and present else "cpu"

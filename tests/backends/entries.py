@@ -1,0 +1,25 @@
+"""Entries for backends, which look at nothing but their input and parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headway.model import Entry
+
+
+def batch(*inputs: str, parameters: Sequence[bytes] = ()) -> list[Entry]:
+    """One entry for each input."""
+    return [
+        Entry(
+            id=str(place),
+            model="m",
+            input=text,
+            tier=0,
+            tenant="t",
+            gateway="g",
+            queue_timeout=1.0,
+            timeout=1.0,
+            parameters=parameters[place] if parameters else b"",
+        )
+        for place, text in enumerate(inputs)
+    ]

@@ -1,0 +1,78 @@
+"""How what user code returns is judged, without a process."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from headway.backends import child, frames
+from headway.backends.frames import Answer, Failed, NoFrame
+from headway.backends.usercode import Refusal, Target, UserLoop, describe
+
+
+def test_a_limit_holds_for_one_output_and_for_all_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames, "MAX_OUTPUT", 8)
+    monkeypatch.setattr(frames, "MAX_OUTPUTS", 20)
+    judged = child.judge(1, 4, ["x" * 8, "x" * 9, "é" * 4, "é" * 5])
+    assert isinstance(judged, Answer)
+    assert judged.outputs == ["x" * 8, None, "éééé", None]
+    assert [(place, fault) for place, (_, fault) in judged.errors.items()] == [(1, True), (3, True)]
+    failed = child.judge(2, 3, ["x" * 7] * 3)
+    assert failed == Failed(2, True, "the outputs come to 21 characters, the limit is 20")
+
+
+@pytest.mark.parametrize("result", [None, "ab", {"a": "b", "c": "d"}, iter(["a", "b"]), {"a", "b"}, 2])
+def test_only_a_list_or_a_tuple_is_a_list(result: object) -> None:
+    judged = child.judge(1, 2, result)
+    assert isinstance(judged, Failed)
+    assert judged.bad_output
+    assert "expected a list of 2 outputs" in judged.message
+
+
+def test_the_length_is_that_of_the_inputs_as_they_were_sent() -> None:
+    def emptied(inputs: list[str]) -> list[str]:
+        inputs.clear()
+        return inputs
+
+    judged = child.run(Target(emptied, "emptied", "", UserLoop()), frames.Run(1, ["a", "b"]))
+    assert judged == Failed(1, True, "the target returned 0 outputs for 2 inputs")
+
+
+def test_an_exception_class_is_no_exception_instance() -> None:
+    judged = child.judge(1, 1, [ValueError])
+    assert isinstance(judged, Answer)
+    assert judged.errors == {0: ("the target returned type for this input, expected str", True)}
+
+
+def test_an_error_text_is_bounded_and_proper_unicode() -> None:
+    assert describe(ValueError("x" * 10_000)) == "ValueError: " + "x" * 500
+    assert describe(ValueError("\ud800")) == "ValueError: \\ud800"
+    assert describe(KeyError()) == "KeyError"
+
+
+def test_a_builtin_without_a_signature_is_called_with_inputs() -> None:
+    assert Target(dict.fromkeys, "fromkeys", "", UserLoop()).run(["a"], None) == {"a": None}
+
+
+def test_parameters_that_are_not_second_are_not_ours() -> None:
+    with pytest.raises(Refusal, match="its signature is"):
+        Target(lambda parameters, inputs: inputs, "swapped", "", UserLoop())
+
+
+def test_frames_of_any_size_are_read_whole_one_after_the_other() -> None:
+    reading, writing = os.pipe()
+    pipe = child.Pipe(reading)
+    contents = [b"", b"x", b"y" * 30_000]
+    os.write(writing, b"".join(map(frames.framed, contents)))
+    assert [pipe.receive() for _ in contents] == contents
+    assert not pipe.holds
+    os.close(writing)
+    assert pipe.receive() is None
+    os.close(reading)
+
+
+@pytest.mark.parametrize("header", [b"GET / HTTP/1", frames.HEADER.pack(frames.MAGIC, frames.MAX_FRAME + 1)])
+def test_what_is_no_frame_is_not_read(header: bytes) -> None:
+    with pytest.raises(NoFrame):
+        frames.length(header)

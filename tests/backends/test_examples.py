@@ -1,0 +1,73 @@
+"""The examples that stand in for a GPU and for a remote API, served as a user would."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from headway.backends.http import HttpBackend
+from headway.backends.process import ProcessBackend
+from headway.errors import BatchRaised, RemoteError
+from headway.model import Item
+from headway.target import FileTarget, RemoteTarget
+from tests.backends.entries import batch
+from tests.backends.recorder import Recorder
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+LONG = 10.0
+
+
+def test_the_emulated_gpu_enforces_the_rules_of_a_real_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADWAY_EMULATED_MS", "1")
+    monkeypatch.setenv("HEADWAY_EMULATED_MAX", "3")
+    target = FileTarget(EXAMPLES / "emulated_gpu.py", "EmulatedGPU")
+
+    async def main() -> None:
+        backend = ProcessBackend(target, worker="gpu-0", device="0", start_timeout=LONG, log=Recorder())
+        assert await backend.start() >= 0.001
+        try:
+            assert await backend.run(batch("a", "b", "c"), LONG) == [Item("A"), Item("B"), Item("C")]
+            with pytest.raises(BatchRaised, match="a batch of 4; this GPU takes 1 to 3"):
+                await backend.run(batch("a", "b", "c", "d"), LONG)
+        finally:
+            await backend.stop()
+
+    asyncio.run(main())
+
+
+@asynccontextmanager
+async def remote_api(*options: str) -> AsyncIterator[RemoteTarget]:
+    """The example, on a port of the system's choice."""
+    program = [sys.executable, str(EXAMPLES / "remote_api.py"), "--port", "0", *options]
+    process = await asyncio.create_subprocess_exec(*program, stderr=subprocess.PIPE)
+    try:
+        assert process.stderr is not None
+        async for line in process.stderr:
+            if b"running on " in line:
+                yield RemoteTarget(line.split(b"running on ")[1].split()[0].decode() + "/batch")
+                break
+    finally:
+        process.kill()
+        await process.communicate()
+
+
+def test_the_remote_api_takes_both_formats_and_refuses_too_many() -> None:
+    async def main() -> None:
+        async with remote_api("--ms", "1", "--max", "2") as target:
+            for format_ in ("list", "inputs"):
+                backend = HttpBackend(target, format=format_, start_timeout=LONG)
+                await backend.start()
+                try:
+                    assert await backend.run(batch("a", "b"), LONG) == [Item("A"), Item("B")]
+                    with pytest.raises(RemoteError, match=r"HTTP 422: .*3 inputs; a batch has 1 to 2"):
+                        await backend.run(batch("a", "b", "c"), LONG)
+                finally:
+                    await backend.stop()
+
+    asyncio.run(main())

@@ -1,0 +1,384 @@
+"""A remote API, and every way in which it can go wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Awaitable, Callable
+from email.utils import formatdate
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from headway.backends.http import HttpBackend, retry_after
+from headway.errors import BadOutput, BatchTimeout, RemoteError, TargetError
+from headway.model import Item
+from headway.target import RemoteTarget
+from tests.backends.entries import batch
+from tests.backends.remote import Raw, served, served_raw
+
+LONG = 10.0
+SHORT = 0.15
+NOW = 1_790_000_000.0
+
+
+class Remote:
+    """Answers tries in turn with the given ones, then with the last one again; the warm-up is always answered."""
+
+    def __init__(self, *answers: Callable[[Any], web.Response]) -> None:
+        self.answers = list(answers)
+        self.bodies: list[Any] = []
+        self.headers: list[Any] = []
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        if body in (["warm-up"], {"inputs": ["warm-up"]}):
+            return web.json_response(["WARM-UP"])
+        self.bodies.append(body)
+        self.headers.append(request.headers)
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        return answer(body)
+
+
+def well(body: Any) -> web.Response:
+    inputs = body["inputs"] if isinstance(body, dict) else body
+    return web.json_response([text.upper() for text in inputs])
+
+
+def status(code: int, text: str = "", **headers: str) -> Callable[[Any], web.Response]:
+    return lambda _: web.Response(status=code, text=text, headers={k.replace("_", "-"): v for k, v in headers.items()})
+
+
+def says(answer: Any) -> Callable[[Any], web.Response]:
+    return lambda _: web.json_response(answer)
+
+
+def against(remote: Remote, act: Callable[[HttpBackend], Awaitable[None]], **settings: Any) -> None:
+    """Run `act` on a backend started on `remote`."""
+
+    async def main() -> None:
+        async with served(remote.handle) as url:
+            await with_backend(url, act, **settings)
+
+    asyncio.run(main())
+
+
+async def with_backend(url: str, act: Callable[[HttpBackend], Awaitable[None]], **settings: Any) -> None:
+    arguments = {"start_timeout": LONG, "dice": lambda: 0.0, "wall": lambda: NOW, **settings}
+    backend = HttpBackend(RemoteTarget(url), **arguments)
+    try:
+        await backend.start()
+        await act(backend)
+    finally:
+        await backend.stop()
+
+
+@pytest.mark.parametrize("member", ["outputs", "results", "predictions"])
+def test_an_answer_may_be_wrapped(member: str) -> None:
+    async def act(backend: HttpBackend) -> None:
+        assert await backend.run(batch("a", "b"), LONG) == [Item("A"), Item("B")]
+
+    against(Remote(says({member: ["A", "B"], "took": 3})), act)
+
+
+def test_the_body_is_a_list_or_an_object_as_configured() -> None:
+    async def act(backend: HttpBackend) -> None:
+        await backend.run(batch("a", "b"), LONG)
+        await backend.run(batch("a", "b", parameters=[b"", b'{"k":1}']), LONG)
+
+    bare, wrapped = Remote(well), Remote(well)
+    against(bare, act, format="list")
+    against(wrapped, act, format="inputs")
+    assert bare.bodies == [["a", "b"]] * 2
+    assert wrapped.bodies == [{"inputs": ["a", "b"]}, {"inputs": ["a", "b"], "parameters": [{}, {"k": 1}]}]
+
+
+def test_the_token_is_sent_and_never_told() -> None:
+    async def act(backend: HttpBackend) -> None:
+        await backend.run(batch("a"), LONG)
+        with pytest.raises(RemoteError) as caught:
+            await backend.run(batch("a"), LONG)
+        assert "canary" not in str(caught.value)
+        assert "canary" not in repr(backend)
+
+    remote = Remote(well, status(401, "no"))
+    against(remote, act, token="canary")
+    assert remote.headers[0]["Authorization"] == "Bearer canary"
+    assert remote.headers[0]["Content-Type"] == "application/json"
+
+
+@pytest.mark.parametrize("code", [408, 429, 500, 502, 503, 504])
+def test_a_passing_failure_is_tried_again(code: int) -> None:
+    async def act(backend: HttpBackend) -> None:
+        assert await backend.run(batch("a"), LONG) == [Item("A")]
+
+    remote = Remote(status(code), status(code), well)
+    against(remote, act)
+    assert len(remote.bodies) == 3
+
+
+def test_tries_are_counted() -> None:
+    async def act(backend: HttpBackend) -> None:
+        with pytest.raises(RemoteError, match=r"failed at try 3: HTTP 503: no \\x1b GPU"):
+            await backend.run(batch("a"), LONG)
+
+    remote = Remote(status(503, "no \x1b GPU"))
+    against(remote, act)
+    assert len(remote.bodies) == 3
+
+
+@pytest.mark.parametrize("code", [301, 307, 400, 401, 403, 404, 413, 422])
+def test_a_refusal_is_final(code: int) -> None:
+    async def act(backend: HttpBackend) -> None:
+        with pytest.raises(RemoteError) as caught:
+            await backend.run(batch("a"), LONG)
+        assert str(caught.value).endswith(f"failed at try 1: HTTP {code}: {'y' * 200}")
+
+    remote = Remote(status(code, "y" * 5000, Location="http://127.0.0.1:1/"))
+    against(remote, act)
+    assert len(remote.bodies) == 1
+
+
+@pytest.mark.parametrize("rest", ["0", formatdate(NOW - 60, usegmt=True), "soon"])
+def test_a_rest_that_is_over_is_not_kept(rest: str) -> None:
+    async def act(backend: HttpBackend) -> None:
+        assert await backend.run(batch("a"), LONG) == [Item("A")]
+
+    against(Remote(status(429, Retry_After=rest), well), act)
+
+
+@pytest.mark.parametrize("rest", ["30", formatdate(NOW + 30, usegmt=True)])
+def test_a_rest_longer_than_the_timeout_is_not_waited_for(rest: str) -> None:
+    async def act(backend: HttpBackend) -> None:
+        with pytest.raises(RemoteError, match=r"failed at try 1: HTTP 429: busy; it asks for 30 s of rest"):
+            await backend.run(batch("a"), LONG)
+
+    remote = Remote(status(429, "busy", Retry_After=rest))
+    against(remote, act)
+    assert len(remote.bodies) == 1
+
+
+def test_a_rest_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    async def act(backend: HttpBackend) -> None:
+        monkeypatch.setattr("headway.backends.http.asyncio.sleep", sleep)
+        assert await backend.run(batch("a"), LONG) == [Item("A")]
+        monkeypatch.undo()
+
+    against(Remote(status(503, Retry_After="3"), status(503), well), act)
+    assert slept[0] == 3.0
+    assert 0.0 < slept[1] < 1.0
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        ("", None),
+        ("7", 7.0),
+        ("1.5", 1.5),
+        ("soon", None),
+        ("-3", None),
+        ("1e999", None),
+        ("9" * 400, None),
+        (formatdate(NOW + 12, usegmt=True), 12.0),
+        (formatdate(NOW - 12, usegmt=True), 0.0),
+        ("Fri, 99 Foo 2026 99:99:99 GMT", None),
+    ],
+)
+def test_what_a_retry_after_header_asks_for(value: str, seconds: float | None) -> None:
+    assert retry_after(value, NOW) == seconds
+
+
+@pytest.mark.parametrize(
+    ("answer", "what"),
+    [
+        (lambda _: web.Response(text="<html>oops\x00</html>"), r"something that is no JSON .*: <html>oops\\x00"),
+        (lambda _: web.Response(body=b'["\xff"]', content_type="application/json"), "something that is no JSON"),
+        (lambda _: web.Response(text="[" * 100_000), "something that is no JSON"),
+        (lambda _: web.Response(text=""), "something that is no JSON"),
+        (says({"output": ["A"]}), "neither a list nor an object with one of outputs, results, predictions"),
+        (says({"outputs": "A"}), "neither a list nor an object"),
+        (says(None), "neither a list nor an object"),
+        (says([]), "0 outputs for 1 inputs"),
+        (says(["A", "B"]), "2 outputs for 1 inputs"),
+    ],
+)
+def test_an_answer_of_another_shape_fails_the_batch_at_once(answer: Callable[[Any], web.Response], what: str) -> None:
+    async def act(backend: HttpBackend) -> None:
+        with pytest.raises(BadOutput, match=what):
+            await backend.run(batch("a"), LONG)
+
+    remote = Remote(answer)
+    against(remote, act)
+    assert len(remote.bodies) == 1
+
+
+def test_an_answer_without_end_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headway.backends.http.MAX_ANSWER", 10_000)
+
+    async def act(backend: HttpBackend) -> None:
+        with pytest.raises(BadOutput, match="answered more than 10000 bytes"):
+            await backend.run(batch("a"), LONG)
+
+    against(Remote(says(["x" * 20_000])), act)
+
+
+def test_a_compressed_answer_is_bounded_by_what_it_unfolds_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headway.backends.http.MAX_ANSWER", 100_000)
+
+    def bomb(_: Any) -> web.Response:
+        response = web.json_response(["x" * 4_000_000])
+        response.enable_compression(web.ContentCoding.gzip)
+        return response
+
+    async def act(backend: HttpBackend) -> None:
+        with pytest.raises(BadOutput, match="answered more than 100000 bytes"):
+            await backend.run(batch("a"), LONG)
+
+    against(Remote(bomb), act)
+
+
+def against_raw(talk: Raw, act: Callable[[HttpBackend], Awaitable[None]]) -> int:
+    """Run `act` on a backend whose connections after the first are had with `talk`; returns how many those were."""
+    count = 0
+
+    async def first_warm_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal count
+        count += 1
+        if count > 1:
+            return await talk(reader, writer)
+        await request(reader)
+        writer.write(b'HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 11\r\n\r\n["WARM-UP"]')
+        return await writer.drain()
+
+    async def main() -> None:
+        async with served_raw(first_warm_up) as url:
+            await with_backend(url, act)
+
+    asyncio.run(main())
+    return count - 1
+
+
+async def request(reader: asyncio.StreamReader) -> Any:
+    """The body of the next request."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = next(int(line.split(b":")[1]) for line in head.splitlines() if line.lower().startswith(b"content-length"))
+    return json.loads(await reader.readexactly(length))
+
+
+def test_a_connection_that_is_reset_is_tried_again() -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await request(reader)
+
+    async def act(backend: HttpBackend) -> None:
+        with pytest.raises(RemoteError, match=r"failed at try 3: (ClientOSError|ServerDisconnectedError)"):
+            await backend.run(batch("a"), LONG)
+
+    assert against_raw(talk, act) == 3
+
+
+def test_an_answer_cut_short_is_tried_again() -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await request(reader)
+        writer.write(b'HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n["A"')
+        await writer.drain()
+
+    async def act(backend: HttpBackend) -> None:
+        with pytest.raises(RemoteError, match=r"failed at try 3: Client"):
+            await backend.run(batch("a"), LONG)
+
+    assert against_raw(talk, act) == 3
+
+
+def test_what_is_no_http_is_a_failure() -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await request(reader)
+        writer.write(b"SSH-2.0-OpenSSH_9.6\r\n\r\n")
+        await writer.drain()
+
+    async def act(backend: HttpBackend) -> None:
+        with pytest.raises(RemoteError, match="failed at try 3"):
+            await backend.run(batch("a"), LONG)
+
+    assert against_raw(talk, act) == 3
+
+
+def test_an_answer_that_trickles_is_cut_off_at_the_timeout() -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await request(reader)
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n[")
+        while True:
+            writer.write(b" ")
+            await writer.drain()
+            await asyncio.sleep(0.01)
+
+    async def act(backend: HttpBackend) -> None:
+        with pytest.raises(BatchTimeout, match=r"no complete answer within 0\.15 s"):
+            await backend.run(batch("a"), SHORT)
+
+    assert against_raw(talk, act) == 1
+
+
+def unused_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    ("answer", "what"),
+    [
+        (status(404, "nothing here"), "failed at try 1: HTTP 404: nothing here"),
+        (says({"label": "x"}), "neither a list nor an object"),
+        (says([None]), "answered null for this input"),
+        (says([]), "0 outputs for 1 inputs"),
+    ],
+)
+def test_a_target_that_fails_its_warm_up_is_refused_with_the_reason(
+    answer: Callable[[Any], web.Response], what: str
+) -> None:
+    async def handle(request: web.Request) -> web.StreamResponse:
+        return answer(await request.json())
+
+    async def main() -> None:
+        async with served(handle) as url:
+            with pytest.raises(TargetError, match=what) as caught:
+                await with_backend(url, lambda _: asyncio.sleep(0))
+            assert str(caught.value).startswith(f"target {url}: the warm-up batch ['warm-up'] failed: ")
+            assert "remote_format" in str(caught.value)
+
+    asyncio.run(main())
+
+
+def test_a_target_that_nobody_serves_is_refused() -> None:
+    async def main() -> None:
+        with pytest.raises(TargetError, match=r"failed at try 3: ClientConnectorError.*127\.0\.0\.1"):
+            await with_backend(f"http://127.0.0.1:{unused_port()}/batch", lambda _: asyncio.sleep(0))
+
+    asyncio.run(main())
+
+
+def test_one_connection_serves_many_batches() -> None:
+    peers = set()
+    remote = Remote(well)
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        peers.add(request.transport.get_extra_info("peername") if request.transport else None)
+        return await remote.handle(request)
+
+    async def act(backend: HttpBackend) -> None:
+        for _ in range(5):
+            await backend.run(batch("a"), LONG)
+
+    async def main() -> None:
+        async with served(handle) as url:
+            await with_backend(url, act)
+
+    asyncio.run(main())
+    assert len(peers) == 1

@@ -1,0 +1,205 @@
+"""What every backend promises, asked of each with a black box that goes wrong on demand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+import pytest
+import structlog
+
+from headway.backends.http import HttpBackend
+from headway.backends.process import ProcessBackend
+from headway.errors import BackendError, BadOutput, BatchTimeout
+from headway.model import Cause, Item
+from headway.ports import Backend
+from headway.target import ModuleTarget, RemoteTarget
+from tests.backends.entries import batch
+from tests.backends.remote import faults, served
+
+LONG = 10.0
+SHORT = 0.15
+
+Build = Callable[[], AbstractAsyncContextManager[Backend]]
+
+
+@asynccontextmanager
+async def process() -> AsyncIterator[Backend]:
+    backend = ProcessBackend(
+        ModuleTarget("tests.targets.faults", "answer"),
+        worker="gpu-0",
+        device="0",
+        start_timeout=LONG,
+        log=structlog.get_logger(),
+    )
+    try:
+        yield backend
+    finally:
+        await backend.stop()
+
+
+@asynccontextmanager
+async def http() -> AsyncIterator[Backend]:
+    async with served(faults) as url:
+        backend = HttpBackend(RemoteTarget(url), start_timeout=LONG, dice=lambda: 0.0)
+        try:
+            yield backend
+        finally:
+            await backend.stop()
+
+
+@pytest.fixture(params=[process, http], ids=lambda build: str(build.__name__))
+def build(request: pytest.FixtureRequest) -> Build:
+    chosen: Build = request.param
+    return chosen
+
+
+def started(build: Build, act: Callable[[Backend], Awaitable[None]]) -> None:
+    """Run `act` on a started backend."""
+
+    async def main() -> None:
+        async with build() as backend:
+            await backend.start()
+            await act(backend)
+
+    asyncio.run(main())
+
+
+def outputs(items: object) -> list[str | None]:
+    assert isinstance(items, list)
+    return [item.output for item in items]
+
+
+def test_starting_tells_how_long_the_warm_up_took(build: Build) -> None:
+    async def main() -> None:
+        async with build() as backend:
+            assert 0.0 < await backend.start() < LONG
+
+    asyncio.run(main())
+
+
+def test_outputs_come_in_the_order_of_their_inputs(build: Build) -> None:
+    async def act(backend: Backend) -> None:
+        assert await backend.run(batch("alone"), LONG) == [Item("ALONE")]
+        many = [f"text {number}" for number in range(100)]
+        assert outputs(await backend.run(batch(*many), LONG)) == [text.upper() for text in many]
+
+    started(build, act)
+
+
+def test_any_text_goes_and_comes_unharmed(build: Build) -> None:
+    async def act(backend: Backend) -> None:
+        texts = ["", "\0\x1b\x7f\n", "ÀÉ 漢字 😀\u2028", '"\\', "X" * 3_000_000, "É" * 1_000_000]
+        assert outputs(await backend.run(batch(*texts), LONG)) == texts
+
+    started(build, act)
+
+
+@pytest.mark.parametrize("word", ["none", "number", "huge"])
+def test_what_is_no_text_fails_that_input_only(build: Build, word: str) -> None:
+    async def act(backend: Backend) -> None:
+        before, wrong, after = await backend.run(batch("a", word, "b"), LONG)
+        assert (before, after) == (Item("A"), Item("B"))
+        assert wrong.output is None
+        assert wrong.fault
+        assert wrong.error
+
+    started(build, act)
+
+
+@pytest.mark.parametrize("word", ["short", "long", "dict", "text"])
+def test_a_wrong_number_of_outputs_fails_the_batch_and_is_never_cut_to_fit(build: Build, word: str) -> None:
+    async def act(backend: Backend) -> None:
+        with pytest.raises(BadOutput) as caught:
+            await backend.run(batch("a", word, "b"), LONG)
+        assert caught.value.cause is Cause.BAD_OUTPUT
+        if word in ("short", "long"):
+            assert f"{2 if word == 'short' else 4} outputs for 3 inputs" in str(caught.value)
+        assert outputs(await backend.run(batch("a"), LONG)) == ["A"]
+
+    started(build, act)
+
+
+def test_a_batch_that_is_refused_fails_with_the_reason_and_the_next_one_runs(build: Build) -> None:
+    async def act(backend: Backend) -> None:
+        with pytest.raises(BackendError, match=r"what is(\n|\\n)this") as caught:
+            await backend.run(batch("a", "raise"), LONG)
+        assert caught.value.cause in (Cause.RAISED, Cause.REMOTE)
+        assert outputs(await backend.run(batch("a"), LONG)) == ["A"]
+
+    started(build, act)
+
+
+def test_a_batch_that_dies_with_its_black_box_fails(build: Build) -> None:
+    async def act(backend: Backend) -> None:
+        with pytest.raises(BackendError) as caught:
+            await backend.run(batch("a", "exit"), LONG)
+        assert caught.value.cause in (Cause.CRASHED, Cause.REMOTE)
+        await backend.start()
+        assert outputs(await backend.run(batch("a"), LONG)) == ["A"]
+
+    started(build, act)
+
+
+def test_a_batch_that_hangs_fails_at_its_timeout(build: Build) -> None:
+    async def act(backend: Backend) -> None:
+        with pytest.raises(BatchTimeout, match=r"0\.15 s"):
+            await backend.run(batch("a", "hang"), SHORT)
+        await backend.start()
+        assert outputs(await backend.run(batch("a"), LONG)) == ["A"]
+
+    started(build, act)
+
+
+def test_answers_are_not_mixed_up_after_a_run_was_cancelled(build: Build) -> None:
+    async def act(backend: Backend) -> None:
+        running = asyncio.ensure_future(backend.run(batch("hang"), LONG))
+        await asyncio.sleep(0)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        await backend.start()
+        assert outputs(await backend.run(batch("b"), LONG)) == ["B"]
+
+    started(build, act)
+
+
+def test_a_well_backend_does_not_want_to_go(build: Build) -> None:
+    async def act(backend: Backend) -> None:
+        gone = asyncio.ensure_future(backend.gone())
+        await backend.run(batch("a"), LONG)
+        assert not gone.done()
+        gone.cancel()
+
+    started(build, act)
+
+
+def test_stopping_twice_is_safe_and_a_stopped_backend_starts_again(build: Build) -> None:
+    async def act(backend: Backend) -> None:
+        await backend.stop()
+        await backend.stop()
+        with pytest.raises(BackendError):
+            await backend.run(batch("a"), LONG)
+        await backend.start()
+        assert outputs(await backend.run(batch("a"), LONG)) == ["A"]
+
+    started(build, act)
+
+
+def test_stopping_what_was_never_started_is_safe(build: Build) -> None:
+    async def main() -> None:
+        async with build() as backend:
+            assert backend.pid == 0
+            await backend.stop()
+
+    asyncio.run(main())
+
+
+def test_an_input_that_cannot_be_sent_fails_its_batch(build: Build) -> None:
+    async def act(backend: Backend) -> None:
+        with pytest.raises(BackendError, match="no proper Unicode"):
+            await backend.run(batch("a", "\ud800"), LONG)
+        assert outputs(await backend.run(batch("a"), LONG)) == ["A"]
+
+    started(build, act)

@@ -1,0 +1,91 @@
+"""A target that does what its inputs say: a text is answered in capitals, a word from FAULTS goes wrong."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import stat
+import sys
+import time
+from typing import Any
+
+NO_TEXT: dict[str, Any] = {
+    "none": None,
+    "number": 7,
+    "bytes": b"seven",
+    "exception": ValueError("no good"),
+    "huge": "x" * (16 * 1024 * 1024 + 1),
+    "surrogate": "\ud800",
+}
+"""Inputs that get this in their place."""
+
+
+def answer(inputs: list[str]) -> Any:
+    """The whole batch goes wrong if any of its inputs says so."""
+    for text in inputs:
+        match text:
+            case "raise":
+                raise ValueError("what is\nthis")
+            case "system-exit":
+                sys.exit(4)
+            case "interrupt":
+                raise KeyboardInterrupt
+            case "unprintable":
+                raise Unprintable
+            case "exit":
+                os._exit(3)
+            case "last-words":
+                os.write(2, b"out of\x1b[31m luck\n")
+                os._exit(9)
+            case "segfault":
+                ctypes.string_at(0)
+            case "hang":
+                ctypes.PyDLL(None).sleep(60)
+            case "sleep":
+                time.sleep(60)
+            case "short":
+                return ["one"] * (len(inputs) - 1)
+            case "long":
+                return ["one"] * (len(inputs) + 1)
+            case "dict":
+                return dict.fromkeys(inputs, "one")
+            case "text":
+                return "x" * len(inputs)
+            case "scribble":
+                scribble()
+            case "flood":
+                sys.stdout.write("flood\n" * 200_000)
+            case "noise":
+                os.write(1, b"caf\xe9 \x1b[2J ok\nhalf a line")
+            case "close":
+                close_pipe()
+    return [NO_TEXT.get(text, text.upper()) for text in inputs]
+
+
+class Unprintable(Exception):
+    """Cannot even be shown."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("nor this")
+
+
+def sockets() -> list[int]:
+    """Descriptors of this process that are sockets."""
+    return [fd for fd in range(3, 64) if _is_socket(fd)]
+
+
+def _is_socket(fd: int) -> bool:
+    try:
+        return stat.S_ISSOCK(os.fstat(fd).st_mode)
+    except OSError:
+        return False
+
+
+def scribble() -> None:
+    for fd in sockets():
+        os.write(fd, b"this is no frame at all")
+
+
+def close_pipe() -> None:
+    for fd in sockets():
+        os.close(fd)

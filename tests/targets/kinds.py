@@ -1,0 +1,173 @@
+"""Targets of every kind that can be served, and of some that cannot."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+
+def plain(inputs: list[str]) -> list[str]:
+    return [text.upper() for text in inputs]
+
+
+def as_tuple(inputs: list[str]) -> tuple[str, ...]:
+    return tuple(inputs)
+
+
+def with_parameters(inputs: list[str], parameters: list[dict[str, Any]]) -> list[str]:
+    return [f"{text} {sorted(given.items())}" for text, given in zip(inputs, parameters, strict=True)]
+
+
+def with_named_parameters(inputs: list[str], *, parameters: Sequence[dict[str, Any]]) -> list[str]:
+    return [f"{text} {len(given)}" for text, given in zip(inputs, parameters, strict=True)]
+
+
+async def coroutine(inputs: list[str]) -> list[str]:
+    await asyncio.sleep(0)
+    return [f"{text} {id(asyncio.get_running_loop())}" for text in inputs]
+
+
+class Model:
+    """Answers with what it was set up with."""
+
+    made = 0
+
+    def __init__(self) -> None:
+        Model.made += 1
+        self.device = ""
+
+    def setup(self, device: str) -> None:
+        self.device = device
+
+    def __call__(self, inputs: list[str]) -> list[str]:
+        visible = os.environ["CUDA_VISIBLE_DEVICES"]
+        return [f"{text} {Model.made} {self.device} {visible}" for text in inputs]
+
+
+class AsyncModel:
+    """Its setup, its calls and the tasks it starts share one event loop."""
+
+    def __init__(self) -> None:
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.tasks: list[asyncio.Task[None]] = []
+
+    async def setup(self, device: str) -> None:
+        self.loop = asyncio.get_running_loop()
+
+    async def __call__(self, inputs: list[str], parameters: list[dict[str, Any]]) -> list[str]:
+        assert self.loop is asyncio.get_running_loop()
+        await asyncio.sleep(0)
+        if "later" in inputs:
+            self.tasks.append(self.loop.create_task(self._later()))
+        return [f"{text} {given.get('k')}" for text, given in zip(inputs, parameters, strict=True)]
+
+    async def _later(self) -> None:
+        for _ in range(5):
+            await asyncio.sleep(0.001)
+        sys.stdout.write("done later\n")
+
+
+class Text(str):
+    """A string of another type, as numpy has one."""
+
+    __slots__ = ()
+
+
+def subclass(inputs: list[str]) -> list[str]:
+    return [Text(text) for text in inputs]
+
+
+def environment(inputs: list[str]) -> list[str]:
+    return [os.environ.get(text, "(unset)") for text in inputs]
+
+
+def import_path(inputs: list[str]) -> list[str]:
+    return [" ".join(sys.argv), *(sys.modules[__name__].__name__ for _ in inputs[1:])]
+
+
+def with_child(inputs: list[str]) -> list[str]:
+    """Leaves a process of its own behind, and says which."""
+    process = subprocess.Popen(["sleep", "60"])
+    return [str(process.pid)] * len(inputs)
+
+
+def with_fork(inputs: list[str]) -> list[str]:
+    """Whether a forked process ends when it is asked to."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.write(writing, b".")
+        signal.pause()
+    os.read(reading, 1)
+    os.kill(pid, signal.SIGTERM)
+    return [str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))] * len(inputs)
+
+
+def needs_two(inputs: list[str], other: str) -> list[str]:
+    return [f"{text}{other}" for text in inputs]
+
+
+def takes_none() -> list[str]:
+    return []
+
+
+def refuses_each(inputs: list[str]) -> list[Any]:
+    return [ValueError("not my kind of text") for _ in inputs]
+
+
+def refuses_all(inputs: list[str]) -> list[str]:
+    raise ValueError("not my kind of text")
+
+
+def gives_numbers(inputs: list[str]) -> list[Any]:
+    return [1 for _ in inputs]
+
+
+def gives_none(inputs: list[str]) -> None:
+    return None
+
+
+NOT_CALLABLE = 7
+
+
+class NoCall:
+    """Has no __call__."""
+
+
+class NeedsArguments:
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __call__(self, inputs: list[str]) -> list[str]:
+        return inputs
+
+
+class BadSetup:
+    def setup(self, device: str) -> None:
+        raise RuntimeError("no GPU here")
+
+    def __call__(self, inputs: list[str]) -> list[str]:
+        return inputs
+
+
+class HangingSetup:
+    def setup(self, device: str) -> None:
+        import time
+
+        time.sleep(60)
+
+    def __call__(self, inputs: list[str]) -> list[str]:
+        return inputs
+
+
+class DyingSetup:
+    def setup(self, device: str) -> None:
+        os._exit(7)
+
+    def __call__(self, inputs: list[str]) -> list[str]:
+        return inputs

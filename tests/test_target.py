@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headway.errors import TargetError
+from headway.target import FileTarget, ModuleTarget, RemoteTarget, parse_target
+
+
+def test_module() -> None:
+    assert parse_target("app.models:predict") == ModuleTarget("app.models", "predict")
+    assert str(parse_target("app:small.predict")) == "app:small.predict"
+
+
+def test_file(tmp_path: Path) -> None:
+    path = tmp_path / "my model.py"
+    path.touch()
+    assert parse_target(f"{path}:predict") == FileTarget(path, "predict")
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9100/batch", "https://models.example/v1?key=1", "http://[::1]/"])
+def test_remote(url: str) -> None:
+    assert parse_target(url) == RemoteTarget(url)
+
+
+def test_a_query_is_not_shown() -> None:
+    assert str(parse_target("https://models.example/v1?key=canary")) == "https://models.example/v1"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "names no function"),
+        ("app", "names no function"),
+        ("app.predict", "Write app:predict"),
+        ("app.py", "Write app.py:NAME"),
+        ("app:", "is not the name of a function"),
+        ("app:pre dict", "'pre dict' is not the name"),
+        ("app:a..b", "is not the name"),
+        (":predict", "is neither a module nor a .py file"),
+        ("my-app:predict", "is neither a module nor a .py file"),
+        ("missing/app.py:predict", "there is no file missing/app.py"),
+        ("missing/app:predict", "is not a .py file"),
+        ("ftp://host/x", "Use http:// or https://"),
+        ("http:///batch", "names no host"),
+        ("http://host:99999/", "is not a valid URL"),
+        ("http://[::1/", "is not a valid URL"),
+        ("http://host/a b", "Percent-encode"),
+    ],
+)
+def test_a_wrong_target_is_named_with_reason_and_mend(text: str, says: str) -> None:
+    with pytest.raises(TargetError) as caught:
+        parse_target(text)
+    assert str(caught.value).startswith(f"TARGET {text!r}: ")
+    assert says in str(caught.value)
+
+
+def test_a_password_in_a_url_is_refused_and_not_repeated() -> None:
+    with pytest.raises(TargetError) as caught:
+        parse_target("https://user:canary@host/x")
+    assert "canary" not in str(caught.value)
+    assert "remote_token" in str(caught.value)

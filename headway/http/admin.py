@@ -63,6 +63,8 @@ def build(gateway: Gateway, broker: Broker, letters: DeadLetters, clock: Callabl
         ],
         exception_handlers=handlers(),
     )
+    # A redirect would be built from the Host header, which anybody can write.
+    app.router.redirect_slashes = False
     return _Guard(app, gateway.settings.admin_token)
 
 

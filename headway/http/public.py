@@ -1,4 +1,4 @@
-"""The ordinary routes of the public port: health, the contract, its page, and every refusal of a route.
+"""The ordinary routes of the public port: health, the contract, and its page.
 
 The native routes are listed here only so that a wrong method on them is told apart from a wrong path: their
 requests are answered by the hot lane and never get this far.
@@ -10,7 +10,6 @@ import base64
 import hashlib
 import re
 from importlib import resources
-from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
@@ -20,13 +19,10 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from headway import errors
-from headway.errors import RequestError
 from headway.gateway import Gateway
-from headway.http import openapi
-from headway.http.readiness import SERVING, readiness
-from headway.http.shapes import SHAPES, problem, problem_body, problem_header
-from headway.model import WorkerStatus
+from headway.http import openapi, readiness
+from headway.http.refusals import handlers
+from headway.http.shapes import SHAPES
 from headway.ports import Broker
 
 
@@ -37,36 +33,25 @@ def build(gateway: Gateway, broker: Broker) -> ASGIApp:
         gateway: whose settings are published, and which is draining or not.
         broker: whose workers decide on readiness.
     """
-    on = _Routes(gateway, broker)
-    return Starlette(
+    on = _Routes(gateway)
+    app = Starlette(
         routes=[
-            Route("/livez", on.live),
-            Route("/readyz", on.ready),
-            Route("/healthz", on.ready),
+            *readiness.routes(gateway, broker),
             Route("/openapi.json", on.contract),
             Route("/docs", on.page),
             *(Route(shape.path, _never, methods=["POST"]) for shape in SHAPES),
         ],
-        exception_handlers={RequestError: _refused, HTTPException: _no_route, Exception: _broken},
+        exception_handlers=handlers("; /docs lists what is"),
     )
+    # A redirect would be built from the Host header, which anybody can write.
+    app.router.redirect_slashes = False
+    return app
 
 
 class _Routes:
-    def __init__(self, gateway: Gateway, broker: Broker) -> None:
-        self._gateway = gateway
-        self._broker = broker
+    def __init__(self, gateway: Gateway) -> None:
         self._contract = msgspec.json.encode(openapi.document(gateway.settings))
         self._page, self._policy = _read_page()
-
-    async def live(self, request: Request) -> Response:
-        return _health(request, 200, "ok", {"process": "ok"})
-
-    async def ready(self, request: Request) -> Response:
-        workers = await self._broker.workers()
-        status = readiness(self._gateway.draining, workers)
-        healthy = sum(worker.status is WorkerStatus.HEALTHY for worker in workers)
-        checks = {"workers": f"{healthy} of {len(workers)} healthy", "draining": self._gateway.draining}
-        return _health(request, 200 if status in SERVING else 503, status, checks)
 
     async def contract(self, request: Request) -> Response:
         return Response(self._contract, media_type="application/json")
@@ -77,16 +62,6 @@ class _Routes:
 
 async def _never(request: Request) -> Response:
     raise HTTPException(404)
-
-
-def _health(request: Request, code: int, status: str, checks: dict[str, Any]) -> Response:
-    content: dict[str, Any] = {"status": status}
-    if "verbose" in request.query_params:
-        content["checks"] = checks
-    headers = {"cache-control": "no-store"}
-    if code == errors.STATUS[errors.NO_WORKERS]:
-        headers["retry-after"] = "1"
-    return Response(msgspec.json.encode(content), code, headers, "application/json")
 
 
 def _read_page() -> tuple[str, str]:
@@ -104,33 +79,3 @@ def _read_page() -> tuple[str, str]:
 
 def _digest(text: str) -> str:
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-
-def _problem(request: Request, code: str, message: str, retry_after: float | None = None) -> Response:
-    document = problem(code, message, request.state.request_id, retry_after)
-    return Response(problem_body(document), errors.STATUS[code], problem_header(code, retry_after))
-
-
-async def _refused(request: Request, exc: Exception) -> Response:
-    if not isinstance(exc, RequestError):
-        return await _broken(request, exc)
-    return _problem(request, exc.code, exc.message, exc.retry_after)
-
-
-async def _no_route(request: Request, exc: Exception) -> Response:
-    """Starlette's own refusals: no such route, or not with this method."""
-    allowed = getattr(exc, "headers", None) or {}
-    if "Allow" not in allowed:
-        return _problem(request, errors.NOT_FOUND, f"nothing is served at {request.url.path}; /docs lists what is")
-    methods = sorted({*allowed["Allow"].split(", "), "OPTIONS"})
-    allow = {"allow": ", ".join(methods)}
-    if request.method == "OPTIONS":
-        return Response(status_code=204, headers=allow)
-    message = f"{request.method} is not served at {request.url.path}, only {allow['allow']}"
-    response = _problem(request, errors.METHOD_NOT_ALLOWED, message)
-    response.headers.update(allow)
-    return response
-
-
-async def _broken(request: Request, exc: Exception) -> Response:
-    return _problem(request, errors.INTERNAL, "an unexpected fault of the server; its log says more")

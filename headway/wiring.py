@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
 from collections.abc import Callable
@@ -63,13 +64,15 @@ async def serve(settings: Settings, target_text: str) -> int:
     public_door = Door.public(settings, gateway, identity, public.build(gateway, broker), new_id, tally)
     admin_door = Door.admin(settings, admin.build(gateway, broker, dead, clock), new_id, tally)
     service = Service(settings, broker, gateway, batchers, [public_door, admin_door])
-    watcher = asyncio.create_task(_replace_on_change(service, target)) if settings.reload else None
-    try:
-        await until_signalled(service, lambda: typer.echo(banner(settings, target, public_door.port, admin_door.port)))
-    finally:
-        if watcher is not None:
-            watcher.cancel()
-            await asyncio.gather(watcher, return_exceptions=True)
+    async with contextlib.AsyncExitStack() as stack:
+
+        def ready() -> None:
+            typer.echo(banner(settings, target, public_door.port, admin_door.port))
+            if settings.reload:
+                watcher = asyncio.create_task(_replace_on_change(service, target))
+                stack.push_async_callback(_end, watcher)
+
+        await until_signalled(service, ready)
     return 0
 
 
@@ -123,6 +126,11 @@ def make_identity(settings: Settings) -> Identity:
     return OpenIdentity(settings.default_tier_index)
 
 
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
 async def _replace_on_change(service: Service, target: Target) -> None:
     """Replace the workers whenever the target's file changes; one that does not load leaves the last good ones."""
     if not isinstance(target, FileTarget):
@@ -153,6 +161,6 @@ def banner(settings: Settings, target: Target, port: int, admin_port: int) -> st
             f"in all {settings.request_timeout_ms:g} ms; body {settings.max_body_bytes} bytes",
             f"  tiers    {' > '.join(settings.tier_names)}; without a key: {settings.default_tier}",
             "Try it:",
-            f"  curl {url}/v1/inference{key} -d '{{\"input\": \"hello\"}}'",
+            f'  curl {url}/v1/inference{key} -d \'{{"input": "hello"}}\'',
         )
     )

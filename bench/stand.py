@@ -1,0 +1,270 @@
+"""The test stand: starts the servers that are measured, on a core of their own, and ends them.
+
+The server and all it starts (its workers too) share the first core this process may use; load generators get the
+last. A GPU made of sleep costs next to nothing there. With one core, or without taskset, nothing is pinned, and the
+results say so. Everything listens on 127.0.0.1 only, on ports the system chooses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+import processes
+from findings import OUT
+from processes import Process
+from prometheus_client.parser import text_string_to_metric_families
+
+HERE = Path(__file__).parent
+TARGETS = HERE / "targets.py"
+EMULATED_GPU = f"{HERE.parent / 'examples' / 'emulated_gpu.py'}:EmulatedGPU"
+
+START_SECONDS = 60.0
+"""Longest wait for a server to come up."""
+STOP_SECONDS = 20.0
+"""Longest wait for one to end by itself; then it is killed."""
+
+_CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+_PINS = len(_CORES) > 1 and shutil.which("taskset") is not None
+PINNING = f"servers on core {_CORES[0]}, load on core {_CORES[-1]}" if _PINS else "nothing is pinned"
+
+_BANNER = re.compile(r"public +(?P<url>http://\S+).*?admin +(?P<admin>http://[^/\s]+)", re.DOTALL)
+
+
+class Broken(Exception):
+    """A server did not do what a benchmark needs; the text says which and what it said last."""
+
+
+def on_server_core(command: Sequence[str]) -> list[str]:
+    """`command`, pinned to the core of servers."""
+    return ["taskset", "-c", str(_CORES[0]), *command] if _PINS else list(command)
+
+
+def on_load_core(command: Sequence[str]) -> list[str]:
+    """`command`, pinned to the core of load generators."""
+    return ["taskset", "-c", str(_CORES[-1]), *command] if _PINS else list(command)
+
+
+def pin_to_load_core() -> None:
+    """Pin this very process to the core of load generators."""
+    if _PINS:
+        os.sched_setaffinity(0, {_CORES[-1]})
+
+
+def end_in_order() -> None:
+    """Have SIGTERM unwind this program as Ctrl-C does, so that what it has started is ended."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+
+
+class Server:
+    """A server process under test. Use it as a context manager, or call `stop`.
+
+    Arguments:
+        name: for messages and the file its output goes to.
+        command: how it is started.
+        role: names the role of each of its processes.
+        environment: variables it gets besides this process's own.
+
+    Attributes:
+        url: of its public port.
+        admin: URL of its admin port, empty when it has none.
+        exit_code: once it is stopped.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        role: Callable[[Process], str],
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        OUT.mkdir(parents=True, exist_ok=True)
+        self.name = name
+        self.url = self.admin = ""
+        self.exit_code: int | None = None
+        self._role = role
+        self._log = OUT / f"{name}.log"
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith("HEADWAY_")}
+        with self._log.open("wb") as output:
+            self._process = subprocess.Popen(
+                on_server_core(command),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=HERE.parent,
+                env=inherited | dict(environment or {}),
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def pid(self) -> int:
+        """Of its first process."""
+        return self._process.pid
+
+    @property
+    def output(self) -> str:
+        """All it has printed."""
+        return self._log.read_text(encoding="utf-8", errors="replace")
+
+    def wait_for(self, ready: Callable[[], bool]) -> None:
+        """Return as soon as `ready` says so.
+
+        Raises:
+            Broken: the process ended, or it takes too long.
+        """
+        patience = time.monotonic() + START_SECONDS
+        while not ready():
+            code = self._process.poll()
+            if code is not None or time.monotonic() > patience:
+                what = f"is not up after {START_SECONDS:g} s" if code is None else f"ended with exit code {code}"
+                self.stop()
+                raise Broken(f"{self.name} {what}. It said:\n{self.output[-2000:]}")
+            time.sleep(0.02)
+
+    def usage(self) -> dict[str, float]:
+        """CPU seconds so far by role."""
+        return processes.usage(self.pid, self._role)
+
+    def rss(self) -> dict[str, int]:
+        """Bytes in memory by role."""
+        found: dict[str, int] = {}
+        for process in processes.family(self.pid):
+            role = self._role(process)
+            found[role] = found.get(role, 0) + process.rss
+        return found
+
+    def descriptors(self) -> int:
+        """Open file descriptors of the first process."""
+        return processes.descriptors(self.pid)
+
+    def ask(self, path: str) -> Any:
+        """What the admin port answers to a GET, decoded."""
+        return msgspec.json.decode(self._get(path))
+
+    def metrics(self) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+        """All metrics: (name, labels in order of their names) to value."""
+        families = text_string_to_metric_families(self._get("/metrics").decode())
+        return {
+            (sample.name, tuple(sorted(sample.labels.items()))): float(sample.value)
+            for family in families
+            for sample in family.samples
+        }
+
+    def total(self, name: str, **labels: str) -> float:
+        """Sum of a metric over all its series that have these labels."""
+        wanted = set(labels.items())
+        return sum(value for (found, own), value in self.metrics().items() if found == name and wanted <= set(own))
+
+    def outcomes(self) -> dict[str, int]:
+        """Requests by outcome so far, as the server counts them."""
+        counts: dict[str, int] = {}
+        for (name, labels), value in self.metrics().items():
+            if name == "headway_requests_total":
+                outcome = dict(labels)["outcome"]
+                counts[outcome] = counts.get(outcome, 0) + int(value)
+        return counts
+
+    def worker_pids(self) -> list[int]:
+        """Process ids of the workers that are up."""
+        return [worker["pid"] for worker in self.ask("/internal/workers")["workers"] if worker["pid"]]
+
+    def stop(self) -> int:
+        """End it: SIGTERM, patience, then SIGKILL for it and what it had started. Returns its exit code."""
+        if self.exit_code is not None:
+            return self.exit_code
+        household = processes.family(self.pid)
+        self._process.terminate()
+        try:
+            self.exit_code = self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self.exit_code = self._process.wait()
+        for process in household:
+            if processes.is_alive(process):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGKILL)
+        return self.exit_code
+
+    def _get(self, path: str) -> bytes:
+        with urllib.request.urlopen(f"{self.admin}{path}", timeout=10) as answer:
+            content: bytes = answer.read()
+            return content
+
+
+@contextlib.contextmanager
+def headway(
+    target: str, *flags: str, name: str = "headway", environment: Mapping[str, str] | None = None
+) -> Iterator[Server]:
+    """`headway serve TARGET FLAGS`, up and ready, until the context ends.
+
+    Raises:
+        Broken: it does not come up.
+    """
+    command = [sys.executable, "-m", "headway", "serve", target, "--port", "0", "--admin-port", "0", *flags]
+    with Server(name, command, _headway_role, environment) as server:
+        server.wait_for(lambda: "Try it:" in server.output)
+        found = _BANNER.search(server.output)
+        if found is None:
+            raise Broken(f"{name} does not say where it listens:\n{server.output[-2000:]}")
+        server.url, server.admin = found["url"], found["admin"]
+        yield server
+
+
+def emulated(batch_ms: float, max_batch: int, workers: int, *flags: str, name: str) -> Any:
+    """`headway` serving GPUs made of sleep.
+
+    Arguments:
+        batch_ms: run time of a batch.
+        max_batch: most inputs in one.
+        workers: how many GPUs.
+        flags: further flags of `headway serve`.
+        name: of the server.
+    """
+    return headway(
+        EMULATED_GPU,
+        *("--workers", str(workers), "--max-batch-size", str(max_batch), "--log-level", "warning", *flags),
+        name=name,
+        environment={"HEADWAY_EMULATED_MS": str(batch_ms), "HEADWAY_EMULATED_MAX": str(max_batch)},
+    )
+
+
+def write_key(path: Path, tier: str = "enterprise") -> str:
+    """Write a keys file with one fresh key, whose rate limit is counted but too high to be met; returns the key."""
+    key = secrets.token_urlsafe(24)
+    digest = hashlib.sha256(key.encode()).hexdigest()
+    path.write_text(
+        f'[[keys]]\nsha256 = "{digest}"\nuser = "bench"\ntenant = "bench"\ntier = "{tier}"\nrate = 1e9\nburst = 1e9\n',
+        encoding="utf-8",
+    )
+    return key
+
+
+def free_port() -> int:
+    """A port nobody listens on now, for servers that cannot choose one themselves."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _headway_role(process: Process) -> str:
+    return "worker" if "headway/backends/child.py" in process.command else "front"

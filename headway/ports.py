@@ -51,7 +51,9 @@ class Broker(Protocol):
         ...
 
     async def listen(self, slot: Slot, until: float | None) -> None:
-        """Return when a claim by `slot` is worth trying again: when the bell rings, or at `until`."""
+        """Return when a claim by `slot` is worth trying again: when the bell rings, or at `until`, which is what
+        its last claim returned. Of several idle slots the bell wakes one; a call that is cancelled passes its
+        wake-up on."""
         ...
 
     async def complete(self, lease: Lease, items: Sequence[Item]) -> Settled:

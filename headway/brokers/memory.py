@@ -63,30 +63,50 @@ class _Mailbox:
     def __init__(self) -> None:
         self.replies: list[Reply] = []
         self.acknowledged = 0
-        self.arrival: asyncio.Future[None] | None = None
+        self.arrival = asyncio.Event()
 
     def put(self, replies: Iterable[Reply]) -> None:
         self.replies += replies
-        if self.arrival is not None and not self.arrival.done():
-            self.arrival.set_result(None)
+        self.arrival.set()
+
+    def acknowledge(self, cursor: int) -> Sequence[Reply]:
+        """Let go of the replies up to `cursor` and return them."""
+        read = max(0, cursor - self.acknowledged)
+        gone = self.replies[:read]
+        del self.replies[:read]
+        self.acknowledged += len(gone)
+        return gone
 
 
 class _Bell:
-    """Idle workers of one model, first come first woken, and the timer that wakes the next."""
+    """Idle workers of one model, first come first woken, and the timer that wakes the next.
+
+    A woken worker is `coming` until it claims. Meanwhile nobody else is woken: its claim rings for what it leaves.
+    """
 
     def __init__(self) -> None:
         self.idle: dict[str, asyncio.Future[None]] = {}
+        self.coming: set[str] = set()
         self.timer: asyncio.TimerHandle | None = None
+        self.rings_at = math.inf
 
     def wake(self, worker: str) -> None:
         sleeper = self.idle.pop(worker, None)
         if sleeper is not None and not sleeper.done():
             sleeper.set_result(None)
+            self.coming.add(worker)
 
-    def disarm(self) -> None:
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
+    def arm(self, at: float, now: float, ring: Callable[[], None]) -> None:
+        """Have `ring` called at instant `at`, or before: a timer that is set for earlier is left, as it asks again."""
+        if at < self.rings_at:
+            if self.timer is not None:
+                self.timer.cancel()
+            self.rings_at = at
+            self.timer = asyncio.get_running_loop().call_later(max(at - now, BELL_GRAIN), self._rung, ring)
+
+    def _rung(self, ring: Callable[[], None]) -> None:
+        self.timer, self.rings_at = None, math.inf
+        ring()
 
 
 class MemoryBroker:
@@ -144,9 +164,11 @@ class MemoryBroker:
         """See Broker."""
         now = self._clock()
         queue = self._queues[slot.model]
+        self._bells[slot.model].coming.discard(slot.worker)
         self._expire(slot.model, now)
         departure = queue.depart(slot.worker, slot.max_batch, policy, now)
         if isinstance(departure, Hold):
+            self._ring(slot.model, now)
             return Wait(None if math.isinf(departure.until) else departure.until)
         self._send_late(queue, departure.late, now)
         lease = Lease(
@@ -167,17 +189,21 @@ class MemoryBroker:
         bell = self._bells[slot.model]
         sleeper = asyncio.get_running_loop().create_future()
         bell.idle[slot.worker] = sleeper
+        bell.coming.discard(slot.worker)
         self._ring(slot.model, self._clock())
         try:
             await sleeper
-        finally:
+        except asyncio.CancelledError:
             if bell.idle.get(slot.worker) is sleeper:
                 del bell.idle[slot.worker]
-            elif sleeper.cancelled():
-                self._ring(slot.model, self._clock())  # It was woken and will not claim: wake another.
+            bell.coming.discard(slot.worker)  # It may have been woken; it will not claim, so another should.
+            self._ring(slot.model, self._clock())
+            raise
 
     async def complete(self, lease: Lease, items: Sequence[Item]) -> Settled:
         """See Broker."""
+        if len(items) != len(lease.entries):
+            raise ValueError(f"{len(items)} items for a lease of {len(lease.entries)} entries: one each, in order")
         now = self._clock()
         running = self._running.pop(lease.fence, None)
         if running is None:
@@ -225,22 +251,19 @@ class MemoryBroker:
     async def cancel(self, tenant_ids: Sequence[tuple[str, str]]) -> None:
         """See Broker."""
         for key in tenant_ids:
-            queued = self._entries.pop(key, None)
-            if queued is not None:
+            queued = self._entries.get(key)
+            if queued is not None and queued.state != GONE:  # What is replied to stays known until that is read.
+                del self._entries[key]
                 self._queues[queued.entry.model].remove(queued)
 
     async def replies(self, gateway: str, after: int) -> tuple[Sequence[Reply], int]:
         """See Broker."""
-        box = self._mailboxes.setdefault(gateway, _Mailbox())
-        read = after - box.acknowledged
-        if read > 0:
-            for reply in box.replies[:read]:
-                self._entries.pop((reply.tenant, reply.id), None)
-            del box.replies[:read]
-            box.acknowledged = after
+        box = self._mailbox(gateway)
+        for reply in box.acknowledge(after):
+            self._entries.pop((reply.tenant, reply.id), None)
         while not box.replies:
-            box.arrival = asyncio.get_running_loop().create_future()
-            await box.arrival
+            box.arrival.clear()
+            await box.arrival.wait()
         return list(box.replies), box.acknowledged + len(box.replies)
 
     async def stage(self, tenant: str, id: str) -> Stage | None:
@@ -285,6 +308,8 @@ class MemoryBroker:
         for model, queue in self._queues.items():
             self._expire(model, now)
             self._count_slots(model, now)
+            self._bells[model].coming.clear()  # A worker that was woken and died must not keep others asleep.
+            self._ring(model, now)
             due = min(due, queue.next_due())
         return max(due - now, BELL_GRAIN)
 
@@ -320,8 +345,8 @@ class MemoryBroker:
             self._mailbox(gateways.pop()).put(replies)
             return
         owners = {(member.entry.tenant, member.entry.id): member.entry.gateway for member in members}
-        for reply in replies:
-            self._mailbox(owners[reply.tenant, reply.id]).put((reply,))
+        for gateway in gateways:
+            self._mailbox(gateway).put([reply for reply in replies if owners[reply.tenant, reply.id] == gateway])
 
     def _mailbox(self, gateway: str) -> _Mailbox:
         box = self._mailboxes.get(gateway)
@@ -332,19 +357,13 @@ class MemoryBroker:
     def _ring(self, model: str, now: float) -> None:
         """Wake an idle worker if there is something to claim, else set the timer for when there may be."""
         bell = self._bells[model]
-        if not bell.idle:
+        if not bell.idle or bell.coming:
             return
-        found = self._queues[model].wake(tuple(bell.idle), now)
-        bell.disarm()
+        found = self._queues[model].wake(bell.idle, now)
         if isinstance(found, str):
             bell.wake(found)
-        elif not math.isinf(found):
-            loop = asyncio.get_running_loop()
-            bell.timer = loop.call_later(max(found - now, BELL_GRAIN), self._ring_again, model)
-
-    def _ring_again(self, model: str) -> None:
-        self._bells[model].timer = None
-        self._ring(model, self._clock())
+        else:
+            bell.arm(found, now, lambda: self._ring(model, self._clock()))
 
     def _count_slots(self, model: str, now: float) -> None:
         healthy = sum(
@@ -366,6 +385,7 @@ class DeadLetterBox:
 
     async def add(self, letter: DeadLetter) -> None:
         """See DeadLetters."""
+        self._letters.pop(letter.entry.id, None)
         self._letters[letter.entry.id] = letter
         while len(self._letters) > self._capacity:
             self._letters.pop(next(iter(self._letters)))
@@ -407,7 +427,8 @@ def _lateness(member: Queued, slots: int, now: float) -> Failure:
     if member.attempts:
         message = f"the total deadline passed after {waited} and {member.attempts} failed runs"
         return Failure(errors.DEADLINE_EXCEEDED, message, None, "total")
-    return Failure(errors.DEADLINE_EXCEEDED, f"the queue deadline passed: waited {waited} for a GPU", None, "queue")
+    which = "the queue deadline passed" if now >= member.queue_due else "no run would end by the total deadline"
+    return Failure(errors.DEADLINE_EXCEEDED, f"{which}: waited {waited} for a GPU", None, "queue")
 
 
 def _verdict(failure: BatchFailure) -> Failure:

@@ -23,6 +23,10 @@ MIN_MARGIN = 0.005
 """Seconds kept for everything but waiting and running."""
 MARGIN_SHARE = 0.02
 """Share of the deadline kept likewise, when that is more."""
+LEAST_SHARE = 0.01
+"""Share of the drain with which a wait is reckoned for a tier that gets less, or nothing."""
+MIN_WAIT = 0.001
+"""Least seconds that a refused client is told to wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,20 +76,25 @@ class Gate:
         margin = max(MIN_MARGIN, MARGIN_SHARE * timeout)
         return self.drains[tier] * (timeout - self.batch_seconds - margin)
 
-    def judge(self, depths: Sequence[int], tier: int, entry: Entry) -> Refused | None:
+    def pace(self, tier: int) -> float:
+        """Entries per second by which the queue ahead of a tier shortens, more than 0 once a batch was measured."""
+        return max(self.drains[tier], self.drains[0] * LEAST_SHARE)
+
+    def judge(self, ahead: int, first: int, tier: int, entry: Entry) -> Refused | None:
         """Admit (None) or refuse one entry.
 
         Arguments:
-            depths: entries waiting in each tier, highest first.
+            ahead: entries waiting in its tier and the tiers above.
+            first: entries waiting in the highest tier.
             tier: of the entry.
             entry: asked for its deadlines.
         """
-        drain = self.drains[tier]
-        ahead = sum(depths[: tier + 1])
-        if ahead == 0 or drain <= 0.0:
+        if ahead == 0 or self.batch_seconds <= 0.0:
             return None  # A bad estimate must not lock everybody out: what has nothing ahead of it may try.
         allowed = self.allowed(tier, entry)
         if ahead < allowed:
             return None
-        wait = max((ahead - max(allowed, 0.0)) / drain, 0.001)
-        return Refused(wait, tier_only=tier > 0 and depths[0] < self.allowed(0, entry))
+        return Refused(
+            wait=max((ahead - max(allowed, 0.0)) / self.pace(tier), MIN_WAIT),
+            tier_only=tier > 0 and (first == 0 or first < self.allowed(0, entry)),
+        )

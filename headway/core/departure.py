@@ -20,6 +20,9 @@ from typing import Protocol
 FULL, DEADLINE, WINDOW, HEADWAY, EARLY, RETRY = "full", "deadline", "window", "headway", "early", "retry"
 REASONS = (FULL, DEADLINE, WINDOW, HEADWAY, EARLY, RETRY)
 
+LEEWAY = 0.005
+"""Seconds a batch leaves before its most urgent member's last moment, for timers and the way back."""
+
 
 @dataclass(frozen=True, slots=True)
 class Load:
@@ -60,7 +63,7 @@ class Rule:
         size: a batch of this many leaves at once.
         headway: least seconds between departures, or None when the policy does not space them.
         window: most seconds the oldest member waits; infinite for none.
-        rate: expected arrivals per second, for the early test; 0 switches it off.
+        rate: expected arrivals per second, for the early test.
         service: expected run time of the batch in seconds, for the deadline test.
     """
 
@@ -109,7 +112,7 @@ def decide(rule: Rule, view: View, now: float) -> Go | Hold:
         return Hold(math.inf)
     if view.depth >= rule.size:
         return Go(FULL)
-    leave_by = view.due - rule.service
+    leave_by = view.due - rule.service - LEEWAY
     if now >= leave_by:
         return Go(DEADLINE)
     window_ends = view.oldest + rule.window

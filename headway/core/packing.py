@@ -1,10 +1,11 @@
 """Who rides: tiers in order with a share kept for the lowest, tenants in turn inside a tier.
 
-Inside a tier, each tenant is a flow with a virtual time that grows by one with every entry it gets served;
-the flow that is furthest behind goes next. A tenant that comes back after a pause starts at the present
-virtual time, so it cannot save up credit. This is start-time fair queueing with unit cost (Goyal, Vin and
-Cheng, 1996), as the virtual token counter applies it to inference (Sheng et al., "Fairness in Serving
-Large Language Models", OSDI 2024).
+Inside a tier, entries are served in rounds, and a tenant gets one place in each: its next entry goes into the
+round after its last one, or into the first that has not begun. So a flood of one tenant fills rounds of its
+own, and a tenant that comes back after a pause has saved up nothing. This is self-clocked fair queueing with
+unit cost (Golestani, "A self-clocked fair queueing scheme for broadband applications", INFOCOM 1994), where
+the finish tags are whole numbers and a bucket for each replaces the sorting; the virtual token counter applies
+the same to inference (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024).
 """
 
 from __future__ import annotations
@@ -18,84 +19,87 @@ from headway.model import Entry
 
 QUEUED, RUNNING, SUSPECT, GONE = 0, 1, 2, 3
 
+FORGET_ABOVE = 1024
+"""Tenants without waiting entries whose last round a lane remembers, before it drops what is past."""
+
 
 class Queued:
     """An admitted entry and where it stands; owned by one queue.
 
     `queue_due` is the instant by which it must have left for the first time, `due` the one by which it must
-    be answered. `state` is QUEUED (waits for its first departure), RUNNING, SUSPECT (its batch failed, or was handed back) or
-    GONE; lanes and due lines drop what is no longer QUEUED when they meet it.
+    be answered. `state` is QUEUED (waits for its first departure), RUNNING, SUSPECT (its batch failed, or was
+    handed back) or GONE; lanes and due lines drop what is no longer QUEUED when they meet it.
     """
 
     __slots__ = ("arrived", "attempts", "due", "entry", "queue_due", "state")
 
     def __init__(self, entry: Entry, now: float) -> None:
+        timeout, queue_timeout = entry.timeout, entry.queue_timeout
         self.entry = entry
         self.arrived = now
-        self.due = now + entry.timeout
-        self.queue_due = now + min(entry.queue_timeout, entry.timeout)
+        self.due = now + timeout
+        self.queue_due = now + (queue_timeout if queue_timeout < timeout else timeout)
         self.attempts = 0
         self.state = QUEUED
-
-
-class _Flow:
-    __slots__ = ("line", "order", "tenant", "virtual")
-
-    def __init__(self, tenant: str, virtual: float, order: int) -> None:
-        self.tenant = tenant
-        self.line: deque[Queued] = deque()
-        self.virtual = virtual
-        self.order = order
-
-    def __lt__(self, other: _Flow) -> bool:
-        return (self.virtual, self.order) < (other.virtual, other.order)
 
 
 class Lane:
     """One tier's waiting entries, fair between tenants. `depth` counts those still queued."""
 
-    __slots__ = ("_arrivals", "_flows", "_heap", "_orders", "_virtual", "depth")
+    __slots__ = ("_arrivals", "_latest", "_next", "_round", "_rounds", "depth")
 
     def __init__(self) -> None:
-        self._flows: dict[str, _Flow] = {}
-        self._heap: list[_Flow] = []
+        self._round: list[Queued] = []
+        """What is left of the round being served, last first."""
+        self._rounds: dict[int, list[Queued]] = {}
+        """Rounds that have not begun; their numbers have no gap."""
+        self._next = 1
+        """Number of the first round that has not begun."""
+        self._latest: dict[str, int] = {}
+        """The round of each tenant's last entry."""
         self._arrivals: deque[Queued] = deque()
-        self._virtual = 0.0
-        self._orders = 0
         self.depth = 0
 
     def push(self, queued: Queued) -> None:
-        """Add an entry at the end of its tenant's line."""
+        """Give an entry its place: its tenant's turn in the first round that the tenant is not in yet."""
         tenant = queued.entry.tenant
-        flow = self._flows.get(tenant)
-        if flow is None:
-            self._orders += 1
-            flow = self._flows[tenant] = _Flow(tenant, self._virtual, self._orders)
-            heapq.heappush(self._heap, flow)
-        flow.line.append(queued)
+        number = self._latest.get(tenant, 0) + 1
+        if number < self._next:
+            number = self._next
+        self._latest[tenant] = number
+        places = self._rounds.get(number)
+        if places is None:
+            self._rounds[number] = [queued]
+        else:
+            places.append(queued)
         self._arrivals.append(queued)
         self.depth += 1
 
     def pop(self) -> Queued | None:
-        """Take the entry whose turn it is; its state is left to the caller, `depth` is not."""
-        heap = self._heap
-        while heap:
-            flow = heap[0]
-            line = flow.line
-            while line and line[0].state != QUEUED:
-                line.popleft()
-            if not line:
-                heapq.heappop(heap)
-                del self._flows[flow.tenant]
-                continue
-            queued = line.popleft()
-            self._virtual = flow.virtual
-            flow.virtual += 1.0
-            if len(heap) > 1:
-                heapq.heapreplace(heap, flow)
-            self.depth -= 1
-            return queued
+        """Take the entry whose turn it is; it is RUNNING from then on."""
+        places = self._round
+        while self.depth:
+            while places:
+                queued = places.pop()
+                if queued.state == QUEUED:
+                    queued.state = RUNNING
+                    self.depth -= 1
+                    if self.depth == 0:
+                        self._start_afresh()
+                    return queued
+            places = self._begin()
         return None
+
+    def drop(self, queued: Queued) -> None:
+        """Take an entry out of turn, for good; its tenant gets the place back."""
+        queued.state = GONE
+        tenant = queued.entry.tenant
+        latest = self._latest.get(tenant, 0)
+        if latest >= self._next:
+            self._latest[tenant] = latest - 1
+        self.depth -= 1
+        if self.depth == 0:
+            self._start_afresh()
 
     def oldest(self) -> Queued | None:
         """The entry that has waited longest, whoever's turn it is."""
@@ -103,6 +107,22 @@ class Lane:
         while arrivals and arrivals[0].state != QUEUED:
             arrivals.popleft()
         return arrivals[0] if arrivals else None
+
+    def _begin(self) -> list[Queued]:
+        """Start the next round."""
+        self._round = self._rounds.pop(self._next)
+        self._round.reverse()
+        self._next += 1
+        if len(self._latest) > self.depth + FORGET_ABOVE:
+            self._latest = {tenant: number for tenant, number in self._latest.items() if number >= self._next}
+        return self._round
+
+    def _start_afresh(self) -> None:
+        """Nobody waits, so nobody is behind anybody; let go of all that is no longer queued."""
+        self._round = []
+        self._rounds.clear()
+        self._latest.clear()
+        self._arrivals.clear()
 
 
 class DueLine:

@@ -12,10 +12,12 @@ virtual instants. All instants passed in must come from one clock and never go b
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from headway.core import admission
+from headway.core.admission import MIN_WAIT
 from headway.core.departure import RETRY, Hold, Load, Policy, Rule, View, decide
 from headway.core.packing import GONE, QUEUED, RUNNING, SUSPECT, DueLine, Lane, Queued, turns
 from headway.core.retry import Dead, RetryBudget, backoff, plan
@@ -32,6 +34,10 @@ HOPELESS = 0.95
 """Share of α: what is due sooner cannot be answered in time."""
 GATE_AGE = 0.05
 """Seconds after which the admission figures are made anew even if no batch has left."""
+UNKNOWN_WAIT = 1.0
+"""Seconds a refused client is told to wait while nothing is known of the model's pace."""
+RULE_AGE = 0.01
+"""Seconds after which `wake` asks the policy again rather than go by the rule of the last claim."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +66,7 @@ class Departure:
     late: list[Queued] = field(default_factory=list)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Suspects:
     """Entries of a failed batch that wait to run again by themselves."""
 
@@ -97,7 +103,11 @@ class ModelQueue:
         self._lanes = [Lane() for _ in range(limits.tiers)]
         self._rates = [ArrivalRate() for _ in range(limits.tiers)]
         self._due = DueLine()
+        self._fresh = 0
         self._suspects: list[_Suspects] = []
+        self._group_of: dict[Queued, _Suspects] = {}
+        self._suspects_due = math.inf
+        """No suspect's last moment is before this instant."""
         self._budget = RetryBudget()
         self._gate = admission.Gate.unknown(limits.tiers)
         self._gate_at = -math.inf
@@ -106,21 +116,23 @@ class ModelQueue:
         self._busy_at = 0.0
         self._wait = 0.0
         self._departures = 0
-        self._rule: Rule | None = None
+        self._policy: Policy | None = None
+        self._limit = limits.max_batch
+        self._rule = Rule(limits.max_batch)
+        self._rule_at = -math.inf
 
     @property
     def depth(self) -> int:
         """Entries waiting, those that wait to run again included."""
-        return self._fresh_depth() + sum(len(group.members) for group in self._suspects)
+        return self._fresh + len(self._group_of)
 
     def depths(self, now: float) -> list[tuple[int, float]]:
         """For each tier: entries waiting, and seconds the oldest has waited."""
         counts = [lane.depth for lane in self._lanes]
         oldest = [now if (first := lane.oldest()) is None else first.arrived for lane in self._lanes]
-        for group in self._suspects:
-            for member in group.members:
-                counts[member.entry.tier] += 1
-                oldest[member.entry.tier] = min(oldest[member.entry.tier], member.arrived)
+        for member in self._group_of:
+            counts[member.entry.tier] += 1
+            oldest[member.entry.tier] = min(oldest[member.entry.tier], member.arrived)
         return [(count, now - since) for count, since in zip(counts, oldest, strict=True)]
 
     def set_slots(self, slots: int) -> None:
@@ -133,17 +145,21 @@ class ModelQueue:
         """Admit an entry, or refuse it."""
         tier = entry.tier
         self._rates[tier].observe(1, now)
-        waiting = self._fresh_depth()
-        if waiting >= self.limits.max_queue:
-            drain = self._gate_now(now).drains[tier]
-            return admission.Refused(max(1.0 / drain if drain > 0 else 1.0, 0.001), tier_only=False)
-        if waiting:
-            refused = self._gate_now(now).judge([lane.depth for lane in self._lanes], tier, entry)
+        if self._fresh >= self.limits.max_queue:
+            pace = self._gate_now(now).pace(tier)
+            return admission.Refused(max(1.0 / pace, MIN_WAIT) if pace > 0.0 else UNKNOWN_WAIT, tier_only=False)
+        lane = self._lanes[tier]
+        if self._fresh:
+            ahead = lane.depth
+            for above in self._lanes[:tier]:
+                ahead += above.depth
+            refused = self._gate_now(now).judge(ahead, self._lanes[0].depth, tier, entry) if ahead else None
             if refused is not None:
                 return refused
         queued = Queued(entry, now)
-        self._lanes[tier].push(queued)
+        lane.push(queued)
         self._due.push(queued)
+        self._fresh += 1
         return queued
 
     def load(self, now: float) -> Load:
@@ -153,8 +169,8 @@ class ModelQueue:
             alpha=self.service.alpha,
             beta=self.service.beta,
             slots=self.slots,
-            max_batch=self.limits.max_batch,
-            depth=self._fresh_depth(),
+            max_batch=self._limit,
+            depth=self._fresh,
             utilisation=self._utilisation,
             wait=self._wait,
             departures=self._departures,
@@ -171,69 +187,74 @@ class ModelQueue:
             policy: decides when.
             now: the instant.
         """
+        limit = min(limit, self.limits.max_batch)
+        again = math.inf
         for group in self._suspects:
-            if group.open_at(worker, self.slots > 1) <= now:
-                self._suspects.remove(group)
-                return self._leave(Departure(worker, group.members, RETRY, now, group.failures), now)
-        self._rule = policy.rule(self.load(now))
-        verdict = decide(self._rule, self._view(), now)
+            opens = group.open_at(worker, self.slots > 1)
+            if opens <= now:
+                return self._leave(Departure(worker, self._take(group, limit), RETRY, now, group.failures), now)
+            again = min(again, opens)
+        self._policy, self._limit = policy, limit
+        verdict = decide(self._rule_anew(policy, now), self._view(), now)
         if isinstance(verdict, Hold):
-            return verdict
+            return Hold(min(verdict.until, again))
         departure = Departure(worker, [], verdict.reason, now)
-        self._pack(departure, min(limit, self.limits.max_batch), now)
+        self._pack(departure, limit, now)
         self._wait += (now - min(member.arrived for member in departure.members) - self._wait) * WAIT_WEIGHT
         self.last_departure = now
         self._budget.earn()
         return self._leave(departure, now)
 
-    def wake(self, idle: Sequence[str], now: float) -> str | float:
+    def wake(self, idle: Collection[str], now: float) -> str | float:
         """Which of the idle workers has something to claim now; if none, the instant to look again.
 
-        Applies the rule of the last claim, so it costs little enough to be asked after every enqueue.
+        Goes by the rule of the last claim while that is fresh, so it is cheap enough to be asked after every
+        enqueue.
+
+        Arguments:
+            idle: at least one worker; the first is woken first.
+            now: the instant.
         """
         again = math.inf
         for group in self._suspects:
-            for worker in idle:
+            for worker in islice(idle, 2):  # Only one can be the one to avoid.
                 opens = group.open_at(worker, self.slots > 1)
                 if opens <= now:
                     return worker
                 again = min(again, opens)
-        if self._fresh_depth() == 0:
+        if self._fresh == 0:
             return again
-        verdict = decide(self._rule, self._view(), now) if self._rule is not None else None
-        return min(again, verdict.until) if isinstance(verdict, Hold) else idle[0]
+        if self._policy is None:
+            return next(iter(idle))
+        rule = self._rule if now - self._rule_at <= RULE_AGE else self._rule_anew(self._policy, now)
+        verdict = decide(rule, self._view(), now)
+        return min(again, verdict.until) if isinstance(verdict, Hold) else next(iter(idle))
 
     def expire(self, now: float) -> list[Queued]:
         """Take out all that waited too long."""
-        late = []
-        for queued in self._due.overdue(now):
-            self._lanes[queued.entry.tier].depth -= 1
-            queued.state = GONE
-            late.append(queued)
-        for group in self._suspects:
-            overdue = [member for member in group.members if member.due <= now]
-            if overdue:
-                group.members = [member for member in group.members if member.due > now]
-                late += overdue
+        late = list(self._due.overdue(now))
+        if self._suspects_due <= now:
+            late += [member for member in self._group_of if _last_moment(member) <= now]
+            rest = (due for member in self._group_of if (due := _last_moment(member)) > now)
+            self._suspects_due = min(rest, default=math.inf)
         for queued in late:
-            queued.state = GONE
-        self._suspects = [group for group in self._suspects if group.members]
+            self.remove(queued)
         return late
 
     def next_due(self) -> float:
         """The instant at which `expire` has something to do; infinite when nothing waits."""
-        retried = (member.due for group in self._suspects for member in group.members)
-        return min(self._due.earliest(), min(retried, default=math.inf))
+        return min(self._due.earliest(), self._suspects_due)
 
     def remove(self, queued: Queued) -> None:
         """Forget an entry. One that is running stays in its batch, but is not tried again."""
         if queued.state == SUSPECT:
-            for group in self._suspects:
-                if queued in group.members:
-                    group.members.remove(queued)
-            self._suspects = [group for group in self._suspects if group.members]
+            group = self._group_of.pop(queued)
+            group.members.remove(queued)
+            if not group.members:
+                self._suspects.remove(group)
         elif queued.state == QUEUED:
-            self._lanes[queued.entry.tier].depth -= 1
+            self._lanes[queued.entry.tier].drop(queued)
+            self._fresh -= 1
         queued.state = GONE
 
     def finish(self, departure: Departure, now: float) -> list[Queued]:
@@ -249,7 +270,7 @@ class ModelQueue:
         for member in members:
             member.attempts -= 1
         if members:
-            self._suspects.append(_Suspects(members, now, departure.failures))
+            self._set_apart(_Suspects(members, now, departure.failures))
 
     def fail(self, departure: Departure, now: float, dice: Callable[[], float]) -> Aftermath:
         """The batch failed; the retry plan decides. `dice` is uniform in [0, 1), for the jitter."""
@@ -268,10 +289,30 @@ class ModelQueue:
             for start, end in verdict.parts:
                 ready_at = now + backoff(failures, dice())
                 elsewhere = ready_at + max(self.service.seconds(end - start), MIN_AVOIDANCE)
-                self._suspects.append(_Suspects(members[start:end], ready_at, failures, departure.worker, elsewhere))
+                self._set_apart(_Suspects(members[start:end], ready_at, failures, departure.worker, elsewhere))
         for member in (*after.dead, *after.spent, *after.late):
             member.state = GONE
         return after
+
+    def _set_apart(self, group: _Suspects) -> None:
+        """Let the members of a group wait until they run again by themselves."""
+        self._suspects.append(group)
+        for member in group.members:
+            self._group_of[member] = group
+            self._suspects_due = min(self._suspects_due, _last_moment(member))
+
+    def _take(self, group: _Suspects, limit: int) -> list[Queued]:
+        """Members of a group for one run: all, unless the slot takes fewer than the one they failed on."""
+        taken, group.members = group.members[:limit], group.members[limit:]
+        if not group.members:
+            self._suspects.remove(group)
+        for member in taken:
+            del self._group_of[member]
+        return taken
+
+    def _rule_anew(self, policy: Policy, now: float) -> Rule:
+        self._rule, self._rule_at = policy.rule(self.load(now)), now
+        return self._rule
 
     def _arrive(self, departure: Departure, now: float, state: int) -> list[Queued]:
         """End a run: those still wanted get `state` and are returned."""
@@ -298,20 +339,12 @@ class ModelQueue:
         self._utilisation += (share - self._utilisation) * weight
         self._busy_at = now
 
-    def _fresh_depth(self) -> int:
-        depth = 0
-        for lane in self._lanes:
-            depth += lane.depth
-        return depth
-
     def _view(self) -> View:
-        firsts = [first.arrived for lane in self._lanes if lane.depth and (first := lane.oldest()) is not None]
-        return View(
-            depth=self._fresh_depth(),
-            oldest=min(firsts, default=math.inf),
-            due=self._due.earliest(),
-            last_departure=self.last_departure,
-        )
+        oldest = math.inf
+        for lane in self._lanes:
+            if lane.depth and (first := lane.oldest()) is not None and first.arrived < oldest:
+                oldest = first.arrived
+        return View(self._fresh, oldest, self._due.earliest(), self.last_departure)
 
     def _gate_now(self, now: float) -> admission.Gate:
         if now - self._gate_at > GATE_AGE:
@@ -325,17 +358,23 @@ class ModelQueue:
         """Fill the batch. When more waits than fits, no place goes to what cannot be answered in time."""
         members = departure.members
         hopeless = now + self.service.alpha * HOPELESS
-        while len(members) < limit and (waiting := self._fresh_depth()):
-            contended = waiting > limit - len(members)
-            for lane in turns(self._lanes, limit - len(members), self.limits.reserved_share):
+        while self._fresh and (room := limit - len(members)) > 0:
+            contended = self._fresh > room
+            for lane in turns(self._lanes, room, self.limits.reserved_share):
                 queued = lane.pop()
                 if queued is None:
-                    continue
+                    break
+                self._fresh -= 1
                 if contended and queued.due < hopeless:
                     queued.state = GONE
                     departure.late.append(queued)
                 else:
                     members.append(queued)
+
+
+def _last_moment(suspect: Queued) -> float:
+    """The instant at which an entry that waits again is too late; one that never ran keeps its queue deadline."""
+    return suspect.due if suspect.attempts else suspect.queue_due
 
 
 def entries_of(members: Sequence[Queued]) -> tuple[Entry, ...]:

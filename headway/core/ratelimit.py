@@ -8,6 +8,7 @@ tolerance τ = T · burst, a request of cost c conforms when its TAT after it, l
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -22,7 +23,8 @@ class Quota:
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """`tat` is to be stored when `allowed`. `remaining` whole requests fit now; `retry_after` and
-    `reset_after` are seconds until the same request fits, and until the whole burst does."""
+    `reset_after` are seconds until the same request fits (infinite when it costs more than the burst), and
+    until the whole burst does."""
 
     allowed: bool
     tat: float
@@ -46,10 +48,11 @@ def check(quota: Quota, tat: float, cost: float, now: float) -> Verdict:
     after = base + cost * interval
     allowed = after - tolerance <= now + 1e-9
     kept = after if allowed else base
+    fits_ever = cost * interval <= tolerance + 1e-9
     return Verdict(
         allowed=allowed,
         tat=kept,
         remaining=max(0, int((now + tolerance - kept) / interval + 1e-9)),
-        retry_after=0.0 if allowed else after - tolerance - now,
+        retry_after=0.0 if allowed else after - tolerance - now if fits_ever else math.inf,
         reset_after=max(0.0, kept - now),
     )

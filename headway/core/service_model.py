@@ -11,6 +11,8 @@ DECAY = 0.98
 """Weight of the past at each new batch: about the last 50 batches count."""
 RATE_TIME = 1.0
 """Time constant of the arrival rate, seconds."""
+REACH = 2.0
+"""The line is believed up to this multiple of the largest batch seen of late, and level from there."""
 SPREAD = 0.5
 """Least variance of batch sizes from which a slope is read; below it the last slope is kept."""
 
@@ -20,18 +22,22 @@ class ServiceModel:
 
     Weighted normal equations with forgetting factor DECAY (recursive least squares; Ljung, "System
     Identification", §11.2). Both coefficients are kept at or above 0, so that noise cannot predict a
-    batch that gets faster as it grows.
+    batch that gets faster as it grows. Far beyond the sizes seen the line says nothing: there `seconds` stays
+    level. Two small batches, one of them slow by accident, would else foretell a full batch of many seconds;
+    admission would refuse all but a trickle, and no larger batch would ever come to correct it.
     """
 
-    __slots__ = ("_l", "_n", "_nl", "_nn", "_w", "alpha", "beta")
+    __slots__ = ("_l", "_largest", "_n", "_nl", "_nn", "_w", "alpha", "beta")
 
     def __init__(self) -> None:
         self._w = self._n = self._l = self._nn = self._nl = 0.0
+        self._largest = 0.0
         self.alpha = 0.0
         self.beta = 0.0
 
     def observe(self, size: int, seconds: float) -> None:
         """Learn from one finished batch of `size` entries that held its slot for `seconds`."""
+        self._largest = max(size, self._largest * DECAY)
         self._w = self._w * DECAY + 1.0
         self._n = self._n * DECAY + size
         self._l = self._l * DECAY + seconds
@@ -47,7 +53,7 @@ class ServiceModel:
 
     def seconds(self, size: int) -> float:
         """Expected run time of a batch of `size`; 0 before the first batch."""
-        return self.alpha + self.beta * size
+        return self.alpha + self.beta * min(size, self._largest * REACH)
 
 
 class ArrivalRate:
@@ -66,7 +72,9 @@ class ArrivalRate:
         self._last: float | None = None
 
     def observe(self, count: int, now: float) -> None:
-        """Count arrivals at instant `now`."""
+        """Count arrivals at instant `now`. The very first only starts the clock: one instant makes no rate."""
+        if self._last is None:
+            count -= 1
         self._decay(now)
         self._sum += count / self._tau
 

@@ -1,0 +1,20 @@
+"""Entries for queues and brokers."""
+
+from __future__ import annotations
+
+from headway.model import Entry
+
+
+def entry(
+    id: str = "1",
+    *,
+    model: str = "m",
+    input: str | None = None,
+    tier: int = 0,
+    tenant: str = "t",
+    gateway: str = "g",
+    queue_timeout: float = 2.0,
+    timeout: float = 4.0,
+) -> Entry:
+    """An entry whose input is its id unless one is given."""
+    return Entry(id, model, id if input is None else input, tier, tenant, gateway, queue_timeout, timeout)

@@ -1,0 +1,147 @@
+"""Who gets in: nobody who cannot be served in time, the lowest tier refused first, an idle system open to all."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.core import policies
+from headway.core.admission import MARGIN_SHARE, MIN_MARGIN, Gate, Refused
+from headway.core.queue import ModelQueue, QueueLimits
+from headway.model import Entry
+from tests.core.entries import entry
+from tests.core.fleet import drive
+
+DEPTHS = st.lists(st.integers(0, 5000), min_size=3, max_size=3)
+RATES = st.lists(st.floats(0.0, 5000.0), min_size=3, max_size=3)
+GATES = st.builds(
+    Gate.of, drain=st.floats(1.0, 5000.0), batch_seconds=st.floats(0.001, 2.0), rates=RATES, reserved=st.floats(0, 0.5)
+)
+ENTRIES = st.builds(entry, tier=st.integers(0, 2), queue_timeout=st.floats(0.001, 5.0), timeout=st.floats(0.001, 10.0))
+
+
+def judge(gate: Gate, depths: list[int], asked: Entry, tier: int | None = None) -> Refused | None:
+    tier = asked.tier if tier is None else tier
+    return gate.judge(sum(depths[: tier + 1]), depths[0], tier, asked)
+
+
+@given(GATES, DEPTHS, ENTRIES)
+def test_whoever_gets_in_is_served_in_time_by_the_gates_own_figures(
+    gate: Gate, depths: list[int], asked: Entry
+) -> None:
+    ahead = sum(depths[: asked.tier + 1])
+    if judge(gate, depths, asked) is None and ahead > 0:
+        waits = ahead / gate.drains[asked.tier]
+        assert waits <= asked.queue_timeout + 1e-9
+        assert waits + gate.batch_seconds + MIN_MARGIN <= asked.timeout + 1e-9
+        assert waits + gate.batch_seconds <= asked.timeout * (1 - MARGIN_SHARE) + 1e-9
+
+
+@given(GATES, DEPTHS, ENTRIES)
+def test_the_lowest_tier_is_refused_first(gate: Gate, depths: list[int], asked: Entry) -> None:
+    refused = [judge(gate, depths, asked, tier) is not None for tier in range(3)]
+    assert refused == sorted(refused)
+
+
+@given(GATES, DEPTHS, ENTRIES)
+def test_a_refusal_says_when_and_whether_it_is_because_of_the_tier(gate: Gate, depths: list[int], asked: Entry) -> None:
+    verdict = judge(gate, depths, asked)
+    if verdict is not None:
+        assert 0.0 < verdict.wait < 1e9
+        assert verdict.tier_only == (asked.tier > 0 and judge(gate, depths, asked, tier=0) is None)
+
+
+@given(GATES, ENTRIES)
+def test_who_has_nothing_ahead_is_admitted_whatever_the_figures(gate: Gate, asked: Entry) -> None:
+    assert judge(gate, [0, 0, 0], asked) is None
+
+
+def test_before_a_batch_was_measured_everybody_is_admitted() -> None:
+    assert judge(Gate.unknown(3), [10_000, 10_000, 10_000], entry(tier=2)) is None
+
+
+def test_the_bound_is_drain_times_what_the_deadline_leaves() -> None:
+    """Two GPUs of 100 items in 100 ms are 2,000/s; of 200 ms, 100 run and 5 are kept: 190 may be ahead."""
+    gate = Gate.of(2000.0, 0.1, [0.0, 0.0, 0.0], 0.1)
+    asked = entry(queue_timeout=2.0, timeout=0.2)
+    assert judge(gate, [189, 0, 0], asked) is None
+    verdict = judge(gate, [210, 0, 0], asked)
+    assert verdict is not None
+    assert verdict.wait == pytest.approx((210 - 190) / 2000)
+
+
+def test_a_tier_gets_the_drain_that_higher_tiers_leave_and_never_less_than_the_reserve() -> None:
+    assert Gate.of(1000.0, 0.1, [300.0, 400.0, 100.0], 0.1).drains == (1000.0, 700.0, 300.0)
+    assert Gate.of(1000.0, 0.1, [900.0, 4000.0, 100.0], 0.1).drains == (1000.0, 100.0, 100.0)
+
+
+def test_a_tier_to_which_nothing_drains_is_closed_not_open() -> None:
+    """Higher tiers take all and nothing is reserved: the rest would only wait to expire."""
+    gate = Gate.of(1000.0, 0.1, [2000.0, 0.0, 0.0], 0.0)
+    verdict = judge(gate, [50, 1, 0], entry(tier=1))
+    assert verdict is not None
+    assert verdict.tier_only
+    assert 0.0 < verdict.wait < 60.0
+
+
+def crowd(rate: float, seconds: float, timeout: float, tiers: int = 1) -> list[tuple[float, Entry]]:
+    return [
+        (number / rate, entry(str(number), tier=number % tiers, queue_timeout=timeout, timeout=timeout))
+        for number in range(int(rate * seconds))
+    ]
+
+
+class TestInAQueue:
+    def test_overload_does_not_reduce_goodput(self) -> None:
+        """3,000/s offered to 2,000/s of capacity, 200 ms promised: what gets in is answered in time, at full rate."""
+        queue = ModelQueue(QueueLimits(tiers=1, max_batch=100))
+        seen = drive(queue, policies.build("paced", None), crowd(3000, 4, 0.2), 2, lambda size: 0.1, until=4.3)
+        steady = [(came, back) for came, back, _ in seen.answered if came >= 1.0]
+        in_time = [back for came, back in steady if back <= came + 0.2]
+        assert len(in_time) >= 0.95 * 2000 * 3
+        assert len(in_time) >= 0.99 * len(steady)
+        assert not [asked for now, asked in seen.expired if now >= 1.0]
+
+    def test_the_lowest_tier_bears_the_overload(self) -> None:
+        queue = ModelQueue(QueueLimits(tiers=3, max_batch=100))
+        coming = crowd(3000, 4, 1.0, tiers=3)
+        seen = drive(queue, policies.build("paced", None), coming, 2, lambda size: 0.1, until=5.0)
+        refused = [sum(asked.tier == tier for _, asked, _ in seen.refused) for tier in range(3)]
+        assert refused[0] == 0
+        assert refused[1] <= 0.1 * refused[2]
+        assert all(refusal.tier_only for _, asked, refusal in seen.refused if asked.tier == 2)
+
+    def test_the_wait_a_refused_client_is_told_is_about_right(self) -> None:
+        queue = ModelQueue(QueueLimits(tiers=1, max_batch=100))
+        seen = drive(queue, policies.build("paced", None), crowd(3000, 2, 0.2), 2, lambda size: 0.1, until=2.3)
+        assert all(refusal.wait <= 0.2 for _, _, refusal in seen.refused)
+
+    def test_one_slow_small_batch_does_not_lock_the_door(self) -> None:
+        """A wrong slope would refuse all but one at a time, and batches of one would never set it right."""
+        runs = iter([0.3])
+        queue = ModelQueue(QueueLimits(tiers=1, max_batch=100))
+        trickle = [(number * 0.2, entry(f"early-{number}", timeout=0.5)) for number in range(1, 20)]
+        start = [(0.0, entry(f"first-{number}", timeout=0.5)) for number in range(3)]
+        rush = [(5.0 + number / 500, entry(f"rush-{number}", timeout=0.5)) for number in range(1000)]
+        seen = drive(
+            queue, policies.build("paced", None), start + trickle + rush, 2, lambda size: next(runs, 0.1), until=8.0
+        )
+        assert sum(asked.id.startswith("rush") for _, _, asked in seen.answered) >= 900
+
+    def test_a_full_queue_refuses_and_says_for_how_long(self) -> None:
+        queue = ModelQueue(QueueLimits(tiers=2, max_batch=8, max_queue=10))
+        for number in range(10):
+            assert not isinstance(queue.offer(entry(str(number)), 0.0), Refused)
+        refused = queue.offer(entry("one more"), 0.0)
+        assert isinstance(refused, Refused)
+        assert refused.wait > 0.0
+        assert not refused.tier_only
+
+    def test_after_the_last_worker_left_the_door_goes_by_what_was_there(self) -> None:
+        queue = ModelQueue(QueueLimits(tiers=1, max_batch=10))
+        drive(queue, policies.build("paced", None), crowd(50, 1, 1.0), 2, lambda size: 0.1, until=1.2)
+        queue.set_slots(0)
+        admitted = [not isinstance(queue.offer(entry(f"late-{n}", timeout=1.0), 2.0), Refused) for n in range(1000)]
+        assert 100 <= sum(admitted) <= 200
+        assert admitted == sorted(admitted, reverse=True)

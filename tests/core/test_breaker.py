@@ -1,0 +1,93 @@
+"""The circuit breaker: opens, rests, lets one probe through, closes."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.core.breaker import COOLDOWN_CAP, Breaker, State
+
+
+def opened(threshold: int = 3, cooldown: float = 1.0, now: float = 0.0) -> Breaker:
+    breaker = Breaker(threshold, cooldown)
+    for _ in range(threshold):
+        breaker.failure(now)
+    return breaker
+
+
+def test_failures_in_a_row_open_it() -> None:
+    breaker = Breaker(3, 1.0)
+    for _ in range(2):
+        breaker.failure(0.0)
+    breaker.success()
+    for _ in range(2):
+        breaker.failure(0.0)
+    assert (breaker.state(0.0), breaker.allow(0.0)) == (State.CLOSED, True)
+    breaker.failure(0.0)
+    assert (breaker.state(0.0), breaker.allow(0.0)) == (State.OPEN, False)
+
+
+def test_after_the_rest_one_probe_goes_through_and_its_success_closes_it() -> None:
+    breaker = opened()
+    assert not breaker.allow(0.99)
+    assert breaker.retry_at(0.5) == 1.0
+    assert breaker.state(1.0) is State.HALF_OPEN
+    assert [breaker.allow(1.0), breaker.allow(1.0)] == [True, False]
+    breaker.success()
+    assert breaker.state(1.0) is State.CLOSED
+    assert breaker.retry_at(1.0) == 1.0
+
+
+def test_a_probe_that_fails_doubles_the_rest_up_to_a_cap() -> None:
+    breaker, now = opened(), 0.0
+    rests = []
+    for _ in range(8):
+        rests.append(breaker.retry_at(now) - now)
+        now = breaker.retry_at(now)
+        assert breaker.allow(now)
+        breaker.failure(now)
+    assert rests == [1.0, 2.0, 4.0, 8.0, 16.0, COOLDOWN_CAP, COOLDOWN_CAP, COOLDOWN_CAP]
+
+
+def test_a_success_makes_the_next_rest_short_again() -> None:
+    breaker = opened()
+    assert breaker.allow(1.0)
+    breaker.failure(1.0)
+    assert breaker.allow(3.0)
+    breaker.success()
+    for _ in range(3):
+        breaker.failure(10.0)
+    assert breaker.retry_at(10.0) == 11.0
+
+
+def test_late_failures_of_earlier_runs_do_not_lengthen_the_rest() -> None:
+    breaker = opened()
+    breaker.failure(0.9)
+    assert breaker.retry_at(0.9) == 1.0
+    assert breaker.allow(1.0)
+
+
+def test_a_probe_given_up_leaves_room_for_another() -> None:
+    breaker = opened()
+    assert breaker.allow(1.0)
+    breaker.forget()
+    assert breaker.allow(1.0)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["ask", "success", "failure"]), st.floats(0.0, 3.0)), max_size=60))
+def test_open_lets_nothing_through_and_it_never_stays_open_for_good(steps: list[tuple[str, float]]) -> None:
+    breaker, now, probes = Breaker(2, 1.0), 0.0, 0
+    for step, pause in steps:
+        now += pause
+        if step == "ask":
+            state, allowed = breaker.state(now), breaker.allow(now)
+            assert allowed == (state is State.CLOSED or (state is State.HALF_OPEN and probes == 0))
+            probes += state is State.HALF_OPEN and allowed
+        elif step == "success":
+            breaker.success()
+            probes = 0
+        else:
+            breaker.failure(now)
+            if breaker.state(now) is not State.HALF_OPEN:
+                probes = 0
+    assert breaker.retry_at(now) <= now + COOLDOWN_CAP

@@ -1,0 +1,224 @@
+"""The four policies: the rule each makes of a load, and what comes of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.core import policies
+from headway.core.departure import Go, Hold, Load, View, decide
+from headway.core.policies.paced import headway
+from headway.core.policies.pid import Pid
+from headway.core.policies.table import Table
+from headway.core.policies.window import Window
+from headway.core.queue import Departure, ModelQueue, QueueLimits
+from headway.model import Entry
+from tests.core.entries import entry
+from tests.core.fleet import drive
+
+BUSY = Load(rate=1000.0, alpha=0.1, beta=0.0, slots=2, max_batch=100)
+
+each_policy = pytest.mark.parametrize("name", policies.NAMES)
+
+
+def test_there_are_four() -> None:
+    assert set(policies.NAMES) == {"paced", "window", "table", "pid"}
+
+
+@each_policy
+def test_a_lone_request_on_an_idle_system_leaves_at_once(name: str) -> None:
+    queue = ModelQueue(QueueLimits(tiers=3, max_batch=32))
+    queue.set_slots(2)
+    queue.offer(entry(), 5.0)
+    assert isinstance(queue.depart("gpu-0", 32, policies.build(name, None), 5.0), Departure)
+
+
+@each_policy
+@pytest.mark.parametrize("wait", [None, 0.2])
+def test_a_lone_request_after_the_rush_hour_leaves_at_once(name: str, wait: float | None) -> None:
+    """Idle workers are woken by a rule; the one of the last busy claim must not hold the first request after it."""
+    queue, policy = ModelQueue(QueueLimits(tiers=3, max_batch=32)), policies.build(name, wait)
+    queue.set_slots(1)
+    now = 0.0
+    for number in range(400):
+        now += 0.001
+        queue.offer(entry(f"rush-{number}"), now)
+        departure = queue.depart("gpu-0", 32, policy, now)
+        if isinstance(departure, Departure):
+            queue.finish(departure, now)
+    now += 1.0
+    while isinstance(departure := queue.depart("gpu-0", 32, policy, now), Departure):
+        queue.finish(departure, now)
+    now += 60.0
+    queue.offer(entry("lone"), now)
+    assert queue.wake(("gpu-0",), now) == "gpu-0"
+    assert isinstance(queue.depart("gpu-0", 32, policy, now), Departure)
+
+
+@each_policy
+def test_the_rule_leaves_at_the_latest_when_the_largest_batch_is_there(name: str) -> None:
+    rule = policies.build(name, None).rule(BUSY)
+    assert 1 <= rule.size <= BUSY.max_batch
+    assert decide(rule, View(BUSY.max_batch, 0.0, 9.0, 0.0), 0.0) == Go("full")
+
+
+@each_policy
+@given(
+    rate=st.floats(0.0, 1e6),
+    alpha=st.floats(0.0, 10.0),
+    beta=st.floats(0.0, 1.0),
+    slots=st.integers(0, 200),
+    max_batch=st.integers(1, 100),
+    depth=st.integers(0, 10_000),
+    utilisation=st.floats(0.0, 1.0),
+    wait=st.floats(0.0, 30.0),
+    departures=st.integers(0, 3),
+)
+def test_every_load_gives_a_rule_that_makes_sense(name: str, **load: float) -> None:
+    policy = policies.build(name, None)
+    for _ in range(2):
+        rule = policy.rule(Load(**load))  # type: ignore[arg-type]
+        assert 1 <= rule.size <= load["max_batch"]
+        assert rule.headway is None or 0.0 <= rule.headway < math.inf
+        assert rule.window >= 0.0
+        assert rule.service >= 0.0
+
+
+class TestPaced:
+    @pytest.mark.parametrize(
+        ("rate", "alpha", "beta", "slots", "gap"),
+        [
+            (1000.0, 0.100, 0.0, 2, 0.050),
+            (10_000.0, 0.100, 0.0, 11, 0.100 / 11),
+            (400.0, 0.080, 0.002, 2, 0.080 / 1.2),
+        ],
+    )
+    def test_the_gap_is_alpha_over_k_less_beta_lambda(
+        self, rate: float, alpha: float, beta: float, slots: int, gap: float
+    ) -> None:
+        assert headway(Load(rate, alpha, beta, slots, max_batch=100)) == pytest.approx(gap)
+
+    @given(rate=st.floats(1.0, 1e5), alpha=st.floats(0.001, 5.0), beta=st.floats(0.0, 0.05), slots=st.integers(1, 100))
+    def test_k_gaps_are_one_batch_time_of_what_gathers_in_a_gap(
+        self, rate: float, alpha: float, beta: float, slots: int
+    ) -> None:
+        """The defining property, wherever the gap is neither 0 nor capped: k·s = α + β·(λ·s)."""
+        load = Load(rate, alpha, beta, slots, max_batch=100)
+        gap = headway(load)
+        saturated = load.batch_seconds(100) / slots
+        assert 0.0 <= gap <= saturated * (1 + 1e-9)
+        if 0.0 < gap < saturated * (1 - 1e-9):
+            assert slots * gap == pytest.approx(alpha + beta * rate * gap, rel=1e-6)
+
+    def test_saturated_the_gap_is_that_of_full_batches(self) -> None:
+        load = Load(rate=50_000.0, alpha=0.05, beta=0.001, slots=4, max_batch=100)
+        assert headway(load) == pytest.approx(0.150 / 4)
+
+    def test_at_capacity_the_formula_meets_the_cap(self) -> None:
+        load = Load(rate=4 * 100 / 0.150, alpha=0.05, beta=0.001, slots=4, max_batch=100)
+        assert headway(load) == pytest.approx(0.150 / 4)
+
+    @pytest.mark.parametrize(
+        "load",
+        [
+            Load(rate=15.0, alpha=0.1, beta=0.0, slots=2, max_batch=100),
+            Load(rate=1000.0, alpha=0.0, beta=0.0, slots=2, max_batch=100),
+            Load(rate=1000.0, alpha=0.1, beta=0.0, slots=0, max_batch=100),
+        ],
+        ids=["few arrivals", "nothing measured", "no GPU"],
+    )
+    def test_there_is_no_gap_where_there_is_nothing_to_space(self, load: Load) -> None:
+        assert headway(load) == 0.0
+
+    def test_departures_are_evenly_spaced(self) -> None:
+        """Two GPUs of 100 ms at 1,000 requests/s: one leaves every 50 ms, half full, never two in a row."""
+        queue = ModelQueue(QueueLimits(tiers=1, max_batch=100))
+        seen = drive(queue, policies.build("paced", None), evenly(1000, 4), slots=2, seconds=lambda size: 0.1, until=4)
+        settled = [(left_at, size) for left_at, size, _ in seen.batches if left_at > 2.0]
+        gaps = [later[0] - before[0] for before, later in pairwise(settled)]
+        assert gaps == pytest.approx([0.05] * len(gaps), abs=0.002)
+        assert [size for _, size in settled] == pytest.approx([50] * len(settled), abs=3)
+
+    def test_a_configured_wait_bounds_the_gap(self) -> None:
+        rule = policies.build("paced", 0.02).rule(BUSY)
+        assert decide(rule, View(10, 1.0, 9.0, 1.0), 1.0) == Hold(1.02)
+
+
+class TestWindow:
+    def test_is_size_or_time(self) -> None:
+        rule = Window(0.04).rule(BUSY)
+        assert (rule.size, rule.window, rule.headway) == (100, 0.04, None)
+
+    def test_waits_for_nobody_when_nobody_is_expected(self) -> None:
+        rule = Window(0.04).rule(replace(BUSY, rate=10.0))
+        assert decide(rule, View(1, 0.0, 9.0, -math.inf), 0.0) == Go("early")
+
+
+class TestTable:
+    @pytest.mark.parametrize(
+        ("utilisation", "depth", "size", "window"),
+        [
+            (0.49, 9, 16, 0.03),
+            (0.49, 10, 32, 0.05),
+            (0.50, 9, 32, 0.05),
+            (0.85, 100, 32, 0.05),
+            (0.86, 0, 64, 0.1),
+            (0.10, 101, 64, 0.1),
+        ],
+    )
+    def test_rows(self, utilisation: float, depth: int, size: int, window: float) -> None:
+        rule = Table().rule(replace(BUSY, utilisation=utilisation, depth=depth))
+        assert (rule.size, rule.window) == (size, window)
+
+    def test_no_row_is_larger_than_the_largest_batch(self) -> None:
+        assert Table().rule(replace(BUSY, depth=101, max_batch=8)).size == 8
+
+
+class TestPid:
+    def test_moves_once_a_departure_however_often_it_is_asked(self) -> None:
+        policy = Pid(0.04)
+        load = replace(BUSY, wait=0.01, departures=1)
+        first = policy.rule(load)
+        assert first.window > 0.04
+        assert policy.rule(load) == first
+        assert policy.rule(replace(load, departures=2)).window > first.window
+
+    @pytest.mark.parametrize(("wait", "window"), [(1.0, 0.0), (0.0, 0.08)])
+    def test_the_window_stays_between_nothing_and_twice_the_target(self, wait: float, window: float) -> None:
+        policy = Pid(0.04)
+        for departures in range(1, 200):
+            rule = policy.rule(replace(BUSY, wait=wait, departures=departures))
+        assert rule.window == window
+
+    def test_comes_back_at_once_after_the_window_was_clamped(self) -> None:
+        """A controller that had wound up would need as long to come back as it was away."""
+        policy = Pid(0.04)
+        for departures in range(1, 1000):
+            policy.rule(replace(BUSY, wait=1.0, departures=departures))
+        for departures in range(1000, 1020):
+            rule = policy.rule(replace(BUSY, wait=0.0, departures=departures))
+        assert rule.window > 0.04
+
+    def test_the_wait_settles_at_the_target(self) -> None:
+        """In a closed loop in which every batch leaves 7 ms after its window, the wait converges to 40 ms."""
+        policy, wait = Pid(0.04), 0.0
+        for departures in range(400):
+            rule = policy.rule(replace(BUSY, wait=wait, departures=departures))
+            wait += (rule.window + 0.007 - wait) * 0.2
+        assert wait == pytest.approx(0.04, abs=0.0005)
+        assert rule.window == pytest.approx(0.033, abs=0.0005)
+
+    def test_steers_a_real_queue_to_the_target(self) -> None:
+        queue = ModelQueue(QueueLimits(tiers=1, max_batch=100))
+        seen = drive(queue, Pid(0.04), evenly(500, 8), slots=8, seconds=lambda size: 0.05, until=8)
+        waits = [wait for left_at, _, wait in seen.batches if left_at > 4.0]
+        assert sum(waits) / len(waits) == pytest.approx(0.04, rel=0.1)
+
+
+def evenly(rate: float, seconds: float) -> list[tuple[float, Entry]]:
+    return [(number / rate, entry(str(number))) for number in range(int(rate * seconds))]

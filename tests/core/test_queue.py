@@ -1,0 +1,417 @@
+"""One model's queue: from the offer to the end of every entry."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from headway.core.admission import Refused
+from headway.core.departure import DEADLINE, FULL, HEADWAY, RETRY, Hold, Load, Rule
+from headway.core.packing import GONE, RUNNING, SUSPECT, Queued
+from headway.core.queue import MIN_AVOIDANCE, Departure, ModelQueue, QueueLimits, entries_of
+from tests.core.entries import entry
+
+
+class Fixed:
+    """A policy with one rule."""
+
+    def __init__(self, rule: Rule) -> None:
+        self._rule = rule
+
+    def rule(self, load: Load) -> Rule:
+        return self._rule
+
+
+AT_ONCE = Fixed(Rule(size=1))
+PATIENT = Fixed(Rule(size=1000, headway=math.inf))
+
+
+def make(tiers: int = 3, max_batch: int = 8, reserved_share: float = 0.1, slots: int = 1) -> ModelQueue:
+    queue = ModelQueue(QueueLimits(tiers, max_batch, reserved_share))
+    queue.set_slots(slots)
+    return queue
+
+
+def offer(queue: ModelQueue, *ids: str, now: float = 0.0, tier: int = 0, tenant: str = "t") -> list[Queued]:
+    admitted = [queue.offer(entry(id, tier=tier, tenant=tenant), now) for id in ids]
+    assert not any(isinstance(one, Refused) for one in admitted)
+    return [one for one in admitted if isinstance(one, Queued)]
+
+
+def leave(queue: ModelQueue, now: float = 0.0, worker: str = "gpu-0", limit: int = 8) -> Departure:
+    departed = queue.depart(worker, limit, AT_ONCE, now)
+    assert isinstance(departed, Departure)
+    return departed
+
+
+def ids(departure: Departure) -> list[str]:
+    return [rider.id for rider in entries_of(departure.members)]
+
+
+def dice() -> float:
+    return 0.0
+
+
+class TestLeaving:
+    def test_what_waits_leaves_together(self) -> None:
+        queue = make()
+        members = offer(queue, "a", "b", "c", now=1.0)
+        departure = leave(queue, now=1.5)
+        assert (departure.worker, departure.left_at, departure.reason) == ("gpu-0", 1.5, FULL)
+        assert departure.members == members
+        assert [(one.state, one.attempts) for one in members] == [(RUNNING, 1)] * 3
+        assert (queue.depth, queue.last_departure) == (0, 1.5)
+
+    def test_answered_members_are_gone(self) -> None:
+        queue = make()
+        members = offer(queue, "a", "b")
+        assert queue.finish(leave(queue), 0.1) == members
+        assert [one.state for one in members] == [GONE, GONE]
+
+    @pytest.mark.parametrize(("limit", "size"), [(3, 3), (8, 8), (100, 8)])
+    def test_a_batch_is_no_larger_than_the_slot_and_the_model_take(self, limit: int, size: int) -> None:
+        queue = make(max_batch=8)
+        offer(queue, *"abcdefghijklmno")
+        assert len(leave(queue, limit=limit).members) == size
+
+    def test_the_policy_is_told_what_the_slot_takes(self) -> None:
+        told = []
+
+        class Curious:
+            def rule(self, load: Load) -> Rule:
+                told.append(load)
+                return Rule(size=load.max_batch, headway=math.inf)
+
+        queue = make(max_batch=8, slots=3)
+        offer(queue, *"abcd")
+        assert isinstance(queue.depart("small", 4, Curious(), 0.0), Departure)
+        assert (told[0].max_batch, told[0].depth, told[0].slots) == (4, 4, 3)
+
+    def test_held_entries_stay(self) -> None:
+        queue = make()
+        offer(queue, "a")
+        queue.last_departure = 0.0
+        held = queue.depart("gpu-0", 8, Fixed(Rule(size=8, headway=0.5)), 0.1)
+        assert (held, queue.depth) == (Hold(0.5), 1)
+
+    def test_the_most_urgent_member_is_not_held_until_it_is_too_late(self) -> None:
+        queue = make()
+        queue.last_departure = 0.0
+        queue.offer(entry("calm"), 0.0)
+        queue.offer(entry("urgent", timeout=0.3), 0.0)
+        held = queue.depart("gpu-0", 8, PATIENT, 0.0)
+        assert isinstance(held, Hold)
+        assert held.until < 0.3
+        departed = queue.depart("gpu-0", 8, PATIENT, held.until)
+        assert isinstance(departed, Departure)
+        assert departed.reason == DEADLINE
+
+    def test_the_fleet_shares_one_last_departure(self) -> None:
+        queue, spaced = make(slots=2), Fixed(Rule(size=8, headway=0.5))
+        offer(queue, "a")
+        departed = queue.depart("gpu-0", 8, spaced, 0.0)
+        assert isinstance(departed, Departure)
+        assert departed.reason == HEADWAY
+        offer(queue, "b", now=0.1)
+        assert queue.depart("gpu-1", 8, spaced, 0.1) == Hold(0.5)
+
+    def test_higher_tiers_ride_first(self) -> None:
+        queue = make(reserved_share=0.0, max_batch=4)
+        offer(queue, "f1", "f2", "f3", tier=2)
+        offer(queue, "p1", "p2", tier=1)
+        offer(queue, "e1", "e2", tier=0)
+        assert ids(leave(queue)) == ["e1", "e2", "p1", "p2"]
+
+    def test_under_contention_the_reserved_places_go_by_the_longest_wait(self) -> None:
+        queue = make(reserved_share=0.2, max_batch=10)
+        offer(queue, "f0", now=0.0, tier=2)
+        offer(queue, "p0", "p1", now=0.1, tier=1)
+        offer(queue, "f1", now=0.2, tier=2)
+        offer(queue, *(f"e{number}" for number in range(20)), now=0.3, tier=0)
+        assert ids(leave(queue, now=0.4, limit=10))[-2:] == ["f0", "p0"]
+        assert ids(leave(queue, now=0.4, limit=10))[-2:] == ["p1", "f1"]
+
+    def test_no_place_goes_to_what_cannot_be_answered_in_time_while_others_want_it(self) -> None:
+        queue = make(max_batch=2)
+        queue.service.observe(1, 0.1)
+        hopeless = queue.offer(entry("hopeless", timeout=0.15), 0.0)
+        offer(queue, "a", "b", "c")
+        departure = leave(queue, now=0.1, limit=2)
+        assert ids(departure) == ["a", "b"]
+        assert departure.late == [hopeless]
+        assert queue.depth == 1
+
+    def test_a_place_nobody_else_wants_is_not_left_empty(self) -> None:
+        queue = make(max_batch=2)
+        queue.service.observe(1, 0.1)
+        queue.offer(entry("hopeless", timeout=0.15), 0.0)
+        departure = leave(queue, now=0.1, limit=2)
+        assert (ids(departure), departure.late) == (["hopeless"], [])
+
+    def test_learns_the_run_time_from_the_departure_to_the_return(self) -> None:
+        queue = make()
+        offer(queue, "a", "b")
+        queue.finish(leave(queue, now=1.0), 1.25)
+        assert queue.service.seconds(2) == pytest.approx(0.25)
+
+    def test_reports_what_it_knows(self) -> None:
+        queue = make(slots=2)
+        for number in range(100):
+            offer(queue, str(number), now=number / 100)
+        departure = leave(queue, now=1.0)
+        load = queue.load(1.0)
+        assert (load.slots, load.depth, load.departures) == (2, 92, 1)
+        assert load.rate == pytest.approx(100.0, rel=0.2)
+        assert load.wait > 0.0
+        queue.finish(departure, 11.0)
+        load = queue.load(11.0)
+        assert load.utilisation == pytest.approx(0.5 * (1 - math.exp(-2.0)), abs=0.01)
+        assert load.alpha == pytest.approx(10.0)
+
+
+class TestForgetting:
+    def test_what_was_removed_never_rides(self) -> None:
+        queue = make()
+        first, _ = offer(queue, "a", "b")
+        queue.remove(first)
+        assert queue.depth == 1
+        assert ids(leave(queue)) == ["b"]
+
+    def test_what_was_removed_while_it_ran_is_not_wanted_any_more(self) -> None:
+        queue = make()
+        first, second = offer(queue, "a", "b")
+        departure = leave(queue)
+        queue.remove(first)
+        assert ids(departure) == ["a", "b"]
+        assert queue.finish(departure, 0.1) == [second]
+
+    def test_what_was_removed_while_it_ran_does_not_run_again(self) -> None:
+        queue = make()
+        first, second = offer(queue, "a", "b")
+        departure = leave(queue)
+        queue.remove(first)
+        assert queue.fail(departure, 0.1, dice).again == 1
+        assert leave(queue, now=1.0).members == [second]
+
+    def test_what_waits_to_run_again_can_be_removed(self) -> None:
+        queue = make()
+        first, second = offer(queue, "a", "b")
+        queue.fail(leave(queue), 0.1, dice)
+        assert first.state == SUSPECT
+        queue.remove(first)
+        assert queue.depth == 1
+        queue.remove(second)
+        assert queue.depth == 0
+        assert queue.wake(("gpu-0",), 5.0) == math.inf
+        assert queue.depart("gpu-0", 8, AT_ONCE, 5.0) == Hold(math.inf)
+
+    def test_removing_twice_is_removing_once(self) -> None:
+        queue = make()
+        first, _ = offer(queue, "a", "b")
+        queue.remove(first)
+        queue.remove(first)
+        assert queue.depth == 1
+
+
+class TestExpiring:
+    def test_what_has_not_left_by_the_queue_deadline_is_late(self) -> None:
+        queue = make()
+        [first] = offer(queue, "a")
+        assert queue.next_due() == 2.0
+        assert queue.expire(1.99) == []
+        assert queue.expire(2.0) == [first]
+        assert (queue.depth, first.state, queue.next_due()) == (0, GONE, math.inf)
+
+    def test_what_waits_to_run_again_is_late_by_the_total_deadline(self) -> None:
+        queue = make()
+        [first] = offer(queue, "a")
+        queue.fail(leave(queue, now=1.9), 1.95, dice)
+        assert queue.next_due() <= 4.0
+        assert queue.expire(3.99) == []
+        assert queue.expire(4.0) == [first]
+        assert (queue.depth, queue.next_due()) == (0, math.inf)
+
+    def test_what_was_handed_back_keeps_its_queue_deadline(self) -> None:
+        queue = make()
+        [first] = offer(queue, "a")
+        queue.hand_back(leave(queue), 0.1)
+        assert queue.next_due() == 2.0
+        assert queue.expire(2.0) == [first]
+
+    def test_what_runs_is_not_expired(self) -> None:
+        queue = make()
+        offer(queue, "a")
+        leave(queue)
+        assert queue.expire(100.0) == []
+        assert queue.next_due() == math.inf
+
+    def test_depths_by_tier(self) -> None:
+        queue = make(tiers=3)
+        offer(queue, "again", now=0.0, tier=1)
+        queue.fail(leave(queue), 0.0, dice)
+        offer(queue, "e", now=1.0, tier=0)
+        offer(queue, "p", now=2.0, tier=1)
+        assert queue.depths(3.0) == [(1, 2.0), (2, 3.0), (0, 0.0)]
+
+
+class TestHandingBack:
+    def test_charges_nothing_and_goes_ahead_of_all_others(self) -> None:
+        queue = make()
+        [first] = offer(queue, "a")
+        departure = leave(queue)
+        offer(queue, "b", now=0.1)
+        queue.hand_back(departure, 0.1)
+        assert (first.attempts, queue.depth) == (0, 2)
+        again = leave(queue, now=0.1)
+        assert (ids(again), again.reason, first.attempts) == (["a"], RETRY, 1)
+
+    def test_keeps_what_it_failed_before(self) -> None:
+        queue = make()
+        offer(queue, "a", "b")
+        queue.fail(leave(queue), 0.0, dice)
+        queue.hand_back(leave(queue, now=1.0), 1.0)
+        queue.fail(leave(queue, now=1.0), 1.0, dice)
+        assert [len(leave(queue, now=2.0).members) for _ in range(2)] == [1, 1]
+
+
+class TestFailing:
+    def test_a_failed_batch_runs_again_by_itself(self) -> None:
+        queue = make()
+        offer(queue, "a", "b")
+        assert queue.fail(leave(queue), 0.1, dice).again == 2
+        offer(queue, "innocent", now=0.1)
+        again = leave(queue, now=0.2)
+        assert (ids(again), again.reason) == (["a", "b"], RETRY)
+        assert ids(leave(queue, now=0.2)) == ["innocent"]
+
+    def test_it_waits_for_the_backoff_and_says_until_when(self) -> None:
+        queue = make()
+        offer(queue, "a")
+        queue.fail(leave(queue), 1.0, dice)
+        held = queue.depart("gpu-0", 8, AT_ONCE, 1.0)
+        assert isinstance(held, Hold)
+        assert held.until == pytest.approx(1.005)
+        assert queue.wake(("gpu-0",), 1.0) == pytest.approx(1.005)
+        assert queue.wake(("gpu-0",), 1.005) == "gpu-0"
+
+    def test_it_goes_to_another_worker_where_there_is_one(self) -> None:
+        queue = make(slots=2)
+        offer(queue, "a")
+        queue.fail(leave(queue, worker="bad"), 1.0, dice)
+        held = queue.depart("bad", 8, AT_ONCE, 1.01)
+        assert isinstance(held, Hold)
+        assert held.until == pytest.approx(1.005 + MIN_AVOIDANCE)
+        assert queue.wake(("bad", "good", "better"), 1.01) == "good"
+        assert ids(leave(queue, now=1.01, worker="good")) == ["a"]
+
+    def test_it_goes_back_to_where_it_failed_when_nobody_else_takes_it(self) -> None:
+        queue = make(slots=2)
+        offer(queue, "a")
+        queue.fail(leave(queue, worker="bad"), 1.0, dice)
+        opens = queue.wake(("bad",), 1.01)
+        assert opens == pytest.approx(1.005 + MIN_AVOIDANCE)
+        assert isinstance(opens, float)
+        assert ids(leave(queue, now=opens, worker="bad")) == ["a"]
+
+    def test_it_does_not_wait_for_others_when_there_is_only_one(self) -> None:
+        queue = make(slots=1)
+        offer(queue, "a")
+        queue.fail(leave(queue, worker="only"), 1.0, dice)
+        assert ids(leave(queue, now=1.005, worker="only")) == ["a"]
+
+    def test_a_culprit_is_found_by_halves_and_the_others_are_answered(self) -> None:
+        queue, now = make(max_batch=8), 0.0
+        members = offer(queue, *"abcdefgh")
+        answered, dead, sizes = [], [], []
+        while queue.depth:
+            now += 0.3
+            departure = leave(queue, now=now)
+            sizes.append(len(departure.members))
+            if "f" in ids(departure):
+                dead += queue.fail(departure, now, dice).dead
+            else:
+                answered += queue.finish(departure, now)
+        assert [one.entry.id for one in dead] == ["f"]
+        assert sorted(one.entry.id for one in answered) == list("abcdegh")
+        assert sorted(sizes, reverse=True) == [8, 8, 4, 4, 2, 2, 1, 1]
+        assert max(one.attempts for one in members) == 5
+
+    def test_a_retried_batch_is_no_larger_than_the_slot_takes(self) -> None:
+        queue = make(max_batch=8, slots=2)
+        offer(queue, *"abcdefgh")
+        queue.fail(leave(queue, worker="large", limit=8), 0.0, dice)
+        first, second = (leave(queue, now=1.0, worker="small", limit=4) for _ in range(2))
+        assert (ids(first), ids(second)) == (list("abcd"), list("efgh"))
+        assert queue.depth == 0
+
+    def test_what_is_late_by_then_is_told_apart(self) -> None:
+        queue = make()
+        late = queue.offer(entry("late", timeout=0.5), 0.0)
+        offer(queue, "calm")
+        after = queue.fail(leave(queue), 0.5, dice)
+        assert (after.late, after.again) == ([late], 1)
+
+    def test_a_batch_that_nobody_waits_for_is_not_run_again(self) -> None:
+        queue = make()
+        for one in offer(queue, "a", "b"):
+            departure = leave(queue, limit=1)
+            queue.remove(one)
+            after = queue.fail(departure, 0.0, dice)
+            assert (after.again, after.dead, after.spent, after.late) == (0, [], [], [])
+
+    def test_an_outage_is_not_amplified(self) -> None:
+        """When every batch fails, retries end at the reserve and the share of first runs they may add."""
+        queue, now, retries, firsts = make(max_batch=1), 0.0, 0, 0
+        spent = []
+        for number in range(400):
+            now += 0.01
+            offer(queue, str(number), now=now)
+            departure = leave(queue, now=now)
+            firsts += departure.reason != RETRY
+            retries += departure.reason == RETRY
+            spent += queue.fail(departure, now, dice).spent
+        assert spent
+        assert retries <= 64 + 0.2 * firsts + now
+
+    def test_jitter_spreads_the_halves(self) -> None:
+        queue, throws = make(), iter([0.0, 0.0, 0.9])
+        offer(queue, "a", "b")
+        queue.fail(leave(queue), 0.0, lambda: next(throws))
+        queue.fail(leave(queue, now=1.0), 1.0, lambda: next(throws))
+        assert ids(leave(queue, now=1.0101)) == ["a"]
+        held = queue.depart("gpu-0", 8, AT_ONCE, 1.0101)
+        assert isinstance(held, Hold)
+        assert held.until == pytest.approx(1.019)
+
+
+class TestWaking:
+    def test_before_anybody_claimed_the_first_is_woken(self) -> None:
+        queue = make()
+        offer(queue, "a")
+        assert queue.wake({"gpu-3": None, "gpu-1": None}, 0.0) == "gpu-3"
+
+    def test_nothing_to_claim_is_nothing_to_wake_for(self) -> None:
+        assert make().wake(("gpu-0",), 0.0) == math.inf
+
+    def test_goes_by_the_rule_of_the_last_claim(self) -> None:
+        queue = make()
+        queue.last_departure = 0.0
+        spaced = Fixed(Rule(size=3, headway=0.5))
+        assert queue.depart("gpu-0", 8, spaced, 0.1) == Hold(math.inf)
+        offer(queue, "a", "b", now=0.2)
+        assert queue.wake(("gpu-0",), 0.2) == 0.5
+        offer(queue, "c", now=0.2)
+        assert queue.wake(("gpu-0",), 0.2) == "gpu-0"
+
+    def test_asks_the_policy_again_when_that_rule_is_old(self) -> None:
+        queue = make()
+        rules = iter([Rule(size=8, window=9.0, rate=1e6), Rule(size=8, window=9.0, rate=0.0)])
+
+        class Changing:
+            def rule(self, load: Load) -> Rule:
+                return next(rules)
+
+        assert queue.depart("gpu-0", 8, Changing(), 0.0) == Hold(math.inf)
+        offer(queue, "lone", now=60.0)
+        assert queue.wake(("gpu-0",), 60.0) == "gpu-0"

@@ -1,0 +1,134 @@
+"""What a model costs and how much is asked of it, learnt from noisy data."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.core.service_model import REACH, ArrivalRate, ServiceModel
+
+
+def learnt(alpha: float, beta: float, noise: float = 0.0, seed: int = 1, batches: int = 400) -> ServiceModel:
+    model, dice = ServiceModel(), random.Random(seed)
+    for _ in range(batches):
+        size = dice.randint(1, 64)
+        model.observe(size, (alpha + beta * size) * dice.uniform(1 - noise, 1 + noise))
+    return model
+
+
+class TestServiceModel:
+    @pytest.mark.parametrize(("alpha", "beta"), [(0.1, 0.0), (0.02, 0.001), (0.0, 0.01), (0.5, 0.0001)])
+    def test_finds_the_line(self, alpha: float, beta: float) -> None:
+        model = learnt(alpha, beta)
+        assert model.alpha == pytest.approx(alpha, abs=1e-6)
+        assert model.beta == pytest.approx(beta, abs=1e-6)
+
+    @pytest.mark.parametrize("seed", range(5))
+    def test_finds_the_line_under_noise(self, seed: int) -> None:
+        model = learnt(0.05, 0.002, noise=0.1, seed=seed)
+        assert model.alpha == pytest.approx(0.05, rel=0.2)
+        assert model.beta == pytest.approx(0.002, rel=0.2)
+        assert model.seconds(32) == pytest.approx(0.114, rel=0.05)
+
+    def test_follows_a_change(self) -> None:
+        model = learnt(0.1, 0.0)
+        dice = random.Random(2)
+        for _ in range(300):
+            size = dice.randint(1, 64)
+            model.observe(size, 0.02 + 0.001 * size)
+        assert model.alpha == pytest.approx(0.02, abs=0.001)
+        assert model.beta == pytest.approx(0.001, rel=0.05)
+
+    @given(st.lists(st.tuples(st.integers(1, 100), st.floats(0.0, 30.0)), min_size=1, max_size=200))
+    def test_no_coefficient_is_ever_negative(self, batches: list[tuple[int, float]]) -> None:
+        model = ServiceModel()
+        for size, seconds in batches:
+            model.observe(size, seconds)
+            assert model.alpha >= -1e-9
+            assert model.beta >= 0.0
+            assert math.isfinite(model.seconds(100))
+
+    @given(st.lists(st.tuples(st.integers(1, 100), st.floats(0.0, 30.0)), min_size=1, max_size=100))
+    def test_a_larger_batch_is_never_expected_to_be_faster(self, batches: list[tuple[int, float]]) -> None:
+        model = ServiceModel()
+        for size, seconds in batches:
+            model.observe(size, seconds)
+        expected = [model.seconds(size) for size in range(1, 101)]
+        assert expected == sorted(expected)
+
+    def test_batches_of_one_size_keep_the_slope_and_still_follow_the_level(self) -> None:
+        model = learnt(0.05, 0.002)
+        for _ in range(500):
+            model.observe(32, 0.214)
+        assert model.beta == pytest.approx(0.002, rel=0.05)
+        assert model.seconds(32) == pytest.approx(0.214, rel=0.01)
+
+    def test_nothing_is_foretold_far_beyond_what_was_seen(self) -> None:
+        """A slow batch of three among batches of one is no reason to expect ten seconds of a batch of a hundred."""
+        model = ServiceModel()
+        model.observe(3, 0.3)
+        for _ in range(20):
+            model.observe(1, 0.1)
+        assert model.seconds(1) == pytest.approx(0.1, rel=0.3)
+        assert model.seconds(100) <= 0.1 * 3 * REACH + 1e-9
+
+    def test_knows_nothing_before_the_first_batch(self) -> None:
+        assert ServiceModel().seconds(32) == 0.0
+
+
+class TestArrivalRate:
+    @pytest.mark.parametrize("rate", [5.0, 100.0, 5000.0])
+    def test_finds_a_steady_rate(self, rate: float) -> None:
+        measured, now = ArrivalRate(), 0.0
+        for _ in range(int(rate * 8)):
+            now += 1 / rate
+            measured.observe(1, now)
+        assert measured.at(now) == pytest.approx(rate, rel=0.15)
+
+    @pytest.mark.parametrize("seed", range(3))
+    def test_finds_the_rate_of_poisson_arrivals_without_bias(self, seed: int) -> None:
+        dice, measured, now, seen = random.Random(seed), ArrivalRate(), 0.0, list[float]()
+        while now < 40.0:
+            now += dice.expovariate(200.0)
+            measured.observe(1, now)
+            seen.append(measured.at(now))
+        assert sum(seen) / len(seen) == pytest.approx(200.0, rel=0.05)
+
+    def test_is_right_soon_after_the_start(self) -> None:
+        measured = ArrivalRate()
+        for step in range(200):
+            measured.observe(1, step / 1000)
+        assert measured.at(0.2) == pytest.approx(1000.0, rel=0.02)
+
+    def test_a_first_arrival_is_no_rate(self) -> None:
+        measured = ArrivalRate()
+        measured.observe(1, 50.0)
+        assert measured.at(50.0) == 0.0
+
+    def test_fades_when_nothing_comes(self) -> None:
+        measured = ArrivalRate()
+        for step in range(3000):
+            measured.observe(1, step / 1000)
+        assert measured.at(4.0) == pytest.approx(1000.0 * math.exp(-1.0), rel=0.1)
+        assert measured.at(20.0) < 0.001
+
+    def test_arrivals_at_one_instant_count_together(self) -> None:
+        one, many = ArrivalRate(), ArrivalRate()
+        for step in range(100):
+            one.observe(10, step / 100)
+            for _ in range(10):
+                many.observe(1, step / 100)
+        assert one.at(1.0) == pytest.approx(many.at(1.0))
+
+    @given(st.lists(st.tuples(st.integers(1, 100), st.floats(0.0, 5.0)), max_size=100))
+    def test_is_never_negative_nor_beyond_all_that_came(self, steps: list[tuple[int, float]]) -> None:
+        measured, now, total = ArrivalRate(), 0.0, 0
+        for count, pause in steps:
+            now += pause
+            measured.observe(count, now)
+            total += count
+            assert 0.0 <= measured.at(now) <= total / 0.1

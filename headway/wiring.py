@@ -151,14 +151,17 @@ def banner(settings: Settings, target: Target, port: int, admin_port: int) -> st
     wait = "" if settings.max_wait_ms is None else f", at most {settings.max_wait_ms:g} ms for batch-mates"
     key = " -H 'Authorization: Bearer YOUR_KEY'" if settings.keys else ""
     workers = f"{settings.workers} {'calls in flight' if isinstance(target, RemoteTarget) else 'GPU worker processes'}"
+    limits = (
+        f"queue {settings.queue_timeout_ms:g} ms, GPU {settings.gpu_timeout_ms:g} ms, "
+        f"in all {settings.request_timeout_ms:g} ms"
+    )
     return "\n".join(
         (
             f"Headway serves {target} as model {settings.model!r}",
             f"  public   {url}   docs {url}/docs",
             f"  admin    http://{settings.admin_host}:{admin_port}/internal/health   metrics /metrics",
             f"  batches  up to {settings.max_batch_size}, policy {settings.policy}{wait}; {workers}",
-            f"  limits   queue {settings.queue_timeout_ms:g} ms, GPU {settings.gpu_timeout_ms:g} ms, "
-            f"in all {settings.request_timeout_ms:g} ms; body {settings.max_body_bytes} bytes",
+            f"  limits   {limits}; body {settings.max_body_bytes} bytes",
             f"  tiers    {' > '.join(settings.tier_names)}; without a key: {settings.default_tier}",
             "Try it:",
             f'  curl {url}/v1/inference{key} -d \'{{"input": "hello"}}\'',

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 OUT = Path(__file__).parent / "out"
@@ -119,7 +120,7 @@ def _cell(value: object) -> str:
     if value is None:
         return "–"
     if isinstance(value, bool) or not isinstance(value, int | float):
-        return str(value)
+        return escape(str(value))
     if isinstance(value, int):
         return f"{value:,}"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:,.1f}" if abs(value) >= 100 else f"{value:.2f}"

@@ -65,6 +65,12 @@ def pin_to_load_core() -> None:
         os.sched_setaffinity(0, {_CORES[-1]})
 
 
+def move_to_load_core(pid: int) -> None:
+    """Pin a running process to the core of load generators."""
+    if _PINS:
+        os.sched_setaffinity(pid, {_CORES[-1]})
+
+
 def end_in_order() -> None:
     """Have SIGTERM unwind this program as Ctrl-C does, so that what it has started is ended."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))

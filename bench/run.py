@@ -1,0 +1,95 @@
+"""All benchmarks, one after the other.
+
+    python bench/run.py                     short: a first impression, about six minutes
+    python bench/run.py --full              as the documentation quotes them, about three quarters of an hour
+    python bench/run.py --only cases peer   some of them
+    python bench/run.py --traces DIR        with the Azure traces (see policies.py)
+
+Each is a program of its own, with arguments of its own (--help). Their tables appear here, their results as JSON in
+bench/out. The exit code is 1 when one of them missed a bound, else 0. Run them on a machine with nothing else to do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import stand
+
+_HERE = Path(__file__).parent
+_GRACE = 60.0
+_VERDICTS = {0: "all bounds met", 1: "a bound missed", 2: "could not run"}
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One benchmark, and its arguments for a short run and a full one."""
+
+    what: str
+    short: tuple[str, ...]
+    full: tuple[str, ...]
+
+
+PROGRAMS = {
+    "policies": Program("all policies on real traffic, simulated", (), ()),
+    "cases": Program("the cases it is designed for", ("--seconds", "10"), ("--seconds", "60")),
+    "overload": Program("half as much again as there is capacity", ("--seconds", "10"), ("--seconds", "30")),
+    "peer": Program("CPU time beside mosec", ("--rounds", "2", "--seconds", "4"), ("--rounds", "5", "--seconds", "10")),
+    "hotspots": Program("where the time goes", ("--seconds", "4"), ("--seconds", "20")),
+    "exactness": Program("every answer to its own request", ("--requests", "100000"), ("--requests", "1000000")),
+    "soak": Program("does anything grow?", ("--minutes", "0.5"), ("--minutes", "20")),
+}
+
+
+def main() -> int:
+    options = _options()
+    stand.end_in_order()
+    outcomes: dict[str, str] = {}
+    worst = 0
+    for name in options.only:
+        program = PROGRAMS[name]
+        arguments = [*(program.full if options.full else program.short)]
+        if name == "policies" and options.traces:
+            arguments += ["--traces", options.traces]
+        print(f"\n{name}: {program.what}  (bench/{name}.py {' '.join(arguments)})\n", flush=True)
+        begun = time.monotonic()
+        code = _run([sys.executable, str(_HERE / f"{name}.py"), *arguments])
+        worst = worst or int(code != 0)
+        outcomes[name] = f"{_VERDICTS.get(code, f'exit code {code}')}, {time.monotonic() - begun:.0f} s"
+    print()
+    for name, outcome in outcomes.items():
+        print(f"{name:<10} {outcome}")
+    return worst
+
+
+def _run(command: list[str]) -> int:
+    """Run a program to its end; when this one is told to end, that one is told first."""
+    process = subprocess.Popen(command)
+    try:
+        return process.wait()
+    except BaseException:
+        process.terminate()
+        try:
+            process.wait(_GRACE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        raise
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description="All benchmarks, one after the other.",
+        epilog="; ".join(f"{name}: {program.what}" for name, program in PROGRAMS.items()),
+    )
+    parser.add_argument("--full", action="store_true", help="as the documentation quotes them")
+    parser.add_argument("--only", nargs="+", choices=PROGRAMS, default=list(PROGRAMS), metavar="NAME")
+    parser.add_argument("--traces", metavar="DIR", help="where the Azure traces lie")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -63,7 +63,7 @@ def main() -> int:
     chosen = set(options.only)
     rows = [_run(case, options.seconds, findings) for case in CASES if case.name in chosen]
     if rows:
-        findings.table("1,000 requests/s on two GPUs; ms", rows)
+        findings.table("1,000 requests/s on two GPUs; ms, CPU in µs per request, cores in shares", rows)
     if "H7" in chosen:
         _lone(options.seconds, findings)
     if "H2" in chosen:
@@ -91,7 +91,7 @@ def _climb(seconds: float, findings: Findings) -> None:
         if not fine:
             break
         carried = step.rate
-    findings.table("100 ms a batch of at most 100, eleven GPUs for each 10,000 requests/s; ms", rows)
+    findings.table("100 ms a batch of at most 100, eleven GPUs for 10,000 requests/s; as above", rows)
     findings.at_least("H2: requests/s carried on this machine", carried, STEPS[-1].rate)
 
 
@@ -132,9 +132,9 @@ def _row(case: Case, measured: Measured) -> dict[str, object]:
         "p99": latency.p99,
         "max": latency.max,
         "ideal p95": round(case.ideal_ms, 1),
-        "server µs/request": measured.server_us,
+        "server µs": measured.server_us,
         "server core": measured.core,
-        "generator core": report.generator.cpu_share,
+        "load core": report.generator.cpu_share,
         "lag p99": report.generator.lag_ms.p99,
     }
 

@@ -20,7 +20,7 @@ from rich.table import Table
 OUT = Path(__file__).parent / "out"
 """Where results and the logs of servers go."""
 
-_WIDTH = 160
+_WIDTH = 200
 _PACKAGES = ("headway", "mosec", "uvicorn", "uvloop", "httptools", "msgspec", "torch")
 
 

@@ -40,6 +40,7 @@ ROUTE = "/v1/inference"
 WARM_UP = 2.0
 MOSEC = "mosec"
 MOSEC_FAST = "mosec, msgspec"
+MOSEC_BATCH = "mosec_service_batch_size"
 WINDOW = "headway, window 2 ms"
 PACED = "headway, paced"
 MOST, GOAL = 0.7, 0.6
@@ -52,9 +53,11 @@ class Contender:
     start: Callable[[], AbstractContextManager[Server]]
     headers: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
+    batch_metric: str = "headway_batch_size"
     rounds: list[dict[str, float]] = field(default_factory=list)
     rates: list[float] = field(default_factory=list)
     fixed: list[dict[str, float]] = field(default_factory=list)
+    batches: list[float] = field(default_factory=list)
     details: list[object] = field(default_factory=list)
 
     @property
@@ -99,8 +102,8 @@ def _contenders(folder: Path) -> dict[str, Contender]:
     window = partial(ours, "--policy", "window", "--max-wait-ms", str(WAIT_MS), name="peer-window")
     return {
         WINDOW: ask(window),
-        MOSEC: Contender(partial(_mosec, False)),
-        MOSEC_FAST: Contender(partial(_mosec, True)),
+        MOSEC: Contender(partial(_mosec, False), batch_metric=MOSEC_BATCH),
+        MOSEC_FAST: Contender(partial(_mosec, True), batch_metric=MOSEC_BATCH),
         PACED: ask(partial(ours, name="peer-paced")),
     }
 
@@ -117,13 +120,21 @@ def _measure(contender: Contender, seconds: float, rate: float) -> None:
         contender.rounds.append({role: used / done.requests * 1e6 for role, used in spent.items()})
         contender.rates.append(done.rate)
         if rate > 0:
+            entries, batches = _batches(server, contender.batch_metric)
             measured = generators.open_loop(server, rate, seconds, "--expect", "upper", *contender.flags)
             total = measured.report.total
             if total.answered < total.requests or measured.report.mismatches:
                 raise Broken(f"{server.name}: not every request at {rate:g}/s was answered: {total.outcomes}")
             contender.fixed.append(measured.cpu_us)
+            more_entries, more_batches = _batches(server, contender.batch_metric)
+            contender.batches.append((more_entries - entries) / (more_batches - batches))
             contender.details.append(measured)
         contender.details.append(done)
+
+
+def _batches(server: Server, metric: str) -> tuple[float, float]:
+    """Entries in all batches so far, and batches."""
+    return server.total(f"{metric}_sum"), server.total(f"{metric}_count")
 
 
 def _report(findings: Findings, contenders: dict[str, Contender], rate: float) -> None:
@@ -150,6 +161,7 @@ def _report(findings: Findings, contenders: dict[str, Contender], rate: float) -
                 "µs CPU/request": contender.fixed_cost,
                 "front": _mean(contender.fixed, "front"),
                 "worker": _mean(contender.fixed, "worker"),
+                "batch": statistics.fmean(contender.batches),
                 "ratio": contender.fixed_cost / peer.fixed_cost,
             }
             for name, contender in contenders.items()
@@ -178,7 +190,7 @@ def _mosec(fast_json: bool) -> Iterator[Server]:
         "HEADWAY_BENCH_MSGSPEC": "1" if fast_json else "",
     }
     with Server("peer-mosec", command, _mosec_role, environment) as server:
-        server.url = f"http://127.0.0.1:{port}"
+        server.url = server.admin = f"http://127.0.0.1:{port}"
         server.wait_for(lambda: _answers(server.url))
         yield server
 

@@ -1,6 +1,6 @@
 """All benchmarks, one after the other.
 
-    python bench/run.py                     short: a first impression, about six minutes
+    python bench/run.py                     short: a first impression, about eight minutes
     python bench/run.py --full              as the documentation quotes them, about three quarters of an hour
     python bench/run.py --only cases peer   some of them
     python bench/run.py --traces DIR        with the Azure traces (see policies.py)
@@ -39,6 +39,7 @@ PROGRAMS = {
     "cases": Program("the cases it is designed for", ("--seconds", "10"), ("--seconds", "60")),
     "overload": Program("half as much again as there is capacity", ("--seconds", "10"), ("--seconds", "30")),
     "peer": Program("CPU time beside mosec", ("--rounds", "2", "--seconds", "4"), ("--rounds", "5", "--seconds", "10")),
+    "growth": Program("cost by rate, by workers, by waiting client", ("--seconds", "4"), ("--seconds", "30")),
     "hotspots": Program("where the time goes", ("--seconds", "4"), ("--seconds", "20")),
     "exactness": Program("every answer to its own request", ("--requests", "100000"), ("--requests", "1000000")),
     "soak": Program("does anything grow?", ("--minutes", "0.5"), ("--minutes", "20")),

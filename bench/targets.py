@@ -31,3 +31,16 @@ class Flaky:
         if len(inputs) > 1 and self.dice.random() < self.raises:
             raise RuntimeError("a bad moment")
         return [ValueError("rejected") if text.startswith("REJECT") else text.upper() for text in inputs]
+
+
+class Slow:
+    """Each text in capitals: the warm-up at once, every later batch after ten seconds."""
+
+    def __init__(self) -> None:
+        self.warm = False
+
+    def __call__(self, inputs: list[str]) -> list[str]:
+        if self.warm:
+            time.sleep(10.0)
+        self.warm = True
+        return [text.upper() for text in inputs]

@@ -170,7 +170,7 @@ def main(arguments: list[str]) -> None:
     leave_signals_to_parent()
     faulthandler.enable()
     not_outlive(int(parent))
-    sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
+    sys.stdout.reconfigure(encoding="utf-8", line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
     sys.argv[:] = [place]
     pipe, loop = Pipe(int(fd)), UserLoop()
     try:

@@ -348,8 +348,11 @@ def test_a_target_that_fails_its_warm_up_is_refused_with_the_reason(
 
     async def main() -> None:
         async with served(handle) as url:
+            backend = HttpBackend(RemoteTarget(url), start_timeout=LONG)
             with pytest.raises(TargetError, match=what) as caught:
-                await with_backend(url, lambda _: asyncio.sleep(0))
+                await backend.start()
+            with pytest.raises(RemoteError, match="was not started"):
+                await backend.run(batch("a"), LONG)
             assert str(caught.value).startswith(f"target {url}: the warm-up batch ['warm-up'] failed: ")
             assert "remote_format" in str(caught.value)
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import os
 import select
 import signal
 import subprocess
 import sys
+import termios
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -116,9 +119,22 @@ def test_tasks_of_an_async_target_go_on_between_batches() -> None:
 
 
 def test_a_file_is_served_from_anywhere(tmp_path: Path) -> None:
-    (tmp_path / "json.py").write_text("import sibling\ndef f(inputs):\n    return [sibling.WORD for _ in inputs]\n")
+    source = (
+        "import sibling, struct\ndef f(inputs):\n    return [sibling.WORD + struct.Struct.__name__ for _ in inputs]\n"
+    )
+    (tmp_path / "struct.py").write_text(source)
     (tmp_path / "sibling.py").write_text("WORD = 'found'\n")
-    assert outputs(FileTarget(tmp_path / "json.py", "f"), "a") == ["found"]
+    assert outputs(FileTarget(tmp_path / "struct.py", "f"), "a") == ["foundStruct"]
+
+
+def test_the_standard_library_is_not_shadowed_by_our_own_files() -> None:
+    assert outputs(kind("standard_library"), "a") == ["http.client"]
+
+
+def test_what_the_target_starts_does_not_inherit_the_pipe() -> None:
+    [listed] = outputs(kind("inherited"), "a")
+    assert listed
+    assert "socket:" not in listed
 
 
 def test_files_in_the_working_directory_do_not_shadow_what_the_child_needs(
@@ -269,10 +285,16 @@ def test_the_error_of_one_input_is_its_own() -> None:
         ("exit", "ended with exit code 3"),
         ("segfault", "died of SIGSEGV"),
         ("scribble", "wrote something on its pipe to Headway that is no answer"),
+        ("forge", "answered something else than it was asked"),
+        ("close", "closed its pipe to Headway"),
         ("last-words", r"exit code 9; its last words: out of\x1b[31m luck"),
     ],
 )
-def test_a_process_that_dies_in_a_batch_fails_it_and_can_be_started_again(word: str, says: str) -> None:
+def test_a_process_that_dies_in_a_batch_fails_it_and_can_be_started_again(
+    word: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headway.backends.lifetime._PIPELESS", 0.05)
+
     async def act(backend: ProcessBackend, log: Recorder) -> None:
         pid = backend.pid
         with pytest.raises(WorkerCrashed) as caught:
@@ -329,12 +351,46 @@ def test_a_process_that_is_killed_in_a_batch_fails_it() -> None:
     started(FAULTS, act)
 
 
-def test_a_process_that_closes_its_pipe_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headway.backends.lifetime._PIPELESS", 0.05)
-
+def test_a_process_whose_run_is_cancelled_is_killed_at_once() -> None:
     async def act(backend: ProcessBackend, log: Recorder) -> None:
-        with pytest.raises(WorkerCrashed):
-            await backend.run(batch("close"), LONG)
+        running = asyncio.ensure_future(backend.run(batch("sleep"), LONG))
+        await asyncio.sleep(0)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        with pytest.raises(WorkerCrashed, match="must be started"):
+            await backend.run(batch("a"), LONG)
+        await backend.gone()
+        await log.until(lambda: log.of("worker process ended"))
+        assert "was cancelled" in log.of("worker process ended")[0]["how"]
+
+    started(FAULTS, act)
+
+
+def test_a_process_that_speaks_without_being_asked_is_killed() -> None:
+    async def act(backend: ProcessBackend, log: Recorder) -> None:
+        with contextlib.suppress(WorkerCrashed):
+            await backend.run(batch("a", "forge-later"), LONG)
+        async with asyncio.timeout(LONG):
+            await backend.gone()
+
+    started(FAULTS, act)
+
+
+def test_an_answer_given_just_before_the_end_counts() -> None:
+    async def act(backend: ProcessBackend, log: Recorder) -> None:
+        running = asyncio.ensure_future(backend.run(batch("X" * 100_000), LONG))
+        await asyncio.sleep(0)
+        assert backend._child is not None
+        waiting = b""
+        while int.from_bytes(waiting, sys.byteorder) < 100_000:
+            waiting = fcntl.ioctl(backend._child._socket, termios.FIONREAD, bytes(4))
+        pidfd = os.pidfd_open(backend.pid)
+        os.kill(backend.pid, signal.SIGKILL)
+        select.select([pidfd], [], [])
+        os.close(pidfd)
+        assert await running == [Item("X" * 100_000)]
+        await backend.gone()
 
     started(FAULTS, act)
 
@@ -356,7 +412,8 @@ def test_what_a_child_has_started_ends_with_it() -> None:
         ended = asyncio.Event()
         asyncio.get_running_loop().add_reader(pidfd, ended.set)
         await backend.stop()
-        await ended.wait()
+        async with asyncio.timeout(LONG):
+            await ended.wait()
         asyncio.get_running_loop().remove_reader(pidfd)
         os.close(pidfd)
 
@@ -399,10 +456,8 @@ def test_a_flood_of_output_neither_blocks_nor_fills_the_log() -> None:
 def test_output_of_any_encoding_reaches_the_log_escaped() -> None:
     async def act(backend: ProcessBackend, log: Recorder) -> None:
         await backend.run(batch("noise"), LONG)
-        await log.until(lambda: log.lines("stdout"))
-        assert log.lines("stdout") == [r"caf\xe9 \x1b[2J ok"]
         await backend.stop()
-        assert log.lines("stdout")[1:] == ["half a line"]
+        assert log.lines("stdout") == [r"\ud800 😀", r"caf\xe9 \x1b[2J ok", "half a line"]
 
     started(FAULTS, act)
 

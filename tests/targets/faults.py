@@ -6,8 +6,13 @@ import ctypes
 import os
 import stat
 import sys
+import threading
 import time
 from typing import Any
+
+import msgspec
+
+from headway.backends import frames
 
 NO_TEXT: dict[str, Any] = {
     "none": None,
@@ -56,9 +61,15 @@ def answer(inputs: list[str]) -> Any:
             case "flood":
                 sys.stdout.write("flood\n" * 200_000)
             case "noise":
+                sys.stdout.write("\ud800 😀\n")
                 os.write(1, b"caf\xe9 \x1b[2J ok\nhalf a line")
             case "close":
                 close_pipe()
+                time.sleep(60)
+            case "forge":
+                forge()
+            case "forge-later":
+                threading.Timer(0.001, forge).start()
     return [NO_TEXT.get(text, text.upper()) for text in inputs]
 
 
@@ -84,6 +95,13 @@ def _is_socket(fd: int) -> bool:
 def scribble() -> None:
     for fd in sockets():
         os.write(fd, b"this is no frame at all")
+
+
+def forge() -> None:
+    """Answer a batch that was never asked for."""
+    content = msgspec.msgpack.encode(["answer", 999, ["FORGED", "FORGED"], {}])
+    for fd in sockets():
+        os.write(fd, frames.framed(content))
 
 
 def close_pipe() -> None:

@@ -86,8 +86,16 @@ def environment(inputs: list[str]) -> list[str]:
     return [os.environ.get(text, "(unset)") for text in inputs]
 
 
-def import_path(inputs: list[str]) -> list[str]:
-    return [" ".join(sys.argv), *(sys.modules[__name__].__name__ for _ in inputs[1:])]
+def inherited(inputs: list[str]) -> list[str]:
+    """The descriptors that a program started without care would get."""
+    listed = subprocess.run(["ls", "-l", "/proc/self/fd"], close_fds=False, capture_output=True, check=True, text=True)
+    return [listed.stdout for _ in inputs]
+
+
+def standard_library(inputs: list[str]) -> list[str]:
+    import http.client
+
+    return [http.client.__name__ for _ in inputs]
 
 
 def with_child(inputs: list[str]) -> list[str]:

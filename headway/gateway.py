@@ -108,7 +108,8 @@ class Gateway:
         self._departed: list[tuple[str, str]] = []
         self._work = asyncio.Event()
         self._rate = ArrivalRate()
-        self._limits: dict[str, float] = {}
+        self._limits: dict[str, tuple[Quota, float]] = {}
+        """Of each key: its quota, and its theoretical arrival time."""
         self._due: dict[int, list[tuple[str, str]]] = {}
         self._due_order: list[int] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -217,9 +218,9 @@ class Gateway:
         if key in self._held:
             return Failure(errors.IDEMPOTENCY_CONFLICT, f"a request with id {key[1]} is in flight; use a new id")
         if caller.rate > 0.0:
-            quota = Quota(caller.rate, caller.burst)
-            verdict = ratelimit.check(quota, self._limits.get(caller.key, 0.0), 1.0, self._clock())
-            self._limits[caller.key] = verdict.tat
+            quota, arrival = self._limits.get(caller.key) or (Quota(caller.rate, caller.burst), 0.0)
+            verdict = ratelimit.check(quota, arrival, 1.0, self._clock())
+            self._limits[caller.key] = (quota, verdict.tat)
             if not verdict.allowed:
                 message = f"over the limit of {caller.rate:g} requests a minute"
                 return Failure(errors.RATE_LIMITED, message, verdict.retry_after, "rate")

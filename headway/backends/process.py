@@ -26,7 +26,7 @@ from headway.errors import BackendError, BadOutput, BatchRaised, BatchTimeout, T
 from headway.model import Entry, Item
 from headway.target import FileTarget, ModuleTarget
 
-STOP_GRACE = 2.0
+STOP_GRACE = 5.0
 """Seconds an idle child has to end by itself after its pipe was closed."""
 REAP_LIMIT = 10.0
 """Seconds to wait for a killed child; one that the kernel cannot end sooner is reaped when it does."""
@@ -208,7 +208,8 @@ class ProcessBackend:
         try:
             return await waiter
         except ChildProcessError as end:
-            raise WorkerCrashed(f"worker {self._worker}: its process {end}") from None
+            whose = f"worker {self._worker}: its process"
+            raise WorkerCrashed(f"{whose} {end}", f"{whose} {child.cause}") from None
         finally:
             timer.cancel()
             if waiter.cancelled():

@@ -9,19 +9,18 @@ tolerance τ = T · burst, a request of cost c conforms when its TAT after it, l
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class Quota:
+class Quota(msgspec.Struct, frozen=True, gc=False):
     """`rate` requests a minute on average, up to `burst` at once."""
 
     rate: float
     burst: float
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True, gc=False):
     """`tat` is to be stored when `allowed`. `remaining` whole requests fit now; `retry_after` and
     `reset_after` are seconds until the same request fits (infinite when it costs more than the burst), and
     until the whole burst does."""

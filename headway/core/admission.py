@@ -43,7 +43,7 @@ class Gate:
 
     Attributes:
         drains: entries per second that reach each tier, highest first; all 0 when nothing is known yet.
-        batch_seconds: run time of a full batch.
+        batch_seconds: run time of a full batch that is slow, by a standard deviation.
     """
 
     drains: tuple[float, ...]
@@ -60,7 +60,7 @@ class Gate:
 
         Arguments:
             drain: entries per second of all GPUs together with full batches.
-            batch_seconds: run time of a full batch.
+            batch_seconds: run time of a full batch that is slow, by a standard deviation.
             rates: arrivals per second of each tier, highest first.
             reserved: share of each batch kept for lower tiers, 0 to 1.
         """

@@ -38,6 +38,7 @@ class Load:
         utilisation: busy share of the slots, 0 to 1.
         wait: recent wait in seconds of the oldest member at departure.
         departures: batches that have left so far.
+        deviation: standard deviation of a batch's time in seconds around what α and β foretell.
     """
 
     rate: float
@@ -49,6 +50,7 @@ class Load:
     utilisation: float = 0.0
     wait: float = 0.0
     departures: int = 0
+    deviation: float = 0.0
 
     def batch_seconds(self, size: int) -> float:
         """Expected run time of a batch of `size`, in seconds: ℓ(n) = α + βn."""
@@ -65,6 +67,8 @@ class Rule:
         window: most seconds the oldest member waits; infinite for none.
         rate: expected arrivals per second, for the early test.
         service: expected run time of the batch in seconds, for the deadline test.
+        pace: seconds by which each departure moves the schedule on.
+        lead: most seconds a full batch may leave ahead of the schedule; infinite when full batches are not spaced.
     """
 
     size: int
@@ -72,16 +76,22 @@ class Rule:
     window: float = math.inf
     rate: float = 0.0
     service: float = 0.0
+    pace: float = 0.0
+    lead: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What waits: how many, since when the oldest does, the earliest deadline, and the last departure."""
+    """What waits: how many, since when the oldest does, the earliest deadline, and the last departure.
+
+    `schedule` is the instant at which the next batch would leave if all so far had kept the rule's pace.
+    """
 
     depth: int
     oldest: float
     due: float
     last_departure: float
+    schedule: float = -math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +120,8 @@ def decide(rule: Rule, view: View, now: float) -> Go | Hold:
     """Apply a rule to what waits, with a GPU free at instant `now`."""
     if view.depth == 0:
         return Hold(math.inf)
-    if view.depth >= rule.size:
+    full_from = view.schedule - rule.lead if view.depth >= rule.size else math.inf
+    if now >= full_from:
         return Go(FULL)
     leave_by = view.due - rule.service - LEEWAY
     if now >= leave_by:
@@ -118,7 +129,7 @@ def decide(rule: Rule, view: View, now: float) -> Go | Hold:
     window_ends = view.oldest + rule.window
     if now >= window_ends:
         return Go(WINDOW)
-    until = min(leave_by, window_ends)
+    until = min(leave_by, window_ends, full_from)
     if rule.headway is not None:
         if rule.headway <= 0.0:
             return Go(EARLY)

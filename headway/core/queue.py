@@ -30,8 +30,6 @@ WAIT_WEIGHT = 0.2
 """Weight of the newest departure in the average wait."""
 MIN_AVOIDANCE = 0.05
 """Least seconds for which a failed batch waits for another worker than the one it failed on."""
-HOPELESS = 0.95
-"""Share of α: what is due sooner cannot be answered in time."""
 GATE_AGE = 0.05
 """Seconds after which the admission figures are made anew even if no batch has left."""
 UNKNOWN_WAIT = 1.0
@@ -98,6 +96,7 @@ class ModelQueue:
         self.limits = limits
         self.service = ServiceModel()
         self.last_departure = -math.inf
+        self._schedule = -math.inf
         self.slots = 0
         self._known_slots = 1
         self._lanes = [Lane() for _ in range(limits.tiers)]
@@ -174,6 +173,7 @@ class ModelQueue:
             utilisation=self._utilisation,
             wait=self._wait,
             departures=self._departures,
+            deviation=self.service.deviation,
         )
 
     def depart(self, worker: str, limit: int, policy: Policy, now: float) -> Departure | Hold:
@@ -202,6 +202,7 @@ class ModelQueue:
         self._pack(departure, limit, now)
         self._wait += (now - min(member.arrived for member in departure.members) - self._wait) * WAIT_WEIGHT
         self.last_departure = now
+        self._schedule = max(self._schedule, now) + self._rule.pace
         self._budget.earn()
         return self._leave(departure, now)
 
@@ -344,20 +345,21 @@ class ModelQueue:
         for lane in self._lanes:
             if lane.depth and (first := lane.oldest()) is not None and first.arrived < oldest:
                 oldest = first.arrived
-        return View(self._fresh, oldest, self._due.earliest(), self.last_departure)
+        return View(self._fresh, oldest, self._due.earliest(), self.last_departure, self._schedule)
 
     def _gate_now(self, now: float) -> admission.Gate:
         if now - self._gate_at > GATE_AGE:
             full = self.service.seconds(self.limits.max_batch)
             drain = self._known_slots * self.limits.max_batch / full if full > 0 else 0.0
-            self._gate = admission.Gate.of(drain, full, [r.at(now) for r in self._rates], self.limits.reserved_share)
+            slow = full + self.service.deviation
+            self._gate = admission.Gate.of(drain, slow, [r.at(now) for r in self._rates], self.limits.reserved_share)
             self._gate_at = now
         return self._gate
 
     def _pack(self, departure: Departure, limit: int, now: float) -> None:
         """Fill the batch. When more waits than fits, no place goes to what cannot be answered in time."""
         members = departure.members
-        hopeless = now + self.service.alpha * HOPELESS
+        hopeless = now + self.service.seconds(limit)
         while self._fresh and (room := limit - len(members)) > 0:
             contended = self._fresh > room
             for lane in turns(self._lanes, room, self.limits.reserved_share):

@@ -13,6 +13,8 @@ RATE_TIME = 1.0
 """Time constant of the arrival rate, seconds."""
 REACH = 2.0
 """The line is believed up to this multiple of the largest batch seen of late, and level from there."""
+NORMAL = 1.25
+"""Standard deviations in a mean distance, for a normal distribution: √(π/2)."""
 SPREAD = 0.5
 """Least variance of batch sizes from which a slope is read; below it the last slope is kept."""
 
@@ -25,15 +27,23 @@ class ServiceModel:
     batch that gets faster as it grows. Far beyond the sizes seen the line says nothing: there `seconds` stays
     level. Two small batches, one of them slow by accident, would else foretell a full batch of many seconds;
     admission would refuse all but a trickle, and no larger batch would ever come to correct it.
+
+    Attributes:
+        alpha: fixed part in seconds.
+        beta: seconds per entry.
+        deviation: standard deviation in seconds of the run times around the line. It is taken from their mean
+            distance, which one stray batch sways far less than it does the mean square (Jacobson, "Congestion
+            avoidance and control", SIGCOMM 1988).
     """
 
-    __slots__ = ("_l", "_largest", "_n", "_nl", "_nn", "_w", "alpha", "beta")
+    __slots__ = ("_l", "_largest", "_n", "_nl", "_nn", "_off", "_w", "alpha", "beta", "deviation")
 
     def __init__(self) -> None:
-        self._w = self._n = self._l = self._nn = self._nl = 0.0
+        self._w = self._n = self._l = self._nn = self._nl = self._off = 0.0
         self._largest = 0.0
         self.alpha = 0.0
         self.beta = 0.0
+        self.deviation = 0.0
 
     def observe(self, size: int, seconds: float) -> None:
         """Learn from one finished batch of `size` entries that held its slot for `seconds`."""
@@ -50,6 +60,8 @@ class ServiceModel:
         self.alpha = mean_l - self.beta * mean_n
         if self.alpha < 0.0:
             self.alpha, self.beta = 0.0, mean_l / mean_n
+        self._off = self._off * DECAY + abs(seconds - self.alpha - self.beta * size)
+        self.deviation = NORMAL * self._off / self._w
 
     def seconds(self, size: int) -> float:
         """Expected run time of a batch of `size`; 0 before the first batch."""

@@ -7,6 +7,13 @@ arrival rate λ, each departure carries n = λs, and k departures must fit into 
 
     s* = α / (k − βλ)
 
+Full batches keep the same order, or bunching, once there, would last: near saturation every batch is full, GPUs
+that came free together would leave together for ever, and each would find the queue that all of them left behind.
+So a full batch leaves only when a schedule that moves on by PACE gaps a departure has come to it. The schedule is
+faster than the GPUs, so in the long run it costs none of their time; and a batch may run ahead of it by what batch
+times are seen to vary, for against chance there is nothing to hold. (A leaky bucket as a meter, the virtual
+scheduling of ITU-T I.371.)
+
 Holding control against bunching is from public transport (Daganzo, "A headway-based approach to eliminate
 bus bunching", Transportation Research B 43, 2009); the formula for batch servers is ours.
 """
@@ -19,6 +26,13 @@ from headway.core.departure import Load, Rule
 
 WORTH_SPACING = 1.0
 """Expected arrivals in a gap (λα/k) below which there is nothing to space: a lone request leaves at once."""
+
+PACE = 0.95
+"""Gaps by which each departure moves the schedule of full batches on; below 1, so that it never limits throughput."""
+LEAD = 0.0625
+"""Gaps that a full batch may be ahead of that schedule,"""
+LEAD_DEVIATIONS = 4.0
+"""and standard deviations of the batch time besides."""
 
 
 def headway(load: Load) -> float:
@@ -40,10 +54,13 @@ class Paced:
 
     def rule(self, load: Load) -> Rule:
         """Full at the largest batch, otherwise at even gaps."""
+        gap = headway(load)
         return Rule(
             size=load.max_batch,
-            headway=headway(load),
+            headway=gap,
             window=self._window,
             rate=load.rate,
             service=load.batch_seconds(load.max_batch),
+            pace=PACE * gap if load.slots > 1 else 0.0,
+            lead=LEAD * gap + LEAD_DEVIATIONS * load.deviation if load.slots > 1 and gap > 0.0 else math.inf,
         )

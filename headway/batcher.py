@@ -102,7 +102,8 @@ class Batcher:
             TargetError: the target cannot be loaded or fails its warm-up batch.
         """
         await self._become(WorkerStatus.STARTING)
-        self._backend = await self._started_backend()
+        fresh, self._fresh = self._fresh, None
+        self._backend = fresh or await self._started_backend()
         self._restarts += 1
         self._tally.worker_restarts[self.slot.worker] = self._restarts
         await self._become(WorkerStatus.HEALTHY)
@@ -123,7 +124,10 @@ class Batcher:
         Raises:
             TargetError: the fresh one does not come up; the present one goes on.
         """
-        self._fresh = await self._started_backend()
+        fresh = await self._started_backend()
+        if self._fresh is not None:
+            await self._fresh.stop()
+        self._fresh = fresh
         self._retire = True
         self._interrupt()
 
@@ -140,12 +144,12 @@ class Batcher:
         while not self._draining:
             if self._backend is None:
                 try:
-                    await self.start()
+                    await self._idle(self.start())
                 except (HeadwayError, OSError) as exc:
                     failures += 1
                     pause = min(START_BACKOFF * 2 ** (failures - 1), START_BACKOFF_CAP)
                     log.error("worker does not start", worker=self.slot.worker, error=str(exc), retry_in=pause)
-                    await asyncio.sleep(pause)
+                    await self._idle(asyncio.sleep(pause))
                     continue
             failures = 0
             if self._backend is not None:
@@ -154,8 +158,9 @@ class Batcher:
     async def _serve_until_gone(self, backend: Backend) -> None:
         """Serve batches until the backend has died, wants to be replaced, or the slot is drained."""
         gone = asyncio.ensure_future(backend.gone())
-        gone.add_done_callback(lambda _: self._interrupt())
-        self._retire = False
+        # Once the next backend is starting, news of this one must not interrupt it.
+        gone.add_done_callback(lambda _: self._interrupt() if self._backend is backend else None)
+        self._retire = self._fresh is not None  # It may have come while this one was starting.
         try:
             while not self._draining and not gone.done() and not self._retire:
                 await self._serve_one(backend)
@@ -186,7 +191,7 @@ class Batcher:
             items = await backend.run(lease.entries, self._limits.gpu_timeout)
         except BackendError as exc:
             broken = backend.pid != 0 and isinstance(exc, WorkerCrashed | BatchTimeout)
-            await self._failed(lease, BatchFailure(exc.cause, str(exc), self.slot.worker), since, broken)
+            await self._failed(lease, BatchFailure(exc.cause, str(exc), self.slot.worker, exc.shown), since, broken)
         except asyncio.CancelledError:
             await self._broker.release(lease, BatchFailure(Cause.LEASE_LOST, "shut down", self.slot.worker))
             raise
@@ -237,7 +242,6 @@ class Batcher:
         tally.batch_size[model].observe(size)
         tally.batch_fill[model].observe(size / self.slot.max_batch)
         tally.gpu_seconds[model, self.slot.worker].observe(seconds)
-        tally.breaker_state[self.slot.worker] = self._breaker.state(self._clock())
 
     async def _started_backend(self) -> Backend:
         backend = self._make_backend()
@@ -263,6 +267,7 @@ class Batcher:
             await asyncio.wait({task})
         except asyncio.CancelledError:
             task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
             raise
         finally:
             self._pausing = None
@@ -284,6 +289,7 @@ class Batcher:
         await self._beat()
 
     async def _beat(self) -> None:
+        self._tally.breaker_state[self.slot.worker] = self._breaker.state(self._clock())
         await self._broker.beat(
             WorkerInfo(
                 worker_id=self.slot.worker,

@@ -109,9 +109,18 @@ class TargetError(HeadwayError):
 
 
 class BackendError(HeadwayError):
-    """The black box failed on a whole batch."""
+    """The black box failed on a whole batch.
+
+    Arguments:
+        message: what happened, for operators: it may hold what a worker wrote while it ran earlier batches.
+        shown: what a client may read of it; all of it when left out.
+    """
 
     cause = Cause.RAISED
+
+    def __init__(self, message: str, shown: str = "") -> None:
+        super().__init__(message)
+        self.shown = shown or message
 
 
 class BatchRaised(BackendError):

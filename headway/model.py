@@ -108,11 +108,19 @@ class Cause(enum.Enum):
 
 
 class BatchFailure(msgspec.Struct, frozen=True):
-    """A batch that came to nothing: its cause, the error's text, and the worker it happened on."""
+    """A batch that came to nothing.
+
+    Attributes:
+        cause: why.
+        message: the error's text, for operators.
+        worker: where it happened.
+        shown: what of the text a client may read; empty for all of it.
+    """
 
     cause: Cause
     message: str
     worker: str
+    shown: str = ""
 
 
 class Slot(msgspec.Struct, frozen=True, gc=False):

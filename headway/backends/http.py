@@ -95,7 +95,7 @@ class HttpBackend:
         try:
             items = await self._call([WARM_UP], [b""], self._start_timeout)
             if items[0].fault:
-                raise BadOutput(items[0].error)
+                raise BadOutput(items[0].error or "")
             passed = True
         except BackendError as exc:
             raise TargetError(

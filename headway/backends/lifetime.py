@@ -119,8 +119,10 @@ class Lifetime:
     """
 
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str], worker: str, log: Log) -> None:
-        self.how = ""
+        self.cause = ""
         """How it ended, empty while it lives."""
+        self.how = ""
+        """The same with its last words, which may be about any batch it ever ran."""
         self.ended = asyncio.Event()
         """Set once it is reaped."""
         self.gone = asyncio.Event()
@@ -283,8 +285,8 @@ class Lifetime:
             output.close()
         if self._pipeless is not None:
             self._pipeless.cancel()
-        cause = self._verdict if self._verdict and code == -signal.SIGKILL else _cause(code)
-        self.how, self.doomed = cause + self._last_words(), True
+        self.cause = self._verdict if self._verdict and code == -signal.SIGKILL else _cause(code)
+        self.how, self.doomed = self.cause + ("" if self.dismissed else self._last_words()), True
         say = self._log.info if self.dismissed else self._log.warning
         say("worker process ended", worker=self._worker, pid=self.pid, how=self.how)
         if self._waiter is not None and not self._waiter.done():

@@ -320,9 +320,9 @@ class MemoryBroker:
         self._tally.retries[failure.cause.value] += after.again
         ran = Ran(failure.worker, len(running.departure.members), now - left_at, left_at)
         self._deliver(after.dead, [_reply(m, left_at, None, _verdict(failure), ran) for m in after.dead])
-        spent = Failure(
-            errors.BACKEND_ERROR, f"{failure.message}; the retry budget is spent", reason=failure.cause.value
-        )
+        # In a batch of several, the text may be about another's input.
+        what = _shown(failure) if len(running.departure.members) == 1 else f"the batch failed ({failure.cause.value})"
+        spent = Failure(errors.BACKEND_ERROR, f"{what}; the retry budget is spent", reason=failure.cause.value)
         self._deliver(after.spent, [_reply(m, left_at, None, spent, ran) for m in after.spent])
         self._send_late(queue, after.late, now)
         for member in after.dead:
@@ -435,7 +435,11 @@ def _verdict(failure: BatchFailure) -> Failure:
     """What the one hears whose batch of one failed for the last time."""
     blamed = failure.cause in (Cause.RAISED, Cause.CRASHED, Cause.TIMEOUT)
     code = errors.REJECTED_BY_MODEL if blamed else errors.BACKEND_ERROR
-    return Failure(code, failure.message, None, failure.cause.value)
+    return Failure(code, _shown(failure), None, failure.cause.value)
+
+
+def _shown(failure: BatchFailure) -> str:
+    return failure.shown or failure.message
 
 
 def _item_failure(item: Item) -> Failure:

@@ -12,7 +12,8 @@ from headway.model import Entry, Item
 class FakeBackend:
     """Sleeps `seconds` a batch on the loop's clock, then answers `input.upper()`.
 
-    `script` is asked before each run and may return an error to raise in its place; `starts` counts starts.
+    `script` is asked before each run and may return an error to raise in its place; `starts` counts starts, which
+    take `start_seconds`.
     """
 
     def __init__(self, seconds: float = 0.1, script: Callable[[Sequence[Entry]], BackendError | None] | None = None):
@@ -20,6 +21,7 @@ class FakeBackend:
         self.script = script or (lambda entries: None)
         self.batches: list[list[str]] = []
         self.starts = 0
+        self.start_seconds = 0.0
         self.stops = 0
         self.refuse_start = 0
         self.busy = False
@@ -33,6 +35,7 @@ class FakeBackend:
         if self.refuse_start:
             self.refuse_start -= 1
             raise TargetError("does not load")
+        await asyncio.sleep(self.start_seconds)
         self.starts += 1
         self.dead.clear()
         return self.seconds

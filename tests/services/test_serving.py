@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from headway import errors
+from headway.core.breaker import State
+from headway.core.retry import RetryBudget
 from headway.errors import BackendError, BatchRaised, WorkerCrashed
 from headway.gateway import new_id
 from headway.model import Caller, Entry, Reply, WorkerStatus
@@ -173,6 +175,52 @@ def test_all_workers_gone_and_back() -> None:
     run(main)
 
 
+def test_a_drain_does_not_wait_for_the_next_attempt_to_start_a_worker() -> None:
+    async def main(clock: Clock) -> None:
+        backend = FakeBackend(0.1)
+        async with Stand(clock, backend) as stand:
+            backend.refuse_start = 10**6
+            backend.dead.set()
+            await asyncio.sleep(20)
+            before = clock()
+            await stand.service.drain()
+            assert clock() - before < 0.1
+
+    run(main)
+
+
+def test_a_drain_does_not_wait_for_a_worker_that_is_loading() -> None:
+    async def main(clock: Clock) -> None:
+        backend = FakeBackend(0.1)
+        async with Stand(clock, backend) as stand:
+            backend.start_seconds = 60.0
+            backend.dead.set()
+            await asyncio.sleep(1)
+            before = clock()
+            await stand.service.drain()
+            assert clock() - before < 0.1
+            assert backend.stops == 2
+
+    run(main)
+
+
+def test_a_worker_that_was_replaced_while_it_did_not_start_takes_the_fresh_one() -> None:
+    async def main(clock: Clock) -> None:
+        backend = FakeBackend(0.1)
+        async with Stand(clock, backend) as stand:
+            backend.refuse_start = 10**6
+            backend.dead.set()
+            await asyncio.sleep(20)
+            backend.refuse_start = 0
+            await stand.service.replace_workers()
+            before = clock()
+            assert (await stand.ask("back")).output == "BACK"
+            assert clock() - before < 0.2
+            assert backend.starts == 2
+
+    run(main)
+
+
 def test_a_failing_backend_opens_the_breaker_and_recovers() -> None:
     async def main(clock: Clock) -> None:
         broken = True
@@ -184,12 +232,45 @@ def test_a_failing_backend_opens_the_breaker_and_recovers() -> None:
             assert statuses == {WorkerStatus.DEGRADED}
             runs = len(backend.batches)
             assert runs < 8 * 3
+            assert stand.tally.breaker_state["gpu-0"] == State.OPEN
             broken = False
             reply = await stand.ask("good", timeout=4.0)
             while reply.output is None:
                 reply = await stand.ask("good", timeout=4.0)
             statuses = {worker.status for worker in await stand.broker.workers()}
             assert statuses == {WorkerStatus.HEALTHY}
+            assert stand.tally.breaker_state["gpu-0"] == State.CLOSED
+
+    run(main)
+
+
+def test_a_client_is_not_told_what_only_operators_may_read() -> None:
+    def script(entries: Sequence[Entry]) -> BackendError | None:
+        crash = any(entry.input == "bad" for entry in entries)
+        return WorkerCrashed("it crashed; its last words: of another client", "it crashed") if crash else None
+
+    async def main(clock: Clock) -> None:
+        async with Stand(clock, FakeBackend(0.05, script)) as stand:
+            reply = await stand.ask("bad")
+            assert reply.failure is not None
+            assert (reply.failure.code, reply.failure.message) == (errors.REJECTED_BY_MODEL, "it crashed")
+            [letter] = await stand.dead.list()
+            assert letter.error == "it crashed; its last words: of another client"
+
+    run(main)
+
+
+def test_when_the_retry_budget_is_spent_nobody_is_told_of_a_batch_mate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headway.core.queue.RetryBudget", lambda: RetryBudget(ratio=0.0, reserve=0.0, trickle=0.0))
+
+    async def main(clock: Clock) -> None:
+        backend = FakeBackend(0.01, lambda entries: BatchRaised("cannot read 'a secret'"))
+        async with Stand(clock, backend, max_batch=2) as stand:
+            for reply in await asyncio.gather(stand.ask("a secret"), stand.ask("another")):
+                assert reply.failure is not None
+                assert reply.failure.code == errors.BACKEND_ERROR
+                assert "budget is spent" in reply.failure.message
+                assert "secret" not in reply.failure.message
 
     run(main)
 

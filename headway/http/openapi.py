@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from headway import __version__, errors
-from headway.config import MAX_REQUEST_TIMEOUT_MS, Settings
+from headway.config import Settings
 from headway.http.shapes import HOPELESS, anchor
 
 _WHEN: dict[str, str] = {
@@ -222,8 +222,13 @@ def _parameters(settings: Settings) -> dict[str, Any]:
         "Timeout": {
             "name": "X-Request-Timeout-Ms",
             "in": "header",
-            "description": f"Shortens the deadline of {settings.request_timeout_ms:g} ms.",
-            "schema": {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_REQUEST_TIMEOUT_MS},
+            "description": f"Milliseconds above 0; shortens the deadline of {settings.request_timeout_ms:g} ms.",
+            "schema": {
+                "type": "string",
+                "pattern": r"^[0-9]{1,9}(\.[0-9]{1,6})?$",
+                "not": {"pattern": "^[0.]*$"},
+                "example": "1500",
+            },
         },
         "Tier": {
             "name": "X-Request-Tier",

@@ -78,7 +78,10 @@ class Settings:
 
     max_batch_size: int = _setting(32, _BATCHING, "Largest batch the target takes.", "inputs")
     max_wait_ms: float | None = _setting(
-        None, _BATCHING, "Longest wait for batch-mates; unset: 40 for the policy window, none for paced.", "ms"
+        None,
+        _BATCHING,
+        "Longest wait for batch-mates, for pid the wait it aims at; unset: 40 for window and pid, none for paced.",
+        "ms",
     )
     policy: str = _setting("paced", _BATCHING, "When a batch leaves: paced, window, table or pid.")
     max_queue: int = _setting(20_000, _BATCHING, "Most entries waiting at once, over all tiers.", "inputs")
@@ -88,7 +91,7 @@ class Settings:
     request_timeout_ms: float = _setting(4000.0, _TIMEOUTS, "Longest time for a request in all, at most 30000.", "ms")
 
     tiers: str = _setting("enterprise,paid,free", _TIERS, "Tiers, highest first, comma-separated.")
-    default_tier: str = _setting("paid", _TIERS, "Tier of requests without a key.")
+    default_tier: str = _setting("paid", _TIERS, "Tier of every request, when there is no file of keys.")
     reserved_share: float = _setting(0.1, _TIERS, "Share of each batch, 0 to 0.5, kept for lower tiers when they wait.")
     keys: str = _setting(
         "", _TIERS, "TOML file of API keys (SHA-256, user, tenant, tier); without it no key is asked for."
@@ -243,6 +246,12 @@ def _timeouts(settings: Settings) -> None:
         _refuse(settings, "max_wait_ms", reason, "Every request would expire before its batch leaves; lower it.")
 
 
+def _policy(settings: Settings) -> None:
+    if settings.policy == "table" and settings.max_wait_ms is not None:
+        reason = "has no effect with `policy` table, which has waits of its own"
+        _refuse(settings, "max_wait_ms", reason, "Leave it out, or choose another policy.")
+
+
 def _admin(settings: Settings) -> None:
     if not settings.admin_token and not is_loopback(settings.admin_host):
         mend = "Set HEADWAY_ADMIN_TOKEN, or bind the admin port to 127.0.0.1."
@@ -300,6 +309,7 @@ _CHECKS: tuple[Callable[[Settings], None], ...] = (
     _tiers,
     _devices,
     _timeouts,
+    _policy,
     _admin,
     _files,
 )

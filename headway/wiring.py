@@ -155,9 +155,16 @@ def banner(settings: Settings, target: Target, port: int, admin_port: int) -> st
     """What start-up prints: what is served, where, by which rules, and one line to try."""
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     url = f"http://{host}:{port}"
-    wait = "" if settings.max_wait_ms is None else f", at most {settings.max_wait_ms:g} ms for batch-mates"
+    wait = ""
+    if settings.max_wait_ms is not None:
+        milliseconds = f"{settings.max_wait_ms:g} ms"
+        aims = settings.policy == "pid"
+        wait = f", aiming at {milliseconds} of waiting" if aims else f", at most {milliseconds} for batch-mates"
     key = " -H 'Authorization: Bearer YOUR_KEY'" if settings.keys else ""
-    workers = f"{settings.workers} {'calls in flight' if isinstance(target, RemoteTarget) else 'GPU worker processes'}"
+    who = f"keys from {settings.keys}" if settings.keys else f"no keys: everybody is {settings.default_tier}"
+    remote = isinstance(target, RemoteTarget)
+    one, many = ("call in flight", "calls in flight") if remote else ("GPU worker process", "GPU worker processes")
+    workers = f"{settings.workers} {one if settings.workers == 1 else many}"
     limits = (
         f"queue {settings.queue_timeout_ms:g} ms, GPU {settings.gpu_timeout_ms:g} ms, "
         f"in all {settings.request_timeout_ms:g} ms"
@@ -169,7 +176,7 @@ def banner(settings: Settings, target: Target, port: int, admin_port: int) -> st
             f"  admin    http://{settings.admin_host}:{admin_port}/internal/health   metrics /metrics",
             f"  batches  up to {settings.max_batch_size}, policy {settings.policy}{wait}; {workers}",
             f"  limits   {limits}; body {settings.max_body_bytes} bytes",
-            f"  tiers    {' > '.join(settings.tier_names)}; without a key: {settings.default_tier}",
+            f"  tiers    {' > '.join(settings.tier_names)}; {who}",
             "Try it:",
             f'  curl {url}/v1/inference{key} -d \'{{"input": "hello"}}\'',
         )

@@ -83,6 +83,7 @@ BAD_FLAGS: list[tuple[dict[str, Any], str, str]] = [
     ({"devices": "0,", "workers": "2"}, "--devices = '0,':", "empty id"),
     ({"queue_timeout_ms": "5000"}, "--queue-timeout-ms = 5000.0:", "longer than --request-timeout-ms (4000 ms)"),
     ({"max_wait_ms": "2500"}, "--max-wait-ms = 2500.0:", "longer than --queue-timeout-ms (2000 ms)"),
+    ({"policy": "table", "max_wait_ms": "10"}, "--max-wait-ms = 10.0:", "no effect with --policy table"),
     ({"admin_host": "0.0.0.0"}, "--admin-host = '0.0.0.0':", "HEADWAY_ADMIN_TOKEN"),
     ({"admin_port": "8000"}, "--admin-port = 8000:", "public port too (--port)"),
     ({"keys": "nowhere.toml"}, "--keys = 'nowhere.toml':", "no such file"),

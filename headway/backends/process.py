@@ -193,8 +193,10 @@ class ProcessBackend:
         except ChildProcessError as end:
             raise TargetError(f"target {self._spec}: while worker {self._worker} started, its process {end}.") from None
         except BackendError as exc:
+            mend = "If it cannot take this text, let it return an exception in the text's place."
             raise TargetError(
-                f"target {self._spec}: the warm-up batch {[WARM_UP]} failed: {exc}. It must take any text."
+                f"target {self._spec}: the warm-up batch {[WARM_UP]} failed: {exc}."
+                f"{f' {mend}' if isinstance(exc, BatchRaised) else ''}"
             ) from None
         finally:
             self._busy = False

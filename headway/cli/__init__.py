@@ -142,7 +142,7 @@ def _root(
 ) -> None:
     """Turn single inference requests into full batches for scarce GPUs, and bring each answer back.
 
-    Start with: headway serve examples/upper.py:upper
+    Start with: headway serve examples/emulated_gpu.py:EmulatedGPU
     """
 
 

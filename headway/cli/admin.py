@@ -101,7 +101,9 @@ class Admin:
             from headway.log import escape
 
             said = answer.get("message") if isinstance(answer, dict) else None
-            raise AdminError(f"{self._url}: {escape(said or response.reason)} ({response.status})", response.status)
+            mend = ". Set HEADWAY_ADMIN_TOKEN to it" if response.status == 401 else ""
+            message = f"{self._url}: {escape(said or response.reason)}{mend} ({response.status})"
+            raise AdminError(message, response.status)
         return answer
 
 

@@ -156,18 +156,24 @@ class Trial:
         return self._outputs(items)
 
     def _outputs(self, items: Sequence[Item]) -> list[str] | None:
-        outputs: list[str] = []
-        for place, item in enumerate(items):
-            if item.output is not None:
-                outputs.append(item.output)
-            elif item.fault:
-                self._found.fault(f"input {place + 1} of {len(items)}: {item.error}")
-            else:
-                self._found.fault(
-                    f"the target rejects input {place + 1} of {len(items)}, {self._inputs[place][:40]!r}: {item.error}. "
-                    "If it asks for inputs of another kind, give some with --input."
-                )
-        return outputs if len(outputs) == len(items) else None
+        outputs = [item.output for item in items if item.output is not None]
+        bad = [place for place, item in enumerate(items) if item.output is None]
+        if bad:
+            self._tell_first(items, bad)
+        return None if bad else outputs
+
+    def _tell_first(self, items: Sequence[Item], bad: Sequence[int]) -> None:
+        """Add a fault for the first bad output of a batch; the others are most likely bad for the same reason."""
+        place = bad[0]
+        error = items[place].error
+        if items[place].fault:
+            more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
+            self._found.fault(f"input {place + 1} of {len(items)}{more}: {error}")
+        else:
+            self._found.fault(
+                f"the target rejects {self._inputs[place][:40]!r}: {error}. "
+                "If it asks for inputs of another kind, give some with --input."
+            )
 
 
 _DISORDER = "outputs are not in the order of their inputs: return outputs[i] for inputs[i]"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -43,6 +44,14 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         assert name in shown
         assert panel in shown
         assert summary[:30] in shown
+
+
+def test_the_example_in_the_help_can_be_served(capsys: pytest.CaptureFixture[str]) -> None:
+    assert code_of(["--help"]) == 0
+    shown = capsys.readouterr().out
+    [target] = re.findall(r"Start with: headway serve (\S+)", shown)
+    path, _, name = target.partition(":")
+    assert f"class {name}" in (ROOT / path).read_text()
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

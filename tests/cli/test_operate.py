@@ -174,6 +174,7 @@ def test_a_wrong_token_is_told(service: Running, capsys: pytest.CaptureFixture[s
         error = capsys.readouterr().err
         assert "needs the service token" in error
         assert error.count("(401)") == 1
+        assert "HEADWAY_ADMIN_TOKEN" in error
 
 
 @pytest.mark.parametrize(

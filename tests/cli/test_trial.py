@@ -156,6 +156,20 @@ def test_an_output_that_is_no_string_is_a_fault() -> None:
     assert faults[0] == "input 1 of 1: the output is of type int"
 
 
+def test_many_bad_outputs_of_a_batch_are_one_fault() -> None:
+    faults = found(Box(lambda inputs: [Item(None, "it is an int", fault=True) for _ in inputs]), most=4).faults
+    assert faults == [
+        "input 1 of 1: it is an int",
+        "input 1 of 2 (and 1 more): it is an int",
+        "input 1 of 4 (and 3 more): it is an int",
+    ]
+
+
+def test_many_rejected_inputs_are_one_fault() -> None:
+    faults = found(Box(lambda inputs: [Item(None, f"no number: {text}") for text in inputs])).faults
+    assert len(faults) == 1
+
+
 def test_an_input_the_target_rejects_is_told_with_a_mend() -> None:
     faults = found(Box(lambda inputs: [Item(None, "no JSON") for _ in inputs]), inputs=["hello"]).faults
     [fault] = faults

@@ -191,6 +191,7 @@ class Connection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """The app has answered."""
         self.server_state.total_requests += 1
+        self.flow.resume_reading()
         if self.transport.is_closing():
             self.phase = CLOSED
             self.held = b""

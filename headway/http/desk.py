@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from email.utils import formatdate
-from typing import Any, Protocol
+from typing import Protocol
 
+import structlog
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn import Config
 from uvicorn.server import ServerState
 
@@ -15,6 +17,8 @@ from headway.http.shapes import SHAPES
 from headway.model import Caller, Reply
 from headway.ports import Identity
 from headway.tally import Tally
+
+log = structlog.get_logger(__name__)
 
 NewId = Callable[[], str]
 """Makes the text of a fresh UUIDv7."""
@@ -59,6 +63,28 @@ class Intake(Protocol):
         ...
 
 
+class _Shelter:
+    """Keeps an app's faults from uvicorn, which would cut the connection although an answer was written."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        complete = False
+
+        async def watched(message: Message) -> None:
+            nonlocal complete
+            await send(message)
+            complete = message["type"] == "http.response.body" and not message.get("more_body", False)
+
+        try:
+            await self._app(scope, receive, watched)
+        except Exception:
+            if not complete:
+                raise
+            log.exception("a route failed", method=scope["method"], path=scope["path"])
+
+
 class Desk:
     """The shared side of a door's connections.
 
@@ -69,7 +95,7 @@ class Desk:
         tally: refusals at the door are counted here.
     """
 
-    def __init__(self, app: Callable[..., Any], settings: Settings, new_id: NewId, tally: Tally) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings, new_id: NewId, tally: Tally) -> None:
         self.settings = settings
         self.new_id = new_id
         self.tally = tally
@@ -85,7 +111,7 @@ class Desk:
         self._left = asyncio.Event()
         self.state = ServerState()
         self.config = Config(
-            app,
+            _Shelter(app),
             http="httptools",
             ws="none",
             lifespan="off",
@@ -135,7 +161,7 @@ class Lane(Desk):
 
     def __init__(
         self,
-        app: Callable[..., Any],
+        app: ASGIApp,
         settings: Settings,
         new_id: NewId,
         tally: Tally,

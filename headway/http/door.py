@@ -22,6 +22,7 @@ from time import monotonic
 from typing import Any, cast
 
 import structlog
+from starlette.types import ASGIApp
 
 from headway.config import Settings
 from headway.errors import SettingError
@@ -71,7 +72,7 @@ class Door:
         settings: Settings,
         intake: Intake,
         identity: Identity,
-        app: Callable[..., Any],
+        app: ASGIApp,
         new_id: NewId,
         tally: Tally,
     ) -> Door:
@@ -85,7 +86,7 @@ class Door:
         )
 
     @classmethod
-    def admin(cls, settings: Settings, app: Callable[..., Any], new_id: NewId, tally: Tally) -> Door:
+    def admin(cls, settings: Settings, app: ASGIApp, new_id: NewId, tally: Tally) -> Door:
         """The door for operators."""
         return cls(
             settings.admin_host,

@@ -1,0 +1,271 @@
+"""A public door on a loopback port, over a gateway that only echoes, and a client that counts every byte.
+
+    served(main)  opens the door, runs the coroutine function `main(stand)`, closes the door, and fails when
+                  something was left open or went wrong unseen.
+
+The event loop is uvloop, as in production. Nothing here waits for time to pass: deadlines are tested by
+sweeping with a later instant.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import uvloop
+
+from headway.brokers.memory import DeadLetterBox, MemoryBroker
+from headway.config import Settings
+from headway.core.queue import QueueLimits
+from headway.gateway import Gateway
+from headway.http import public
+from headway.http.desk import Asker
+from headway.http.door import Door
+from headway.identity.keys_file import KeysFile
+from headway.identity.open import OpenIdentity
+from headway.model import Caller, Failure, Reply, WorkerInfo, WorkerStatus
+from headway.tally import Tally
+
+PATIENCE = 20.0
+"""Seconds after which a test that hangs is given up."""
+
+
+@dataclass
+class Asked:
+    """One request as the gateway saw it."""
+
+    waiter: Asker
+    caller: Caller
+    id: str
+    model: str
+    input: str
+    parameters: bytes
+    tier: int
+    timeout: float
+
+
+class EchoGateway:
+    """Answers every input with itself in capitals, on the next turn of the loop, or when told to.
+
+    Attributes:
+        hold: answers wait for `release`.
+        failure: answered instead of an output.
+        asked: every request, in order.
+        abandoned: ids of the requests whose clients left.
+        waiting: what is not yet answered.
+    """
+
+    def __init__(self) -> None:
+        self.hold = False
+        self.failure: Failure | None = None
+        self.output: str | None = None
+        self.asked: list[Asked] = []
+        self.abandoned: list[tuple[str, str]] = []
+        self.waiting: list[Asked] = []
+        self._news = asyncio.Event()
+
+    def submit(
+        self,
+        waiter: Asker,
+        caller: Caller,
+        id: str,
+        model: str,
+        input: str,
+        parameters: bytes,
+        tier: int,
+        timeout: float,
+    ) -> None:
+        asked = Asked(waiter, caller, id, model, input, parameters, tier, timeout)
+        self.asked.append(asked)
+        self.waiting.append(asked)
+        self._news.set()
+        if not self.hold:
+            asyncio.get_running_loop().call_soon(self.release)
+
+    def abandon(self, tenant: str, id: str) -> None:
+        self.abandoned.append((tenant, id))
+        self.waiting = [asked for asked in self.waiting if (asked.caller.tenant, asked.id) != (tenant, id)]
+        self._news.set()
+
+    def release(self) -> None:
+        """Answer all that waits."""
+        waiting, self.waiting = self.waiting, []
+        for asked in waiting:
+            output = None if self.failure else (asked.input.upper() if self.output is None else self.output)
+            asked.waiter.answer(Reply(asked.id, asked.caller.tenant, output, self.failure))
+
+    async def until(self, reached: Callable[[], bool]) -> None:
+        """Return when `reached()` after some request came or left."""
+        while not reached():
+            self._news.clear()
+            await self._news.wait()
+
+
+@dataclass
+class Answer:
+    """One response."""
+
+    status: int
+    header: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> str:
+        """Code of the problem document, which must be complete and consistent."""
+        document = self.json
+        assert self.header["content-type"] == "application/problem+json"
+        assert document["status"] == self.status
+        assert document["detail"] == document["message"]
+        assert document["request_id"] == self.header["x-request-id"]
+        assert document["type"].startswith("/docs#")
+        assert document["title"]
+        if self.status in (429, 503):
+            assert int(self.header["retry-after"]) >= 1
+            assert int(self.header["retry-after-ms"]) == document["retry_after_ms"]
+        code = document["error"]
+        assert isinstance(code, str)
+        return code
+
+
+class Client:
+    """A raw connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    async def send(self, *pieces: bytes) -> None:
+        """Send each piece as a packet of its own."""
+        for piece in pieces:
+            self.writer.write(piece)
+            await self.writer.drain()
+            await asyncio.sleep(0)
+
+    async def answer(self, *, bodiless: bool = False) -> Answer:
+        """The next response; `bodiless` for one to HEAD."""
+        head = (await self.reader.readuntil(b"\r\n\r\n")).decode("ascii")
+        first, *lines = head[:-4].split("\r\n")
+        version, status, phrase = first.split(" ", 2)
+        assert version == "HTTP/1.1"
+        assert phrase
+        header: dict[str, str] = {}
+        for line in lines:
+            name, value = line.split(": ", 1)
+            assert name == name.lower() and name not in header, f"{name} twice in {head}"
+            header[name] = value
+        if status == "100":
+            return Answer(100, header, b"")
+        assert header["x-request-id"].startswith("req_")
+        assert header["date"].endswith("GMT")
+        length = 0 if bodiless or status == "204" else int(header["content-length"])
+        return Answer(int(status), header, await self.reader.readexactly(length))
+
+    async def ended(self) -> bool:
+        """True when the server ends the connection without a further byte."""
+        return await self.reader.read(1) == b""
+
+    def leave(self) -> None:
+        """Close."""
+        self.writer.close()
+
+
+@dataclass
+class Stand:
+    """What a test works with."""
+
+    door: Door
+    gateway: EchoGateway
+    tally: Tally
+    settings: Settings
+    real: Gateway
+    broker: MemoryBroker
+    clients: list[Client] = field(default_factory=list)
+
+    async def connect(self, **options: Any) -> Client:
+        if "sock" not in options:
+            options |= {"host": "127.0.0.1", "port": self.door.port}
+        reader, writer = await asyncio.open_connection(limit=1 << 24, **options)
+        client = Client(reader, writer)
+        self.clients.append(client)
+        return client
+
+    async def ask(self, *pieces: bytes) -> Answer:
+        """The first response on a connection of its own."""
+        client = await self.connect()
+        await client.send(*pieces)
+        return await client.answer()
+
+    def later(self, seconds: float) -> None:
+        """Let the door look at its connections as if `seconds` had passed."""
+        self.door.sweep(monotonic() + seconds)
+
+
+async def settled(reached: Callable[[], bool]) -> None:
+    """Return when the door, which shares this event loop, has got as far as `reached()`."""
+    while not reached():  # noqa: ASYNC110 - nothing in the door is there to tell a test
+        await asyncio.sleep(0)
+
+
+def post(
+    body: bytes | str, path: str = "/v1/inference", *fields: str, version: str = "1.1", length: int | None = None
+) -> bytes:
+    """A request with a counted body."""
+    content = body.encode() if isinstance(body, str) else body
+    count = len(content) if length is None else length
+    lines = [f"POST {path} HTTP/{version}", "Host: test", f"Content-Length: {count}", *fields, "", ""]
+    return "\r\n".join(lines).encode("latin-1") + content
+
+
+def get(path: str, *fields: str, method: str = "GET") -> bytes:
+    """A request without a body."""
+    return "\r\n".join([f"{method} {path} HTTP/1.1", "Host: test", *fields, "", ""]).encode("latin-1")
+
+
+def served(main: Callable[[Stand], Coroutine[Any, Any, None]], keys: Path | None = None, **settings: Any) -> None:
+    """Run `main` against an open door."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(main, keys, settings))
+
+
+async def _serve(
+    main: Callable[[Stand], Coroutine[Any, Any, None]], keys: Path | None, changes: dict[str, Any]
+) -> None:
+    unseen: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: unseen.append(context))
+    settings = Settings(**{"port": 0, "keys": str(keys or ""), **changes})
+    tally = Tally()
+    limits = QueueLimits(tiers=3, max_batch=32, reserved_share=0.1, max_queue=100)
+    broker = MemoryBroker({settings.model: limits}, DeadLetterBox(), tally, monotonic, lambda: 0.5)
+    real = Gateway(settings, [settings.model], broker, tally, monotonic)
+    await broker.beat(WorkerInfo(worker_id="gpu-0", model=settings.model, status=WorkerStatus.HEALTHY))
+    gateway = EchoGateway()
+    identity = KeysFile(keys, settings.tier_names) if keys else OpenIdentity(settings.default_tier_index)
+    numbers = itertools.count()
+    door = Door.public(
+        settings,
+        gateway,
+        identity,
+        public.build(real, broker),
+        lambda: f"00000000-0000-7000-8000-{next(numbers):012x}",
+        tally,
+    )
+    stand = Stand(door, gateway, tally, settings, real, broker)
+    await door.open()
+    try:
+        async with asyncio.timeout(PATIENCE):
+            await main(stand)
+    finally:
+        for client in stand.clients:
+            client.writer.transport.abort()
+        await door.close()
+    assert unseen == []

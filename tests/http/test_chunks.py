@@ -1,0 +1,83 @@
+"""Chunked bodies: content, end, and the price of the wrapping."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.errors import RequestError
+from headway.http.chunks import Chunks
+
+REST = b"POST /next HTTP/1.1\r\nHost: a\r\n\r\n"
+
+
+def wrapped(pieces: list[bytes], trailer: bytes = b"") -> bytes:
+    return b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces if piece) + b"0\r\n" + trailer + b"\r\n"
+
+
+def test_unwraps_and_stops_at_the_end() -> None:
+    chunks = Chunks(100, 100)
+    assert chunks.feed(wrapped([b"ab", b"\r\n\r\n", b"c"], b"X-T: 1\r\n") + REST) == (b"ab\r\n\r\nc", REST)
+    assert chunks.done
+
+
+@pytest.mark.parametrize("end", [b"0\r\n\r\n", b"000\r\n\r\n", b"0;a=b\r\n\r\n", b"0\r\nA: b\r\nC: d\r\n\r\n"])
+def test_knows_every_form_of_the_end(end: bytes) -> None:
+    chunks = Chunks(100, 100)
+    assert chunks.feed(end + REST) == (b"", REST)
+    assert chunks.done
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"zz\r\n", b"-1\r\n", b"0x3\r\nabc\r\n", b"fffffffffffffffff\r\n", b"3\nabc\n0\n\n", b"3\r\nabcd\r\n", b" 3\r\nabc\r\n",
+     b"3 \r\nabc\r\n", b"3\r\nabc\n", b"3;\0\r\n", b"0\r\nA: b\nC: d\r\n\r\n", b"0\r\n A: b\r\n\r\n", b"0\r\nA : b\r\n\r\n",
+     b"\r\n3\r\nabc\r\n"],
+)  # fmt: skip
+def test_refuses_bad_framing(raw: bytes) -> None:
+    with pytest.raises(RequestError) as caught:
+        Chunks(100, 100).feed(raw)
+    assert caught.value.code == "BAD_REQUEST"
+
+
+def test_counts_the_content_as_it_comes() -> None:
+    chunks = Chunks(10, 100)
+    chunks.feed(b"a\r\n0123456789\r\n")
+    with pytest.raises(RequestError) as caught:
+        chunks.feed(b"ffff\r\nx")
+    assert caught.value.code == "PAYLOAD_TOO_LARGE"
+
+
+@pytest.mark.parametrize(
+    "flood", [b"1;" + b"x" * 300, b"0\r\n" + b"A: b\r\n" * 60, b"1;a\r\nx\r\n" * 10 + b"1" + b";a" * 150]
+)
+def test_refuses_more_wrapping_than_content(flood: bytes) -> None:
+    with pytest.raises(RequestError) as caught:
+        Chunks(1000, 100).feed(flood)
+    assert caught.value.code == "HEADERS_TOO_LARGE"
+
+
+def test_takes_chunks_of_one_byte() -> None:
+    chunks = Chunks(1000, 100)
+    content, rest = chunks.feed(wrapped([b"x"] * 1000))
+    assert (content, rest, chunks.done) == (b"x" * 1000, b"", True)
+
+
+@given(st.lists(st.binary(max_size=20), max_size=6), st.lists(st.integers(0, 150), max_size=12), st.booleans())
+def test_splits_do_not_matter(pieces: list[bytes], cuts: list[int], trailer: bool) -> None:
+    raw = wrapped(pieces, b"X-T: 1\r\n" if trailer else b"") + REST
+    chunks = Chunks(1000, 200)
+    content = rest = b""
+    edges = [0, *sorted(cut for cut in cuts if cut < len(raw)), len(raw)]
+    for start, end in pairwise(edges):
+        if chunks.done:
+            rest += raw[start:end]
+        else:
+            got, rest = chunks.feed(raw[start:end])
+            content += got
+    assert chunks.done
+    assert content == b"".join(pieces)
+    assert rest == REST

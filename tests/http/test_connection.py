@@ -1,0 +1,352 @@
+"""What a connection may cost: limits, framing, deadlines, slow and departing clients, uvicorn's seam."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import socket
+
+import pytest
+
+from headway.http.connection import HELD, IDLE
+from tests.http.stand import Client, Stand, get, post, served, settled
+
+CHUNKED = b"POST /v1/inference HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+BODY = b'{"input": "abc"}'
+
+
+@pytest.mark.parametrize(
+    ("request_", "status", "code"),
+    [
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01", 400, "BAD_REQUEST"),
+        (b"hello\n", 400, "BAD_REQUEST"),
+        (b"GET /\r\n\r\n", 400, "BAD_REQUEST"),
+        (b"GET / HTTP/1.1\r\n\r\n", 400, "BAD_REQUEST"),
+        (b"GET / HTTP/1.1\r\nHost: a\n\n", 400, "BAD_REQUEST"),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400, "BAD_REQUEST"),
+        (b"CONNECT a:80 HTTP/1.1\r\nHost: a\r\n\r\n", 405, "METHOD_NOT_ALLOWED"),
+        (b"POST /v1/inference HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400,
+         "BAD_REQUEST"),
+        (b"POST /v1/inference HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabcd", 400, "BAD_REQUEST"),
+        (b"GET /livez HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 20_000 + b"\r\n\r\n", 431, "HEADERS_TOO_LARGE"),
+        (b"GET /livez HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 20_000, 431, "HEADERS_TOO_LARGE"),
+        (b"GET /" + b"x" * 20_000, 431, "HEADERS_TOO_LARGE"),
+        (b"GET /livez HTTP/1.1\r\nHost: a\r\n" + b"a: b\r\n" * 4000, 431, "HEADERS_TOO_LARGE"),
+        (post("", length=2_000_000), 413, "PAYLOAD_TOO_LARGE"),
+        (post("", "/nowhere", length=2_000_000), 413, "PAYLOAD_TOO_LARGE"),
+        (post("", length=2**63), 413, "PAYLOAD_TOO_LARGE"),
+        (CHUNKED + b"200000\r\n" + b"x" * 1_100_000, 413, "PAYLOAD_TOO_LARGE"),
+        (CHUNKED + b"zz\r\n", 400, "BAD_REQUEST"),
+        (CHUNKED + b"1;" + b"x" * 20_000, 431, "HEADERS_TOO_LARGE"),
+        (CHUNKED.replace(b"/v1/inference", b"/livez") + b"zz\r\n", 400, "BAD_REQUEST"),
+        (CHUNKED + b"0\r\n" + b"a: b\r\n" * 4000 + b"\r\n", 431, "HEADERS_TOO_LARGE"),
+        (b"GET http:///%% HTTP/1.1\r\nHost: a\r\n\r\n", 400, "BAD_REQUEST"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_served_is_answered_and_the_connection_ended(request_: bytes, status: int, code: str) -> None:
+    async def main(stand: Stand) -> None:
+        client = await stand.connect()
+        await client.send(request_)
+        answer = await client.answer()
+        assert (answer.status, answer.error) == (status, code)
+        assert answer.header["connection"] == "close"
+        assert answer.header["x-should-retry"] == "false"
+        assert await client.ended()
+        assert stand.gateway.asked == []
+
+    served(main)
+
+
+def test_the_limits_are_exact() -> None:
+    async def main(stand: Stand) -> None:
+        def head(size: int) -> bytes:
+            start = b"GET /livez HTTP/1.1\r\nHost: a\r\nX: "
+            return start + b"x" * (size - len(start) - 4) + b"\r\n\r\n"
+
+        assert (await stand.ask(head(300))).status == 200
+        assert (await stand.ask(head(301))).status == 431
+        assert (await stand.ask(post(b" " * 84 + BODY))).status == 200
+        assert (await stand.ask(post(b" " * 85 + BODY))).status == 413
+        assert (
+            await stand.ask(CHUNKED + b"54\r\n" + b" " * 84 + b"\r\n10\r\n" + BODY + b"\r\n0\r\n\r\n")
+        ).status == 200
+        assert (
+            await stand.ask(CHUNKED + b"55\r\n" + b" " * 85 + b"\r\n10\r\n" + BODY + b"\r\n0\r\n\r\n")
+        ).status == 413
+
+    served(main, max_header_bytes=300, max_body_bytes=100)
+
+
+def test_a_refused_upload_gets_its_answer_although_it_goes_on_sending() -> None:
+    async def main(stand: Stand) -> None:
+        client = await stand.connect()
+        await client.send(post("", length=50_000_000))
+        for _ in range(40):
+            await client.send(b"x" * 65_536)
+        assert (await client.answer()).status == 413
+        assert await client.ended()
+        stand.later(2.0)
+        with pytest.raises(ConnectionError):
+            while True:
+                await client.send(b"x" * 65_536)
+
+    served(main)
+
+
+def test_a_gzip_bomb_is_not_inflated() -> None:
+    async def main(stand: Stand) -> None:
+        bomb = gzip.compress(b" " * 10_000_000)
+        answer = await stand.ask(post(bomb, "/v1/inference", "Content-Encoding: gzip"))
+        assert (answer.status, answer.error) == (400, "BAD_REQUEST")
+
+    served(main)
+
+
+@pytest.mark.parametrize(
+    ("request_", "closes"),
+    [
+        (post(BODY), False),
+        (post(BODY, "/v1/inference", "Connection: close"), True),
+        (post(BODY, version="1.0"), True),
+        (post(BODY, "/v1/inference", "Connection: keep-alive", version="1.0"), True),
+        (get("/livez"), False),
+        (get("/livez", "Connection: close"), True),
+        (b"GET /livez HTTP/1.0\r\n\r\n", True),
+        (post("{}", "/v1/inference", "Connection: close"), True),
+        (post(BODY, "/v1/inference", "Connection: Upgrade", "Upgrade: h2c"), False),
+        (get("/livez", "Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Key: x"), False),
+        (CHUNKED + b"10\r\n" + BODY + b"\r\n0\r\nX-Trailer: 1\r\n\r\n", False),
+        (b"\r\n\r\n" + post(BODY), False),
+    ],
+)
+def test_connections_are_kept_or_closed_as_asked(request_: bytes, closes: bool) -> None:
+    async def main(stand: Stand) -> None:
+        client = await stand.connect()
+        await client.send(request_)
+        answer = await client.answer()
+        assert answer.header.get("connection") == ("close" if closes else None)
+        if closes:
+            assert await client.ended()
+        else:
+            await client.send(post('{"input": "next"}'))
+            assert (await client.answer()).json["output"] == "NEXT"
+
+    served(main)
+
+
+def test_100_continue() -> None:
+    async def main(stand: Stand) -> None:
+        client = await stand.connect()
+        for path in ("/v1/inference", "/v1/inference"):
+            whole = post(BODY, path, "Expect: 100-continue")
+            await client.send(whole[: -len(BODY)])
+            assert (await client.answer()).status == 100
+            await client.send(BODY)
+            assert (await client.answer()).json["output"] == "ABC"
+        await client.send(post(BODY, "/v1/inference", "Expect: 100-continue"))
+        assert (await client.answer()).status == 200, "the body came along: no 100 is needed"
+        await client.send(post("", "/nowhere", "Expect: 100-continue", length=5))
+        assert (await client.answer()).status == 404
+        assert await client.ended(), "whether the body still comes is not known"
+
+    served(main)
+
+
+def test_a_refusal_takes_the_place_of_100_continue() -> None:
+    async def main(stand: Stand) -> None:
+        client = await stand.connect()
+        await client.send(post("", "/v1/inference", "Expect: 100-continue", length=5_000_000))
+        assert (await client.answer()).status == 413
+        assert await client.ended()
+
+    served(main)
+
+
+def test_a_body_nobody_waits_for_is_read_past_when_it_is_short() -> None:
+    async def main(stand: Stand) -> None:
+        client = await stand.connect()
+        for path, status in (("/nowhere", 404), ("/livez", 405)):
+            await client.send(post("", path, length=100))
+            assert (await client.answer()).status == status
+            await client.send(b"x" * 100 + post(BODY))
+            assert (await client.answer()).json["output"] == "ABC"
+        await client.send(post("", "/nowhere", length=HELD + 1))
+        assert (await client.answer()).status == 404
+        assert await client.ended()
+
+    served(main)
+
+
+def test_a_client_may_not_send_far_ahead_of_its_answers() -> None:
+    async def main(stand: Stand) -> None:
+        stand.gateway.hold = True
+        client = await stand.connect()
+        large = post(b" " * 60_000 + BODY)
+        await client.send(large)
+        await stand.gateway.until(lambda: bool(stand.gateway.waiting))
+        (connection,) = stand.door._connections()
+        sent = 1
+        while not connection.paused:
+            client.writer.write(large)
+            sent += 1
+            await asyncio.sleep(0)
+        held = len(connection.held)
+        assert held < HELD + 300_000
+        for _ in range(100):
+            client.writer.write(large)
+            await asyncio.sleep(0)
+        assert len(connection.held) == held
+        stand.gateway.hold = False
+        stand.gateway.release()
+        for _ in range(sent + 100):
+            assert (await client.answer()).status == 200
+
+    served(main)
+
+
+async def _stuck(stand: Stand) -> Client:
+    """A client that asks for more than the system buffers, and does not read."""
+    stand.gateway.output = "x" * 8_000_000
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    sock.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", stand.door.port))
+    client = await stand.connect(sock=sock)
+    client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+    await client.send(post(BODY) * 3)
+    await stand.gateway.until(lambda: bool(stand.gateway.asked))
+    (connection,) = stand.door._connections()
+    await settled(lambda: bool(connection.stuck))
+    return client
+
+
+def test_a_client_that_does_not_read_is_cut_off_and_asks_nothing_meanwhile() -> None:
+    async def main(stand: Stand) -> None:
+        await _stuck(stand)
+        (connection,) = stand.door._connections()
+        stand.later(stand.settings.body_timeout_ms / 1000 + 1)
+        assert not connection.transport.is_closing(), "a large answer may take its time"
+        stand.later(stand.settings.body_timeout_ms / 1000 + 8_000_000 / 16_384 + 1)
+        assert connection.transport.is_closing()
+        assert len(stand.gateway.asked) == 1
+
+    served(main)
+
+
+def test_a_client_that_reads_late_gets_everything() -> None:
+    async def main(stand: Stand) -> None:
+        client = await _stuck(stand)
+        assert len(stand.gateway.asked) == 1
+        client.writer.transport.resume_reading()  # type: ignore[attr-defined]
+        for _ in range(3):
+            assert len((await client.answer()).json["output"]) == 8_000_000
+
+    served(main)
+
+
+@pytest.mark.parametrize(
+    ("start", "setting", "code"),
+    [
+        (b"", "header_timeout_ms", None),
+        (b"POST /v1/infer", "header_timeout_ms", "REQUEST_TIMEOUT"),
+        (b"GET /livez HTTP/1.1\r\nHost: a\r\nX-Slow: ", "header_timeout_ms", "REQUEST_TIMEOUT"),
+        (post(BODY)[:-3], "body_timeout_ms", "REQUEST_TIMEOUT"),
+        (post(BODY, "/livez", "X: y")[:-3], "body_timeout_ms", None),
+        (CHUNKED + b"10\r\n" + BODY[:3], "body_timeout_ms", "REQUEST_TIMEOUT"),
+    ],
+)
+def test_what_does_not_arrive_in_time_is_given_up(start: bytes, setting: str, code: str | None) -> None:
+    async def main(stand: Stand) -> None:
+        client = await stand.connect()
+        await client.send(start)
+        limit = getattr(stand.settings, setting) / 1000
+        if b"/livez" in start and code is None:
+            assert (await client.answer()).status == 405
+        else:
+            await _arrived(stand, start)
+        stand.later(limit - 1)
+        (connection,) = stand.door._connections()
+        assert not connection.transport.is_closing()
+        stand.later(limit + 1)
+        if code is not None or b"/livez" in start:
+            answer = await client.answer()
+            assert (answer.status, answer.error) == (408, "REQUEST_TIMEOUT")
+            assert setting in answer.json["message"]
+        assert await client.ended()
+
+    served(main)
+
+
+async def _arrived(stand: Stand, start: bytes) -> None:
+    """Return when the door has taken `start` in."""
+
+    def taken() -> bool:
+        connections = stand.door._connections()
+        return bool(connections) and (not start or connections[0].phase != IDLE)
+
+    await settled(taken)
+
+
+def test_trickling_a_header_does_not_extend_its_deadline() -> None:
+    async def main(stand: Stand) -> None:
+        client = await stand.connect()
+        await client.send(b"GET / HTTP/1.1\r\n")
+        await _arrived(stand, b"G")
+        (connection,) = stand.door._connections()
+        begun = connection.since
+        for _ in range(3):
+            before = len(connection.held)
+            await client.send(b"X: y\r\n")
+            await settled(lambda: len(connection.held) != before)  # noqa: B023 - awaited at once
+        assert connection.since == begun
+
+    served(main)
+
+
+def test_an_idle_connection_is_kept_for_its_time_and_then_closed() -> None:
+    async def main(stand: Stand) -> None:
+        client = await stand.connect()
+        for request in (post(BODY), get("/livez")):
+            await client.send(request)
+            await client.answer()
+            stand.later(29.0)
+            await client.send(request)
+            await client.answer()
+        stand.later(31.0)
+        assert await client.ended()
+
+    served(main)
+
+
+def test_waiting_for_an_answer_is_not_idleness() -> None:
+    async def main(stand: Stand) -> None:
+        stand.gateway.hold = True
+        client = await stand.connect()
+        await client.send(post(BODY))
+        await stand.gateway.until(lambda: bool(stand.gateway.waiting))
+        stand.later(1000.0)
+        stand.gateway.release()
+        assert (await client.answer()).status == 200
+
+    served(main)
+
+
+def test_too_many_connections_are_told_so() -> None:
+    async def main(stand: Stand) -> None:
+        first, second = await stand.connect(), await stand.connect()
+        await first.send(get("/livez"))
+        await second.send(get("/livez"))
+        assert (await first.answer()).status == (await second.answer()).status == 200
+        third = await stand.connect()
+        answer = await third.answer()
+        assert (answer.status, answer.error) == (503, "SERVICE_OVERLOADED")
+        assert answer.header["connection"] == "close"
+        assert await third.ended()
+        third.leave()
+        first.leave()
+        await settled(lambda: len(stand.door._connections()) == 1)
+        fourth = await stand.connect()
+        await fourth.send(get("/livez"))
+        assert (await fourth.answer()).status == 200
+
+    served(main, max_connections=2)

@@ -1,0 +1,152 @@
+"""Heads: what is accepted, and every shape that two servers could understand differently."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.errors import BadRequest, RequestError
+from headway.http.head import read_head, suspect
+
+GOOD = b"POST /v1/inference HTTP/1.1\r\nHost: a\r\n"
+
+
+def test_reads_what_a_head_says() -> None:
+    head = read_head(b"POST /x?y=1 HTTP/1.1\r\nHOST: a\r\nContent-Length: 0012\r\nX-A: \tb c \r\n\r\n")
+    assert (head.method, head.target, head.version) == (b"POST", b"/x?y=1", "1.1")
+    assert head.fields == [(b"host", b"a"), (b"content-length", b"0012"), (b"x-a", b"b c ")]
+    assert (head.length, head.keep, head.expects) == (12, True, False)
+
+
+@pytest.mark.parametrize(
+    ("raw", "length", "keep", "expects"),
+    [
+        (b"GET / HTTP/1.0\r\n\r\n", 0, False, False),
+        (b"GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n", 0, False, False),
+        (GOOD + b"Connection: close\r\n\r\n", 0, False, False),
+        (GOOD + b"Connection: foo, Close\r\n\r\n", 0, False, False),
+        (GOOD + b"Connection: foo\r\nConnection: close\r\n\r\n", 0, False, False),
+        (GOOD + b"Connection: keep-alive\r\n\r\n", 0, True, False),
+        (GOOD + b"Expect: 100-Continue\r\nContent-Length: 1\r\n\r\n", 1, True, True),
+        (GOOD + b"Transfer-Encoding: Chunked\r\n\r\n", -1, True, False),
+        (GOOD + b"Connection: Upgrade\r\nUpgrade: h2c\r\nContent-Length: 3\r\n\r\n", 3, True, False),
+        (GOOD + b"Cookie: a\r\nCookie: b\r\nX: \xff\r\n\r\n", 0, True, False),
+    ],
+)
+def test_reads_length_and_persistence(raw: bytes, length: int, keep: bool, expects: bool) -> None:
+    head = read_head(raw)
+    assert (head.length, head.keep, head.expects) == (length, keep, expects)
+
+
+@pytest.mark.parametrize(
+    ("raw", "says"),
+    [
+        (GOOD + b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n", "Content-Length"),
+        (GOOD + b"Transfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n", "Transfer-Encoding"),
+        (GOOD + b"Content-Length: 3\r\nContent-Length: 3\r\n\r\n", "Content-Length"),
+        (GOOD + b"Content-Length: 3, 3\r\n\r\n", "Content-Length"),
+        (GOOD + b"Content-Length: +3\r\n\r\n", "Content-Length"),
+        (GOOD + b"Content-Length: -3\r\n\r\n", "Content-Length"),
+        (GOOD + b"Content-Length: 0x3\r\n\r\n", "Content-Length"),
+        (GOOD + b"Content-Length: 1_0\r\n\r\n", "Content-Length"),
+        (GOOD + b"Content-Length:\r\n\r\n", "Content-Length"),
+        (GOOD + b"Content-Length: 99999999999999999999999\r\n\r\n", "Content-Length"),
+        (GOOD + b"Transfer-Encoding: gzip, chunked\r\n\r\n", "chunked"),
+        (GOOD + b"Transfer-Encoding: chunked, gzip\r\n\r\n", "Transfer-Encoding"),
+        (GOOD + b"Transfer-Encoding: identity\r\n\r\n", "Transfer-Encoding"),
+        (GOOD + b"Transfer-Encoding: xchunked\r\n\r\n", "Transfer-Encoding"),
+        (GOOD + b"Transfer-Encoding: \x0bchunked\r\n\r\n", "header"),
+        (GOOD + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n", "Transfer-Encoding"),
+        (b"POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n", "HTTP/1.1"),
+        (GOOD + b"X: a\r\n b\r\n\r\n", "whitespace"),
+        (GOOD + b"X: a\r\n\tb\r\n\r\n", "whitespace"),
+        (GOOD + b"X : a\r\n\r\n", "token"),
+        (GOOD + b"Content-Length : 3\r\n\r\n", "field char"),
+        (GOOD + b" X: a\r\n\r\n", "whitespace"),
+        (GOOD + b"X: a\nY: b\r\n\r\n", "header"),
+        (GOOD + b"X: a\rY: b\r\n\r\n", "header"),
+        (GOOD + b"X: a\0b\r\n\r\n", "header"),
+        (GOOD + b"X\0: a\r\n\r\n", "token"),
+        (GOOD + b"X: a\x01b\r\n\r\n", "header"),
+        (GOOD + b": a\r\n\r\n", "token"),
+        (GOOD + b"Xa\r\n\r\n", "token"),
+        (b"GET / HTTP/1.1\r\n\r\n", "host is missing"),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nHost: a\r\n\r\n", "host was sent twice"),
+        (GOOD + b"Authorization: a\r\nauthorization: b\r\n\r\n", "authorization was sent twice"),
+        (GOOD + b"X-Request-Id: a\r\nX-Request-Id: b\r\n\r\n", "x-request-id was sent twice"),
+        (b"GET /\r\n\r\n", "request line"),
+        (b"GET / HTTP/0.9\r\nHost: a\r\n\r\n", "request line"),
+        (b"GET / HTTP/1.2\r\nHost: a\r\n\r\n", "request line"),
+        (b"GET / HTTP/2.0\r\nHost: a\r\n\r\n", "request line"),
+        (b"GET  / HTTP/1.1\r\nHost: a\r\n\r\n", "request line"),
+        (b"GET /a b HTTP/1.1\r\nHost: a\r\n\r\n", "request line"),
+        (b"GET / HTTP/1.1 \r\nHost: a\r\n\r\n", "request line"),
+        (b"GET /\0 HTTP/1.1\r\nHost: a\r\n\r\n", "request line"),
+        (b"get / HTTP/1.1\r\nHost: a\r\n\r\n", "request line"),
+        (b"GET / HTTP/1.1\nHost: a\r\n\r\n", "request line"),
+        (b"GET / HTTP/1.1\rHost: a\r\n\r\n", "request line"),
+        (b"GET /\xff HTTP/1.1\r\nHost: a\r\n\r\n", "url"),
+        (b"FOO / HTTP/1.1\r\nHost: a\r\n\r\n", "method"),
+        (b"PRI * HTTP/2.0\r\n\r\n", "request line"),
+        (b"CONNECT a:80 HTTP/1.1\r\nHost: a\r\n\r\n", "CONNECT"),
+    ],
+)
+def test_refuses_what_is_malformed_or_ambiguous(raw: bytes, says: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        read_head(raw)
+    assert says in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "partial",
+    [b"P", b"POST", b"POST ", b"POST /a", b"POST /a ", b"POST /a HTT", b"POST /a HTTP/1.1", b"POST /a HTTP/1.1\r",
+     b"POST /a HTTP/1.1\r\n", b"POST /a HTTP/1.1\r\nHos", b"POST /a HTTP/1.1\r\nHost: a\r", b"M-SEARCH"],
+)  # fmt: skip
+def test_a_good_beginning_is_waited_for(partial: bytes) -> None:
+    assert suspect(partial) is None
+
+
+@pytest.mark.parametrize(
+    ("partial", "seen"),
+    [
+        (b"\x16\x03\x01\x02", 0),
+        (b"hello\n", 0),
+        (b"hello", 0),
+        (b"GET / FTP", 0),
+        (b"GET / HTTP/2", 0),
+        (b"GET / HTTP/1.1\n", 0),
+        (b"GET / HTTP/1.1\r\nHost: a\n", 0),
+        (b"GET / HTTP/1.1\r\nHost: a\n", 22),
+        (b"GET / HTTP/1.1\r\nHost: a\rb", 24),
+        (b"GET / HTTP/1.1\r\nHost: \0", 0),
+        (b"GET / FTP/1.1\r\n", 13),
+    ],
+)
+def test_a_bad_beginning_is_not(partial: bytes, seen: int) -> None:
+    assert suspect(partial, seen) is not None
+
+
+FIELD = st.tuples(st.from_regex(rb"\AX-[A-Za-z0-9!#$%&'*+.^_`|~-]{0,8}\Z"), st.from_regex(rb"\A[!-~]{1,8}\Z"))
+
+
+@given(st.lists(FIELD, max_size=6), st.integers(0, 10**6), st.integers(1, 200))
+def test_every_beginning_of_a_good_head_is_waited_for(fields: list[tuple[bytes, bytes]], length: int, cut: int) -> None:
+    raw = GOOD + b"".join(b"%b: %b\r\n" % field for field in fields) + b"Content-Length: %d\r\n\r\n" % length
+    head = read_head(raw)
+    assert head.length == length
+    assert head.fields[1:-1] == [(name.lower(), value) for name, value in fields]
+    assert suspect(raw[:cut]) is None
+    assert suspect(raw[: cut + 3], min(cut, len(raw))) is None
+
+
+@given(st.binary(max_size=60), st.integers(0, 60))
+def test_garbage_is_refused_and_never_crashes(noise: bytes, at: int) -> None:
+    raw = GOOD + b"X: aaaaaaaaaaaaaaaaaaaaaa\r\n\r\n"
+    mutated = raw[:at] + noise + raw[at:]
+    try:
+        read_head(mutated[: mutated.find(b"\r\n\r\n") + 4])
+    except RequestError as exc:
+        assert exc.message
+        assert isinstance(exc, BadRequest) or exc.code == "METHOD_NOT_ALLOWED"
+    suspect(mutated)

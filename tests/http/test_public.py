@@ -1,0 +1,176 @@
+"""The ordinary routes of the public port."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import jsonschema_rs
+import pytest
+
+from headway import errors
+from headway.config import Settings
+from headway.http import openapi
+from headway.model import WorkerInfo, WorkerStatus
+from tests.http.stand import Stand, get, post, served
+
+
+@pytest.mark.parametrize("path", ["/livez", "/readyz", "/healthz"])
+def test_health(path: str) -> None:
+    async def main(stand: Stand) -> None:
+        answer = await stand.ask(get(path))
+        assert (answer.status, answer.json) == (200, {"status": "ok"})
+        assert answer.header["cache-control"] == "no-store"
+        verbose = await stand.ask(get(f"{path}?verbose"))
+        assert verbose.json["status"] == "ok"
+        assert verbose.json["checks"]
+
+    served(main)
+
+
+def test_ready_means_a_warm_worker_and_not_draining() -> None:
+    async def main(stand: Stand) -> None:
+        offline = WorkerInfo(worker_id="gpu-0", model="default", status=WorkerStatus.OFFLINE)
+        await stand.broker.beat(offline)
+        for path in ("/readyz", "/healthz"):
+            answer = await stand.ask(get(f"{path}?verbose"))
+            assert (answer.status, answer.json["status"]) == (503, "unavailable")
+            assert answer.json["checks"]["workers"] == "0 of 1 healthy"
+            assert answer.header["retry-after"] == "1"
+        assert (await stand.ask(get("/livez"))).status == 200
+        await stand.broker.beat(WorkerInfo(worker_id="gpu-1", model="default", status=WorkerStatus.HEALTHY))
+        assert (await stand.ask(get("/readyz"))).json == {"status": "degraded"}
+        stand.real.draining = True
+        answer = await stand.ask(get("/readyz"))
+        assert (answer.status, answer.json) == (503, {"status": "draining"})
+        assert (await stand.ask(get("/livez"))).status == 200
+
+    served(main)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "allow"),
+    [
+        ("GET", "/nowhere", 404, None),
+        ("POST", "/nowhere", 404, None),
+        ("GET", "/", 404, None),
+        ("GET", "//evil.example/..", 404, None),
+        ("GET", "/docs/", 404, None),
+        ("DELETE", "/livez", 405, "GET, HEAD, OPTIONS"),
+        ("PUT", "/v1/inference", 405, "OPTIONS, POST"),
+        ("GET", "/api/inference", 405, "OPTIONS, POST"),
+        ("TRACE", "/v1/predict", 405, "OPTIONS, POST"),
+        ("OPTIONS", "/v1/predict", 204, "OPTIONS, POST"),
+        ("OPTIONS", "/docs", 204, "GET, HEAD, OPTIONS"),
+        ("OPTIONS", "/nowhere", 404, None),
+    ],
+)
+def test_wrong_routes_and_methods(method: str, path: str, status: int, allow: str | None) -> None:
+    async def main(stand: Stand) -> None:
+        answer = await stand.ask(get(path, method=method))
+        assert answer.status == status
+        assert answer.header.get("allow") == allow
+        if status != 204:
+            assert answer.error == ("NOT_FOUND" if status == 404 else "METHOD_NOT_ALLOWED")
+            assert path in answer.json["message"]
+
+    served(main)
+
+
+@pytest.mark.parametrize(
+    ("path", "status"), [("/livez", 200), ("/docs", 200), ("/v1/inference", 405), ("/nowhere", 404)]
+)
+def test_head_has_the_header_and_no_body(path: str, status: int) -> None:
+    async def main(stand: Stand) -> None:
+        client = await stand.connect()
+        await client.send(get(path, method="HEAD"))
+        answer = await client.answer(bodiless=True)
+        assert (answer.status, answer.body) == (status, b"")
+        assert int(answer.header["content-length"]) > 0
+        await client.send(post('{"input": "a"}'))
+        assert (await client.answer()).status == 200
+
+    served(main)
+
+
+class _Outside(HTMLParser):
+    """Collects everything a page makes a browser load."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loaded: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            if name in ("src", "srcset", "action", "data", "poster") or (name == "href" and tag != "a"):
+                self.loaded.append(str(value))
+
+
+def test_the_page_needs_nothing_but_this_server() -> None:
+    async def main(stand: Stand) -> None:
+        answer = await stand.ask(get("/docs"))
+        page = answer.body.decode()
+        parser = _Outside()
+        parser.feed(page)
+        assert parser.loaded == []
+        assert not re.search(r"https?://|@import|url\(|innerHTML", page)
+        policy = answer.header["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert policy.count("'sha256-") == 2
+
+    served(main)
+
+
+def test_the_contract_names_every_route_and_error_of_these_settings() -> None:
+    async def main(stand: Stand) -> None:
+        contract = (await stand.ask(get("/openapi.json"))).json
+        assert set(contract["paths"]) == {
+            "/v1/inference", "/api/inference", "/v1/predict", "/livez", "/readyz", "/healthz"
+        }  # fmt: skip
+        assert [error["error"] for error in contract["x-headway-errors"]] == list(errors.STATUS)
+        assert contract["components"]["parameters"]["Tier"]["schema"]["enum"] == ["gold", "tin"]
+
+    served(main, tiers="gold,tin", default_tier="tin")
+
+
+def _answers(contract: dict[str, Any], path: str, status: int) -> dict[str, Any]:
+    (method,) = contract["paths"][path]
+    answer = contract["paths"][path][method]["responses"][str(status)]
+    if "$ref" in answer:
+        answer = contract["components"]["responses"][answer["$ref"].rpartition("/")[2]]
+    (content,) = answer["content"].values()
+    return {**content["schema"], "components": contract["components"]}
+
+
+@pytest.mark.parametrize(
+    ("request_", "path"),
+    [
+        (post('{"input": "a"}'), "/v1/inference"),
+        (post('{"input": "a"}', "/api/inference"), "/api/inference"),
+        (post('{"model_id": "m", "input_data": "a"}', "/v1/predict"), "/v1/predict"),
+        (post("{}", "/v1/predict"), "/v1/predict"),
+        (post("", length=5_000_000), "/v1/inference"),
+        (get("/livez"), "/livez"),
+        (get("/readyz?verbose"), "/readyz"),
+    ],
+)
+def test_answers_keep_the_contract(request_: bytes, path: str) -> None:
+    contract = openapi.document(Settings())
+
+    async def main(stand: Stand) -> None:
+        answer = await stand.ask(request_)
+        jsonschema_rs.validate(_answers(contract, path, answer.status), answer.json)
+
+    served(main)
+
+
+def test_the_contract_is_valid_openapi() -> None:
+    contract = openapi.document(Settings())
+    references = re.findall(r"'\$ref': '#/components/(\w+)/(\w+)'", str(contract))
+    assert references
+    for kind, name in references:
+        assert name in contract["components"][kind]
+    for schema in contract["components"]["schemas"].values():
+        jsonschema_rs.meta.validate(schema)

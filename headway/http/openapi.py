@@ -46,7 +46,8 @@ _EXPECTED = (
 )
 """One code for each status that a native route can answer with."""
 
-_TEXT = {"type": "string", "description": "Any text without U+0000."}
+_NO_NUL = r"^[^\u0000]*$"
+_TEXT = {"type": "string", "pattern": _NO_NUL, "description": "Any text without U+0000."}
 _LATENCY = {"type": "number", "description": "Milliseconds from the complete request to its answer, on the server."}
 _ID = {"type": "string", "pattern": "^req_[0-9a-f-]{36}$"}
 
@@ -129,7 +130,7 @@ def _predict(settings: Settings) -> dict[str, Any]:
         "schema": {"type": "string"},
     })  # fmt: skip
     operation["requestBody"]["content"]["application/octet-stream"] = {
-        "schema": {"type": "string", "description": "The input itself, in UTF-8, without U+0000."}
+        "schema": {"type": "string", "pattern": _NO_NUL, "description": "The input itself, in UTF-8, without U+0000."}
     }
     return item
 

@@ -310,7 +310,10 @@ class Connection(HttpToolsProtocol):
         if held.startswith(b"\r"):
             blank = _BLANK.match(held)
             held = self.held = held[blank.end() if blank else 0 :]
-            if held in (b"", b"\r"):
+            if held == b"\r":
+                self._begin_head()
+                return False
+            if not held:
                 return False
         end = held.find(END, max(self.seen - 3, 0)) + len(END)
         if end > self.desk.most_header or (end < len(END) and len(held) > self.desk.most_header):
@@ -333,7 +336,7 @@ class Connection(HttpToolsProtocol):
         except RequestError as exc:
             self.reject(exc)
         else:
-            self.id = chosen_id(head.single.get(b"x-request-id", b"")) or self.desk.new_id()
+            self.id = chosen_id(head) or self.desk.new_id()
             self.last = not head.keep
             self.serve(head, raw)
         return True
@@ -345,6 +348,9 @@ class Connection(HttpToolsProtocol):
             self.reject(BadRequest(why))
             return
         self.seen = len(held)
+        self._begin_head()
+
+    def _begin_head(self) -> None:
         if self.phase == IDLE:
             self.phase = HEAD
             self.since = monotonic()

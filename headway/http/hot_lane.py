@@ -152,10 +152,14 @@ class HotLane(Connection):
         self.caller = caller
         if order.repeatable:
             self._remember(order, raw)
+        length, held = head.length, self.held
+        if 0 <= length <= len(held):
+            self.held = held[length:]
+            self._ask(order, held[:length])
+            return
         self.phase = BODY
-        if not self.expect_body(head):
-            self._ask(order, b"")
-        elif order.expects and not self.held:
+        self.expect_body(head)
+        if order.expects and not held:
             self.transport.write(_CONTINUE)
 
     def _remember(self, order: Order, raw: bytes) -> None:

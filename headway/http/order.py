@@ -41,7 +41,7 @@ class Order:
     def __init__(self, shape: Shape, head: Head, timeout: float) -> None:
         self.shape = shape
         self.authorization = head.single.get(b"authorization", b"")
-        self.id = chosen_id(head.single.get(b"x-request-id", b""))
+        self.id = chosen_id(head)
         self.timeout = timeout
         self.tier = 0
         self.model: str | None = None
@@ -66,17 +66,18 @@ def take_order(shape: Shape, head: Head, query: bytes, settings: Settings) -> Or
     single = head.single
     if head.length > settings.max_body_bytes:
         raise too_large(settings)
-    coding = single.get(b"content-encoding", b"identity").strip().lower()
-    if coding not in (b"identity", b""):
-        raise BadRequest(f"Content-Encoding {_shown(coding)} is not accepted; send the body as it is")
+    if b"content-encoding" in single and single[b"content-encoding"].strip().lower() not in (b"identity", b""):
+        coding = _shown(single[b"content-encoding"])
+        raise BadRequest(f"Content-Encoding {coding} is not accepted; send the body as it is")
     if b"x-request-timeout-ms" in single:
         order.timeout = min(order.timeout, _seconds(single[b"x-request-timeout-ms"]))
     if b"x-request-tier" in single:
         order.tier = _tier(single[b"x-request-tier"], settings.tier_names)
-    kind = single.get(b"content-type", b"").split(b";", 1)[0].strip().lower()
-    if shape.octets and kind == b"application/octet-stream":
-        order.octets = True
-        order.model = _model(query)
+    if shape.octets:
+        kind = single.get(b"content-type", b"").split(b";", 1)[0].strip().lower()
+        if kind == b"application/octet-stream":
+            order.octets = True
+            order.model = _model(query)
     return order
 
 
@@ -85,9 +86,10 @@ def too_large(settings: Settings) -> PayloadTooLarge:
     return PayloadTooLarge(f"the body is larger than {settings.max_body_bytes} bytes (max_body_bytes)")
 
 
-def chosen_id(value: bytes) -> str:
-    """The UUID in an `X-Request-Id`, with or without its prefix, in lower case; empty for anything else."""
-    found = _ID.fullmatch(value)
+def chosen_id(head: Head) -> str:
+    """The UUID in its `X-Request-Id`, with or without the prefix, in lower case; empty for anything else."""
+    value = head.single.get(b"x-request-id")
+    found = None if value is None else _ID.fullmatch(value)
     return found[1].decode().lower() if found else ""
 
 

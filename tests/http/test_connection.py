@@ -134,6 +134,19 @@ def test_connections_are_kept_or_closed_as_asked(request_: bytes, closes: bool) 
     served(main)
 
 
+def test_blank_lines_between_requests_in_any_pieces() -> None:
+    async def main(stand: Stand) -> None:
+        client = await stand.connect()
+        for blank in ([b"\r\n"], [b"\r", b"\n"], [b"\r\n\r", b"\n"], [b"\r", b"\n\r", b"\n"]):
+            await client.send(*blank[:-1], blank[-1] + post(BODY))
+            assert (await client.answer()).status == 200
+        await client.send(b"\r", post(BODY))
+        assert (await client.answer()).status == 400
+        assert len(stand.gateway.asked) == 4
+
+    served(main)
+
+
 def test_100_continue() -> None:
     async def main(stand: Stand) -> None:
         client = await stand.connect()

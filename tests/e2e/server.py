@@ -1,0 +1,329 @@
+"""`headway serve` as a process of its own, and the laws that hold for its whole life.
+
+    with serving(tmp_path, "--workers", "2") as server:
+        asked = server.ask("hello")
+        assert asked.output() == "HELLO"
+
+When the block ends, every request must have had its one outcome, the service must agree in its metrics, nothing
+may be held or wait, SIGTERM must end it with exit code 0, none of its processes may be left, and its log may
+hold no warning that the test has not announced.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+import headway
+from tests.e2e.client import PATIENCE, Answer, Asked, Connection, Gate, wait_until
+from tests.targets.gates import SETUP_GATE
+
+ROOT = Path(headway.__file__).parent.parent
+TARGET = "tests.targets.gates:Gated"
+MARK = "TEST_RUN"
+"""Environment variable by which all processes of one run are known."""
+
+AT_THE_DOOR = frozenset(("BAD_REQUEST", "UNAUTHENTICATED", "PAYLOAD_TOO_LARGE", "REQUEST_TIMEOUT", "HEADERS_TOO_LARGE"))
+"""Errors of requests that no gateway has seen."""
+
+_PUBLIC = re.compile(r"public +http://127\.0\.0\.1:(\d+)")
+_ADMIN = re.compile(r"admin +http://127\.0\.0\.1:(\d+)")
+
+
+class Metrics:
+    """One scrape."""
+
+    def __init__(self, text: str) -> None:
+        self.samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+
+    def value(self, name: str, **labels: str) -> float:
+        """Sum of the samples `headway_NAME` that have these labels; 0 when there is none."""
+        return sum(
+            sample.value
+            for sample in self.samples
+            if sample.name == f"headway_{name}" and labels.items() <= sample.labels.items()
+        )
+
+    def by(self, name: str, label: str) -> dict[str, float]:
+        """The samples `headway_NAME`, summed by the value of one label; zeros are left out."""
+        sums: Counter[str] = Counter()
+        for sample in self.samples:
+            if sample.name == f"headway_{name}":
+                sums[sample.labels[label]] += sample.value  # type: ignore[assignment]
+        return {value: total for value, total in sums.items() if total}
+
+
+class Server:
+    """A running `headway serve`; made by `serving` and `launched`.
+
+    Arguments:
+        folder: working directory and place of its output.
+        target: what it serves.
+        flags: more of its command line.
+        environ: more of its environment.
+        before: called in the child before it becomes Headway.
+        answer_to: what the target makes of an input.
+        logs_json: the log is one JSON object a line, and checked; else text for people, as by default.
+
+    Attributes:
+        expected: events that the log may hold as warnings or errors.
+        port, admin_port: once it is `ready`.
+        asked: all requests sent by `ask`.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        target: str = TARGET,
+        flags: Sequence[str] = (),
+        environ: dict[str, str] | None = None,
+        before: Callable[[], None] | None = None,
+        answer_to: Callable[[str], str] = str.upper,
+        logs_json: bool = True,
+    ) -> None:
+        self.logs_json = logs_json
+        self.folder = folder
+        self.mark = uuid.uuid4().hex
+        self.answer_to = answer_to
+        self.asked: list[Asked] = []
+        self.expected: set[str] = set()
+        self.port = self.admin_port = 0
+        self._files = folder / f"out-{self.mark}", folder / f"log-{self.mark}"
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("HEADWAY_")}
+        own = {"PYTHONPATH": str(ROOT), "HEADWAY_LOG_JSON": str(logs_json), MARK: self.mark}
+        with self._files[0].open("wb") as out, self._files[1].open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "headway", "serve", target, "--port", "0", "--admin-port", "0", *flags],
+                cwd=folder,
+                env={**inherited, **own, **(environ or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=log,
+                preexec_fn=before,
+            )
+
+    # What it prints.
+
+    def banner(self) -> str:
+        return self._files[0].read_text()
+
+    def log_text(self) -> str:
+        return self._files[1].read_text()
+
+    def log(self, event: str = "") -> list[dict[str, Any]]:
+        """The whole lines of its log so far, those of one event if it is named."""
+        lines = [json.loads(line) for line in self.log_text().splitlines(keepends=True) if line.endswith("\n")]
+        return [line for line in lines if event in ("", line["event"])]
+
+    def logged(self, event: str, count: int = 1, **fields: Any) -> dict[str, Any]:
+        """Wait for the `count`th line of an event, whose fields must have these values, and return it."""
+
+        def found() -> dict[str, Any] | None:
+            lines = [line for line in self.log(event) if fields.items() <= line.items()]
+            return lines[count - 1] if len(lines) >= count else None
+
+        return wait_until(found)
+
+    # What it is asked.
+
+    def ready(self) -> None:
+        """Wait until it serves."""
+        wait_until(lambda: "Try it" in self.banner() or self.process.poll() is not None)
+        assert self.process.poll() is None, self.log_text()
+        public, admin = _PUBLIC.search(self.banner()), _ADMIN.search(self.banner())
+        assert public
+        assert admin
+        self.port, self.admin_port = int(public[1]), int(admin[1])
+
+    def connect(self) -> Connection:
+        return Connection(self.port)
+
+    def ask(self, text: str, *fields: str, on: Connection | None = None, **members: Any) -> Asked:
+        """Send one request, by default on a new connection; its answer is read by what is returned."""
+        asked = Asked(text, self.answer_to(text), on or self.connect())
+        self.asked.append(asked)
+        asked.send(*fields, **members)
+        return asked
+
+    def get(self, path: str) -> Answer:
+        """GET on the public port."""
+        return _ask(self.port, "GET", path)
+
+    def admin(self, path: str, method: str = "GET") -> Answer:
+        """A request to the admin port."""
+        return _ask(self.admin_port, method, path)
+
+    def health(self) -> Any:
+        return self.admin("/internal/health").json
+
+    def workers(self) -> list[dict[str, Any]]:
+        workers: list[dict[str, Any]] = self.admin("/internal/workers").json["workers"]
+        return sorted(workers, key=lambda worker: str(worker["worker_id"]))
+
+    def letters(self) -> list[dict[str, Any]]:
+        letters: list[dict[str, Any]] = self.admin("/internal/dlq").json["letters"]
+        return letters
+
+    def metrics(self) -> Metrics:
+        return Metrics(self.admin("/metrics").body.decode())
+
+    def queued(self, count: int) -> None:
+        """Wait until exactly so many entries wait."""
+        wait_until(lambda: self.health()["queue_depth"] == count)
+
+    def all_healthy(self) -> None:
+        """Wait until every worker is healthy."""
+        wait_until(lambda: self.health()["status"] == "ok")
+
+    @contextmanager
+    def held_back(self, workers: int = 1) -> Iterator[None]:
+        """Keep all workers busy; what is asked in the block, and not left again, then leaves together."""
+        gates = [Gate(self.folder) for _ in range(workers)]
+        first = []
+        for gate in gates:
+            first.append(self.ask(gate.text()))
+            gate.reached()
+        before = len(self.asked)
+        yield
+        self.queued(sum(not asked.outcome for asked in self.asked[before:]))
+        for gate in gates:
+            gate.open()
+        for asked in first:
+            asked.output()
+
+    @contextmanager
+    def without_workers(self) -> Iterator[None]:
+        """Kill all workers, and let none come up again before the end of the block. Needs `Gated` to be served."""
+        gate = Gate(self.folder, SETUP_GATE)
+        pids = [worker["pid"] for worker in self.workers()]
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: all(w["status"] == "starting" and w["pid"] not in pids for w in self.workers()))
+        yield
+        gate.reached()
+        gate.remove()
+        gate.open()
+
+    # How it ends.
+
+    def signal(self, number: int = signal.SIGTERM) -> None:
+        self.process.send_signal(number)
+
+    def ended(self) -> int:
+        """Wait until it has ended; its exit code."""
+        return self.process.wait(PATIENCE)
+
+    def check_rest(self) -> None:
+        """Nothing is held, waits or runs, and the metrics tell of the same outcomes as the clients."""
+        assert all(asked.outcome for asked in self.asked), "a request was neither answered nor left"
+        wait_until(lambda: (health := self.health())["pending"] == health["queue_depth"] == 0)
+        seen = Counter(asked.outcome.lower() for asked in self.asked if asked.outcome not in AT_THE_DOOR)
+        told = Counter(
+            {outcome: int(count) for outcome, count in self.metrics().by("requests_total", "outcome").items()}
+        )
+        more, less = told - seen, seen - told
+        # Who left may have had an answer on its way.
+        assert set(less) <= {"cancelled"} and more.total() == less.total(), (
+            f"{told} in the metrics, {seen} at the clients"
+        )
+
+    def check_wire(self) -> None:
+        """No client gets anything beyond its answers."""
+        for asked in self.asked:
+            if asked.outcome != "cancelled":
+                asked.connection.end()
+                assert asked.connection.ended(), f"more than its answer: {asked.connection.held!r}"
+
+    def check_end(self, code: int = 0) -> None:
+        """It has ended as it should, said nothing alarming, and left nothing behind, on the wire or running."""
+        assert self.ended() == code, self.log_text()
+        wait_until(lambda: not self.processes())
+        self.check_wire()
+        if self.logs_json:
+            alarming = [line for line in self.log() if line["level"] not in ("debug", "info")]
+            alarming = [line for line in alarming if line["event"] not in self.expected]
+            assert not alarming, alarming
+
+    def processes(self) -> list[int]:
+        """Process ids of all that runs of it, whoever its parent is."""
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                if f"{MARK}={self.mark}".encode() in (folder / "environ").read_bytes():
+                    found.append(int(folder.name))
+            except OSError:
+                continue
+        return found
+
+    def kill(self) -> None:
+        """End all of it at once."""
+        for pid in {self.process.pid, *self.processes()} if self.process.poll() is None else set(self.processes()):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        self.process.wait(PATIENCE)
+        for asked in self.asked:
+            asked.connection.close()
+
+
+@contextmanager
+def launched(folder: Path, *flags: str, **how: Any) -> Iterator[Server]:
+    """`headway serve` from its first instant; whatever happens, nothing of it outlives the block."""
+    server = Server(folder, flags=flags, **how)
+    try:
+        yield server
+    finally:
+        server.kill()
+
+
+@contextmanager
+def serving(folder: Path, *flags: str, lawful: bool = True, **how: Any) -> Iterator[Server]:
+    """A service that is up; see above for what is checked at the end. `lawful=False` leaves out the comparison
+    of outcomes, for tests that send more than `ask` knows of."""
+    with launched(folder, *flags, **how) as server:
+        server.ready()
+        yield server
+        if lawful:
+            server.check_rest()
+        server.check_wire()
+        server.signal()
+        server.check_end()
+
+
+def run_cli(server: Server, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`headway ARGUMENTS` towards the server's admin port."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("HEADWAY_")}
+    environ |= {"PYTHONPATH": str(ROOT), "HEADWAY_ADMIN": f"http://127.0.0.1:{server.admin_port}", "COLUMNS": "200"}
+    return subprocess.run(
+        [sys.executable, "-m", "headway", *arguments],
+        cwd=folder,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+
+
+def _ask(port: int, method: str, path: str) -> Answer:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+    try:
+        connection.request(method, path)
+        response = connection.getresponse()
+        return Answer(response.status, response.headers, response.read())
+    finally:
+        connection.close()

@@ -1,0 +1,174 @@
+"""Workers die, leak, print and change; whoever waits does not notice."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.client import Gate, wait_until
+from tests.e2e.server import serving
+
+UNHAPPY = {"batch failed", "worker process ended"}
+
+
+def test_a_batch_whose_worker_is_killed_runs_again_elsewhere(tmp_path: Path) -> None:
+    with serving(tmp_path, "--workers", "2") as server:
+        server.expected = UNHAPPY
+        gate = Gate(tmp_path)
+        with server.held_back(workers=2):
+            asked = [server.ask(gate.text()), server.ask("mate"), server.ask("another")]
+        gate.reached()
+        [victim] = wait_until(lambda: [worker for worker in server.workers() if worker["in_flight"]])
+        os.kill(victim["pid"], signal.SIGKILL)
+        server.logged("worker process ended", pid=victim["pid"])
+        gate.reached()
+        gate.open()
+        for one in asked:
+            one.output()
+        server.all_healthy()
+        metrics = server.metrics()
+        assert metrics.value("retries_total", cause="crashed") == 3
+        assert metrics.value("wasted_gpu_seconds_total", cause="crashed") > 0
+        assert metrics.by("worker_restarts_total", "worker") == {victim["worker_id"]: 1}
+        assert server.letters() == []
+
+
+def test_every_way_to_die_ends_with_the_last_words_in_the_dead_letter_queue(tmp_path: Path) -> None:
+    deaths = {
+        "exit": ("crashed", "exit code 3"),
+        "last-words": ("crashed", r"out of\x1b[31m luck"),
+        "segfault": ("crashed", "SIGSEGV"),
+        "scribble": ("crashed", "no answer"),
+        "close": ("crashed", "pipe"),
+        "memory": ("raised", "MemoryError"),
+        "system-exit": ("raised", "SystemExit"),
+        "interrupt": ("raised", "KeyboardInterrupt"),
+        "unprintable": ("raised", "Unprintable"),
+    }
+    with serving(tmp_path, "--request-timeout-ms", "20000") as server:
+        server.expected = UNHAPPY
+        for word, (cause, words) in deaths.items():
+            with server.held_back():
+                bad, good = server.ask(word), server.ask(f"beside {word}")
+            assert bad.refusal() == "REJECTED_BY_MODEL"
+            good.output()
+            letter = server.letters()[0]
+            assert (letter["id"], letter["cause"], letter["attempts"]) == (f"req_{bad.id}", cause, 3)
+            assert words in letter["error"], word
+        assert "Fatal Python error: Segmentation fault" in server.log_text(), "faulthandler's trace is in the log"
+
+
+def test_a_wrong_number_of_outputs_is_never_cut_to_fit(tmp_path: Path) -> None:
+    with serving(tmp_path) as server:
+        server.expected = UNHAPPY
+        for word in ("short", "long", "dict", "text"):
+            with server.held_back():
+                asked = [server.ask(text) for text in (f"{word} before", word, f"{word} behind")]
+            before, bad, behind = asked
+            assert bad.refusal() == "BACKEND_ERROR"
+            before.output()
+            behind.output()
+            assert server.letters()[0]["cause"] == "bad_output"
+
+
+def test_an_output_that_is_no_text_fails_only_its_own_input(tmp_path: Path) -> None:
+    faults = {"none": 502, "number": 502, "bytes": 502, "surrogate": 502, "huge": 502, "exception": 422}
+    with serving(tmp_path) as server:
+        with server.held_back():
+            asked = {word: (server.ask(word), server.ask(f"beside {word}")) for word in faults}
+        for word, (bad, good) in asked.items():
+            assert bad.answer().status == faults[word]
+            good.output()
+        metrics = server.metrics()
+        assert metrics.value("batches_total") == 2, "nothing ran again"
+        assert metrics.value("dlq_depth") == len(faults)
+
+
+def test_requests_are_held_while_all_workers_are_gone_and_served_when_they_are_back(tmp_path: Path) -> None:
+    with serving(tmp_path, "--workers", "2", "--queue-timeout-ms", "1000", "--request-timeout-ms", "20000") as server:
+        server.expected = UNHAPPY
+        with server.without_workers():
+            assert server.get("/readyz").status == 503
+            assert server.get("/livez").status == 200
+            assert server.health()["status"] == "unavailable"
+            late = server.ask("held too long")
+            assert late.refusal() == "NO_WORKERS"
+            kept = [server.ask(f"held {number}") for number in range(40)]
+        for one in kept:
+            one.output()
+        server.all_healthy()
+        assert server.get("/readyz").status == 200
+
+
+@pytest.mark.parametrize("flags", [("--recycle-rss-mb", "120"), ("--recycle-after-s", "0.5")])
+def test_workers_are_recycled_without_a_failed_request(tmp_path: Path, flags: tuple[str, str]) -> None:
+    with serving(tmp_path, "--workers", "2", *flags) as server:
+        first = server.ask("before")
+        number = 0
+
+        def replaced() -> bool:
+            """Ask on, and leak 60 MiB with every tenth request, until each worker was replaced."""
+            nonlocal number
+            number += 1
+            server.ask("grow 60" if number % 10 == 0 else f"meanwhile {number}", on=first.connection).output()
+            return all(worker["restarts"] for worker in server.workers())
+
+        first.output()
+        pids = {worker["pid"] for worker in server.workers()}
+        wait_until(replaced)
+        server.all_healthy()
+        assert pids.isdisjoint(worker["pid"] for worker in server.workers())
+        assert server.logged("worker wants to be replaced")["pid"] in pids
+
+
+def test_reload_swaps_the_code_and_keeps_the_last_good_version(tmp_path: Path) -> None:
+    target = tmp_path / "model.py"
+
+    def write(body: str) -> None:
+        new = tmp_path / "model.new"
+        new.write_text(f"def answer(inputs):\n    {body}\n")
+        new.replace(target)
+
+    write("return [text.upper() for text in inputs]")
+    with serving(tmp_path, "--reload", "--workers", "2", target="model.py:answer") as server:
+        server.expected = {"the changed target does not load; the last good one serves on", "worker process ended"}
+        line = server.ask("one").connection
+        assert server.asked[-1].output() == "ONE"
+        server.answer_to = str.title
+        write("return [text.title() for text in inputs]")
+        server.logged("target reloaded")
+        assert server.ask("two", on=line).output() == "Two"
+        write("return no such thing")
+        assert "SyntaxError" in server.logged("the changed target does not load; the last good one serves on")["error"]
+        assert server.ask("three", on=line).output() == "Three"
+        write("return [None for text in inputs]")
+        server.logged("the changed target does not load; the last good one serves on", 2)
+        assert server.ask("four", on=line).output() == "Four"
+        server.answer_to = str.swapcase
+        write("return [text.swapcase() for text in inputs]")
+        server.logged("target reloaded", 2)
+        assert server.ask("Five", on=line).output() == "fIVE"
+        server.all_healthy()
+
+
+def test_what_a_worker_prints_is_in_the_log_under_its_name_and_cannot_forge_a_line(tmp_path: Path) -> None:
+    forged = "2026-01-01T00:00:00.000+00:00 [error    ] all is lost [headway.lifecycle]"
+    with serving(tmp_path, logs_json=False) as server:
+        server.ask(f"print one\n{forged}\x1b[2J\u2028{forged}\r{forged}").output()
+        server.ask("noise").output()
+        wait_until(lambda: "half a line" in server.log_text() or "ok" in server.log_text())
+        bad = server.ask("raise")
+        assert bad.refusal() == "REJECTED_BY_MODEL"
+        wait_until(lambda: server.log_text().count("batch failed") == 3)
+        lines = server.log_text().splitlines()
+        assert all(re.match(r"20\d\d-\d\d-\d\dT[\d:.]+\+00:00 \[(info|warning) +\] ", line) for line in lines), lines
+        assert not any(line.startswith(forged) for line in lines)
+        said = [line for line in lines if "worker output" in line]
+        assert {"gpu-0"} == set(re.findall(r"worker='(gpu-\d)'", "\n".join(said)))
+        assert any("stream='stdout'" in line and "line='one'" in line for line in said)
+        assert any("stream='stderr'" in line and "line='one'" in line for line in said)
+        assert "\x1b" not in server.log_text()

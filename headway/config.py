@@ -62,18 +62,20 @@ class Settings:
     drain_timeout_ms: float = _setting(
         30_000.0, _SERVICE, "Longest wait for requests in flight when shutting down.", "ms"
     )
-    reload: bool = _setting(False, _SERVICE, "Replace the workers when the target's file changes.")
+    reload: bool = _setting(False, _SERVICE, "For development: replace the workers when the target's file changes.")
 
     workers: int = _setting(1, _WORKERS, "Worker processes, one per GPU; for a remote API: calls in flight at once.")
     devices: str = _setting(
         "",
         _WORKERS,
-        "Comma-separated GPU ids, one per worker, put into CUDA_VISIBLE_DEVICES; empty counts up from 0.",
+        "Comma-separated GPU ids, one per worker, for CUDA_VISIBLE_DEVICES; cpu: none; left out: counts up from 0.",
     )
     start_timeout_ms: float = _setting(
         300_000.0, _WORKERS, "Longest time for a worker to load the target and pass its warm-up batch.", "ms"
     )
-    recycle_rss_mb: int = _setting(0, _WORKERS, "Replace a worker whose memory exceeds this; 0: never.", "MiB")
+    recycle_rss_mb: int = _setting(
+        0, _WORKERS, "Replace a worker whose resident memory (not the GPU's) exceeds this; 0: never.", "MiB"
+    )
     recycle_after_s: float = _setting(0.0, _WORKERS, "Replace a worker after this age; 0: never.", "s")
 
     max_batch_size: int = _setting(32, _BATCHING, "Largest batch the target takes.", "inputs")
@@ -86,7 +88,12 @@ class Settings:
     policy: str = _setting("paced", _BATCHING, "When a batch leaves: paced, window, table or pid.")
     max_queue: int = _setting(20_000, _BATCHING, "Most entries waiting at once, over all tiers.", "inputs")
 
-    queue_timeout_ms: float = _setting(2000.0, _TIMEOUTS, "Longest wait in the queue before the first run.", "ms")
+    queue_timeout_ms: float = _setting(
+        2000.0,
+        _TIMEOUTS,
+        "Longest wait in the queue before the first run; left out, never beyond the time in all.",
+        "ms",
+    )
     gpu_timeout_ms: float = _setting(3000.0, _TIMEOUTS, "Longest run of one batch; then its worker is killed.", "ms")
     request_timeout_ms: float = _setting(4000.0, _TIMEOUTS, "Longest time for a request in all, at most 30000.", "ms")
 
@@ -339,6 +346,10 @@ def load(
     for given in (_from_file(file, source), _from_environ(environ), _from_flags(flags)):
         for name, (spelt, value) in given.items():
             values[name], spelling[name] = value, spelt
+    # Who shortens the time in all should not have to shorten the time in the queue, too.
+    default = FIELDS["queue_timeout_ms"].default
+    if 1.0 <= values.get("request_timeout_ms", default) < default:
+        values.setdefault("queue_timeout_ms", values["request_timeout_ms"])
     try:
         return Settings(**values)
     except SettingError as exc:

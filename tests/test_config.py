@@ -52,6 +52,14 @@ def test_headway_toml_is_read_from_the_working_directory(tmp_path: Path, monkeyp
     assert load({}, {}).port == 8123
 
 
+def test_a_shorter_deadline_in_all_shortens_the_default_of_the_queue() -> None:
+    assert load({"request_timeout_ms": "1000"}, {}).queue_timeout_ms == 1000
+    assert load({"request_timeout_ms": "5000"}, {}).queue_timeout_ms == 2000
+    assert load({"request_timeout_ms": "1000", "queue_timeout_ms": "500"}, {}).queue_timeout_ms == 500
+    with pytest.raises(SettingError, match=r"^--request-timeout-ms = 0\.5: must lie"):
+        load({"request_timeout_ms": "0.5"}, {})
+
+
 def test_the_environment_may_name_the_file(tmp_path: Path) -> None:
     file = tmp_path / "some.toml"
     file.write_text("workers = 2\n")

@@ -53,8 +53,8 @@ def check(
 ) -> None:
     """Load TARGET in a real worker, try it in batches of 1 up to the largest, and say what it costs.
 
-    Checked: one output for each input, outputs are strings, in the order of the inputs, within the GPU deadline;
-    also with the batch turned round. Printed: run times by size, the line ℓ(n) = α + βn through them, and which
+    Checked: one output for each input, outputs are strings, in the order of the inputs (the largest batch is sent
+    in three orders), within the GPU deadline. Printed: run times by size, the line ℓ(n) = α + βn through them, and which
     settings fit.
 
     Exit codes: 0 fit to serve, 1 it breaks a rule, 3 a bad setting, 4 it cannot be loaded.

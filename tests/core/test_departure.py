@@ -93,18 +93,21 @@ def test_what_remains_of_the_window_counts_for_an_early_departure() -> None:
         window=SECONDS | st.just(math.inf),
         rate=st.floats(0.0, 1e5),
         service=SECONDS,
+        pace=SECONDS,
+        lead=SECONDS | st.just(math.inf),
     ),
     depth=st.integers(0, 200),
     oldest=SECONDS,
     patience=SECONDS,
     since=SECONDS | st.just(math.inf),
+    schedule=SECONDS | st.just(-math.inf),
     now=SECONDS,
 )
 def test_a_hold_ends_later_and_then_something_leaves(
-    rule: Rule, depth: int, oldest: float, patience: float, since: float, now: float
+    rule: Rule, depth: int, oldest: float, patience: float, since: float, schedule: float, now: float
 ) -> None:
     """No rule keeps a batch for ever, and none has a worker ask again at once."""
-    seen = view(depth, min(oldest, now), now + patience, now - since)
+    seen = View(depth, min(oldest, now), now + patience, now - since, schedule)
     verdict = decide(rule, seen, now)
     if depth == 0:
         assert verdict == Hold(math.inf)

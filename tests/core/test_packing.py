@@ -192,7 +192,7 @@ def _remembered(lane: Lane) -> int:
 class TestDueLine:
     @given(
         st.lists(
-            st.tuples(st.sampled_from(["push", "leave", "overdue"]), st.floats(0.0, 10.0), st.integers(0, 100)),
+            st.tuples(st.sampled_from(["push", "leave", "overdue"]), st.integers(0, 10), st.integers(0, 100)),
             max_size=100,
         )
     )
@@ -205,7 +205,7 @@ class TestDueLine:
             elif step == "leave" and model:
                 model.pop(pick % len(model)).state = RUNNING
             elif step == "overdue":
-                now += seconds / 10
+                now += seconds / 3
                 late = list(line.overdue(now))
                 assert [one.queue_due for one in late] == sorted(one.queue_due for one in model if one.queue_due <= now)
                 for one in late:

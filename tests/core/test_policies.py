@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from headway.core import policies
 from headway.core.departure import Go, Hold, Load, View, decide
 from headway.core.policies.paced import headway
-from headway.core.policies.pid import Pid
+from headway.core.policies.pid import KD, KI, KP, Pid
 from headway.core.policies.table import Table
 from headway.core.policies.window import Window
 from headway.core.queue import Departure, ModelQueue, QueueLimits
@@ -187,6 +187,14 @@ class TestPid:
         assert first.window > 0.04
         assert policy.rule(load) == first
         assert policy.rule(replace(load, departures=2)).window > first.window
+
+    def test_steps_by_the_velocity_form(self) -> None:
+        policy, waits, window, errors = Pid(0.04), [0.03, 0.035, 0.05, 0.041], 0.04, [0.0, 0.0]
+        for departures, wait in enumerate(waits, 1):
+            errors.append(0.04 - wait)
+            newest, last, before = errors[-1], errors[-2], errors[-3]
+            window += KP * (newest - last) + KI * newest + KD * (newest - 2 * last + before)
+            assert policy.rule(replace(BUSY, wait=wait, departures=departures)).window == pytest.approx(window)
 
     @pytest.mark.parametrize(("wait", "window"), [(1.0, 0.0), (0.0, 0.08)])
     def test_the_window_stays_between_nothing_and_twice_the_target(self, wait: float, window: float) -> None:

@@ -1,0 +1,212 @@
+"""What the broker suite runs on: one harness for each adapter, with its own event loop and its own clock.
+
+A new broker is one class here and one line in HARNESSES; the tests know nothing but the ports.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+import math
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from headway.brokers.memory import LEASE_SECONDS, DeadLetterBox, MemoryBroker
+from headway.core.departure import Load, Policy, Rule
+from headway.core.queue import QueueLimits
+from headway.model import (
+    BatchFailure,
+    Cause,
+    Entry,
+    Item,
+    Lease,
+    Reply,
+    Slot,
+    Wait,
+    WorkerInfo,
+    WorkerStatus,
+)
+from headway.ports import Broker, DeadLetters
+from headway.tally import Tally
+from tests.virtual_time import VirtualLoop
+
+T = TypeVar("T")
+
+MAX_BATCH = 8
+MAX_QUEUE = 60
+LIMITS = QueueLimits(tiers=3, max_batch=MAX_BATCH, reserved_share=0.25, max_queue=MAX_QUEUE)
+MODELS = ("m", "other")
+MOST_ATTEMPTS = 2 + int(math.log2(MAX_BATCH))
+"""Runs of a batch as a whole, and then one for each halving."""
+
+
+class Harness(ABC):
+    """A fresh broker that serves MODELS within LIMITS, and the loop it lives in."""
+
+    broker: Broker
+    dead: DeadLetters
+    lease_seconds: float
+    grain: float
+    """Seconds by which a timer or an expiry may be late."""
+
+    @abstractmethod
+    def run(self, act: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine to its end; may be called again and again."""
+
+    @abstractmethod
+    async def advance(self, seconds: float) -> None:
+        """Let time pass, on the broker's clock too."""
+
+    @abstractmethod
+    def now(self) -> float:
+        """The broker's clock."""
+
+    def peer(self) -> Broker:
+        """The same broker as another process sees it."""
+        return self.broker
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of everything."""
+
+    async def claim(self, worker: str = "gpu-0", model: str = "m", limit: int = MAX_BATCH) -> Lease:
+        """A batch of all that is ready."""
+        lease = await self.broker.claim(slot(worker, model, limit), AT_ONCE)
+        assert isinstance(lease, Lease)
+        return lease
+
+    async def answer(self, lease: Lease) -> None:
+        """Complete a lease with the right outputs."""
+        settled = await self.broker.complete(lease, [Item(output(rider.input)) for rider in lease.entries])
+        assert not settled.fenced
+
+    async def reaping(self, seconds: float) -> None:
+        """Let time pass and reap as often as the broker asks for."""
+        until = self.now() + seconds
+        while (left := until - self.now()) > 1e-9:
+            due = await self.broker.reap()
+            assert due > 0.0
+            await self.advance(min(due, left))
+        await self.broker.reap()
+
+    async def healthy(self, *workers: str, model: str = "m") -> None:
+        """Heartbeats of healthy workers."""
+        for worker in workers:
+            await self.broker.beat(WorkerInfo(worker_id=worker, model=model, status=WorkerStatus.HEALTHY))
+
+    async def settle(self) -> None:
+        """Let every task run that can, without letting time pass."""
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+
+class MemoryHarness(Harness):
+    """The broker of one process, on virtual time."""
+
+    lease_seconds = LEASE_SECONDS
+    grain = 0.051
+
+    def __init__(self) -> None:
+        self._runner = asyncio.Runner(loop_factory=VirtualLoop)
+        self._loop = self._runner.get_loop()
+        self.dead = DeadLetterBox()
+        dice = random.Random(7)
+        self.broker = MemoryBroker(dict.fromkeys(MODELS, LIMITS), self.dead, Tally(), self._loop.time, dice.random)
+
+    def run(self, act: Coroutine[Any, Any, T]) -> T:
+        return self._runner.run(act)
+
+    async def advance(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    def now(self) -> float:
+        return self._loop.time()
+
+    def close(self) -> None:
+        self._runner.close()
+
+
+HARNESSES: dict[str, Callable[[], Harness]] = {"memory": MemoryHarness}
+
+
+def story(tell: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Makes a test of a coroutine function whose first argument is the harness."""
+
+    @functools.wraps(tell)
+    def test(harness: Harness, **cases: Any) -> None:
+        harness.run(tell(harness, **cases))
+
+    return test
+
+
+class Fixed:
+    """A policy with one rule."""
+
+    def __init__(self, rule: Rule) -> None:
+        self._rule = rule
+
+    def rule(self, load: Load) -> Rule:
+        return self._rule
+
+
+AT_ONCE: Policy = Fixed(Rule(size=1))
+"""Whatever waits leaves."""
+WHEN_FULL: Policy = Fixed(Rule(size=MAX_BATCH, headway=math.inf))
+"""Only a full batch leaves, or one that is urgent."""
+
+_numbers = itertools.count()
+
+
+def ask(
+    input: str | None = None,
+    *,
+    id: str | None = None,
+    model: str = "m",
+    tier: int = 1,
+    tenant: str = "t",
+    gateway: str = "g",
+    queue_timeout: float = 60.0,
+    timeout: float = 120.0,
+) -> Entry:
+    """An entry with an id of its own; as patient as can be unless told otherwise."""
+    id = f"id-{next(_numbers)}" if id is None else id
+    return Entry(id, model, f"input of {id}" if input is None else input, tier, tenant, gateway, queue_timeout, timeout)
+
+
+def output(input: str) -> str:
+    """What the black box makes of an input."""
+    return f"<{input}>"
+
+
+def slot(worker: str = "gpu-0", model: str = "m", limit: int = MAX_BATCH) -> Slot:
+    return Slot(worker, model, limit)
+
+
+def failed(cause: Cause = Cause.RAISED, worker: str = "gpu-0") -> BatchFailure:
+    return BatchFailure(cause, f"it {cause.value}", worker)
+
+
+def ids(entries: Sequence[Entry] | Sequence[Reply]) -> list[str]:
+    return [one.id for one in entries]
+
+
+async def drained(harness: Harness, gateway: str = "g", after: int = 0) -> dict[str, Reply]:
+    """All replies that are there for a gateway after a cursor, by id; each must be there once."""
+    reader = asyncio.ensure_future(harness.broker.replies(gateway, after))
+    await harness.settle()
+    if not reader.done():
+        reader.cancel()
+        return {}
+    replies, _ = await reader
+    by_id = {reply.id: reply for reply in replies}
+    assert len(by_id) == len(replies)
+    return by_id
+
+
+def holds(claimed: Lease | Wait) -> Wait:
+    """The claim's answer, which must be to wait."""
+    assert isinstance(claimed, Wait)
+    return claimed

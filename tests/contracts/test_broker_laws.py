@@ -1,0 +1,372 @@
+"""The seven laws, under every interleaving that chance can find.
+
+Tenants, tiers, models and gateways ask; slots claim, answer, fail, give back, extend, or fall silent; clients leave;
+time passes. A simple model beside it knows what may be true. At the end everything is drained: nothing is left, and
+each entry that was let in has had its one outcome.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from headway import errors
+from headway.model import Cause, Entry, Item, Lease, Reply, Stage, TierDepth, Wait
+from tests.contracts.brokers import (
+    AT_ONCE,
+    HARNESSES,
+    MAX_BATCH,
+    MODELS,
+    MOST_ATTEMPTS,
+    WHEN_FULL,
+    Harness,
+    ask,
+    failed,
+    output,
+    slot,
+)
+
+T = TypeVar("T")
+Key = tuple[str, str]
+
+GATEWAYS = ("g1", "g2")
+WORKERS = ("gpu-0", "gpu-1", "gpu-2")
+EXPLORE = settings(max_examples=60, stateful_step_count=50, deadline=None, derandomize=False)
+
+
+class Waiting:
+    """What the model knows of an entry that was let in."""
+
+    def __init__(self, entry: Entry, since: float) -> None:
+        self.entry = entry
+        self.since = since
+        self.cancelled = False
+        self.failed_with: tuple[Key, ...] = ()
+        self.claims = 0
+
+
+class Held:
+    """What the model knows of a lease."""
+
+    def __init__(self, lease: Lease, expires_at: float) -> None:
+        self.lease = lease
+        self.expires_at = expires_at
+
+
+def key(entry: Entry | Reply) -> Key:
+    return entry.tenant, entry.id
+
+
+class BrokerLaws(RuleBasedStateMachine):
+    kind = ""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.harness: Harness = HARNESSES[self.kind]()
+        self.broker = self.harness.broker
+        self.let_in: dict[Key, Waiting] = {}
+        self.outcomes: dict[Key, Reply] = {}
+        self.cursors = dict.fromkeys(GATEWAYS, 0)
+        self.leases: list[Held] = []
+        self.dead: list[Held] = []
+        self.last_fence = 0
+
+    def do(self, act: Coroutine[Any, Any, T]) -> T:
+        return self.harness.run(act)
+
+    @rule(healthy=st.sets(st.sampled_from(WORKERS)))
+    def beat(self, healthy: set[str]) -> None:
+        self.do(self.harness.healthy(*healthy))
+
+    @rule(
+        tenant=st.sampled_from("ab"),
+        tier=st.integers(0, 2),
+        model=st.sampled_from(MODELS),
+        gateway=st.sampled_from(GATEWAYS),
+        count=st.integers(1, 10),
+        queue_timeout=st.sampled_from([0.05, 3.0, 60.0]),
+        timeout=st.sampled_from([0.2, 20.0, 100.0]),
+    )
+    def enqueue(
+        self, tenant: str, tier: int, model: str, gateway: str, count: int, queue_timeout: float, timeout: float
+    ) -> None:
+        how = {"tenant": tenant, "tier": tier, "model": model, "gateway": gateway}
+        entries = [ask(queue_timeout=queue_timeout, timeout=timeout, **how) for _ in range(count)]  # type: ignore[arg-type]
+        for entry, verdict in zip(entries, self.do(self.broker.enqueue(entries)), strict=True):
+            if verdict is None:
+                self.let_in[key(entry)] = Waiting(entry, self.harness.now())
+            else:
+                assert verdict.code in (errors.SHED, errors.SERVICE_OVERLOADED)
+                assert verdict.retry_after is not None
+                assert verdict.retry_after > 0.0
+
+    @precondition(lambda self: self.let_in)
+    @rule(data=st.data())
+    def enqueue_again(self, data: st.DataObject) -> None:
+        """Law 6: nothing happens."""
+        again = [
+            known.entry
+            for known in self.let_in.values()
+            if not known.cancelled and key(known.entry) not in self.outcomes
+        ]
+        if again:
+            chosen = data.draw(st.lists(st.sampled_from(again), max_size=3))
+            assert all(verdict is None for verdict in self.do(self.broker.enqueue(chosen)))
+
+    @rule(
+        worker=st.sampled_from(WORKERS),
+        model=st.sampled_from(MODELS),
+        limit=st.integers(1, MAX_BATCH),
+        patient=st.booleans(),
+    )
+    def claim(self, worker: str, model: str, limit: int, patient: bool) -> None:
+        claimed = self.do(self.broker.claim(slot(worker, model, limit), WHEN_FULL if patient else AT_ONCE))
+        now = self.harness.now()
+        if isinstance(claimed, Wait):
+            assert claimed.until is None or claimed.until > now
+            return
+        assert 1 <= len(claimed.entries) <= limit
+        assert claimed.fence > self.last_fence
+        self.last_fence = claimed.fence
+        keys = tuple(map(key, claimed.entries))
+        assert len(set(keys)) == len(keys)
+        busy = {key(rider) for held in self.leases if held.expires_at > now for rider in held.lease.entries}
+        pasts = set()
+        for rider in keys:
+            known = self.let_in[rider]
+            assert known.entry in claimed.entries
+            assert known.entry.model == model
+            assert not known.cancelled
+            assert rider not in self.outcomes
+            assert rider not in busy
+            assert now < known.since + known.entry.timeout
+            assert known.claims or now < known.since + known.entry.queue_timeout
+            pasts.add(known.failed_with)
+            known.claims += 1
+            assert known.claims <= MOST_ATTEMPTS
+        assert claimed.patience <= min(self.let_in[rider].entry.timeout for rider in keys) + 1e-6
+        if claimed.reason == "retry":  # They failed together, and nobody else rides with them.
+            [past] = pasts
+            assert not past or set(keys) <= set(past)
+        else:
+            assert pasts == {()}
+        self.leases.append(Held(claimed, now + self.harness.lease_seconds))
+
+    def pick(self, data: st.DataObject) -> Held:
+        return self.leases.pop(data.draw(st.integers(0, len(self.leases) - 1), label="lease"))
+
+    def settle(self, held: Held, valid: bool) -> None:
+        """Law 3: a lease that had not ended was valid; one that was taken back is not."""
+        assert valid or held.expires_at <= self.harness.now()
+        self.dead.append(held)
+        if valid:
+            return
+        self.note_failure(held)
+
+    def end_in_failure(self, held: Held, cause: Cause) -> None:
+        valid = self.do(self.broker.release(held.lease, failed(cause, held.lease.slot.worker)))
+        self.settle(held, valid)
+        self.note_failure(held)
+
+    def note_failure(self, held: Held) -> None:
+        together = tuple(map(key, held.lease.entries))
+        for rider in together:
+            self.let_in[rider].failed_with = together
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data(), wrong=st.sets(st.integers(0, MAX_BATCH - 1), max_size=2))
+    def complete(self, data: st.DataObject, wrong: set[int]) -> None:
+        held = self.pick(data)
+        items = [
+            Item(None, "cannot") if place in wrong else Item(output(rider.input))
+            for place, rider in enumerate(held.lease.entries)
+        ]
+        cancelled = sum(self.let_in[key(rider)].cancelled for rider in held.lease.entries)
+        settled = self.do(self.broker.complete(held.lease, items))
+        self.settle(held, not settled.fenced)
+        if not settled.fenced:
+            assert (settled.answered, settled.departed) == (len(items) - cancelled, cancelled)
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data(), cause=st.sampled_from(Cause))
+    def fail(self, data: st.DataObject, cause: Cause) -> None:
+        self.end_in_failure(self.pick(data), cause)
+
+    @rule(model=st.sampled_from(MODELS), times=st.integers(1, 6), cause=st.sampled_from(Cause))
+    def keep_failing(self, model: str, times: int, cause: Cause) -> None:
+        """Far enough into the retry plan for somebody to stand alone."""
+        for _ in range(times):
+            self.advance(0.6)
+            before = len(self.leases)
+            self.claim(WORKERS[0], model, MAX_BATCH, patient=False)
+            if len(self.leases) > before:
+                self.end_in_failure(self.leases.pop(), cause)
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data())
+    def give_back(self, data: st.DataObject) -> None:
+        """Law 4: charges nothing."""
+        held = self.pick(data)
+        valid = self.do(self.broker.release(held.lease))
+        self.settle(held, valid)
+        if valid:
+            together = tuple(map(key, held.lease.entries))
+            for rider in together:
+                self.let_in[rider].claims -= 1
+                self.let_in[rider].failed_with = together
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data())
+    def extend(self, data: st.DataObject) -> None:
+        held = self.pick(data)
+        if self.do(self.broker.extend(held.lease)):
+            held.expires_at = self.harness.now() + self.harness.lease_seconds
+            self.leases.append(held)
+        else:
+            self.settle(held, valid=False)
+
+    @precondition(lambda self: self.dead)
+    @rule(data=st.data(), how=st.sampled_from(["complete", "fail", "give back", "extend"]))
+    def use_a_dead_fence(self, data: st.DataObject, how: str) -> None:
+        """Law 3: changes nothing."""
+        lease = data.draw(st.sampled_from(self.dead)).lease
+        if how == "complete":
+            items = [Item("out of time")] * len(lease.entries)
+            assert self.do(self.broker.complete(lease, items)).fenced
+        elif how == "extend":
+            assert not self.do(self.broker.extend(lease))
+        else:
+            assert not self.do(self.broker.release(lease, failed() if how == "fail" else None))
+
+    @precondition(lambda self: self.let_in)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        chosen = data.draw(st.lists(st.sampled_from(sorted(self.let_in)), max_size=4, unique=True))
+        standing = [self.do(self.broker.stage(*one)) for one in chosen]
+        self.do(self.broker.cancel([*chosen, ("nobody", "nothing")]))
+        for one, stage in zip(chosen, standing, strict=True):
+            if stage is not None:
+                self.let_in[one].cancelled = True
+
+    @rule(gateway=st.sampled_from(GATEWAYS), acknowledge=st.booleans())
+    def read(self, gateway: str, acknowledge: bool) -> None:
+        """Law 5: what is not acknowledged comes again, and no answer comes without it."""
+        replies, cursor = self.do(self._read(gateway, self.cursors[gateway]))
+        for reply in replies:
+            self.check(reply, gateway)
+        if acknowledge:
+            self.cursors[gateway] = cursor
+
+    async def _read(self, gateway: str, after: int) -> tuple[list[Reply], int]:
+        reader = asyncio.ensure_future(self.broker.replies(gateway, after))
+        await self.harness.settle()
+        if not reader.done():
+            reader.cancel()
+            return [], after
+        replies, cursor = await reader
+        return list(replies), cursor
+
+    def check(self, reply: Reply, gateway: str) -> None:
+        """Law 1: one outcome, the entry's own, at the gateway that waits for it."""
+        known = self.let_in[key(reply)]
+        assert known.entry.gateway == gateway
+        assert not known.cancelled
+        assert self.outcomes.setdefault(key(reply), reply) == reply
+        assert (reply.output is None) != (reply.failure is None)
+        assert reply.attempts <= MOST_ATTEMPTS
+        if reply.output is not None:
+            assert reply.output == output(known.entry.input)
+            assert reply.ran is not None
+        elif reply.failure is not None:
+            assert reply.failure.code in (
+                errors.REJECTED_BY_MODEL,
+                errors.BACKEND_ERROR,
+                errors.DEADLINE_EXCEEDED,
+                errors.NO_WORKERS,
+            )
+
+    @rule(seconds=st.sampled_from([0.001, 0.02, 0.1, 0.6, 2.5]))
+    def advance(self, seconds: float) -> None:
+        self.do(self.harness.advance(seconds))
+
+    @rule()
+    def outlive_a_lease(self) -> None:
+        self.do(self.harness.advance(self.harness.lease_seconds + 0.1))
+
+    @rule()
+    def reap(self) -> None:
+        assert self.do(self.broker.reap()) > 0.0
+        now = self.harness.now()
+        for held in [held for held in self.leases if held.expires_at <= now]:
+            self.leases.remove(held)
+            self.settle(held, valid=False)
+
+    @invariant()
+    def everything_is_somewhere(self) -> None:
+        """What is let in waits, runs, or has its outcome; depths count the waiting and leases the running."""
+        now = self.harness.now()
+        stages, depths = self.do(self._look())
+        waiting = [one for one, stage in stages.items() if stage is Stage.QUEUED]
+        running = {one for one, stage in stages.items() if stage is Stage.PROCESSING}
+        counted = Counter((self.let_in[one].entry.model, self.let_in[one].entry.tier) for one in waiting)
+        assert {(one.model, one.tier): one.depth for one in depths if one.depth} == counted
+        leased = {key(rider) for held in self.leases for rider in held.lease.entries}
+        certain = {key(rider) for held in self.leases if held.expires_at > now for rider in held.lease.entries}
+        gone = {one for one, known in self.let_in.items() if known.cancelled} | set(self.outcomes)
+        assert certain - gone <= running <= leased
+        assert not (set(waiting) | running) & gone
+
+    async def _look(self) -> tuple[dict[Key, Stage | None], Sequence[TierDepth]]:
+        return {one: await self.broker.stage(*one) for one in self.let_in}, await self.broker.depths()
+
+    def teardown(self) -> None:
+        try:
+            self.drain()
+        finally:
+            self.harness.close()
+
+    def drain(self) -> None:
+        """Run what is left, let all leases end, run what that leaves, and read every reply."""
+        for _ in range(100):
+            self.advance(0.6)
+            ran = [self.run_one(model) for model in MODELS]
+            if not any(ran):
+                if not self.leases and not any(one.depth for one in self.do(self.broker.depths())):
+                    break
+                self.outlive_a_lease()
+                self.reap()
+        for gateway in GATEWAYS:
+            self.read(gateway, acknowledge=True)
+            self.read(gateway, acknowledge=True)
+        assert not self.leases
+        expected = {one for one, known in self.let_in.items() if not known.cancelled}
+        assert set(self.outcomes) == expected
+        assert not any(one.depth for one in self.do(self.broker.depths()))
+        assert all(self.do(self.broker.claim(slot("last", model), AT_ONCE)) == Wait(None) for model in MODELS)
+
+    def run_one(self, model: str) -> bool:
+        """Run a batch as it should be run, if there is one."""
+        before = len(self.leases)
+        self.claim("last", model, MAX_BATCH, patient=False)
+        if len(self.leases) == before:
+            return False
+        self.do(self.harness.answer(self.leases.pop().lease))
+        return True
+
+
+@pytest.mark.parametrize("kind", HARNESSES)
+def test_the_laws_hold_however_things_interleave(kind: str) -> None:
+    run_state_machine_as_test(type("Laws", (BrokerLaws,), {"kind": kind}), settings=EXPLORE)

@@ -72,8 +72,12 @@ class Gate:
 
     def allowed(self, tier: int, entry: Entry) -> float:
         """Most entries that may be ahead of `entry` in `tier`."""
-        timeout = min(entry.timeout, entry.queue_timeout + self.batch_seconds)
-        margin = max(MIN_MARGIN, MARGIN_SHARE * timeout)
+        timeout = entry.queue_timeout + self.batch_seconds
+        if entry.timeout < timeout:
+            timeout = entry.timeout
+        margin = MARGIN_SHARE * timeout
+        if margin < MIN_MARGIN:
+            margin = MIN_MARGIN
         return self.drains[tier] * (timeout - self.batch_seconds - margin)
 
     def pace(self, tier: int) -> float:

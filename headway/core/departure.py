@@ -17,6 +17,8 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 FULL, DEADLINE, WINDOW, HEADWAY, EARLY, RETRY = "full", "deadline", "window", "headway", "early", "retry"
 REASONS = (FULL, DEADLINE, WINDOW, HEADWAY, EARLY, RETRY)
 
@@ -80,8 +82,7 @@ class Rule:
     lead: float = math.inf
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(msgspec.Struct, frozen=True, gc=False):
     """What waits: how many, since when the oldest does, the earliest deadline, and the last departure.
 
     `schedule` is the instant at which the next batch would leave if all so far had kept the rule's pace.

@@ -103,6 +103,18 @@ async def test_a_wake_up_is_passed_on_when_its_slot_goes_away(harness: Harness) 
 
 
 @story
+async def test_a_slot_that_claims_in_vain_leaves_the_bell_set_for_the_others(harness: Harness) -> None:
+    """The first is woken, finds that the batch is held after all, and does not come back."""
+    listeners = await idle(harness, "gpu-0", "gpu-1")
+    await harness.broker.enqueue([ask()])
+    assert await awake(harness, listeners) == [0]
+    patient = Fixed(Rule(size=MAX_BATCH, window=0.5, rate=1e6))
+    assert isinstance(await harness.broker.claim(slot("gpu-0"), patient), Wait)
+    await harness.advance(0.5 + harness.grain)
+    assert await awake(harness, listeners) == [0, 1]
+
+
+@story
 async def test_a_slot_that_stopped_listening_is_not_woken(harness: Harness) -> None:
     listeners = await idle(harness, "gpu-0", "gpu-1")
     await close(listeners[:1])

@@ -62,7 +62,7 @@ class TestServiceModel:
 
     def test_batches_of_one_size_keep_the_slope_and_still_follow_the_level(self) -> None:
         model, dice = learnt(0.05, 0.002), random.Random(3)
-        for _ in range(1000):
+        for _ in range(5000):
             model.observe(32, 0.214 * dice.uniform(0.9, 1.1))
         assert model.beta == pytest.approx(0.002, rel=0.3)
         assert model.seconds(32) == pytest.approx(0.214, rel=0.05)

@@ -32,8 +32,6 @@ from headway.tally import Tally
 
 log = structlog.get_logger(__name__)
 
-EXTEND_EVERY = 3.0
-"""Seconds between two extensions of the lease of a batch that runs long."""
 PROBE_EVERY = 0.05
 """Seconds between two looks at an open breaker that somebody else is probing."""
 START_BACKOFF = 0.25
@@ -91,6 +89,7 @@ class Batcher:
         self._retire = False
         self._draining = False
         self._restarts = -1
+        self._lease: Lease | None = None
         self._running_since: float | None = None
         self._busy = 0.0
         self._utilisation = 0.0
@@ -184,8 +183,7 @@ class Batcher:
 
     async def _run(self, backend: Backend, lease: Lease) -> None:
         """Run one batch to its end, whatever that is."""
-        loop = asyncio.get_running_loop()
-        extension = loop.call_later(EXTEND_EVERY, self._extend, lease)
+        self._lease = lease
         self._running_since = since = self._clock()
         try:
             items = await backend.run(lease.entries, self._limits.gpu_timeout)
@@ -201,8 +199,7 @@ class Batcher:
         else:
             await self._succeeded(lease, items, since)
         finally:
-            extension.cancel()
-            self._running_since = None
+            self._lease = self._running_since = None
 
     async def _succeeded(self, lease: Lease, items: Sequence[Item], since: float) -> None:
         seconds = self._clock() - since
@@ -264,25 +261,17 @@ class Batcher:
         """Wait for `pause`, or until something interrupts."""
         self._pausing = task = asyncio.get_running_loop().create_task(pause)
         try:
-            await asyncio.wait({task})
+            await task
         except asyncio.CancelledError:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            raise
+            current = asyncio.current_task()
+            if current is not None and current.cancelling():
+                raise  # It is this loop that was cancelled, not its pause that was interrupted.
         finally:
             self._pausing = None
-        if not task.cancelled():
-            task.result()
 
     def _interrupt(self) -> None:
         if self._pausing is not None:
             self._pausing.cancel()
-
-    def _extend(self, lease: Lease) -> None:
-        if self._running_since is not None:
-            loop = asyncio.get_running_loop()
-            self._extending = loop.create_task(self._broker.extend(lease))
-            loop.call_later(EXTEND_EVERY, self._extend, lease)
 
     async def _become(self, status: WorkerStatus) -> None:
         self._status = status
@@ -303,12 +292,14 @@ class Batcher:
         )
 
     async def _beat_on(self) -> None:
-        """A heartbeat each second, with the busy share of the seconds before."""
+        """A heartbeat each second: renews the lease of what runs, and tells the busy share of the seconds before."""
         last = self._clock()
         counted = self._busy
         while True:
             await self._beat()
             await asyncio.sleep(BEAT_EVERY)
+            if self._lease is not None:
+                await self._broker.extend(self._lease)
             now = self._clock()
             busy = self._busy + (now - self._running_since if self._running_since is not None else 0.0)
             share = min(max((busy - counted) / max(now - last, 1e-9), 0.0), 1.0)

@@ -349,3 +349,13 @@ def test_random_cancellations_never_wedge_a_batcher() -> None:
             assert stand.gateway.pending == 0
 
     run(main)
+
+
+def test_a_batch_that_runs_long_keeps_its_lease() -> None:
+    async def main(clock: Clock) -> None:
+        async with Stand(clock, FakeBackend(25.0), gpu_timeout_ms=30_000, request_timeout_ms=30_000) as stand:
+            reply = await stand.ask("long", timeout=30.0)
+            assert reply.output == "LONG" and reply.attempts == 1
+            assert stand.backends[0].batches == [["long"]]
+
+    run(main)

@@ -251,7 +251,7 @@ class Gateway:
         for entry, failure in zip(entries, verdicts, strict=True):
             if failure is not None and (held := self._held.get((entry.tenant, entry.id))) is not None:
                 self.tally.refusals[failure.reason, self._tiers[entry.tier]] += 1
-                self._settle(held, failure)
+                self._settle(held, failure, admitted=False)
 
     async def _returns(self) -> None:
         while True:
@@ -285,15 +285,17 @@ class Gateway:
         if not self._held:
             self._emptied.set()
 
-    def _settle(self, held: _Held, failure: Failure) -> None:
-        """Answer a held request on the gateway's own account."""
+    def _settle(self, held: _Held, failure: Failure, admitted: bool = True) -> None:
+        """Answer a held request on the gateway's own account. A refusal at the door is no latency: it takes no
+        time, and in an overload there are so many that they would hide how slow the others are."""
         entry = held.entry
         if self._held.pop((entry.tenant, entry.id), None) is None:
             return
         latency = self._clock() - held.since
         self._recent.append((entry.id, latency, failure))
         self._count(entry, failure.code.lower())
-        self.tally.request_seconds[entry.model, self._tiers[entry.tier]].observe(latency)
+        if admitted:
+            self.tally.request_seconds[entry.model, self._tiers[entry.tier]].observe(latency)
         self._tell(held.waiter, Reply(entry.id, entry.tenant, None, failure))
         if not self._held:
             self._emptied.set()

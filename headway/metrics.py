@@ -78,7 +78,10 @@ def families(state: State) -> Iterator[Metric]:
         ("model", "tier", "outcome"), tally.requests,
     )  # fmt: skip
     yield from _histogram(
-        "request_seconds", "From the decoded request to its answer.", ("model", "tier"), tally.request_seconds
+        "request_seconds",
+        "From the decoded request to its answer, of those not refused at the door.",
+        ("model", "tier"),
+        tally.request_seconds,
     )
     yield from _histogram("queue_seconds", "From the enqueue to the claim.", ("model", "tier"), tally.queue_seconds)
     tier_of = dict(enumerate(state.tiers))

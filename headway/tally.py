@@ -50,7 +50,7 @@ class Tally:
         self.requests: defaultdict[tuple[str, str, str], int] = defaultdict(int)
         """(model, tier, outcome): outcome is `ok` or an error code in lower case, or `cancelled`."""
         self.request_seconds: defaultdict[tuple[str, str], Histogram] = defaultdict(_seconds)
-        """(model, tier): from the decoded request to its answer."""
+        """(model, tier): from the decoded request to its answer, of those not refused at the door."""
         self.queue_seconds: defaultdict[tuple[str, str], Histogram] = defaultdict(_seconds)
         """(model, tier): from the enqueue to the claim."""
         self.batch_size: defaultdict[str, Histogram] = defaultdict(lambda: Histogram(SIZES))

@@ -88,8 +88,11 @@ class Connection(HttpToolsProtocol):
         self.since = monotonic()
         desk = self.desk
         full = len(self.connections) - desk.settings.max_connections
-        if full >= 0 or _descriptor(transport) >= desk.fd_ceiling:
-            self._turn_away(full)
+        descriptor = _descriptor(transport)
+        if full > TURNED_AWAY or descriptor >= desk.fd_brink:
+            transport.abort()
+        elif full >= 0 or descriptor >= desk.fd_ceiling:
+            self._turn_away()
         else:
             self.connections.add(self)
 
@@ -389,10 +392,7 @@ class Connection(HttpToolsProtocol):
             )
         )
 
-    def _turn_away(self, beyond: int) -> None:
-        if beyond > TURNED_AWAY:
-            self.transport.abort()
-            return
+    def _turn_away(self) -> None:
         self.connections.add(self)
         self.reject(RequestError("too many connections are open", code=SERVICE_OVERLOADED, retry_after=1.0))
 

@@ -29,6 +29,9 @@ LINGER = 1.0
 GRACE = 1.0
 """Seconds of silence after which a closing door leaves an idle client."""
 
+SPARE = 32
+"""File descriptors kept from clients: the first half for refusing them, the second for workers, files and operators."""
+
 SLOWEST = 16_384
 """Bytes per second at which a client has to take its answer."""
 
@@ -93,7 +96,14 @@ class Desk:
         settings: limits and times.
         new_id: makes request ids.
         tally: refusals at the door are counted here.
+
+    Attributes:
+        spare: file descriptors that its connections leave to others.
+        fd_ceiling: first descriptor number at which a connection is refused.
+        fd_brink: first descriptor number at which it is cut off without an answer.
     """
+
+    spare = 8
 
     def __init__(self, app: ASGIApp, settings: Settings, new_id: NewId, tally: Tally) -> None:
         self.settings = settings
@@ -106,7 +116,7 @@ class Desk:
         self.keep_alive = settings.keep_alive_ms / 1000
         self.closing = False
         self.date = b""
-        self.fd_ceiling = 1 << 30
+        self.fd_ceiling = self.fd_brink = 1 << 30
         self.loop = asyncio.get_running_loop()
         self._left = asyncio.Event()
         self.state = ServerState()
@@ -158,6 +168,8 @@ class Lane(Desk):
         intake: the gateway.
         identity: says who asks.
     """
+
+    spare = SPARE
 
     def __init__(
         self,

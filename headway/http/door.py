@@ -27,7 +27,7 @@ from starlette.types import ASGIApp
 from headway.config import Settings
 from headway.errors import SettingError
 from headway.http.connection import Connection
-from headway.http.desk import Desk, Intake, Lane, NewId
+from headway.http.desk import SPARE, Desk, Intake, Lane, NewId
 from headway.http.hot_lane import HotLane
 from headway.ports import Identity
 from headway.tally import Tally
@@ -39,9 +39,6 @@ SWEEP = 0.5
 
 BACKLOG = 2048
 """Connections that the system holds until they are accepted."""
-
-SPARE = 32
-"""File descriptors kept for workers, files, and refusing."""
 
 
 class Door:
@@ -157,7 +154,7 @@ class Door:
         if self._sweep is not None:
             self._sweep.cancel()
         desk.refresh()
-        desk.fd_ceiling = _descriptor_ceiling()
+        desk.fd_ceiling, desk.fd_brink = _descriptor_ceiling(desk.spare), _descriptor_ceiling(desk.spare // 2)
         self.sweep(monotonic())
         for listener in self._listeners:
             listener.revive()
@@ -271,7 +268,7 @@ def _raise_descriptor_limit(connections: int) -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _descriptor_ceiling() -> int:
-    """First descriptor number at which a new connection is one too many."""
+def _descriptor_ceiling(spare: int) -> int:
+    """First descriptor number that leaves less than `spare` of them, or than its part of a quarter if there are few."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 1 << 30 if soft == resource.RLIM_INFINITY else soft - min(SPARE, soft // 4)
+    return 1 << 30 if soft == resource.RLIM_INFINITY else soft - min(spare, soft * spare // (4 * SPARE))

@@ -99,6 +99,7 @@ class Server:
         self.mark = uuid.uuid4().hex
         self.answer_to = answer_to
         self.asked: list[Asked] = []
+        self._connections: list[Connection] = []
         self.expected: set[str] = set()
         self.port = self.admin_port = 0
         self._files = folder / f"out-{self.mark}", folder / f"log-{self.mark}"
@@ -149,7 +150,9 @@ class Server:
         self.port, self.admin_port = int(public[1]), int(admin[1])
 
     def connect(self) -> Connection:
-        return Connection(self.port)
+        """A new connection to the public port; it is closed in the end."""
+        self._connections.append(Connection(self.port))
+        return self._connections[-1]
 
     def ask(self, text: str, *fields: str, on: Connection | None = None, **members: Any) -> Asked:
         """Send one request, by default on a new connection; its answer is read by what is returned."""
@@ -276,8 +279,8 @@ class Server:
             except ProcessLookupError:
                 continue
         self.process.wait(PATIENCE)
-        for asked in self.asked:
-            asked.connection.close()
+        for connection in self._connections:
+            connection.close()
 
 
 @contextmanager

@@ -1,0 +1,222 @@
+"""Coming up and going down: no accepted request is failed, nothing is left behind, and a bad start says why."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.client import Gate, request, wait_until
+from tests.e2e.server import ROOT, launched, serving
+from tests.targets.gates import SETUP_GATE
+
+UNHAPPY = {"batch failed", "worker process ended"}
+
+
+class Load:
+    """Open-loop load on connections that are kept, one request at a time on each.
+
+    Attributes:
+        sent, answered: how many, up to now.
+        wrong: what was answered and is not the right answer, or what befell a connection that carried a request.
+    """
+
+    def __init__(self, port: int, rate: float) -> None:
+        self._port, self._gap = port, 1.0 / rate
+        self.sent = self.answered = 0
+        self.wrong: list[object] = []
+
+    async def run(self, connections: int, signal_after: int, send_signal: asyncio.Event) -> None:
+        """Send requests until every connection has heard that it ends; set the event after so many answers."""
+        idle: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Queue()
+        for _ in range(connections):
+            idle.put_nowait(await asyncio.open_connection("127.0.0.1", self._port))
+        self._left = connections
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+            while self._left:
+                if self.answered >= signal_after:
+                    send_signal.set()
+                due += self._gap
+                if (pause := due - loop.time()) > 0:
+                    await asyncio.sleep(pause)
+                if not idle.empty():
+                    tasks.create_task(self._ask(idle, *idle.get_nowait()))
+
+    async def _ask(
+        self,
+        idle: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]],
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        self.sent += 1
+        text = f"request {self.sent}"
+        writer.write(request(json.dumps({"input": text}).encode()))
+        last = True
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+            answer = json.loads(await reader.readexactly(length))
+            self.answered += 1
+            if answer.get("output") != text.upper():
+                self.wrong.append(answer)
+            last = b"connection: close" in head
+            if last and await reader.read():
+                self.wrong.append("bytes after the last answer")
+        except (OSError, asyncio.IncompleteReadError) as exc:
+            self.wrong.append(exc)
+        if last:
+            self._left -= 1
+            writer.close()
+        else:
+            idle.put_nowait((reader, writer))
+
+
+def closed(port: int) -> bool:
+    """Whether nobody listens there."""
+    with socket.socket() as sock:
+        return sock.connect_ex(("127.0.0.1", port)) != 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_under_load_fails_no_request(tmp_path: Path, number: signal.Signals) -> None:
+    flags = "--workers", "2", "--max-batch-size", "100", "--drain-timeout-ms", "10000"
+    target, slow = str(ROOT / "examples/emulated_gpu.py:EmulatedGPU"), {"HEADWAY_EMULATED_MS": "40"}
+    with launched(tmp_path, *flags, target=target, environ=slow) as server:
+        server.ready()
+        load, now = Load(server.port, rate=400), asyncio.Event()
+
+        async def main() -> None:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(load.run(60, 300, now))
+                await now.wait()
+                server.signal(number)
+
+        asyncio.run(main())
+        assert load.wrong == []
+        assert load.sent == load.answered > 300
+        server.check_end()
+
+
+def test_what_waits_and_what_runs_is_answered_while_draining(tmp_path: Path) -> None:
+    with launched(tmp_path) as server:
+        server.ready()
+        gate = Gate(tmp_path)
+        running = server.ask(gate.text())
+        gate.reached()
+        waiting = [server.ask(f"waiting {number}") for number in range(50)]
+        server.queued(50)
+        server.signal()
+        server.logged("draining")
+        assert server.admin("/readyz").status == 503
+        assert server.health()["status"] == "draining"
+        wait_until(lambda: closed(server.port))
+        gate.open()
+        for one in (running, *waiting):
+            answer = one.answer()
+            assert answer.status == 200
+            assert answer.header["connection"] == "close"
+        server.check_end()
+
+
+def test_a_second_signal_ends_the_drain_with_503_for_what_is_held(tmp_path: Path) -> None:
+    with launched(tmp_path, "--gpu-timeout-ms", "30000", "--request-timeout-ms", "30000") as server:
+        server.ready()
+        gate = Gate(tmp_path)
+        held = [server.ask(gate.text())]
+        gate.reached()
+        held += [server.ask(f"waiting {number}") for number in range(50)]
+        server.queued(50)
+        server.signal()
+        server.logged("draining")
+        server.signal()
+        for one in held:
+            assert one.refusal() == "DRAINING"
+        server.expected = UNHAPPY
+        server.check_end()
+
+
+def test_the_drain_has_an_end(tmp_path: Path) -> None:
+    with launched(tmp_path, "--drain-timeout-ms", "300") as server:
+        server.ready()
+        gate = Gate(tmp_path)
+        held = server.ask(gate.text())
+        gate.reached()
+        server.signal()
+        assert held.refusal() == "DRAINING"
+        server.expected = UNHAPPY | {"drain time-out: answering what is left with 503"}
+        server.check_end()
+
+
+def test_silent_clients_and_one_that_does_not_read_do_not_hold_up_the_end(tmp_path: Path) -> None:
+    with launched(tmp_path, "--drain-timeout-ms", "2000") as server:
+        server.ready()
+        silent = [server.connect() for _ in range(20)]
+        half = server.connect()
+        half.send(b"POST /v1/inference HTTP/1.1\r\nHost: e2e\r\nContent-Le")
+        server.answer_to = lambda text: "x" * 12_000_000
+        deaf = server.ask("big 12000000")
+        wait_until(lambda: server.metrics().value("requests_total", outcome="ok"))
+        server.signal()
+        server.expected = {"drain time-out: answering what is left with 503"}
+        assert server.ended() == 0
+        deaf.leave()
+        for connection in (*silent, half):
+            connection.close()
+        server.check_end()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_slow_start(tmp_path: Path, number: signal.Signals) -> None:
+    gate = Gate(tmp_path, SETUP_GATE)
+    with launched(tmp_path, "--workers", "2") as server:
+        gate.reached()
+        server.signal(number)
+        assert server.ended() == 0
+        assert server.banner() == ""
+        server.expected = UNHAPPY
+        server.check_end()
+
+
+def test_a_signal_while_all_workers_load_again_ends_it(tmp_path: Path) -> None:
+    with launched(tmp_path, "--workers", "2", "--drain-timeout-ms", "1000") as server:
+        server.ready()
+        gate = Gate(tmp_path, SETUP_GATE)
+        for worker in server.workers():
+            os.kill(worker["pid"], signal.SIGKILL)
+        gate.reached()
+        waiting = server.ask("waiting")
+        server.queued(1)
+        server.signal()
+        assert waiting.refusal() in ("NO_WORKERS", "DRAINING")
+        server.expected = UNHAPPY | {"drain time-out: answering what is left with 503"}
+        server.check_end()
+
+
+def test_a_killed_service_leaves_no_worker_behind(tmp_path: Path) -> None:
+    with launched(tmp_path, "--workers", "2", "--gpu-timeout-ms", "30000") as server:
+        server.ready()
+        server.ask("hang").leave()
+        server.ask("hang").leave()
+        wait_until(lambda: sum(worker["in_flight"] for worker in server.workers()))
+        server.signal(signal.SIGKILL)
+        assert server.ended() == -signal.SIGKILL
+        wait_until(lambda: not server.processes())
+
+
+@pytest.mark.parametrize("which", ["port", "admin_port"])
+def test_a_second_instance_on_the_same_port_says_so(tmp_path: Path, which: str) -> None:
+    with serving(tmp_path) as server:
+        flag, taken = f"--{which.replace('_', '-')}", str(getattr(server, which))
+        with launched(tmp_path, flag, taken) as second:
+            assert second.ended() == 3
+            assert f"{flag} = {taken}: is taken by another program" in second.log_text()
+            assert second.banner() == ""
+            wait_until(lambda: not second.processes())
+        server.ask("undisturbed").output()

@@ -333,9 +333,9 @@ def test_refusals_at_the_door_do_not_flatter_the_latency() -> None:
         async with Stand(clock, FakeBackend(0.5), max_batch=1) as stand:
             await stand.ask("measures")
             replies = await asyncio.gather(*(stand.ask(str(number)) for number in range(20)))
-            refused = sum(reply.failure is not None and reply.failure.reason == "overloaded" for reply in replies)
+            refused = sum(reply.failure is not None and reply.failure.reason == "shed" for reply in replies)
             assert 5 < refused < 20
-            assert stand.tally.refusals["overloaded", "paid"] == refused
+            assert stand.tally.refusals["shed", "paid"] == refused
             latencies = stand.tally.request_seconds["m", "paid"]
             assert latencies.count == 21 - refused
             assert latencies.counts[0] == 0

@@ -2,7 +2,8 @@
 
     IDLE ──▶ HEAD ──▶ BODY ──▶ ASKED (the hot lane) ──▶ IDLE
       └───────┴────▶ APP (uvicorn's own cycle) ───────▶ IDLE
-    BLOCKED: the last answer has not left yet.  LINGERING: refused for good, what still comes is thrown away.
+    DROP: the answer was given before the body had come.  BLOCKED: the last answer has not left yet.
+    LINGERING: refused for good, what still comes is thrown away.
 
 The rules:
 
@@ -35,7 +36,7 @@ from headway.http.head import END, Head, read_head, suspect
 from headway.http.order import SHOWN, chosen_id, too_large
 from headway.http.shapes import problem_response
 
-IDLE, HEAD, BODY, ASKED, APP, BLOCKED, LINGERING, CLOSED = range(8)
+IDLE, HEAD, BODY, DROP, ASKED, APP, BLOCKED, LINGERING, CLOSED = range(9)
 
 HELD = 65_536
 """Bytes a client may send ahead of its answers; also the most of a refused body that is read to keep a connection."""
@@ -243,6 +244,7 @@ class Connection(HttpToolsProtocol):
             cycle.disconnected = True
             cycle.message_event.set()
             if cycle.response_started:
+                self.phase = CLOSED
                 self.transport.abort()
                 return
         self.say(error.code, error.message, error.retry_after)
@@ -290,6 +292,9 @@ class Connection(HttpToolsProtocol):
             if waited > desk.header_timeout:
                 self.id = ""
                 self._late("header", desk.settings.header_timeout_ms)
+        elif phase == DROP:
+            if waited > desk.body_timeout:
+                self.linger()  # without a word: the answer has been given
         elif self.open:
             if waited > desk.body_timeout:
                 self._late("body", desk.settings.body_timeout_ms)
@@ -378,7 +383,7 @@ class Connection(HttpToolsProtocol):
             self.complete()
 
     def _drop_body(self) -> None:
-        self.phase = BODY
+        self.phase = DROP
         self.since = monotonic()
 
     def _rest(self) -> None:

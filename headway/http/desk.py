@@ -8,6 +8,7 @@ from email.utils import formatdate
 from typing import Protocol
 
 import structlog
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn import Config
 from uvicorn.server import ServerState
@@ -82,6 +83,8 @@ class _Shelter:
 
         try:
             await self._app(scope, receive, watched)
+        except ClientDisconnect:
+            return
         except Exception:
             if not complete:
                 raise

@@ -74,9 +74,9 @@ class HotLane(Connection):
         super().connection_lost(exc)
 
     def answer(self, reply: Reply) -> None:
-        """Take the reply to the request in hand."""
+        """Take the reply to the request in hand; one to any other request is never written."""
         order = self.order
-        if self.phase != ASKED or order is None:
+        if self.phase != ASKED or order is None or reply.id != self.id:
             return
         lane = self.lane
         now = monotonic()

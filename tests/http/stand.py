@@ -32,7 +32,7 @@ from headway.identity.open import OpenIdentity
 from headway.model import Caller, Failure, Reply, WorkerInfo, WorkerStatus
 from headway.tally import Tally
 
-PATIENCE = 20.0
+PATIENCE = 10.0
 """Seconds after which a test that hangs is given up."""
 
 

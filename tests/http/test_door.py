@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -280,24 +282,46 @@ def test_an_app_that_reads_its_body_gets_all_of_it() -> None:
     behind(Route("/", echo, methods=["POST"]), main)
 
 
-def test_an_app_whose_client_stalls_or_oversteps_is_left_alone() -> None:
-    seen: list[str] = []
-    ended = asyncio.Event()
+@pytest.mark.parametrize(
+    ("more", "later", "code"),
+    [(b"200000\r\n" + b"x" * 1_200_000, 0.0, "PAYLOAD_TOO_LARGE"), (b"5\r\nx", 11.0, "REQUEST_TIMEOUT"), (b"zz\r\n", 0.0, "BAD_REQUEST")],
+)  # fmt: skip
+def test_an_app_whose_client_oversteps_sees_it_leave(more: bytes, later: float, code: str) -> None:
+    entered, left = asyncio.Event(), asyncio.Event()
 
     async def reads(request: Request) -> Response:
-        try:
+        entered.set()
+        with pytest.raises(ClientDisconnect):
             await request.body()
-        except ClientDisconnect:
-            seen.append("left")
-            ended.set()
+        left.set()
         return PlainTextResponse("too late")
 
     async def main(door: Door, client: Client) -> None:
-        head = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
-        await client.send(head, b"200000\r\n" + b"x" * 1_200_000)
-        assert (await client.answer()).error == "PAYLOAD_TOO_LARGE"
+        await client.send(b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n")
+        await entered.wait()
+        await client.send(more)
+        door.sweep(monotonic() + later)
+        assert (await client.answer()).error == code
         assert await client.ended()
-        await ended.wait()
-        assert seen == ["left"]
+        await left.wait()
 
     behind(Route("/", reads, methods=["POST"]), main)
+
+
+def test_a_bad_body_in_the_middle_of_an_answer_cuts_the_connection() -> None:
+    async def talks(request: Request) -> Response:
+        async def body() -> AsyncIterator[bytes]:
+            yield b"x"
+            async for _ in request.stream():
+                yield b"y"
+
+        return StreamingResponse(body())
+
+    async def main(door: Door, client: Client) -> None:
+        await client.send(b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n")
+        assert (await client.reader.readuntil(b"1\r\nx\r\n")).startswith(b"HTTP/1.1 200 ")
+        await client.send(b"zz\r\n")
+        with contextlib.suppress(ConnectionError):
+            assert await client.reader.read() == b""
+
+    behind(Route("/", talks, methods=["POST"]), main)

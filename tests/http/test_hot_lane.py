@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headway.errors import STATUS
-from headway.model import Failure
+from headway.model import Failure, Reply
 from tests.http.stand import Stand, get, post, served
 
 UUID = "0189f7a4-1111-7222-8333-444455556666"
@@ -315,6 +315,20 @@ def test_an_answer_for_a_client_that_has_left_is_dropped() -> None:
         await stand.gateway.until(lambda: not stand.gateway.waiting)
         stand.gateway.waiting = held
         stand.gateway.release()
+
+    served(main)
+
+
+def test_a_reply_to_another_request_is_never_written() -> None:
+    async def main(stand: Stand) -> None:
+        stand.gateway.hold = True
+        client = await stand.connect()
+        await client.send(post('{"input": "a"}'))
+        await stand.gateway.until(lambda: bool(stand.gateway.waiting))
+        (asked,) = stand.gateway.waiting
+        asked.waiter.answer(Reply("another", asked.caller.tenant, "NOT FOR YOU"))
+        stand.gateway.release()
+        assert (await client.answer()).json["output"] == "A"
 
     served(main)
 

@@ -1,0 +1,117 @@
+"""Out of file descriptors: who cannot be served is told so, or cut off, and the service recovers."""
+
+from __future__ import annotations
+
+import json
+import resource
+import socket
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.client import Connection, request, wait_until
+from tests.e2e.server import Server, serving
+
+LIMIT = 128
+BODY = json.dumps({"input": "abc"}).encode()
+
+
+def few_descriptors() -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (LIMIT, LIMIT))
+
+
+def fate(server: Server, connections: list[Connection]) -> str:
+    """What becomes of one more client, which stays: `200`, `503`, or `cut`."""
+    connection = server.connect()
+    connections.append(connection)
+    try:
+        connection.send(request(BODY))
+        return str(connection.answer().status)
+    except ConnectionError:
+        return "cut"
+
+
+def served_again(server: Server) -> bool:
+    connections: list[Connection] = []
+    try:
+        return fate(server, connections) == "200"
+    finally:
+        connections[0].close()
+
+
+def descriptors(server: Server) -> list[int]:
+    return sorted(int(entry.name) for entry in Path(f"/proc/{server.process.pid}/fd").iterdir())
+
+
+@contextmanager
+def limited(server: Server, limit: int) -> Iterator[None]:
+    """Let the running service have no descriptor number from `limit` on."""
+    soft, hard = resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (limit, hard))
+    yield
+    resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_more_clients_than_descriptors(tmp_path: Path) -> None:
+    with serving(tmp_path, before=few_descriptors, lawful=False) as server:
+        at_rest = len(descriptors(server))
+        for _ in range(2):
+            connections: list[Connection] = []
+            fates = Counter(fate(server, connections) for _ in range(2 * LIMIT))
+            assert set(fates) == {"200", "503", "cut"}
+            assert fates["200"] <= LIMIT
+            served = next(connection for connection in connections if not connection.held)
+            served.send(request(BODY))
+            assert served.answer().status == 200, "who is in is served on"
+            for connection in connections:
+                connection.close()
+            wait_until(lambda: len(descriptors(server)) <= at_rest)
+            assert served_again(server)
+
+
+def test_the_last_descriptor_goes_to_something_else(tmp_path: Path) -> None:
+    with serving(tmp_path, lawful=False) as server:
+        inside = server.connect()
+        inside.send(request(BODY))
+        assert inside.answer().status == 200
+        connections: list[Connection] = []
+        with limited(server, descriptors(server)[-1] + 1):
+            fates = {fate(server, connections) for _ in range(20)}
+            assert "cut" in fates
+            assert fates <= {"200", "503", "cut"}
+            inside.send(request(BODY))
+            assert inside.answer().status == 200
+        wait_until(lambda: served_again(server))
+        for connection in (inside, *connections):
+            connection.close()
+
+
+def test_who_comes_when_there_is_no_descriptor_at_all_is_served_when_there_is(tmp_path: Path) -> None:
+    with serving(tmp_path, lawful=False) as server:
+        inside = server.connect()
+        inside.send(request(BODY))
+        assert inside.answer().status == 200
+        with limited(server, 4):
+            waiting = [server.connect() for _ in range(5)]
+            for connection in waiting:
+                connection.send(request(BODY))
+            inside.send(request(BODY))
+            assert inside.answer().status == 200
+        for connection in waiting:
+            assert connection.answer().status == 200
+        for connection in (inside, *waiting):
+            connection.close()
+
+
+@pytest.mark.parametrize("how", [socket.SHUT_WR, socket.SHUT_RDWR])
+def test_a_client_that_ends_its_sending_has_left(how: int, tmp_path: Path) -> None:
+    with serving(tmp_path, lawful=False) as server, server.held_back():
+        connection = server.connect()
+        connection.send(request(BODY))
+        wait_until(lambda: server.health()["pending"] == 2)
+        connection.sock.shutdown(how)
+        wait_until(lambda: server.health()["pending"] == 1)
+        connection.close()

@@ -71,6 +71,8 @@ class Rule:
         service: expected run time of the batch in seconds, for the deadline test.
         pace: seconds by which each departure moves the schedule on.
         lead: most seconds a full batch may leave ahead of the schedule; infinite when full batches are not spaced.
+        gather: seconds for which others may join the oldest member, although the headway is over.
+        quiet: seconds without an arrival after which no more are waited for.
     """
 
     size: int
@@ -80,12 +82,14 @@ class Rule:
     service: float = 0.0
     pace: float = 0.0
     lead: float = math.inf
+    gather: float = 0.0
+    quiet: float = 0.0
 
 
 class View(msgspec.Struct, frozen=True, gc=False):
     """What waits: how many, since when the oldest does, the earliest deadline, and the last departure.
 
-    `schedule` is the instant at which the next batch would leave if all so far had kept the rule's pace.
+    `newest` is the instant of the latest arrival. `schedule` is the instant at which the next batch would leave if all so far had kept the rule's pace.
     """
 
     depth: int
@@ -93,6 +97,7 @@ class View(msgspec.Struct, frozen=True, gc=False):
     due: float
     last_departure: float
     schedule: float = -math.inf
+    newest: float = -math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +139,8 @@ def decide(rule: Rule, view: View, now: float) -> Go | Hold:
     if rule.headway is not None:
         if rule.headway <= 0.0:
             return Go(EARLY)
-        spaced = view.last_departure + rule.headway
+        gathered = min(view.oldest + rule.gather, view.newest + rule.quiet)
+        spaced = max(view.last_departure + rule.headway, gathered)
         if now >= spaced:
             return Go(HEADWAY)
         until = min(until, spaced)

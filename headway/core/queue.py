@@ -97,6 +97,7 @@ class ModelQueue:
         self.service = ServiceModel()
         self.last_departure = -math.inf
         self._schedule = -math.inf
+        self._newest = -math.inf
         self.slots = 0
         self._known_slots = 1
         self._lanes = [Lane() for _ in range(limits.tiers)]
@@ -155,6 +156,7 @@ class ModelQueue:
             refused = self._gate_now(now).judge(ahead, self._lanes[0].depth, tier, entry) if ahead else None
             if refused is not None:
                 return refused
+        self._newest = now
         queued = Queued(entry, now)
         lane.push(queued)
         self._due.push(queued)
@@ -345,7 +347,7 @@ class ModelQueue:
         for lane in self._lanes:
             if lane.depth and (first := lane.oldest()) is not None and first.arrived < oldest:
                 oldest = first.arrived
-        return View(self._fresh, oldest, self._due.earliest(), self.last_departure, self._schedule)
+        return View(self._fresh, oldest, self._due.earliest(), self.last_departure, self._schedule, self._newest)
 
     def _gate_now(self, now: float) -> admission.Gate:
         if now - self._gate_at > GATE_AGE:

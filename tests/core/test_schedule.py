@@ -1,4 +1,4 @@
-"""Full batches keep to a schedule, so that GPUs which came free together do not leave together for ever."""
+"""Paced departures where an even gap alone is not enough: full batches in step, and the first request of a burst."""
 
 from __future__ import annotations
 
@@ -45,10 +45,11 @@ class TestPaced:
         ("load", "spaced"),
         [
             (Load(10_000.0, 0.1, 0.0, 11, 100), True),
+            (Load(5_000.0, 0.1, 0.0, 11, 100), False),
             (Load(900.0, 0.1, 0.0, 1, 100), False),
             (Load(5.0, 0.1, 0.0, 2, 100), False),
         ],
-        ids=["a fleet", "one GPU has nobody to bunch with", "few arrivals"],
+        ids=["a busy fleet", "one with GPUs to spare", "one GPU has nobody to bunch with", "few arrivals"],
     )
     def test_spaces_full_batches_where_there_is_something_to_space(self, load: Load, spaced: bool) -> None:
         rule = policies.build("paced", None).rule(load)
@@ -81,6 +82,37 @@ def test_bunched_gpus_are_spread_while_every_batch_is_full(rate: float) -> None:
 def _widest_gap(seen: Seen, start: float, end: float) -> float:
     times = [left_at for left_at, _, _ in seen.batches if start <= left_at < end]
     return max(later - before for before, later in pairwise(times))
+
+
+class TestGather:
+    RULE = Rule(100, headway=0.05, service=0.1, gather=0.04, quiet=0.01)
+
+    def test_the_first_of_a_burst_is_given_a_gap_to_gather_others(self) -> None:
+        assert decide(self.RULE, View(1, 2.0, 9.0, last_departure=1.0, newest=2.0), 2.0) == Hold(2.01)
+        assert decide(self.RULE, View(30, 2.0, 9.0, last_departure=1.0, newest=2.035), 2.035) == Hold(2.04)
+        assert decide(self.RULE, View(31, 2.0, 9.0, last_departure=1.0, newest=2.04), 2.04) == Go("headway")
+
+    def test_until_nobody_follows(self) -> None:
+        assert decide(self.RULE, View(7, 2.0, 9.0, last_departure=1.0, newest=2.01), 2.02) == Go("headway")
+
+    def test_and_leaves_full_at_once(self) -> None:
+        assert decide(self.RULE, View(100, 2.0, 9.0, last_departure=1.0, newest=2.0), 2.0) == Go("full")
+
+    @pytest.mark.parametrize(("rate", "gathers"), [(1000.0, True), (59.0, False), (19.0, False)])
+    def test_only_where_others_were_due(self, rate: float, gathers: bool) -> None:
+        """A gap of 50 ms: three mean gaps between arrivals must fit into it."""
+        rule = policies.build("paced", None).rule(Load(rate, 0.1, 0.0, 2, 100))
+        assert (rule.gather > 0.0) == gathers
+        assert rule.gather + rule.quiet <= max(0.05, 2 * rule.quiet)
+
+    def test_bursts_ride_together(self) -> None:
+        """A burst of 60 over 15 ms, every 300 ms: two GPUs that never hold would send its first request alone."""
+        burst = [round(start * 0.3 + number * 0.00025, 6) for start in range(20) for number in range(60)]
+        queue = ModelQueue(QueueLimits(tiers=1, max_batch=100))
+        coming = ((at, entry(str(number))) for number, at in enumerate(burst))
+        seen = drive(queue, policies.build("paced", None), coming, slots=2, seconds=lambda size: 0.1, until=6)
+        sizes = [size for left_at, size, _ in seen.batches if left_at > 2.0]
+        assert min(sizes) > 50
 
 
 class TestDeviation:

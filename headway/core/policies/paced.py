@@ -7,12 +7,15 @@ arrival rate λ, each departure carries n = λs, and k departures must fit into 
 
     s* = α / (k − βλ)
 
-Full batches keep the same order, or bunching, once there, would last: near saturation every batch is full, GPUs
-that came free together would leave together for ever, and each would find the queue that all of them left behind.
-So a full batch leaves only when a schedule that moves on by PACE gaps a departure has come to it. The schedule is
-faster than the GPUs, so in the long run it costs none of their time; and a batch may run ahead of it by what batch
-times are seen to vary, for against chance there is nothing to hold. (A leaky bucket as a meter, the virtual
-scheduling of ITU-T I.371.)
+Near saturation every batch is full, and GPUs that came free together would leave together for ever, each finding
+the queue that all of them left behind. There a full batch leaves only when a schedule that moves on by PACE gaps a
+departure has come to it. The schedule is faster than the GPUs, so in the long run it costs none of their time; and a
+batch may run ahead of it by what batch times are seen to vary, for against chance there is nothing to hold. (A leaky
+bucket as a meter, the virtual scheduling of ITU-T I.371.)
+
+In bursts, the gap since the last departure says little: the first request of a burst would take a GPU for itself, and
+the rest wait. So one that comes late in a gap in which others were due is given a gap of its own to gather a batch,
+unless again nobody follows. Poisson arrivals hardly notice.
 
 Holding control against bunching is from public transport (Daganzo, "A headway-based approach to eliminate
 bus bunching", Transportation Research B 43, 2009); the formula for batch servers is ours.
@@ -27,12 +30,16 @@ from headway.core.departure import Load, Rule
 WORTH_SPACING = 1.0
 """Expected arrivals in a gap (λα/k) below which there is nothing to space: a lone request leaves at once."""
 
+SATURATED = 0.8
+"""Share of the GPUs' capacity in use above which full batches are spaced, too."""
 PACE = 0.95
 """Gaps by which each departure moves the schedule of full batches on; below 1, so that it never limits throughput."""
 LEAD = 0.0625
 """Gaps that a full batch may be ahead of that schedule,"""
 LEAD_DEVIATIONS = 4.0
 """and standard deviations of the batch time besides."""
+SILENCE = 3.0
+"""Mean gaps between arrivals without one that are no chance any more: of Poisson gaps, 5 % are longer."""
 
 
 def headway(load: Load) -> float:
@@ -55,12 +62,17 @@ class Paced:
     def rule(self, load: Load) -> Rule:
         """Full at the largest batch, otherwise at even gaps."""
         gap = headway(load)
+        service = load.batch_seconds(load.max_batch)
+        silence = SILENCE / load.rate if gap > 0.0 else 0.0
+        saturated = load.slots > 1 and load.rate * service > SATURATED * load.slots * load.max_batch
         return Rule(
             size=load.max_batch,
             headway=gap,
             window=self._window,
             rate=load.rate,
-            service=load.batch_seconds(load.max_batch),
-            pace=PACE * gap if load.slots > 1 else 0.0,
-            lead=LEAD * gap + LEAD_DEVIATIONS * load.deviation if load.slots > 1 and gap > 0.0 else math.inf,
+            service=service,
+            pace=PACE * gap if saturated else 0.0,
+            lead=LEAD * gap + LEAD_DEVIATIONS * load.deviation if saturated else math.inf,
+            gather=max(0.0, gap - silence),
+            quiet=silence,
         )

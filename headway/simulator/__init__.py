@@ -1,1 +1,6 @@
-"""The production policies under virtual time."""
+"""The production core under virtual time, and the planner that asks it how many GPUs a load needs.
+
+`scenario` what to run · `traffic` who comes when · `engine` the heap of instants that drives the queue ·
+`record` what happened · `report` percentiles and shares of it · `eager` a policy for contrast ·
+`planner` the least number of GPUs · `table` and `plot` for people
+"""

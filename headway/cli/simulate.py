@@ -1,0 +1,188 @@
+"""`headway simulate`: the production policies under virtual time."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+_LOAD, _MODEL, _BATCHING, _FAILURES, _RESULT = "Load", "Model and GPUs", "Batching", "Failures", "Results"
+_SETTLING = 75.0
+"""Batch times of warm-up unless it is set: a fleet that starts in step near saturation needs as many to spread."""
+
+
+def simulate(
+    rate: Annotated[
+        float, typer.Option(metavar="R", help="Mean requests per second.", rich_help_panel=_LOAD, show_default=False)
+    ],
+    workers: Annotated[int, typer.Option(metavar="K", help="GPUs.", rich_help_panel=_MODEL, show_default=False)],
+    batch_ms: Annotated[
+        float,
+        typer.Option(metavar="MS", help="Time of a batch; its fixed part.", rich_help_panel=_MODEL, show_default=False),
+    ],
+    max_batch: Annotated[int, typer.Option(metavar="N", help="Largest batch.", rich_help_panel=_MODEL)] = 32,
+    beta_ms: Annotated[
+        float, typer.Option(metavar="MS", help="Time that each entry adds to a batch.", rich_help_panel=_MODEL)
+    ] = 0.0,
+    jitter: Annotated[
+        float,
+        typer.Option(metavar="X", help="Standard deviation of a batch's time over its mean.", rich_help_panel=_MODEL),
+    ] = 0.0,
+    overhead_ms: Annotated[
+        float,
+        typer.Option(metavar="MS", help="Time between a GPU's answer and its next batch.", rich_help_panel=_MODEL),
+    ] = 1.5,
+    policy: Annotated[
+        str,
+        typer.Option(metavar="paced|window|table|pid|eager", help="When a batch leaves.", rich_help_panel=_BATCHING),
+    ] = "paced",
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Run every policy on the same arrivals.", rich_help_panel=_BATCHING)
+    ] = False,
+    max_wait_ms: Annotated[
+        float | None,
+        typer.Option(
+            metavar="MS",
+            help="Longest wait for batch-mates. By default 40 for window and pid, none for paced.",
+            rich_help_panel=_BATCHING,
+        ),
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Arrivals as recorded in FILE (CSV with a TIMESTAMP column or one column of seconds), its time scaled "
+            "to the rate. By default Poisson.",
+            rich_help_panel=_LOAD,
+        ),
+    ] = None,
+    step: Annotated[
+        list[str] | None,
+        typer.Option(metavar="S=R", help="From second S on, R requests per second. Repeatable.", rich_help_panel=_LOAD),
+    ] = None,
+    duration: Annotated[float, typer.Option(metavar="S", help="Seconds of load.", rich_help_panel=_LOAD)] = 60.0,
+    warmup: Annotated[
+        float | None,
+        typer.Option(
+            metavar="S",
+            help="Seconds at the start to leave out of the results. By default 75 batch times, at most half of the "
+            "duration.",
+            rich_help_panel=_LOAD,
+        ),
+    ] = None,
+    mix: Annotated[
+        str,
+        typer.Option(
+            metavar="TIER=WEIGHT,…",
+            help="Tiers and their weights, highest first, or `usual` for enterprise=5,paid=25,free=70.",
+            rich_help_panel=_LOAD,
+        ),
+    ] = "",
+    tenants: Annotated[int, typer.Option(metavar="N", help="Equal tenants in each tier.", rich_help_panel=_LOAD)] = 1,
+    queue_timeout_ms: Annotated[
+        float, typer.Option(metavar="MS", help="Longest wait in the queue.", rich_help_panel=_BATCHING)
+    ] = 2000.0,
+    request_timeout_ms: Annotated[
+        float, typer.Option(metavar="MS", help="Longest time for a request in all.", rich_help_panel=_BATCHING)
+    ] = 4000.0,
+    fail_every: Annotated[
+        float,
+        typer.Option(
+            metavar="S", help="Mean seconds between two deaths of one worker; 0: never.", rich_help_panel=_FAILURES
+        ),
+    ] = 0.0,
+    kill: Annotated[
+        list[str] | None,
+        typer.Option(metavar="S=N", help="At second S, N workers die. Repeatable.", rich_help_panel=_FAILURES),
+    ] = None,
+    restart_s: Annotated[
+        float, typer.Option(metavar="S", help="Seconds until a dead worker serves again.", rich_help_panel=_FAILURES)
+    ] = 5.0,
+    poison: Annotated[
+        float,
+        typer.Option(
+            metavar="X", help="Share of inputs that make any batch they are in fail.", rich_help_panel=_FAILURES
+        ),
+    ] = 0.0,
+    promise: Annotated[
+        float | None,
+        typer.Option(metavar="MS", help="Latency promise, to count the answers in time.", rich_help_panel=_RESULT),
+    ] = None,
+    seed: Annotated[int, typer.Option(metavar="N", help="Same seed, same run.", rich_help_panel=_LOAD)] = 0,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print the results as JSON instead of tables.", rich_help_panel=_RESULT)
+    ] = False,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Draw latencies and departures into FILE, such as run.png (needs headway[plot]).",
+            rich_help_panel=_RESULT,
+        ),
+    ] = None,
+) -> None:
+    """Run the production queue and policies under virtual time.
+
+    Requests, batches and failures are events on a heap; the queue, the policies, admission and retries are those
+    that serve. Half of the overhead lies before a batch's run and half after, and it is part of every latency. A
+    batch of n entries takes --batch-ms and n times --beta-ms.
+
+    Exit codes: 0 done, 3 a bad setting.
+    """
+    from dataclasses import replace
+
+    import msgspec
+
+    from headway.load.spec import parse_mix
+    from headway.simulator.engine import simulate as run
+    from headway.simulator.report import describe, make_report
+    from headway.simulator.scenario import EVERYBODY, POLICIES, USUAL_MIX, Scenario, parse_kills, parse_steps
+    from headway.simulator.table import show
+    from headway.simulator.traffic import read_trace
+
+    cycle = (batch_ms + beta_ms * max_batch + overhead_ms) / 1000
+    scenario = Scenario(
+        rate=rate,
+        workers=workers,
+        alpha=batch_ms / 1000,
+        beta=beta_ms / 1000,
+        max_batch=max_batch,
+        jitter=jitter,
+        overhead=overhead_ms / 1000,
+        policy=policy,
+        max_wait=None if max_wait_ms is None else max_wait_ms / 1000,
+        trace=() if trace is None else read_trace(trace),
+        steps=parse_steps(step or ()),
+        duration=duration,
+        warmup=min(_SETTLING * cycle, duration / 2) if warmup is None else warmup,
+        mix=USUAL_MIX if mix == "usual" else parse_mix(mix) or {EVERYBODY: 1.0},
+        tenants=tenants,
+        queue_timeout=queue_timeout_ms / 1000,
+        timeout=request_timeout_ms / 1000,
+        promise=None if promise is None else promise / 1000,
+        fail_every=fail_every,
+        kills=parse_kills(kill or ()),
+        restart=restart_s,
+        poison=poison,
+        seed=seed,
+    )
+    chosen = POLICIES if compare else (policy,)
+    records = [run(replace(scenario, policy=name)) for name in chosen]
+    reports = [make_report(record) for record in records]
+    if plot is not None:
+        from headway.simulator.plot import draw
+
+        draw(records, plot)
+    if json:
+        found = {"command": ["headway", *sys.argv[1:]], "scenario": describe(scenario), "reports": reports}
+        typer.echo(msgspec.json.format(msgspec.json.encode(found)).decode())
+    else:
+        show(scenario, reports, "Poisson" if trace is None else trace.name)
+
+
+if __name__ == "__main__":
+    from headway.cli import main
+
+    main(["simulate", *sys.argv[1:]])

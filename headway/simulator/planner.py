@@ -1,0 +1,309 @@
+"""How many GPUs a load needs: the least number whose simulated percentiles meet the targets.
+
+The search begins at the least number that can carry the load at all, and goes up in growing steps and then by
+halves; what it finds is confirmed with several seeds. A request without an answer counts as later than any target.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from headway.errors import SettingError
+from headway.simulator.engine import simulate
+from headway.simulator.report import make_report, percentile
+from headway.simulator.scenario import Scenario
+
+SEEDS = 5
+SETTLING = 75.0
+"""Batch times of warm-up: a fleet that starts in step near saturation needs as many to spread."""
+MEASURED = 50.0
+"""Least batch times measured,"""
+MEASURED_REQUESTS = 25_000
+"""and least requests."""
+RATE_STEPS = 6
+"""Halvings in the search for the highest rate; it is then known to 1/64 of the spare capacity."""
+STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
+"""Student's t for a two-sided interval of 95 %, by number of values."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """What is asked of a plan.
+
+    Attributes:
+        scenario: the load and the model; its number of workers, times and seed are the planner's to choose.
+        p95: highest 95th percentile of latency in seconds; None for any.
+        p99: highest 99th percentile in seconds; None for any.
+        gpu_hour_cost: price of a GPU for an hour, in any currency; None for none.
+        max_gpus: most GPUs to consider.
+    """
+
+    scenario: Scenario
+    p95: float | None = None
+    p99: float | None = None
+    gpu_hour_cost: float | None = None
+    max_gpus: int = 2_000
+
+    def __post_init__(self) -> None:
+        if self.p95 is None and self.p99 is None:
+            raise SettingError("--p95", None, "there is no target", "Give --p95 or --p99, in ms.")
+        least = self.scenario.cycle(1)
+        for setting, target in (("--p95", self.p95), ("--p99", self.p99)):
+            if target is not None and not (math.isfinite(target) and target > 0.0):
+                raise SettingError(setting, f"{target * 1000:g} ms", "is no time to promise", "For example 200.")
+            if target is not None and target < least:
+                reason = f"no request is answered sooner than one batch takes, {least * 1000:g} ms with its overhead"
+                mend = "Ask for more, or make the batch faster; more GPUs do not help."
+                raise SettingError(setting, f"{target * 1000:g} ms", reason, mend)
+        if not 1 <= self.max_gpus <= 10_000:
+            raise SettingError("--max-gpus", self.max_gpus, "must lie between 1 and 10000", "Choose a value in there.")
+        cost = self.gpu_hour_cost
+        if cost is not None and not (math.isfinite(cost) and cost >= 0):
+            raise SettingError("--gpu-hour-cost", cost, "must be a price, 0 or more", "For example 2.5.")
+
+    def met_by(self, outlook: Outlook) -> bool:
+        """Whether an outlook meets the targets, with the doubt in its figures held against it."""
+        targets = ((self.p95, outlook.p95_ms, outlook.doubt_ms.p95), (self.p99, outlook.p99_ms, outlook.doubt_ms.p99))
+        return all(target is None or value + doubt <= target * 1000 for target, value, doubt in targets)
+
+
+class Doubt(msgspec.Struct, frozen=True):
+    """Half-widths in ms of the 95 % confidence intervals of the percentiles, from their spread over the seeds."""
+
+    p50: float
+    p95: float
+    p99: float
+
+
+class Outlook(msgspec.Struct, frozen=True, kw_only=True):
+    """What a number of GPUs is predicted to give at a rate.
+
+    Attributes:
+        gpus: how many.
+        rate: requests per second.
+        p50_ms, p95_ms, p99_ms: of all requests; one without an answer counts as infinitely late, which is null
+            in JSON.
+        doubt_ms: how sure they are.
+        unanswered: share of requests without an answer.
+        fill: mean share of the largest batch that is used.
+        utilisation: share of the GPUs' time in which they run batches.
+    """
+
+    gpus: int
+    rate: float
+    p50_ms: float
+    p95_ms: float
+    p99_ms: float
+    doubt_ms: Doubt
+    unanswered: float
+    fill: float
+    utilisation: float
+
+
+class Cost(msgspec.Struct, frozen=True):
+    """In the currency of the price that was given."""
+
+    per_hour: float
+    per_million_requests: float
+
+
+class Plan(Outlook, frozen=True, kw_only=True):
+    """The answer: an outlook on the least number of GPUs, and what surrounds it.
+
+    Attributes:
+        capacity: most requests per second these GPUs can answer, all batches full.
+        load: rate over capacity.
+        arrivals_cv: coefficient of variation of the gaps between arrivals: 1 for Poisson, more is burstier.
+        meets_up_to: highest rate at which these GPUs still meet the targets, requests per second.
+        one_less: the outlook on one GPU less; null when that could not carry the load at all.
+        cost: null without a price.
+        seeds: simulations behind the figures.
+        requests: requests measured in all of them.
+    """
+
+    capacity: float
+    load: float
+    arrivals_cv: float
+    meets_up_to: float
+    one_less: Outlook | None
+    cost: Cost | None
+    seeds: int
+    requests: int
+
+
+def make_plan(goal: Goal, progress: Callable[[str], None] = lambda _: None) -> Plan:
+    """Find the least number of GPUs.
+
+    Arguments:
+        goal: what is asked.
+        progress: told in words what is tried.
+
+    Raises:
+        SettingError: no number of GPUs up to the limit meets the targets.
+    """
+    return _Planner(goal, progress).plan()
+
+
+class _Planner:
+    def __init__(self, goal: Goal, progress: Callable[[str], None]) -> None:
+        self._goal = goal
+        self._progress = progress
+        self._known: dict[tuple[int, float, int], Outlook] = {}
+        self._requests = 0
+        self._variation = 0.0
+
+    def plan(self) -> Plan:
+        goal, rate = self._goal, self._goal.scenario.rate
+        bound = self._least()
+        gpus = self._search(bound)
+        while not self._meets(gpus, rate, SEEDS):
+            gpus += 1
+        found = self._outlook(gpus, rate, SEEDS)
+        requests, variation = self._requests, self._variation
+        capacity = self._with(gpus, rate, 0).capacity
+        return Plan(
+            **msgspec.structs.asdict(found),
+            capacity=capacity,
+            load=rate / capacity,
+            arrivals_cv=variation,
+            meets_up_to=self._highest_rate(gpus, rate, capacity),
+            one_less=self._outlook(gpus - 1, rate, SEEDS) if gpus > bound else None,
+            cost=None if goal.gpu_hour_cost is None else _cost(gpus, rate, goal.gpu_hour_cost),
+            seeds=SEEDS,
+            requests=requests,
+        )
+
+    def _least(self) -> int:
+        """The least number of GPUs that can carry the load."""
+        goal, scenario = self._goal, self._goal.scenario
+        busy = scenario.rate * scenario.cycle(scenario.max_batch) / scenario.max_batch
+        least = max(1, math.floor(busy) + 1)
+        if least > goal.max_gpus:
+            reason = f"{scenario.rate:g} requests/s keep {busy:.1f} GPUs busy with full batches alone"
+            raise SettingError("--max-gpus", goal.max_gpus, reason, f"Allow {least} or more.")
+        return least
+
+    def _search(self, bound: int) -> int:
+        """The least number that meets the targets with one seed."""
+        rate, most = self._goal.scenario.rate, self._goal.max_gpus
+        below, gpus, step = bound - 1, bound, 1
+        while not self._meets(gpus, rate, 1):
+            if gpus >= most:
+                self._give_up(gpus, rate)
+            below, gpus, step = gpus, min(gpus + step, most), step * 2
+        while gpus - below > 1:
+            middle = (below + gpus) // 2
+            if self._meets(middle, rate, 1):
+                gpus = middle
+            else:
+                below = middle
+        return gpus
+
+    def _give_up(self, gpus: int, rate: float) -> None:
+        goal, outlook = self._goal, self._outlook(gpus, rate, 1)
+        setting, target = ("--p95", goal.p95) if goal.p95 is not None else ("--p99", goal.p99)
+        shown = f"{(target or 0.0) * 1000:g} ms"
+        reason = f"{gpus} GPUs give p95 {outlook.p95_ms:.1f} and p99 {outlook.p99_ms:.1f} ms, and no more are allowed"
+        mend = "Ask for more time, try another policy, or allow more GPUs with --max-gpus."
+        raise SettingError(setting, shown, reason, mend)
+
+    def _highest_rate(self, gpus: int, rate: float, capacity: float) -> float:
+        low, high = rate, capacity
+        for _ in range(RATE_STEPS):
+            middle = (low + high) / 2
+            if self._meets(gpus, middle, 2):
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def _meets(self, gpus: int, rate: float, seeds: int) -> bool:
+        return self._goal.met_by(self._outlook(gpus, rate, seeds))
+
+    def _outlook(self, gpus: int, rate: float, seeds: int) -> Outlook:
+        key = (gpus, rate, seeds)
+        if key not in self._known:
+            self._progress(f"{gpus} GPUs at {rate:,.0f} requests/s")
+            runs = [self._run(self._with(gpus, rate, seed)) for seed in range(seeds)]
+            self._known[key] = _outlook(gpus, rate, runs)
+        return self._known[key]
+
+    def _with(self, gpus: int, rate: float, seed: int) -> Scenario:
+        """The scenario of one run. A trace is played once to settle and once to measure, from a start of its own."""
+        given = self._goal.scenario
+        cycle = given.cycle(given.max_batch)
+        patience = 2 * max(self._goal.p95 or 0.0, self._goal.p99 or 0.0)
+        warmup, measured = SETTLING * cycle, max(MEASURED * cycle, MEASURED_REQUESTS / rate)
+        if given.trace:
+            warmup = measured = len(given.trace) / rate
+        return replace(
+            given,
+            rate=rate,
+            workers=gpus,
+            trace=_turned(given.trace, seed / SEEDS),
+            warmup=warmup,
+            duration=warmup + measured,
+            queue_timeout=max(given.queue_timeout, patience),
+            timeout=max(given.timeout, patience),
+            seed=given.seed + seed,
+        )
+
+    def _run(self, scenario: Scenario) -> _Run:
+        record = simulate(scenario)
+        report = make_report(record)
+        flow = report.total
+        self._requests += flow.requests
+        self._variation = report.arrivals_cv
+        missing = flow.requests - flow.answered
+        ascending = [*sorted(record.latency), *[math.inf] * missing]
+        p50, p95, p99 = (percentile(ascending, share) * 1000 for share in (0.50, 0.95, 0.99))
+        unanswered = missing / flow.requests if flow.requests else 0.0
+        return _Run(p50, p95, p99, unanswered, report.batches.fill, report.utilisation)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    p50: float
+    p95: float
+    p99: float
+    unanswered: float
+    fill: float
+    utilisation: float
+
+
+def _outlook(gpus: int, rate: float, runs: Sequence[_Run]) -> Outlook:
+    return Outlook(
+        gpus=gpus,
+        rate=rate,
+        p50_ms=statistics.fmean(run.p50 for run in runs),
+        p95_ms=statistics.fmean(run.p95 for run in runs),
+        p99_ms=statistics.fmean(run.p99 for run in runs),
+        doubt_ms=Doubt(*(_doubt([getattr(run, name) for run in runs]) for name in ("p50", "p95", "p99"))),
+        unanswered=statistics.fmean(run.unanswered for run in runs),
+        fill=statistics.fmean(run.fill for run in runs),
+        utilisation=statistics.fmean(run.utilisation for run in runs),
+    )
+
+
+def _doubt(values: Sequence[float]) -> float:
+    if len(values) < 2 or not all(map(math.isfinite, values)):
+        return 0.0
+    return STUDENT[len(values)] * statistics.stdev(values) / math.sqrt(len(values))
+
+
+def _turned(trace: tuple[float, ...], share: float) -> tuple[float, ...]:
+    """A trace begun at another place, its first part after its last one."""
+    cut = int(len(trace) * share)
+    if not cut:
+        return trace
+    lap = (trace[-1] - trace[0]) * len(trace) / (len(trace) - 1)
+    return (*trace[cut:], *(instant + lap for instant in trace[:cut]))
+
+
+def _cost(gpus: int, rate: float, hour: float) -> Cost:
+    return Cost(per_hour=gpus * hour, per_million_requests=gpus * hour / (rate * 3600) * 1e6)

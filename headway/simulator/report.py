@@ -1,0 +1,216 @@
+"""What a simulation found: percentiles, shares and rates, made from its record.
+
+Times are in milliseconds here, as people read them; percentiles are exact (nearest rank).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+import msgspec
+
+from headway.load.report import Latency
+from headway.simulator.record import EXPIRED, FAILED, REFUSED, Record
+from headway.simulator.scenario import Scenario
+
+
+class Flow(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of the requests of one tier, or of all. The four outcomes add up to `requests`.
+
+    Attributes:
+        requests: how many came.
+        answered: how many were answered before their deadline.
+        refused: how many were refused at the door.
+        expired: how many were admitted and not answered before their deadline.
+        failed: how many were given up because their batches failed.
+        reasons: the three kinds of loss by reason, such as `refused: shed`.
+        in_time: answers within the promise; null without a promise.
+        goodput: those per second; without a promise, answers per second.
+        latency_ms: of answers.
+    """
+
+    requests: int
+    answered: int
+    refused: int
+    expired: int
+    failed: int
+    reasons: dict[str, int]
+    in_time: int | None
+    goodput: float
+    latency_ms: Latency
+
+
+class Batches(msgspec.Struct, frozen=True, kw_only=True):
+    """The departures.
+
+    Attributes:
+        count: how many.
+        mean_size: entries in a batch.
+        fill: mean size over the largest size.
+        reasons: why they left.
+        gap_ms: mean gap between two departures.
+        gap_cv: coefficient of variation of those gaps: 0 for evenly spaced, 1 for random, more for bunched.
+    """
+
+    count: int
+    mean_size: float
+    fill: float
+    reasons: dict[str, int]
+    gap_ms: float
+    gap_cv: float
+
+
+class Estimates(msgspec.Struct, frozen=True, kw_only=True):
+    """What the queue believed at the end: arrivals per second, and ℓ(n) = α + βn with its standard deviation."""
+
+    rate: float
+    alpha_ms: float
+    beta_ms: float
+    deviation_ms: float
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """The results of one simulation, its warm-up left out.
+
+    Attributes:
+        policy: which ran.
+        workers: number of GPUs.
+        capacity: most requests per second they can answer, all batches full.
+        arrivals_cv: coefficient of variation of the gaps between arrivals: 0 even, 1 Poisson, more is burstier.
+        offered_rate: requests that came, per second.
+        total: of all requests.
+        tiers: of each tier, highest first, when there are several.
+        batches: the departures.
+        utilisation: share of the GPUs' time in which they ran batches.
+        down: share of the GPUs' time in which they were dead.
+        deaths: how often a worker died.
+        retried: entries that ran again because their batch failed.
+        estimates: what the queue believed at the end.
+    """
+
+    policy: str
+    workers: int
+    capacity: float
+    arrivals_cv: float
+    offered_rate: float
+    total: Flow
+    tiers: dict[str, Flow]
+    batches: Batches
+    utilisation: float
+    down: float
+    deaths: int
+    retried: int
+    estimates: Estimates
+
+
+def make_report(record: Record) -> Report:
+    """The report of a finished simulation."""
+    scenario = record.scenario
+    seconds = scenario.duration - scenario.warmup
+    tiers = range(len(scenario.mix))
+    gpu_seconds = seconds * scenario.workers
+    rate, alpha, beta, deviation = record.estimates
+    return Report(
+        policy=scenario.policy,
+        workers=scenario.workers,
+        capacity=scenario.capacity,
+        arrivals_cv=record.gap_variation,
+        offered_rate=sum(record.offered) / seconds,
+        total=_flow(record, tiers, record.latency, seconds),
+        tiers={
+            name: _flow(record, (index,), _of_tier(record, index), seconds)
+            for index, name in enumerate(scenario.tiers)
+            if len(scenario.mix) > 1
+        },
+        batches=_batches(record),
+        utilisation=record.busy / gpu_seconds,
+        down=record.down / gpu_seconds,
+        deaths=record.deaths,
+        retried=record.retried,
+        estimates=Estimates(rate=rate, alpha_ms=alpha * 1000, beta_ms=beta * 1000, deviation_ms=deviation * 1000),
+    )
+
+
+def percentile(ascending: Sequence[float], share: float) -> float:
+    """The value that `share` (0 to 1) of the values do not exceed, by nearest rank; NaN of none."""
+    if not ascending:
+        return math.nan
+    return ascending[min(len(ascending) - 1, max(0, math.ceil(len(ascending) * share) - 1))]
+
+
+def latency_ms(seconds: Iterable[float]) -> Latency:
+    """The distribution of some latencies given in seconds."""
+    ascending = sorted(seconds)
+    if not ascending:
+        return Latency(count=0)
+    p50, p90, p95, p99, p999 = (percentile(ascending, share) * 1000 for share in (0.5, 0.9, 0.95, 0.99, 0.999))
+    return Latency(
+        count=len(ascending),
+        mean=math.fsum(ascending) / len(ascending) * 1000,
+        p50=p50,
+        p90=p90,
+        p95=p95,
+        p99=p99,
+        p999=p999,
+        max=ascending[-1] * 1000,
+    )
+
+
+def _of_tier(record: Record, tier: int) -> list[float]:
+    return [seconds for seconds, of in zip(record.latency, record.tier, strict=True) if of == tier]
+
+
+def _flow(record: Record, tiers: Sequence[int], latencies: Sequence[float], seconds: float) -> Flow:
+    promise = record.scenario.promise
+    reasons: Counter[str] = Counter()
+    kinds: Counter[str] = Counter()
+    for (kind, reason, tier), count in record.lost.items():
+        if tier in tiers:
+            kinds[kind] += count
+            reasons[f"{kind}: {reason}"] += count
+    in_time = None if promise is None else sum(latency <= promise for latency in latencies)
+    return Flow(
+        requests=sum(record.offered[tier] for tier in tiers),
+        answered=len(latencies),
+        refused=kinds[REFUSED],
+        expired=kinds[EXPIRED],
+        failed=kinds[FAILED],
+        reasons=dict(reasons.most_common()),
+        in_time=in_time,
+        goodput=(len(latencies) if in_time is None else in_time) / seconds,
+        latency_ms=latency_ms(latencies),
+    )
+
+
+def _batches(record: Record) -> Batches:
+    count = len(record.left_at)
+    mean_size = sum(record.size) / count if count else 0.0
+    gap, variation = _spacing(record)
+    return Batches(
+        count=count,
+        mean_size=mean_size,
+        fill=mean_size / record.scenario.max_batch,
+        reasons=dict(record.reasons.most_common()),
+        gap_ms=gap * 1000,
+        gap_cv=variation,
+    )
+
+
+def _spacing(record: Record) -> tuple[float, float]:
+    """Mean and coefficient of variation of the gaps between departures; 0 and 0 when there are too few."""
+    gaps = [later - before for before, later in pairwise(record.left_at)]
+    if not gaps or record.left_at[-1] <= record.left_at[0]:
+        return 0.0, 0.0
+    mean = math.fsum(gaps) / len(gaps)
+    variance = math.fsum((gap - mean) ** 2 for gap in gaps) / len(gaps)
+    return mean, math.sqrt(variance) / mean
+
+
+def describe(scenario: Scenario) -> dict[str, object]:
+    """A scenario as plain values, for JSON; a trace is only counted."""
+    plain: dict[str, object] = msgspec.to_builtins(scenario)
+    plain["trace"] = len(scenario.trace)
+    return plain

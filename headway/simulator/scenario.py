@@ -1,0 +1,200 @@
+"""What to simulate: one frozen order, checked when it is built. All times are in seconds."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from headway.core import policies
+from headway.core.departure import Policy
+from headway.core.queue import QueueLimits
+from headway.errors import SettingError
+from headway.simulator.eager import Eager
+
+POLICIES = (*policies.NAMES, "eager")
+"""The production policies, and one for contrast."""
+EVERYBODY = "all"
+"""Name of the one tier when no mix is asked for."""
+USUAL_MIX: Mapping[str, float] = {"enterprise": 5.0, "paid": 25.0, "free": 70.0}
+
+_MAX_RATE = 1_000_000.0
+_MAX_WORKERS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """From instant `at` on, requests come at `rate` per second."""
+
+    at: float
+    rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """At instant `at`, `workers` of the workers die."""
+
+    at: float
+    workers: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """One simulated service under one load. Raises SettingError when a part of it cannot be.
+
+    Attributes:
+        rate: mean arrivals per second.
+        workers: number of GPUs (k).
+        alpha: fixed part of a batch's time in seconds (α).
+        beta: seconds for each entry in the batch (β).
+        max_batch: most entries in a batch.
+        jitter: standard deviation of a batch's time relative to its mean; the times are log-normal.
+        overhead: seconds between a GPU's answer and its next batch; half of it lies before the run of a batch and
+            half after, and it is part of every latency.
+        policy: one of POLICIES.
+        max_wait: longest wait for batch-mates in seconds; None for the policy's own.
+        trace: recorded instants in seconds, replayed at the mean rate; empty for Poisson arrivals.
+        steps: changes of the Poisson rate, in order of time.
+        duration: seconds during which requests come. All that came are followed to their end.
+        warmup: requests and departures of the first seconds are left out of the results.
+        mix: tier name to weight, highest tier first.
+        tenants: number of equal tenants in each tier.
+        queue_timeout: seconds a request may wait for its first departure.
+        timeout: seconds until its answer is worthless.
+        reserved_share: share of each batch kept for lower tiers, 0 to 0.5.
+        max_queue: most entries waiting at once.
+        promise: latency promise in seconds, for goodput; None for none.
+        fail_every: mean seconds between two deaths of one worker, exponential; 0 for never.
+        kills: deaths at given instants.
+        restart: seconds from a worker's death until it serves again.
+        poison: share of inputs that make any batch they are in fail, 0 to 1.
+        seed: of all chance; the same seed gives the same arrivals under every policy.
+    """
+
+    rate: float
+    workers: int
+    alpha: float
+    max_batch: int
+    beta: float = 0.0
+    jitter: float = 0.0
+    overhead: float = 0.0015
+    policy: str = "paced"
+    max_wait: float | None = None
+    trace: tuple[float, ...] = field(default=(), repr=False)
+    steps: tuple[Step, ...] = ()
+    duration: float = 60.0
+    warmup: float = 5.0
+    mix: Mapping[str, float] = field(default_factory=lambda: {EVERYBODY: 1.0})
+    tenants: int = 1
+    queue_timeout: float = 2.0
+    timeout: float = 4.0
+    reserved_share: float = 0.1
+    max_queue: int = 20_000
+    promise: float | None = None
+    fail_every: float = 0.0
+    kills: tuple[Kill, ...] = ()
+    restart: float = 5.0
+    poison: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _between("--rate", self.rate, 0.001, _MAX_RATE, "requests/s")
+        _between("--workers", self.workers, 1, _MAX_WORKERS)
+        _between("--batch-ms", self.alpha * 1000, 0.001, 3_600_000, "ms")
+        _between("--beta-ms", self.beta * 1000, 0, 3_600_000, "ms")
+        _between("--max-batch", self.max_batch, 1, 100_000)
+        _between("--jitter", self.jitter, 0, 10)
+        _between("--overhead-ms", self.overhead * 1000, 0, 60_000, "ms")
+        _between("--duration", self.duration, 0.001, 604_800, "s")
+        if not 0 <= self.warmup < self.duration:
+            reason = f"must lie between 0 and the duration of {self.duration:g} s"
+            raise SettingError("--warmup", self.warmup, reason, "Shorten it, or make --duration longer.")
+        _between("--tenants", self.tenants, 1, 100_000)
+        _between("--queue-timeout-ms", self.queue_timeout * 1000, 1, 3_600_000, "ms")
+        _between("--request-timeout-ms", self.timeout * 1000, 1, 3_600_000, "ms")
+        _between("--fail-every", self.fail_every, 0, 31_536_000, "s")
+        _between("--restart-s", self.restart, 0, 86_400, "s")
+        _between("--poison", self.poison, 0, 1)
+        if self.max_wait is not None:
+            _between("--max-wait-ms", self.max_wait * 1000, 0, 60_000, "ms")
+        if self.promise is not None:
+            _between("--promise", self.promise * 1000, 0.001, 3_600_000, "ms")
+        if self.policy not in POLICIES:
+            near = difflib.get_close_matches(self.policy, POLICIES, 1)
+            raise SettingError("--policy", self.policy, "is not known", f"Use {' or '.join(near or POLICIES)}.")
+        if not self.mix or not sum(self.mix.values()) > 0:
+            raise SettingError(
+                "--mix", dict(self.mix), "no tier has weight", "For example enterprise=5,paid=25,free=70."
+            )
+        self._check_times()
+
+    def _check_times(self) -> None:
+        for step in self.steps:
+            _between("--step", step.rate, 0.001, _MAX_RATE, "requests/s")
+        if [step.at for step in self.steps] != sorted({step.at for step in self.steps}):
+            raise SettingError("--step", [step.at for step in self.steps], "is out of order", "Sort them by time.")
+        if self.steps and self.trace:
+            raise SettingError("--step", len(self.steps), "cannot go with --trace", "Leave one of them out.")
+        for kill in self.kills:
+            _between("--kill", kill.at, 0, self.duration, "s")
+            _between("--kill", kill.workers, 1, self.workers, "workers")
+
+    @property
+    def tiers(self) -> tuple[str, ...]:
+        """Tier names, highest first."""
+        return tuple(self.mix)
+
+    @property
+    def capacity(self) -> float:
+        """Most requests per second that the GPUs can answer, all batches full."""
+        return self.workers * self.max_batch / self.cycle(self.max_batch)
+
+    def cycle(self, size: int) -> float:
+        """Seconds from the departure of a batch of `size` until its GPU is free again."""
+        return self.alpha + self.beta * size + self.overhead
+
+    def limits(self) -> QueueLimits:
+        """What bounds the queue."""
+        return QueueLimits(len(self.mix), self.max_batch, self.reserved_share, self.max_queue)
+
+    def make_policy(self) -> Policy:
+        """A fresh policy."""
+        return Eager() if self.policy == "eager" else policies.build(self.policy, self.max_wait)
+
+
+def _between(setting: str, value: Any, low: float, high: float, unit: str = "") -> None:
+    if not (math.isfinite(value) and low <= value <= high):
+        reason = f"must lie between {low:.15g} and {high:.15g} {unit}".rstrip()
+        raise SettingError(setting, value, reason, "Choose a value in that range.")
+
+
+def parse_steps(texts: Iterable[str]) -> tuple[Step, ...]:
+    """Changes of the rate from texts such as `10=1000`: from 10 s on, 1,000 requests per second.
+
+    Raises:
+        SettingError: not of that form.
+    """
+    return tuple(Step(at, rate) for at, rate in _pairs("--step", texts, "10=1000"))
+
+
+def parse_kills(texts: Iterable[str]) -> tuple[Kill, ...]:
+    """Deaths from texts such as `10=4`: after 10 s, 4 workers die.
+
+    Raises:
+        SettingError: not of that form.
+    """
+    return tuple(Kill(at, int(workers)) for at, workers in _pairs("--kill", texts, "10=4"))
+
+
+def _pairs(setting: str, texts: Iterable[str], example: str) -> Iterator[tuple[float, float]]:
+    for text in texts:
+        at, _, what = text.partition("=")
+        try:
+            pair = float(at), float(what)
+        except ValueError:
+            pair = math.nan, math.nan
+        if not all(map(math.isfinite, pair)):
+            raise SettingError(setting, text, "is not SECONDS=NUMBER", f"For example {example}.")
+        yield pair

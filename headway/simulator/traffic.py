@@ -1,0 +1,94 @@
+"""Who comes when."""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from itertools import accumulate, takewhile
+from pathlib import Path
+
+from headway.core.arrivals import poisson, replay
+from headway.core.trace import instants
+from headway.errors import SettingError
+from headway.model import Entry
+from headway.simulator.scenario import Scenario
+
+POISON = "poison"
+"""The input that makes a batch fail; any other is harmless."""
+
+
+def read_trace(path: Path) -> tuple[float, ...]:
+    """The instants of a recorded trace, in seconds; `headway.core.trace` says what it looks like.
+
+    Raises:
+        SettingError: the file cannot be read, or is no trace.
+    """
+    mend = "Name a CSV file with a column TIMESTAMP, or of one column of seconds."
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as lines:
+            found = tuple(instants(lines, str(path), "--trace"))
+    except OSError as exc:
+        raise SettingError("--trace", str(path), f"cannot be read: {exc.strerror}", mend) from None
+    except UnicodeDecodeError:
+        raise SettingError("--trace", str(path), "is not UTF-8 text", "Save it as UTF-8.") from None
+    if len(found) < 2 or found[-1] <= found[0]:
+        raise SettingError("--trace", str(path), f"has {len(found)} arrivals and no rate", mend)
+    return found
+
+
+def arrivals(scenario: Scenario, dice: random.Random) -> Iterator[float]:
+    """The instants at which requests come, until the scenario's duration is over.
+
+    Raises:
+        SettingError: the trace has no rate.
+    """
+    if scenario.trace:
+        return takewhile(scenario.duration.__gt__, replay(scenario.trace, scenario.rate))
+    if scenario.steps:
+        return _steps(scenario, dice)
+    return takewhile(float(scenario.duration).__gt__, poisson(scenario.rate, dice))
+
+
+def _steps(scenario: Scenario, dice: random.Random) -> Iterator[float]:
+    starts = [0.0, *(step.at for step in scenario.steps)]
+    rates = [scenario.rate, *(step.rate for step in scenario.steps)]
+    for start, rate, end in zip(starts, rates, [*starts[1:], scenario.duration], strict=True):
+        for instant in poisson(rate, dice):
+            if start + instant >= min(end, scenario.duration):
+                break
+            yield start + instant
+
+
+def callers(scenario: Scenario, dice: random.Random) -> Callable[[], Entry]:
+    """Draws the next entry: its tier by the mix, its tenant evenly, and whether it is poison.
+
+    Entries that are alike are one object; nothing that is simulated tells them apart by their id.
+    """
+    kinds: list[Entry] = []
+    weights: list[float] = []
+    for tier, weight in enumerate(scenario.mix.values()):
+        for tenant in range(scenario.tenants):
+            for text, share in (("", 1.0 - scenario.poison), (POISON, scenario.poison)):
+                if weight * share > 0.0:
+                    kinds.append(_entry(scenario, tier, f"tenant-{tenant}", text))
+                    weights.append(weight * share / scenario.tenants)
+    if len(kinds) == 1:
+        return lambda: kinds[0]
+    bounds = [bound / sum(weights) for bound in accumulate(weights)]
+    bounds[-1] = 1.0
+    roll = dice.random
+    return lambda: kinds[bisect_right(bounds, roll())]
+
+
+def _entry(scenario: Scenario, tier: int, tenant: str, text: str) -> Entry:
+    return Entry(
+        id="",
+        model="",
+        input=text,
+        tier=tier,
+        tenant=tenant,
+        gateway="",
+        queue_timeout=scenario.queue_timeout,
+        timeout=scenario.timeout,
+    )

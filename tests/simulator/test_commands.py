@@ -1,0 +1,135 @@
+"""`headway simulate` and `headway plan`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from headway.simulator import planner
+from headway.simulator.scenario import POLICIES
+from tests.cli.command import code_of
+
+MODEL = ["--rate", "500", "--batch-ms", "20", "--max-batch", "32"]
+SIMULATE = ["simulate", *MODEL, "--workers", "2", "--duration", "1"]
+PLAN = ["plan", *MODEL]
+
+
+@pytest.fixture
+def short_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("SEEDS", 2), ("SETTLING", 5.0), ("MEASURED", 5.0), ("MEASURED_REQUESTS", 500)):
+        monkeypatch.setattr(planner, name, value)
+    monkeypatch.setattr(planner, "RATE_STEPS", 1)
+
+
+class TestSimulate:
+    def test_shows_tables(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert code_of(SIMULATE) == 0
+        out = capsys.readouterr().out
+        for part in ("on 2 GPUs", "variation of gaps", "p95", "left because"):
+            assert part in out
+
+    def test_compares_all_policies(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert code_of([*SIMULATE, "--compare", "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert [report["policy"] for report in found["reports"]] == list(POLICIES)
+        assert len({report["total"]["requests"] for report in found["reports"]}) == 1
+        assert found["scenario"]["seed"] == 0
+
+    def test_takes_a_trace_and_a_mix(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        trace = tmp_path / "trace.csv"
+        trace.write_text("TIMESTAMP\n" + "\n".join(f"2026-01-01 00:00:{second:02}.5" for second in range(60)))
+        assert code_of([*SIMULATE, "--trace", str(trace), "--mix", "usual", "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["scenario"]["trace"] == 60
+        assert found["reports"][0]["arrivals_cv"] < 0.01
+        assert list(found["reports"][0]["tiers"]) == ["enterprise", "paid", "free"]
+
+    def test_draws(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        pytest.importorskip("matplotlib")
+        picture = tmp_path / "run.svg"
+        assert code_of([*SIMULATE, "--compare", "--promise", "50", "--plot", str(picture)]) == 0
+        assert picture.read_bytes().startswith(b"<?xml")
+
+    def test_says_how_to_get_what_drawing_needs(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(sys.modules, "matplotlib", None)
+        assert code_of([*SIMULATE, "--plot", "run.png"]) == 3
+        assert "pip install 'headway[plot]'" in capsys.readouterr().err
+
+    @pytest.mark.parametrize(
+        ("options", "parts"),
+        [
+            (["--policy", "pased"], ("--policy = 'pased'", "Use paced")),
+            (["--rate", "0"], ("--rate = 0.0", "between")),
+            (["--rate", "nan"], ("--rate = nan",)),
+            (["--workers", "0"], ("--workers = 0",)),
+            (["--batch-ms", "-5"], ("--batch-ms = -5",)),
+            (["--max-batch", "0"], ("--max-batch = 0",)),
+            (["--warmup", "2"], ("--warmup = 2", "--duration")),
+            (["--mix", "gold"], ("--mix = 'gold'", "enterprise=5")),
+            (["--trace", "/no/such/file"], ("--trace = '/no/such/file'", "No such file")),
+            (["--kill", "0.5"], ("--kill = '0.5'", "SECONDS=NUMBER")),
+            (["--kill", "0.5=9"], ("--kill = 9", "between 1 and 2 workers")),
+            (["--step", "0.5=x"], ("--step = '0.5=x'",)),
+            (["--step", "0.7=5", "--step", "0.5=5"], ("--step", "out of order")),
+            (["--poison", "2"], ("--poison = 2",)),
+            (["--plot", "/no/such/folder/x.png"], ("--plot", "cannot be written")),
+        ],
+        ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+    )
+    def test_a_bad_setting_says_which_and_why(
+        self, options: list[str], parts: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert code_of([*SIMULATE, *options]) == 3
+        err = capsys.readouterr().err
+        assert all(part in err for part in parts), err
+
+    @pytest.mark.parametrize("text", ["a,b\n1,2\n", "TIMESTAMP\n5\n", "TIMESTAMP\n5\n4\n", "\xff\xfe"])
+    def test_a_bad_trace_says_what_is_wrong(
+        self, text: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    ) -> None:
+        trace = tmp_path / "trace.csv"
+        trace.write_bytes(text.encode("latin-1"))
+        assert code_of([*SIMULATE, "--trace", str(trace)]) == 3
+        assert "--trace" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("short_plans")
+class TestPlan:
+    def test_prints_the_number_of_gpus(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert code_of([*PLAN, "--p95", "100", "--gpu-hour-cost", "2"]) == 0
+        out = capsys.readouterr().out
+        for part in ("1 GPU for 500 requests/s", "p95", "±", "headroom", "could not carry the load", "an hour"):
+            assert part in out
+
+    def test_as_json(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert code_of([*PLAN, "--p95", "30", "--p99", "40", "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["gpus"] >= 2
+        assert found["p95_ms"] <= 30
+        assert found["one_less"]["gpus"] == found["gpus"] - 1
+
+    def test_of_a_trace_says_what_it_does_not_know(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        trace = tmp_path / "monday.csv"
+        trace.write_text("\n".join(str(number * 0.01) for number in range(500)))
+        assert code_of([*PLAN, "--p95", "100", "--trace", str(trace)]) == 0
+        out = capsys.readouterr().out
+        assert "monday.csv" in out
+        assert "other days may be burstier" in out
+
+    @pytest.mark.parametrize(
+        ("options", "part"),
+        [
+            ([], "there is no target"),
+            (["--p95", "15"], "one batch takes, 21.5 ms"),
+            (["--p95", "100", "--max-batch", "1", "--max-gpus", "3"], "Allow 11 or more"),
+            (["--p95", "100", "--gpu-hour-cost", "-1"], "--gpu-hour-cost = -1"),
+        ],
+    )
+    def test_what_cannot_be_is_refused(self, options: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
+        assert code_of([*PLAN, *options]) == 3
+        assert part in capsys.readouterr().err

@@ -1,0 +1,146 @@
+"""What must hold of every simulation, whatever its scenario."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headway.simulator.engine import simulate
+from headway.simulator.record import EXPIRED, FAILED, REFUSED, Record
+from headway.simulator.scenario import POLICIES, USUAL_MIX, Kill, Scenario, Step
+
+CALM = Scenario(rate=300.0, workers=2, alpha=0.05, max_batch=32, duration=4.0, warmup=0.0)
+
+
+def lost(record: Record, kind: str, reason: str | None = None) -> int:
+    return sum(count for key, count in record.lost.items() if key[0] == kind and reason in (None, key[1]))
+
+
+scenarios = st.builds(
+    Scenario,
+    rate=st.floats(1.0, 800.0),
+    workers=st.integers(1, 5),
+    alpha=st.floats(0.001, 0.3),
+    beta=st.floats(0.0, 0.01),
+    max_batch=st.integers(1, 40),
+    jitter=st.sampled_from([0.0, 0.1, 1.0]),
+    overhead=st.floats(0.0, 0.01),
+    policy=st.sampled_from(POLICIES),
+    duration=st.just(1.0),
+    warmup=st.sampled_from([0.0, 0.3]),
+    mix=st.sampled_from([{"all": 1.0}, dict(USUAL_MIX)]),
+    tenants=st.integers(1, 3),
+    queue_timeout=st.floats(0.01, 2.0),
+    timeout=st.floats(0.01, 4.0),
+    max_queue=st.sampled_from([5, 20_000]),
+    fail_every=st.sampled_from([0.0, 0.5]),
+    kills=st.sampled_from([(), (Kill(0.4, 1),)]),
+    restart=st.floats(0.0, 5.0),
+    poison=st.sampled_from([0.0, 0.01]),
+    seed=st.integers(0, 99),
+)
+
+
+@settings(max_examples=40)
+@given(scenario=scenarios)
+def test_every_request_has_exactly_one_outcome(scenario: Scenario) -> None:
+    record = simulate(scenario)
+    for tier in range(len(scenario.mix)):
+        answered = sum(1 for of in record.tier if of == tier)
+        without = sum(count for (_, _, of), count in record.lost.items() if of == tier)
+        assert answered + without == record.offered[tier]
+    assert all(latency <= scenario.timeout + 1e-9 for latency in record.latency)
+    assert all(1 <= size <= scenario.max_batch for size in record.size)
+    assert 0.0 <= record.busy + record.down <= scenario.workers * scenario.duration * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_same_seed_gives_the_same_run(policy: str) -> None:
+    scenario = replace(
+        CALM, policy=policy, jitter=0.2, fail_every=1.0, restart=0.1, poison=0.002, mix=USUAL_MIX, duration=1.0
+    )
+    first, second, other = simulate(scenario), simulate(scenario), simulate(replace(scenario, seed=1))
+    assert (first.latency, first.left_at, first.lost) == (second.latency, second.left_at, second.lost)
+    assert first.latency != other.latency
+
+
+def test_all_policies_get_the_same_arrivals() -> None:
+    runs = [simulate(replace(CALM, policy=policy, mix=USUAL_MIX)) for policy in POLICIES]
+    assert len({(tuple(run.offered), run.gap_variation) for run in runs}) == 1
+    assert len({tuple(sorted(run.arrived)) for run in runs}) == 1
+
+
+@pytest.mark.parametrize("load", [0.3, 0.6, 0.75])
+def test_one_by_one_the_wait_is_that_of_pollaczek_and_khinchine(load: float) -> None:
+    """A batch of one on one GPU is M/D/1, whose mean wait is ρ·ℓ / 2(1−ρ)."""
+    seconds = 0.01
+    scenario = Scenario(
+        rate=load / seconds, workers=1, alpha=seconds, max_batch=1, overhead=0.0, policy="eager", duration=120.0
+    )
+    waits = [latency - seconds for latency in simulate(scenario).latency]
+    assert statistics.fmean(waits) == pytest.approx(load * seconds / (2 * (1 - load)), rel=0.1)
+
+
+def test_a_lone_request_waits_for_nothing_but_the_overhead() -> None:
+    record = simulate(replace(CALM, rate=0.5, duration=200.0, overhead=0.0015))
+    assert statistics.median(record.latency) == pytest.approx(CALM.alpha + 0.0015)
+
+
+def test_the_time_of_a_batch_varies_as_told() -> None:
+    scenario = Scenario(rate=1.0, workers=1, alpha=0.05, max_batch=1, overhead=0.0, jitter=0.3, duration=2000.0)
+    run = simulate(scenario)
+    quick = sorted(run.latency)[: len(run.latency) * 9 // 10]
+    assert statistics.median(quick) == pytest.approx(0.05, rel=0.1)
+    assert statistics.fmean(run.latency) == pytest.approx(0.05, rel=0.1)
+    assert run.estimates[3] == pytest.approx(0.3 * 0.05, rel=0.4)
+
+
+class TestTraffic:
+    def test_poisson_has_a_variation_of_one(self) -> None:
+        assert simulate(replace(CALM, duration=20.0)).gap_variation == pytest.approx(1.0, abs=0.05)
+
+    def test_a_trace_is_replayed_at_the_rate(self) -> None:
+        trace = tuple(float(burst) + number / 1000 for burst in range(10) for number in range(50))
+        record = simulate(replace(CALM, rate=200.0, trace=trace, duration=10.0))
+        assert sum(record.offered) == pytest.approx(2000, rel=0.02)
+        assert record.gap_variation > 3.0
+
+    def test_the_rate_changes_in_steps(self) -> None:
+        scenario = replace(CALM, rate=10.0, steps=(Step(5.0, 200.0), Step(10.0, 10.0)), duration=15.0)
+        arrived = simulate(scenario).arrived
+        counts = [sum(1 for at in arrived if start <= at < start + 5) for start in (0, 5, 10)]
+        assert counts == [pytest.approx(50, abs=25), pytest.approx(1000, abs=120), pytest.approx(50, abs=25)]
+
+    def test_tiers_come_by_their_weights(self) -> None:
+        offered = simulate(replace(CALM, mix=USUAL_MIX, duration=10.0)).offered
+        assert [share / sum(offered) for share in offered] == pytest.approx([0.05, 0.25, 0.70], abs=0.03)
+
+
+class TestFailures:
+    def test_a_dead_workers_batch_runs_again_elsewhere(self) -> None:
+        record = simulate(replace(CALM, kills=(Kill(1.0, 1),), restart=1.0))
+        assert (record.deaths, record.retried > 0, sum(record.lost.values())) == (1, True, 0)
+        assert record.down == pytest.approx(1.0)
+
+    def test_half_of_the_gpus_die_and_come_back(self) -> None:
+        record = simulate(replace(CALM, workers=8, kills=(Kill(1.0, 4),), restart=1.0))
+        assert sum(record.lost.values()) == 0
+        late = [latency for at, latency in zip(record.arrived, record.latency, strict=True) if at > 2.5]
+        assert max(late) < CALM.alpha * 1.3
+
+    def test_without_any_worker_requests_wait_until_their_deadline(self) -> None:
+        record = simulate(replace(CALM, kills=(Kill(1.0, 2),), restart=2.0, queue_timeout=0.2))
+        assert lost(record, EXPIRED, "no_workers") > 100
+        assert lost(record, REFUSED) + lost(record, FAILED) + lost(record, EXPIRED, "queue") < 100
+        assert max(record.arrived) > 3.9
+
+    def test_poison_is_isolated_and_the_innocent_are_answered(self) -> None:
+        record = simulate(replace(CALM, rate=200.0, workers=4, poison=0.003, duration=6.0))
+        rejected = lost(record, FAILED, "rejected")
+        assert 0 < rejected < 12
+        assert sum(record.lost.values()) == rejected
+        assert record.retried > rejected

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+
+from headway.errors import SettingError
+from headway.simulator import planner
+from headway.simulator.planner import Goal, make_plan
+from headway.simulator.scenario import Scenario
+
+MODEL = Scenario(rate=1_000.0, workers=1, alpha=0.05, max_batch=32)
+
+
+@pytest.fixture(autouse=True)
+def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Enough to test the search; for figures to plan by, runs are longer."""
+    for name, value in (("SEEDS", 2), ("SETTLING", 10.0), ("MEASURED", 10.0), ("MEASURED_REQUESTS", 1_000)):
+        monkeypatch.setattr(planner, name, value)
+    monkeypatch.setattr(planner, "RATE_STEPS", 2)
+
+
+def test_the_least_number_that_carries_the_load_and_meets_the_target() -> None:
+    found = make_plan(Goal(scenario=MODEL, p95=0.2))
+    assert found.gpus == 2
+    assert found.one_less is None
+    assert found.p50_ms < found.p95_ms < found.p99_ms <= 200
+    assert found.load == pytest.approx(1_000 / found.capacity)
+    assert 1_000 <= found.meets_up_to < found.capacity
+    assert found.arrivals_cv == pytest.approx(1.0, abs=0.1)
+
+
+def test_a_tighter_target_takes_more_and_says_what_one_less_gives() -> None:
+    loose, tight = make_plan(Goal(scenario=MODEL, p95=0.2)), make_plan(Goal(scenario=MODEL, p95=0.058))
+    assert tight.gpus > loose.gpus
+    assert tight.p95_ms + tight.doubt_ms.p95 <= 58
+    assert tight.one_less is not None
+    assert tight.one_less.p95_ms + tight.one_less.doubt_ms.p95 > 58
+
+
+def test_both_targets_must_be_met() -> None:
+    found = make_plan(Goal(scenario=MODEL, p95=0.2, p99=0.062))
+    assert found.gpus > 2
+    assert found.p99_ms <= 62
+
+
+def test_the_same_question_gets_the_same_answer() -> None:
+    goal = Goal(scenario=MODEL, p95=0.1)
+    assert make_plan(goal) == make_plan(goal)
+
+
+def test_a_bursty_trace_takes_more_than_poisson() -> None:
+    trace = tuple(float(burst) + number / 10_000 for burst in range(6) for number in range(100))
+    scenario = Scenario(rate=1_000.0, workers=1, alpha=0.05, max_batch=32, trace=trace)
+    found = make_plan(Goal(scenario=scenario, p95=0.1))
+    assert found.gpus > make_plan(Goal(scenario=MODEL, p95=0.1)).gpus
+    assert found.arrivals_cv > 5
+
+
+def test_the_cost() -> None:
+    found = make_plan(Goal(scenario=MODEL, p95=0.2, gpu_hour_cost=3.6))
+    assert found.cost is not None
+    assert found.cost.per_hour == pytest.approx(7.2)
+    assert found.cost.per_million_requests == pytest.approx(2.0)
+
+
+def test_a_turned_trace_keeps_its_gaps() -> None:
+    trace = (0.0, 1.0, 3.0, 6.0, 10.0)
+    turned = planner._turned(trace, 0.4)
+    gaps = sorted(later - before for before, later in pairwise(turned))
+    assert turned[0] == 3.0
+    assert gaps == [1.0, 2.5, 3.0, 4.0]  # The mean gap joins the end to the start.
+    assert planner._turned(trace, 0.0) == trace
+
+
+@pytest.mark.parametrize(
+    ("goal", "parts"),
+    [
+        ({}, ("--p95", "no target")),
+        ({"p95": 0.04}, ("--p95 = '40 ms'", "one batch takes, 51.5 ms", "more GPUs do not help")),
+        ({"p99": 0.04}, ("--p99 = '40 ms'",)),
+        ({"p95": math.inf}, ("--p95", "no time to promise")),
+        ({"p95": 0.0516, "max_gpus": 8}, ("--p95 = '51.6 ms'", "8 GPUs give p95", "--max-gpus")),
+        ({"p95": 0.2, "max_gpus": 1}, ("--max-gpus = 1", "1.6 GPUs busy", "Allow 2")),
+        ({"p95": 0.2, "max_gpus": 0}, ("--max-gpus = 0",)),
+        ({"p95": 0.2, "gpu_hour_cost": -1.0}, ("--gpu-hour-cost = -1.0",)),
+    ],
+)
+def test_what_cannot_be_met_is_refused_with_the_reason(goal: dict[str, float], parts: tuple[str, ...]) -> None:
+    with pytest.raises(SettingError) as caught:
+        make_plan(Goal(scenario=MODEL, **goal))  # type: ignore[arg-type]
+    assert all(part in str(caught.value) for part in parts), str(caught.value)

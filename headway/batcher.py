@@ -21,7 +21,7 @@ from typing import Any
 
 import structlog
 
-from headway.core.breaker import Breaker
+from headway.core.breaker import Breaker, State
 from headway.core.departure import RETRY, Policy
 from headway.core.health import BEAT_EVERY
 from headway.errors import BackendError, BatchTimeout, HeadwayError, WorkerCrashed
@@ -177,6 +177,9 @@ class Batcher:
         claimed = await self._broker.claim(self.slot, self._policy)
         if isinstance(claimed, Wait):
             self._breaker.forget()
+            if self._status is WorkerStatus.DEGRADED:
+                # Its rest is over. Were it not ready until a probe went well, no client might be sent to be that probe.
+                await self._become(WorkerStatus.HEALTHY)
             await self._idle(self._broker.listen(self.slot, claimed.until))
         else:
             await self._run(backend, claimed)
@@ -224,6 +227,9 @@ class Batcher:
         self._note_run(lease, seconds)
         self._tally.wasted_seconds[failure.cause.value] += seconds
         if lease.reason != RETRY:  # A batch of suspects says little about the backend.
+            # A process whose probe fails, too, may be past help, as after a CUDA error; a fresh one is not.
+            probe = self._breaker.state(self._clock()) is not State.CLOSED
+            broken = broken or (probe and self._backend is not None and self._backend.pid != 0)
             self._breaker.failure(self._clock())
         else:
             self._breaker.forget()

@@ -244,6 +244,22 @@ def test_a_failing_backend_opens_the_breaker_and_recovers() -> None:
     run(main)
 
 
+def test_a_worker_in_which_nothing_works_any_more_is_replaced() -> None:
+    async def main(clock: Clock) -> None:
+        backend = FakeBackend(0.01)
+        backend.script = lambda entries: BatchRaised("CUDA error") if backend.starts < 2 else None
+        async with Stand(clock, backend, max_batch=1) as stand:
+            begun = clock()
+            reply = await stand.ask("x")
+            while reply.output is None:
+                assert clock() - begun < 10
+                reply = await stand.ask("x")
+            assert backend.starts == 2
+            assert stand.tally.worker_restarts["gpu-0"] == 1
+
+    run(main)
+
+
 def test_a_client_is_not_told_what_only_operators_may_read() -> None:
     def script(entries: Sequence[Entry]) -> BackendError | None:
         crash = any(entry.input == "bad" for entry in entries)

@@ -1,0 +1,120 @@
+"""A remote API that fails in every way: what can be saved is, and it is left in peace when it cannot."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.e2e import remote as moods
+from tests.e2e.client import wait_until
+from tests.e2e.remote import Mood, remote
+from tests.e2e.server import serving
+
+UNHAPPY = {"batch failed"}
+
+
+def test_what_passes_is_waited_out_as_long_as_the_api_asks(tmp_path: Path) -> None:
+    with remote() as api, serving(tmp_path, target=api.url) as server:
+        api.script.extend([moods.status(429, Retry_After="1"), moods.status(503)])
+        server.ask("patience").output()
+        first, second, third = api.calls[-3:]
+        assert first.inputs == second.inputs == third.inputs == ["patience"]
+        assert second.at - first.at >= 1.0
+        api.script.extend([moods.cut, moods.status(500)])
+        server.ask("again").output()
+        metrics = server.metrics()
+        assert metrics.value("batches_total") == 2
+        assert metrics.value("retries_total") == 0
+
+
+HOPELESS: dict[str, Mood] = {
+    "500": moods.status(500),
+    "429 for an hour": moods.status(429, Retry_After="3600"),
+    "404": moods.status(404),
+    "cut": moods.cut,
+    "no JSON": moods.body("this is no JSON"),
+    "too many": moods.body('["one", "too many"]'),
+    "no list": moods.body('{"neither": "nor"}'),
+    "null": moods.body("[null]"),
+}
+
+
+def test_what_does_not_pass_is_told_to_the_client(tmp_path: Path) -> None:
+    with remote() as api, serving(tmp_path, target=api.url) as server:
+        server.expected = UNHAPPY
+        for name, mood in HOPELESS.items():
+            api.mood = mood
+            asked = server.ask(f"in vain: {name}")
+            assert asked.refusal() == "BACKEND_ERROR", name
+            assert server.letters()[0]["id"] == f"req_{asked.id}"
+            api.mood = moods.well
+            server.ask(f"after {name}").output()
+
+
+@pytest.mark.parametrize("mood", [moods.hang, moods.trickle])
+def test_an_api_that_does_not_come_to_an_end_is_cut_off_at_the_deadline(tmp_path: Path, mood: Mood) -> None:
+    with remote() as api, serving(tmp_path, "--gpu-timeout-ms", "200", target=api.url) as server:
+        server.expected = UNHAPPY
+        api.script.append(mood)
+        server.ask("once").output()
+        assert server.metrics().value("retries_total", cause="timeout") == 1
+        assert server.metrics().value("wasted_gpu_seconds_total", cause="timeout") > 0.1
+
+
+def test_an_input_that_the_api_refuses_is_told_from_its_batch_mates(tmp_path: Path) -> None:
+    with remote() as api, serving(tmp_path, target=api.url) as server:
+        server.expected = UNHAPPY
+        api.mood = moods.choosy
+        release = threading.Event()
+        api.script.append(lambda talk: moods.well(talk) if release.wait() else None)
+        first = server.ask("first")
+        wait_until(lambda: api.calls[-1].inputs == ["first"])
+        asked = [server.ask(f"good {number}") for number in range(7)]
+        bad = server.ask("bad")
+        server.queued(8)
+        release.set()
+        first.output()
+        assert bad.answer().status == 502
+        for one in asked:
+            one.output()
+
+
+def test_a_broken_api_is_left_in_peace_until_it_is_well(tmp_path: Path) -> None:
+    with remote() as api, serving(tmp_path, "--workers", "2", "--queue-timeout-ms", "1000", target=api.url) as server:
+        server.expected = UNHAPPY
+        api.mood = moods.status(500)
+
+        def opened() -> bool:
+            server.ask("in vain").answer()
+            return min(server.metrics().value("breaker_state", backend=f"remote-{n}") for n in (0, 1)) > 0
+
+        wait_until(opened)
+        probe = server.ask("the probe that fails")
+        wait_until(lambda: server.get("/readyz").status == 503)
+        before = len(api.calls)
+        held = [server.ask(f"held {number}") for number in range(20)]
+        for one in (probe, *held):
+            assert one.answer().status in (502, 503)
+        assert len(api.calls) - before < 20, "few probes, not a storm"
+        wait_until(lambda: server.get("/readyz").status == 200)  # Else no client would be sent to be the next probe.
+        api.mood = moods.well
+        server.ask("well again").output()
+        server.all_healthy()
+        wait_until(lambda: server.metrics().value("breaker_state") == 0)
+
+
+def test_an_api_that_is_gone_and_comes_back_is_used_again(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        with remote() as api:
+            server = stack.enter_context(serving(tmp_path, "--remote-token", "s3cret-canary", target=api.url))
+            server.expected = UNHAPPY
+            server.ask("before").output()
+            assert api.calls[-1].authorization == "Bearer s3cret-canary"
+        assert server.ask("meanwhile").refusal() == "BACKEND_ERROR"
+        with remote(urlsplit(api.url).port or 0):
+            server.ask("after").output()
+        assert "s3cret-canary" not in server.log_text() + server.banner() + str(server.letters())

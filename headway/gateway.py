@@ -11,6 +11,7 @@ import asyncio
 import heapq
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import structlog
@@ -24,10 +25,14 @@ from headway.core.service_model import ArrivalRate
 from headway.model import Caller, Entry, Failure, Reply, Stage, Standing
 from headway.ports import Broker
 from headway.supervisor import Supervisor
-from headway.tally import Histogram, Tally
+from headway.tally import Tally
 
 log = structlog.get_logger(__name__)
 
+GATHER = 0.001
+"""Seconds for which entries gather when calls to the broker would follow each other more closely than that;"""
+WORTH_GATHERING = 2.0
+"""but only when at least so many arrive in that time: a lone request always goes at once."""
 DEADLINE_GRAIN = 0.02
 """Width in seconds of the slots that deadlines are gathered in; a 504 is at most this late."""
 REMEMBERED = 10_000
@@ -52,6 +57,15 @@ class _Held:
         self.entry = entry
         self.since = since
         self.deadline = deadline
+
+
+@dataclass(slots=True)
+class _Told:
+    """What is counted of the replies of one model and tier."""
+
+    latencies: list[float]
+    waits: list[float]
+    failed: int = 0
 
 
 class _Future:
@@ -107,6 +121,8 @@ class Gateway:
         self._outbox: list[Entry] = []
         self._departed: list[tuple[str, str]] = []
         self._work = asyncio.Event()
+        self._gathered = 0.0
+        """Until this instant it may pay to wait for more before the broker is called again."""
         self._rate = ArrivalRate()
         self._limits: dict[str, tuple[Quota, float]] = {}
         """Of each key: its quota, and its theoretical arrival time."""
@@ -237,6 +253,10 @@ class Gateway:
     async def _intake(self) -> None:
         while True:
             await self._work.wait()
+            now = self._clock()
+            if now < self._gathered and self._rate.at(now) * GATHER >= WORTH_GATHERING:
+                await asyncio.sleep(GATHER)
+            self._gathered = self._clock() + GATHER
             self._work.clear()
             if self._departed:
                 departed, self._departed = self._departed, []
@@ -259,29 +279,33 @@ class Gateway:
             self._bring_back(replies)
 
     def _bring_back(self, replies: Sequence[Reply]) -> None:
+        """Tell each waiter; what is counted is counted for all of them together."""
         now = self._clock()
+        told: dict[tuple[str, int], _Told] = {}
         sampled = None
-        latencies: Histogram | None = None
-        waits: Histogram | None = None
-        bound = ("", -1)
         for reply in replies:
             held = self._held.pop((reply.tenant, reply.id), None)
             if held is None:
                 continue  # Answered by its deadline, or the client left.
-            latency = now - held.since
-            self._recent.append((reply.id, latency, reply.failure))
-            entry = held.entry
-            if (entry.model, entry.tier) != bound or latencies is None or waits is None:
-                bound = (entry.model, entry.tier)
-                series = (entry.model, self._tiers[entry.tier])
-                latencies, waits = self.tally.request_seconds[series], self.tally.queue_seconds[series]
-            latencies.observe(latency)
-            waits.observe(reply.queued)
-            self._count(entry, "ok" if reply.failure is None else reply.failure.code.lower())
-            if reply.ran is not None and reply.ran is not sampled:
+            entry, latency = held.entry, now - held.since
+            series = told.get((entry.model, entry.tier))
+            if series is None:
+                series = told[entry.model, entry.tier] = _Told([], [])
+            series.latencies.append(latency)
+            series.waits.append(reply.queued)
+            if reply.failure is not None:
+                series.failed += 1
+                self._count(entry, reply.failure.code.lower())
+            if reply.ran is not sampled and reply.ran is not None:
                 sampled = reply.ran
                 self.tally.overhead_seconds.observe(max(0.0, latency - reply.queued - sampled.seconds))
+            self._recent.append((reply.id, latency, reply.failure))
             self._tell(held.waiter, reply)
+        for (model, tier), series in told.items():
+            name = self._tiers[tier]
+            self.tally.request_seconds[model, name].observe_all(series.latencies)
+            self.tally.queue_seconds[model, name].observe_all(series.waits)
+            self.tally.requests[model, name, "ok"] += len(series.latencies) - series.failed
         if not self._held:
             self._emptied.set()
 

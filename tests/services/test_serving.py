@@ -12,7 +12,7 @@ from headway.core.breaker import State
 from headway.core.retry import RetryBudget
 from headway.errors import BackendError, BatchRaised, WorkerCrashed
 from headway.gateway import new_id
-from headway.model import Caller, Entry, Reply, WorkerStatus
+from headway.model import Caller, Entry, Failure, Reply, WorkerStatus
 from tests.services.fake_backend import FakeBackend
 from tests.services.stand import ANYBODY, Stand
 from tests.virtual_time import run
@@ -388,5 +388,31 @@ def test_a_batch_that_runs_long_keeps_its_lease() -> None:
             reply = await stand.ask("long", timeout=30.0)
             assert reply.output == "LONG" and reply.attempts == 1
             assert stand.backends[0].batches == [["long"]]
+
+    run(main)
+
+
+def test_requests_in_a_rush_go_to_the_broker_together_and_a_lone_one_goes_at_once() -> None:
+    async def main(clock: Clock) -> None:
+        async with Stand(clock, FakeBackend(0.1), max_batch=100) as stand:
+            calls: list[tuple[float, int]] = []
+            enqueue = stand.broker.enqueue
+
+            async def watched(entries: Sequence[Entry]) -> Sequence[Failure | None]:
+                calls.append((clock(), len(entries)))
+                return await enqueue(entries)
+
+            stand.broker.enqueue = watched  # type: ignore[method-assign]
+            rush = []
+            for number in range(1000):
+                rush.append(stand.asking(f"r{number}"))
+                await asyncio.sleep(0.0001)
+            await asyncio.gather(*rush)
+            assert sum(size for _, size in calls) == 1000
+            assert len(calls) < 500
+            await asyncio.sleep(10)
+            before = clock()
+            await stand.ask("lone")
+            assert calls[-1] == (before, 1)
 
     run(main)

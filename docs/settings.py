@@ -1,0 +1,54 @@
+"""The table of settings in guide.md, made from headway/config.py.
+
+python docs/settings.py        # writes it anew
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from headway.config import FIELDS, PREFIX, flag, kind
+
+GUIDE = Path(__file__).with_name("guide.md")
+BEGIN = "<!-- settings: made by docs/settings.py -->\n"
+END = "<!-- end of settings -->\n"
+
+
+def table() -> str:
+    """One row for each setting, under a row for each group."""
+    return "\n".join(_lines()) + "\n"
+
+
+def renewed(guide: str) -> str:
+    """The guide's text with the table as it is now; raises ValueError when it has no place for it."""
+    before, begin, rest = guide.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise ValueError(f"the guide lacks the lines {BEGIN.strip()} and {END.strip()}")
+    return f"{before}{BEGIN}{table()}{END}{after}"
+
+
+def _lines() -> Iterator[str]:
+    yield "| flag | environment | `headway.toml` | default | what |"
+    yield "|---|---|---|---|---|"
+    group = ""
+    for name, field in FIELDS.items():
+        if field.metadata["group"] != group:
+            group = field.metadata["group"]
+            yield f"| **{group}** | | | | |"
+        switch = f" / `--no-{flag(name)[2:]}`" if kind(name) is bool else ""
+        cells = (f"`{flag(name)}`{switch}", f"`{PREFIX}{name.upper()}`", f"`{name}`", _default(name))
+        yield f"| {' | '.join(cells)} | {field.metadata['help'].replace('|', '&#124;')} |"
+
+
+def _default(name: str) -> str:
+    value, unit = FIELDS[name].default, FIELDS[name].metadata["unit"]
+    if value is None or value == "":
+        return "–"
+    shown = "off" if value is False else f"{value:.15g}" if isinstance(value, float) else str(value)
+    return f"{shown} {unit}".rstrip()
+
+
+if __name__ == "__main__":
+    GUIDE.write_text(renewed(GUIDE.read_text(encoding="utf-8")), encoding="utf-8")

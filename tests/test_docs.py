@@ -1,0 +1,72 @@
+"""What the documents say of names, numbers and places is so."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+import headway
+from headway import errors
+from headway.cli import COMMANDS
+from headway.metrics import State, families
+from headway.tally import Tally
+from tests.cli.command import code_of
+
+ROOT = Path(headway.__file__).parent.parent
+DOCS = ROOT / "docs"
+GUIDE = (DOCS / "guide.md").read_text(encoding="utf-8")
+OPERATIONS = (DOCS / "operations.md").read_text(encoding="utf-8")
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
+FOREIGN_FLAGS = {"--data-binary"}
+
+
+def test_the_table_of_settings_is_that_of_the_settings() -> None:
+    renewed = runpy.run_path(str(DOCS / "settings.py"))["renewed"]
+    assert renewed(GUIDE) == GUIDE, "run: python docs/settings.py"
+
+
+def test_every_error_is_in_the_guide_with_its_status() -> None:
+    told = re.findall(r"^\| (\d{3}) \| `([A-Z_]+)` \|", GUIDE, re.MULTILINE)
+    assert {code: int(status) for status, code in told} == errors.STATUS
+    assert len(told) == len(errors.STATUS)
+
+
+def test_every_metric_is_in_the_operations_and_no_other() -> None:
+    made = families(State(Tally(), ["free"], [], [], 0))
+    names = {f"{family.name}_total" if family.type == "counter" else family.name for family in made}
+    assert set(re.findall(r"^\| `(headway_[a-z_]+)` \|", OPERATIONS, re.MULTILINE)) == names
+    used = {re.sub(r"_(bucket|sum|count)$", "", name) for name in re.findall(r"headway_[a-z_]+", OPERATIONS)}
+    assert {name for name in used if name not in names and name != "headway_"} == set()
+
+
+def test_every_flag_in_the_documents_is_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 160)
+    commands = [[name] for name in COMMANDS] + [["dlq", name] for name in ("list", "show", "replay", "purge")]
+    for command in commands:
+        assert code_of([*command, "--help"]) == 0
+    known = set(re.findall(r"--[a-z][a-z0-9-]*", capsys.readouterr().out))
+    used = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", GUIDE + OPERATIONS))
+    assert used - known - FOREIGN_FLAGS == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        if link.startswith(("http://", "https://")):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path) if path else page
+        assert target.exists(), link
+        if anchor:
+            assert anchor in anchors(target), link
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

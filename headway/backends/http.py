@@ -134,7 +134,7 @@ class HttpBackend:
             async with asyncio.timeout_at(deadline):
                 return self._items(await self._answer(body, deadline), len(inputs))
         except TimeoutError:
-            raise BatchTimeout(f"the remote API {self._spec} had no complete answer within {timeout:g} s") from None
+            raise self._error(BatchTimeout, f"had no complete answer within {timeout:g} s") from None
 
     def _body(self, inputs: list[str], parameters: list[bytes]) -> bytes:
         try:
@@ -156,25 +156,26 @@ class HttpBackend:
             try:
                 status, rest, answer = await self._post(body)
             except (aiohttp.ClientError, OSError) as exc:
-                problem = f"{type(exc).__name__}: {exc}"
+                problem, shown = f"{type(exc).__name__}: {exc}", type(exc).__name__
                 final = isinstance(exc, aiohttp.InvalidURL)
             else:
                 if 200 <= status < 300:
                     return answer
-                problem = f"HTTP {status}: {printable(answer[:_MAX_SHOWN])}"
+                problem = shown = f"HTTP {status}: {printable(answer[:_MAX_SHOWN])}"
                 final = status not in (408, 429) and status < 500
                 asked = retry_after(rest, self._wall())
             pause = max(backoff(count, self._dice()), asked or 0.0)
             if final or count == self._max_tries or loop.time() + pause >= deadline:
                 wish = f"; it asks for {asked:g} s of rest" if asked is not None else ""
-                raise RemoteError(f"the remote API {self._spec} failed at try {count}: {problem}{wish}")
+                failed = f"failed at try {count}: "
+                raise self._error(RemoteError, f"{failed}{problem}{wish}", f"{failed}{shown}{wish}")
             await asyncio.sleep(pause)
         raise AssertionError("the last try returns or raises")
 
     async def _post(self, body: bytes) -> tuple[int, str, bytes]:
         """Status, Retry-After and body of one try's answer."""
         if self._session is None:
-            raise RemoteError(f"the remote API {self._spec} was not started")
+            raise self._error(RemoteError, "was not started")
         data = io.BytesIO(body) if len(body) > _AT_ONCE else body
         post = self._session.post(self._spec.url, data=data, headers=self._headers, allow_redirects=False)
         async with post as response:
@@ -182,24 +183,26 @@ class HttpBackend:
             async for chunk in response.content.iter_any():
                 answer += chunk
                 if len(answer) > MAX_ANSWER:
-                    raise BadOutput(f"the remote API {self._spec} answered more than {MAX_ANSWER} bytes")
+                    raise self._error(BadOutput, f"answered more than {MAX_ANSWER} bytes")
             return response.status, response.headers.get("Retry-After", ""), bytes(answer)
 
     def _items(self, answer: bytes, expected: int) -> list[Item]:
         try:
             value = msgspec.json.decode(answer)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-            raise self._bad(f"something that is no JSON ({exc}): {printable(answer[:_MAX_SHOWN])}") from None
+            shown = printable(answer[:_MAX_SHOWN])
+            raise self._error(BadOutput, f"answered something that is no JSON ({exc}): {shown}") from None
         if isinstance(value, dict):
             value = next((value[member] for member in _MEMBERS if member in value), value)
         if not isinstance(value, list):
-            raise self._bad(f"neither a list nor an object with one of {', '.join(_MEMBERS)}")
+            raise self._error(BadOutput, f"answered neither a list nor an object with one of {', '.join(_MEMBERS)}")
         if len(value) != expected:
-            raise self._bad(f"{len(value)} outputs for {expected} inputs")
+            raise self._error(BadOutput, f"answered {len(value)} outputs for {expected} inputs")
         return [Item(one) if type(one) is str and len(one) <= MAX_OUTPUT else _fault(one) for one in value]
 
-    def _bad(self, what: str) -> BadOutput:
-        return BadOutput(f"the remote API {self._spec} answered {what}")
+    def _error(self, kind: type[BackendError], what: str, shown: str = "") -> BackendError:
+        """An error that tells operators which API it was; where it stands is no client's business."""
+        return kind(f"the remote API {self._spec} {what}", f"the remote API {shown or what}")
 
 
 def _fault(output: object) -> Item:

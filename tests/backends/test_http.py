@@ -385,3 +385,20 @@ def test_one_connection_serves_many_batches() -> None:
 
     asyncio.run(main())
     assert len(peers) == 1
+
+
+def test_a_client_is_not_told_where_the_remote_api_stands() -> None:
+    async def main() -> None:
+        backend = None
+        async with served(Remote(well).handle) as url:
+            backend = HttpBackend(RemoteTarget(url), start_timeout=LONG, max_tries=1)
+            await backend.start()
+        try:
+            with pytest.raises(RemoteError) as failure:
+                await backend.run(batch("a"), LONG)
+        finally:
+            await backend.stop()
+        assert url in str(failure.value)
+        assert "127.0.0.1" not in failure.value.shown
+
+    asyncio.run(main())

@@ -2,6 +2,7 @@
 
     gate PATH …    the batch waits at the FIFO at PATH until somebody who had it open for writing closes it
     print …        the rest is printed on both streams
+    unless PATH …  the batch fails while there is a file at PATH
     big N          N times `x`
     memory         more memory is asked for than a limit set just before allows
     grow N         N MiB are kept for good
@@ -50,6 +51,9 @@ def _act(text: str) -> None:
             for stream in (sys.stdout, sys.stderr):
                 stream.write(rest + "\n")
                 stream.flush()
+        case "unless":
+            if Path(rest.split()[0]).exists():
+                raise RuntimeError("not while it is there")
         case "memory":
             resource.setrlimit(resource.RLIMIT_AS, (1 << 30, resource.RLIM_INFINITY))
             bytearray(1 << 33)

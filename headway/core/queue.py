@@ -108,7 +108,7 @@ class ModelQueue:
         self._group_of: dict[Queued, _Suspects] = {}
         self._suspects_due = math.inf
         """No suspect's last moment is before this instant."""
-        self._budget = RetryBudget()
+        self._budget = RetryBudget.for_batches(limits.max_batch)
         self._gate = admission.Gate.unknown(limits.tiers)
         self._gate_at = -math.inf
         self._busy = 0
@@ -205,7 +205,7 @@ class ModelQueue:
         self._wait += (now - min(member.arrived for member in departure.members) - self._wait) * WAIT_WEIGHT
         self.last_departure = now
         self._schedule = max(self._schedule, now) + self._rule.pace
-        self._budget.earn()
+        self._budget.earn(len(departure.members))
         return self._leave(departure, now)
 
     def wake(self, idle: Collection[str], now: float) -> str | float:
@@ -285,7 +285,7 @@ class ModelQueue:
         verdict = plan(len(members), failures, max(member.attempts for member in members)) if members else None
         if isinstance(verdict, Dead):
             after.dead = members
-        elif verdict is not None and not self._budget.spend(len(verdict.parts), now):
+        elif verdict is not None and not self._budget.spend(len(members), now):
             after.spent = members
         elif verdict is not None:
             after.again = len(members)

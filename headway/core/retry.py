@@ -62,9 +62,9 @@ def backoff(failures: int, dice: float) -> float:
 class RetryBudget:
     """Keeps retries a small share of the work, so that an outage is not amplified.
 
-    Counted in batches, for a batch is what a GPU pays for. Each first run earns `ratio` of a retry and each
-    second a trickle, up to `reserve` (as Finagle's RetryBudget, and "Addressing Cascading Failures" in
-    "Site Reliability Engineering", ch. 22).
+    Counted in entries. Each first run of an entry earns `ratio` of a retry and each second a trickle, up to
+    `reserve` (as Finagle's RetryBudget, and "Addressing Cascading Failures" in "Site Reliability Engineering",
+    ch. 22).
 
     Arguments:
         ratio: retries earned per first run.
@@ -77,9 +77,17 @@ class RetryBudget:
         self._saved = reserve
         self._last: float | None = None
 
-    def earn(self) -> None:
-        """A batch runs for the first time."""
-        self._saved = min(self._saved + self._ratio, self._reserve)
+    @classmethod
+    def for_batches(cls, largest: int) -> RetryBudget:
+        """One that can find a few culprits in batches of up to `largest` entries before it has earned anything.
+
+        Finding one among n re-runs about 3n entries: all, both halves, and half of what is left each time.
+        """
+        return cls(reserve=max(64.0, 10.0 * largest), trickle=max(1.0, 0.1 * largest))
+
+    def earn(self, count: int) -> None:
+        """So many entries run for the first time."""
+        self._saved = min(self._saved + count * self._ratio, self._reserve)
 
     def spend(self, count: int, now: float) -> bool:
         """Take `count` retries at instant `now`; False when they are not there (then none is taken)."""

@@ -98,9 +98,9 @@ class TestBudget:
     def test_first_runs_earn_and_seconds_trickle(self) -> None:
         budget = RetryBudget(ratio=0.5, reserve=3.0, trickle=0.1)
         assert budget.spend(3, 0.0)
-        budget.earn()
+        budget.earn(1)
         assert not budget.spend(1, 0.0)
-        budget.earn()
+        budget.earn(1)
         assert budget.spend(1, 0.0)
         assert not budget.spend(1, 9.9)
         assert budget.spend(1, 10.0)
@@ -109,7 +109,7 @@ class TestBudget:
         budget = RetryBudget(ratio=1.0, reserve=3.0, trickle=1.0)
         assert budget.spend(1, 0.0)
         for _ in range(100):
-            budget.earn()
+            budget.earn(1)
         assert not budget.spend(4, 1000.0)
         assert budget.spend(3, 1000.0)
 
@@ -119,8 +119,20 @@ class TestBudget:
         for is_first, count, pause in steps:
             now += pause
             if is_first:
-                budget.earn()
+                budget.earn(1)
                 first += 1
             elif budget.spend(count, now):
                 retried += count
             assert retried <= 8.0 + 0.2 * first + 1.0 * now + 1e-6
+
+
+def test_a_fresh_budget_finds_a_culprit_in_the_largest_batch() -> None:
+    for largest in (1, 2, 32, 100):
+        budget, groups = RetryBudget.for_batches(largest), [(largest, 1)]
+        while groups:
+            size, failures = groups.pop()
+            verdict = plan(size, failures, failures)
+            if isinstance(verdict, Dead):
+                break
+            assert budget.spend(size, 0.0)
+            groups.append((verdict.parts[0][1] - verdict.parts[0][0], failures + 1))

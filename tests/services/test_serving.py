@@ -277,7 +277,7 @@ def test_a_client_is_not_told_what_only_operators_may_read() -> None:
 
 
 def test_when_the_retry_budget_is_spent_nobody_is_told_of_a_batch_mate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headway.core.queue.RetryBudget", lambda: RetryBudget(ratio=0.0, reserve=0.0, trickle=0.0))
+    monkeypatch.setattr(RetryBudget, "for_batches", lambda largest: RetryBudget(ratio=0.0, reserve=0.0, trickle=0.0))
 
     async def main(clock: Clock) -> None:
         backend = FakeBackend(0.01, lambda entries: BatchRaised("cannot read 'a secret'"))

@@ -35,7 +35,7 @@ _Event = MutableMapping[str, Any]
 
 
 @contextmanager
-def running(level: str = "info", json: bool = False, stream: TextIO | None = None) -> Iterator[None]:
+def running(level: str = "info", json: bool = False, stream: TextIO | None = None) -> Iterator[Writer]:
     """Log to `stream` while the context lasts, then write what is left and restore what was.
 
     Arguments:
@@ -49,7 +49,7 @@ def running(level: str = "info", json: bool = False, stream: TextIO | None = Non
     waiting: queue.SimpleQueue[logging.LogRecord | None] = queue.SimpleQueue()
     writer = logging.StreamHandler(target)
     writer.setFormatter(_formatter(json, target.isatty()))
-    listener = _Listener(waiting, writer)
+    listener = Writer(waiting, writer)
     root.handlers[:] = [_Outbox(waiting)]
     root.setLevel(level.upper())
     logging.captureWarnings(True)
@@ -61,7 +61,7 @@ def running(level: str = "info", json: bool = False, stream: TextIO | None = Non
     )
     listener.start()
     try:
-        yield
+        yield listener
     finally:
         listener.stop()
         logging.captureWarnings(False)
@@ -107,14 +107,22 @@ class _Outbox(logging.handlers.QueueHandler):
         self._waiting.put(record)
 
 
-class _Listener(logging.handlers.QueueListener):
-    """A writer that a stuck stream cannot keep from ending."""
+class Writer(logging.handlers.QueueListener):
+    """Renders and writes, on a thread of its own that a stuck stream cannot keep from ending.
+
+    Attributes:
+        stuck: the last lines could not be written in time. The thread holds the locks of its stream and handler
+            then, for which the interpreter would wait at its end.
+    """
+
+    stuck = False
 
     def stop(self) -> None:
         """Wait for the last lines, but not for ever: the thread is a daemon."""
         if self._thread is not None:
             self.enqueue_sentinel()
             self._thread.join(PATIENCE)
+            self.stuck = self._thread.is_alive()
             self._thread = None
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import os
 import random
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -74,7 +76,7 @@ async def serve(settings: Settings, target_text: str) -> int:
             gc.collect()
             gc.freeze()
             gc.set_threshold(*COLLECT_AFTER)
-            typer.echo(banner(settings, target, public_door.port, admin_door.port))
+            announce(banner(settings, target, public_door.port, admin_door.port))
             if settings.reload:
                 watcher = asyncio.create_task(_replace_on_change(service, target))
                 stack.push_async_callback(_end, watcher)
@@ -149,6 +151,17 @@ async def _replace_on_change(service: Service, target: Target) -> None:
             log.info("target reloaded", target=str(target))
         except HeadwayError as exc:
             log.error("the changed target does not load; the last good one serves on", error=str(exc))
+
+
+def announce(text: str) -> None:
+    """Print `text` if somebody takes it; a service does not end because its reader has gone or a disk is full."""
+    try:
+        typer.echo(text)
+    except OSError as exc:
+        log.warning("the banner cannot be printed", error=str(exc))
+        # What is still in the buffer would fail once more at the end, and change the exit code.
+        with Path(os.devnull).open("w") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def banner(settings: Settings, target: Target, port: int, admin_port: int) -> str:

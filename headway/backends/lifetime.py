@@ -170,6 +170,11 @@ class Lifetime:
             self._waiter.set_exception(ChildProcessError(self.how))
         return self._waiter
 
+    def catch_up(self) -> None:
+        """Take what it has sent by now, if this process was held up and did not get to it."""
+        while self.how == "" and self._readable():
+            pass
+
     def kill(self, verdict: str = "") -> None:
         """End it and all it has started, at once. `verdict` is given as the reason instead of the signal."""
         self.doomed = True

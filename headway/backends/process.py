@@ -218,8 +218,9 @@ class ProcessBackend:
                 child.kill("was killed with the run that was cancelled")
 
     def _overdue(self, child: Lifetime, waiter: asyncio.Future[Word], timeout: float) -> None:
-        child.kill(f"was killed, its batch had run for {timeout:g} s")
+        child.catch_up()
         if not waiter.done():
+            child.kill(f"was killed, its batch had run for {timeout:g} s")
             waiter.set_exception(
                 BatchTimeout(f"worker {self._worker} had no answer within {timeout:g} s; it was killed")
             )

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -37,9 +40,23 @@ def serve(
 
     from headway import log, wiring
 
+    _open_missing_streams()
     with (
-        log.running(settings.log_level, json=settings.log_json),
+        log.running(settings.log_level, json=settings.log_json) as writer,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
         code = runner.run(wiring.serve(settings, target))
+    if writer.stuck:
+        os._exit(code)
     raise typer.Exit(code)
+
+
+def _open_missing_streams() -> None:
+    """Put /dev/null in the place of standard streams that came closed: a socket would else take their numbers."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free, which is this one
+    sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115
+    sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115

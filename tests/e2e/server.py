@@ -77,6 +77,7 @@ class Server:
         before: called in the child before it becomes Headway.
         answer_to: what the target makes of an input.
         logs_json: the log is one JSON object a line, and checked; else text for people, as by default.
+        stdout, stderr: descriptors, where it should not write to files.
 
     Attributes:
         expected: events that the log may hold as warnings or errors.
@@ -93,6 +94,8 @@ class Server:
         before: Callable[[], None] | None = None,
         answer_to: Callable[[str], str] = str.upper,
         logs_json: bool = True,
+        stdout: int | None = None,
+        stderr: int | None = None,
     ) -> None:
         self.logs_json = logs_json
         self.folder = folder
@@ -111,8 +114,8 @@ class Server:
                 cwd=folder,
                 env={**inherited, **own, **(environ or {})},
                 stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=log,
+                stdout=out if stdout is None else stdout,
+                stderr=log if stderr is None else stderr,
                 preexec_fn=before,
             )
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
+from time import monotonic
 
 import pytest
 from hypothesis import given, settings
@@ -108,6 +110,24 @@ def test_where_a_request_stands_can_be_asked(tmp_path: Path) -> None:
         running.output()
         waiting.output()
         assert (status(running), status(waiting)) == ("completed", "completed")
+
+
+def test_a_service_that_was_stopped_throws_no_answer_away_and_gives_none_too_late(tmp_path: Path) -> None:
+    with serving(tmp_path, "--gpu-timeout-ms", "500") as server:
+        gate = Gate(tmp_path)
+        running = server.ask(gate.text())
+        gate.reached()
+        late = server.ask("print overdue", "X-Request-Timeout-Ms: 500")
+        server.queued(1)
+        server.signal(signal.SIGSTOP)
+        gate.open()
+        resumed = monotonic() + 1.0
+        wait_until(lambda: monotonic() > resumed)
+        server.signal(signal.SIGCONT)
+        running.output()
+        assert late.refusal() == "DEADLINE_EXCEEDED"
+        assert server.metrics().value("retries_total") == 0
+        assert "overdue" not in server.log_text()
 
 
 STEPS = st.lists(

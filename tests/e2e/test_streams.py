@@ -1,0 +1,87 @@
+"""Nobody takes what the service prints and logs: it serves on, and ends as it should."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.client import wait_until
+from tests.e2e.server import Server, launched
+
+Where = Callable[[], AbstractContextManager[int]]
+
+
+@pytest.fixture
+def port() -> int:
+    """One that was free a moment ago."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+@contextlib.contextmanager
+def unread_pipe() -> Iterator[int]:
+    reader, writer = os.pipe()
+    yield writer
+    os.close(reader)
+    os.close(writer)
+
+
+@contextlib.contextmanager
+def broken_pipe() -> Iterator[int]:
+    reader, writer = os.pipe()
+    os.close(reader)
+    yield writer
+    os.close(writer)
+
+
+@contextlib.contextmanager
+def full_disk() -> Iterator[int]:
+    full = os.open("/dev/full", os.O_WRONLY)
+    yield full
+    os.close(full)
+
+
+def serve_through(server: Server, port: int) -> None:
+    """Ask until it serves; have it log more than a pipe holds; end it."""
+    server.port = port
+    wait_until(lambda: listening(port))
+    line = server.connect()
+    for number in range(40):
+        server.ask(f"print {number}" + " and so on" * 300, on=line).output()
+    line.close()
+    server.signal()
+    assert server.ended() == 0
+    wait_until(lambda: not server.processes())
+
+
+def listening(port: int) -> bool:
+    with socket.socket() as sock:
+        return sock.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.mark.parametrize("where", [broken_pipe, full_disk])
+def test_a_banner_that_nobody_takes_does_not_end_the_service(tmp_path: Path, port: int, where: Where) -> None:
+    with where() as stdout, launched(tmp_path, "--port", str(port), stdout=stdout) as server:
+        serve_through(server, port)
+        assert "the banner cannot be printed" in server.log_text()
+
+
+@pytest.mark.parametrize("where", [broken_pipe, full_disk, unread_pipe])
+def test_a_log_that_nobody_takes_does_not_hold_up_the_service_or_its_end(
+    tmp_path: Path, port: int, where: Where
+) -> None:
+    with where() as stderr, launched(tmp_path, "--port", str(port), stderr=stderr) as server:
+        serve_through(server, port)
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_service_without_a_standard_stream_serves(tmp_path: Path, port: int, number: int) -> None:
+    with launched(tmp_path, "--port", str(port), before=lambda: os.close(number)) as server:
+        serve_through(server, port)

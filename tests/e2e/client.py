@@ -74,6 +74,10 @@ class Connection:
         self.sock = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
         self.held = b""
 
+    @property
+    def closed(self) -> bool:
+        return self.sock.fileno() < 0
+
     def send(self, data: bytes) -> None:
         self.sock.sendall(data)
 

@@ -5,8 +5,8 @@
         assert asked.output() == "HELLO"
 
 When the block ends, every request must have had its one outcome, the service must agree in its metrics, nothing
-may be held or wait, SIGTERM must end it with exit code 0, none of its processes may be left, and its log may
-hold no warning that the test has not announced.
+may be held or wait, no descriptor be left open, SIGTERM must end it with exit code 0, none of its processes may be
+left, and its log may hold no warning that the test has not announced.
 """
 
 from __future__ import annotations
@@ -151,6 +151,7 @@ class Server:
         assert public
         assert admin
         self.port, self.admin_port = int(public[1]), int(admin[1])
+        self._descriptors = self.descriptors()
 
     def connect(self) -> Connection:
         """A new connection to the public port; it is closed in the end."""
@@ -247,11 +248,13 @@ class Server:
         )
 
     def check_wire(self) -> None:
-        """No client gets anything beyond its answers."""
+        """No client gets anything beyond its answers; those that are still there leave."""
         for asked in self.asked:
-            if asked.outcome != "cancelled":
-                asked.connection.end()
-                assert asked.connection.ended(), f"more than its answer: {asked.connection.held!r}"
+            connection = asked.connection
+            if asked.outcome != "cancelled" and not connection.closed:
+                connection.end()
+                assert connection.ended(), f"more than its answer: {connection.held!r}"
+                connection.close()
 
     def check_end(self, code: int = 0) -> None:
         """It has ended as it should, said nothing alarming, and left nothing behind, on the wire or running."""
@@ -262,6 +265,16 @@ class Server:
             alarming = [line for line in self.log() if line["level"] not in ("debug", "info")]
             alarming = [line for line in alarming if line["event"] not in self.expected]
             assert not alarming, alarming
+
+    def check_descriptors(self) -> None:
+        """Once all clients have left it holds no descriptor that it did not hold at first."""
+        for connection in self._connections:
+            connection.close()
+        wait_until(lambda: self.descriptors() <= self._descriptors)
+
+    def descriptors(self) -> int:
+        """How many file descriptors it holds."""
+        return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))
 
     def processes(self) -> list[int]:
         """Process ids of all that runs of it, whoever its parent is."""
@@ -306,6 +319,7 @@ def serving(folder: Path, *flags: str, lawful: bool = True, **how: Any) -> Itera
         if lawful:
             server.check_rest()
         server.check_wire()
+        server.check_descriptors()
         server.signal()
         server.check_end()
 

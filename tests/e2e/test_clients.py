@@ -130,6 +130,17 @@ def test_a_service_that_was_stopped_throws_no_answer_away_and_gives_none_too_lat
         assert "overdue" not in server.log_text()
 
 
+def test_large_inputs_and_outputs_come_back_whole(tmp_path: Path) -> None:
+    with serving(tmp_path, "--workers", "2", "--request-timeout-ms", "20000", "--queue-timeout-ms", "20000") as server:
+        with server.held_back(workers=2):
+            asked = [server.ask(f"{number} {chr(97 + number) * 1_000_000}") for number in range(16)]
+        for one in asked:
+            one.output()
+        server.answer_to = lambda text: "x" * 8_000_000
+        for one in [server.ask("big 8000000") for _ in range(4)]:
+            one.output()
+
+
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("ask"), st.sampled_from(["plain", "exception", "none", "raise"])),

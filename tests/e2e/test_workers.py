@@ -107,17 +107,20 @@ def test_requests_are_held_while_all_workers_are_gone_and_served_when_they_are_b
 @pytest.mark.parametrize("flags", [("--recycle-rss-mb", "120"), ("--recycle-after-s", "0.5")])
 def test_workers_are_recycled_without_a_failed_request(tmp_path: Path, flags: tuple[str, str]) -> None:
     with serving(tmp_path, "--workers", "2", *flags) as server:
-        first = server.ask("before")
-        number = 0
+        lines = [server.connect() for _ in range(8)]
+        round_number = 0
 
         def replaced() -> bool:
-            """Ask on, and leak 60 MiB with every tenth request, until each worker was replaced."""
-            nonlocal number
-            number += 1
-            server.ask("grow 60" if number % 10 == 0 else f"meanwhile {number}", on=first.connection).output()
+            """Ask on, and leak 60 MiB now and then, until each worker was replaced."""
+            nonlocal round_number
+            round_number += 1
+            texts = [f"round {round_number}, {place}" for place in range(8)]
+            if round_number % 5 == 0:
+                texts[3] = "grow 60"
+            for asked in [server.ask(text, on=line) for text, line in zip(texts, lines, strict=True)]:
+                asked.output()
             return all(worker["restarts"] for worker in server.workers())
 
-        first.output()
         pids = {worker["pid"] for worker in server.workers()}
         wait_until(replaced)
         server.all_healthy()

@@ -48,7 +48,6 @@ class TestSimulate:
         assert list(found["reports"][0]["tiers"]) == ["enterprise", "paid", "free"]
 
     def test_draws(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        pytest.importorskip("matplotlib")
         picture = tmp_path / "run.svg"
         assert code_of([*SIMULATE, "--compare", "--promise", "50", "--plot", str(picture)]) == 0
         assert picture.read_bytes().startswith(b"<?xml")

@@ -1,0 +1,52 @@
+"""Everything at once, in an order that a seed decides: every request still comes to its own right end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.client import Asked
+from tests.e2e.server import serving
+
+UNHAPPY = {"batch failed", "worker process ended", "worker output dropped"}
+POISON = {"raise": "REJECTED_BY_MODEL", "segfault": "REJECTED_BY_MODEL", "short": "BACKEND_ERROR"}
+PATIENT = "--request-timeout-ms", "30000", "--queue-timeout-ms", "20000"
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_whatever_happens_no_innocent_is_failed_and_no_culprit_goes_free(tmp_path: Path, seed: int) -> None:
+    dice = random.Random(seed)
+    happenings = ["ask"] * 400 + ["answer"] * 150 + ["leave"] * 30 + ["kill"] * 3
+    dice.shuffle(happenings)
+    for word in dice.sample(sorted(POISON), 2):
+        happenings.insert(dice.randrange(len(happenings)), word)
+    with serving(tmp_path, "--workers", "3", *PATIENT) as server:
+        server.expected = UNHAPPY
+        waiting: list[Asked] = []
+        for number, happening in enumerate(happenings):
+            match happening:
+                case "ask":
+                    waiting.append(server.ask(f"innocent {number}"))
+                case "answer" if waiting:
+                    waiting.pop(dice.randrange(len(waiting))).answer()
+                case "leave" if waiting:
+                    waiting.pop(dice.randrange(len(waiting))).leave(reset=dice.random() < 0.5)
+                case "kill":
+                    pid = dice.choice(server.workers())["pid"]
+                    if pid in server.processes():
+                        with contextlib.suppress(ProcessLookupError):
+                            os.kill(pid, signal.SIGKILL)
+                case word if word in POISON:
+                    waiting.append(server.ask(word))
+        for asked in waiting:
+            asked.answer()
+        ends = Counter((asked.text.partition(" ")[0], asked.outcome) for asked in server.asked)
+        allowed = {("innocent", "ok"), ("innocent", "cancelled"), *((word, "cancelled") for word in POISON)}
+        assert set(ends) <= allowed | set(POISON.items()), f"seed {seed}: {ends}"
+        server.all_healthy()

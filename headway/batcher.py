@@ -24,8 +24,8 @@ import structlog
 from headway.core.breaker import Breaker, State
 from headway.core.departure import RETRY, Policy
 from headway.core.health import BEAT_EVERY
-from headway.errors import BackendError, BatchTimeout, HeadwayError, WorkerCrashed
-from headway.model import BatchFailure, Cause, Item, Lease, Slot, Wait, WorkerInfo, WorkerStatus
+from headway.errors import BackendError, BadOutput, BatchTimeout, HeadwayError, WorkerCrashed
+from headway.model import WARM_UP, BatchFailure, Cause, Entry, Item, Lease, Slot, Wait, WorkerInfo, WorkerStatus
 from headway.ports import Backend, Broker
 from headway.supervisor import Supervisor
 from headway.tally import Tally
@@ -171,18 +171,42 @@ class Batcher:
     async def _serve_one(self, backend: Backend) -> None:
         now = self._clock()
         if not self._breaker.allow(now):
-            await self._become(WorkerStatus.DEGRADED)
+            if self._breaker.state(now) is State.OPEN:
+                await self._become(WorkerStatus.DEGRADED)
             await self._idle(asyncio.sleep(max(self._breaker.retry_at(now) - now, PROBE_EVERY)))
             return
+        if self._breaker.state(now) is not State.CLOSED:
+            await self._probe(backend)
+            return
+        if self._status is WorkerStatus.DEGRADED:
+            await self._become(WorkerStatus.HEALTHY)
         claimed = await self._broker.claim(self.slot, self._policy)
         if isinstance(claimed, Wait):
-            self._breaker.forget()
-            if self._status is WorkerStatus.DEGRADED:
-                # Its rest is over. Were it not ready until a probe went well, no client might be sent to be that probe.
-                await self._become(WorkerStatus.HEALTHY)
             await self._idle(self._broker.listen(self.slot, claimed.until))
         else:
             await self._run(backend, claimed)
+
+    async def _probe(self, backend: Backend) -> None:
+        """Find out whether the backend works, by an input that is nobody's: several batches in a row may have failed
+        for what was in them."""
+        slot, timeout = self.slot, self._limits.gpu_timeout
+        entry = Entry(WARM_UP, slot.model, WARM_UP, 0, "", "", timeout, timeout)
+        try:
+            [item] = await backend.run([entry], timeout)
+            if item.fault:
+                raise BadOutput(item.error or "")
+        except asyncio.CancelledError:
+            self._breaker.forget()
+            raise
+        except (HeadwayError, ValueError) as exc:
+            log.warning("probe failed", worker=slot.worker, error=str(exc))
+            self._breaker.failure(self._clock())
+            # A process whose probe fails may be past help, as after a CUDA error; a fresh one is not.
+            self._retire = backend.pid != 0
+            await self._become(WorkerStatus.STARTING if self._retire else WorkerStatus.DEGRADED)
+        else:
+            self._breaker.success()
+            await self._become(WorkerStatus.HEALTHY)
 
     async def _run(self, backend: Backend, lease: Lease) -> None:
         """Run one batch to its end, whatever that is."""
@@ -227,12 +251,7 @@ class Batcher:
         self._note_run(lease, seconds)
         self._tally.wasted_seconds[failure.cause.value] += seconds
         if lease.reason != RETRY:  # A batch of suspects says little about the backend.
-            # A process whose probe fails, too, may be past help, as after a CUDA error; a fresh one is not.
-            probe = self._breaker.state(self._clock()) is not State.CLOSED
-            broken = broken or (probe and self._backend is not None and self._backend.pid != 0)
             self._breaker.failure(self._clock())
-        else:
-            self._breaker.forget()
         if broken:
             self._retire = True
             await self._become(WorkerStatus.STARTING)

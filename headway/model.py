@@ -12,6 +12,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+WARM_UP = "warm-up"
+"""The input of the batch that a target must pass before it gets real ones, and by which it is probed later."""
+
 
 class Entry(msgspec.Struct, frozen=True, gc=False):
     """One input on its way to a GPU, as the gateway hands it to a broker.

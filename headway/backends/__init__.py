@@ -3,6 +3,3 @@
 `process` a GPU worker (its parts: `lifetime` of one child, `lines` it prints, `frames` on its pipe; and inside
 the child `child` and `usercode`) · `http` a remote API
 """
-
-WARM_UP = "warm-up"
-"""The input of the batch that a target must pass before it gets real ones."""

@@ -23,12 +23,11 @@ import aiohttp
 import msgspec
 
 from headway import __version__
-from headway.backends import WARM_UP
 from headway.backends.frames import MAX_OUTPUT
 from headway.backends.lines import printable
 from headway.core.retry import backoff
 from headway.errors import BackendError, BadOutput, BatchTimeout, RemoteError, TargetError
-from headway.model import Entry, Item
+from headway.model import WARM_UP, Entry, Item
 from headway.target import RemoteTarget
 
 MAX_ANSWER = 64 << 20

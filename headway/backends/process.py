@@ -19,11 +19,10 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from headway.backends import WARM_UP
 from headway.backends.frames import MAX_FRAME, Answer, Failed, Ready, Refused, Run
 from headway.backends.lifetime import Lifetime, Log, Word
 from headway.errors import BackendError, BadOutput, BatchRaised, BatchTimeout, TargetError, WorkerCrashed
-from headway.model import Entry, Item
+from headway.model import WARM_UP, Entry, Item
 from headway.target import FileTarget, ModuleTarget
 
 STOP_GRACE = 5.0

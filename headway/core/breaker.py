@@ -1,8 +1,12 @@
 """The circuit breaker towards a failing backend (Nygard, "Release It!", ch. 5).
 
-closed ──threshold failures in a row──▶ open ──cooldown──▶ half open ──success──▶ closed
-                                         ▲                     │
-                                         └──────failure────────┘   (the cooldown doubles, up to a cap)
+closed ──threshold failures in a row──▶ half open ──success──▶ closed
+                                          │    ▲
+                                   failure▼    │cooldown (doubles each time, up to a cap)
+                                          open─┘
+
+Failures in a row may be the fault of what was asked. So the first probe comes at once, before any rest, and is
+to be made with something that is known to work.
 """
 
 from __future__ import annotations
@@ -25,14 +29,14 @@ class Breaker:
     """Counts failures in a row; open, it lets nothing through; half open, one probe at a time.
 
     Arguments:
-        threshold: failures in a row that open it.
-        cooldown: seconds it stays open the first time.
+        threshold: failures in a row after which a probe has to tell what they mean.
+        cooldown: seconds it stays open when the first probe has failed.
     """
 
     def __init__(self, threshold: int, cooldown: float) -> None:
         self._threshold = threshold
         self._first = cooldown
-        self._cooldown = cooldown
+        self._cooldown = 0.0
         self._failures = 0
         self._opened_at: float | None = None
         self._probing = False
@@ -64,18 +68,18 @@ class Breaker:
         self._failures = 0
         self._opened_at = None
         self._probing = False
-        self._cooldown = self._first
 
     def failure(self, now: float) -> None:
         """A run failed."""
         self._failures += 1
         if self._opened_at is not None:
             if self._probing:
-                self._cooldown = min(self._cooldown * 2, COOLDOWN_CAP)
+                self._cooldown = min(max(self._cooldown * 2, self._first), COOLDOWN_CAP)
                 self._opened_at = now
                 self._probing = False
         elif self._failures >= self._threshold:
             self._opened_at = now
+            self._cooldown = 0.0
 
     def forget(self) -> None:
         """The probe was given up before it ran: let another be the probe."""

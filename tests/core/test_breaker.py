@@ -8,14 +8,21 @@ from hypothesis import strategies as st
 from headway.core.breaker import COOLDOWN_CAP, Breaker, State
 
 
-def opened(threshold: int = 3, cooldown: float = 1.0, now: float = 0.0) -> Breaker:
+def suspected(threshold: int = 3, cooldown: float = 1.0, now: float = 0.0) -> Breaker:
     breaker = Breaker(threshold, cooldown)
     for _ in range(threshold):
         breaker.failure(now)
     return breaker
 
 
-def test_failures_in_a_row_open_it() -> None:
+def opened(now: float = 0.0) -> Breaker:
+    breaker = suspected(now=now)
+    assert breaker.allow(now)
+    breaker.failure(now)
+    return breaker
+
+
+def test_failures_in_a_row_ask_for_a_probe_at_once() -> None:
     breaker = Breaker(3, 1.0)
     for _ in range(2):
         breaker.failure(0.0)
@@ -24,6 +31,14 @@ def test_failures_in_a_row_open_it() -> None:
         breaker.failure(0.0)
     assert (breaker.state(0.0), breaker.allow(0.0)) == (State.CLOSED, True)
     breaker.failure(0.0)
+    assert breaker.state(0.0) is State.HALF_OPEN
+    assert [breaker.allow(0.0), breaker.allow(0.0)] == [True, False]
+    breaker.success()
+    assert breaker.state(0.0) is State.CLOSED
+
+
+def test_a_first_probe_that_fails_opens_it() -> None:
+    breaker = opened()
     assert (breaker.state(0.0), breaker.allow(0.0)) == (State.OPEN, False)
 
 
@@ -57,6 +72,8 @@ def test_a_success_makes_the_next_rest_short_again() -> None:
     breaker.success()
     for _ in range(3):
         breaker.failure(10.0)
+    assert breaker.allow(10.0)
+    breaker.failure(10.0)
     assert breaker.retry_at(10.0) == 11.0
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tests.e2e.client import Gate, wait_until
 from tests.e2e.server import Metrics, Server, serving
+from tests.targets.gates import BROKEN
 
 PROMISED = {
     *("requests_total", "request_seconds_count", "queue_seconds_count", "queue_depth", "queue_oldest_seconds"),
@@ -38,7 +39,7 @@ def watched(server: Server) -> Iterator[Movement]:
 
 def test_every_metric_moves(tmp_path: Path) -> None:
     with serving(tmp_path, "--model", "m", "--request-timeout-ms", "10000", "--gpu-timeout-ms", "4000") as server:
-        server.expected = {"batch failed", "worker process ended"}
+        server.expected = {"batch failed", "worker process ended", "probe failed", "worker does not start"}
         with watched(server) as moved:
             server.ask("one", on=server.connect()).output()
         for name in ("request_seconds_count", "queue_seconds_count"):
@@ -124,11 +125,15 @@ def failures_move(server: Server) -> None:
     assert moved.of("wasted_gpu_seconds_total", cause="crashed") > 0
     assert moved.after.value("breaker_state") == 0
 
+    broken = server.folder / BROKEN
+    broken.touch()
+
     def opened() -> bool:
-        server.ask("raise").answer()
+        server.ask("in vain", "X-Request-Timeout-Ms: 300").answer()
         return server.metrics().value("breaker_state", backend="gpu-0") > 0
 
     wait_until(opened)
+    broken.unlink()
     wait_until(lambda: server.get("/readyz").status == 200)
     server.ask("well").output()
     wait_until(lambda: server.metrics().value("breaker_state") == 0)

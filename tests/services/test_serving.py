@@ -244,6 +244,20 @@ def test_a_failing_backend_opens_the_breaker_and_recovers() -> None:
     run(main)
 
 
+def test_bad_inputs_in_a_row_do_not_take_the_service_from_others() -> None:
+    async def main(clock: Clock) -> None:
+        async with Stand(clock, FakeBackend(0.01, poison), max_batch=1) as stand:
+            for number in range(30):
+                assert codes([await stand.ask(f"poison {number}")]) == [errors.REJECTED_BY_MODEL]
+                assert {worker.status for worker in await stand.broker.workers()} == {WorkerStatus.HEALTHY}
+            before = clock()
+            assert (await stand.ask("innocent")).output == "INNOCENT"
+            assert clock() - before < 0.1
+            assert stand.backends[0].starts == 1
+
+    run(main)
+
+
 def test_a_worker_in_which_nothing_works_any_more_is_replaced() -> None:
     async def main(clock: Clock) -> None:
         backend = FakeBackend(0.01)

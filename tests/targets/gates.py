@@ -8,7 +8,8 @@
     grow N         N MiB are kept for good
     pid            the process id
 
-`Gated` waits in its setup at the FIFO `setup-gate` in the working directory, if there is one.
+`Gated` waits in its setup at the FIFO `setup-gate` in the working directory, if there is one. While there is a file
+`broken`, nothing works, the warm-up batch included.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 from tests.targets import faults
 
 SETUP_GATE = "setup-gate"
+BROKEN = "broken"
 
 _kept: list[bytes] = []
 
@@ -34,6 +36,8 @@ class Gated:
             Path(SETUP_GATE).read_bytes()
 
     def __call__(self, inputs: list[str]) -> Any:
+        if Path(BROKEN).exists():
+            raise RuntimeError("nothing works any more")
         for text in inputs:
             _act(text)
         outputs = faults.answer(inputs)

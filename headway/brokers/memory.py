@@ -377,18 +377,26 @@ class MemoryBroker:
 
 
 class DeadLetterBox:
-    """Dead letters in memory: at most `capacity`, the oldest go first."""
+    """Dead letters in memory, the oldest go first.
 
-    def __init__(self, capacity: int = 10_000) -> None:
+    Arguments:
+        capacity: most letters.
+        capacity_bytes: most bytes of input, parameters and error in all of them together.
+    """
+
+    def __init__(self, capacity: int = 10_000, capacity_bytes: int = 64 << 20) -> None:
         self._letters: dict[str, DeadLetter] = {}
         self._capacity = capacity
+        self._capacity_bytes = capacity_bytes
+        self._bytes = 0
 
     async def add(self, letter: DeadLetter) -> None:
         """See DeadLetters."""
-        self._letters.pop(letter.entry.id, None)
+        await self.remove(letter.entry.id)
         self._letters[letter.entry.id] = letter
-        while len(self._letters) > self._capacity:
-            self._letters.pop(next(iter(self._letters)))
+        self._bytes += _letter_bytes(letter)
+        while len(self._letters) > self._capacity or self._bytes > self._capacity_bytes:
+            await self.remove(next(iter(self._letters)))
 
     async def list(self, limit: int = 100) -> Sequence[DeadLetter]:
         """See DeadLetters."""
@@ -400,7 +408,9 @@ class DeadLetterBox:
 
     async def remove(self, id: str) -> bool:
         """See DeadLetters."""
-        return self._letters.pop(id, None) is not None
+        letter = self._letters.pop(id, None)
+        self._bytes -= _letter_bytes(letter) if letter is not None else 0
+        return letter is not None
 
     async def count(self) -> int:
         """See DeadLetters."""
@@ -445,6 +455,11 @@ def _shown(failure: BatchFailure) -> str:
 def _item_failure(item: Item) -> Failure:
     code = errors.BACKEND_ERROR if item.fault else errors.REJECTED_BY_MODEL
     return Failure(code, item.error or "the model gave no output for this input", None, "item")
+
+
+def _letter_bytes(letter: DeadLetter) -> int:
+    """About what a letter takes: text counts four bytes a character, the most that Python needs."""
+    return 4 * (len(letter.entry.input) + len(letter.error)) + len(letter.entry.parameters)
 
 
 def _letter(member: Queued, error: str, cause: str, worker: str) -> DeadLetter:

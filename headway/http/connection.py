@@ -56,7 +56,7 @@ class Connection(HttpToolsProtocol):
 
     __slots__ = (
         "chunks", "desk", "expects", "held", "id", "last", "missing", "open", "paused", "phase", "seen", "since",
-        "stuck", "stuck_bytes",
+        "stuck", "stuck_bytes", "stuck_left", "stuck_moved",
     )  # fmt: skip
 
     def __init__(self, desk: Desk) -> None:
@@ -76,6 +76,8 @@ class Connection(HttpToolsProtocol):
         self.chunks: Chunks | None = None
         self.stuck = 0.0
         self.stuck_bytes = 0
+        self.stuck_left = 0
+        self.stuck_moved = 0.0
 
     # What the transport calls.
 
@@ -112,8 +114,8 @@ class Connection(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         """The client does not take its answer."""
-        self.stuck = monotonic()
-        self.stuck_bytes = self.transport.get_write_buffer_size()
+        self.stuck = self.stuck_moved = monotonic()
+        self.stuck_bytes = self.stuck_left = self.transport.get_write_buffer_size()
         super().pause_writing()
 
     def resume_writing(self) -> None:
@@ -282,7 +284,11 @@ class Connection(HttpToolsProtocol):
         """End what takes too long; `now` is a monotonic instant in seconds."""
         desk, phase, waited = self.desk, self.phase, now - self.since
         if self.stuck:
-            if now - self.stuck > desk.body_timeout + self.stuck_bytes / SLOWEST:
+            left = self.transport.get_write_buffer_size()
+            if left < self.stuck_left:
+                self.stuck_left, self.stuck_moved = left, now
+            slow = now - self.stuck > desk.body_timeout + self.stuck_bytes / SLOWEST
+            if slow or now - self.stuck_moved > desk.body_timeout:
                 self.transport.abort()
         elif phase == IDLE:
             if waited > (desk.keep_alive if self.id else desk.header_timeout) or (desk.closing and waited >= GRACE):

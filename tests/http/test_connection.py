@@ -237,11 +237,26 @@ def test_a_client_that_does_not_read_is_cut_off_and_asks_nothing_meanwhile() -> 
     async def main(stand: Stand) -> None:
         await _stuck(stand)
         (connection,) = stand.door._connections()
+        stand.later(stand.settings.body_timeout_ms / 1000 - 1)
+        assert not connection.transport.is_closing()
         stand.later(stand.settings.body_timeout_ms / 1000 + 1)
-        assert not connection.transport.is_closing(), "a large answer may take its time"
-        stand.later(stand.settings.body_timeout_ms / 1000 + 8_000_000 / 16_384 + 1)
         assert connection.transport.is_closing()
         assert len(stand.gateway.asked) == 1
+
+    served(main)
+
+
+def test_a_client_that_reads_slowly_has_time_by_the_size_of_its_answer() -> None:
+    async def main(stand: Stand) -> None:
+        await _stuck(stand)
+        (connection,) = stand.door._connections()
+        limit = stand.settings.body_timeout_ms / 1000
+        connection.stuck_left += 1  # As if a byte had been taken since the last look.
+        stand.later(limit + 1)
+        assert not connection.transport.is_closing(), "a large answer may take its time"
+        connection.stuck_left += 1
+        stand.later(limit + 8_000_000 / 16_384 + 1)
+        assert connection.transport.is_closing()
 
     served(main)
 

@@ -181,8 +181,9 @@ class Gateway:
         held = _Held(waiter, entry, now, now + timeout)
         self._held[key] = held
         self._watch(key, held.deadline)
+        if not self._outbox:
+            self._work.set()
         self._outbox.append(entry)
-        self._work.set()
 
     def abandon(self, tenant: str, id: str) -> None:
         """The client left: its waiter hears nothing more, and the entry does not run if it has not yet."""

@@ -21,15 +21,25 @@ class Quota(msgspec.Struct, frozen=True, gc=False):
 
 
 class Verdict(msgspec.Struct, frozen=True, gc=False):
-    """`tat` is to be stored when `allowed`. `remaining` whole requests fit now; `retry_after` and
-    `reset_after` are seconds until the same request fits (infinite when it costs more than the burst), and
-    until the whole burst does."""
+    """`tat` is to be stored when `allowed`. `retry_after` is the seconds until the same request fits, infinite when
+    it costs more than the burst. What is only shown is worked out when it is asked for."""
 
     allowed: bool
     tat: float
-    remaining: int
     retry_after: float
-    reset_after: float
+    quota: Quota
+    now: float
+
+    @property
+    def remaining(self) -> int:
+        """Whole requests that fit now."""
+        interval = 60.0 / self.quota.rate
+        return max(0, int((self.now + interval * max(self.quota.burst, 1.0) - self.tat) / interval + 1e-9))
+
+    @property
+    def reset_after(self) -> float:
+        """Seconds until the whole burst fits."""
+        return max(0.0, self.tat - self.now)
 
 
 def check(quota: Quota, tat: float, cost: float, now: float) -> Verdict:
@@ -42,16 +52,10 @@ def check(quota: Quota, tat: float, cost: float, now: float) -> Verdict:
         now: an instant on the clock that `tat` was made with.
     """
     interval = 60.0 / quota.rate
-    tolerance = interval * max(quota.burst, 1.0)
-    base = max(tat, now)
+    tolerance = interval * quota.burst if quota.burst > 1.0 else interval
+    base = tat if tat > now else now
     after = base + cost * interval
-    allowed = after - tolerance <= now + 1e-9
-    kept = after if allowed else base
+    if after - tolerance <= now + 1e-9:
+        return Verdict(True, after, 0.0, quota, now)
     fits_ever = cost * interval <= tolerance + 1e-9
-    return Verdict(
-        allowed=allowed,
-        tat=kept,
-        remaining=max(0, int((now + tolerance - kept) / interval + 1e-9)),
-        retry_after=0.0 if allowed else after - tolerance - now if fits_ever else math.inf,
-        reset_after=max(0.0, kept - now),
-    )
+    return Verdict(False, base, after - tolerance - now if fits_ever else math.inf, quota, now)

@@ -42,7 +42,6 @@ def test_every_way_to_die_ends_with_the_last_words_in_the_dead_letter_queue(tmp_
         "exit": ("crashed", "exit code 3"),
         "last-words": ("crashed", r"out of\x1b[31m luck"),
         "segfault": ("crashed", "SIGSEGV"),
-        "scribble": ("crashed", "no answer"),
         "close": ("crashed", "pipe"),
         "memory": ("raised", "MemoryError"),
         "system-exit": ("raised", "SystemExit"),

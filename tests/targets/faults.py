@@ -82,7 +82,7 @@ class Unprintable(Exception):
 
 def sockets() -> list[int]:
     """Descriptors of this process that are sockets."""
-    return [fd for fd in range(3, 64) if _is_socket(fd)]
+    return [fd for fd in range(3, 1024) if _is_socket(fd)]
 
 
 def _is_socket(fd: int) -> bool:

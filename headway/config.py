@@ -39,6 +39,7 @@ PREFIX = "HEADWAY_"
 _SERVICE = "Service"
 _WORKERS = "Workers"
 _BATCHING = "Batching"
+_FLEET = "Several processes"
 _TIMEOUTS = "Deadlines"
 _TIERS = "Tiers and keys"
 _DOOR = "Limits at the door"
@@ -87,6 +88,30 @@ class Settings:
     )
     policy: str = _setting("paced", _BATCHING, "When a batch leaves: paced, window, table or pid.")
     max_queue: int = _setting(20_000, _BATCHING, "Most entries waiting at once, over all tiers.", "inputs")
+
+    broker: str = _setting(
+        "",
+        _FLEET,
+        "URL of the Redis or Valkey that gateways and workers share: redis://HOST:PORT/DB, rediss:// for TLS, "
+        "redis+sentinel://HOST:PORT,HOST:PORT/SERVICE, redis+cluster://HOST:PORT; left out: the queue is in this process.",
+        secret=True,
+    )
+    broker_prefix: str = _setting("headway", _FLEET, "What the broker's keys begin with; one for each installation.")
+    broker_timeout_ms: float = _setting(
+        1000.0, _FLEET, "Longest time for one call to the broker before it counts as failed.", "ms"
+    )
+    lease_ms: float = _setting(
+        3000.0, _FLEET, "How long a worker may be silent before what it runs is given to another.", "ms"
+    )
+    shards: int = _setting(1, _FLEET, "Queues that each model is split into; 16 is usual when one Redis is too few.")
+    name: str = _setting("", _FLEET, "Name of this process in the fleet; left out: host name and process id.")
+    fallback: str = _setting(
+        "", _FLEET, "Target that a gateway asks itself while the broker is gone; left out: requests then get 503."
+    )
+    fallback_concurrency: int = _setting(1, _FLEET, "Batches that a gateway runs at once on `fallback`.", "batches")
+    target_utilisation: float = _setting(
+        0.7, _FLEET, "Share of the measured capacity, 0.1 to 1, that the fleet is meant to carry."
+    )
 
     queue_timeout_ms: float = _setting(
         2000.0,
@@ -287,6 +312,11 @@ _CHECKS: tuple[Callable[[Settings], None], ...] = (
     _between("port", 0, 65_535),
     _between("admin_port", 0, 65_535),
     _between("workers", 1, 256),
+    _between("broker_timeout_ms", 10, 60_000),
+    _between("lease_ms", 1500, 600_000),
+    _between("shards", 1, 256),
+    _between("fallback_concurrency", 1, 256),
+    _between("target_utilisation", 0.1, 1),
     _between("max_batch_size", 1, MAX_BATCH),
     _between("max_wait_ms", 0, MAX_REQUEST_TIMEOUT_MS),
     _between("queue_timeout_ms", 1, MAX_REQUEST_TIMEOUT_MS),
@@ -309,6 +339,8 @@ _CHECKS: tuple[Callable[[Settings], None], ...] = (
     _one_of("remote_format", REMOTE_FORMATS),
     _made_of("model", *_NAME),
     _made_of("model_version", *_NAME),
+    _made_of("broker_prefix", *_NAME),
+    _made_of("name", "|" + _NAME[0], *_NAME[1:]),
     _made_of("host", *_ADDRESS),
     _made_of("admin_host", *_ADDRESS),
     _made_of("admin_token", *_TOKEN),

@@ -3,6 +3,7 @@
     HeadwayError
     ├── SettingError            a setting is wrong: names setting, value, reason, mend (exit code 3)
     ├── TargetError             the target cannot be loaded or broke the rules when tried
+    ├── BrokerUnavailable       the broker cannot be reached, or does not answer in time
     ├── BackendError            the black box failed on a whole batch
     │   ├── BatchRaised         user code raised
     │   ├── WorkerCrashed       the worker process died
@@ -106,6 +107,11 @@ class SettingError(HeadwayError):
 
 class TargetError(HeadwayError):
     """The target cannot be loaded, or broke the rules when it was tried."""
+
+
+class BrokerUnavailable(HeadwayError):
+    """The broker cannot be reached, or does not answer in time. What was asked of it may have been done: ask again, as
+    all its methods can be repeated."""
 
 
 class BackendError(HeadwayError):

@@ -29,10 +29,8 @@ from headway.tally import Tally
 
 log = structlog.get_logger(__name__)
 
-GATHER = 0.001
-"""Seconds for which entries gather when calls to the broker would follow each other more closely than that;"""
 WORTH_GATHERING = 2.0
-"""but only when at least so many arrive in that time: a lone request always goes at once."""
+"""Entries gather between calls to the broker only when at least so many arrive meanwhile: a lone one goes at once."""
 DEADLINE_GRAIN = 0.02
 """Width in seconds of the slots that deadlines are gathered in; a 504 is at most this late."""
 REMEMBERED = 10_000
@@ -255,9 +253,10 @@ class Gateway:
         while True:
             await self._work.wait()
             now = self._clock()
-            if now < self._gathered and self._rate.at(now) * GATHER >= WORTH_GATHERING:
-                await asyncio.sleep(GATHER)
-            self._gathered = self._clock() + GATHER
+            gather = self._broker.gather
+            if now < self._gathered and self._rate.at(now) * gather >= WORTH_GATHERING:
+                await asyncio.sleep(gather)
+            self._gathered = self._clock() + gather
             self._work.clear()
             if self._departed:
                 departed, self._departed = self._departed, []

@@ -223,6 +223,63 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     pid: int = 0
 
 
+class Role(enum.Enum):
+    """What a process does. `serve` does all three."""
+
+    SERVE = "serve"
+    GATEWAY = "gateway"
+    WORKER = "worker"
+    CONTROLLER = "controller"
+
+
+class Member(msgspec.Struct, frozen=True, kw_only=True):
+    """One process of the fleet, as it tells of itself.
+
+    Attributes:
+        id: unique; a gateway's is the `gateway` of its entries.
+        role: what it does.
+        host: name of its machine.
+        pid: process id there.
+        admin: URL of its admin port, as seen from that machine.
+        version: of Headway.
+        pending: requests that it holds.
+        requests_per_second: that it takes in.
+        leads: whether it is the leading controller.
+        last_seen: broker instant; set by the broker.
+    """
+
+    id: str
+    role: Role
+    host: str
+    pid: int
+    admin: str = ""
+    version: str = ""
+    pending: int = 0
+    requests_per_second: float = 0.0
+    leads: bool = False
+    last_seen: float = 0.0
+
+
+class Capacity(msgspec.Struct, frozen=True, kw_only=True):
+    """What the workers of one model can carry.
+
+    Attributes:
+        model: whose.
+        healthy: slots that serve.
+        degraded: slots that were heard of, but not lately, or rest.
+        items_per_second: what the healthy slots do at most together, as measured; 0 before the first batch.
+        usable_per_second: the same times the target utilisation.
+        measured_at: broker instant; set by the broker.
+    """
+
+    model: str
+    healthy: int
+    degraded: int
+    items_per_second: float
+    usable_per_second: float
+    measured_at: float = 0.0
+
+
 class TierDepth(msgspec.Struct, frozen=True):
     """Depth of one tier of one model's queue, and how long its oldest entry has waited, in seconds."""
 

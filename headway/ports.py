@@ -1,6 +1,7 @@
 """The promises between services and adapters: small Protocols, each kept by one contract suite.
 
-Time is in seconds. Every method of Broker is one atomic step.
+Time is in seconds. Every method of Broker is one atomic step. A broker, its dead letters and its fleet may be in another
+process: each of their methods may raise `BrokerUnavailable`, and may then have been done or not.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from headway.core.departure import Policy
 from headway.model import (
     BatchFailure,
     Caller,
+    Capacity,
     DeadLetter,
     Entry,
     Failure,
     Item,
     Lease,
+    Member,
     Reply,
     Settled,
     Slot,
@@ -41,6 +44,11 @@ class Broker(Protocol):
     6. Enqueue is idempotent by (tenant, id).
     7. Time inside the broker is the broker's own clock.
     """
+
+    @property
+    def gather(self) -> float:
+        """Seconds for which entries are worth gathering when calls of `enqueue` would follow each other closely."""
+        ...
 
     async def enqueue(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
         """Admit or refuse each entry; the result is in the same order, None for an admitted one."""
@@ -97,6 +105,34 @@ class Broker(Protocol):
     async def reap(self) -> float:
         """Expire what is overdue and take back leases that outlived their end; returns the seconds until
         the next call is due."""
+        ...
+
+
+class Fleet(Protocol):
+    """Who is there besides the workers, who leads, and what the fleet can carry."""
+
+    async def attend(self, member: Member) -> None:
+        """Record that a process is there; it is forgotten some seconds after it was last said."""
+        ...
+
+    async def leave(self, id: str) -> None:
+        """Forget a process at once; if it led, another may."""
+        ...
+
+    async def members(self) -> Sequence[Member]:
+        """The processes that were there of late."""
+        ...
+
+    async def lead(self, candidate: str, seconds: float) -> bool:
+        """Be the one controller for so many seconds, or renew that; False while another one is."""
+        ...
+
+    async def publish(self, capacity: Capacity) -> None:
+        """Tell all what a model's workers can carry."""
+        ...
+
+    async def capacities(self) -> Sequence[Capacity]:
+        """What was last published for each model."""
         ...
 
 

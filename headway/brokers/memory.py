@@ -46,6 +46,8 @@ LEASE_SECONDS = 10.0
 """How long a lease lasts unless it is extended."""
 REAP_EVERY = 0.05
 """Most seconds between two calls of `reap`: how late an expiry may be."""
+GATHER = 0.001
+"""Seconds for which entries gather: calls cost little here."""
 BELL_GRAIN = 0.001
 """Least seconds a timer is set for: event loops count in milliseconds."""
 
@@ -139,6 +141,11 @@ class MemoryBroker:
         self._tally = tally
         self._clock = clock
         self._dice = dice
+
+    @property
+    def gather(self) -> float:
+        """See Broker."""
+        return GATHER
 
     async def enqueue(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
         """See Broker."""

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.config import FIELDS, Settings, flag, is_loopback, kind, load
+from headway.config.broker import without_secrets
 from headway.errors import SettingError
 
 GOOD: dict[str, tuple[str, Any]] = {
@@ -228,3 +229,75 @@ def test_the_process_environment_is_the_default(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(os.environ, "HEADWAY_PORT", "8765")
     assert load({}).port == 8765
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://127.0.0.1:6379/0",
+        "redis://broker",
+        "rediss://user:p%40ss%2Fword@broker.example:6380/3?socket_keepalive=true",
+        "redis://:secret@[::1]:6379",
+        "redis+sentinel://10.0.0.1:26379,10.0.0.2:26379/mymaster",
+        "rediss+sentinel://:secret@a,b,c/mymaster/2",
+        "redis+cluster://a:7000,b:7001",
+        "rediss+cluster://user:secret@a",
+    ],
+)
+def test_a_url_of_each_kind_of_broker_is_taken(url: str) -> None:
+    assert load({"broker": url}, {}).broker == url
+
+
+@pytest.mark.parametrize(
+    ("url", "reason", "mend"),
+    [
+        ("127.0.0.1:6379", "is not the URL of a Redis or Valkey", "Begin it with redis://, rediss://"),
+        ("http://broker", "is not the URL of a Redis or Valkey", "or rediss+cluster://."),
+        ("REDIS://broker", "is not the URL of a Redis or Valkey", "redis://"),
+        ("redis://", "names no host and port", "For example redis://127.0.0.1:6379/0."),
+        ("redis://broker:99999", "names no host and port", "For example"),
+        ("redis://broker:0", "names no host and port", "For example"),
+        ("redis://broker:port", "names no host and port", "For example"),
+        ("redis://:se/cret@broker", "names no host and port", "%2F"),
+        ("redis://bro ker", "holds a space", "Percent-encode it."),
+        ("redis://bröker", "beyond ASCII", "Percent-encode it."),
+        ("redis://a,b", "names several hosts", "redis+sentinel:// or redis+cluster://"),
+        ("redis://broker/zero", "names a database that is no number", "For example"),
+        ("redis+sentinel://a,b", "names no service", "/mymaster."),
+        ("redis+sentinel://a,b/", "names no service", "/mymaster."),
+    ],
+)
+def test_a_url_that_is_no_brokers_is_refused(url: str, reason: str, mend: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        load({}, {"HEADWAY_BROKER": url})
+    assert caught.value.setting == "HEADWAY_BROKER"
+    assert reason in caught.value.reason
+    assert mend in caught.value.mend
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://broker:6379/0", "redis://broker:6379/0"),
+        ("redis://user:canary@broker:6379/0", "redis://…@broker:6379/0"),
+        ("redis://:can@ary@broker", "redis://…@broker"),
+        ("rediss+cluster://canary@a:1,b:2", "rediss+cluster://…@a:1,b:2"),
+        ("redis://broker/0?password=canary", "redis://broker/0"),
+        ("redis://broker/0?password=canary@ary", "…"),
+        ("redis://:can?ary@broker", "…"),
+        ("redis://:can#ary@broker", "…"),
+        ("redis://user:can ary@", "…"),
+        ("user:canary@broker", "…"),
+        ("broker", "broker"),
+        ("", ""),
+    ],
+)
+def test_a_brokers_password_is_never_shown(url: str, shown: str) -> None:
+    assert without_secrets(url) == shown
+    for text in (url, f"{url} ", f"x{url}"):
+        try:
+            told = repr(load({"broker": text}, {}))
+        except SettingError as exc:
+            told = str(exc)
+        assert "canary" not in told
+        assert "ary@" not in told

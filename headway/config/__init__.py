@@ -1,0 +1,25 @@
+"""All settings, in one frozen object, checked when it is built.
+
+Each field carries its help text, its unit and the group it is shown under; flags, environment variables
+(`HEADWAY_` and the name in capitals) and the keys of `headway.toml` are all derived from the same table.
+A flag beats the environment, which beats the file, which beats the default.
+
+    settings   the table: every field, its help and its default
+    checks     what is refused, and how to mend it
+    sources    flags, environment and file, merged
+    broker     the URL of a broker
+"""
+
+from headway.config.checks import is_loopback
+from headway.config.settings import FIELDS, PREFIX, Settings, flag, kind
+from headway.config.sources import load
+
+__all__ = [
+    "FIELDS",
+    "PREFIX",
+    "Settings",
+    "flag",
+    "is_loopback",
+    "kind",
+    "load",
+]

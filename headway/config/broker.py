@@ -1,0 +1,52 @@
+"""The URL of a broker: which are understood, and how one is shown without its password."""
+
+from __future__ import annotations
+
+import re
+
+SCHEMES = ("redis", "rediss", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster")
+"""With two s: through TLS."""
+
+_EXAMPLE = "For example redis://127.0.0.1:6379/0."
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_.-]{1,253})(?::([0-9]{1,5}))?")
+_PLACE = re.compile(r"[A-Za-z0-9_.:,\[\]%-]+(/[A-Za-z0-9_.:-]*)*")
+
+
+def fault(url: str) -> tuple[str, str] | None:
+    """What is wrong with a URL, and what to write instead; None when it can be a broker's. Never quotes it."""
+    scheme, colon, rest = url.partition("://")
+    if not colon or scheme not in SCHEMES:
+        return (
+            "is not the URL of a Redis or Valkey",
+            f"Begin it with {'://, '.join(SCHEMES[:-1])}:// or {SCHEMES[-1]}://.",
+        )
+    if not (url.isascii() and url.isprintable()) or " " in url:
+        return "holds a space or a character beyond ASCII", "Percent-encode it."
+    authority, _, path = re.split("[?#]", rest)[0].partition("/")
+    hosts = authority.rpartition("@")[2]
+    for host in hosts.split(","):
+        found = _HOST.fullmatch(host)
+        if found is None or not 1 <= int(found[2] or 1) <= 65_535:
+            return "names no host and port", f"{_EXAMPLE} In a password / is written %2F, ? %3F, # %23."
+    if scheme.endswith("sentinel") and not re.fullmatch(r"[A-Za-z0-9_.-]+(/[0-9]*)?", path):
+        return (
+            "names no service of the Sentinels",
+            "For example redis+sentinel://10.0.0.1:26379,10.0.0.2:26379/mymaster.",
+        )
+    if scheme in SCHEMES[:2] and "," in hosts:
+        return "names several hosts", f"Begin it with {scheme}+sentinel:// or {scheme}+cluster://, or name one host."
+    if scheme in SCHEMES[:2] and not re.fullmatch("[0-9]*", path):
+        return "names a database that is no number", _EXAMPLE
+    return None
+
+
+def without_secrets(url: str) -> str:
+    """`url` fit to be printed: without user, password and options, and hardly anything when it is not well formed."""
+    scheme, colon, rest = url.partition("://")
+    if not colon:
+        return "…" if re.search("[@?#]", url) else url
+    address, *options = re.split("[?#]", rest, maxsplit=1)
+    _, at, place = address.rpartition("@")
+    if not re.fullmatch(r"[a-z+]{1,20}", scheme) or any("@" in text for text in options) or not _PLACE.fullmatch(place):
+        return "…"
+    return f"{scheme}://{'…@' if at else ''}{place}"

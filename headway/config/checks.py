@@ -1,0 +1,195 @@
+"""What a setting may be. Every refusal names the setting, its value, why, and how to mend it.
+
+A setting is named as its user wrote it: `--max-batch-size`, `HEADWAY_MAX_BATCH_SIZE` or `headway.toml: max_batch_size`.
+The checks therefore write field names between backticks, and `sources.load`, which knows where each value came from,
+puts the spelling in.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import math
+import re
+from collections.abc import Callable
+from dataclasses import Field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from headway.config.broker import fault
+from headway.errors import SettingError
+
+if TYPE_CHECKING:
+    from headway.config.settings import Settings
+
+POLICIES = ("paced", "window", "table", "pid")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+REMOTE_FORMATS = ("list", "inputs")
+
+MAX_REQUEST_TIMEOUT_MS = 30_000.0
+MAX_BATCH = 100
+
+
+def is_loopback(host: str) -> bool:
+    """Whether `host` is a name or an address that only this machine can reach."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _refuse(settings: Settings, name: str, reason: str, mend: str) -> NoReturn:
+    raise SettingError(name, shown(settings.__dataclass_fields__[name], getattr(settings, name)), reason, mend)
+
+
+def shown(field: Field[Any], value: object) -> object:
+    """`value` as far as it may be printed, if it is meant for `field`."""
+    show: Callable[[str], str] | None = field.metadata["show"]
+    if show is None:
+        return value
+    return show(value) if isinstance(value, str) else "…"
+
+
+def _between(name: str, low: float, high: float) -> Callable[[Settings], None]:
+    def check(settings: Settings) -> None:
+        value = getattr(settings, name)
+        if value is not None and not (math.isfinite(value) and low <= value <= high):
+            unit = settings.__dataclass_fields__[name].metadata["unit"].partition(" to ")[0].strip("0123456789")
+            span = f"{low:.15g} and {high:.15g} {unit}"
+            _refuse(settings, name, f"must lie between {span.strip()}", "Choose a value in that range.")
+
+    return check
+
+
+def _one_of(name: str, allowed: tuple[str, ...]) -> Callable[[Settings], None]:
+    def check(settings: Settings) -> None:
+        value = getattr(settings, name)
+        if value not in allowed:
+            near = difflib.get_close_matches(value, allowed, 1)
+            _refuse(settings, name, "is not known", f"Use {' or '.join(near or allowed)}.")
+
+    return check
+
+
+def _made_of(name: str, pattern: str, reason: str, mend: str) -> Callable[[Settings], None]:
+    form = re.compile(pattern)
+
+    def check(settings: Settings) -> None:
+        if not form.fullmatch(getattr(settings, name)):
+            _refuse(settings, name, reason, mend)
+
+    return check
+
+
+def _tiers(settings: Settings) -> None:
+    names = settings.tier_names
+    fit = all(re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name) for name in names)
+    if not fit or len(set(names)) != len(names) or len(names) > 8:
+        reason = "must be 1 to 8 different names of letters, digits or -_."
+        _refuse(settings, "tiers", reason, "For example enterprise,paid,free.")
+    if settings.default_tier not in names:
+        near = difflib.get_close_matches(settings.default_tier, names, 1)
+        reason = f"is not one of the tiers {settings.tiers} of `tiers`"
+        _refuse(settings, "default_tier", reason, f"Use {' or '.join(near or names)}.")
+
+
+def _devices(settings: Settings) -> None:
+    ids = settings.device_ids
+    if not all(ids):
+        _refuse(settings, "devices", "has an empty id in it", "Name one id per worker, for example 0,1.")
+    if len(ids) != settings.workers:
+        reason = f"names {len(ids)} GPUs for {settings.workers} workers (`workers`)"
+        _refuse(settings, "devices", reason, "Name one id per worker, or leave it out.")
+
+
+def _timeouts(settings: Settings) -> None:
+    if settings.queue_timeout_ms > settings.request_timeout_ms:
+        reason = f"is longer than `request_timeout_ms` ({settings.request_timeout_ms:g} ms)"
+        _refuse(settings, "queue_timeout_ms", reason, "Lower it, or raise `request_timeout_ms`.")
+    if settings.max_wait_ms is not None and settings.max_wait_ms > settings.queue_timeout_ms:
+        reason = f"is longer than `queue_timeout_ms` ({settings.queue_timeout_ms:g} ms)"
+        _refuse(settings, "max_wait_ms", reason, "Every request would expire before its batch leaves; lower it.")
+
+
+def _policy(settings: Settings) -> None:
+    if settings.policy == "table" and settings.max_wait_ms is not None:
+        reason = "has no effect with `policy` table, which has waits of its own"
+        _refuse(settings, "max_wait_ms", reason, "Leave it out, or choose another policy.")
+
+
+def _admin(settings: Settings) -> None:
+    if not settings.admin_token and not is_loopback(settings.admin_host):
+        mend = "Set HEADWAY_ADMIN_TOKEN, or bind the admin port to 127.0.0.1."
+        _refuse(settings, "admin_host", "is not loopback and `admin_token` is not set", mend)
+    if settings.port and settings.port == settings.admin_port and settings.host == settings.admin_host:
+        _refuse(settings, "admin_port", "is the public port too (`port`)", "Give each its own.")
+
+
+def _files(settings: Settings) -> None:
+    if settings.keys and not is_file(Path(settings.keys)):
+        _refuse(settings, "keys", "no such file", "Name a TOML file of keys, or leave it out.")
+
+
+def _broker(settings: Settings) -> None:
+    wrong = fault(settings.broker) if settings.broker else None
+    if wrong is not None:
+        _refuse(settings, "broker", *wrong)
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is such a file, for all that is known."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a name that is too long, holds a NUL, or may not be looked at
+        return False
+
+
+_NAME = (r"[A-Za-z0-9_.:/-]{1,128}", "must be 1 to 128 letters, digits or -_.:/", "For example minilm-v2.")
+_ADDRESS = (r"[A-Za-z0-9_.:%-]{1,253}", "is no address or host name", "For example 127.0.0.1 or ::1.")
+_TOKEN = (r"[!-~]{0,4096}", "must be printable ASCII without spaces", "Choose letters and digits.")
+
+CHECKS: tuple[Callable[[Settings], None], ...] = (
+    _between("port", 0, 65_535),
+    _between("admin_port", 0, 65_535),
+    _between("workers", 1, 256),
+    _between("broker_timeout_ms", 10, 60_000),
+    _between("lease_ms", 1500, 600_000),
+    _between("shards", 1, 256),
+    _between("fallback_concurrency", 1, 256),
+    _between("target_utilisation", 0.1, 1),
+    _between("max_batch_size", 1, MAX_BATCH),
+    _between("max_wait_ms", 0, MAX_REQUEST_TIMEOUT_MS),
+    _between("queue_timeout_ms", 1, MAX_REQUEST_TIMEOUT_MS),
+    _between("gpu_timeout_ms", 1, MAX_REQUEST_TIMEOUT_MS),
+    _between("request_timeout_ms", 1, MAX_REQUEST_TIMEOUT_MS),
+    _between("reserved_share", 0, 0.5),
+    _between("max_queue", 1, 10_000_000),
+    _between("max_body_bytes", 64, 1 << 30),
+    _between("max_header_bytes", 256, 1 << 20),
+    _between("max_connections", 1, 1_000_000),
+    _between("header_timeout_ms", 10, 600_000),
+    _between("body_timeout_ms", 10, 600_000),
+    _between("keep_alive_ms", 10, 3_600_000),
+    _between("drain_timeout_ms", 0, 3_600_000),
+    _between("start_timeout_ms", 100, 3_600_000),
+    _between("recycle_rss_mb", 0, 1 << 24),
+    _between("recycle_after_s", 0, 31_536_000),
+    _one_of("policy", POLICIES),
+    _one_of("log_level", LOG_LEVELS),
+    _one_of("remote_format", REMOTE_FORMATS),
+    _made_of("model", *_NAME),
+    _made_of("model_version", *_NAME),
+    _made_of("broker_prefix", *_NAME),
+    _made_of("name", "|" + _NAME[0], *_NAME[1:]),
+    _made_of("host", *_ADDRESS),
+    _made_of("admin_host", *_ADDRESS),
+    _made_of("admin_token", *_TOKEN),
+    _made_of("remote_token", *_TOKEN),
+    _tiers,
+    _devices,
+    _timeouts,
+    _policy,
+    _admin,
+    _files,
+    _broker,
+)

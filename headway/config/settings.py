@@ -1,0 +1,195 @@
+"""The table of settings: every field with its default, its help, its unit and its group."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from headway.config.broker import without_secrets
+from headway.config.checks import CHECKS
+
+PREFIX = "HEADWAY_"
+"""What the name of an environment variable starts with."""
+
+_SERVICE = "Service"
+_WORKERS = "Workers"
+_BATCHING = "Batching"
+_FLEET = "Several processes"
+_TIMEOUTS = "Deadlines"
+_TIERS = "Tiers and keys"
+_DOOR = "Limits at the door"
+_REMOTE = "Remote API"
+_ADMIN_LOG = "Administration and log"
+
+
+def _setting(default: Any, group: str, help_text: str, unit: str = "", show: Callable[[str], str] | None = None) -> Any:
+    """A field; `show` makes of a text with a secret in it what may be printed."""
+    metadata = {"help": help_text, "unit": unit, "group": group, "show": show}
+    return field(default=default, repr=show is None, metadata=metadata)
+
+
+def _hidden(text: str) -> str:
+    return "…"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What one process does. Built by `load`, or directly in tests; a wrong value raises SettingError."""
+
+    host: str = _setting("127.0.0.1", _SERVICE, "Address of the public port; 0.0.0.0 for every interface.")
+    port: int = _setting(8000, _SERVICE, "Public port; 0 lets the system choose.")
+    model: str = _setting("default", _SERVICE, "Name under which the target is served.")
+    model_version: str = _setting("1", _SERVICE, "Version reported in answers.")
+    drain_timeout_ms: float = _setting(
+        30_000.0, _SERVICE, "Longest wait for requests in flight when shutting down.", "ms"
+    )
+    reload: bool = _setting(False, _SERVICE, "For development: replace the workers when the target's file changes.")
+
+    workers: int = _setting(1, _WORKERS, "Worker processes, one per GPU; for a remote API: calls in flight at once.")
+    devices: str = _setting(
+        "",
+        _WORKERS,
+        "Comma-separated GPU ids, one per worker, for CUDA_VISIBLE_DEVICES; cpu: none; left out: counts up from 0.",
+    )
+    start_timeout_ms: float = _setting(
+        300_000.0, _WORKERS, "Longest time for a worker to load the target and pass its warm-up batch.", "ms"
+    )
+    recycle_rss_mb: int = _setting(
+        0, _WORKERS, "Replace a worker whose resident memory (not the GPU's) exceeds this; 0: never.", "MiB"
+    )
+    recycle_after_s: float = _setting(0.0, _WORKERS, "Replace a worker after this age; 0: never.", "s")
+
+    max_batch_size: int = _setting(32, _BATCHING, "Largest batch the target takes.", "inputs")
+    max_wait_ms: float | None = _setting(
+        None,
+        _BATCHING,
+        "Longest wait for batch-mates, for pid the wait it aims at; unset: 40 for window and pid, none for paced.",
+        "ms",
+    )
+    policy: str = _setting("paced", _BATCHING, "When a batch leaves: paced, window, table or pid.")
+    max_queue: int = _setting(20_000, _BATCHING, "Most entries waiting at once, over all tiers.", "inputs")
+
+    broker: str = _setting(
+        "",
+        _FLEET,
+        "URL of the Redis or Valkey that gateways and workers share: redis://USER:PASSWORD@HOST:PORT/DB, rediss:// for "
+        "TLS, redis+sentinel://HOST:PORT,HOST:PORT/SERVICE, redis+cluster://HOST:PORT; with a password better set in "
+        "the environment; left out: the queue is in this process.",
+        show=without_secrets,
+    )
+    broker_prefix: str = _setting("headway", _FLEET, "What the broker's keys begin with; one for each installation.")
+    broker_timeout_ms: float = _setting(
+        1000.0, _FLEET, "Longest time for one call to the broker before it counts as failed.", "ms"
+    )
+    lease_ms: float = _setting(
+        3000.0, _FLEET, "How long a worker may be silent before what it runs is given to another.", "ms"
+    )
+    shards: int = _setting(1, _FLEET, "Queues that each model is split into; 16 is usual when one Redis is too few.")
+    name: str = _setting(
+        "", _FLEET, "Name of this process in the fleet, which no other has; left out: host name and process id."
+    )
+    fallback: str = _setting(
+        "",
+        _FLEET,
+        "What a gateway asks itself while the broker is gone, written as TARGET is: a function or a remote batch API; "
+        "left out: requests then get 503.",
+    )
+    fallback_concurrency: int = _setting(1, _FLEET, "Batches that a gateway runs at once on `fallback`.", "batches")
+    target_utilisation: float = _setting(
+        0.7, _FLEET, "Share of the measured capacity, 0.1 to 1, that the fleet is meant to carry."
+    )
+
+    queue_timeout_ms: float = _setting(
+        2000.0,
+        _TIMEOUTS,
+        "Longest wait in the queue before the first run; left out, never beyond the time in all.",
+        "ms",
+    )
+    gpu_timeout_ms: float = _setting(3000.0, _TIMEOUTS, "Longest run of one batch; then its worker is killed.", "ms")
+    request_timeout_ms: float = _setting(4000.0, _TIMEOUTS, "Longest time for a request in all, at most 30000.", "ms")
+
+    tiers: str = _setting("enterprise,paid,free", _TIERS, "Tiers, highest first, comma-separated.")
+    default_tier: str = _setting("paid", _TIERS, "Tier of every request, when there is no file of keys.")
+    reserved_share: float = _setting(0.1, _TIERS, "Share of each batch, 0 to 0.5, kept for lower tiers when they wait.")
+    keys: str = _setting(
+        "", _TIERS, "TOML file of API keys (SHA-256, user, tenant, tier); without it no key is asked for."
+    )
+
+    max_body_bytes: int = _setting(1_048_576, _DOOR, "Largest request body.", "bytes")
+    max_header_bytes: int = _setting(16_384, _DOOR, "Largest request line and header together.", "bytes")
+    max_connections: int = _setting(10_000, _DOOR, "Most open client connections.")
+    header_timeout_ms: float = _setting(10_000.0, _DOOR, "Longest time to receive a request's header.", "ms")
+    body_timeout_ms: float = _setting(10_000.0, _DOOR, "Longest time to receive a request's body.", "ms")
+    keep_alive_ms: float = _setting(30_000.0, _DOOR, "How long an idle connection stays open.", "ms")
+
+    remote_format: str = _setting(
+        "list", _REMOTE, 'Body the remote API takes: list (["a", "b"]) or inputs ({"inputs": ["a", "b"]}).'
+    )
+    remote_token: str = _setting(
+        "", _REMOTE, "Bearer token sent to the remote API; better set in the environment.", show=_hidden
+    )
+
+    admin_host: str = _setting(
+        "127.0.0.1", _ADMIN_LOG, "Address of the admin port; off loopback an admin token is required."
+    )
+    admin_port: int = _setting(
+        9000, _ADMIN_LOG, "Admin port (metrics, health, workers, dead letters); 0 lets the system choose."
+    )
+    admin_token: str = _setting(
+        "",
+        _ADMIN_LOG,
+        "Service token that admin routes ask for (Authorization: Bearer …); better set in the environment.",
+        show=_hidden,
+    )
+    log_level: str = _setting("info", _ADMIN_LOG, "Least important line that is logged: debug, info, warning or error.")
+    log_json: bool = _setting(False, _ADMIN_LOG, "Log lines as JSON.")
+
+    def __post_init__(self) -> None:
+        for check in CHECKS:
+            check(self)
+
+    @property
+    def tier_names(self) -> tuple[str, ...]:
+        """Tiers, highest first."""
+        return tuple(name.strip() for name in self.tiers.split(","))
+
+    @property
+    def default_tier_index(self) -> int:
+        """Index of `default_tier` in `tier_names`."""
+        return self.tier_names.index(self.default_tier)
+
+    @property
+    def device_ids(self) -> tuple[str, ...]:
+        """One GPU id per worker."""
+        if self.devices:
+            return tuple(part.strip() for part in self.devices.split(","))
+        return tuple(str(number) for number in range(self.workers))
+
+    @property
+    def broker_shown(self) -> str:
+        """The broker's URL without user, password and options; empty when there is none."""
+        return without_secrets(self.broker)
+
+
+FIELDS: dict[str, dataclasses.Field[Any]] = {f.name: f for f in dataclasses.fields(Settings)}
+"""The fields of Settings by name, in the order in which they are shown; metadata: `help`, `unit`, `group`, and `show`,
+which makes of a text with a secret in it what may be printed."""
+
+_KINDS: dict[str, type] = {
+    name: next(t for t in (typing.get_args(hint) or (hint,)) if t is not type(None))
+    for name, hint in typing.get_type_hints(Settings).items()
+    if name in FIELDS
+}
+
+
+def kind(name: str) -> type:
+    """The type of field `name`: str, int, float or bool."""
+    return _KINDS[name]
+
+
+def flag(name: str) -> str:
+    """The command-line spelling of field `name`."""
+    return f"--{name.replace('_', '-')}"

@@ -1,0 +1,145 @@
+"""Where settings come from: flags, environment and file, merged, each value with the name under which it was written."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from headway.config.checks import is_file, shown
+from headway.config.settings import FIELDS, PREFIX, Settings, flag, kind
+from headway.errors import SettingError
+
+
+def load(
+    flags: Mapping[str, Any],
+    environ: Mapping[str, str] = os.environ,
+    file: Path | None = None,
+) -> Settings:
+    """Merge flags, environment and file into Settings.
+
+    Arguments:
+        flags: field name to value or to its text, None for a flag that was not given.
+        environ: the process environment; `HEADWAY_PORT` sets `port`, and so on. An empty variable counts as
+            not set. `HEADWAY_CONFIG` names the file when `file` is None.
+        file: a TOML file; when none is named, `headway.toml` in the working directory is read if it is there.
+
+    Raises:
+        SettingError: a name is unknown, or a value is of the wrong type or out of range.
+    """
+    source = "--config"
+    if file is None and environ.get(f"{PREFIX}CONFIG"):
+        file, source = Path(environ[f"{PREFIX}CONFIG"]), f"{PREFIX}CONFIG"
+    values: dict[str, Any] = {}
+    spelling: dict[str, str] = {name: flag(name) for name in FIELDS}
+    for given in (_from_file(file, source), _from_environ(environ), _from_flags(flags)):
+        for name, (spelt, value) in given.items():
+            values[name], spelling[name] = value, spelt
+    # Who shortens the time in all should not have to shorten the time in the queue, too.
+    default = FIELDS["queue_timeout_ms"].default
+    if 1.0 <= values.get("request_timeout_ms", default) < default:
+        values.setdefault("queue_timeout_ms", values["request_timeout_ms"])
+    try:
+        return Settings(**values)
+    except SettingError as exc:
+        spell = _speller(spelling)
+        spelt = spelling[exc.setting] + ("" if exc.setting in values else " (its default)")
+        raise SettingError(spelt, exc.value, spell(exc.reason), spell(exc.mend)) from None
+
+
+def _speller(spelling: Mapping[str, str]) -> Callable[[str], str]:
+    """Replaces the field names between backticks by what their user wrote."""
+    quoted = re.compile("`(" + "|".join(FIELDS) + ")`")
+    return lambda text: quoted.sub(lambda match: spelling[match[1]], text)
+
+
+_Given = dict[str, tuple[str, Any]]
+"""Field name to its spelling in one source, and its value there."""
+
+
+def _from_file(file: Path | None, source: str) -> _Given:
+    path = file or Path("headway.toml")
+    if not is_file(path):
+        if file is None:
+            return {}
+        raise SettingError(source, str(file), "no such file", "Name an existing TOML file, or leave it out.")
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as exc:
+        raise SettingError(source, str(path), f"cannot be read: {exc.strerror}", "Mend its permissions.") from exc
+    except (ValueError, RecursionError) as exc:  # of which TOMLDecodeError and UnicodeDecodeError are two
+        raise SettingError(source, str(path), f"is not valid TOML: {exc}", "Mend the file.") from exc
+    found: _Given = {}
+    for name, value in table.items():
+        spelt = f"{path}: {name}"
+        if name not in FIELDS:
+            near = difflib.get_close_matches(name, FIELDS, 1)
+            mend = f"Did you mean {near[0]}?" if near else "Remove it."
+            raise SettingError(
+                spelt, shown(FIELDS[near[0]], value) if near else value, "there is no such setting", mend
+            )
+        found[name] = (spelt, _typed(spelt, name, value))
+    return found
+
+
+def _from_environ(environ: Mapping[str, str]) -> _Given:
+    found: _Given = {}
+    for name in FIELDS:
+        spelt = f"{PREFIX}{name.upper()}"
+        text = environ.get(spelt)
+        if text:
+            if text.startswith("tcp://"):
+                mend = "Kubernetes sets it for a Service of this name: set enableServiceLinks: false in the pod."
+                raise SettingError(spelt, shown(FIELDS[name], text), "is a service link", mend)
+            found[name] = (spelt, _parsed(spelt, name, text))
+    return found
+
+
+def _from_flags(flags: Mapping[str, Any]) -> _Given:
+    found: _Given = {}
+    for name, value in flags.items():
+        if value is not None:
+            parse = _parsed if isinstance(value, str) else _typed
+            found[name] = (flag(name), parse(flag(name), name, value))
+    return found
+
+
+_TRUTH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+
+
+def _parsed(spelt: str, name: str, text: str) -> Any:
+    """The text of a flag or an environment variable as the type of field `name`."""
+    wanted = kind(name)
+    if wanted is str:
+        return text
+    if wanted is bool:
+        if text.lower() not in _TRUTH:
+            raise SettingError(spelt, text, "is not a truth value", "Use true or false.")
+        return _TRUTH[text.lower()]
+    try:
+        return wanted(text)
+    except ValueError:
+        what = "a whole number" if wanted is int else "a number"
+        unit = FIELDS[name].metadata["unit"]
+        mend = f"Write digits only; the unit is {unit}." if unit else "Write digits only."
+        raise SettingError(spelt, text, f"is not {what}", mend) from None
+
+
+def _typed(spelt: str, name: str, value: Any) -> Any:
+    """The value of a file's key, which has a type already, as the type of field `name`."""
+    wanted = kind(name)
+    if wanted is float and type(value) is int and abs(value) < 1 << 62:
+        return float(value)
+    if type(value) is wanted:
+        return value
+    what, mend = {
+        str: ("text", 'Put it in quotes: "…".'),
+        int: ("a whole number", "Write digits without quotes."),
+        float: ("a number", "Write digits without quotes."),
+        bool: ("a truth value", "Use true or false, without quotes."),
+    }[wanted]
+    raise SettingError(spelt, shown(FIELDS[name], value), f"must be {what}", mend)

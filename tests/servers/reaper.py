@@ -1,0 +1,57 @@
+"""Ends child processes when this one has ended, even if it was killed.
+
+A process of its own waits for the end of a pipe that only we hold open, and then kills all that it was told of.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import subprocess
+import sys
+
+_LOOP = """
+import os, signal, sys
+pids = set()
+for line in sys.stdin:
+    (pids.add if line[0] == "+" else pids.discard)(int(line[1:]))
+for pid in pids:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+"""
+
+
+class Reaper:
+    """Kills the processes that it watches once `close` is called or this process has ended."""
+
+    def __init__(self) -> None:
+        # In a session of its own: the terminal's Ctrl-C is not meant for it.
+        command = [sys.executable, "-I", "-S", "-c", _LOOP]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True)
+
+    def watch(self, pid: int) -> None:
+        """From now on `pid` does not outlive us."""
+        self._tell(f"+{pid}")
+
+    def forget(self, pid: int) -> None:
+        """`pid` has ended; the number may be another's soon."""
+        self._tell(f"-{pid}")
+
+    def close(self) -> None:
+        assert self._process.stdin
+        self._process.stdin.close()
+        self._process.wait()
+
+    def _tell(self, line: str) -> None:
+        assert self._process.stdin
+        print(line, file=self._process.stdin, flush=True)
+
+
+@functools.cache
+def the_reaper() -> Reaper:
+    """The one of this process."""
+    reaper = Reaper()
+    atexit.register(reaper.close)
+    return reaper

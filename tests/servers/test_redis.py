@@ -1,0 +1,137 @@
+"""The servers do what is asked of them, and none outlives its test."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import redis
+
+from tests.e2e.client import wait_until
+from tests.servers.redis import FOREIGN, KINDS, REQUIRED, RedisServer, RunningServer, SharedServers, client, lacking
+
+kinds = pytest.mark.parametrize("kind", KINDS)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@kinds
+def test_a_server_forgets_all_in_a_restart(kind: str, tmp_path: Path) -> None:
+    with RedisServer(kind, tmp_path) as server:
+        assert server.command("CONFIG", "GET", "maxmemory-policy") == {b"maxmemory-policy": b"noeviction"}
+        server.command("SET", "a", "1")
+        before = server.url, server.pid
+        server.restart()
+        assert server.url == before[0]
+        assert server.pid != before[1]
+        assert server.command("GET", "a") is None
+
+
+@kinds
+def test_a_durable_server_remembers_all_even_if_it_is_killed(kind: str, tmp_path: Path) -> None:
+    with RedisServer(kind, tmp_path, durable=True) as server:
+        for number in range(100):
+            server.command("RPUSH", "a", number)
+        server.kill()
+        assert not server.runs
+        with pytest.raises(redis.ConnectionError):
+            server.command("PING")
+        server.start()
+        assert server.command("LLEN", "a") == 100
+
+
+@kinds
+def test_a_paused_server_answers_when_it_goes_on(kind: str, tmp_path: Path) -> None:
+    with RedisServer(kind, tmp_path) as server, client(server.url) as asked:
+        asked.ping()
+        server.pause()
+        connection = asked.connection_pool.get_connection()
+        connection.send_command("PING")
+        assert not connection.can_read(timeout=0.05)
+        server.resume()
+        assert connection.can_read(timeout=10.0)
+        connection.read_response()
+        asked.connection_pool.release(connection)
+
+
+@kinds
+def test_a_server_ends_with_its_block(kind: str, tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), RedisServer(kind, tmp_path) as server:
+        pid = server.pid
+        server.pause()
+        raise ZeroDivisionError
+    assert not alive(pid)
+
+
+def test_a_server_ends_with_its_test_run_however_that_ends(tmp_path: Path) -> None:
+    code = (
+        "import sys, pathlib; from tests.servers.redis import RedisServer\n"
+        "with RedisServer('valkey', pathlib.Path(sys.argv[1])) as server:\n"
+        "    print(server.pid, flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as run:
+        assert run.stdout
+        pid = int(run.stdout.readline())
+        assert alive(pid)
+        os.kill(run.pid, signal.SIGKILL)
+    wait_until(lambda: not alive(pid))
+
+
+def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="no-such-setting"), RedisServer("valkey", tmp_path, "no-such-setting 1"):
+        pass
+
+
+def test_a_server_keeps_its_port_while_it_is_down(tmp_path: Path) -> None:
+    with RedisServer("valkey", tmp_path) as server:
+        server.stop()
+        with pytest.raises(redis.ConnectionError):
+            server.command("PING")
+        server.start()
+        assert server.command("PING")
+
+
+@kinds
+def test_a_shared_server_is_started_once_and_is_empty_whenever_asked_for(kind: str, servers: SharedServers) -> None:
+    server = servers.of(kind)
+    server.command("SET", "a", "1")
+    assert servers.of(kind) is server
+    assert server.command("DBSIZE") == 0
+
+
+def test_a_foreign_server_must_be_empty_and_only_its_database_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RedisServer("valkey", tmp_path / "foreign") as own:
+        own.command("SET", "treasure", "1")
+        monkeypatch.setenv(FOREIGN, own.url)
+        with pytest.raises(pytest.fail.Exception, match="1 keys"):
+            SharedServers(tmp_path).of("redis")
+        monkeypatch.setenv(FOREIGN, own.url.removesuffix("/0") + "/1")
+        shared = SharedServers(tmp_path)
+        server = shared.of("redis")
+        assert type(server) is RunningServer
+        assert server.port == own.port
+        server.command("SET", "a", "1")
+        shared.close()
+        assert server.command("DBSIZE") == 0
+        assert own.command("DBSIZE") == 1
+
+
+def test_a_server_that_is_lacking_skips_a_test_unless_none_may_be_lacking(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(REQUIRED, raising=False)
+    with pytest.raises(pytest.skip.Exception, match="no such server"):
+        lacking("no such server")
+    monkeypatch.setenv(REQUIRED, "1")
+    with pytest.raises(pytest.fail.Exception, match="no such server"):
+        lacking("no such server")

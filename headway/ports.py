@@ -6,10 +6,10 @@ process: each of their methods may raise `BrokerUnavailable`, and may then have 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from headway.core.departure import Policy
+from headway.core.departure import Load, Policy
 from headway.model import (
     BatchFailure,
     Caller,
@@ -48,6 +48,12 @@ class Broker(Protocol):
     @property
     def gather(self) -> float:
         """Seconds for which entries are worth gathering when calls of `enqueue` would follow each other closely."""
+        ...
+
+    @property
+    def epoch(self) -> str:
+        """Another text than before as soon as a call has shown that what was in the broker may be lost, as after a
+        restart without its data; empty while no call has succeeded. Cursors of `replies` begin at 0 again with it."""
         ...
 
     async def enqueue(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
@@ -100,6 +106,10 @@ class Broker(Protocol):
 
     async def depths(self) -> Sequence[TierDepth]:
         """Queue depth by model and tier."""
+        ...
+
+    async def loads(self) -> Mapping[str, Load]:
+        """What is known of each model that this broker was built for: its arrivals, its pace, its slots."""
         ...
 
     async def reap(self) -> float:

@@ -10,14 +10,14 @@ import asyncio
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from headway import errors
 from headway.core.admission import Refused
-from headway.core.departure import Hold, Policy
+from headway.core.departure import Hold, Load, Policy
 from headway.core.health import judged
 from headway.core.packing import GONE, RUNNING, Queued
 from headway.core.queue import Departure, ModelQueue, QueueLimits, entries_of
@@ -146,6 +146,11 @@ class MemoryBroker:
     def gather(self) -> float:
         """See Broker."""
         return GATHER
+
+    @property
+    def epoch(self) -> str:
+        """See Broker. What is lost with the process is lost with all who could ask."""
+        return "process"
 
     async def enqueue(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
         """See Broker."""
@@ -299,6 +304,11 @@ class MemoryBroker:
             for model, queue in self._queues.items()
             for tier, (depth, oldest) in enumerate(queue.depths(now))
         ]
+
+    async def loads(self) -> Mapping[str, Load]:
+        """See Broker."""
+        now = self._clock()
+        return {model: queue.load(now) for model, queue in self._queues.items()}
 
     async def reap(self) -> float:
         """See Broker."""

@@ -1,0 +1,35 @@
+"""What the workers of a model can carry, from what their batches were measured to take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headway.core.departure import Load
+from headway.model import Capacity, WorkerInfo, WorkerStatus
+
+
+def capacity(model: str, workers: Sequence[WorkerInfo], load: Load | None, target_utilisation: float) -> Capacity:
+    """The capacity of one model: healthy slots × B/ℓ(B), a full batch over the time that it takes.
+
+    Arguments:
+        model: whose; workers of others are left out.
+        workers: the registry.
+        load: what is known of the model, None when nothing is.
+        target_utilisation: share of what was measured that the fleet is meant to carry, 0 to 1.
+    """
+    statuses = [worker.status for worker in workers if worker.model == model]
+    healthy = statuses.count(WorkerStatus.HEALTHY)
+    items = healthy * pace(load) if load is not None else 0.0
+    return Capacity(
+        model=model,
+        healthy=healthy,
+        degraded=statuses.count(WorkerStatus.DEGRADED),
+        items_per_second=items,
+        usable_per_second=items * target_utilisation,
+    )
+
+
+def pace(load: Load) -> float:
+    """Entries per second that one slot does in full batches; 0 as long as no batch was measured."""
+    seconds = load.batch_seconds(load.max_batch)
+    return load.max_batch / seconds if seconds > 0.0 else 0.0

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import pytest
+
+from headway.core.capacity import capacity, pace
+from headway.core.departure import Load
+from headway.model import WorkerInfo, WorkerStatus
+
+GPU = Load(rate=0.0, alpha=0.05, beta=0.0005, slots=3, max_batch=100)
+"""100 ms for a full batch: 1,000 items/s."""
+
+
+def workers(*statuses: WorkerStatus, model: str = "m") -> list[WorkerInfo]:
+    return [WorkerInfo(worker_id=f"{model}-{n}", model=model, status=status) for n, status in enumerate(statuses)]
+
+
+def test_only_healthy_slots_of_the_model_carry() -> None:
+    fleet = workers(*WorkerStatus, WorkerStatus.HEALTHY, WorkerStatus.DEGRADED, WorkerStatus.DEGRADED)
+    fleet += workers(WorkerStatus.HEALTHY, WorkerStatus.DEGRADED, model="other")
+    found = capacity("m", fleet, GPU, 0.7)
+    assert (found.model, found.healthy, found.degraded) == ("m", 2, 3)
+    assert found.items_per_second == pytest.approx(2000)
+    assert found.usable_per_second == pytest.approx(1400)
+
+
+def test_half_the_workers_gone_is_half_the_capacity() -> None:
+    whole = capacity("m", workers(*[WorkerStatus.HEALTHY] * 4), GPU, 0.8)
+    half = capacity("m", workers(*[WorkerStatus.HEALTHY] * 2, *[WorkerStatus.OFFLINE] * 2), GPU, 0.8)
+    assert half.usable_per_second == pytest.approx(whole.usable_per_second / 2)
+
+
+def test_nothing_is_promised_before_a_batch_was_measured() -> None:
+    fresh = Load(rate=10.0, alpha=0.0, beta=0.0, slots=1, max_batch=32)
+    assert pace(fresh) == 0.0
+    for load in (fresh, None):
+        found = capacity("m", workers(WorkerStatus.HEALTHY), load, 0.7)
+        assert (found.healthy, found.items_per_second, found.usable_per_second) == (1, 0.0, 0.0)

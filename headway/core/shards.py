@@ -1,31 +1,48 @@
-"""One queue in several: how many shards, which is home to whom, and which is offered to.
+"""One queue in several: how many shards, which is home to whom, which is offered to, and which may be helped.
 
 A model's queue can be cut into shards that share nothing, so that several servers carry it. Each has the slots whose
-home it is, and spaces its departures for them. An entry goes into one shard and stays there. The three rules are pure,
-so gateways and batchers that know the same workers agree without asking one another.
+home it is, and spaces its departures for them; an entry goes into one shard and stays there. The rules are pure, so
+gateways and batchers that know the same workers agree without asking one another.
+
+What a shard costs is the gap of fewer slots: with m at home, latency reaches to α(1 + 1/m). Hence SLOTS_EACH.
+
+Entries are dealt out in turn, and not to the emptier of two as servers are usually chosen (Mitzenmacher, "The power of
+two choices in randomized load balancing", IEEE Trans. Parallel and Distributed Systems 12, 2001). Where work leaves in
+batches, the emptiest queue is the one whose batch has just left, and who joins it waits longest of all. Depth says
+something only above a full batch; that much a shard has when its slots fail it, and then others' slots help, which is
+work stealing with a threshold (Eager, Lazowska and Zahorjan, "A comparison of receiver-initiated and sender-initiated
+adaptive load sharing", Performance Evaluation 6, 1986).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+
+SLOTS_EACH = 4
+"""Least slots at home in each shard, while there is more than one: then the cut costs at most a quarter of α."""
+BEHIND = 1.5
+"""Full batches waiting, from which a shard is behind. At even spacing a slot comes free just when its home needs it:
+one that helps where it is not needed is missed at home."""
+PART = 0.25
+"""Share of a full batch that one call puts into one shard: more makes batches lumpy, less makes more calls."""
 
 
 def active(shards: int, slots: int) -> int:
-    """How many of the shards are in use: never more than there are slots to serve them, and at least one.
+    """How many of the shards are in use: as many as have SLOTS_EACH, and at least one.
 
     Arguments:
         shards: how many there are, at least 1.
         slots: live GPUs of the model.
     """
-    return max(1, min(shards, slots))
+    return max(1, min(shards, slots // SLOTS_EACH))
 
 
 def home(worker: str, workers: Sequence[str], active: int) -> int:
     """The shard that a worker claims from first: its rank among all, dealt out in turn.
 
-    Ranks are dealt rather than ids hashed because no shard may get two slots less than another. One that is not among
-    the workers (it has not been seen yet) gets the home that it will have.
+    Ranks are dealt rather than ids hashed so that no shard gets two slots less than another. One that is not among the
+    workers (it has not been seen yet) gets the home that it will have.
 
     Arguments:
         worker: whose home.
@@ -40,22 +57,28 @@ def slots_at(shard: int, slots: int, active: int) -> int:
     return -(-(slots - shard) // active) if shard < min(active, slots) else 0
 
 
-def choose(depths: Sequence[float], dice: Callable[[], float]) -> int:
-    """The shard to offer to: of two drawn at random, the one with less in it.
-
-    Two choices instead of one take the longest queue from log n/log log n down to log log n (Mitzenmacher, "The power
-    of two choices in randomized load balancing", IEEE Trans. Parallel and Distributed Systems 12, 2001). The shortest
-    of all would be worse: depths are known late, and everybody would run after the same one until the news is out
-    (Mitzenmacher, "How useful is old information?", the same, 11, 2000).
+def in_turn(turn: int, slots: int, active: int) -> int:
+    """The shard to offer to: the home of the next slot, so that each shard gets its slots' share.
 
     Arguments:
-        depths: for each shard in use, the last known entries waiting for each slot at home there; at least one.
-        dice: uniform in [0, 1).
+        turn: one more at each call of a gateway; gateways begin anywhere.
+        slots: live GPUs of the model.
+        active: shards in use.
     """
-    count = len(depths)
-    if count == 1:
-        return 0
-    first = int(dice() * count)
-    second = int(dice() * (count - 1))
-    second += second >= first
-    return second if depths[second] < depths[first] else first
+    return turn % slots % active if slots else 0
+
+
+def part(max_batch: int) -> int:
+    """Most entries of a group that go into one shard together; the rest goes to the next in turn."""
+    return max(1, int(max_batch * PART))
+
+
+def behind(depth: int, slots: int, max_batch: int) -> bool:
+    """Whether slots that are at home elsewhere may claim from a shard, when its rule says go.
+
+    Arguments:
+        depth: entries waiting in it.
+        slots: at home in it; a shard that has none lives on help.
+        max_batch: most entries in a batch.
+    """
+    return depth >= (BEHIND * max_batch if slots else 1)

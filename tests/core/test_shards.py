@@ -6,23 +6,30 @@ from collections import Counter
 
 import pytest
 
-from headway.core.shards import active, choose, home, slots_at
+from headway.core.shards import SLOTS_EACH, active, behind, home, in_turn, part, slots_at
+
+FLEETS = list(itertools.product((1, 2, 5, 11, 16, 64), (1, 2, 3, 4, 16)))
 
 
 class TestActive:
     @pytest.mark.parametrize(
         ("shards", "slots", "expected"),
-        [(1, 64, 1), (16, 64, 16), (16, 16, 16), (16, 5, 5), (16, 1, 1), (4, 4, 4)],
+        [(1, 64, 1), (16, 64, 16), (16, 1000, 16), (16, 63, 15), (16, 11, 2), (16, 8, 2), (16, 7, 1), (16, 1, 1)],
     )
-    def test_each_shard_in_use_has_a_slot(self, shards: int, slots: int, expected: int) -> None:
+    def test_each_shard_in_use_has_slots_enough(self, shards: int, slots: int, expected: int) -> None:
         assert active(shards, slots) == expected
 
     def test_while_no_worker_lives_one_shard_takes_what_comes(self) -> None:
         assert active(16, 0) == 1
 
+    @pytest.mark.parametrize("slots", range(SLOTS_EACH, 100))
+    def test_none_has_fewer(self, slots: int) -> None:
+        used = active(16, slots)
+        assert min(slots_at(shard, slots, used) for shard in range(used)) >= SLOTS_EACH
+
 
 class TestHome:
-    @pytest.mark.parametrize(("slots", "shards"), list(itertools.product((1, 2, 5, 11, 16, 64), (1, 2, 3, 4, 16))))
+    @pytest.mark.parametrize(("slots", "shards"), FLEETS)
     def test_is_balanced(self, slots: int, shards: int) -> None:
         workers = [f"host-{number}/gpu-0" for number in range(slots)]
         homes = Counter(home(worker, workers, shards) for worker in workers)
@@ -52,39 +59,35 @@ class TestSlotsAt:
         assert slots_at(0, 0, 1) == 0
 
 
-class TestChoose:
-    def test_the_only_one_needs_no_dice(self) -> None:
-        def dice() -> float:
-            raise AssertionError("rolled")
+class TestInTurn:
+    @pytest.mark.parametrize(("slots", "shards"), FLEETS)
+    def test_each_shard_gets_its_slots_share(self, slots: int, shards: int) -> None:
+        counts = Counter(in_turn(turn, slots, shards) for turn in range(1000, 1000 + 3 * slots))
+        assert [counts[shard] for shard in range(shards)] == [
+            3 * slots_at(shard, slots, shards) for shard in range(shards)
+        ]
 
-        assert choose([7.0], dice) == 0
+    def test_one_after_another(self) -> None:
+        assert [in_turn(turn, 5, 2) for turn in range(6)] == [0, 1, 0, 1, 0, 0]
 
-    def test_the_emptier_of_two(self) -> None:
-        rolls = random.Random(0)
-        assert {choose([3.0, 2.0], rolls.random) for _ in range(50)} == {1}
+    def test_while_no_worker_lives(self) -> None:
+        assert in_turn(7, 0, 1) == 0
 
-    @pytest.mark.parametrize("rolls", [(0.0, 0.0), (0.999999, 0.999999), (0.5, 0.0), (0.0, 0.999999)])
-    def test_two_different_ones_are_drawn(self, rolls: tuple[float, float]) -> None:
-        """With the fuller of any two never taken, the fullest of all never is."""
-        assert choose([1.0, 1.0, 9.0, 1.0], iter(rolls).__next__) != 2
 
-    def test_equals_share_evenly(self) -> None:
-        rolls = random.Random(1)
-        counts = Counter(choose([0.0] * 4, rolls.random) for _ in range(8000))
-        assert min(counts.values()) > 1850
-        assert sum(counts.values()) == 8000
+class TestPart:
+    def test_of_a_batch(self) -> None:
+        assert (part(100), part(32)) == (25, 8)
 
-    def test_the_emptier_the_more_often_and_the_fullest_never(self) -> None:
-        rolls = random.Random(2)
-        counts = Counter(choose([0.0, 1.0, 2.0, 3.0], rolls.random) for _ in range(6000))
-        assert counts[0] == pytest.approx(3000, abs=150)
-        assert counts[1] == pytest.approx(2000, abs=150)
-        assert counts[2] == pytest.approx(1000, abs=150)
-        assert counts[3] == 0
+    @pytest.mark.parametrize("max_batch", [1, 2, 3])
+    def test_is_never_nothing(self, max_batch: int) -> None:
+        assert part(max_batch) == 1
 
-    def test_keeps_loads_much_closer_together_than_one_choice(self) -> None:
-        rolls = random.Random(3)
-        depths = [0.0] * 16
-        for _ in range(16_000):
-            depths[choose(depths, rolls.random)] += 1.0
-        assert max(depths) - min(depths) <= 10  # One choice leaves about 120 between them.
+
+class TestBehind:
+    @pytest.mark.parametrize(("depth", "expected"), [(0, False), (100, False), (149, False), (150, True), (400, True)])
+    def test_a_full_batch_and_half_another(self, depth: int, expected: bool) -> None:
+        assert behind(depth, 4, 100) is expected
+
+    def test_a_shard_without_slots_lives_on_help(self) -> None:
+        assert behind(1, 0, 100)
+        assert not behind(0, 0, 100)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.config import FIELDS, Settings, flag, is_loopback, kind, load
-from headway.config.broker import without_secrets
+from headway.config.broker import shown_url
 from headway.errors import SettingError
 
 GOOD: dict[str, tuple[str, Any]] = {
@@ -293,7 +293,7 @@ def test_a_url_that_is_no_brokers_is_refused(url: str, reason: str, mend: str) -
     ],
 )
 def test_a_brokers_password_is_never_shown(url: str, shown: str) -> None:
-    assert without_secrets(url) == shown
+    assert shown_url(url) == shown
     for text in (url, f"{url} ", f"x{url}"):
         try:
             told = repr(load({"broker": text}, {}))

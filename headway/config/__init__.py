@@ -10,6 +10,7 @@ A flag beats the environment, which beats the file, which beats the default.
     broker     the URL of a broker
 """
 
+from headway.config.broker import shown_url
 from headway.config.checks import is_loopback
 from headway.config.settings import FIELDS, PREFIX, Settings, flag, kind
 from headway.config.sources import load
@@ -22,4 +23,5 @@ __all__ = [
     "is_loopback",
     "kind",
     "load",
+    "shown_url",
 ]

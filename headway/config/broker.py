@@ -40,7 +40,7 @@ def fault(url: str) -> tuple[str, str] | None:
     return None
 
 
-def without_secrets(url: str) -> str:
+def shown_url(url: str) -> str:
     """`url` fit to be printed: without user, password and options, and hardly anything when it is not well formed."""
     scheme, colon, rest = url.partition("://")
     if not colon:

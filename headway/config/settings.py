@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from headway.config.broker import without_secrets
+from headway.config.broker import shown_url
 from headway.config.checks import CHECKS
 
 PREFIX = "HEADWAY_"
@@ -78,7 +78,7 @@ class Settings:
         "URL of the Redis or Valkey that gateways and workers share: redis://USER:PASSWORD@HOST:PORT/DB, rediss:// for "
         "TLS, redis+sentinel://HOST:PORT,HOST:PORT/SERVICE, redis+cluster://HOST:PORT; with a password better set in "
         "the environment; left out: the queue is in this process.",
-        show=without_secrets,
+        show=shown_url,
     )
     broker_prefix: str = _setting("headway", _FLEET, "What the broker's keys begin with; one for each installation.")
     broker_timeout_ms: float = _setting(
@@ -171,7 +171,7 @@ class Settings:
     @property
     def broker_shown(self) -> str:
         """The broker's URL without user, password and options; empty when there is none."""
-        return without_secrets(self.broker)
+        return shown_url(self.broker)
 
 
 FIELDS: dict[str, dataclasses.Field[Any]] = {f.name: f for f in dataclasses.fields(Settings)}

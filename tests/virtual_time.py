@@ -1,18 +1,40 @@
-"""An event loop whose clock jumps: timers fire in order without anybody waiting for them.
+"""Event loops whose clock jumps: timers fire in order without anybody waiting for them.
 
     run(main)  runs the coroutine function `main(clock)` where `clock()` is the loop's time in seconds.
 
 When nothing is ready and no timer is left, the loop would wait for ever; that is an error here.
+
+`ServedLoop` is for tests that talk to a real server. Before its clock jumps it makes sure that the server has nothing
+more to say. Over loopback what is sent is there. A server with one thread reads everybody in each round of its loop and
+sends all answers at its end, so after two questions, one after the other, it has answered all that came before the first,
+and told everybody whom that concerns. What is too long for one round shows in the list of its clients, which is the second
+question.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import re
 import selectors
+import socket
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
+from urllib.parse import unquote, urlsplit
 
 T = TypeVar("T")
+
+PATIENCE = 5.0
+"""Real seconds for which a server is waited for."""
+GRAIN = 0.001
+"""Real seconds after which a server that is busy is asked again."""
+
+_UNDER_WAY = re.compile(
+    rb"^.* (?:obl|oll)=[1-9]"  # An answer that is not all sent.
+    rb"|^.* flags=(?![^ ]*b).* qbuf=[1-9].* cmd=(?!client\|list)",  # A command not all read, but for one after a wait.
+    re.MULTILINE,
+)
+"""What the list of clients shows of the commands and answers that take several rounds."""
 
 
 class _Selector(selectors.DefaultSelector):
@@ -24,8 +46,21 @@ class _Selector(selectors.DefaultSelector):
         ready = super().select(0)
         if ready or timeout == 0:
             return ready
+        for _ in range(self.loop.hearings):
+            quiet = self.loop.hear()
+            if ready := super().select(0 if quiet else GRAIN):
+                return ready
+            if quiet:
+                break
+        else:
+            if self.loop.hearings:
+                raise RuntimeError("virtual time stands still: somebody does not read what the server says")
+        if self.loop.settled():
+            return []
         if timeout is None:
-            raise RuntimeError("virtual time stands still: no timer is set and nothing is ready")
+            if not self.loop.patience or not (ready := super().select(self.loop.patience)):
+                raise RuntimeError("virtual time stands still: no timer is set and nothing is ready")
+            return ready
         self.loop.now += timeout
         return ready
 
@@ -33,14 +68,116 @@ class _Selector(selectors.DefaultSelector):
 class VirtualLoop(asyncio.SelectorEventLoop):
     """A selector loop on virtual time; starts at 1,000 s so that a forgotten zero shows."""
 
+    patience = 0.0
+    hearings = 0
+
     def __init__(self) -> None:
         selector = _Selector()
         self.now = 1000.0
         selector.loop = self
+        self._settling: list[asyncio.Future[None]] = []
         super().__init__(selector)
 
     def time(self) -> float:
         return self.now
+
+    async def settle(self) -> None:
+        """Return once everything has run that can without letting time pass."""
+        settling = self.create_future()
+        self._settling.append(settling)
+        await settling
+
+    def settled(self) -> bool:
+        """Nothing can run: go on with who waits for that; False when nobody does."""
+        settling, self._settling = self._settling, []
+        for one in settling:
+            if not one.done():
+                one.set_result(None)
+        return bool(settling)
+
+    def hear(self) -> bool:
+        """Let everything arrive that was said to us; False when there is more to come."""
+        return True
+
+
+class ServedLoop(VirtualLoop):
+    """A loop on virtual time for clients of real servers.
+
+    Arguments:
+        urls: redis://USER:PASSWORD@HOST:PORT of the servers; the host is an address, as a name would be looked up in
+            another thread, which takes real time.
+    """
+
+    patience = PATIENCE
+    hearings = int(PATIENCE / GRAIN)
+
+    def __init__(self, *urls: str) -> None:
+        super().__init__()
+        self._lines = [_Line(url) for url in urls]
+
+    def hear(self) -> bool:
+        return all(line.hear() for line in self._lines)
+
+    def close(self) -> None:
+        for line in self._lines:
+            line.close()
+        super().close()
+
+
+class _Line:
+    """A connection to one server, for questions."""
+
+    def __init__(self, url: str) -> None:
+        self._url = urlsplit(url)
+        self._socket: socket.socket | None = None
+
+    def hear(self) -> bool:
+        try:
+            if self._socket is None:
+                self._socket = self._opened()
+            self._ask(self._socket, b"PING\r\n")
+            return not _UNDER_WAY.search(self._ask(self._socket, b"CLIENT LIST\r\n"))
+        except TimeoutError:
+            raise RuntimeError(f"the server at {self._url.hostname}:{self._url.port} does not answer") from None
+        except OSError:
+            self.close()  # It is down, and has said all it had to say; it may come back.
+            return True
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _opened(self) -> socket.socket:
+        line = socket.create_connection((self._url.hostname or "", self._url.port or 6379), PATIENCE)
+        with contextlib.ExitStack() as undone:
+            undone.callback(line.close)
+            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._url.password:
+                user, password = unquote(self._url.username or "default"), unquote(self._url.password)
+                self._ask(line, f'AUTH "{user}" "{password}"\r\n'.encode())
+            undone.pop_all()
+        return line
+
+    def _ask(self, line: socket.socket, question: bytes) -> bytes:
+        line.sendall(question)
+        got = _more(line)
+        size = 0
+        if got[:1] == b"$":
+            head, _, _ = got.partition(b"\r\n")
+            size = len(head) + 2 + int(head[1:])
+        while len(got) < size + 2 or got[-2:] != b"\r\n":
+            got += _more(line)
+        if got[:1] == b"-":
+            raise RuntimeError(f"the server at {self._url.hostname}:{self._url.port} says {got.decode()}")
+        return got
+
+
+def _more(line: socket.socket) -> bytes:
+    chunk = line.recv(1 << 16)
+    if not chunk:
+        raise ConnectionResetError
+    return chunk
 
 
 def run(main: Callable[[Callable[[], float]], Coroutine[Any, Any, T]]) -> T:

@@ -95,20 +95,25 @@ class RedisServer(RunningServer):
         kind: one of KINDS.
         folder: where its files are; made if need be.
         config: lines of redis.conf; they overrule those here.
+        password: what it asks for, if anything; part of its URL.
         durable: a write is on disk before it is answered, so that the next start brings all of it back.
         sentinel: it is a Sentinel.
     """
 
-    def __init__(self, kind: str, folder: Path, *config: str, durable: bool = False, sentinel: bool = False) -> None:
+    def __init__(
+        self, kind: str, folder: Path, *config: str, password: str = "", durable: bool = False, sentinel: bool = False
+    ) -> None:
         self.kind = kind
         self.folder = folder
         self._sentinel = sentinel
         self._program = program(kind)
         self._port = Port()
         self._process: subprocess.Popen[bytes] | None = None
-        super().__init__(f"redis://{LOOPBACK}:{self._port.number}" + ("" if sentinel else "/0"))
+        user = f"default:{password}@" if password else ""
+        super().__init__(f"redis://{user}{LOOPBACK}:{self._port.number}" + ("" if sentinel else "/0"))
         data = ['save ""', "maxmemory-policy noeviction", "enable-debug-command yes"]
         data += ["appendonly yes", "appendfsync always"] if durable else ["appendonly no"]
+        data += [f"requirepass {password}"] if password else []
         folder.mkdir(parents=True, exist_ok=True)
         lines = [f"bind {LOOPBACK}", f"port {self.port}", f"dir {folder}", *([] if sentinel else data), *config]
         # Written once: a Sentinel, or CONFIG REWRITE, changes it for the next start.

@@ -132,6 +132,10 @@ def test_a_cut_reaches_those_that_wait_in_a_black_hole(proxy: ChaosProxy) -> Non
 
 
 def test_a_server_that_is_down_resets_its_clients() -> None:
-    with closing(Port()) as nobody, ChaosProxy(nobody.number) as proxy:
-        with pytest.raises(ConnectionResetError), connect(proxy) as end:
-            end.recv(1)
+    with (
+        closing(Port()) as nobody,
+        ChaosProxy(nobody.number) as proxy,
+        pytest.raises(ConnectionResetError),
+        connect(proxy) as end,
+    ):
+        end.recv(1)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from headway import errors
+from headway.brokers import verdicts
 from headway.core.admission import Refused
 from headway.core.departure import Hold, Load, Policy
 from headway.core.health import judged
@@ -156,21 +156,21 @@ class MemoryBroker:
         """See Broker."""
         now = self._clock()
         known = self._entries
-        verdicts: list[Failure | None] = []
+        answers: list[Failure | None] = []
         for entry in entries:
             key = (entry.tenant, entry.id)
             if key in known:
-                verdicts.append(None)
+                answers.append(None)
                 continue
             offered = self._queues[entry.model].offer(entry, now)
             if isinstance(offered, Refused):
-                verdicts.append(_refusal(offered))
+                answers.append(verdicts.refusal(offered.wait, offered.tier_only))
             else:
                 known[key] = offered
-                verdicts.append(None)
+                answers.append(None)
         for model in {entry.model for entry in entries}:
             self._ring(model, now)
-        return verdicts
+        return answers
 
     async def claim(self, slot: Slot, policy: Policy) -> Lease | Wait:
         """See Broker."""
@@ -231,7 +231,7 @@ class MemoryBroker:
                 continue
             failure = None
             if item.output is None:
-                failure = _item_failure(item)
+                failure = verdicts.item_failure(item)
                 letters.append(_letter(member, item.error or "", "item", lease.slot.worker))
             replies.append(_reply(member, departure.left_at, item.output, failure, ran))
         self._deliver(departure.members, replies)
@@ -336,10 +336,8 @@ class MemoryBroker:
         after = queue.fail(running.departure, now, self._dice)
         self._tally.retries[failure.cause.value] += after.again
         ran = Ran(failure.worker, len(running.departure.members), now - left_at, left_at)
-        self._deliver(after.dead, [_reply(m, left_at, None, _verdict(failure), ran) for m in after.dead])
-        # In a batch of several, the text may be about another's input.
-        what = _shown(failure) if len(running.departure.members) == 1 else f"the batch failed ({failure.cause.value})"
-        spent = Failure(errors.BACKEND_ERROR, f"{what}; the retry budget is spent", reason=failure.cause.value)
+        self._deliver(after.dead, [_reply(m, left_at, None, verdicts.death(failure), ran) for m in after.dead])
+        spent = verdicts.spent(failure, len(running.departure.members))
         self._deliver(after.spent, [_reply(m, left_at, None, spent, ran) for m in after.spent])
         self._send_late(queue, after.late, now)
         for member in after.dead:
@@ -439,39 +437,8 @@ def _reply(member: Queued, left_at: float, output: str | None, failure: Failure 
     return Reply(entry.id, entry.tenant, output, failure, ran, left_at - member.arrived, member.attempts)
 
 
-def _refusal(refused: Refused) -> Failure:
-    if refused.tier_only:
-        return Failure(errors.SHED, "shed: this tier's share of the queue is full", refused.wait, "shed")
-    return Failure(
-        errors.SERVICE_OVERLOADED, "the queue is too long to answer within the deadline", refused.wait, "overloaded"
-    )
-
-
 def _lateness(member: Queued, slots: int, now: float) -> Failure:
-    waited = f"{(now - member.arrived) * 1000:.0f} ms"
-    if slots == 0:
-        return Failure(errors.NO_WORKERS, f"no healthy worker came up within {waited}", 1.0, "no_workers")
-    if member.attempts:
-        message = f"the total deadline passed after {waited} and {member.attempts} failed runs"
-        return Failure(errors.DEADLINE_EXCEEDED, message, None, "total")
-    which = "the queue deadline passed" if now >= member.queue_due else "no run would end by the total deadline"
-    return Failure(errors.DEADLINE_EXCEEDED, f"{which}: waited {waited} for a GPU", None, "queue")
-
-
-def _verdict(failure: BatchFailure) -> Failure:
-    """What the one hears whose batch of one failed for the last time."""
-    blamed = failure.cause in (Cause.RAISED, Cause.CRASHED, Cause.TIMEOUT)
-    code = errors.REJECTED_BY_MODEL if blamed else errors.BACKEND_ERROR
-    return Failure(code, _shown(failure), None, failure.cause.value)
-
-
-def _shown(failure: BatchFailure) -> str:
-    return failure.shown or failure.message
-
-
-def _item_failure(item: Item) -> Failure:
-    code = errors.BACKEND_ERROR if item.fault else errors.REJECTED_BY_MODEL
-    return Failure(code, item.error or "the model gave no output for this input", None, "item")
+    return verdicts.lateness(now - member.arrived, member.attempts, slots, now >= member.queue_due)
 
 
 def _letter_bytes(letter: DeadLetter) -> int:

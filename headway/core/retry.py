@@ -17,6 +17,14 @@ MAX_ATTEMPTS = 3
 BACKOFF_BASE = 0.010
 """Seconds before the first retry; doubles with each."""
 BACKOFF_CAP = 0.5
+BUDGET_RATIO = 0.2
+"""Retries that each first run earns,"""
+BUDGET_RESERVE = 64.0
+"""most that are saved up, and what is there at first,"""
+BUDGET_TRICKLE = 1.0
+"""and what each second earns, whatever the traffic;"""
+BUDGET_RUNS, BUDGET_TRICKLE_RUNS = 10.0, 0.1
+"""but of the last two at least so many times the largest batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +80,9 @@ class RetryBudget:
         trickle: retries earned per second whatever the traffic.
     """
 
-    def __init__(self, ratio: float = 0.2, reserve: float = 64.0, trickle: float = 1.0) -> None:
+    def __init__(
+        self, ratio: float = BUDGET_RATIO, reserve: float = BUDGET_RESERVE, trickle: float = BUDGET_TRICKLE
+    ) -> None:
         self._ratio, self._reserve, self._trickle = ratio, reserve, trickle
         self._saved = reserve
         self._last: float | None = None
@@ -83,7 +93,10 @@ class RetryBudget:
 
         Finding one among n re-runs about 3n entries: all, both halves, and half of what is left each time.
         """
-        return cls(reserve=max(64.0, 10.0 * largest), trickle=max(1.0, 0.1 * largest))
+        return cls(
+            reserve=max(BUDGET_RESERVE, BUDGET_RUNS * largest),
+            trickle=max(BUDGET_TRICKLE, BUDGET_TRICKLE_RUNS * largest),
+        )
 
     def earn(self, count: int) -> None:
         """So many entries run for the first time."""

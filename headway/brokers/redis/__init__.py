@@ -1,0 +1,12 @@
+"""The broker over Redis (7.0 or later) or Valkey: the same laws, for many processes on many machines.
+
+link.py      connections, deadlines, and the library of functions that runs inside the server
+lua/         that library: every atomic step, with every key listed on top of its first file
+wire.py      what is written into the server, and its version
+line.py      one queue in the server: a model's, or a shard's of it
+bell.py      how idle slots of this process are woken
+mailbox.py   replies to the gateways of this process
+broker.py    the Broker made of them
+letters.py   dead letters
+fleet.py     members, leader, capacities
+"""

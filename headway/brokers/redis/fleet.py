@@ -1,0 +1,49 @@
+"""Who is there, who leads, and what the fleet can carry; in the server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headway.brokers.redis import wire
+from headway.brokers.redis.link import Link
+from headway.model import Capacity, Member
+
+
+class RedisFleet:
+    """See `headway.ports.Fleet`.
+
+    Arguments:
+        link: to the server.
+    """
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._key = f"{link.prefix}:{{fleet}}:"
+
+    async def attend(self, member: Member) -> None:
+        """See Fleet."""
+        await self._ask("attend", member.id, wire.encode(member))
+
+    async def leave(self, id: str) -> None:
+        """See Fleet."""
+        await self._ask("leave", id)
+
+    async def members(self) -> Sequence[Member]:
+        """See Fleet."""
+        return [wire.read_member(packed) for packed in await self._ask("members")]
+
+    async def lead(self, candidate: str, seconds: float) -> bool:
+        """See Fleet."""
+        return bool(await self._ask("lead", candidate, seconds))
+
+    async def publish(self, capacity: Capacity) -> None:
+        """See Fleet."""
+        await self._ask("publish", capacity.model, wire.encode(capacity))
+
+    async def capacities(self) -> Sequence[Capacity]:
+        """See Fleet."""
+        return [wire.read_capacity(packed) for packed in await self._ask("capacities")]
+
+    async def _ask(self, function: str, *arguments: object) -> list[bytes]:
+        found: list[bytes] = await self._link.call(function, self._key, self._link.clock_text(), *arguments)
+        return found

@@ -1,0 +1,77 @@
+"""The library of functions that runs inside the server, put together from `lua/`.
+
+Its numbers are the ones of `headway.core`, so that they are written down once. Its name carries a version: processes of
+two releases load theirs side by side and work on the same keys.
+"""
+
+from __future__ import annotations
+
+from importlib import resources
+
+from headway.core import admission, departure, health, packing, queue, retry, service_model
+
+VERSION = "headway1"
+"""Name of the library; its functions begin with it. Changes with what the functions take, return or store."""
+
+RULE_AGE = 0.1
+"""Seconds for which a rule, and the load it was made of, are good. Older ones are made anew."""
+COMING_SECONDS = 0.1
+"""For how long a slot that was woken is waited for, before another one is."""
+WATCH_GRACE = 0.03
+"""Seconds after which the slot on watch is taken for gone."""
+REAP_EVERY = 0.05
+"""Most seconds between two reaps: how late an expiry may be."""
+REAPER_SECONDS = 0.25
+"""For how long one process is the one that reaps."""
+
+_NUMBERS: dict[str, float] = {
+    "RULE_AGE": RULE_AGE,
+    "COMING_SECONDS": COMING_SECONDS,
+    "WATCH_GRACE": WATCH_GRACE,
+    "REAP_EVERY": REAP_EVERY,
+    "REAPER_SECONDS": REAPER_SECONDS,
+    "SWEEP_SECONDS": 10.0,
+    "GATEWAY_SECONDS": 60.0,
+    "WORKER_SECONDS": 120.0,
+    "BELL_SECONDS": 60,
+    "BELL_GRAIN": 0.001,
+    "SCARCE_WAIT": 1.0,
+    "LETTERS": 10_000,
+    "LETTER_BYTES": 64 << 20,
+    "SCHEMA": 1,
+    "DEGRADED_AFTER": health.DEGRADED_AFTER,
+    "OFFLINE_AFTER": health.OFFLINE_AFTER,
+    "LEEWAY": departure.LEEWAY,
+    "FORGET_ABOVE": packing.FORGET_ABOVE,
+    "MIN_MARGIN": admission.MIN_MARGIN,
+    "MARGIN_SHARE": admission.MARGIN_SHARE,
+    "LEAST_SHARE": admission.LEAST_SHARE,
+    "MIN_WAIT": admission.MIN_WAIT,
+    "DECAY": service_model.DECAY,
+    "RATE_TIME": service_model.RATE_TIME,
+    "REACH": service_model.REACH,
+    "NORMAL": service_model.NORMAL,
+    "SPREAD": service_model.SPREAD,
+    "BUSY_TIME": queue.BUSY_TIME,
+    "WAIT_WEIGHT": queue.WAIT_WEIGHT,
+    "MIN_AVOIDANCE": queue.MIN_AVOIDANCE,
+    "GATE_AGE": queue.GATE_AGE,
+    "UNKNOWN_WAIT": queue.UNKNOWN_WAIT,
+    "MAX_ATTEMPTS": retry.MAX_ATTEMPTS,
+    "BACKOFF_BASE": retry.BACKOFF_BASE,
+    "BACKOFF_CAP": retry.BACKOFF_CAP,
+    "BUDGET_RATIO": retry.BUDGET_RATIO,
+    "BUDGET_RESERVE": retry.BUDGET_RESERVE,
+    "BUDGET_TRICKLE": retry.BUDGET_TRICKLE,
+    "BUDGET_RUNS": retry.BUDGET_RUNS,
+    "BUDGET_TRICKLE_RUNS": retry.BUDGET_TRICKLE_RUNS,
+}
+
+
+def source() -> str:
+    """The library's text, as FUNCTION LOAD takes it."""
+    files = [file for file in resources.files(__package__).joinpath("lua").iterdir() if file.name.endswith(".lua")]
+    files.sort(key=lambda file: int(file.name.partition("_")[0]))
+    numbers = "\n".join(f"local {name} = {value!r}" for name, value in _NUMBERS.items())
+    parts = [f"#!lua name={VERSION}", f"local VERSION = '{VERSION}'", numbers]
+    return "\n".join([*parts, *(file.read_text(encoding="utf-8") for file in files)])

@@ -1,0 +1,329 @@
+"""One queue in the server: a model's, or one shard's of it. Each method is one call of the library."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from headway.brokers import verdicts
+from headway.brokers.redis import wire
+from headway.brokers.redis.bell import Bell
+from headway.brokers.redis.library import RULE_AGE
+from headway.brokers.redis.link import Link, OutOfMemory
+from headway.core.departure import Load, Policy, Rule
+from headway.core.queue import QueueLimits
+from headway.errors import BrokerUnavailable
+from headway.model import BatchFailure, Entry, Failure, Lease, Settled, Slot, Stage, Wait, WorkerInfo, WorkerStatus
+
+SHARDS = 256
+"""Most shards; a fence is the queue's own times this, plus the shard."""
+READ_DELAY = 0.05
+"""Longest time in seconds before the server is told what was read; mostly the next enqueue tells it."""
+MOST_ENTRIES = 256
+"""Most entries in one call: a step must not keep the server from others."""
+TRIES = 4
+"""How often in a row a claim may be asked for a newer rule."""
+
+_NOTHING_READ = ("", "", 0)
+
+
+@dataclass(slots=True)
+class Receipt:
+    """What a gateway has read of its stream: up to which id, and whose replies."""
+
+    gateway: str
+    last: bytes
+    keys: list[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """A lease, with what is needed to reply: how long each entry has waited, and the runs so far."""
+
+    lease: Lease
+    waited: Sequence[float]
+    unreadable: str = ""
+
+
+@dataclass(slots=True)
+class Look:
+    """What a queue tells of itself: depth and wait in seconds by tier, its load, its workers."""
+
+    now: float
+    load: Load
+    tiers: list[tuple[int, float]]
+    workers: list[WorkerInfo] = field(default_factory=list)
+
+
+class Line:
+    """A queue.
+
+    Arguments:
+        link: to the server.
+        model: whose.
+        shard: its number.
+        limits: what bounds it.
+        lease_seconds: how long a lease lasts.
+
+    Attributes:
+        born: instant at which the server's state of this queue began; another one after it was lost. 0: not known yet.
+        losses: how often it was lost.
+        headway: seconds between departures, below 0 when the policy does not space them.
+        depth: entries waiting when last told.
+    """
+
+    def __init__(self, link: Link, model: str, shard: int, limits: QueueLimits, lease_seconds: float) -> None:
+        self.link = link
+        self.model = model
+        self.shard = shard
+        self.born = 0.0
+        self.losses = 0
+        self.headway = -1.0
+        self.depth = 0
+        self._key = f"{link.prefix}:{{{model}:{shard}}}:"
+        self._limits = (limits.tiers, limits.max_batch, limits.reserved_share, limits.max_queue, lease_seconds)
+        self._offset = 0.0
+        self._load: tuple[float, Load] | None = None
+        self._receipts: dict[str, Receipt] = {}
+        self._telling: asyncio.Task[None] | None = None
+        self.bell = Bell(link, f"{self._key}b:{link.process}", self.now, self._learn)
+
+    def now(self) -> float:
+        """The server's clock, as far as it is known."""
+        return asyncio.get_running_loop().time() + self._offset
+
+    def stream_of(self, gateway: str) -> str:
+        """Key of a gateway's replies."""
+        return f"{self._key}r:{gateway}"
+
+    async def close(self) -> None:
+        """Stop listening."""
+        await self.bell.close()
+        if self._telling is not None:
+            self._telling.cancel()
+            await asyncio.gather(self._telling, return_exceptions=True)
+
+    async def enqueue(self, entries: Sequence[Entry]) -> list[Failure | None]:
+        """Offer entries; the verdicts in order, None for an admitted one."""
+        verdicts_: list[Failure | None] = []
+        for start in range(0, len(entries), MOST_ENTRIES):
+            verdicts_ += await self._enqueue_part(entries[start : start + MOST_ENTRIES])
+        return verdicts_
+
+    async def _enqueue_part(self, entries: Sequence[Entry]) -> list[Failure | None]:
+        receipt = self._receipts.pop(entries[0].gateway, None)
+        read = _NOTHING_READ if receipt is None else (receipt.gateway, receipt.last, len(receipt.keys), *receipt.keys)
+        arguments: list[object] = ["1" if self.link.scarce else "0", *read]
+        for entry in entries:
+            arguments += (
+                wire.key_of(entry.tenant, entry.id),
+                entry.tier,
+                entry.gateway,
+                entry.queue_timeout,
+                entry.timeout,
+                wire.pack_entry(entry),
+            )
+        try:
+            now, born, headway, refused, self.depth = await self._call("enqueue", *arguments)
+        except OutOfMemory:
+            self._keep(receipt)
+            return [verdicts.scarcity(1.0) for _ in entries]
+        except BrokerUnavailable:
+            self._keep(receipt)
+            raise
+        self._note(now, born)
+        self.headway = float(headway)
+        result: list[Failure | None] = [None] * len(entries)
+        for place, wait, why in zip(refused[::3], refused[1::3], refused[2::3], strict=True):
+            result[place] = verdicts.scarcity(float(wait)) if why == 2 else verdicts.refusal(float(wait), why == 1)
+        return result
+
+    async def claim(self, slot: Slot, policy: Policy, token: str, guest: bool) -> Granted | Wait:
+        """The batch that leaves now, or when to ask again. `token` is the same when a claim is repeated, `guest` when the
+        slot is at home elsewhere."""
+        self.bell.forget(slot.worker)
+        name = f"{self.link.process}\0{slot.worker}"
+        self.bell.start()
+        for _ in range(TRIES):
+            answer = await self.link.claim(
+                "claim", self._key, *self._head(), name, slot.max_batch, token, int(guest), *self._rule(policy)
+            )
+            if answer[0] == b"lease":
+                return self._granted(slot, answer)
+            self._learn(answer[-1])
+            if answer[0] == b"wait":
+                until = float(answer[1])
+                return Wait(None if math.isinf(until) else until)
+        return Wait(self.now() + RULE_AGE)
+
+    async def complete(self, fence: int, runs: dict[str, bytes], bad: Sequence[tuple[int, bytes]]) -> Settled:
+        """End a lease; `runs` are the packed replies by gateway, `bad` places of items that failed, and why."""
+        arguments: list[object] = [fence, len(runs)]
+        for gateway, run in runs.items():
+            arguments += (gateway, run)
+        for place, failure in bad:
+            arguments += (place, failure)
+        answer = await self._call("complete", *arguments)
+        if not answer:
+            return Settled(0, 0, fenced=True)
+        answered, departed, load = answer
+        self._learn(load)
+        return Settled(answered, departed)
+
+    async def release(self, fence: int, failure: BatchFailure | None, dice: tuple[float, float]) -> int | None:
+        """End a lease without outputs; how many entries run again, None when the lease was no longer valid."""
+        rest = () if failure is None else (wire.pack_failure(failure), *dice)
+        answer = await self._call("release", fence, *rest)
+        return int(answer[0]) if answer else None
+
+    async def extend(self, fence: int) -> bool:
+        """Renew a lease."""
+        return bool(await self._call("extend", fence))
+
+    async def cancel(self, keys: Sequence[bytes]) -> None:
+        """Forget entries."""
+        for start in range(0, len(keys), MOST_ENTRIES):
+            self._note(*await self._call("cancel", *keys[start : start + MOST_ENTRIES]))
+
+    async def stage(self, key: bytes) -> Stage | None:
+        """Where an entry stands."""
+        return (None, Stage.QUEUED, Stage.PROCESSING)[await self._call("stage", key)]
+
+    async def unlisten(self, worker: str) -> None:
+        """A slot waits for its bell no longer."""
+        self.bell.forget(worker)
+        self._note(*await self._call("unlisten", f"{self.link.process}\0{worker}"))
+
+    async def beat(self, worker: WorkerInfo) -> None:
+        """Record a heartbeat."""
+        healthy = int(worker.status is WorkerStatus.HEALTHY)
+        self._note(*await self._call("beat", worker.worker_id, healthy, wire.pack_worker(worker)))
+
+    async def forget(self, worker: str) -> None:
+        """Drop a worker that is at home elsewhere from now on."""
+        self._note(*await self._call("forget", worker))
+
+    async def look(self) -> Look:
+        """What it tells of itself."""
+        now, born, load, tiers, workers = await self._call("look")
+        self._note(now, born)
+        instant = float(now)
+        waits = [(depth, instant - float(since)) for depth, since in zip(tiers[::2], tiers[1::2], strict=True)]
+        return Look(instant, wire.read_load(load)[1], waits, [wire.read_worker(one) for one in workers[1::2]])
+
+    async def glance(self) -> tuple[int, int]:
+        """Depth, and slots at home."""
+        depth, slots = await self._call("glance")
+        return depth, slots
+
+    async def reap(self, dice: tuple[float, float]) -> tuple[float, int]:
+        """Housekeeping; the seconds until the next call is due, and how many entries of lost leases run again."""
+        due, again, now, born = await self._call("reap", self.link.process, *dice)
+        self._note(now, born)
+        return float(due), int(again)
+
+    def read(self, receipt: Receipt) -> None:
+        """Note what a gateway has read; the server is told with the next enqueue, or soon."""
+        known = self._receipts.get(receipt.gateway)
+        if known is None:
+            self._receipts[receipt.gateway] = receipt
+        else:
+            known.last = receipt.last
+            known.keys += receipt.keys
+        if self._telling is None or self._telling.done():
+            self._telling = asyncio.get_running_loop().create_task(self._tell())
+
+    async def _tell(self) -> None:
+        while self._receipts:
+            await asyncio.sleep(READ_DELAY)
+            for gateway in list(self._receipts):
+                receipt = self._receipts.pop(gateway, None)
+                if receipt is None:
+                    continue
+                try:
+                    answer = await self._call(
+                        "acknowledge", receipt.gateway, receipt.last, len(receipt.keys), *receipt.keys
+                    )
+                    self._note(*answer)
+                except BrokerUnavailable:
+                    self._keep(receipt)
+
+    def _keep(self, receipt: Receipt | None) -> None:
+        """A receipt that may not have arrived is told again, before those that came since."""
+        if receipt is not None:
+            later = self._receipts.get(receipt.gateway)
+            if later is not None:
+                receipt = Receipt(receipt.gateway, later.last, receipt.keys + later.keys)
+            self._receipts[receipt.gateway] = receipt
+            if self._telling is None or self._telling.done():
+                self._telling = asyncio.get_running_loop().create_task(self._tell())
+
+    def _head(self) -> tuple[object, ...]:
+        return (self.link.clock_text(), *self._limits)
+
+    async def _call(self, function: str, *arguments: object) -> Any:
+        return await self.link.call(function, self._key, *self._head(), *arguments)
+
+    def _note(self, now: bytes, born: bytes) -> None:
+        self._offset = float(now) - asyncio.get_running_loop().time()
+        found = float(born)
+        if found != self.born:
+            self.losses += self.born != 0.0
+            self.born = found
+
+    def _learn(self, load: bytes) -> None:
+        self._load = wire.read_load(load)
+        self._offset = self._load[0] - asyncio.get_running_loop().time()
+
+    def _rule(self, policy: Policy) -> tuple[float, ...]:
+        """The numbers of the rule for the last known load, after its instant and slots; those alone when it is too old."""
+        if self._load is None:
+            return (0.0, 0)
+        stamp, load = self._load
+        if self.now() - stamp > RULE_AGE:
+            return (0.0, 0)
+        return (stamp, load.slots, *_numbers(policy.rule(load)))
+
+    def _granted(self, slot: Slot, answer: list[Any]) -> Granted:
+        _, now, fence, reason, left_at, ends, patience, _, riders = answer
+        self._offset = float(now) - asyncio.get_running_loop().time()
+        entries: list[Entry] = []
+        waited: list[float] = []
+        unreadable = ""
+        for payload, arrived in zip(riders[::2], riders[1::2], strict=True):
+            try:
+                entries.append(wire.read_entry(payload))
+            except (wire.TooNew, msgspec.MsgspecError) as exc:
+                unreadable = f"an entry cannot be read: {exc}"
+            waited.append(float(left_at) - float(arrived))
+        lease = Lease(
+            fence=int(float(fence)) * SHARDS + self.shard,
+            slot=slot,
+            entries=tuple(entries),
+            reason=reason.decode(),
+            granted_at=float(left_at),
+            expires_at=float(ends),
+            patience=float(patience),
+        )
+        return Granted(lease, waited, unreadable)
+
+
+def _numbers(rule: Rule) -> tuple[float, ...]:
+    """A rule as the library takes it: no spacing is a headway below 0."""
+    headway = -1.0 if rule.headway is None else max(rule.headway, 0.0)
+    return (
+        rule.size,
+        headway,
+        rule.window,
+        rule.rate,
+        rule.service,
+        rule.pace,
+        rule.lead,
+        rule.gather,
+        rule.quiet,
+    )

@@ -1,0 +1,159 @@
+-- Workers, and the housekeeping that somebody must do even when nobody asks for work.
+
+-- beat: a worker's heartbeat. Arguments after the head: worker, whether it is healthy, what it says of itself.
+redis.register_function{function_name = VERSION .. '_beat', flags = {'allow-oom'}, callback = function(keys, args)
+  local s = open(keys, args)
+  local worker, stamp = args[HEAD + 1], exact(s.now)
+  redis.call('HSET', s.prefix .. 'w', worker, struct.pack('<d', s.now) .. args[HEAD + 3])
+  redis.call('ZADD', s.prefix .. 'v', stamp, worker)
+  if args[HEAD + 2] == '1' then
+    redis.call('ZADD', s.prefix .. 'h', stamp, worker)
+  else
+    redis.call('ZREM', s.prefix .. 'h', worker)
+  end
+  if count_slots(s) then
+    ring(s)
+  end
+  save(s)
+  return {stamp, exact(s.q.born)}
+end}
+
+-- forget: drop a worker that serves another queue from now on.
+redis.register_function{function_name = VERSION .. '_forget', flags = {'allow-oom'}, callback = function(keys, args)
+  local s = open(keys, args)
+  redis.call('HDEL', s.prefix .. 'w', args[HEAD + 1])
+  redis.call('ZREM', s.prefix .. 'v', args[HEAD + 1])
+  redis.call('ZREM', s.prefix .. 'h', args[HEAD + 1])
+  if count_slots(s) then
+    ring(s)
+  end
+  save(s)
+  return {exact(s.now), exact(s.q.born)}
+end}
+
+-- look: the instant, the birth, the load, then for each tier its depth and since when the oldest waits, then the workers.
+redis.register_function{function_name = VERSION .. '_look', flags = {'allow-oom'}, callback = function(keys, args)
+  local s = open(keys, args)
+  local depths, oldest = {}, {}
+  for tier = 1, s.tiers do
+    depths[tier], oldest[tier] = s.q.depth[tier], s.now
+    local first = redis.call('ZRANGE', s.prefix .. 'a' .. tier, 0, 0, 'WITHSCORES')
+    if first[2] then
+      oldest[tier] = tonumber(first[2])
+    end
+  end
+  for _, group in ipairs(read_groups(s)) do
+    for _, entry in ipairs(wanted(s, group.members)) do
+      depths[entry.tier] = depths[entry.tier] + 1
+      oldest[entry.tier] = math.min(oldest[entry.tier], entry.arrived)
+    end
+  end
+  local tiers = {}
+  for tier = 1, s.tiers do
+    tiers[#tiers + 1], tiers[#tiers + 2] = depths[tier], exact(oldest[tier])
+  end
+  return {exact(s.now), exact(s.q.born), load_of(s), tiers, redis.call('HGETALL', s.prefix .. 'w')}
+end}
+
+-- glance: the depth, and the slots at home.
+redis.register_function{function_name = VERSION .. '_glance', flags = {'no-writes', 'allow-oom'}, callback = function(keys, args)
+  local q = open(keys, args).q
+  return {q.fresh, q.slots}
+end}
+
+-- stage: where an entry stands: 0 not known or at its end, 1 waiting, 2 running.
+redis.register_function{function_name = VERSION .. '_stage', flags = {'allow-oom'}, callback = function(keys, args)
+  local s = open(keys, args)
+  local header = redis.call('HGET', s.prefix .. 'e', args[HEAD + 1])
+  if not header or is_answered(header) then
+    return 0
+  end
+  local member = member_of(read_header(header).seq, args[HEAD + 1])
+  if redis.call('ZSCORE', s.prefix .. 'd', member) then
+    return 1
+  end
+  for _, group in ipairs(read_groups(s)) do
+    for _, found in ipairs(group.members) do
+      if found == member then
+        return 1
+      end
+    end
+  end
+  return 2
+end}
+
+-- Streams that nobody has read for long: their gateway is gone, and with it whoever waited.
+local function sweep(s)
+  local gone = redis.call('ZRANGEBYSCORE', s.prefix .. 'g', '-inf', exact(s.now - GATEWAY_SECONDS))
+  for _, gateway in ipairs(gone) do
+    local stream = s.prefix .. 'r:' .. gateway
+    redis.call('DEL', stream)
+    redis.call('ZREM', s.prefix .. 'g', gateway)
+  end
+  if #gone > 0 then
+    local cursor = '0'
+    repeat
+      local part = redis.call('HSCAN', s.prefix .. 'e', cursor, 'COUNT', 1000)
+      cursor = part[1]
+      for i = 1, #part[2], 2 do
+        if is_answered(part[2][i + 1]) then
+          for _, gateway in ipairs(gone) do
+            if string.sub(part[2][i + 1], 2) == gateway then
+              redis.call('HDEL', s.prefix .. 'e', part[2][i])
+            end
+          end
+        end
+      end
+    until cursor == '0'
+  end
+  for _, worker in ipairs(redis.call('ZRANGEBYSCORE', s.prefix .. 'v', '-inf', exact(s.now - WORKER_SECONDS))) do
+    redis.call('ZREM', s.prefix .. 'v', worker)
+    redis.call('ZREM', s.prefix .. 'h', worker)
+    redis.call('HDEL', s.prefix .. 'w', worker)
+  end
+end
+
+-- reap: take back leases that outlived their end, expire what is overdue, wake who was forgotten. One process does so at
+-- a time. Arguments after the head: process, two throws of the dice. Returns the seconds until the next call is due, and
+-- how many entries of lost leases run again.
+redis.register_function{function_name = VERSION .. '_reap', flags = {'allow-oom'}, callback = function(keys, args)
+  local s = open(keys, args)
+  local q, now, p = s.q, s.now, s.prefix
+  if q.reaper_until > now and redis.call('GET', p .. 'm') ~= args[HEAD + 1] then
+    return {exact(q.reaper_until - now), 0, exact(now), exact(q.born)}
+  end
+  redis.call('SET', p .. 'm', args[HEAD + 1])
+  q.reaper_until = now + REAPER_SECONDS
+  local again = 0
+  for _, fence in ipairs(redis.call('ZRANGEBYSCORE', p .. 'y', '-inf', exact(now))) do
+    local lease = take_lease(s, fence)
+    if lease then
+      local worker = string.match(lease.slot, '%z(.*)$')
+      local message = string.format('worker %s did not report within %g s', worker, s.lease_seconds)
+      again = again + fail(s, lease, cmsgpack.pack({'lease_lost', message, worker, ''}),
+        {tonumber(args[HEAD + 2]), tonumber(args[HEAD + 3])})
+    end
+  end
+  expire(s)
+  count_slots(s)
+  if q.swept_at + SWEEP_SECONDS <= now then
+    q.swept_at = now
+    sweep(s)
+  end
+  if q.coming_until > -INF and q.coming_until <= now then
+    redis.call('ZREMRANGEBYSCORE', p .. 'c', '-inf', exact(now))
+    q.coming_until = -INF
+  end
+  if q.armed + WATCH_GRACE <= now then
+    no_longer_idle(s, redis.call('GET', p .. 'f'))
+    q.armed = INF
+  end
+  ring(s)
+  local due = math.min(now + REAP_EVERY, q.due, q.suspects_due)
+  local first = redis.call('ZRANGE', p .. 'y', 0, 0, 'WITHSCORES')
+  if first[2] then
+    due = math.min(due, tonumber(first[2]))
+  end
+  save(s)
+  return {exact(math.max(due - now, BELL_GRAIN)), again, exact(now), exact(q.born)}
+end}

@@ -1,0 +1,221 @@
+-- The state of one queue: its keys, and its figures, which are read once and written once in each step.
+--
+-- Every key of a queue begins with the same hash-tagged prefix, so all of them lie on one node of a cluster:
+--
+--   q          string  the figures below, packed as doubles
+--   e          hash    entry key → header; '!' and the gateway once it has its outcome and that was not read yet
+--   p          hash    entry key → payload, as the gateway packed it
+--   l<tier>    zset    lane: member → number of its round
+--   a<tier>    zset    lane: member → instant of its arrival
+--   t<tier>    zset    tenant → round of its last entry in the lane
+--   d          zset    member → instant by which it must leave for the first time
+--   x          hash    fence → lease
+--   y          zset    fence → instant at which the lease ends
+--   s          hash    group → suspects: members of a failed batch that wait to run again by themselves
+--   i          zset    idle slot → since when
+--   f          string  the idle slot that is on watch
+--   c          zset    slot that was woken and has not claimed yet → until when that is waited for
+--   b:<process> list   the bell of a process: which of its slots should claim, or when
+--   n          hash    slot → token of its last granted claim, and the fence it got
+--   w          hash    worker → what it last said of itself
+--   h          zset    healthy worker → its last heartbeat
+--   v          zset    worker → its last heartbeat
+--   r:<gateway> stream replies
+--   g          zset    gateway → when it was last heard of
+--   m          string  the process that reaps
+--   z, o, on, u  hash, zset, strings  dead letters: id → letter, id → its number, the last number, bytes of all
+--
+-- An entry's key is its tenant, a NUL, and its id. A member is an entry's number, twelve hexadecimal digits, and its
+-- key; so members sort by arrival. Numbers are never used again: a key that is enqueued anew is a new member.
+
+-- Globals are out of reach while a library loads, `math` among them.
+local INF = 1 / 0
+
+local PLAIN = {
+  'born', 'seq', 'fence', 'group', 'fresh', 'suspects', 'groups', 'suspects_due', 'oldest', 'due',
+  'last_departure', 'schedule', 'newest', 'slots', 'known_slots', 'batch_seconds', 'gate_at',
+  'busy', 'utilisation', 'busy_at', 'wait', 'departures', 'saved', 'saved_at',
+  'w', 'n', 'l', 'nn', 'nl', 'off', 'largest', 'alpha', 'beta', 'deviation',
+  'limit', 'max_batch', 'size', 'headway', 'window', 'rule_rate', 'service', 'pace', 'lead', 'gather', 'quiet', 'rule_at',
+  'coming_until', 'armed', 'idle', 'reaper_until', 'swept_at',
+}
+local TIERED = {'depth', 'next', 'rate_last', 'rate_sum', 'rate_unseen', 'drain'}
+
+local START = {
+  suspects_due = INF, oldest = INF, due = INF, last_departure = -INF, schedule = -INF, newest = -INF,
+  known_slots = 1, gate_at = -INF, saved_at = -INF, headway = -1, window = INF, lead = INF, rule_at = -INF,
+  coming_until = -INF, armed = INF, reaper_until = -INF, swept_at = -INF,
+}
+local TIER_START = {depth = 0, next = 1, rate_last = -INF, rate_sum = 0, rate_unseen = 1, drain = 0}
+
+-- Arguments that every step begins with.
+local CLOCK, TIERS, MAX_BATCH, SHARE, MAX_QUEUE, LEASE = 1, 2, 3, 4, 5, 6
+local HEAD = 6
+
+local function exact(number)
+  return string.format('%.17g', number)
+end
+
+-- `unpack` and the stack take a few thousand values; longer lists go in parts.
+local PART = 1000
+
+local function call_all(command, key, list, extra)
+  for first = 1, #list, PART do
+    local last = math.min(first + PART - 1, #list)
+    if extra then
+      redis.call(command, key, extra, unpack(list, first, last))
+    else
+      redis.call(command, key, unpack(list, first, last))
+    end
+  end
+end
+
+local function call_each(command, key, list)
+  local found = {}
+  for first = 1, #list, PART do
+    local part = redis.call(command, key, unpack(list, first, math.min(first + PART - 1, #list)))
+    for i = 1, #part do
+      found[first + i - 1] = part[i]
+    end
+  end
+  return found
+end
+
+local function clock(text)
+  if text ~= '' then
+    return tonumber(text)
+  end
+  local time = redis.call('TIME')
+  return tonumber(time[1]) + tonumber(time[2]) / 1e6
+end
+
+local function budget_reserve(max_batch)
+  return math.max(BUDGET_RESERVE, BUDGET_RUNS * max_batch)
+end
+
+local function fresh_figures(now, tiers, max_batch)
+  local q = {}
+  for _, name in ipairs(PLAIN) do
+    q[name] = START[name] or 0
+  end
+  q.born = now
+  q.saved = budget_reserve(max_batch)
+  q.max_batch = max_batch
+  q.limit = max_batch
+  q.size = max_batch
+  for _, name in ipairs(TIERED) do
+    q[name] = {}
+    for tier = 1, tiers do
+      q[name][tier] = TIER_START[name]
+    end
+  end
+  return q
+end
+
+local function read_figures(packed, tiers)
+  local stored = struct.unpack('<d', packed)
+  local values = {struct.unpack('<' .. string.rep('d', 1 + #PLAIN + stored * #TIERED), packed)}
+  local q, at = {}, 2
+  for i = 1, #PLAIN do
+    q[PLAIN[i]] = values[at]
+    at = at + 1
+  end
+  for _, name in ipairs(TIERED) do
+    local list = {}
+    for tier = 1, stored do
+      list[tier] = values[at]
+      at = at + 1
+    end
+    for tier = stored + 1, tiers do
+      list[tier] = TIER_START[name]
+    end
+    q[name] = list
+  end
+  return q
+end
+
+-- The state at the beginning of a step. Instants are seconds on the server's clock.
+local function open(keys, args)
+  local s = {
+    prefix = keys[1],
+    now = clock(args[CLOCK]),
+    tiers = tonumber(args[TIERS]),
+    share = tonumber(args[SHARE]),
+    max_queue = tonumber(args[MAX_QUEUE]),
+    lease_seconds = tonumber(args[LEASE]),
+  }
+  local packed = redis.call('GET', s.prefix .. 'q')
+  if packed then
+    s.q = read_figures(packed, s.tiers)
+    s.tiers = #s.q.depth
+  else
+    s.q = fresh_figures(s.now, s.tiers, tonumber(args[MAX_BATCH]))
+  end
+  return s
+end
+
+local function save(s)
+  local q, values = s.q, {s.tiers}
+  for i = 1, #PLAIN do
+    values[i + 1] = q[PLAIN[i]]
+  end
+  for _, name in ipairs(TIERED) do
+    local list = q[name]
+    for tier = 1, s.tiers do
+      values[#values + 1] = list[tier]
+    end
+  end
+  redis.call('SET', s.prefix .. 'q', struct.pack('<' .. string.rep('d', #values), unpack(values)))
+end
+
+-- Headers: tier, number, arrival, queue deadline, deadline, then the gateway's name.
+local HEADER = '>Bdddd'
+local HEADER_BYTES = 33
+
+local function pack_header(tier, seq, arrived, queue_due, due, gateway)
+  return struct.pack(HEADER, tier, seq, arrived, queue_due, due) .. gateway
+end
+
+local function read_header(header)
+  local tier, seq, arrived, queue_due, due = struct.unpack(HEADER, header)
+  return {
+    tier = tier, seq = seq, arrived = arrived, queue_due = queue_due, due = due,
+    gateway = string.sub(header, HEADER_BYTES + 1),
+  }
+end
+
+local function member_of(seq, key)
+  return string.format('%012x', seq) .. key
+end
+
+local function key_of(member)
+  return string.sub(member, 13)
+end
+
+local function tenant_of(key)
+  return string.match(key, '^(.*)%z')
+end
+
+local function is_answered(header)
+  return string.sub(header, 1, 1) == '!'
+end
+
+-- The entries of these members that are still wanted: not cancelled, not answered, not enqueued anew since.
+local function wanted(s, members)
+  local keys = {}
+  for i = 1, #members do
+    keys[i] = key_of(members[i])
+  end
+  local headers, found = call_each('HMGET', s.prefix .. 'e', keys), {}
+  for i = 1, #members do
+    local header = headers[i]
+    if header and not is_answered(header) then
+      local entry = read_header(header)
+      if entry.seq == tonumber(string.sub(members[i], 1, 12), 16) then
+        entry.key, entry.member, entry.place = keys[i], members[i], i
+        found[#found + 1] = entry
+      end
+    end
+  end
+  return found
+end

@@ -1,0 +1,54 @@
+-- Who gets in: as `core.admission` and `ModelQueue.offer`.
+
+local function gate(s)
+  local q, now = s.q, s.now
+  if now - q.gate_at > GATE_AGE then
+    local full = batch_seconds(q, q.max_batch)
+    local drain = full > 0 and q.known_slots * q.max_batch / full or 0
+    local above = 0
+    for tier = 1, s.tiers do
+      q.drain[tier] = math.max(drain - above, drain * s.share)
+      above = above + rate_of(q, tier, now)
+    end
+    q.batch_seconds = full + q.deviation
+    q.gate_at = now
+  end
+end
+
+local function allowed(q, tier, queue_timeout, timeout)
+  local whole = math.min(queue_timeout + q.batch_seconds, timeout)
+  local margin = math.max(MARGIN_SHARE * whole, MIN_MARGIN)
+  return q.drain[tier] * (whole - q.batch_seconds - margin)
+end
+
+local function pace_of(q, tier)
+  return math.max(q.drain[tier], q.drain[1] * LEAST_SHARE)
+end
+
+-- Nil when admitted; else the seconds until it would be, and whether the highest tier would be.
+local function refuse(s, tier, queue_timeout, timeout)
+  local q = s.q
+  if q.fresh >= s.max_queue then
+    gate(s)
+    local pace = pace_of(q, tier)
+    return pace > 0 and math.max(1 / pace, MIN_WAIT) or UNKNOWN_WAIT, false
+  end
+  local ahead = 0
+  for above = 1, tier do
+    ahead = ahead + q.depth[above]
+  end
+  if ahead == 0 then
+    return nil
+  end
+  gate(s)
+  if q.batch_seconds <= 0 then
+    return nil
+  end
+  local most = allowed(q, tier, queue_timeout, timeout)
+  if ahead < most then
+    return nil
+  end
+  local wait = math.max((ahead - math.max(most, 0)) / pace_of(q, tier), MIN_WAIT)
+  local first = q.depth[1]
+  return wait, tier > 1 and (first == 0 or first < allowed(q, 1, queue_timeout, timeout))
+end

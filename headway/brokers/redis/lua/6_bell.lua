@@ -1,0 +1,107 @@
+-- Waiting costs nothing and misses nothing: an idle slot sleeps until its bell rings.
+--
+-- A claim in vain leaves its slot idle. Whatever changes the queue wakes the first idle slot if it has something to
+-- claim, and nobody else until that one has come, or has not come for a while. For what may leave only later, one of the
+-- idle slots is told the instant: it is the one on watch. So neither do all slots ask at once, nor does one have to poll.
+
+local function bell(s, slot, instant)
+  local process, worker = string.match(slot, '^(.-)%z(.*)$')
+  local key = s.prefix .. 'b:' .. process
+  redis.call('RPUSH', key, struct.pack('<d', instant) .. load_of(s) .. worker)
+  redis.call('EXPIRE', key, BELL_SECONDS)
+end
+
+local function off_watch(s, slot)
+  if s.q.armed < INF and redis.call('GET', s.prefix .. 'f') == slot then
+    s.q.armed = INF
+  end
+end
+
+local function no_longer_idle(s, slot)
+  local q = s.q
+  if redis.call('ZREM', s.prefix .. 'i', slot) == 1 then
+    q.idle = q.idle - 1
+  end
+  off_watch(s, slot)
+end
+
+local function wake(s, slot)
+  local q = s.q
+  no_longer_idle(s, slot)
+  q.coming_until = s.now + COMING_SECONDS
+  redis.call('ZADD', s.prefix .. 'c', exact(q.coming_until), slot)
+  bell(s, slot, 0)
+end
+
+-- Put a slot on watch. Returns the instant if it is `me`, who is told by the reply to its claim and needs no bell.
+local function watch(s, slot, instant, me)
+  if instant < s.q.armed then
+    s.q.armed = instant
+    redis.call('SET', s.prefix .. 'f', slot)
+    if slot == me then
+      return instant
+    end
+    bell(s, slot, instant)
+  end
+  return nil
+end
+
+-- Wake an idle slot if there is something for it, or put one on watch. `me` is the slot whose claim this is, if any; what
+-- is returned is the instant at which it has to ask again by itself.
+local function ring(s, groups, me)
+  local q, now = s.q, s.now
+  if q.idle == 0 then
+    q.armed = INF
+    return nil
+  end
+  if q.coming_until > now or (q.fresh == 0 and q.groups == 0) then
+    return nil
+  end
+  local idle = redis.call('ZRANGE', s.prefix .. 'i', 0, 1)
+  if #idle == 0 then
+    q.idle, q.armed = 0, INF
+    return nil
+  end
+  local again = INF
+  if q.groups > 0 then
+    for _, group in ipairs(groups or read_groups(s)) do
+      for _, slot in ipairs(idle) do
+        local opens = opens_at(s, group, string.match(slot, '%z(.*)$'))
+        if opens <= now then
+          wake(s, slot)
+          return nil
+        end
+        again = math.min(again, opens)
+      end
+    end
+  end
+  if q.fresh > 0 then
+    local reason, instant = 'stale', nil
+    if now - q.rule_at <= RULE_AGE then
+      reason, instant = decide(s)
+    end
+    if reason then
+      wake(s, idle[1])
+      return nil
+    end
+    again = math.min(again, instant)
+  end
+  return watch(s, idle[1], again, me)
+end
+
+-- The slot has nothing to claim before `instant`. Returns the instant at which it should ask again by itself: INF when it
+-- need not, as others are idle too and one of them is on watch.
+local function go_idle(s, slot, instant, groups)
+  local q = s.q
+  q.idle = q.idle + redis.call('ZADD', s.prefix .. 'i', 'NX', exact(s.now), slot)
+  if q.idle == 1 then
+    return watch(s, slot, instant, slot) or INF
+  end
+  return ring(s, groups, slot) or INF
+end
+
+local function came(s, slot)
+  if redis.call('ZREM', s.prefix .. 'c', slot) == 1 then
+    s.q.coming_until = -INF
+  end
+end

@@ -1,0 +1,100 @@
+-- Outcomes: each goes into the stream of the gateway that waits for it, and the entry is marked until that was read.
+
+local STREAM_CAP = 100000
+
+local function send(s, gateway, ...)
+  redis.call('XADD', s.prefix .. 'r:' .. gateway, 'MAXLEN', '~', STREAM_CAP, '*', 'v', SCHEMA, ...)
+end
+
+local function mark(s, entries)
+  local keys, marks = {}, {}
+  for i, entry in ipairs(entries) do
+    keys[i] = entry.key
+    marks[2 * i - 1], marks[2 * i] = entry.key, '!' .. entry.gateway
+  end
+  if #keys > 0 then
+    call_all('HSET', s.prefix .. 'e', marks)
+    call_all('HDEL', s.prefix .. 'p', keys)
+  end
+end
+
+-- Tell the gateways of entries that got no output. `kind` is late, dead or spent; `failure` is what the batch failed of.
+local function send_failures(s, kind, entries, attempts, left_at, size, failure)
+  local of = {}
+  for _, entry in ipairs(entries) do
+    local list = of[entry.gateway]
+    if not list then
+      list = {}
+      of[entry.gateway] = list
+    end
+    list[#list + 1] = {entry.key, exact((left_at or s.now) - entry.arrived), attempts, s.now >= entry.queue_due}
+  end
+  for gateway, list in pairs(of) do
+    send(s, gateway, 'k', kind, 'd', cmsgpack.pack(list), 't', exact(left_at or s.now), 'e', exact(s.now),
+      'n', size or 0, 's', s.q.slots, 'f', failure or '')
+  end
+  mark(s, entries)
+end
+
+-- Keep a dead letter; the oldest go when there are too many, or too many bytes of them.
+local function keep_letter(prefix, id, letter)
+  local before = redis.call('HGET', prefix .. 'z', id)
+  local number = redis.call('INCR', prefix .. 'on')
+  redis.call('HSET', prefix .. 'z', id, letter)
+  redis.call('ZADD', prefix .. 'o', number, id)
+  local bytes = redis.call('INCRBY', prefix .. 'u', #letter - (before and #before or 0))
+  while redis.call('ZCARD', prefix .. 'o') > LETTERS or bytes > LETTER_BYTES do
+    local oldest = redis.call('ZPOPMIN', prefix .. 'o')[1]
+    if not oldest then
+      break
+    end
+    local gone = redis.call('HGET', prefix .. 'z', oldest)
+    redis.call('HDEL', prefix .. 'z', oldest)
+    bytes = redis.call('INCRBY', prefix .. 'u', -(gone and #gone or 0))
+  end
+end
+
+local function bury(s, key, attempts, failure)
+  local payload = redis.call('HGET', s.prefix .. 'p', key)
+  local letter = struct.pack('>ddI4', s.now, attempts, #failure) .. failure .. payload
+  keep_letter(s.prefix, string.match(key, '%z([^%z]*)$'), letter)
+end
+
+-- Answer and take out what waited too long.
+local function expire(s)
+  local q, now = s.q, s.now
+  if q.due <= now then
+    local members = redis.call('ZRANGEBYSCORE', s.prefix .. 'd', '-inf', exact(now))
+    local late = wanted(s, members)
+    for _, entry in ipairs(late) do
+      drop_from_lane(s, entry)
+    end
+    send_failures(s, 'late', late, 0)
+    look_again(s)
+  end
+  if q.suspects_due <= now then
+    q.suspects_due = INF
+    for _, group in ipairs(read_groups(s)) do
+      local stay, late = {}, {}
+      for _, entry in ipairs(wanted(s, group.members)) do
+        local moment = last_moment(entry, group.attempts)
+        if moment <= now then
+          late[#late + 1] = entry
+        else
+          stay[#stay + 1] = entry.member
+          q.suspects_due = math.min(q.suspects_due, moment)
+        end
+      end
+      if #late > 0 then
+        q.suspects = q.suspects - (#group.members - #stay)
+        group.members = stay
+        if #stay == 0 then
+          remove_group(s, group)
+        else
+          store_group(s, group)
+        end
+        send_failures(s, 'late', late, group.attempts)
+      end
+    end
+  end
+end

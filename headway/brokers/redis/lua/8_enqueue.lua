@@ -1,0 +1,155 @@
+-- enqueue: admit entries or refuse them. Arguments after the head: whether the server's memory runs out, so that only what
+-- is known already is let in; what the gateway has read (its name, the id of the
+-- last stream entry, how many keys, the keys), then for each entry: key, tier, gateway, queue timeout, timeout, payload.
+-- Returns the instant, the queue's birth, the headway, for each refused one its place, the wait and why (0 the queue is too
+-- long, 1 this tier's share of it, 2 memory), and the depth.
+
+local ENTRY = 6
+
+local function forget_read(s, args, at)
+  local gateway, last, count = args[at], args[at + 1], tonumber(args[at + 2])
+  if gateway ~= '' then
+    redis.call('ZADD', s.prefix .. 'g', exact(s.now), gateway)
+    if count > 0 then
+      local answered = {}
+      local keys = {}
+      for i = 1, count do
+        keys[i] = args[at + 2 + i]
+      end
+      local headers = call_each('HMGET', s.prefix .. 'e', keys)
+      for i = 1, count do
+        if headers[i] and is_answered(headers[i]) then
+          answered[#answered + 1] = keys[i]
+        end
+      end
+      call_all('HDEL', s.prefix .. 'e', answered)
+    end
+    if last ~= '' then
+      -- Ids are two numbers; the next after a-b is a-(b+1).
+      local major, minor = string.match(last, '^(%d+)%-(%d+)$')
+      redis.call('XTRIM', s.prefix .. 'r:' .. gateway, 'MINID', major .. '-' .. string.format('%.0f', tonumber(minor) + 1))
+    end
+  end
+  return at + 3 + count
+end
+
+local function round_of(s, tier, tenant, latest)
+  local of = latest[tier]
+  local last = of[tenant]
+  if not last then
+    last = tonumber(redis.call('ZSCORE', s.prefix .. 't' .. tier, tenant) or 0)
+  end
+  local round = math.max(last + 1, s.q.next[tier])
+  of[tenant] = round
+  return round
+end
+
+local function enqueue(keys, args)
+  local s = open(keys, args)
+  local scarce = args[HEAD + 1] == '1'
+  local at = forget_read(s, args, HEAD + 2)
+  local q, now, p = s.q, s.now, s.prefix
+  local count = (#args - at + 1) / ENTRY
+  local names, seen, refused = {}, {}, {}
+  for i = 1, count do
+    names[i] = args[at + (i - 1) * ENTRY]
+  end
+  local known = call_each('HMGET', p .. 'e', names)
+  local headers, payloads, due, lanes, arrivals, latest = {}, {}, {}, {}, {}, {}
+  for tier = 1, s.tiers do
+    lanes[tier], arrivals[tier], latest[tier] = {}, {}, {}
+  end
+  local stamp = exact(now)
+  for i = 1, count do
+    local key, base = names[i], at + (i - 1) * ENTRY
+    if not known[i] and not seen[key] then
+      local tier = tonumber(args[base + 1]) + 1
+      local queue_timeout, timeout = tonumber(args[base + 3]), tonumber(args[base + 4])
+      observe_arrival(q, tier, now)
+      local wait, shed = refuse(s, tier, queue_timeout, timeout)
+      if scarce then
+        refused[#refused + 1] = i - 1
+        refused[#refused + 1] = exact(SCARCE_WAIT)
+        refused[#refused + 1] = 2
+      elseif wait then
+        refused[#refused + 1] = i - 1
+        refused[#refused + 1] = exact(wait)
+        refused[#refused + 1] = shed and 1 or 0
+      else
+        seen[key] = true
+        q.seq = q.seq + 1
+        local queue_due = now + math.min(queue_timeout, timeout)
+        local member = member_of(q.seq, key)
+        local round = round_of(s, tier, tenant_of(key), latest)
+        local lane, arrival = lanes[tier], arrivals[tier]
+        lane[#lane + 1], lane[#lane + 2] = round, member
+        arrival[#arrival + 1], arrival[#arrival + 2] = stamp, member
+        due[#due + 1], due[#due + 2] = exact(queue_due), member
+        headers[#headers + 1] = key
+        headers[#headers + 1] = pack_header(tier, q.seq, now, queue_due, now + timeout, args[base + 2])
+        payloads[#payloads + 1], payloads[#payloads + 2] = key, args[base + 5]
+        q.depth[tier] = q.depth[tier] + 1
+        q.fresh = q.fresh + 1
+        q.newest = now
+        q.oldest = math.min(q.oldest, now)
+        q.due = math.min(q.due, queue_due)
+      end
+    end
+  end
+  if #due > 0 then
+    call_all('HSET', p .. 'e', headers)
+    call_all('HSET', p .. 'p', payloads)
+    call_all('ZADD', p .. 'd', due)
+    for tier = 1, s.tiers do
+      if #lanes[tier] > 0 then
+        call_all('ZADD', p .. 'l' .. tier, lanes[tier])
+        call_all('ZADD', p .. 'a' .. tier, arrivals[tier])
+        local rounds = {}
+        for tenant, round in pairs(latest[tier]) do
+          rounds[#rounds + 1], rounds[#rounds + 2] = round, tenant
+        end
+        call_all('ZADD', p .. 't' .. tier, rounds)
+      end
+    end
+  end
+  ring(s)
+  save(s)
+  return {exact(now), exact(q.born), exact(q.headway), refused, q.fresh}
+end
+
+redis.register_function(VERSION .. '_enqueue', enqueue)
+
+-- acknowledge: the first part of enqueue alone.
+redis.register_function{function_name = VERSION .. '_acknowledge', flags = {'allow-oom'}, callback = function(keys, args)
+  local s = open(keys, args)
+  forget_read(s, args, HEAD + 1)
+  save(s)
+  return {exact(s.now), exact(s.q.born)}
+end}
+
+-- cancel: forget entries by their keys. Queued ones never reach a GPU, running ones are not replied to.
+redis.register_function{function_name = VERSION .. '_cancel', flags = {'allow-oom'}, callback = function(keys, args)
+  local s = open(keys, args)
+  local names = {}
+  for i = HEAD + 1, #args do
+    names[#names + 1] = args[i]
+  end
+  local headers, dropped = call_each('HMGET', s.prefix .. 'e', names), {}
+  for i, key in ipairs(names) do
+    if headers[i] and not is_answered(headers[i]) then
+      local entry = read_header(headers[i])
+      entry.key, entry.member = key, member_of(entry.seq, key)
+      if not drop_from_lane(s, entry) and s.q.groups > 0 then
+        drop_suspect(s, entry.member, read_groups(s))
+      end
+      dropped[#dropped + 1] = key
+    end
+  end
+  if #dropped > 0 then
+    call_all('HDEL', s.prefix .. 'e', dropped)
+    call_all('HDEL', s.prefix .. 'p', dropped)
+    look_again(s)
+  end
+  save(s)
+  return {exact(s.now), exact(s.q.born)}
+end}

@@ -1,0 +1,108 @@
+"""Replies to one gateway: read on from the last id in each queue's stream, kept until the gateway asks for what follows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from headway.brokers.redis import wire
+from headway.brokers.redis.line import Line, Receipt
+from headway.brokers.redis.link import Reader
+from headway.errors import BrokerUnavailable
+from headway.model import Reply
+
+FIRST = b"0-0"
+"""The id before all others."""
+RECONNECT = 0.1
+"""Seconds between two attempts to read again."""
+
+
+@dataclass(slots=True)
+class _Read:
+    """One stream entry's replies, and where it came from."""
+
+    line: Line
+    id: bytes
+    replies: list[Reply]
+
+
+@dataclass(slots=True)
+class _Stream:
+    """How far a queue's stream was read; `epoch` is of the server's state that the id belongs to."""
+
+    line: Line
+    last: bytes = FIRST
+    epoch: float = 0.0
+    task: asyncio.Task[None] | None = field(default=None)
+
+
+class Mailbox:
+    """The replies to one gateway out of all queues.
+
+    Arguments:
+        gateway: its name.
+        lines: the queues.
+    """
+
+    def __init__(self, gateway: str, lines: Sequence[Line]) -> None:
+        self._gateway = gateway
+        self._streams = [_Stream(line) for line in lines]
+        self._reads: list[_Read] = []
+        self._acknowledged = 0
+        self._arrival = asyncio.Event()
+        self._broken: BrokerUnavailable | None = None
+
+    async def replies(self, after: int) -> tuple[Sequence[Reply], int]:
+        """See Broker.replies."""
+        self._acknowledge(after)
+        for stream in self._streams:
+            if stream.task is None or stream.task.done():
+                stream.task = asyncio.get_running_loop().create_task(self._read_on(stream))
+        while not self._reads:
+            if self._broken is not None:
+                broken, self._broken = self._broken, None
+                raise broken
+            self._arrival.clear()
+            await self._arrival.wait()
+        replies = [reply for read in self._reads for reply in read.replies]
+        return replies, self._acknowledged + len(replies)
+
+    async def close(self) -> None:
+        """Read no more."""
+        tasks = [stream.task for stream in self._streams if stream.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _acknowledge(self, cursor: int) -> None:
+        """Let go of the replies up to `cursor`, and tell the queues that they were read."""
+        done = 0
+        for read in self._reads:
+            if self._acknowledged + len(read.replies) > cursor:
+                break
+            self._acknowledged += len(read.replies)
+            done += 1
+            keys = [wire.key_of(reply.tenant, reply.id) for reply in read.replies]
+            read.line.read(Receipt(self._gateway, read.id, keys))
+        del self._reads[:done]
+
+    async def _read_on(self, stream: _Stream) -> None:
+        reader = stream.line.link.reader()
+        try:
+            while True:
+                if stream.epoch != stream.line.born:  # The server has lost its state: ids begin anew.
+                    stream.epoch, stream.last = stream.line.born, FIRST if stream.epoch else stream.last
+                await self._read_once(stream, reader)
+        except BrokerUnavailable as exc:
+            self._broken = exc
+            self._arrival.set()
+        finally:
+            await reader.close()
+
+    async def _read_once(self, stream: _Stream, reader: Reader) -> None:
+        for id, fields in await reader.stream(stream.line.stream_of(self._gateway), stream.last):
+            stream.last = id
+            replies = wire.read_outcomes(fields)
+            self._reads.append(_Read(stream.line, id, replies))
+            self._arrival.set()

@@ -1,0 +1,56 @@
+"""What clients and operators are told of entries that got no output; the same words whichever broker says them."""
+
+from __future__ import annotations
+
+from headway import errors
+from headway.model import BatchFailure, Cause, Failure, Item
+
+
+def refusal(wait: float, tier_only: bool) -> Failure:
+    """Not admitted; `wait` is the seconds until it would be, `tier_only` whether the highest tier would be now."""
+    if tier_only:
+        return Failure(errors.SHED, "shed: this tier's share of the queue is full", wait, "shed")
+    return Failure(errors.SERVICE_OVERLOADED, "the queue is too long to answer within the deadline", wait, "overloaded")
+
+
+def scarcity(wait: float) -> Failure:
+    """Not admitted, because the broker's memory runs out."""
+    return Failure(errors.SHED, "shed: the broker's memory is nearly full", wait, "memory")
+
+
+def lateness(waited: float, attempts: int, slots: int, queue_due: bool) -> Failure:
+    """Too late to be answered.
+
+    Arguments:
+        waited: seconds since the enqueue.
+        attempts: runs so far.
+        slots: live GPUs.
+        queue_due: whether its queue deadline has passed.
+    """
+    time = f"{waited * 1000:.0f} ms"
+    if slots == 0:
+        return Failure(errors.NO_WORKERS, f"no healthy worker came up within {time}", 1.0, "no_workers")
+    if attempts:
+        message = f"the total deadline passed after {time} and {attempts} failed runs"
+        return Failure(errors.DEADLINE_EXCEEDED, message, None, "total")
+    which = "the queue deadline passed" if queue_due else "no run would end by the total deadline"
+    return Failure(errors.DEADLINE_EXCEEDED, f"{which}: waited {time} for a GPU", None, "queue")
+
+
+def death(failure: BatchFailure) -> Failure:
+    """What the one hears whose batch of one failed for the last time."""
+    blamed = failure.cause in (Cause.RAISED, Cause.CRASHED, Cause.TIMEOUT)
+    code = errors.REJECTED_BY_MODEL if blamed else errors.BACKEND_ERROR
+    return Failure(code, failure.shown or failure.message, None, failure.cause.value)
+
+
+def spent(failure: BatchFailure, size: int) -> Failure:
+    """No more tries, as too many fail. In a batch of several, the failure's text may be about another's input."""
+    what = (failure.shown or failure.message) if size == 1 else f"the batch failed ({failure.cause.value})"
+    return Failure(errors.BACKEND_ERROR, f"{what}; the retry budget is spent", reason=failure.cause.value)
+
+
+def item_failure(item: Item) -> Failure:
+    """The black box gave no output for this one input."""
+    code = errors.BACKEND_ERROR if item.fault else errors.REJECTED_BY_MODEL
+    return Failure(code, item.error or "the model gave no output for this input", None, "item")

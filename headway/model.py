@@ -138,7 +138,7 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
     """The right to run one batch, for a while.
 
     Attributes:
-        fence: grows with every lease; a completion with an old fence changes nothing.
+        fence: grows with every lease of a queue; a completion with an old fence changes nothing.
         slot: whose batch it is.
         entries: the batch.
         reason: why it left now: `full`, `headway`, `deadline`, `window`, `early` or `retry`.

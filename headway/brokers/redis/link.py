@@ -77,6 +77,7 @@ class Link:
         self._scarce = False
         self._memory_at = -math.inf
         self._looking: asyncio.Task[None] | None = None
+        self._closed = False
 
     def clock_text(self) -> str:
         """What scripts take for their clock: nothing, for the server's own."""
@@ -105,7 +106,8 @@ class Link:
         await self._load()
 
     async def close(self) -> None:
-        """Let go of all connections."""
+        """Let go of all connections; whoever calls from now on hears that the broker is gone."""
+        self._closed = True
         if self._looking is not None:
             self._looking.cancel()
             await asyncio.gather(self._looking, return_exceptions=True)
@@ -166,6 +168,8 @@ class Link:
                 await self._ask(lambda: self._calls.execute_command("FUNCTION LOAD", "REPLACE", self._source))
 
     async def _ask(self, command: Callable[[], Awaitable[Any]]) -> Any:
+        if self._closed:
+            raise BrokerUnavailable("the connection to the broker is closed")
         try:
             if math.isinf(self._timeout):
                 return await command()

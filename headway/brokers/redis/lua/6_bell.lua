@@ -62,6 +62,9 @@ local function ring(s, groups, me)
     q.idle, q.armed = 0, INF
     return nil
   end
+  if idle[1] == me and idle[2] then
+    idle[1], idle[2] = idle[2], me  -- The other one listens already.
+  end
   local again = INF
   if q.groups > 0 then
     for _, group in ipairs(groups or read_groups(s)) do

@@ -126,7 +126,7 @@ local function claim(keys, args)
     end
     q.rule_at = made_at
     reason, instant = decide(s)
-  elseif q.fresh > 0 then
+  else
     save(s)
     return {'load', load_of(s)}
   end

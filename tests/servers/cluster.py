@@ -1,0 +1,80 @@
+"""A cluster of three primaries, which share the slots."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Self
+
+from tests.e2e.client import wait_until
+from tests.servers.ports import LOOPBACK, Port
+from tests.servers.redis import RedisServer
+
+SLOTS = 16384
+
+
+class ClusterSetup:
+    """`with` starts it, and it is whole.
+
+    Arguments:
+        kind: one of `redis.KINDS`.
+        folder: where the servers' files are.
+        durable: see RedisServer.
+
+    Attributes:
+        servers: the primaries; the first has the lowest slots.
+    """
+
+    def __init__(self, kind: str, folder: Path, size: int = 3, durable: bool = False) -> None:
+        self._buses = [Port() for _ in range(size)]
+        self.servers = [
+            RedisServer(kind, folder / f"node-{number}", *_CLUSTER, f"cluster-port {bus.number}", durable=durable)
+            for number, bus in enumerate(self._buses)
+        ]
+        self._running = ExitStack()
+
+    @property
+    def url(self) -> str:
+        """redis+cluster://HOST:PORT of one of them."""
+        return f"redis+cluster://{LOOPBACK}:{self.servers[0].port}"
+
+    def of(self, key: str) -> RedisServer:
+        """The server that has a key's slot."""
+        slot = self.servers[0].command("CLUSTER", "KEYSLOT", key)
+        return next(one for number, one in enumerate(self.servers) if slot in self._slots(number))
+
+    def whole(self) -> bool:
+        """Whether every node knows the others, and that all slots are served."""
+        known = f"cluster_known_nodes:{len(self.servers)}\r\n".encode()
+        found = [one.command("CLUSTER", "INFO") for one in self.servers]
+        return all(b"cluster_state:ok\r\n" in info and known in info for info in found)
+
+    def __enter__(self) -> Self:
+        for bus in self._buses:
+            self._running.enter_context(closing(bus))
+        for server in self.servers:
+            self._running.callback(server.close)
+        try:
+            for server in self.servers:
+                server.start()
+            for number, server in enumerate(self.servers):
+                slots = self._slots(number)
+                server.command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
+                server.command("CLUSTER", "ADDSLOTSRANGE", slots[0], slots[-1])
+            for server, bus in zip(self.servers[1:], self._buses[1:], strict=True):
+                self.servers[0].command("CLUSTER", "MEET", LOOPBACK, server.port, bus.number)
+            wait_until(self.whole)
+        except BaseException:
+            self._running.close()
+            raise
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._running.close()
+
+    def _slots(self, number: int) -> range:
+        size = len(self.servers)
+        return range(SLOTS * number // size, SLOTS * (number + 1) // size)
+
+
+_CLUSTER = ("cluster-enabled yes", "cluster-node-timeout 2000", "cluster-require-full-coverage yes")

@@ -1,0 +1,127 @@
+"""A primary with a replica, and Sentinels that put the replica in its place when it is gone."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Self
+
+import redis
+
+from tests.e2e.client import wait_until
+from tests.servers.ports import LOOPBACK
+from tests.servers.redis import RedisServer
+
+SERVICE = "headway"
+DOWN_AFTER = 300
+"""Milliseconds after which a server that does not answer is taken for gone."""
+
+
+class SentinelSetup:
+    """`with` starts it, and it is whole: every Sentinel knows the others and the replica, which is in step.
+
+    Arguments:
+        kind: one of `redis.KINDS`.
+        folder: where the servers' files are.
+        sentinels: how many; most of them must agree that the primary is gone.
+        durable: see RedisServer.
+
+    Attributes:
+        servers: the two, whichever is the primary.
+        sentinels: those who watch.
+    """
+
+    def __init__(self, kind: str, folder: Path, sentinels: int = 3, durable: bool = False) -> None:
+        first = RedisServer(kind, folder / "server-0", *_REPLICATION, durable=durable)
+        follows = f"replicaof {LOOPBACK} {first.port}"
+        second = RedisServer(kind, folder / "server-1", *_REPLICATION, follows, durable=durable)
+        self.servers = [first, second]
+        watch = [
+            f"sentinel monitor {SERVICE} {LOOPBACK} {first.port} {sentinels // 2 + 1}",
+            f"sentinel down-after-milliseconds {SERVICE} {DOWN_AFTER}",
+            f"sentinel failover-timeout {SERVICE} 2000",
+        ]
+        self.sentinels = [
+            RedisServer(kind, folder / f"sentinel-{number}", *watch, sentinel=True) for number in range(sentinels)
+        ]
+        self._running = ExitStack()
+
+    @property
+    def url(self) -> str:
+        """redis+sentinel://HOST:PORT,…/SERVICE."""
+        return f"redis+sentinel://{','.join(f'{LOOPBACK}:{one.port}' for one in self.sentinels)}/{SERVICE}"
+
+    @property
+    def primary(self) -> RedisServer:
+        """The server that all Sentinels hold for the primary, and that is one."""
+        return wait_until(self._found)
+
+    @property
+    def replica(self) -> RedisServer:
+        """The other one."""
+        primary = self.primary
+        return next(server for server in self.servers if server is not primary)
+
+    def in_step(self) -> bool:
+        """Whether the replica has all that the primary has, and every Sentinel knows all of them."""
+        with suppress(redis.ConnectionError):  # Sentinels cut those of a server whose part they change.
+            return self._in_step()
+        return False
+
+    def __enter__(self) -> Self:
+        everybody = [*self.servers, *self.sentinels]
+        for server in everybody:
+            self._running.callback(server.close)
+        try:
+            for server in everybody:
+                server.start()
+            for one in self.sentinels:
+                one.command("SENTINEL", "DEBUG", *_IMPATIENT)
+            wait_until(self.in_step)
+        except BaseException:
+            self._running.close()
+            raise
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._running.close()
+
+    def _in_step(self) -> bool:
+        primary = self._agreed()
+        if primary is None or not all(server.runs for server in self.servers):
+            return False
+        [replica] = (server for server in self.servers if server is not primary)
+        written = primary.command("INFO", "replication")["master_repl_offset"]
+        seen = replica.command("INFO", "replication")
+        followed = seen.get("master_link_status") == "up" and seen["slave_repl_offset"] >= written
+        return followed and all(self._sees_all(one) for one in self.sentinels)
+
+    def _found(self) -> RedisServer | None:
+        with suppress(redis.ConnectionError):
+            return self._agreed()
+        return None
+
+    def _agreed(self) -> RedisServer | None:
+        told = {one.command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE)[1] for one in self.sentinels if one.runs}
+        if len(told) != 1:
+            return None
+        port = int(told.pop())
+        found = next(server for server in self.servers if server.port == port)
+        if not found.runs:
+            return None
+        return found if found.command("ROLE")[0] == b"master" else None
+
+    def _sees_all(self, sentinel: RedisServer) -> bool:
+        replicas = sentinel.command("SENTINEL", "REPLICAS", SERVICE)
+        others = sentinel.command("SENTINEL", "SENTINELS", SERVICE)
+        linked = [one[b"master-link-status"] == b"ok" and one[b"flags"] == b"slave" for one in replicas]
+        return linked == [True] and len(others) == len(self.sentinels) - 1
+
+
+_REPLICATION = ("repl-diskless-sync-delay 0", "repl-ping-replica-period 1", "min-replicas-to-write 0")
+_IMPATIENT = (
+    # A replica is only chosen when it was heard of five ping periods ago at most, which must be more than a second.
+    *("INFO-PERIOD", 100, "PING-PERIOD", 250, "ASK-PERIOD", 100, "PUBLISH-PERIOD", 100),
+    *("ELECTION-TIMEOUT", 500, "MIN-LINK-RECONNECT-PERIOD", 100),
+)
+"""How often Sentinels look and tell, in milliseconds: usually seconds pass."""

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-_LOAD, _MODEL, _BATCHING, _FAILURES, _RESULT = "Load", "Model and GPUs", "Batching", "Failures", "Results"
+_LOAD, _MODEL, _BATCHING, _FLEET = "Load", "Model and GPUs", "Batching", "Gateways and shards"
+_FAILURES, _RESULT = "Failures", "Results"
 _SETTLING = 75.0
 """Batch times of warm-up unless it is set: a fleet that starts in step near saturation needs as many to spread."""
 
@@ -87,6 +88,23 @@ def simulate(
     request_timeout_ms: Annotated[
         float, typer.Option(metavar="MS", help="Longest time for a request in all.", rich_help_panel=_BATCHING)
     ] = 4000.0,
+    gateways: Annotated[
+        int, typer.Option(metavar="N", help="Gateways that requests come through.", rich_help_panel=_FLEET)
+    ] = 1,
+    gather_ms: Annotated[
+        float,
+        typer.Option(
+            metavar="MS", help="Time that a gateway's entries gather between two calls.", rich_help_panel=_FLEET
+        ),
+    ] = 0.0,
+    shards: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            help="Shards that the queue may be cut into. Each in use has a few GPUs at least.",
+            rich_help_panel=_FLEET,
+        ),
+    ] = 1,
     fail_every: Annotated[
         float,
         typer.Option(
@@ -162,6 +180,9 @@ def simulate(
         queue_timeout=queue_timeout_ms / 1000,
         timeout=request_timeout_ms / 1000,
         promise=None if promise is None else promise / 1000,
+        gateways=gateways,
+        gather=gather_ms / 1000,
+        shards=shards,
         fail_every=fail_every,
         kills=parse_kills(kill or ()),
         restart=restart_s,

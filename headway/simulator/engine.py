@@ -7,6 +7,9 @@ who comes, how long a batch runs, who dies.
     idle ──claim──▶ running ──answer──▶ idle
       │                │
       └──────die───────┴──▶ dead ──restart──▶ idle
+
+A queue that is cut into shards is a queue, a policy and a bell for each. A worker claims from the shard where it is at
+home, and while it is idle looks at another now and then.
 """
 
 from __future__ import annotations
@@ -17,17 +20,21 @@ import math
 import random
 from collections.abc import Callable, Iterable
 from functools import partial
+from operator import attrgetter
 
+from headway.core import shards
 from headway.core.admission import Refused
 from headway.core.departure import Hold
 from headway.core.packing import Queued
 from headway.core.queue import Departure, ModelQueue
+from headway.simulator.gateways import Came, Gateway, doors
 from headway.simulator.record import EXPIRED, FAILED, REFUSED, Record
 from headway.simulator.scenario import Kill, Scenario
 from headway.simulator.traffic import POISON, arrivals, callers
 
 REAP_EVERY = 1.0
 """Most seconds between two looks for overdue entries, as brokers do it."""
+_BELL = attrgetter("bell")
 
 
 def simulate(scenario: Scenario) -> Record:
@@ -39,32 +46,53 @@ def simulate(scenario: Scenario) -> Record:
     return _Simulation(scenario).run()
 
 
+class _Shard:
+    """A part of the queue, and the workers that wait at its bell."""
+
+    __slots__ = ("bell", "idle", "number", "policy", "queue")
+
+    def __init__(self, number: int, scenario: Scenario) -> None:
+        self.number = number
+        self.queue = ModelQueue(scenario.limits())
+        self.policy = scenario.make_policy()
+        self.idle: dict[str, None] = {}
+        self.bell = math.inf
+
+
 class _Worker:
-    """A GPU. `life` counts its lives, so that what was begun in an earlier one is known to be void."""
+    """A GPU. `life` counts its lives, so that what was begun in an earlier one is known to be void; `rest` its rests."""
 
-    __slots__ = ("alive", "departure", "died_at", "life", "name")
+    __slots__ = ("alive", "departure", "died_at", "home", "life", "look", "name", "rest", "shard")
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, home: _Shard) -> None:
         self.name = name
-        self.life = 0
+        self.life = self.rest = 0
         self.alive = True
         self.died_at = 0.0
+        self.home = self.shard = home
         self.departure: Departure | None = None
+        """Taken from `shard`; None when idle."""
+        self.look = 0
+        """Number of the shard that it looked at last."""
 
 
 class _Simulation:
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
         self._record = Record(scenario)
-        self._queue = ModelQueue(scenario.limits())
-        self._policy = scenario.make_policy()
-        self._workers = {name: _Worker(name) for name in (f"gpu-{n}" for n in range(scenario.workers))}
-        self._idle: dict[str, None] = dict.fromkeys(self._workers)
+        self._shards = [_Shard(number, scenario) for number in range(scenario.shards)]
+        names = [f"gpu-{number}" for number in range(scenario.workers)]
+        self._workers = {name: _Worker(name, self._shards[0]) for name in names}
+        self._slots, self._active = 0, 1
+        self._came: dict[Queued, float] = {}
+        """When entries came that then gathered."""
         self._heap: list[tuple[float, int, Callable[[float], None]]] = []
         self._order = itertools.count()
         self._bell = math.inf
         self._reap_at = 0.0
         self._closed = False
+        self._sending = 0
+        """Gateways that are about to send."""
         self._failures = self._dice("failures")
         self._retries = self._dice("retries").random
         self._noise = self._dice("noise")
@@ -72,10 +100,13 @@ class _Simulation:
         self._log_mean, self._log_deviation = -spread / 2, math.sqrt(spread)
 
     def run(self) -> Record:
-        scenario, queue, record, heap = self._scenario, self._queue, self._record, self._heap
+        scenario, record, heap = self._scenario, self._record, self._heap
         coming = arrivals(scenario, self._dice("arrivals"))
         draw = callers(scenario, self._dice("callers"))
-        queue.set_slots(scenario.workers)
+        door = doors(scenario, self._dice("doors").random)
+        self._deal(0.0)
+        for worker in self._workers.values():
+            self._go_idle(worker, 0.0)
         self._plan_deaths()
         arrival = next(coming, math.inf)
         if arrival == math.inf:
@@ -84,13 +115,14 @@ class _Simulation:
             event = heap[0][0] if heap else math.inf
             soonest = min(event, self._bell, self._reap_at)
             if arrival <= soonest and arrival < math.inf:
-                entry = draw()
+                entry, gateway = draw(), door()
                 record.came(entry.tier, arrival)
-                offered = queue.offer(entry, arrival)
-                if type(offered) is Refused:
-                    record.lose(REFUSED, "shed" if offered.tier_only else "overloaded", entry.tier, arrival)
-                if self._idle:
-                    self._ring(arrival)
+                sends_at = gateway.come(entry, arrival)
+                if sends_at == arrival:
+                    self._send(gateway, arrival)
+                elif sends_at is not None:
+                    self._sending += 1
+                    self._at(sends_at, partial(self._send_gathered, gateway))
                 now, arrival = arrival, next(coming, math.inf)
                 if arrival == math.inf:
                     self._close(now)
@@ -100,7 +132,7 @@ class _Simulation:
                 now, _, act = heapq.heappop(heap)
                 act(now)
             elif self._bell == soonest:
-                self._ring(soonest)
+                self._ring(min(self._shards, key=_BELL), soonest)
             else:
                 self._reap(soonest)
 
@@ -113,43 +145,102 @@ class _Simulation:
 
     def _close(self, now: float) -> None:
         """The last request has come."""
-        load = self._queue.load(now)
-        self._record.estimates = (load.rate, load.alpha, load.beta, load.deviation)
+        loads = [shard.queue.load(now) for shard in self._shards[: self._active]]
+        rate = math.fsum(load.rate for load in loads)
+        self._record.estimates = (rate, loads[0].alpha, loads[0].beta, loads[0].deviation)
         self._closed = True
 
-    def _ring(self, now: float) -> None:
+    def _deal(self, now: float) -> None:
+        """Workers have come or gone: say how many are at home where, and who."""
+        alive = [worker.name for worker in self._workers.values() if worker.alive]
+        self._slots, self._active = len(alive), shards.active(len(self._shards), len(alive))
+        for shard in self._shards:
+            shard.queue.set_slots(shards.slots_at(shard.number, self._slots, self._active))
+        if len(self._shards) == 1:
+            return
+        for name in alive:
+            worker, home = self._workers[name], self._shards[shards.home(name, alive, self._active)]
+            if worker.home is not home and name in worker.home.idle:
+                del worker.home.idle[name]
+                home.idle[name] = None
+            worker.home = home
+
+    def _send_gathered(self, gateway: Gateway, now: float) -> None:
+        self._sending -= 1
+        self._send(gateway, now)
+
+    def _send(self, gateway: Gateway, now: float) -> None:
+        for number, entries in gateway.send(self._slots, self._active, now):
+            shard = self._shards[number]
+            self._offer(shard, entries, now)
+            if shard.idle:
+                self._ring(shard, now)
+
+    def _offer(self, shard: _Shard, entries: Iterable[Came], now: float) -> None:
+        for entry, came in entries:
+            offered = shard.queue.offer(entry, now)
+            if isinstance(offered, Refused):
+                self._record.lose(REFUSED, "shed" if offered.tier_only else "overloaded", entry.tier, came)
+            elif came < now:
+                self._came[offered] = came
+
+    def _ring(self, shard: _Shard, now: float) -> None:
         """Let idle workers claim while there is something for them; then set the bell for when there may be."""
-        idle, queue = self._idle, self._queue
+        idle, queue = shard.idle, shard.queue
+        shard.bell = math.inf
         while idle:
             found = queue.wake(idle, now)
             if not isinstance(found, str):
-                self._bell = found
-                return
+                shard.bell = found
+                break
             del idle[found]
-            self._claim(self._workers[found], now)
-        self._bell = math.inf
+            worker = self._workers[found]
+            if not self._claim(worker, shard, now):
+                self._go_idle(worker, now)
+        self._bell = shard.bell if len(self._shards) == 1 else min(map(_BELL, self._shards))
 
     def _free(self, worker: _Worker, now: float) -> None:
         """A worker is ready for a batch."""
-        self._claim(worker, now)
-        self._ring(now)
+        if not self._claim(worker, worker.home, now):
+            self._go_idle(worker, now)
+        self._ring(worker.home, now)
 
-    def _claim(self, worker: _Worker, now: float) -> None:
-        self._expire(now)
-        departure = self._queue.depart(worker.name, self._scenario.max_batch, self._policy, now)
-        if isinstance(departure, Hold):
-            self._idle[worker.name] = None
+    def _go_idle(self, worker: _Worker, now: float) -> None:
+        worker.rest += 1
+        worker.home.idle[worker.name] = None
+        if len(self._shards) > 1:
+            self._look(worker, worker.rest, now)
+
+    def _look(self, worker: _Worker, rest: int, now: float) -> None:
+        """A worker looks whether the next other shard is behind, now and then while its rest lasts."""
+        home = worker.home
+        if worker.rest != rest or worker.name not in home.idle:
             return
+        others = len(self._shards) - 1
+        worker.look = (worker.look + 1) % others
+        shard = self._shards[(home.number + 1 + worker.look) % len(self._shards)]
+        behind = shards.behind(shard.queue.depth, shard.queue.slots, self._scenario.max_batch)
+        if behind and not shard.idle and self._claim(worker, shard, now):
+            del home.idle[worker.name]
+        elif self._reap_at < math.inf:
+            self._at(now + shards.LOOK_EVERY, partial(self._look, worker, rest))
+
+    def _claim(self, worker: _Worker, shard: _Shard, now: float) -> bool:
+        self._expire(shard, now)
+        departure = shard.queue.depart(worker.name, self._scenario.max_batch, shard.policy, now)
+        if isinstance(departure, Hold):
+            return False
         self._give_up(departure.late, now)
-        worker.departure = departure
+        worker.departure, worker.shard = departure, shard
         size = len(departure.members)
         seconds = self._scenario.alpha + self._scenario.beta * size
         if self._log_deviation:
             seconds *= self._noise.lognormvariate(self._log_mean, self._log_deviation)
-        self._record.departed(size, departure.reason, now)
+        self._record.departed(size, departure.reason, now, shard.number, shard is not worker.home)
         life = worker.life
         ends = now + seconds + self._scenario.overhead
         self._at(ends, partial(self._answer, worker, life, seconds))
+        return True
 
     def _answer(self, worker: _Worker, life: int, seconds: float, now: float) -> None:
         """A batch has come back, unless its worker died meanwhile."""
@@ -160,40 +251,47 @@ class _Simulation:
         record = self._record
         record.ran(departure.left_at + self._scenario.overhead / 2, seconds)
         if self._scenario.poison and any(member.entry.input == POISON for member in departure.members):
-            self._fail(departure, now)
+            self._fail(worker.shard, departure, now)
         else:
-            for member in self._queue.finish(departure, now):
+            for member in worker.shard.queue.finish(departure, now):
                 if now > member.due:
-                    record.lose(EXPIRED, "total", member.entry.tier, member.arrived)
+                    record.lose(EXPIRED, "total", member.entry.tier, self._since(member))
                 else:
-                    record.answered(member.entry.tier, member.arrived, now)
+                    record.answered(member.entry.tier, self._since(member), now)
         self._free(worker, now)
 
-    def _fail(self, departure: Departure, now: float) -> None:
-        after = self._queue.fail(departure, now, self._retries)
+    def _since(self, member: Queued) -> float:
+        """When an entry that is at its end came to its gateway."""
+        return self._came.pop(member, member.arrived)
+
+    def _fail(self, shard: _Shard, departure: Departure, now: float) -> None:
+        after = shard.queue.fail(departure, now, self._retries)
         self._record.retried += after.again
         for member in after.dead:
-            self._record.lose(FAILED, "rejected", member.entry.tier, member.arrived)
+            self._record.lose(FAILED, "rejected", member.entry.tier, self._since(member))
         for member in after.spent:
-            self._record.lose(FAILED, "budget", member.entry.tier, member.arrived)
+            self._record.lose(FAILED, "budget", member.entry.tier, self._since(member))
         self._give_up(after.late, now)
 
-    def _expire(self, now: float) -> None:
-        late = self._queue.expire(now)
+    def _expire(self, shard: _Shard, now: float) -> None:
+        late = shard.queue.expire(now)
         if late:
             self._give_up(late, now)
 
     def _give_up(self, late: Iterable[Queued], now: float) -> None:
         for member in late:
-            reason = "no_workers" if self._queue.slots == 0 else "total" if member.attempts else "queue"
-            self._record.lose(EXPIRED, reason, member.entry.tier, member.arrived)
+            reason = "no_workers" if self._slots == 0 else "total" if member.attempts else "queue"
+            self._record.lose(EXPIRED, reason, member.entry.tier, self._since(member))
 
     def _reap(self, now: float) -> None:
-        self._expire(now)
-        if self._closed and not self._queue.depth and all(w.departure is None for w in self._workers.values()):
+        for shard in self._shards:
+            self._expire(shard, now)
+        waiting = self._sending or any(shard.queue.depth for shard in self._shards)
+        if self._closed and not waiting and all(w.departure is None for w in self._workers.values()):
             self._reap_at = math.inf
         else:
-            self._reap_at = min(now + REAP_EVERY, max(self._queue.next_due(), math.nextafter(now, math.inf)))
+            due = min(shard.queue.next_due() for shard in self._shards)
+            self._reap_at = min(now + REAP_EVERY, max(due, math.nextafter(now, math.inf)))
 
     def _plan_deaths(self) -> None:
         for kill in self._scenario.kills:
@@ -219,18 +317,19 @@ class _Simulation:
         worker.life += 1
         worker.died_at = now
         self._record.deaths += 1
-        self._idle.pop(worker.name, None)
+        worker.home.idle.pop(worker.name, None)
         departure, worker.departure = worker.departure, None
         if departure is not None:
             self._record.ran(departure.left_at, now - departure.left_at)
-            self._fail(departure, now)
-        self._queue.set_slots(self._queue.slots - 1)
+            self._fail(worker.shard, departure, now)
+        self._deal(now)
         self._at(now + self._scenario.restart, partial(self._revive, worker))
-        self._ring(now)
+        for shard in self._shards:
+            self._ring(shard, now)
 
     def _revive(self, worker: _Worker, now: float) -> None:
         worker.alive = True
         self._record.was_down(worker.died_at, now)
-        self._queue.set_slots(self._queue.slots + 1)
+        self._deal(now)
         self._plan_death(worker, now)
         self._free(worker, now)

@@ -34,6 +34,10 @@ class Record:
         """Of each departure, its instant."""
         self.size = array("L")
         """Of each departure, its entries."""
+        self.shard = array("H")
+        """Of each departure, the shard that it left."""
+        self.stolen = 0
+        """Departures with a worker that is at home in another shard."""
         self.reasons: Counter[str] = Counter()
         """Why batches left."""
         self.busy = 0.0
@@ -76,11 +80,13 @@ class Record:
         if arrived >= self.scenario.warmup:
             self.lost[kind, reason, tier] += 1
 
-    def departed(self, size: int, reason: str, now: float) -> None:
+    def departed(self, size: int, reason: str, now: float, shard: int = 0, stolen: bool = False) -> None:
         """A batch left."""
         if self.scenario.warmup <= now < self.scenario.duration:
             self.left_at.append(now)
             self.size.append(size)
+            self.shard.append(shard)
+            self.stolen += stolen
             self.reasons[reason] += 1
 
     def ran(self, since: float, seconds: float) -> None:

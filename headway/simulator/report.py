@@ -53,6 +53,8 @@ class Batches(msgspec.Struct, frozen=True, kw_only=True):
         reasons: why they left.
         gap_ms: mean gap between two departures.
         gap_cv: coefficient of variation of those gaps: 0 for evenly spaced, 1 for random, more for bunched.
+        shard_gap_cv: the same within each shard, their mean; shards are not in step with one another. null without.
+        stolen: share of the batches that a worker took which is at home in another shard.
     """
 
     count: int
@@ -61,6 +63,8 @@ class Batches(msgspec.Struct, frozen=True, kw_only=True):
     reasons: dict[str, int]
     gap_ms: float
     gap_cv: float
+    shard_gap_cv: float | None
+    stolen: float
 
 
 class Estimates(msgspec.Struct, frozen=True, kw_only=True):
@@ -188,7 +192,7 @@ def _flow(record: Record, tiers: Sequence[int], latencies: Sequence[float], seco
 def _batches(record: Record) -> Batches:
     count = len(record.left_at)
     mean_size = sum(record.size) / count if count else 0.0
-    gap, variation = _spacing(record)
+    gap, variation = _spacing(record.left_at)
     return Batches(
         count=count,
         mean_size=mean_size,
@@ -196,17 +200,28 @@ def _batches(record: Record) -> Batches:
         reasons=dict(record.reasons.most_common()),
         gap_ms=gap * 1000,
         gap_cv=variation,
+        shard_gap_cv=_shard_variation(record) if record.scenario.shards > 1 else None,
+        stolen=record.stolen / count if count else 0.0,
     )
 
 
-def _spacing(record: Record) -> tuple[float, float]:
+def _spacing(instants: Sequence[float]) -> tuple[float, float]:
     """Mean and coefficient of variation of the gaps between departures; 0 and 0 when there are too few."""
-    gaps = [later - before for before, later in pairwise(record.left_at)]
-    if not gaps or record.left_at[-1] <= record.left_at[0]:
+    gaps = [later - before for before, later in pairwise(instants)]
+    if not gaps or instants[-1] <= instants[0]:
         return 0.0, 0.0
     mean = math.fsum(gaps) / len(gaps)
     variance = math.fsum((gap - mean) ** 2 for gap in gaps) / len(gaps)
     return mean, math.sqrt(variance) / mean
+
+
+def _shard_variation(record: Record) -> float | None:
+    """The mean over the shards that had departures enough to have gaps."""
+    left: dict[int, list[float]] = {}
+    for instant, shard in zip(record.left_at, record.shard, strict=True):
+        left.setdefault(shard, []).append(instant)
+    found = [_spacing(instants)[1] for instants in left.values() if len(instants) > 2]
+    return math.fsum(found) / len(found) if found else None
 
 
 def describe(scenario: Scenario) -> dict[str, object]:

@@ -22,6 +22,8 @@ USUAL_MIX: Mapping[str, float] = {"enterprise": 5.0, "paid": 25.0, "free": 70.0}
 
 _MAX_RATE = 1_000_000.0
 _MAX_WORKERS = 10_000
+_MAX_GATEWAYS = 1_000
+_MAX_SHARDS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,10 @@ class Scenario:
         kills: deaths at given instants.
         restart: seconds from a worker's death until it serves again.
         poison: share of inputs that make any batch they are in fail, 0 to 1.
+        gateways: through which requests come, each by chance.
+        gather: seconds after a gateway's call to the queue for which entries gather into its next; part of every
+            latency. 0: each entry goes at once.
+        shards: into how many the queue may be cut (`headway.core.shards`).
         seed: of all chance; the same seed gives the same arrivals under every policy.
     """
 
@@ -97,6 +103,9 @@ class Scenario:
     kills: tuple[Kill, ...] = ()
     restart: float = 5.0
     poison: float = 0.0
+    gateways: int = 1
+    gather: float = 0.0
+    shards: int = 1
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -117,6 +126,9 @@ class Scenario:
         _between("--fail-every", self.fail_every, 0, 31_536_000, "s")
         _between("--restart-s", self.restart, 0, 86_400, "s")
         _between("--poison", self.poison, 0, 1)
+        _between("--gateways", self.gateways, 1, _MAX_GATEWAYS)
+        _between("--gather-ms", self.gather * 1000, 0, 1_000, "ms")
+        _between("--shards", self.shards, 1, _MAX_SHARDS)
         if self.max_wait is not None:
             _between("--max-wait-ms", self.max_wait * 1000, 0, 60_000, "ms")
         if self.promise is not None:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from headway.simulator.report import Flow, Report
+from headway.simulator.report import Batches, Flow, Report
 from headway.simulator.scenario import Scenario
 
 _WIDTH = 160
@@ -75,7 +75,9 @@ def _cells(flow: Flow) -> list[str]:
 
 def _departures(reports: Sequence[Report]) -> Table:
     table = _table("Departures", ["policy"])
-    for name in ("batches", "size", "fill", "gap ms", "variation of gaps", "GPUs busy"):
+    sharded = any(report.batches.shard_gap_cv is not None for report in reports)
+    shard_columns = ("in a shard", "stolen") if sharded else ()
+    for name in ("batches", "size", "fill", "gap ms", "variation of gaps", *shard_columns, "GPUs busy"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("left because", no_wrap=True)
     for report in reports:
@@ -88,10 +90,16 @@ def _departures(reports: Sequence[Report]) -> Table:
             f"{batches.fill:.0%}",
             figure(batches.gap_ms),
             f"{batches.gap_cv:.2f}",
+            *(_shard_cells(batches) if sharded else ()),
             f"{report.utilisation:.1%}",
             reasons,
         )
     return table
+
+
+def _shard_cells(batches: Batches) -> tuple[str, str]:
+    variation = batches.shard_gap_cv
+    return "–" if variation is None else f"{variation:.2f}", f"{batches.stolen:.1%}"
 
 
 def _losses(reports: Sequence[Report]) -> Table:

@@ -47,6 +47,14 @@ class TestSimulate:
         assert found["reports"][0]["arrivals_cv"] < 0.01
         assert list(found["reports"][0]["tiers"]) == ["enterprise", "paid", "free"]
 
+    def test_cuts_the_queue_into_shards(self, capsys: pytest.CaptureFixture[str]) -> None:
+        options = ["--workers", "8", "--shards", "2", "--gateways", "3", "--gather-ms", "2"]
+        assert code_of([*SIMULATE, *options, "--json"]) == 0
+        batches = json.loads(capsys.readouterr().out)["reports"][0]["batches"]
+        assert batches["shard_gap_cv"] < batches["gap_cv"]
+        assert code_of([*SIMULATE, *options]) == 0
+        assert "in a shard" in capsys.readouterr().out
+
     def test_draws(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         picture = tmp_path / "run.svg"
         assert code_of([*SIMULATE, "--compare", "--promise", "50", "--plot", str(picture)]) == 0
@@ -76,6 +84,9 @@ class TestSimulate:
             (["--step", "0.5=x"], ("--step = '0.5=x'",)),
             (["--step", "0.7=5", "--step", "0.5=5"], ("--step", "out of order")),
             (["--poison", "2"], ("--poison = 2",)),
+            (["--gateways", "0"], ("--gateways = 0",)),
+            (["--gather-ms", "-1"], ("--gather-ms = -1",)),
+            (["--shards", "1000"], ("--shards = 1000", "between 1 and 256")),
             (["--plot", "/no/such/folder/x.png"], ("--plot", "cannot be written")),
         ],
         ids=lambda value: " ".join(value) if isinstance(value, list) else "",

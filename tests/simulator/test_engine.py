@@ -23,7 +23,7 @@ def lost(record: Record, kind: str, reason: str | None = None) -> int:
 scenarios = st.builds(
     Scenario,
     rate=st.floats(1.0, 800.0),
-    workers=st.integers(1, 5),
+    workers=st.integers(1, 12),
     alpha=st.floats(0.001, 0.3),
     beta=st.floats(0.0, 0.01),
     max_batch=st.integers(1, 40),
@@ -41,6 +41,9 @@ scenarios = st.builds(
     kills=st.sampled_from([(), (Kill(0.4, 1),)]),
     restart=st.floats(0.0, 5.0),
     poison=st.sampled_from([0.0, 0.01]),
+    gateways=st.sampled_from([1, 3]),
+    gather=st.sampled_from([0.0, 0.002]),
+    shards=st.sampled_from([1, 2, 16]),
     seed=st.integers(0, 99),
 )
 
@@ -53,7 +56,7 @@ def test_every_request_has_exactly_one_outcome(scenario: Scenario) -> None:
         answered = sum(1 for of in record.tier if of == tier)
         without = sum(count for (_, _, of), count in record.lost.items() if of == tier)
         assert answered + without == record.offered[tier]
-    assert all(latency <= scenario.timeout + 1e-9 for latency in record.latency)
+    assert all(latency <= scenario.timeout + scenario.gather + 1e-9 for latency in record.latency)
     assert all(1 <= size <= scenario.max_batch for size in record.size)
     assert 0.0 <= record.busy + record.down <= scenario.workers * scenario.duration * (1 + 1e-9)
 

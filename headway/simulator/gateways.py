@@ -1,0 +1,71 @@
+"""The simulated gateways: where requests come in, gather, and go to a shard in turn, as those that serve have them go.
+
+come ──▶ gathered ──send──▶ part ──▶ shard in turn
+             (at once, when the last call was long enough ago)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from headway.core.shards import in_turn, part
+from headway.model import Entry
+from headway.simulator.scenario import Scenario
+
+Came = tuple[Entry, float]
+"""An entry, and the instant at which it came to its gateway."""
+
+
+class Gateway:
+    """One gateway.
+
+    Arguments:
+        scenario: says how long entries gather, and how large a batch is.
+        turn: whose turn it is first.
+    """
+
+    __slots__ = ("_gather", "_open_at", "_part", "_turn", "gathered")
+
+    def __init__(self, scenario: Scenario, turn: int) -> None:
+        self.gathered: list[Came] = []
+        """What waits for the next call."""
+        self._gather = scenario.gather
+        self._part = part(scenario.max_batch)
+        self._open_at = 0.0
+        self._turn = turn
+
+    def come(self, entry: Entry, now: float) -> float | None:
+        """An entry comes. Returns the instant at which to `send`; None when that is known already."""
+        self.gathered.append((entry, now))
+        if now >= self._open_at:
+            return now
+        return now + self._gather if len(self.gathered) == 1 else None
+
+    def send(self, slots: int, active: int, now: float) -> Iterator[tuple[int, list[Came]]]:
+        """What has gathered, by shard.
+
+        Arguments:
+            slots: live workers.
+            active: shards in use.
+            now: the instant.
+        """
+        gathered, self.gathered = self.gathered, []
+        self._open_at = now + self._gather
+        parts = -(-len(gathered) // self._part) if active > 1 else 1
+        for number in range(parts):
+            yield in_turn(self._turn, slots, active), gathered[number::parts]
+            self._turn += 1
+
+
+def doors(scenario: Scenario, dice: Callable[[], float]) -> Callable[[], Gateway]:
+    """Draws the gateway of the next request.
+
+    Arguments:
+        scenario: says how many there are.
+        dice: uniform in [0, 1).
+    """
+    count = scenario.gateways
+    gateways = [Gateway(scenario, int(dice() * scenario.workers)) for _ in range(count)]
+    if count == 1:
+        return lambda: gateways[0]
+    return lambda: gateways[int(dice() * count)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 import pytest
@@ -38,6 +38,7 @@ from tests.contracts.brokers import (
     output,
     slot,
 )
+from tests.servers.redis import SharedServers
 
 T = TypeVar("T")
 Key = tuple[str, str]
@@ -45,6 +46,8 @@ Key = tuple[str, str]
 GATEWAYS = ("g1", "g2")
 WORKERS = ("gpu-0", "gpu-1", "gpu-2")
 EXPLORE = settings(max_examples=60, stateful_step_count=50, deadline=None, derandomize=False)
+EXPLORE_SERVER = settings(EXPLORE, max_examples=10)
+"""Each step is a round trip, and looking at all entries is one for each."""
 
 
 class Waiting:
@@ -71,18 +74,18 @@ def key(entry: Entry | Reply) -> Key:
 
 
 class BrokerLaws(RuleBasedStateMachine):
-    kind = ""
+    made: Callable[[], Harness]
 
     def __init__(self) -> None:
         super().__init__()
-        self.harness: Harness = HARNESSES[self.kind]()
+        self.harness = self.made()
         self.broker = self.harness.broker
         self.let_in: dict[Key, Waiting] = {}
         self.outcomes: dict[Key, Reply] = {}
         self.cursors = dict.fromkeys(GATEWAYS, 0)
         self.leases: list[Held] = []
         self.dead: list[Held] = []
-        self.last_fence = 0
+        self.last_fence = dict.fromkeys(MODELS, 0)
 
     def do(self, act: Coroutine[Any, Any, T]) -> T:
         return self.harness.run(act)
@@ -139,8 +142,8 @@ class BrokerLaws(RuleBasedStateMachine):
             assert claimed.until is None or claimed.until > now
             return
         assert 1 <= len(claimed.entries) <= limit
-        assert claimed.fence > self.last_fence
-        self.last_fence = claimed.fence
+        assert claimed.fence > self.last_fence[model]
+        self.last_fence[model] = claimed.fence
         keys = tuple(map(key, claimed.entries))
         assert len(set(keys)) == len(keys)
         busy = {key(rider) for held in self.leases if held.expires_at > now for rider in held.lease.entries}
@@ -368,5 +371,7 @@ class BrokerLaws(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("kind", HARNESSES)
-def test_the_laws_hold_however_things_interleave(kind: str) -> None:
-    run_state_machine_as_test(type("Laws", (BrokerLaws,), {"kind": kind}), settings=EXPLORE)
+def test_the_laws_hold_however_things_interleave(kind: str, servers: SharedServers) -> None:
+    made = staticmethod(lambda: HARNESSES[kind](servers))
+    explore = EXPLORE if kind == "memory" else EXPLORE_SERVER
+    run_state_machine_as_test(type("Laws", (BrokerLaws,), {"made": made}), settings=explore)

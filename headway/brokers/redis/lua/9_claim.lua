@@ -127,21 +127,24 @@ local function claim(keys, args)
     q.rule_at = made_at
     reason, instant = decide(s)
   else
+    local told = load_of(s)
     save(s)
-    return {'load', load_of(s)}
+    return {'load', told}
   end
   if not reason then
     local by_itself = args[HEAD + 4] == '1' and INF or go_idle(s, slot, math.min(instant, again), groups)
+    local told = load_of(s)
     save(s)
-    return {'wait', exact(by_itself), load_of(s)}
+    return {'wait', exact(by_itself), told}
   end
   local entries, late = pack_batch(s, limit)
   if #late > 0 then
     send_failures(s, 'late', late, 0)
   end
   if #entries == 0 then
+    local told = load_of(s)
     save(s)
-    return {'load', load_of(s)}
+    return {'load', told}
   end
   local oldest = INF
   for _, entry in ipairs(entries) do

@@ -1,0 +1,195 @@
+"""The library inside the server decides as the core does: the same random trace, run through both, comes out the same.
+
+What is compared after each step: who is admitted and how long others are told to wait, who rides and why the batch leaves,
+until when a claim has to wait, who is answered as too late, dead or out of tries, and all that policies go by.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import math
+import random
+from dataclasses import astuple
+from typing import Any
+
+import pytest
+
+from headway.brokers.redis.broker import RedisBroker
+from headway.brokers.redis.line import Granted, Line
+from headway.brokers.redis.link import Link
+from headway.core.admission import Refused
+from headway.core.departure import Hold, Rule
+from headway.core.packing import Queued
+from headway.core.queue import Departure, ModelQueue, QueueLimits
+from headway.model import BatchFailure, Cause, Item, WorkerInfo, WorkerStatus
+from headway.tally import Tally
+from tests.contracts.brokers import Fixed, ask, slot
+from tests.servers.redis import SharedServers
+from tests.virtual_time import ServedLoop
+
+LIMITS = QueueLimits(tiers=3, max_batch=16, reserved_share=0.2, max_queue=120)
+STEPS = 120
+SEEDS = range(8)
+
+
+class Pair:
+    """One queue in the server and one here, driven alike."""
+
+    def __init__(self, seed: int, link: Link, now: Any) -> None:
+        self.dice = random.Random(seed)
+        self.now = now
+        self.broker = RedisBroker(link, {"m": LIMITS}, Tally(), lambda: 0.5, lease_seconds=1e6)
+        self.line: Line = self.broker._lines["m"][0]
+        self.queue = ModelQueue(LIMITS)
+        self.known: dict[str, Queued] = {}
+        self.running: list[tuple[Granted, Departure]] = []
+        self.idle: set[str] = set()
+        self.ended: set[str] = set()
+        self.told: set[str] = set()
+        self.cursor = 0
+
+    async def enqueue(self) -> None:
+        dice = self.dice
+        entries = [
+            ask(
+                tier=dice.randrange(3),
+                tenant=dice.choice("aab"),
+                queue_timeout=dice.choice((0.05, 0.5, 60.0)),
+                timeout=dice.choice((0.3, 2.0, 120.0)),
+            )
+            for _ in range(dice.choice((1, 1, 2, 5, 20)))
+        ]
+        verdicts = await self.line.enqueue(entries)
+        for entry, verdict in zip(entries, verdicts, strict=True):
+            offered = self.queue.offer(entry, self.now())
+            if isinstance(offered, Refused):
+                assert verdict is not None
+                assert verdict.retry_after == pytest.approx(offered.wait)
+                assert (verdict.reason == "shed") == offered.tier_only
+            else:
+                assert verdict is None
+                self.known[entry.id] = offered
+
+    def rule(self) -> Rule:
+        dice = self.dice
+        return Rule(
+            size=dice.randint(1, 16),
+            headway=dice.choice((None, 0.0, 0.02, 0.2)),
+            window=dice.choice((math.inf, 0.05, 0.4)),
+            rate=dice.choice((0.0, 10.0, 1e6)),
+            service=dice.choice((0.0, 0.1)),
+            pace=dice.choice((0.0, 0.03)),
+            lead=dice.choice((math.inf, 0.01)),
+            gather=dice.choice((0.0, 0.02)),
+            quiet=dice.choice((0.0, 0.005)),
+        )
+
+    async def claim(self) -> None:
+        worker, policy, limit = self.dice.choice(("gpu-0", "gpu-1")), Fixed(self.rule()), self.dice.choice((3, 16))
+        self.note(self.queue.expire(self.now()))
+        here = self.queue.depart(worker, limit, policy, self.now())
+        there = await self.line.claim(slot(worker, "m", limit), policy, f"{self.dice.random()}", guest=False)
+        if isinstance(here, Hold):
+            assert not isinstance(there, Granted)
+            self.idle.add(worker)
+            if len(self.idle) == 1:
+                assert (math.inf if there.until is None else there.until) == pytest.approx(here.until)
+            return
+        assert isinstance(there, Granted)
+        self.idle.discard(worker)
+        self.note(here.late)
+        assert [entry.id for entry in there.lease.entries] == [member.entry.id for member in here.members]
+        assert there.lease.reason == here.reason
+        assert there.waited == pytest.approx([here.left_at - member.arrived for member in here.members])
+        assert there.lease.patience == pytest.approx(min(member.due for member in here.members) - self.now())
+        self.running.append((there, here))
+
+    async def end(self) -> None:
+        if not self.running:
+            return
+        there, here = self.running.pop(self.dice.randrange(len(self.running)))
+        how = self.dice.choice(("finish", "finish", "finish", "fail", "fail", "hand back"))
+        if how == "finish":
+            wanted = self.queue.finish(here, self.now())
+            settled = await self.broker.complete(there.lease, [Item("out") for _ in there.lease.entries])
+            assert settled.answered == len(wanted)
+            self.note(wanted)
+        elif how == "fail":
+            throws = (self.dice.random(), self.dice.random())
+            rest = iter(throws)
+            after = self.queue.fail(here, self.now(), lambda: next(rest))
+            failure = BatchFailure(Cause.RAISED, "it raised", here.worker)
+            again = await self.line.release(there.lease.fence // 256, failure, throws)
+            assert again == after.again
+            self.note([*after.dead, *after.spent, *after.late])
+        else:
+            self.queue.hand_back(here, self.now())
+            assert await self.line.release(there.lease.fence // 256, None, (0.0, 0.0)) == 0
+
+    async def cancel(self) -> None:
+        if self.known:
+            entry = self.known[self.dice.choice(sorted(self.known))].entry
+            if entry.id not in self.ended:
+                self.ended.add(entry.id)
+                self.queue.remove(self.known.pop(entry.id))
+                await self.broker.cancel([(entry.tenant, entry.id)])
+
+    async def beat(self) -> None:
+        status = self.dice.choice((WorkerStatus.HEALTHY, WorkerStatus.DEGRADED))
+        await self.line.beat(WorkerInfo(worker_id=self.dice.choice(("gpu-0", "gpu-1")), model="m", status=status))
+        look = await self.line.look()
+        if look.load.slots != self.queue.slots:
+            self.queue.set_slots(look.load.slots)
+
+    def note(self, members: list[Queued]) -> None:
+        """These have had their outcome, or will find none any more."""
+        for member in members:
+            if self.known.pop(member.entry.id, None) is not None:
+                self.ended.add(member.entry.id)
+                self.told.add(member.entry.id)
+
+    async def compare(self) -> None:
+        look = await self.line.look()
+        here = copy.deepcopy(self.queue).load(
+            self.now()
+        )  # Looking starts the clocks of rates; the server's look does not.
+        assert astuple(look.load) == pytest.approx(astuple(here))
+        depths = self.queue.depths(self.now())
+        assert look.tiers == [(depth, pytest.approx(waited)) for depth, waited in depths]
+
+
+async def trace(pair: Pair) -> None:
+    dice = pair.dice
+    for _ in range(STEPS):
+        step = dice.choice((pair.enqueue, pair.enqueue, pair.claim, pair.claim, pair.end, pair.cancel, pair.beat))
+        await step()
+        await pair.compare()
+        await asyncio.sleep(dice.choice((0.0, 0.001, 0.02, 0.2)))
+    pair.note(pair.queue.expire(pair.now()))
+    await pair.line.reap((0.5, 0.5))
+    replies: set[str] = set()
+    if pair.told:
+        found, _ = await pair.broker.replies("g", 0)
+        replies = {reply.id for reply in found}
+    assert replies == pair.told
+
+
+@pytest.mark.parametrize("kind", ["valkey", "redis"])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_random_trace_comes_out_the_same(seed: int, kind: str, servers: SharedServers) -> None:
+    server = servers.of(kind)
+    with asyncio.Runner(loop_factory=lambda: ServedLoop(server.url)) as runner:
+        loop = runner.get_loop()
+        link = Link(server.url, timeout=math.inf, clock=loop.time)
+
+        async def main() -> None:
+            await link.open()
+            pair = Pair(seed, link, loop.time)
+            try:
+                await trace(pair)
+            finally:
+                await pair.broker.close()
+                await link.close()
+
+        runner.run(main())

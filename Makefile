@@ -4,6 +4,7 @@
 #   make test                the tests
 #   make check               format, lint, types, tests: what has to pass before a change lands
 #   make bench               the benchmarks; tables on stdout, JSON in bench/out
+#   make triton              Triton's server, which a benchmark measures beside ours
 #   make example-embeddings  a real model (all-MiniLM-L6-v2) on http://127.0.0.1:8000
 #   make lock                new locks after a change of dependencies; UPGRADE=1 takes newer versions too
 #   make audit               known vulnerabilities in the locked versions
@@ -24,7 +25,7 @@ LOCK := $(BIN)/uv pip compile --no-config --universal --python-version 3.11 --ge
 	$(if $(UPGRADE),--upgrade) pyproject.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check format bench example-embeddings lock audit clean
+.PHONY: help setup serve test check format bench triton example-embeddings lock audit clean
 
 help:
 	@sed -n '/^#   make/s/^#   //p' Makefile
@@ -50,6 +51,8 @@ format: .venv/.ready
 bench: .venv/.ready-bench
 	$(BIN)/python bench/run.py $(ARGS)
 
+triton: .venv/triton/.ready
+
 example-embeddings: .venv/.ready-embeddings
 	HF_HUB_OFFLINE=1 $(BIN)/headway serve examples/embeddings.py:Embedder $(ARGS)
 
@@ -59,6 +62,9 @@ lock: .venv/.ready
 	$(LOCK) -c requirements-dev.lock --extra bench --extra plot -o requirements-bench.lock
 	$(LOCK) -c requirements-dev.lock --extra embeddings --no-emit-package torch \
 		--excludes requirements-embeddings.exclude -o requirements-embeddings.lock
+	$(BIN)/uv pip compile --no-config --no-deps --universal --python-version 3.11 --generate-hashes \
+		--no-emit-index-url --no-emit-find-links --no-annotate --custom-compile-command 'make lock' --quiet \
+		$(if $(UPGRADE),--upgrade) bench/triton/requirements.in -o bench/triton/requirements.lock
 
 audit: .venv/.ready
 	$(BIN)/pip-audit --strict --require-hashes --disable-pip -r requirements.lock
@@ -84,6 +90,14 @@ clean:
 .venv/.ready-bench: .venv/.ready requirements-bench.lock
 	@echo "Adding requirements-bench.lock …"
 	@$(INSTALL) -r requirements-bench.lock
+	@touch $@
+
+# In an environment of its own: its client library, which is not installed, would want an older protobuf than ours.
+.venv/triton/.ready: bench/triton/requirements.lock | .venv/.ready
+	@echo "Setting up .venv/triton from bench/triton/requirements.lock …"
+	@$(PYTHON) -m venv --clear .venv/triton
+	@.venv/triton/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --require-hashes \
+		-r bench/triton/requirements.lock
 	@touch $@
 
 # Which build of torch fits depends on the machine, so it is pinned in pyproject.toml but not locked by hash: pip

@@ -10,15 +10,29 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
-from stand import Broken, Server, on_load_core
+from stand import HERE, Broken, on_load_core
 
 from headway.load.report import Report
 
 _PATIENCE = 120.0
 """Seconds that a generator may take beyond its load."""
 _EXIT_WRONG_ANSWERS = 1
+
+
+class Service(Protocol):
+    """What is put under load: a server, or a fleet of them."""
+
+    @property
+    def url(self) -> str:
+        """Of its public port, or of one of them."""
+        ...
+
+    def usage(self) -> dict[str, float]:
+        """CPU seconds so far by role."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +55,7 @@ class Measured:
         return sum(self.cpu_us.values())
 
 
-def open_loop(server: Server, rate: float, seconds: float, *flags: str) -> Measured:
+def open_loop(server: Service, rate: float, seconds: float, *flags: str, path: str = "") -> Measured:
     """`headway bench` on a server.
 
     Arguments:
@@ -49,17 +63,40 @@ def open_loop(server: Server, rate: float, seconds: float, *flags: str) -> Measu
         rate: mean requests per second.
         seconds: duration of the load.
         flags: further flags of `headway bench`.
+        path: of the route, when it is not the one that `headway bench` asks by itself.
 
     Raises:
         Broken: it did not report.
     """
-    command = [sys.executable, "-m", "headway", "bench", server.url, "--json"]
+    command = [sys.executable, "-m", "headway", "bench", f"{server.url}{path}", "--json"]
     command += ["--rate", f"{rate:g}", "--duration", f"{seconds:g}", *flags]
+    return _measure(server, command, seconds)
+
+
+def spread(server: Service, urls: Sequence[str], rate: float, seconds: float, seed: int) -> Measured:
+    """The same spread evenly over several gateways; answers are checked to be the input in capitals.
+
+    Arguments:
+        server: whose CPU time is counted.
+        urls: of its gateways.
+        rate: mean requests per second over all of them.
+        seconds: duration of the load.
+        seed: of the arrivals.
+
+    Raises:
+        Broken: it did not report.
+    """
+    command = [sys.executable, str(HERE / "spread.py"), "--rate", f"{rate:g}", "--seconds", f"{seconds:g}"]
+    command += ["--seed", str(seed), *urls]
+    return _measure(server, command, seconds)
+
+
+def _measure(server: Service, command: Sequence[str], seconds: float) -> Measured:
     before = server.usage()
     done = subprocess.run(on_load_core(command), capture_output=True, timeout=seconds + _PATIENCE, check=False)
     after = server.usage()
     if done.returncode not in (0, _EXIT_WRONG_ANSWERS) or not done.stdout:
-        raise Broken(f"headway bench ended with {done.returncode}: {done.stderr.decode(errors='replace')[-2000:]}")
+        raise Broken(f"the load ended with {done.returncode}: {done.stderr.decode(errors='replace')[-2000:]}")
     report = msgspec.json.decode(done.stdout, type=Report)
     cpu = spent(before, after)
     served = max(1, report.total.answered)

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 import stand
+from generators import Service
 from stand import Server
 
 GAP = 0.05
@@ -44,7 +45,7 @@ class Trip(msgspec.Struct):
     server: float
 
 
-def alternate(server: Server, seconds: float, seed: int = 0) -> tuple[list[Trip], list[Trip]]:
+def alternate(server: Service, seconds: float, seed: int = 0) -> tuple[list[Trip], list[Trip]]:
     """Round trips of lone requests to `server` and to the bare one, taken in turns for so many seconds.
 
     Raises:

@@ -1,7 +1,7 @@
 """All benchmarks, one after the other.
 
-    python bench/run.py                     short: a first impression, about eight minutes
-    python bench/run.py --full              as the documentation quotes them, about three quarters of an hour
+    python bench/run.py                     short: a first impression, about a quarter of an hour
+    python bench/run.py --full              as the documentation quotes them, about an hour and a half
     python bench/run.py --only cases peer   some of them
     python bench/run.py --traces DIR        with the Azure traces (see policies.py)
 
@@ -42,6 +42,14 @@ PROGRAMS = {
     "growth": Program("cost by rate, by workers, by waiting client", ("--seconds", "4"), ("--seconds", "30")),
     "hotspots": Program("where the time goes", ("--seconds", "4"), ("--seconds", "20")),
     "exactness": Program("every answer to its own request", ("--requests", "100000"), ("--requests", "1000000")),
+    "fleet_peer": Program(
+        "CPU time over Redis, beside Triton", ("--rounds", "1", "--seconds", "4"), ("--rounds", "3", "--seconds", "10")
+    ),
+    "gathering": Program(
+        "one queue for all gateways and hosts", ("--rounds", "1", "--seconds", "10"), ("--seconds", "60")
+    ),
+    "claims": Program("claims by many hosts", ("--seconds", "4"), ("--seconds", "15")),
+    "chaos": Program("everything is killed, Redis too", ("--seconds", "60"), ("--seconds", "600")),
     "soak": Program("does anything grow?", ("--minutes", "0.5"), ("--minutes", "20")),
 }
 

@@ -32,6 +32,8 @@ from prometheus_client.parser import text_string_to_metric_families
 HERE = Path(__file__).parent
 TARGETS = HERE / "targets.py"
 EMULATED_GPU = f"{HERE.parent / 'examples' / 'emulated_gpu.py'}:EmulatedGPU"
+GPU_CHILD = "headway/backends/child.py"
+"""Part of the command line of processes that run functions."""
 
 START_SECONDS = 60.0
 """Longest wait for a server to come up."""
@@ -42,7 +44,8 @@ _CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") els
 _PINS = len(_CORES) > 1 and shutil.which("taskset") is not None
 PINNING = f"servers on core {_CORES[0]}, load on core {_CORES[-1]}" if _PINS else "nothing is pinned"
 
-_BANNER = re.compile(r"public +(?P<url>http://\S+).*?admin +(?P<admin>http://[^/\s]+)", re.DOTALL)
+_PUBLIC = re.compile(r"^ *public +(http://[^/\s]+)", re.MULTILINE)
+_ADMIN = re.compile(r"^ *admin +(http://[^/\s]+)", re.MULTILINE)
 
 
 class Broken(Exception):
@@ -146,6 +149,18 @@ class Server:
                 raise Broken(f"{self.name} {what}. It said:\n{self.output[-2000:]}")
             time.sleep(0.02)
 
+    def wait_for_banner(self, last: str) -> None:
+        """Wait until `last`, the end of what Headway prints at its start, is there; then it says where it listens.
+
+        Raises:
+            Broken: the process ended, or it takes too long.
+        """
+        self.wait_for(lambda: last in self.output)
+        public, admin = _PUBLIC.search(self.output), _ADMIN.search(self.output)
+        if admin is None:
+            raise Broken(f"{self.name} does not say where it listens:\n{self.output[-2000:]}")
+        self.url, self.admin = public[1] if public else "", admin[1]
+
     def usage(self) -> dict[str, float]:
         """CPU seconds so far by role."""
         return processes.usage(self.pid, self._role)
@@ -193,6 +208,16 @@ class Server:
         """Process ids of the workers that are up."""
         return [worker["pid"] for worker in self.ask("/internal/workers")["workers"] if worker["pid"]]
 
+    @property
+    def is_running(self) -> bool:
+        """Whether its first process has not ended."""
+        return self.exit_code is None and self._process.poll() is None
+
+    def kill(self) -> None:
+        """Kill its first process, and no other, with SIGKILL."""
+        self._process.kill()
+        self.exit_code = self._process.wait()
+
     def stop(self) -> int:
         """End it: SIGTERM, patience, then SIGKILL for it and what it had started. Returns its exit code."""
         if self.exit_code is not None:
@@ -227,11 +252,7 @@ def headway(
     """
     command = [sys.executable, "-m", "headway", "serve", target, "--port", "0", "--admin-port", "0", *flags]
     with Server(name, command, _headway_role, environment) as server:
-        server.wait_for(lambda: "Try it:" in server.output)
-        found = _BANNER.search(server.output)
-        if found is None:
-            raise Broken(f"{name} does not say where it listens:\n{server.output[-2000:]}")
-        server.url, server.admin = found["url"], found["admin"]
+        server.wait_for_banner("Try it:")
         yield server
 
 
@@ -273,4 +294,4 @@ def free_port() -> int:
 
 
 def _headway_role(process: Process) -> str:
-    return "worker" if "headway/backends/child.py" in process.command else "front"
+    return "worker" if GPU_CHILD in process.command else "front"

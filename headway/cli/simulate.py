@@ -31,6 +31,12 @@ def simulate(
         float,
         typer.Option(metavar="X", help="Standard deviation of a batch's time over its mean.", rich_help_panel=_MODEL),
     ] = 0.0,
+    slow: Annotated[
+        float,
+        typer.Option(
+            metavar="X", help="How many times as long the first of the GPUs takes.", rich_help_panel=_FAILURES
+        ),
+    ] = 1.0,
     overhead_ms: Annotated[
         float,
         typer.Option(metavar="MS", help="Time between a GPU's answer and its next batch.", rich_help_panel=_MODEL),
@@ -168,6 +174,7 @@ def simulate(
         beta=beta_ms / 1000,
         max_batch=max_batch,
         jitter=jitter,
+        slow=slow,
         overhead=overhead_ms / 1000,
         policy=policy,
         max_wait=None if max_wait_ms is None else max_wait_ms / 1000,

@@ -6,10 +6,12 @@ gateways and batchers that know the same workers agree without asking one anothe
 
 What a shard costs is the gap of fewer slots: with m at home, latency reaches to α(1 + 1/m). Hence SLOTS_EACH.
 
-Entries are dealt out in turn, and not to the emptier of two as servers are usually chosen (Mitzenmacher, "The power of
-two choices in randomized load balancing", IEEE Trans. Parallel and Distributed Systems 12, 2001). Where work leaves in
-batches, the emptiest queue is the one whose batch has just left, and who joins it waits longest of all. Depth says
-something only above a full batch; that much a shard has when its slots fail it, and then others' slots help, which is
+Entries are dealt out in turn. To take the emptier of two, as servers are usually chosen (Mitzenmacher, "The power of two
+choices in randomized load balancing", IEEE Trans. Parallel and Distributed Systems 12, 2001), is no better here even
+where depths are known at once. Where work leaves in batches, a depth tells how long ago the last one left; known 20 ms
+late, it sends entries to shards that are about to overflow ("How useful is old information?", the same, 11, 2000).
+
+Depth says something only above a full batch. That much a shard has when its slots fail it, and then others' slots help:
 work stealing with a threshold (Eager, Lazowska and Zahorjan, "A comparison of receiver-initiated and sender-initiated
 adaptive load sharing", Performance Evaluation 6, 1986).
 """
@@ -71,8 +73,16 @@ def in_turn(turn: int, slots: int, active: int) -> int:
 
 
 def part(max_batch: int) -> int:
-    """Most entries of a group that go into one shard together; the rest goes to the next in turn."""
+    """Most entries of a group that go into one shard together."""
     return max(1, int(max_batch * PART))
+
+
+def parts(count: int, max_batch: int) -> int:
+    """Into how many parts, alike in size, a group of `count` entries is cut; each goes to the next shard in turn.
+
+    A full part and a rest would not do: with an even number of shards, the rests would all go to the same ones.
+    """
+    return -(-count // part(max_batch))
 
 
 def behind(depth: int, slots: int, max_batch: int) -> bool:

@@ -18,7 +18,7 @@ import heapq
 import itertools
 import math
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from operator import attrgetter
 
@@ -34,16 +34,22 @@ from headway.simulator.traffic import POISON, arrivals, callers
 
 REAP_EVERY = 1.0
 """Most seconds between two looks for overdue entries, as brokers do it."""
+Choose = Callable[[Sequence[int], float], int]
+"""From the entries waiting in each shard in use, and the instant, the number of one shard."""
 _BELL = attrgetter("bell")
 
 
-def simulate(scenario: Scenario) -> Record:
+def simulate(scenario: Scenario, choose: Choose | None = None) -> Record:
     """Run a scenario to its end: until each request that came has had its outcome.
+
+    Arguments:
+        scenario: what to run.
+        choose: picks the shard that entries go to, for contrast; None for the production rule.
 
     Raises:
         SettingError: the trace has no rate.
     """
-    return _Simulation(scenario).run()
+    return _Simulation(scenario, choose).run()
 
 
 class _Shard:
@@ -62,10 +68,11 @@ class _Shard:
 class _Worker:
     """A GPU. `life` counts its lives, so that what was begun in an earlier one is known to be void; `rest` its rests."""
 
-    __slots__ = ("alive", "departure", "died_at", "home", "life", "look", "name", "rest", "shard")
+    __slots__ = ("alive", "departure", "died_at", "home", "life", "look", "name", "rest", "shard", "slow")
 
-    def __init__(self, name: str, home: _Shard) -> None:
+    def __init__(self, name: str, home: _Shard, slow: bool) -> None:
         self.name = name
+        self.slow = slow
         self.life = self.rest = 0
         self.alive = True
         self.died_at = 0.0
@@ -77,12 +84,13 @@ class _Worker:
 
 
 class _Simulation:
-    def __init__(self, scenario: Scenario) -> None:
+    def __init__(self, scenario: Scenario, choose: Choose | None) -> None:
         self._scenario = scenario
+        self._choose = choose
         self._record = Record(scenario)
         self._shards = [_Shard(number, scenario) for number in range(scenario.shards)]
         names = [f"gpu-{number}" for number in range(scenario.workers)]
-        self._workers = {name: _Worker(name, self._shards[0]) for name in names}
+        self._workers = {name: _Worker(name, self._shards[0], slow=name == names[0]) for name in names}
         self._slots, self._active = 0, 1
         self._came: dict[Queued, float] = {}
         """When entries came that then gathered."""
@@ -170,8 +178,10 @@ class _Simulation:
         self._send(gateway, now)
 
     def _send(self, gateway: Gateway, now: float) -> None:
+        choose = self._choose
         for number, entries in gateway.send(self._slots, self._active, now):
-            shard = self._shards[number]
+            used = self._shards[: self._active]
+            shard = used[number if choose is None else choose([each.queue.depth for each in used], now)]
             self._offer(shard, entries, now)
             if shard.idle:
                 self._ring(shard, now)
@@ -234,6 +244,8 @@ class _Simulation:
         worker.departure, worker.shard = departure, shard
         size = len(departure.members)
         seconds = self._scenario.alpha + self._scenario.beta * size
+        if worker.slow:
+            seconds *= self._scenario.slow
         if self._log_deviation:
             seconds *= self._noise.lognormvariate(self._log_mean, self._log_deviation)
         self._record.departed(size, departure.reason, now, shard.number, shard is not worker.home)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from headway.core.shards import in_turn, part
+from headway.core.shards import in_turn, parts
 from headway.model import Entry
 from headway.simulator.scenario import Scenario
 
@@ -24,13 +24,13 @@ class Gateway:
         turn: whose turn it is first.
     """
 
-    __slots__ = ("_gather", "_open_at", "_part", "_turn", "gathered")
+    __slots__ = ("_gather", "_max_batch", "_open_at", "_turn", "gathered")
 
     def __init__(self, scenario: Scenario, turn: int) -> None:
         self.gathered: list[Came] = []
         """What waits for the next call."""
         self._gather = scenario.gather
-        self._part = part(scenario.max_batch)
+        self._max_batch = scenario.max_batch
         self._open_at = 0.0
         self._turn = turn
 
@@ -51,9 +51,9 @@ class Gateway:
         """
         gathered, self.gathered = self.gathered, []
         self._open_at = now + self._gather
-        parts = -(-len(gathered) // self._part) if active > 1 else 1
-        for number in range(parts):
-            yield in_turn(self._turn, slots, active), gathered[number::parts]
+        count = parts(len(gathered), self._max_batch) if active > 1 else 1
+        for number in range(count):
+            yield in_turn(self._turn, slots, active), gathered[number::count]
             self._turn += 1
 
 

@@ -53,6 +53,7 @@ class Scenario:
         beta: seconds for each entry in the batch (β).
         max_batch: most entries in a batch.
         jitter: standard deviation of a batch's time relative to its mean; the times are log-normal.
+        slow: how many times as long as the others the first worker takes for a batch.
         overhead: seconds between a GPU's answer and its next batch; half of it lies before the run of a batch and
             half after, and it is part of every latency.
         policy: one of POLICIES.
@@ -85,6 +86,7 @@ class Scenario:
     max_batch: int
     beta: float = 0.0
     jitter: float = 0.0
+    slow: float = 1.0
     overhead: float = 0.0015
     policy: str = "paced"
     max_wait: float | None = None
@@ -115,6 +117,7 @@ class Scenario:
         _between("--beta-ms", self.beta * 1000, 0, 3_600_000, "ms")
         _between("--max-batch", self.max_batch, 1, 100_000)
         _between("--jitter", self.jitter, 0, 10)
+        _between("--slow", self.slow, 0.01, 100)
         _between("--overhead-ms", self.overhead * 1000, 0, 60_000, "ms")
         _between("--duration", self.duration, 0.001, 604_800, "s")
         if not 0 <= self.warmup < self.duration:

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from headway.core.shards import SLOTS_EACH, active, behind, home, in_turn, part, slots_at
+from headway.core.shards import SLOTS_EACH, active, behind, home, in_turn, part, parts, slots_at
 
 FLEETS = list(itertools.product((1, 2, 5, 11, 16, 64), (1, 2, 3, 4, 16)))
 
@@ -81,6 +81,10 @@ class TestPart:
     @pytest.mark.parametrize("max_batch", [1, 2, 3])
     def test_is_never_nothing(self, max_batch: int) -> None:
         assert part(max_batch) == 1
+
+    @pytest.mark.parametrize(("count", "expected"), [(0, 0), (1, 1), (25, 1), (26, 2), (100, 4)])
+    def test_a_group_is_cut_into_as_few_as_will_do(self, count: int, expected: int) -> None:
+        assert parts(count, 100) == expected
 
 
 class TestBehind:

@@ -84,6 +84,7 @@ class TestSimulate:
             (["--step", "0.5=x"], ("--step = '0.5=x'",)),
             (["--step", "0.7=5", "--step", "0.5=5"], ("--step", "out of order")),
             (["--poison", "2"], ("--poison = 2",)),
+            (["--slow", "0"], ("--slow = 0",)),
             (["--gateways", "0"], ("--gateways = 0",)),
             (["--gather-ms", "-1"], ("--gather-ms = -1",)),
             (["--shards", "1000"], ("--shards = 1000", "between 1 and 256")),

@@ -28,6 +28,7 @@ scenarios = st.builds(
     beta=st.floats(0.0, 0.01),
     max_batch=st.integers(1, 40),
     jitter=st.sampled_from([0.0, 0.1, 1.0]),
+    slow=st.sampled_from([1.0, 3.0]),
     overhead=st.floats(0.0, 0.01),
     policy=st.sampled_from(POLICIES),
     duration=st.just(1.0),
@@ -121,6 +122,12 @@ class TestTraffic:
     def test_tiers_come_by_their_weights(self) -> None:
         offered = simulate(replace(CALM, mix=USUAL_MIX, duration=10.0)).offered
         assert [share / sum(offered) for share in offered] == pytest.approx([0.05, 0.25, 0.70], abs=0.03)
+
+
+def test_a_slow_worker_takes_longer() -> None:
+    slow = simulate(replace(CALM, rate=100.0, overhead=0.0, slow=3.0))
+    assert max(slow.latency) > 3 * CALM.alpha
+    assert statistics.median(slow.latency) < 2 * CALM.alpha
 
 
 class TestFailures:

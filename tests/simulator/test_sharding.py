@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -55,6 +56,25 @@ class TestShards:
         carried = [sum(n for n, of in zip(uneven.size, uneven.shard, strict=True) if of == shard) for shard in (0, 1)]
         assert carried[0] / sum(carried) == pytest.approx(6 / 11, abs=0.01)
         assert make_report(uneven).total.latency_ms.p95 <= 125
+
+    def test_old_depths_are_worse_than_none(self) -> None:
+        """To deal out in turn is to need no depths."""
+        known, since = [0, 0, 0, 0], 0.0
+
+        def emptiest_a_while_ago(depths: Sequence[int], now: float) -> int:
+            nonlocal known, since
+            if now - since > 0.05:
+                known, since = list(depths), now
+            return known.index(min(known))
+
+        fleet = replace(FLEET, shards=4, workers=16, rate=14_000.0)
+        misled = make_report(simulate(fleet, emptiest_a_while_ago))
+        assert misled.total.latency_ms.p95 > make_report(simulate(fleet)).total.latency_ms.p95 + 20
+
+    def test_a_shard_with_a_slow_slot_is_helped(self) -> None:
+        slow = {"shards": 2, "slow": 3.0, "rate": 6_300.0, "duration": 4.0}
+        assert report(**slow).total.latency_ms.p95 < 200
+        assert report(**slow).batches.stolen > 0.0
 
 
 class TestHelp:

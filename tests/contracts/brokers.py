@@ -1,6 +1,7 @@
 """What the broker suite runs on: one harness for each adapter, with its own event loop and its own clock.
 
-A new broker is one class here and one line in HARNESSES; the tests know nothing but the ports.
+A new broker is one class here and one line in HARNESSES; the tests know nothing but the ports. Redis and Valkey are real
+servers: all their steps take no time on the loop's clock, which the adapter has them use in place of their own.
 """
 
 from __future__ import annotations
@@ -14,7 +15,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
+from headway.brokers.fleet import MemoryFleet
 from headway.brokers.memory import LEASE_SECONDS, DeadLetterBox, MemoryBroker
+from headway.brokers.redis.broker import RedisBroker
+from headway.brokers.redis.fleet import RedisFleet
+from headway.brokers.redis.letters import RedisDeadLetters
+from headway.brokers.redis.link import Link
 from headway.core.departure import Load, Policy, Rule
 from headway.core.queue import QueueLimits
 from headway.model import (
@@ -29,9 +35,10 @@ from headway.model import (
     WorkerInfo,
     WorkerStatus,
 )
-from headway.ports import Broker, DeadLetters
+from headway.ports import Broker, DeadLetters, Fleet
 from headway.tally import Tally
-from tests.virtual_time import VirtualLoop
+from tests.servers.redis import RunningServer, SharedServers
+from tests.virtual_time import ServedLoop, VirtualLoop
 
 T = TypeVar("T")
 
@@ -44,33 +51,49 @@ MOST_ATTEMPTS = 2 + int(math.log2(MAX_BATCH))
 
 
 class Harness(ABC):
-    """A fresh broker that serves MODELS within LIMITS, and the loop it lives in."""
+    """A fresh broker that serves MODELS within LIMITS, and the loop it lives in.
+
+    Attributes:
+        fleet: what goes with the broker.
+        fleet_peer: the same fleet as another process sees it.
+    """
 
     broker: Broker
     dead: DeadLetters
+    fleet: Fleet
+    fleet_peer: Fleet
     lease_seconds: float
     grain: float
     """Seconds by which a timer or an expiry may be late."""
 
-    @abstractmethod
+    def __init__(self, loop: VirtualLoop) -> None:
+        self._loop = loop
+        self._runner = asyncio.Runner(loop_factory=lambda: loop)
+
     def run(self, act: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine to its end; may be called again and again."""
+        return self._runner.run(act)
 
-    @abstractmethod
     async def advance(self, seconds: float) -> None:
         """Let time pass, on the broker's clock too."""
+        await asyncio.sleep(seconds)
 
-    @abstractmethod
     def now(self) -> float:
         """The broker's clock."""
+        return self._loop.time()
 
+    async def settle(self) -> None:
+        """Let everything happen that can without letting time pass."""
+        await self._loop.settle()
+
+    @abstractmethod
     def peer(self) -> Broker:
         """The same broker as another process sees it."""
         return self.broker
 
-    @abstractmethod
     def close(self) -> None:
         """Let go of everything."""
+        self._runner.close()
 
     async def claim(self, worker: str = "gpu-0", model: str = "m", limit: int = MAX_BATCH) -> Lease:
         """A batch of all that is ready."""
@@ -97,11 +120,6 @@ class Harness(ABC):
         for worker in workers:
             await self.broker.beat(WorkerInfo(worker_id=worker, model=model, status=WorkerStatus.HEALTHY))
 
-    async def settle(self) -> None:
-        """Let every task run that can, without letting time pass."""
-        for _ in range(5):
-            await asyncio.sleep(0)
-
 
 class MemoryHarness(Harness):
     """The broker of one process, on virtual time."""
@@ -110,26 +128,60 @@ class MemoryHarness(Harness):
     grain = 0.051
 
     def __init__(self) -> None:
-        self._runner = asyncio.Runner(loop_factory=VirtualLoop)
-        self._loop = self._runner.get_loop()
+        loop = VirtualLoop()
+        super().__init__(loop)
         self.dead = DeadLetterBox()
         dice = random.Random(7)
-        self.broker = MemoryBroker(dict.fromkeys(MODELS, LIMITS), self.dead, Tally(), self._loop.time, dice.random)
+        self.broker = MemoryBroker(dict.fromkeys(MODELS, LIMITS), self.dead, Tally(), loop.time, dice.random)
+        self.fleet = self.fleet_peer = MemoryFleet(loop.time)
 
-    def run(self, act: Coroutine[Any, Any, T]) -> T:
-        return self._runner.run(act)
+    def peer(self) -> Broker:
+        return self.broker
 
-    async def advance(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
 
-    def now(self) -> float:
-        return self._loop.time()
+class RedisHarness(Harness):
+    """A broker of several processes, of which there are two, over a real server with nothing else in it."""
+
+    lease_seconds = 3.0
+    grain = 0.051
+
+    def __init__(self, server: RunningServer, shards: int = 1) -> None:
+        loop = ServedLoop(server.url)
+        super().__init__(loop)
+        self._links = [Link(server.url, timeout=math.inf, clock=loop.time) for _ in range(2)]
+        dice = random.Random(7)
+        models = dict.fromkeys(MODELS, LIMITS)
+        self._brokers = [
+            RedisBroker(link, models, Tally(), dice.random, shards, self.lease_seconds) for link in self._links
+        ]
+        self.broker = self._brokers[0]
+        self.dead = RedisDeadLetters(self._links[0], models, shards)
+        self.fleet, self.fleet_peer = (RedisFleet(link) for link in self._links)
+        self.run(self._open())
+
+    def peer(self) -> Broker:
+        return self._brokers[1]
 
     def close(self) -> None:
-        self._runner.close()
+        self.run(self._close())
+        super().close()
+
+    async def _open(self) -> None:
+        for link in self._links:
+            await link.open()
+
+    async def _close(self) -> None:
+        for broker in self._brokers:
+            await broker.close()
+        for link in self._links:
+            await link.close()
 
 
-HARNESSES: dict[str, Callable[[], Harness]] = {"memory": MemoryHarness}
+HARNESSES: dict[str, Callable[[SharedServers], Harness]] = {
+    "memory": lambda _: MemoryHarness(),
+    "valkey": lambda servers: RedisHarness(servers.of("valkey")),
+    "redis": lambda servers: RedisHarness(servers.of("redis")),
+}
 
 
 def story(tell: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:

@@ -46,7 +46,7 @@ Key = tuple[str, str]
 GATEWAYS = ("g1", "g2")
 WORKERS = ("gpu-0", "gpu-1", "gpu-2")
 EXPLORE = settings(max_examples=60, stateful_step_count=50, deadline=None, derandomize=False)
-EXPLORE_SERVER = settings(EXPLORE, max_examples=10)
+EXPLORE_SERVER = settings(EXPLORE, max_examples=20)
 """Each step is a round trip, and looking at all entries is one for each."""
 
 

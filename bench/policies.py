@@ -2,10 +2,8 @@
 
     python bench/policies.py --traces DIR
 
-DIR holds AzureLLMInferenceTrace_code.csv and AzureLLMInferenceTrace_conv.csv, from the folder `data` of the repository
-Azure/AzurePublicDataset on GitHub (CC-BY 4.0; Patel et al., "Splitwise: Efficient generative LLM inference using phase
-splitting", ISCA 2024). They are not part of this repository. Without DIR, or for lack of one of them, Poisson traffic
-and the traces that are there are run.
+DIR holds the Azure traces (see traces.py). Without it, or for lack of one of them, Poisson traffic and the traces that
+are there are run.
 
 Time is compressed so that the mean rate is 1,000 requests/s; each trace is played twice, and the first time is the
 warm-up. A batch takes 100 ms and holds at most 100; 1.5 ms pass between a GPU's answer and its next batch. Deadlines
@@ -22,8 +20,8 @@ import time
 from pathlib import Path
 
 from findings import Findings
+from traces import traffic
 
-from headway.core.trace import instants
 from headway.errors import SettingError
 from headway.simulator.engine import simulate
 from headway.simulator.record import Record
@@ -35,7 +33,6 @@ ALPHA, MAX_BATCH = 0.1, 100
 PATIENCE = 30.0
 PROMISE_MS = 200.0
 POISSON_SECONDS = 30.0
-TRACES = {"code": "AzureLLMInferenceTrace_code.csv", "conv": "AzureLLMInferenceTrace_conv.csv"}
 
 
 def main() -> int:
@@ -44,40 +41,23 @@ def main() -> int:
     options = parser.parse_args()
     findings = Findings("policies", rate=RATE, batch_ms=ALPHA * 1000, max_batch=MAX_BATCH, deadline_s=PATIENCE)
     try:
-        traffic = _traffic(options.traces)
+        found = traffic(options.traces, findings)
     except SettingError as exc:
         print(exc, file=sys.stderr)
         return 2
-    for name in TRACES.keys() - traffic.keys():
-        findings.say(f"Left out: {TRACES[name]} is not in {options.traces or '--traces DIR, which is not given'}.")
     begun = time.monotonic()
     rows: list[dict[str, object]] = []
     p95: dict[tuple[str, int, str], float] = {}
-    for (name, trace), gpus, policy in itertools.product(traffic.items(), GPUS, POLICIES):
+    for (name, trace), gpus, policy in itertools.product(found.items(), GPUS, POLICIES):
         figures = _figures(_simulated(trace, gpus, policy))
         p95[name, gpus, policy] = figures["p95"]
         rows.append({"traffic": name, "GPUs": gpus, "policy": policy, **figures})
     findings.table(f"{RATE:,.0f} requests/s, {ALPHA * 1000:g} ms a batch of at most {MAX_BATCH}; latency in ms", rows)
     findings.say(f"{len(rows)} simulations in {time.monotonic() - begun:.0f} s.")
-    for name in traffic.keys() - {"code"}:  # whose bursts set the 95th percentile, whatever the policy
+    for name in found.keys() - {"code"}:  # whose bursts set the 95th percentile, whatever the policy
         paced, *others = (p95[name, GPUS[0], policy] for policy in ("paced", *(set(POLICIES) - {"paced"})))
         findings.at_most(f"{name}, {GPUS[0]} GPUs: p95 of paced over the best other's", paced / min(others), 1.05)
     return findings.close()
-
-
-def _traffic(folder: Path | None) -> dict[str, tuple[float, ...]]:
-    """Instants by name of the traffic; none for Poisson.
-
-    Raises:
-        SettingError: a trace cannot be read as one.
-    """
-    found: dict[str, tuple[float, ...]] = {"poisson": ()}
-    for name, file in TRACES.items():
-        path = None if folder is None else folder / file
-        if path is not None and path.is_file():
-            with path.open(encoding="utf-8", newline="") as lines:
-                found[name] = tuple(instants(lines, str(path), "--traces"))
-    return found
 
 
 def _simulated(trace: tuple[float, ...], gpus: int, policy: str) -> Record:

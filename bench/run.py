@@ -45,6 +45,7 @@ PROGRAMS = {
     "fleet_peer": Program(
         "CPU time over Redis, beside Triton", ("--rounds", "1", "--seconds", "4"), ("--rounds", "3", "--seconds", "10")
     ),
+    "steps": Program("where Redis spends its time", ("--seconds", "4"), ()),
     "gathering": Program(
         "one queue for all gateways and hosts", ("--rounds", "1", "--seconds", "10"), ("--seconds", "60")
     ),

@@ -290,17 +290,16 @@ class Line:
         return (stamp, load.slots, *_numbers(policy.rule(load)))
 
     def _granted(self, slot: Slot, answer: list[Any]) -> Granted:
-        _, now, fence, reason, left_at, ends, patience, _, riders = answer
+        _, now, fence, reason, left_at, ends, patience, arrivals, payloads = answer
         self._offset = float(now) - asyncio.get_running_loop().time()
         entries: list[Entry] = []
-        waited: list[float] = []
         unreadable = ""
-        for payload, arrived in zip(riders[::2], riders[1::2], strict=True):
+        for payload in payloads:
             try:
                 entries.append(wire.read_entry(payload))
             except (wire.TooNew, msgspec.MsgspecError) as exc:
                 unreadable = f"an entry cannot be read: {exc}"
-            waited.append(float(left_at) - float(arrived))
+        waited = [float(left_at) - arrived for arrived in wire.read_instants(arrivals)]
         lease = Lease(
             fence=int(float(fence)) * SHARDS + self.shard,
             slot=slot,

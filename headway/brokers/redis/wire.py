@@ -181,6 +181,11 @@ def read_stamped(packed: bytes) -> tuple[float, bytes]:
     return _STAMP.unpack_from(packed)[0], packed[_STAMP.size :]
 
 
+def read_instants(packed: bytes) -> tuple[float, ...]:
+    """Instants, one after the other."""
+    return struct.unpack(f"<{len(packed) // 8}d", packed)
+
+
 def read_bell(packed: bytes) -> tuple[float, bytes, str]:
     """The instant at which to claim (0: now), the packed load, and the worker."""
     end = _STAMP.size + _LOAD.size

@@ -25,8 +25,10 @@
 --   m          string  the process that reaps
 --   z, o, on, u  hash, zset, strings  dead letters: id → letter, id → its number, the last number, bytes of all
 --
--- An entry's key is its tenant, a NUL, and its id. A member is an entry's number, twelve hexadecimal digits, and its
--- key; so members sort by arrival. Numbers are never used again: a key that is enqueued anew is a new member.
+-- An entry's key is its tenant, a NUL, and its id. A member is an entry's number, in DIGITS hexadecimal digits, and its key;
+-- so members sort by arrival. Numbers are never used again: a key that is enqueued anew is a new member. There are more
+-- digits than needed, for a member of 64 bytes or less would let sorted sets be stored as lists, which are searched from
+-- end to end.
 
 -- Globals are out of reach while a library loads, `math` among them.
 local INF = 1 / 0
@@ -112,7 +114,16 @@ local function fresh_figures(now, tiers, max_batch)
   return q
 end
 
-local function read_figures(packed, tiers)
+-- The figures as they were last saved: reading them takes longer than comparing them. Not there while a step runs, so
+-- that what a step has begun to change and did not save is not used.
+local kept = {}
+
+local function read_figures(prefix, packed, tiers)
+  local last = kept[prefix]
+  kept[prefix] = nil
+  if last and last.packed == packed then
+    return last.q
+  end
   local stored = struct.unpack('<d', packed)
   local values = {struct.unpack('<' .. string.rep('d', 1 + #PLAIN + stored * #TIERED), packed)}
   local q, at = {}, 2
@@ -146,7 +157,7 @@ local function open(keys, args)
   }
   local packed = redis.call('GET', s.prefix .. 'q')
   if packed then
-    s.q = read_figures(packed, s.tiers)
+    s.q = read_figures(s.prefix, packed, s.tiers)
     s.tiers = #s.q.depth
   else
     s.q = fresh_figures(s.now, s.tiers, tonumber(args[MAX_BATCH]))
@@ -165,7 +176,9 @@ local function save(s)
       values[#values + 1] = list[tier]
     end
   end
-  redis.call('SET', s.prefix .. 'q', struct.pack('<' .. string.rep('d', #values), unpack(values)))
+  local packed = struct.pack('<' .. string.rep('d', #values), unpack(values))
+  redis.call('SET', s.prefix .. 'q', packed)
+  kept[s.prefix] = {packed = packed, q = q}
 end
 
 -- Headers: tier, number, arrival, queue deadline, deadline, then the gateway's name.
@@ -184,16 +197,23 @@ local function read_header(header)
   }
 end
 
+local DIGITS = 32
+local NUMBER = '%0' .. DIGITS .. 'x'
+
 local function member_of(seq, key)
-  return string.format('%012x', seq) .. key
+  return string.format(NUMBER, seq) .. key
+end
+
+local function seq_of(member)
+  return tonumber(string.sub(member, 1, DIGITS), 16)
 end
 
 local function key_of(member)
-  return string.sub(member, 13)
+  return string.sub(member, DIGITS + 1)
 end
 
 local function tenant_of(key)
-  return string.match(key, '^(.*)%z')
+  return string.sub(key, 1, string.find(key, '\0', 1, true) - 1)
 end
 
 local function is_answered(header)
@@ -211,7 +231,7 @@ local function wanted(s, members)
     local header = headers[i]
     if header and not is_answered(header) then
       local entry = read_header(header)
-      if entry.seq == tonumber(string.sub(members[i], 1, 12), 16) then
+      if entry.seq == seq_of(members[i]) then
         entry.key, entry.member, entry.place = keys[i], members[i], i
         found[#found + 1] = entry
       end

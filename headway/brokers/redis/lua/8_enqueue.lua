@@ -59,7 +59,6 @@ local function enqueue(keys, args)
   for tier = 1, s.tiers do
     lanes[tier], arrivals[tier], latest[tier] = {}, {}, {}
   end
-  local stamp = exact(now)
   for i = 1, count do
     local key, base = names[i], at + (i - 1) * ENTRY
     if not known[i] and not seen[key] then
@@ -83,8 +82,8 @@ local function enqueue(keys, args)
         local round = round_of(s, tier, tenant_of(key), latest)
         local lane, arrival = lanes[tier], arrivals[tier]
         lane[#lane + 1], lane[#lane + 2] = round, member
-        arrival[#arrival + 1], arrival[#arrival + 2] = stamp, member
-        due[#due + 1], due[#due + 2] = exact(queue_due), member
+        arrival[#arrival + 1], arrival[#arrival + 2] = now, member
+        due[#due + 1], due[#due + 2] = queue_due, member
         headers[#headers + 1] = key
         headers[#headers + 1] = pack_header(tier, q.seq, now, queue_due, now + timeout, args[base + 2])
         payloads[#payloads + 1], payloads[#payloads + 2] = key, args[base + 5]

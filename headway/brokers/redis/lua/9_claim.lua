@@ -7,19 +7,15 @@ local RULE = {'size', 'headway', 'window', 'rule_rate', 'service', 'pace', 'lead
 
 local function granted(s, slot, fence, lease, replayed)
   local entries = replayed and wanted(s, lease.members) or lease.entries
-  local names, result = {}, {}
+  local names, arrivals, first_due = {}, {}, INF
   for i, entry in ipairs(entries) do
     names[i] = entry.key
-  end
-  local payloads = call_each('HMGET', s.prefix .. 'p', names)
-  local first_due = INF
-  for i, entry in ipairs(entries) do
-    result[#result + 1] = payloads[i]
-    result[#result + 1] = exact(entry.arrived)
+    arrivals[i] = entry.arrived
     first_due = math.min(first_due, entry.due)
   end
+  local payloads = call_each('HMGET', s.prefix .. 'p', names)
   return {'lease', exact(s.now), exact(fence), lease.reason, exact(lease.left_at), exact(lease.ends), exact(first_due - s.now),
-    lease.attempts, result}
+    struct.pack('<' .. string.rep('d', #arrivals), unpack(arrivals)), payloads}
 end
 
 local function depart(s, slot, token, entries, reason, failures, attempts)

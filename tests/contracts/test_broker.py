@@ -13,6 +13,7 @@ from tests.contracts.brokers import (
     AT_ONCE,
     MAX_BATCH,
     MAX_QUEUE,
+    MODELS,
     WHEN_FULL,
     Fixed,
     Harness,
@@ -480,6 +481,37 @@ async def test_only_healthy_workers_are_capacity(harness: Harness) -> None:
     assert await slots() == 1
     await harness.reaping(4.0)
     assert await slots() == 0
+
+
+@story
+async def test_what_policies_go_by_is_told_to_all(harness: Harness) -> None:
+    idle = await harness.peer().loads()
+    assert set(idle) == set(MODELS)
+    assert [(one.rate, one.alpha, one.slots, one.depth, one.departures) for one in idle.values()] == [
+        (0, 0, 0, 0, 0)
+    ] * 2
+    await measure(harness, 0.1, workers=("gpu-0", "gpu-1"))
+    await harness.broker.enqueue([ask() for _ in range(5)])
+    load = (await harness.peer().loads())["m"]
+    assert (load.slots, load.depth, load.departures, load.max_batch) == (2, 5, 3, MAX_BATCH)
+    assert load.rate > 0.0
+    assert load.batch_seconds(MAX_BATCH) == pytest.approx(0.1, rel=0.05)
+    assert 0.0 < load.utilisation <= 1.0
+    other = (await harness.broker.loads())["other"]
+    assert (other.rate, other.slots, other.depth, other.departures) == (0.0, 0, 0, 0)
+
+
+@story
+async def test_the_epoch_stands_while_nothing_is_lost(harness: Harness) -> None:
+    seen = set()
+    for _ in range(3):
+        await harness.broker.enqueue([ask()])
+        await harness.answer(await harness.claim())
+        await drained(harness)
+        await harness.reaping(1.0)
+        seen.add(harness.broker.epoch)
+    assert len(seen) == 1
+    assert seen != {""}
 
 
 @story

@@ -5,12 +5,54 @@ from __future__ import annotations
 import asyncio
 
 from headway.brokers.memory import DeadLetterBox
-from headway.model import DeadLetter, Entry
+from headway.model import Cause, DeadLetter, Entry
+from tests.contracts.brokers import MODELS, Harness, ask, failed, story
 
 
-def letter(id: str, size: int = 10) -> DeadLetter:
-    entry = Entry(id, "m", "x" * size, 0, "t", "g", 1.0, 1.0)
-    return DeadLetter(entry=entry, error="bad", cause="raised", attempts=3, worker="gpu-0", died_at=0.0)
+def letter(id: str, size: int = 10, model: str = "m", died_at: float = 0.0) -> DeadLetter:
+    entry = Entry(id, model, "x" * size, 0, "t", "g", 1.0, 1.0, b'{"temperature":0.5}')
+    return DeadLetter(entry=entry, error="bad", cause="raised", attempts=3, worker="gpu-0", died_at=died_at)
+
+
+@story
+async def test_letters_are_kept_as_they_are_newest_first(harness: Harness) -> None:
+    assert (list(await harness.dead.list()), await harness.dead.count()) == ([], 0)
+    letters = [letter(f"id-{number}", model=MODELS[number % 2], died_at=1000.0 + number) for number in range(5)]
+    for one in letters:
+        await harness.dead.add(one)
+    assert list(await harness.dead.list()) == letters[::-1]
+    assert list(await harness.dead.list(2)) == letters[:2:-1]
+    assert await harness.dead.count() == 5
+    assert await harness.dead.get("id-3") == letters[3]
+    assert await harness.dead.get("unknown") is None
+
+
+@story
+async def test_a_letter_is_purged_once(harness: Harness) -> None:
+    for id in "ab":
+        await harness.dead.add(letter(id))
+    assert await harness.dead.remove("a")
+    assert not await harness.dead.remove("a")
+    assert not await harness.dead.remove("unknown")
+    assert await harness.dead.get("a") is None
+    assert [one.entry.id for one in await harness.dead.list()] == ["b"]
+    assert await harness.dead.count() == 1
+
+
+@story
+async def test_who_dies_again_has_one_letter_the_last(harness: Harness) -> None:
+    entry = ask(id="a")
+    await harness.dead.add(letter("a", died_at=1.0))
+    await harness.dead.add(letter("b", died_at=2.0))
+    await harness.broker.enqueue([entry])
+    for _ in range(3):
+        await harness.broker.release(await harness.claim(), failed(Cause.CRASHED))
+        await harness.advance(1.0)
+    newest, other = await harness.dead.list()
+    assert (newest.entry, newest.error, other.entry.id) == (entry, "it crashed", "b")
+    assert newest == await harness.dead.get("a")
+    assert newest.died_at > 2.0
+    assert await harness.dead.count() == 2
 
 
 def kept(box: DeadLetterBox) -> list[str]:

@@ -109,7 +109,7 @@ async def _claim_on(broker: RedisBroker, worker: str, done: Done) -> None:
         done.asked.append(time.time())
         claimed = await _surely(done, lambda: broker.claim(slot, policy))
         if isinstance(claimed, Wait):
-            await broker.listen(slot, claimed.until)
+            await _surely(done, partial(broker.listen, slot, claimed.until))
             continue
         done.grants.append((claimed.granted_at, len(claimed.entries), worker))
         await asyncio.sleep(BATCH_SECONDS)

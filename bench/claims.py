@@ -8,7 +8,7 @@ Worker hosts are tasks in one process here, each with connections of its own to 
 for its batch time; so what is measured is the claims and not the functions. The load grows with the hosts (80
 requests/s for each, in batches of at most 10 that take 100 ms), so that batches are equally full and a request costs
 the same if nothing grows. The gateway is a task in another process that enqueues what has come in the last two
-milliseconds, and reads the answers.
+milliseconds, and reads the answers. What waiting costs is measured before there is any load.
 
 Redis is on the core of servers, the rest on the other. Spacing is the coefficient of variation of the intervals between
 departures: 0 is even, 1 is random. With shards each of them spaces the departures of the slots that are at home in it.
@@ -41,10 +41,24 @@ HOSTS, SHARDS = (4, 16, 64), (1, 16)
 EACH = 80.0
 """Requests per second for each host."""
 WARM_UP = 5.0
+IDLE_SECONDS = 2.0
 END_SECONDS = 30.0
-SPREAD = 1.1 / 0.9
+STEP_SECONDS = 2.0
+GROWTH = 1.1
+"""Most that a cost may grow from the fewest hosts to the most."""
 UNEVEN = 0.5
 """Largest coefficient of variation of the intervals that still counts as even."""
+
+TABLES = {
+    "what is carried, and how evenly (intervals between departures in ms)": (
+        "hosts", "offered/s", "answered/s", "claims/s", "batch", "interval", "CV", "CV at home", "unavailable", "amiss",
+    ),
+    "what it costs (CPU in µs; calls by Redis's own clock)": (
+        "hosts", "redis µs/claim", "redis µs/request", "host µs/claim", "gateway µs/request", "tries/claim",
+        "scripts/request", "µs a claim call", "µs a completion call",
+    ),
+    "what waiting costs, without load (shares of a core)": ("hosts", "idle calls/s", "idle redis %", "idle hosts %"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +85,11 @@ def main() -> int:
     for number in options.shards:
         rows = [_measure(findings, Load(hosts, number), options.seconds) for hosts in options.hosts]
         title = f"{number} shard{'s' if number > 1 else ''}"
-        findings.table(f"{title}; CPU in µs, intervals between departures in ms", rows)
-        for what in ("redis/claim", "redis/request"):
-            every = [row[what] for row in rows]
-            bound = f"{title}: {what}, largest to smallest over all numbers of hosts"
-            findings.at_most(bound, max(every) / min(every), round(SPREAD, 2))
+        for heading, columns in TABLES.items():
+            findings.table(f"{title}; {heading}", [{name: row[name] for name in columns} for row in rows])
+        for what in ("redis µs/claim", "redis µs/request", "µs a claim call"):
+            bound = f"{title}: {what}, with the most hosts against the fewest"
+            findings.at_most(bound, rows[-1][what] / rows[0][what], GROWTH)
         worst = max(row["CV at home"] for row in rows)
         findings.at_most(f"{title}: unevenness of departures (0 even, 1 random)", worst, UNEVEN)
         findings.none(f"{title}: entries refused, lost or answered wrongly", sum(row["amiss"] for row in rows))
@@ -87,6 +101,7 @@ def _measure(findings: Findings, load: Load, seconds: float) -> dict[str, float]
         hosts = _Part("hosts", redis, load)
         try:
             hosts.wait_until_ready()
+            idle = _idle(redis, hosts)
             gateway = _Part("gateway", redis, load)
             try:
                 gateway.wait_until_ready()
@@ -94,13 +109,33 @@ def _measure(findings: Findings, load: Load, seconds: float) -> dict[str, float]
                 begun, used, asked = time.time(), _usage(redis, hosts, gateway), redis.operations()
                 time.sleep(seconds)
                 ended, spent, asked = time.time(), _usage(redis, hosts, gateway), redis.operations() - asked
+                with redis.stepping() as took:
+                    time.sleep(STEP_SECONDS)
             finally:
                 ours = gateway.end()
         finally:
             theirs = hosts.end()
     findings.keep(f"{load.hosts} hosts, {load.shards} shards", asked)
     cpu = {name: spent[name] - used[name] for name in spent}
-    return _row(load, theirs, ours, begun, ended, cpu, asked)
+    calls = {
+        "µs a claim call": statistics.fmean(took["claim"]),
+        "µs a completion call": statistics.fmean(took["complete"]),
+    }
+    return _row(load, theirs, ours, begun, ended, cpu, asked) | idle | calls
+
+
+def _idle(redis: Redis, hosts: _Part) -> dict[str, float]:
+    """What waiting costs, with no load at all."""
+    time.sleep(IDLE_SECONDS)
+    used, asked = _usage(redis, hosts), redis.operations()
+    time.sleep(IDLE_SECONDS)
+    spent, asked = _usage(redis, hosts), redis.operations() - asked
+    shares = {name: 100 * (spent[name] - used[name]) / IDLE_SECONDS for name in spent}
+    return {
+        "idle calls/s": asked.scripts / IDLE_SECONDS,
+        "idle redis %": shares["redis"],
+        "idle hosts %": shares["hosts"],
+    }
 
 
 def _row(
@@ -114,14 +149,15 @@ def _row(
     claims = len(grants)
     return {
         "hosts": load.hosts,
-        "requests/s": answers / (ended - begun),
+        "offered/s": load.rate,
+        "answered/s": answers / (ended - begun),
         "claims/s": claims / (ended - begun),
         "batch": statistics.fmean(size for _, size, _ in grants),
         "tries/claim": tries / claims,
-        "redis/claim": cpu["redis"] / claims * 1e6,
-        "redis/request": cpu["redis"] / answers * 1e6,
-        "host/claim": cpu["hosts"] / claims * 1e6,
-        "gateway/request": cpu["gateway"] / answers * 1e6,
+        "redis µs/claim": cpu["redis"] / claims * 1e6,
+        "redis µs/request": cpu["redis"] / answers * 1e6,
+        "host µs/claim": cpu["hosts"] / claims * 1e6,
+        "gateway µs/request": cpu["gateway"] / answers * 1e6,
         "scripts/request": asked.scripts / answers,
         "interval": 1000 * (ended - begun) / claims,
         "CV": variation([instant for instant, _, _ in grants]),
@@ -186,7 +222,7 @@ class _Part:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Claims by many worker hosts on one Redis.")
     parser.add_argument("--seconds", type=float, default=15.0, help="of each load (default %(default)g)")
-    parser.add_argument("--hosts", type=int, nargs="+", default=list(HOSTS), help="how many worker hosts")
+    parser.add_argument("--hosts", type=int, nargs="+", default=list(HOSTS), help="how many worker hosts, fewest first")
     parser.add_argument("--shards", type=int, nargs="+", default=list(SHARDS), help="how many shards")
     return parser.parse_args()
 

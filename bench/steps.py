@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections import defaultdict
 
 import fleet
 import generators
@@ -21,7 +20,6 @@ from findings import Findings
 
 BATCH_MS, MAX_BATCH = 20.0, 64
 WARM_UP = 3.0
-MOST_LOGGED = 1_000_000
 
 
 def main() -> int:
@@ -45,17 +43,8 @@ def main() -> int:
 def _measure(rate: float, seconds: float, gpus: int) -> tuple[list[dict[str, object]], str]:
     with fleet.emulated(BATCH_MS, MAX_BATCH, hosts=1, gpus=gpus, name="steps") as made:
         generators.open_loop(made, rate, WARM_UP)
-        with made.redis.client() as client:
-            client.config_set("slowlog-max-len", MOST_LOGGED)
-            client.config_set("slowlog-log-slower-than", 0)
-            client.slowlog_reset()
+        with made.redis.stepping() as took:
             measured = generators.open_loop(made, rate, seconds, "--expect", "upper")
-            client.config_set("slowlog-log-slower-than", -1)
-            log = client.slowlog_get(MOST_LOGGED)
-    took: defaultdict[str, list[int]] = defaultdict(list)
-    for entry in log:
-        words = entry["command"].split(b" ")
-        took[(words[1] if words[0] == b"FCALL" else words[0]).decode()].append(entry["duration"])
     requests = max(1, measured.report.total.answered)
     rows: list[dict[str, object]] = [
         {

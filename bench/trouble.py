@@ -35,7 +35,10 @@ REDIS_AWAY = (0.1, 2.0)
 """Seconds that Redis is gone or paused."""
 START_AGAIN = 1.0
 """Seconds between attempts to start a process that did not come up, because Redis was away."""
+MOST_STARTS = 10
+"""Such attempts, after which this program gives up."""
 WATCH_EVERY = 0.25
+"""Seconds between two looks for processes that ended by themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,12 +215,14 @@ class Trouble:
         self._units.remove(unit)
         self._rosters()[unit.role].remove(unit.server)
         await asyncio.sleep(self._dice.uniform(*GONE))
-        while True:
+        for attempt in range(1, MOST_STARTS + 1):
             server = self._fleet.start(unit.role)
             try:
                 await asyncio.to_thread(fleet.wait_until_up, unit.role, server)
             except Broken:
                 self.false_starts += 1
+                if attempt == MOST_STARTS:
+                    raise
                 await asyncio.sleep(START_AGAIN)
             except BaseException:
                 server.kill()

@@ -72,7 +72,6 @@ async def test_a_loss_shows_in_the_epoch_and_what_was_lost_is_let_in_again(
     assert list(await drained(harness)) == ["a"]
 
 
-@pytest.mark.xfail(reason="fences begin at 1 again, so that the stale lease passes for the fresh one")
 @story
 async def test_a_lease_of_before_the_loss_is_fenced_off_after_it(harness: Harness, server: RunningServer) -> None:
     entry = ask(id="a")
@@ -90,7 +89,6 @@ async def test_a_lease_of_before_the_loss_is_fenced_off_after_it(harness: Harnes
     assert (await drained(harness))["a"].output == output(entry.input)
 
 
-@pytest.mark.xfail(reason="the server has forgotten who listens, and nobody tells the slots")
 @story
 async def test_slots_that_sleep_through_a_loss_are_woken_after_it(harness: Harness, server: RunningServer) -> None:
     assert await harness.broker.claim(slot(), AT_ONCE) == Wait(None)

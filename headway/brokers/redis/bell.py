@@ -84,6 +84,17 @@ class Bell:
             if self._sleepers.get(worker) is sleeper:
                 del self._sleepers[worker]
 
+    def wake(self, worker: str) -> None:
+        """Have a slot claim, if it listens."""
+        sleeper = self._sleepers.get(worker)
+        if sleeper is not None:
+            sleeper.wake()
+
+    def wake_all(self) -> None:
+        """Have every slot that listens claim."""
+        for sleeper in self._sleepers.values():
+            sleeper.wake()
+
     async def close(self) -> None:
         """Listen no more."""
         if self._task is not None:

@@ -12,7 +12,6 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-import msgspec
 import structlog
 import uuid_utils
 
@@ -21,9 +20,9 @@ from headway.brokers.redis import wire
 from headway.brokers.redis.line import SHARDS, Granted, Line, Look
 from headway.brokers.redis.link import Link
 from headway.brokers.redis.mailbox import Mailbox
+from headway.brokers.redis.registry import Registry
 from headway.core import shards as sharding
 from headway.core.departure import Load, Policy
-from headway.core.health import judged
 from headway.core.queue import QueueLimits
 from headway.errors import BrokerUnavailable
 from headway.model import (
@@ -86,6 +85,7 @@ class RedisBroker:
             for model, limits in models.items()
         }
         self._every = [line for lines in self._lines.values() for line in lines]
+        self._registry = Registry(link)
         self._tally = tally
         self._dice = dice
         self._shards = shards
@@ -239,18 +239,14 @@ class RedisBroker:
             self._homes[worker.worker_id] = home
             if before is not None and before is not home:
                 await before.forget(worker.worker_id)
+                before.bell.wake(worker.worker_id)  # It sleeps at its old home, and is needed at the new one.
                 await before.unlisten(worker.worker_id)
-        await self._home(worker.worker_id, worker.model).beat(worker)
+        home = self._home(worker.worker_id, worker.model)
+        await asyncio.gather(home.beat(worker), self._registry.record(worker))
 
     async def workers(self) -> Sequence[WorkerInfo]:
         """See Broker."""
-        newest: dict[str, WorkerInfo] = {}
-        for look in await self._look():
-            for worker in look.workers:
-                known = newest.get(worker.worker_id)
-                if known is None or known.last_heartbeat < worker.last_heartbeat:
-                    newest[worker.worker_id] = _aged(worker, look.now)
-        return list(newest.values())
+        return await self._registry.workers()
 
     async def depths(self) -> Sequence[TierDepth]:
         """See Broker."""
@@ -356,11 +352,6 @@ class RedisBroker:
             if worker.status is WorkerStatus.HEALTHY:
                 census.setdefault(worker.model, []).append(worker.worker_id)
         self._census = census
-
-
-def _aged(worker: WorkerInfo, now: float) -> WorkerInfo:
-    status = judged(worker.status, now - worker.last_heartbeat)
-    return worker if status is worker.status else msgspec.structs.replace(worker, status=status)
 
 
 def _together(loads: Sequence[Load]) -> Load:

@@ -23,6 +23,8 @@ REAP_EVERY = 0.05
 """Most seconds between two reaps: how late an expiry may be."""
 REAPER_SECONDS = 0.25
 """For how long one process is the one that reaps."""
+STANDBY_SECONDS = 0.1
+"""How often others look whether it still is: each, on average, after half of this times their number."""
 
 _NUMBERS: dict[str, float] = {
     "RULE_AGE": RULE_AGE,
@@ -30,6 +32,7 @@ _NUMBERS: dict[str, float] = {
     "WATCH_GRACE": WATCH_GRACE,
     "REAP_EVERY": REAP_EVERY,
     "REAPER_SECONDS": REAPER_SECONDS,
+    "STANDBY_SECONDS": STANDBY_SECONDS,
     "SWEEP_SECONDS": 10.0,
     "GATEWAY_SECONDS": 60.0,
     "WORKER_SECONDS": 120.0,

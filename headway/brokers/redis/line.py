@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -52,12 +52,11 @@ class Granted:
 
 @dataclass(slots=True)
 class Look:
-    """What a queue tells of itself: depth and wait in seconds by tier, its load, its workers."""
+    """What a queue tells of itself: its load, and by tier its depth and how long the oldest entry has waited, in seconds."""
 
     now: float
     load: Load
     tiers: list[tuple[int, float]]
-    workers: list[WorkerInfo] = field(default_factory=list)
 
 
 class Line:
@@ -200,9 +199,8 @@ class Line:
         self._note(*await self._call("unlisten", f"{self.link.process}\0{worker}"))
 
     async def beat(self, worker: WorkerInfo) -> None:
-        """Record a heartbeat."""
-        healthy = int(worker.status is WorkerStatus.HEALTHY)
-        self._note(*await self._call("beat", worker.worker_id, healthy, wire.pack_worker(worker)))
+        """Note whether a slot that is at home here is healthy."""
+        self._note(*await self._call("beat", worker.worker_id, int(worker.status is WorkerStatus.HEALTHY)))
 
     async def forget(self, worker: str) -> None:
         """Drop a worker that is at home elsewhere from now on."""
@@ -210,11 +208,11 @@ class Line:
 
     async def look(self) -> Look:
         """What it tells of itself."""
-        now, born, load, tiers, workers = await self._call("look")
+        now, born, load, tiers = await self._call("look")
         self._note(now, born)
         instant = float(now)
         waits = [(depth, instant - float(since)) for depth, since in zip(tiers[::2], tiers[1::2], strict=True)]
-        return Look(instant, wire.read_load(load)[1], waits, [wire.read_worker(one) for one in workers[1::2]])
+        return Look(instant, wire.read_load(load)[2], waits)
 
     async def glance(self) -> tuple[int, int]:
         """Depth, and slots at home."""
@@ -269,16 +267,19 @@ class Line:
     async def _call(self, function: str, *arguments: object) -> Any:
         return await self.link.call(function, self._key, *self._head(), *arguments)
 
-    def _note(self, now: bytes, born: bytes) -> None:
+    def _note(self, now: bytes | float, born: bytes | float) -> None:
         self._offset = float(now) - asyncio.get_running_loop().time()
         found = float(born)
         if found != self.born:
-            self.losses += self.born != 0.0
+            if self.born != 0.0:
+                self.losses += 1
+                self.bell.wake_all()  # The server no longer knows who listens.
             self.born = found
 
     def _learn(self, load: bytes) -> None:
-        self._load = wire.read_load(load)
-        self._offset = self._load[0] - asyncio.get_running_loop().time()
+        now, born, known = wire.read_load(load)
+        self._load = now, known
+        self._note(now, born)
 
     def _rule(self, policy: Policy) -> tuple[float, ...]:
         """The numbers of the rule for the last known load, after its instant and slots; those alone when it is too old."""

@@ -90,7 +90,7 @@ encode = msgspec.msgpack.Encoder().encode
 
 _LETTER = struct.Struct(">ddI")
 _STAMP = struct.Struct("<d")
-_LOAD = struct.Struct("<11d")
+_LOAD = struct.Struct("<12d")
 
 
 def key_of(tenant: str, id: str) -> bytes:
@@ -169,11 +169,11 @@ def read_letter(packed: bytes) -> DeadLetter:
     )
 
 
-def read_load(packed: bytes) -> tuple[float, Load]:
-    """The instant, and what was known of the queue then."""
-    now, rate, alpha, beta, slots, limit, depth, utilisation, wait, departures, deviation = _LOAD.unpack(packed)
+def read_load(packed: bytes) -> tuple[float, float, Load]:
+    """The instant, the queue's birth, and what was known of it then."""
+    now, born, rate, alpha, beta, slots, limit, depth, utilisation, wait, departures, deviation = _LOAD.unpack(packed)
     load = Load(rate, alpha, beta, int(slots), int(limit), int(depth), utilisation, wait, int(departures), deviation)
-    return now, load
+    return now, born, load
 
 
 def read_stamped(packed: bytes) -> tuple[float, bytes]:
@@ -226,11 +226,6 @@ def _failed(fields: dict[bytes, bytes], left_at: float, ended_at: float, size: i
             failure = verdicts.spent(batch, size)
         replies.append(Reply(id, tenant, None, failure, ran, queued, attempts))
     return replies
-
-
-def pack_worker(worker: WorkerInfo) -> bytes:
-    """A line of the registry."""
-    return encode(worker)
 
 
 def read_worker(packed: bytes) -> WorkerInfo:

@@ -1,11 +1,9 @@
--- Workers, and the housekeeping that somebody must do even when nobody asks for work.
+-- The slots at home, and the housekeeping that somebody must do even when nobody asks for work.
 
--- beat: a worker's heartbeat. Arguments after the head: worker, whether it is healthy, what it says of itself.
+-- beat: the heartbeat of a slot that is at home here. Arguments after the head: worker, whether it is healthy.
 redis.register_function{function_name = VERSION .. '_beat', flags = {'allow-oom'}, callback = function(keys, args)
   local s = open(keys, args)
   local worker, stamp = args[HEAD + 1], exact(s.now)
-  redis.call('HSET', s.prefix .. 'w', worker, struct.pack('<d', s.now) .. args[HEAD + 3])
-  redis.call('ZADD', s.prefix .. 'v', stamp, worker)
   if args[HEAD + 2] == '1' then
     redis.call('ZADD', s.prefix .. 'h', stamp, worker)
   else
@@ -18,11 +16,9 @@ redis.register_function{function_name = VERSION .. '_beat', flags = {'allow-oom'
   return {stamp, exact(s.q.born)}
 end}
 
--- forget: drop a worker that serves another queue from now on.
+-- forget: drop a slot that is at home elsewhere from now on.
 redis.register_function{function_name = VERSION .. '_forget', flags = {'allow-oom'}, callback = function(keys, args)
   local s = open(keys, args)
-  redis.call('HDEL', s.prefix .. 'w', args[HEAD + 1])
-  redis.call('ZREM', s.prefix .. 'v', args[HEAD + 1])
   redis.call('ZREM', s.prefix .. 'h', args[HEAD + 1])
   if count_slots(s) then
     ring(s)
@@ -31,7 +27,7 @@ redis.register_function{function_name = VERSION .. '_forget', flags = {'allow-oo
   return {exact(s.now), exact(s.q.born)}
 end}
 
--- look: the instant, the birth, the load, then for each tier its depth and since when the oldest waits, then the workers.
+-- look: the instant, the birth, the load, then for each tier its depth and since when the oldest waits.
 redis.register_function{function_name = VERSION .. '_look', flags = {'allow-oom'}, callback = function(keys, args)
   local s = open(keys, args)
   local depths, oldest = {}, {}
@@ -52,13 +48,13 @@ redis.register_function{function_name = VERSION .. '_look', flags = {'allow-oom'
   for tier = 1, s.tiers do
     tiers[#tiers + 1], tiers[#tiers + 2] = depths[tier], exact(oldest[tier])
   end
-  return {exact(s.now), exact(s.q.born), load_of(s), tiers, redis.call('HGETALL', s.prefix .. 'w')}
+  return {exact(s.now), exact(s.q.born), load_of(s), tiers}
 end}
 
 -- glance: the depth, and the slots at home.
 redis.register_function{function_name = VERSION .. '_glance', flags = {'no-writes', 'allow-oom'}, callback = function(keys, args)
   local q = open(keys, args).q
-  return {q.fresh, q.slots}
+  return {q.fresh + q.suspects, q.slots}
 end}
 
 -- stage: where an entry stands: 0 not known or at its end, 1 waiting, 2 running.
@@ -106,11 +102,7 @@ local function sweep(s)
       end
     until cursor == '0'
   end
-  for _, worker in ipairs(redis.call('ZRANGEBYSCORE', s.prefix .. 'v', '-inf', exact(s.now - WORKER_SECONDS))) do
-    redis.call('ZREM', s.prefix .. 'v', worker)
-    redis.call('ZREM', s.prefix .. 'h', worker)
-    redis.call('HDEL', s.prefix .. 'w', worker)
-  end
+  redis.call('ZREMRANGEBYSCORE', s.prefix .. 'h', '-inf', exact(s.now - WORKER_SECONDS))
 end
 
 -- reap: take back leases that outlived their end, expire what is overdue, wake who was forgotten. One process does so at
@@ -120,7 +112,10 @@ redis.register_function{function_name = VERSION .. '_reap', flags = {'allow-oom'
   local s = open(keys, args)
   local q, now, p = s.q, s.now, s.prefix
   if q.reaper_until > now and redis.call('GET', p .. 'm') ~= args[HEAD + 1] then
-    return {exact(q.reaper_until - now), 0, exact(now), exact(q.born)}
+    -- The more there are to take over, the more seldom each of them looks.
+    local others = redis.call('ZCARD', p .. 'h') + redis.call('ZCARD', p .. 'g') + 1
+    local pause = q.reaper_until - now + tonumber(args[HEAD + 2]) * STANDBY_SECONDS * others
+    return {exact(pause), 0, exact(now), exact(q.born)}
   end
   redis.call('SET', p .. 'm', args[HEAD + 1])
   q.reaper_until = now + REAPER_SECONDS

@@ -1,8 +1,33 @@
 -- The fleet: its key is one prefix for all models. Arguments begin with the clock.
 --
+--   w          hash    worker → when it was heard of, and what it said of itself
 --   k          hash    process → when it was heard of, and what it said of itself
 --   j          string  the leading controller and until when
 --   capacity   hash    model → when it was measured, and the capacity
+
+redis.register_function{function_name = VERSION .. '_register', flags = {'allow-oom'}, callback = function(keys, args)
+  redis.call('HSET', keys[1] .. 'w', args[2], struct.pack('<d', clock(args[1])) .. args[3])
+  return 1
+end}
+
+-- The hash's values that are not older than so many seconds; older ones are forgotten.
+local function recent(key, since)
+  local found, all = {}, redis.call('HGETALL', key)
+  for i = 1, #all, 2 do
+    if struct.unpack('<d', all[i + 1]) >= since then
+      found[#found + 1] = all[i + 1]
+    else
+      redis.call('HDEL', key, all[i])
+    end
+  end
+  return found
+end
+
+-- workers: the instant, and the registry.
+redis.register_function{function_name = VERSION .. '_workers', flags = {'allow-oom'}, callback = function(keys, args)
+  local now = clock(args[1])
+  return {exact(now), recent(keys[1] .. 'w', now - WORKER_SECONDS)}
+end}
 
 redis.register_function{function_name = VERSION .. '_attend', flags = {'allow-oom'}, callback = function(keys, args)
   redis.call('HSET', keys[1] .. 'k', args[2], struct.pack('<d', clock(args[1])) .. args[3])
@@ -19,16 +44,7 @@ redis.register_function{function_name = VERSION .. '_leave', flags = {'allow-oom
 end}
 
 redis.register_function{function_name = VERSION .. '_members', flags = {'allow-oom'}, callback = function(keys, args)
-  local since, found = clock(args[1]) - OFFLINE_AFTER, {}
-  local all = redis.call('HGETALL', keys[1] .. 'k')
-  for i = 1, #all, 2 do
-    if struct.unpack('<d', all[i + 1]) >= since then
-      found[#found + 1] = all[i + 1]
-    else
-      redis.call('HDEL', keys[1] .. 'k', all[i])
-    end
-  end
-  return found
+  return recent(keys[1] .. 'k', clock(args[1]) - OFFLINE_AFTER)
 end}
 
 redis.register_function{function_name = VERSION .. '_lead', flags = {'allow-oom'}, callback = function(keys, args)

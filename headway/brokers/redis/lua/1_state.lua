@@ -17,9 +17,7 @@
 --   c          zset    slot that was woken and has not claimed yet → until when that is waited for
 --   b:<process> list   the bell of a process: which of its slots should claim, or when
 --   n          hash    slot → token of its last granted claim, and the fence it got
---   w          hash    worker → what it last said of itself
---   h          zset    healthy worker → its last heartbeat
---   v          zset    worker → its last heartbeat
+--   h          zset    healthy slot at home here → its last heartbeat
 --   r:<gateway> stream replies
 --   g          zset    gateway → when it was last heard of
 --   m          string  the process that reaps
@@ -101,6 +99,7 @@ local function fresh_figures(now, tiers, max_batch)
     q[name] = START[name] or 0
   end
   q.born = now
+  q.fence = math.floor(now * 1000)  -- Above those of a state that was lost, lest its leases pass for new ones.
   q.saved = budget_reserve(max_batch)
   q.max_batch = max_batch
   q.limit = max_batch

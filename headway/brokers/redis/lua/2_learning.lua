@@ -58,13 +58,13 @@ local function note_busy(q, now)
   q.busy_at = now
 end
 
--- What policies go by, in the order of `core.departure.Load`, the instant first.
+-- What policies go by, in the order of `core.departure.Load`, after the instant and the queue's birth.
 local function load_of(s)
   local q, now, rate = s.q, s.now, 0
   for tier = 1, s.tiers do
     rate = rate + rate_of(q, tier, now)
   end
-  return struct.pack('<ddddddddddd', now, rate, q.alpha, q.beta, q.slots, q.limit, q.fresh, q.utilisation, q.wait,
+  return struct.pack('<dddddddddddd', now, q.born, rate, q.alpha, q.beta, q.slots, q.limit, q.fresh, q.utilisation, q.wait,
     q.departures, q.deviation)
 end
 

@@ -1,0 +1,38 @@
+"""The registry of workers: one list for all queues."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from headway.brokers.redis import wire
+from headway.brokers.redis.link import Link
+from headway.core.health import judged
+from headway.model import WorkerInfo
+
+
+class Registry:
+    """What workers last said of themselves, in the server.
+
+    Arguments:
+        link: to the server.
+    """
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._key = f"{link.prefix}:{{fleet}}:"
+
+    async def record(self, worker: WorkerInfo) -> None:
+        """Write down a heartbeat."""
+        await self._link.call("register", self._key, self._link.clock_text(), worker.worker_id, wire.encode(worker))
+
+    async def workers(self) -> Sequence[WorkerInfo]:
+        """All that were heard of of late, each as it is to be believed now."""
+        now, packed = await self._link.call("workers", self._key, self._link.clock_text())
+        return [_aged(wire.read_worker(one), float(now)) for one in packed]
+
+
+def _aged(worker: WorkerInfo, now: float) -> WorkerInfo:
+    status = judged(worker.status, now - worker.last_heartbeat)
+    return worker if status is worker.status else msgspec.structs.replace(worker, status=status)

@@ -10,22 +10,29 @@
 
 Nothing decides here when a batch leaves or who rides: the broker does, at the claim. A slot counts as capacity
 only while it is healthy: its backend is up, warm, and its breaker closed.
+
+While the broker is out of reach nothing is claimed, and what came of the batch that was running is told as soon as
+it is back.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+import contextlib
+import random
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 
 from headway.core.breaker import Breaker, State
 from headway.core.departure import RETRY, Policy
 from headway.core.health import BEAT_EVERY
-from headway.errors import BackendError, BadOutput, BatchTimeout, HeadwayError, WorkerCrashed
+from headway.core.retry import backoff
+from headway.errors import BackendError, BadOutput, BatchTimeout, BrokerUnavailable, HeadwayError, WorkerCrashed
 from headway.model import WARM_UP, BatchFailure, Cause, Entry, Item, Lease, Slot, Wait, WorkerInfo, WorkerStatus
+from headway.outage import Outage
 from headway.ports import Backend, Broker
 from headway.supervisor import Supervisor
 from headway.tally import Tally
@@ -40,6 +47,11 @@ START_BACKOFF_CAP = 30.0
 """Longest such pause, seconds."""
 BUSY_WEIGHT = 0.3
 """Weight of the last second in the utilisation."""
+LEAST_PATIENCE = 1.0
+"""Least seconds for which a broker that is out of reach is told again what came of a batch: those who ride with the
+first to give up may have more time."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +73,7 @@ class Batcher:
         limits: of a run.
         tally: counts.
         clock: monotonic seconds.
+        dice: uniform in [0, 1), for pauses.
     """
 
     def __init__(
@@ -73,6 +86,8 @@ class Batcher:
         limits: Limits,
         tally: Tally,
         clock: Callable[[], float],
+        *,
+        dice: Callable[[], float] = random.random,
     ) -> None:
         self.slot = slot
         self._make_backend = make_backend
@@ -82,6 +97,9 @@ class Batcher:
         self._limits = limits
         self._tally = tally
         self._clock = clock
+        self._dice = dice
+        self._outage = Outage(slot.worker, clock)
+        self._unanswered = 0
         self._backend: Backend | None = None
         self._status = WorkerStatus.STARTING
         self._fresh: Backend | None = None
@@ -162,13 +180,13 @@ class Batcher:
         self._retire = self._fresh is not None  # It may have come while this one was starting.
         try:
             while not self._draining and not gone.done() and not self._retire:
-                await self._serve_one(backend)
+                await self._serve_one(backend, gone)
         finally:
             gone.cancel()
             if not self._draining:
                 await self._swap()
 
-    async def _serve_one(self, backend: Backend) -> None:
+    async def _serve_one(self, backend: Backend, gone: asyncio.Future[None]) -> None:
         now = self._clock()
         if not self._breaker.allow(now):
             if self._breaker.state(now) is State.OPEN:
@@ -180,11 +198,28 @@ class Batcher:
             return
         if self._status is WorkerStatus.DEGRADED:
             await self._become(WorkerStatus.HEALTHY)
-        claimed = await self._broker.claim(self.slot, self._policy)
-        if isinstance(claimed, Wait):
-            await self._idle(self._broker.listen(self.slot, claimed.until))
+        lease = await self._claimed()
+        if lease is None:
+            return
+        if self._draining or self._retire or gone.done():  # It came to that during the call.
+            await self._tell(lease, lambda: self._broker.release(lease), self._clock())
         else:
-            await self._run(backend, claimed)
+            await self._run(backend, lease)
+
+    async def _claimed(self) -> Lease | None:
+        """The batch that leaves now; or None, when it is worth asking again."""
+        try:
+            claimed = await self._broker.claim(self.slot, self._policy)
+            await self._reached()
+            if isinstance(claimed, Wait):
+                await self._idle(self._broker.listen(self.slot, claimed.until))
+        except BrokerUnavailable as error:
+            self._outage.failed(self._clock(), error)
+            self._unanswered += 1
+            await self._idle(asyncio.sleep(backoff(self._unanswered, self._dice())))
+            return None
+        self._unanswered = 0
+        return claimed if isinstance(claimed, Lease) else None
 
     async def _probe(self, backend: Backend) -> None:
         """Find out whether the backend works, by an input that is nobody's: several batches in a row may have failed
@@ -218,7 +253,8 @@ class Batcher:
             broken = backend.pid != 0 and isinstance(exc, WorkerCrashed | BatchTimeout)
             await self._failed(lease, BatchFailure(exc.cause, str(exc), self.slot.worker, exc.shown), since, broken)
         except asyncio.CancelledError:
-            await self._broker.release(lease, BatchFailure(Cause.LEASE_LOST, "shut down", self.slot.worker))
+            with contextlib.suppress(BrokerUnavailable):  # Then the lease lapses.
+                await self._broker.release(lease, BatchFailure(Cause.LEASE_LOST, "shut down", self.slot.worker))
             raise
         except Exception as exc:
             log.exception("the backend broke", worker=self.slot.worker)
@@ -230,10 +266,10 @@ class Batcher:
 
     async def _succeeded(self, lease: Lease, items: Sequence[Item], since: float) -> None:
         seconds = self._clock() - since
-        settled = await self._broker.complete(lease, items)
+        settled = await self._tell(lease, lambda: self._broker.complete(lease, items), since)
         self._breaker.success()
         self._note_run(lease, seconds)
-        if settled.departed:
+        if settled is not None and settled.departed:
             self._tally.wasted_seconds["departed"] += seconds * settled.departed / len(lease.entries)
         if self._status is not WorkerStatus.HEALTHY:
             await self._become(WorkerStatus.HEALTHY)
@@ -255,7 +291,32 @@ class Batcher:
         if broken:
             self._retire = True
             await self._become(WorkerStatus.STARTING)
-        await self._broker.release(lease, failure)
+        await self._tell(lease, lambda: self._broker.release(lease, failure), since)
+
+    async def _tell(self, lease: Lease, tell: Callable[[], Awaitable[T]], since: float) -> T | None:
+        """Tell the broker what came of a batch, again and again until it answers, so that a short outage costs no
+        answer. None when it did not before the first of the batch gave up."""
+        until = max(since + lease.patience, self._clock() + LEAST_PATIENCE)
+        failures = 0
+        while True:
+            try:
+                answer = await tell()
+                break
+            except BrokerUnavailable as error:
+                self._outage.failed(self._clock(), error)
+                failures += 1
+                pause = backoff(failures, self._dice())
+                if self._clock() + pause > until:
+                    log.warning("nobody could be told what came of a batch", worker=self.slot.worker, error=str(error))
+                    return None
+                await asyncio.sleep(pause)
+        await self._reached()
+        return answer
+
+    async def _reached(self) -> None:
+        """The broker answers. After an outage it may have forgotten this slot, or think that it is gone."""
+        if self._outage.over():
+            await self._beat()
 
     def _note_run(self, lease: Lease, seconds: float) -> None:
         tally, model, size = self._tally, self.slot.model, len(lease.entries)
@@ -304,17 +365,17 @@ class Batcher:
 
     async def _beat(self) -> None:
         self._tally.breaker_state[self.slot.worker] = self._breaker.state(self._clock())
-        await self._broker.beat(
-            WorkerInfo(
-                worker_id=self.slot.worker,
-                model=self.slot.model,
-                status=self._status,
-                utilisation=self._utilisation,
-                in_flight=int(self._running_since is not None),
-                restarts=max(self._restarts, 0),
-                pid=self._backend.pid if self._backend is not None else 0,
-            )
+        beat = WorkerInfo(
+            worker_id=self.slot.worker,
+            model=self.slot.model,
+            status=self._status,
+            utilisation=self._utilisation,
+            in_flight=int(self._running_since is not None),
+            restarts=max(self._restarts, 0),
+            pid=self._backend.pid if self._backend is not None else 0,
         )
+        with contextlib.suppress(BrokerUnavailable):  # The next one will tell.
+            await self._broker.beat(beat)
 
     async def _beat_on(self) -> None:
         """A heartbeat each second: renews the lease of what runs, and tells the busy share of the seconds before."""
@@ -324,7 +385,8 @@ class Batcher:
             await self._beat()
             await asyncio.sleep(BEAT_EVERY)
             if self._lease is not None:
-                await self._broker.extend(self._lease)
+                with contextlib.suppress(BrokerUnavailable):
+                    await self._broker.extend(self._lease)
             now = self._clock()
             busy = self._busy + (now - self._running_since if self._running_since is not None else 0.0)
             share = min(max((busy - counted) / max(now - last, 1e-9), 0.0), 1.0)

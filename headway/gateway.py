@@ -1,19 +1,24 @@
 """The gateway holds the client's side: who waits for what, until when.
 
-Per request there is one small record and two dictionary operations; no task, no future, no timer of its own.
-What gathered while the last call to the broker was under way goes as one call. The record carries the way
-back, so that the answer is written by whoever brings it.
+Per request there is one small record and two dictionary operations; no task, no future, no timer of its own. The
+record carries the way back, so that the answer is written by whoever brings it.
+
+Requests go over a `Line` to the broker that the fleet shares. While that is away, they go over the direct line to
+one of the gateway's own, if there is one, and are refused otherwise. A request is answered once whatever its lines
+bring: the answer that comes first takes the record away.
 """
 
 from __future__ import annotations
 
 import asyncio
-import heapq
+import contextlib
+import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 import structlog
 import uuid_utils
 
@@ -21,7 +26,9 @@ from headway import errors
 from headway.config import Settings
 from headway.core import ratelimit
 from headway.core.ratelimit import Quota
-from headway.core.service_model import ArrivalRate
+from headway.deadlines import DEADLINE_GRAIN, Deadlines
+from headway.errors import BrokerUnavailable
+from headway.line import Line
 from headway.model import Caller, Entry, Failure, Reply, Stage, Standing
 from headway.ports import Broker
 from headway.supervisor import Supervisor
@@ -29,10 +36,8 @@ from headway.tally import Tally
 
 log = structlog.get_logger(__name__)
 
-WORTH_GATHERING = 2.0
-"""Entries gather between calls to the broker only when at least so many arrive meanwhile: a lone one goes at once."""
-DEADLINE_GRAIN = 0.02
-"""Width in seconds of the slots that deadlines are gathered in; a 504 is at most this late."""
+RETRY_AFTER = (1.0, 30.0)
+"""Least and most seconds after which a client is told to try again while the broker is away: as long as that lasts."""
 REMEMBERED = 10_000
 """Answered requests that `status` still knows; their inputs and outputs are not kept."""
 
@@ -48,13 +53,14 @@ class Waiter(Protocol):
 class _Held:
     """One request whose client waits."""
 
-    __slots__ = ("deadline", "entry", "since", "waiter")
+    __slots__ = ("deadline", "entry", "line", "since", "waiter")
 
-    def __init__(self, waiter: Waiter, entry: Entry, since: float, deadline: float) -> None:
+    def __init__(self, waiter: Waiter, entry: Entry, since: float, deadline: float, line: Line) -> None:
         self.waiter = waiter
         self.entry = entry
         self.since = since
         self.deadline = deadline
+        self.line = line
 
 
 @dataclass(slots=True)
@@ -86,11 +92,13 @@ class Gateway:
     """Takes requests in, hands them to the broker, and brings each answer to its waiter.
 
     Arguments:
-        settings: for time-outs and tier names.
+        settings: for time-outs, bounds and tier names.
         models: names that are served.
         broker: where entries go.
         tally: counts outcomes.
         clock: monotonic seconds.
+        direct: where they go while `broker` is away; without it they are refused then.
+        dice: uniform in [0, 1), for pauses.
 
     Attributes:
         draining: shutting down: no longer ready, but what still comes over open connections is served.
@@ -104,37 +112,36 @@ class Gateway:
         broker: Broker,
         tally: Tally,
         clock: Callable[[], float],
+        *,
+        direct: Broker | None = None,
+        dice: Callable[[], float] = random.random,
     ) -> None:
         self.settings = settings
         self.tally = tally
         self.draining = False
         self.closed = False
-        self.name = f"gateway-{new_id()}"
+        self.name = f"{settings.name or 'gateway'}-{new_id()}"
         self._models = frozenset(models)
-        self._broker = broker
         self._clock = clock
         self._tiers = settings.tier_names
         self._queue_timeout = settings.queue_timeout_ms / 1000
         self._held: dict[tuple[str, str], _Held] = {}
-        self._outbox: list[Entry] = []
-        self._departed: list[tuple[str, str]] = []
-        self._work = asyncio.Event()
-        self._gathered = 0.0
-        """Until this instant it may pay to wait for more before the broker is called again."""
-        self._rate = ArrivalRate()
         self._limits: dict[str, tuple[Quota, float]] = {}
         """Of each key: its quota, and its theoretical arrival time."""
-        self._due: dict[int, list[tuple[str, str]]] = {}
-        self._due_order: list[int] = []
-        self._timer: asyncio.TimerHandle | None = None
+        self._deadlines = Deadlines(clock, self._overdue)
         self._recent: deque[tuple[str, float, Failure | None]] = deque(maxlen=REMEMBERED)
-        self._cursor = 0
         self._emptied = asyncio.Event()
+        patience = settings.broker_timeout_ms / 1000
+        self._shared = Line(broker, self.name, self, settings.max_queue, patience, clock, dice)
+        self._direct = Line(direct, self.name, self, settings.max_queue, patience, clock, dice) if direct else None
+        self._line = self._shared
+        """The line that new requests go over."""
 
     def start(self, supervisor: Supervisor) -> None:
-        """Start its two loops: what goes to the broker, and what comes back."""
-        supervisor.start("gateway intake", self._intake)
-        supervisor.start("gateway returns", self._returns)
+        """Start its loops: what goes to the brokers, and what comes back."""
+        self._shared.start(supervisor, "gateway")
+        if self._direct is not None:
+            self._direct.start(supervisor, "gateway direct")
 
     @property
     def pending(self) -> int:
@@ -142,9 +149,15 @@ class Gateway:
         return len(self._held)
 
     @property
+    def broker(self) -> Broker:
+        """Where requests that come now go: the shared broker or, in direct mode, the gateway's own."""
+        return self._line.broker
+
+    @property
     def requests_per_second(self) -> float:
-        """Requests handed to the broker, averaged over about a second."""
-        return self._rate.at(self._clock())
+        """Requests handed on, averaged over about a second."""
+        now = self._clock()
+        return self._shared.rate.at(now) + (self._direct.rate.at(now) if self._direct is not None else 0.0)
 
     def submit(
         self,
@@ -176,12 +189,12 @@ class Gateway:
             return
         entry = Entry(id, model, input, tier, caller.tenant, self.name, self._queue_timeout, timeout, parameters)
         now = self._clock()
-        held = _Held(waiter, entry, now, now + timeout)
-        self._held[key] = held
-        self._watch(key, held.deadline)
-        if not self._outbox:
-            self._work.set()
-        self._outbox.append(entry)
+        line = self._line
+        self._held[key] = _Held(waiter, entry, now, now + timeout, line)
+        self._deadlines.watch(key, now + timeout)
+        if not line.outbox:
+            line.wake()
+        line.outbox.append(entry)
 
     def abandon(self, tenant: str, id: str) -> None:
         """The client left: its waiter hears nothing more, and the entry does not run if it has not yet."""
@@ -217,7 +230,9 @@ class Gateway:
         """What is known of request `id`; None when it is not held and not among the last ones answered."""
         for (tenant, held_id), held in self._held.items():
             if held_id == id:
-                stage = await self._broker.stage(tenant, id)
+                stage = None
+                with contextlib.suppress(BrokerUnavailable):
+                    stage = await held.line.broker.stage(tenant, id)
                 return Standing(stage or Stage.QUEUED, self._clock() - held.since)
         for answered, latency, failure in reversed(self._recent):
             if answered == id:
@@ -232,6 +247,8 @@ class Gateway:
             return Failure(errors.NOT_FOUND, f"no model named {model!r} is served here; there is: {known}")
         if key in self._held:
             return Failure(errors.IDEMPOTENCY_CONFLICT, f"a request with id {key[1]} is in flight; use a new id")
+        if len(self._line.outbox) >= self._line.room:
+            return _no_room(self._line)
         if caller.rate > 0.0:
             quota, arrival = self._limits.get(caller.key) or (Quota(caller.rate, caller.burst), 0.0)
             verdict = ratelimit.check(quota, arrival, 1.0, self._clock())
@@ -249,44 +266,63 @@ class Gateway:
         reply = Reply(id, tenant, None, failure)
         asyncio.get_running_loop().call_soon(waiter.answer, reply)
 
-    async def _intake(self) -> None:
-        while True:
-            await self._work.wait()
-            now = self._clock()
-            gather = self._broker.gather
-            if now < self._gathered and self._rate.at(now) * gather >= WORTH_GATHERING:
-                await asyncio.sleep(gather)
-            self._gathered = self._clock() + gather
-            self._work.clear()
-            if self._departed:
-                departed, self._departed = self._departed, []
-                await self._broker.cancel(departed)
-            if self._outbox:
-                entries, self._outbox = self._outbox, []
-                self._rate.observe(len(entries), self._clock())
-                await self._hand_over(entries)
+    def renewed(self, line: Line, entries: Sequence[Entry]) -> list[Entry]:
+        """See Holder. What the broker was away for counts as time, but not as time in the queue."""
+        now, fresh = self._clock(), []
+        for entry in entries:
+            held = self._held.get((entry.tenant, entry.id))
+            if held is not None and held.line is line and (left := held.deadline - now) > 0.0:
+                wait = min(held.entry.queue_timeout, left)
+                fresh.append(msgspec.structs.replace(held.entry, timeout=left, queue_timeout=wait))
+        return fresh
 
-    async def _hand_over(self, entries: list[Entry]) -> None:
-        verdicts = await self._broker.enqueue(entries)
-        for entry, failure in zip(entries, verdicts, strict=True):
-            if failure is not None and (held := self._held.get((entry.tenant, entry.id))) is not None:
-                self.tally.refusals[failure.reason, self._tiers[entry.tier]] += 1
-                self._settle(held, failure, admitted=False)
+    def held_on(self, line: Line) -> list[Entry]:
+        """See Holder."""
+        return [held.entry for held in self._held.values() if held.line is line]
 
-    async def _returns(self) -> None:
-        while True:
-            replies, self._cursor = await self._broker.replies(self.name, self._cursor)
-            self._bring_back(replies)
+    def refused(self, line: Line, entry: Entry, failure: Failure) -> None:
+        """See Holder."""
+        held = self._held.get((entry.tenant, entry.id))
+        if held is not None and held.line is line:
+            self.tally.refusals[failure.reason, self._tiers[entry.tier]] += 1
+            self._settle(held, failure, admitted=False)
 
-    def _bring_back(self, replies: Sequence[Reply]) -> None:
-        """Tell each waiter; what is counted is counted for all of them together."""
+    def away(self, line: Line) -> None:
+        """See Holder. What is held goes direct at once, or waits on for the broker."""
+        if line is not self._shared:
+            return
+        if self._direct is None:
+            line.room = 0
+            log.warning("requests are refused until the broker is back", held=len(self._held))
+            return
+        self._line = self._direct
+        log.warning("direct mode until the broker is back", held=len(self._held))
+        moved = [held for held in self._held.values() if held.line is line]
+        for held in moved:
+            held.line = self._direct
+            line.withdraw((held.entry.tenant, held.entry.id))
+        line.outbox.clear()
+        self._direct.take_over([held.entry for held in moved])
+
+    def back(self, line: Line) -> None:
+        """See Holder. What went direct is answered there."""
+        if line is self._shared:
+            line.room = self.settings.max_queue
+            self._line = line
+
+    def brought(self, line: Line, replies: Sequence[Reply]) -> None:
+        """See Holder. Tells each waiter; what is counted is counted for all of them together."""
         now = self._clock()
+        overdue = now - DEADLINE_GRAIN
         told: dict[tuple[str, int], _Told] = {}
-        sampled = None
+        sampled, strays = None, 0
         for reply in replies:
             held = self._held.pop((reply.tenant, reply.id), None)
             if held is None:
-                continue  # Answered by its deadline, or the client left.
+                strays += 1  # Answered by its deadline or by another line, or the client left.
+                continue
+            if (held.line is not line or held.deadline < overdue) and not self._fits(held, reply, overdue):
+                continue
             entry, latency = held.entry, now - held.since
             series = told.get((entry.model, entry.tier))
             if series is None:
@@ -306,8 +342,24 @@ class Gateway:
             self.tally.request_seconds[model, name].observe_all(series.latencies)
             self.tally.queue_seconds[model, name].observe_all(series.waits)
             self.tally.requests[model, name, "ok"] += len(series.latencies) - series.failed
+            if line is self._direct:
+                self.tally.direct[model] += len(series.latencies)
+        if strays:
+            log.debug("replies that nobody waits for", count=strays)
         if not self._held:
             self._emptied.set()
+
+    def _fits(self, held: _Held, reply: Reply, overdue: float) -> bool:
+        """Whether a reply that is not what was expected will do; if not, its request is held on or gets its 504."""
+        self._held[held.entry.tenant, held.entry.id] = held
+        if held.deadline < overdue:  # This process stood still; its client has long given up.
+            self._expire(held)
+            return False
+        if reply.failure is not None:  # It comes by the line that the request has left; the other may do better.
+            return False
+        del self._held[held.entry.tenant, held.entry.id]
+        held.line.withdraw((held.entry.tenant, held.entry.id))
+        return True
 
     def _settle(self, held: _Held, failure: Failure, admitted: bool = True) -> None:
         """Answer a held request on the gateway's own account. A refusal at the door is no latency: it takes no
@@ -334,38 +386,27 @@ class Gateway:
         self.tally.requests[entry.model, self._tiers[entry.tier], outcome] += 1
 
     def _withdraw(self, held: _Held) -> None:
-        self._departed.append((held.entry.tenant, held.entry.id))
-        self._work.set()
+        held.line.withdraw((held.entry.tenant, held.entry.id))
         if not self._held:
             self._emptied.set()
 
-    def _watch(self, key: tuple[str, str], deadline: float) -> None:
-        """Note a deadline in its slot; one timer is set for the first slot that holds any."""
-        slot = int(deadline / DEADLINE_GRAIN) + 1
-        gathered = self._due.get(slot)
-        if gathered is not None:
-            gathered.append(key)
-            return
-        self._due[slot] = [key]
-        heapq.heappush(self._due_order, slot)
-        if self._due_order[0] == slot:
-            self._set_timer()
-
-    def _set_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = None
-        if self._due_order:
-            delay = self._due_order[0] * DEADLINE_GRAIN - self._clock()
-            self._timer = asyncio.get_running_loop().call_later(max(delay, 0.001), self._overdue)
-
-    def _overdue(self) -> None:
+    def _overdue(self, keys: Sequence[tuple[str, str]]) -> None:
         now = self._clock()
-        while self._due_order and self._due_order[0] * DEADLINE_GRAIN <= now:
-            for key in self._due.pop(heapq.heappop(self._due_order)):
-                held = self._held.get(key)
-                if held is not None and held.deadline <= now:
-                    message = f"the total deadline of {held.entry.timeout * 1000:.0f} ms passed"
-                    self._settle(held, Failure(errors.DEADLINE_EXCEEDED, message, None, "total"))
-                    self._withdraw(held)
-        self._set_timer()
+        for key in keys:
+            held = self._held.get(key)
+            if held is not None and held.deadline <= now:
+                self._expire(held)
+
+    def _expire(self, held: _Held) -> None:
+        message = f"the total deadline of {held.entry.timeout * 1000:.0f} ms passed"
+        self._settle(held, Failure(errors.DEADLINE_EXCEEDED, message, None, "total"))
+        self._withdraw(held)
+
+
+def _no_room(line: Line) -> Failure:
+    """The refusal of a request that `line` has no room for. An outage is taken to last as long again as it has."""
+    if line.silent > 0.0:
+        least, most = RETRY_AFTER
+        wait = min(max(line.silent, least), most)
+        return Failure(errors.SERVICE_OVERLOADED, "the queue is out of reach; try again later", wait, "broker")
+    return Failure(errors.SERVICE_OVERLOADED, "more requests wait than can be handed on", RETRY_AFTER[0], "overloaded")

@@ -70,6 +70,8 @@ class Tally:
         """(model, worker)"""
         self.refusals: defaultdict[tuple[str, str], int] = defaultdict(int)
         """(reason, tier)"""
+        self.direct: defaultdict[str, int] = defaultdict(int)
+        """model: answered by the gateway's own fallback."""
         self.retries: defaultdict[str, int] = defaultdict(int)
         """cause: entries that were queued again."""
         self.wasted_seconds: defaultdict[str, float] = defaultdict(float)

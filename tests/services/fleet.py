@@ -1,0 +1,170 @@
+"""Gateways and batchers over a broker in trouble, on virtual time, each with a connection of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable, Sequence
+
+from headway.batcher import Batcher, Limits
+from headway.brokers.memory import DeadLetterBox, MemoryBroker
+from headway.config import Settings
+from headway.core import policies
+from headway.core.breaker import Breaker
+from headway.core.queue import QueueLimits
+from headway.direct import Direct
+from headway.errors import BrokerUnavailable
+from headway.gateway import Gateway, new_id
+from headway.model import Caller, Reply, Slot
+from headway.ports import Broker
+from headway.supervisor import Supervisor
+from headway.tally import Tally
+from tests.services.fake_backend import FakeBackend
+from tests.services.troubled import Connection, Server
+
+ANYBODY = Caller("anonymous", "default", 1)
+
+
+class Asked:
+    """A waiter that takes down every answer it gets, and when."""
+
+    def __init__(self, text: str, clock: Callable[[], float]) -> None:
+        self.text = text
+        self.at = clock()
+        self.replies: list[Reply] = []
+        self.told = asyncio.Event()
+        self.answered_at = 0.0
+        self._clock = clock
+
+    def answer(self, reply: Reply) -> None:
+        self.replies.append(reply)
+        self.answered_at = self._clock()
+        self.told.set()
+
+    @property
+    def reply(self) -> Reply:
+        """The answer; that there is one, and no other, is checked."""
+        [reply] = self.replies
+        return reply
+
+    @property
+    def outcome(self) -> str:
+        """`ok`, or the code of the failure. A right answer is the one to its own input."""
+        if self.reply.failure is not None:
+            return self.reply.failure.code
+        assert self.reply.output == self.text.upper()
+        return "ok"
+
+
+class Fleet:
+    """`gateways` gateways and a batcher for each of `backends`; with `fallback`, each gateway has a direct mode."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        *backends: FakeBackend,
+        gateways: int = 1,
+        fallback: FakeBackend | None = None,
+        max_batch: int = 8,
+        seed: int = 0,
+        **settings: object,
+    ):
+        self.clock = clock
+        self.settings = Settings(max_batch_size=max_batch, **settings)  # type: ignore[arg-type]
+        self.backends = backends
+        self.fallback = fallback
+        self.tally = Tally()
+        dice = random.Random(seed)
+        limits = QueueLimits(tiers=3, max_batch=max_batch)
+        self.server = Server(clock, limits, self.tally)
+        self._dice = dice.random
+        self._supervisor = Supervisor()
+        self._tasks: list[asyncio.Task[None]] = []
+        self.batchers = [
+            self._batcher(f"gpu-{number}", backend, Connection(self.server)) for number, backend in enumerate(backends)
+        ]
+        self.direct: Direct | None = None
+        if fallback is not None:
+            own = MemoryBroker({"m": limits}, DeadLetterBox(), self.tally, clock, self._dice)
+            self.direct = Direct(own, [self._batcher("fallback-0", fallback, own)])
+        self.gateways = [
+            Gateway(
+                self.settings,
+                ["m"],
+                Connection(self.server),
+                self.tally,
+                clock,
+                direct=self.direct.broker if self.direct else None,
+                dice=self._dice,
+            )
+            for _ in range(gateways)
+        ]
+
+    @property
+    def gateway(self) -> Gateway:
+        return self.gateways[0]
+
+    async def __aenter__(self) -> Fleet:
+        for batcher in self.batchers:
+            await batcher.start()
+        for gateway in self.gateways:
+            gateway.start(self._supervisor)
+        if self.direct is not None:
+            self.direct.start(self._supervisor)
+        self.serving = [batcher.run(self._supervisor) for batcher in self.batchers]
+        self._supervisor.start("reaper", self._reap_on)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._supervisor.stop()
+        for batcher in self.batchers:
+            await batcher.stop()
+        if self.direct is not None:
+            await self.direct.stop()
+
+    def ask(
+        self,
+        text: str,
+        *,
+        timeout: float = 4.0,
+        gateway: int = 0,
+        id: str = "",
+        caller: Caller = ANYBODY,
+        tier: int = 1,
+    ) -> Asked:
+        asked = Asked(text, self.clock)
+        self.gateways[gateway].submit(asked, caller, id or new_id(), "m", text, b"", tier, timeout)
+        return asked
+
+    async def answered(self, *asked: Asked) -> list[str]:
+        """Their outcomes, when all are there."""
+        for one in asked:
+            await one.told.wait()
+        return [one.outcome for one in asked]
+
+    def runs(self, text: str, backends: Sequence[FakeBackend] | None = None) -> int:
+        """How often an input was run."""
+        chosen = self.backends if backends is None else backends
+        return sum(batch.count(text) for backend in chosen for batch in backend.batches)
+
+    def _batcher(self, name: str, backend: FakeBackend, broker: Broker) -> Batcher:
+        return Batcher(
+            Slot(name, "m", self.settings.max_batch_size),
+            lambda: backend,
+            broker,
+            policies.build(self.settings.policy, None),
+            Breaker(5, 0.5),
+            Limits(self.settings.gpu_timeout_ms / 1000),
+            self.tally,
+            self.clock,
+            dice=self._dice,
+        )
+
+    async def _reap_on(self) -> None:
+        connection = Connection(self.server)
+        while True:
+            pause = 0.05
+            with contextlib.suppress(BrokerUnavailable):
+                pause = await connection.reap()
+            await asyncio.sleep(max(pause, 0.01))

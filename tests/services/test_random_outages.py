@@ -1,0 +1,175 @@
+"""Random outages, and the history that comes of them: every request gets one answer, its own, in time.
+
+A plan is a list of phases: how calls end, for how long, and whether the lines break or everything is lost when it
+begins. Requests come all the time, through two gateways; two batchers serve them. At the end all is well again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from headway import errors
+from headway.core.admission import Gate
+from headway.deadlines import DEADLINE_GRAIN
+from headway.gateway import new_id
+from tests.services.fake_backend import FakeBackend
+from tests.services.fleet import ANYBODY, Asked, Fleet
+from tests.services.troubled import MODES
+from tests.virtual_time import run
+
+Clock = Callable[[], float]
+
+IN_TROUBLE = {errors.SERVICE_OVERLOADED, errors.DEADLINE_EXCEEDED, errors.NO_WORKERS, errors.SHED}
+"""What a client may hear instead of an answer while the broker is in trouble."""
+SETTLED = 3.0
+"""Seconds after the trouble after which nobody may notice anything of it."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """How calls end for `seconds`; what breaks at its beginning."""
+
+    mode: str
+    seconds: float
+    cut: bool = False
+    loss: bool = False
+
+
+def phases(longest: float) -> st.SearchStrategy[Phase]:
+    return st.builds(
+        Phase,
+        st.sampled_from([*MODES, "flaky"]),
+        st.floats(0.01, longest),
+        st.booleans(),
+        st.booleans(),
+    )
+
+
+class Story:
+    """Requests at random, while the phases go by."""
+
+    def __init__(self, clock: Clock, fleet: Fleet, seed: int, timeout: float = 4.0) -> None:
+        self.clock = clock
+        self.fleet = fleet
+        self.timeout = timeout
+        self.dice = random.Random(seed)
+        self.asked: list[Asked] = []
+        self.left: list[Asked] = []
+
+    async def tell(self, plan: list[Phase], after: float) -> None:
+        clients = asyncio.ensure_future(self._ask_on())
+        await asyncio.sleep(1.0)
+        for phase in plan:
+            await self._trouble(phase)
+        await self.fleet.server.become("fine")
+        self.fleet.server.script = lambda name: None
+        self.over = self.clock()
+        await asyncio.sleep(after)
+        clients.cancel()
+        await asyncio.sleep(self.timeout + 1.0)
+
+    async def _trouble(self, phase: Phase) -> None:
+        server = self.fleet.server
+        if phase.loss:
+            server.lose_everything()
+        if phase.cut:
+            server.cut()
+        flaky = phase.mode == "flaky"
+        await server.become("fine" if flaky else phase.mode)
+        server.script = (lambda name: self.dice.choice(MODES[:3])) if flaky else (lambda name: None)
+        await asyncio.sleep(phase.seconds)
+
+    async def _ask_on(self) -> None:
+        while True:
+            number = len(self.asked)
+            id = new_id()
+            asked = self.fleet.ask(f"t{number}", id=id, gateway=number % len(self.fleet.gateways), timeout=self.timeout)
+            self.asked.append(asked)
+            if self.dice.random() < 0.05:
+                await asyncio.sleep(self.dice.random() * 0.2)
+                if not asked.replies:
+                    self.fleet.gateways[number % len(self.fleet.gateways)].abandon(ANYBODY.tenant, id)
+                    self.asked[-1] = asked
+                    self.left.append(asked)
+            await asyncio.sleep(self.dice.expovariate(20.0))
+
+    def check(self) -> Counter[str]:
+        """Each has one answer, in time and its own; nothing is left anywhere. Returns how often what was heard."""
+        heard: Counter[str] = Counter()
+        for one in self.asked:
+            if one in self.left:
+                assert one.replies == []
+                continue
+            outcome = one.outcome
+            assert outcome == "ok" or outcome in IN_TROUBLE
+            assert one.answered_at - one.at <= self.timeout + DEADLINE_GRAIN + 0.002
+            if one.at >= self.over + SETTLED:
+                assert outcome == "ok", one.text
+            heard[outcome] += 1
+        assert all(gateway.pending == 0 for gateway in self.fleet.gateways)
+        inner = self.fleet.server.inner
+        assert inner._entries == {} or all(q.state == 3 for q in inner._entries.values())
+        assert inner._running == {}
+        return heard
+
+    def runs(self) -> Counter[str]:
+        """How often each input ran on the fleet's own backends."""
+        return Counter(text for backend in self.fleet.backends for batch in backend.batches for text in batch)
+
+
+EXPLORE = settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+"""Long plans cost about 50 ms each."""
+
+
+@EXPLORE
+@given(st.lists(phases(2.5), min_size=1, max_size=6), st.integers(0, 2**32))
+def test_whatever_happens_every_request_gets_one_answer(plan: list[Phase], seed: int) -> None:
+    async def main(clock: Clock) -> None:
+        async with Fleet(clock, FakeBackend(0.03), FakeBackend(0.03), gateways=2, seed=seed) as fleet:
+            story = Story(clock, fleet, seed)
+            await story.tell(plan, after=SETTLED + 1.0)
+            story.check()
+            assert max(story.runs().values()) <= 1 + fleet.server.losses
+
+    run(main)
+
+
+@EXPLORE
+@given(st.lists(phases(0.2), min_size=1, max_size=4), st.integers(0, 2**32))
+def test_an_outage_shorter_than_the_patience_of_the_door_costs_nobody_an_answer(plan: list[Phase], seed: int) -> None:
+    async def main(clock: Clock) -> None:
+        async with Fleet(clock, FakeBackend(0.03), FakeBackend(0.03), gateways=2, seed=seed) as fleet:
+            story = Story(clock, fleet, seed)
+            await story.tell(plan, after=0.0)
+            assert story.check().keys() == {"ok"}
+
+    run(main)
+
+
+@pytest.fixture
+def open_door(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everybody is admitted: a batch whose end could not be told for seconds makes the model look slow for a while."""
+    monkeypatch.setattr(Gate, "judge", lambda *_: None)
+
+
+@EXPLORE
+@given(st.lists(phases(2.5), min_size=1, max_size=4), st.integers(0, 2**32))
+def test_with_a_fallback_every_request_is_answered(open_door: None, plan: list[Phase], seed: int) -> None:
+    async def main(clock: Clock) -> None:
+        fallback = FakeBackend(0.03)
+        async with Fleet(clock, FakeBackend(0.03), FakeBackend(0.03), fallback=fallback, seed=seed) as fleet:
+            story = Story(clock, fleet, seed, timeout=12.0)
+            await story.tell(plan, after=SETTLED + 1.0)
+            assert story.check().keys() == {"ok"}
+            runs = Counter(text for batch in fallback.batches for text in batch)
+            assert max(runs.values(), default=0) <= 1
+
+    run(main)

@@ -1,0 +1,224 @@
+"""A broker in trouble, on virtual time: a real in-memory broker behind lines that fail as they are told.
+
+    Server       holds the state; says how calls end, may stall, cut its lines, and lose all it has
+    Connection   what one process has of it: a `ports.Broker`
+
+How a call ends (`Server.mode`):
+
+    fine     as it should
+    refuse   BrokerUnavailable, nothing done
+    lose     done, but BrokerUnavailable: its answer was lost
+    stall    nothing for CALL_TIMEOUT seconds, then BrokerUnavailable; done when the stall ends
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from headway.brokers.memory import DeadLetterBox, MemoryBroker
+from headway.core.departure import Load, Policy
+from headway.core.queue import QueueLimits
+from headway.errors import BrokerUnavailable
+from headway.model import (
+    BatchFailure,
+    Entry,
+    Failure,
+    Item,
+    Lease,
+    Reply,
+    Settled,
+    Slot,
+    Stage,
+    TierDepth,
+    Wait,
+    WorkerInfo,
+)
+from headway.tally import Tally
+
+T = TypeVar("T")
+
+CALL_TIMEOUT = 1.0
+"""Seconds after which a call is given up, as `broker_timeout_ms` says by default."""
+MODES = ("fine", "refuse", "lose", "stall")
+
+
+class Server:
+    """The far end.
+
+    Attributes:
+        mode: how calls end from now on; what has been blocked is not touched by it.
+        script: asked before each call with its name; a mode for that call alone, or None.
+        calls: every call so far: when it was made, its name, and what it was made with.
+        losses: how often all was lost.
+    """
+
+    def __init__(self, clock: Callable[[], float], limits: QueueLimits, tally: Tally) -> None:
+        self.clock = clock
+        self.tally = tally
+        self.dead = DeadLetterBox()
+        self.mode = "fine"
+        self.script: Callable[[str], str | None] = lambda name: None
+        self.calls: list[tuple[float, str, Any]] = []
+        self.losses = 0
+        self._limits = limits
+        self._late: list[Callable[[], Awaitable[Any]]] = []
+        self._recovered = asyncio.Event()
+        self._cut: dict[str, asyncio.Future[None]] = {}
+        self.inner = self._fresh()
+
+    @property
+    def epoch(self) -> str:
+        return f"epoch {self.losses}"
+
+    def _fresh(self) -> MemoryBroker:
+        inner = MemoryBroker({"m": self._limits}, self.dead, self.tally, self.clock, lambda: 0.5)
+        # A fence must not come again after a loss: a batch that runs would be taken for another.
+        inner._fences = itertools.count(1 + self.losses * 1_000_000)
+        return inner
+
+    def cut(self) -> None:
+        """Break every call that waits for something to happen."""
+        for cut in self._cut.values():
+            cut.set_result(None)
+        self._cut.clear()
+
+    def lose_everything(self) -> None:
+        """Restart without the data. Who listens for the bell is cut off; who reads replies is told nothing, and reads
+        on from what is gone."""
+        self.losses += 1
+        self.inner = self._fresh()
+        if bell := self._cut.pop("listen", None):
+            bell.set_result(None)
+
+    async def become(self, mode: str) -> None:
+        """Let calls end like this from now on; when a stall ends, what it held up is done first."""
+        self.mode = mode
+        if mode != "stall":
+            late, self._late = self._late, []
+            for call in late:
+                await call()
+            recovered, self._recovered = self._recovered, asyncio.Event()
+            recovered.set()
+
+    async def call(self, name: str, what: Any, do: Callable[[MemoryBroker], Awaitable[T]]) -> T:
+        """One call of a connection."""
+        self.calls.append((self.clock(), name, what))
+        mode = self.script(name) or self.mode
+        if mode == "refuse":
+            raise BrokerUnavailable("refused")
+        if mode == "stall":
+            try:
+                async with asyncio.timeout(CALL_TIMEOUT):
+                    await self._recovered.wait()
+            except TimeoutError:
+                self._late.append(lambda: do(self.inner))
+                raise BrokerUnavailable("timed out") from None
+        result = await do(self.inner)
+        if mode == "lose":
+            raise BrokerUnavailable("connection reset")
+        return result
+
+    async def wait_for(self, name: str, what: Any, wait: Callable[[MemoryBroker], Awaitable[T]]) -> T:
+        """A call that waits for something to happen: it fails when it begins in trouble, or when it is cut."""
+        self.calls.append((self.clock(), name, what))
+        mode = self.script(name) or self.mode
+        if mode in ("refuse", "lose"):
+            raise BrokerUnavailable("refused")
+        if mode == "stall":
+            await self._recovered.wait()
+        waiting = asyncio.ensure_future(wait(self.inner))
+        try:
+            if name not in self._cut:
+                self._cut[name] = asyncio.get_running_loop().create_future()
+            both: set[asyncio.Future[Any]] = {waiting, self._cut[name]}
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            if waiting.done():
+                return await waiting
+            raise BrokerUnavailable("connection reset")
+        finally:
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+
+    def named(self, *names: str) -> list[tuple[float, str, Any]]:
+        """The calls of these names."""
+        return [call for call in self.calls if call[1] in names]
+
+
+class Connection:
+    """See Broker. A claim whose answer was lost is answered with the same lease when it is made again."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self._epoch = ""
+        self._granted: dict[str, tuple[str, Lease]] = {}
+
+    @property
+    def gather(self) -> float:
+        return 0.001
+
+    @property
+    def epoch(self) -> str:
+        return self._epoch
+
+    async def _call(self, name: str, what: Any, do: Callable[[MemoryBroker], Awaitable[T]]) -> T:
+        result = await self.server.call(name, what, do)
+        self._epoch = self.server.epoch
+        return result
+
+    async def enqueue(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
+        return await self._call("enqueue", list(entries), lambda inner: inner.enqueue(entries))
+
+    async def claim(self, slot: Slot, policy: Policy) -> Lease | Wait:
+        async def once(inner: MemoryBroker) -> Lease | Wait:
+            epoch, lease = self._granted.get(slot.worker, ("", None))
+            if lease is not None and epoch == self.server.epoch and await inner.extend(lease):
+                return lease
+            claimed = await inner.claim(slot, policy)
+            if isinstance(claimed, Lease):
+                self._granted[slot.worker] = (self.server.epoch, claimed)
+            return claimed
+
+        claimed = await self._call("claim", slot, once)
+        self._granted.pop(slot.worker, None)
+        return claimed
+
+    async def listen(self, slot: Slot, until: float | None) -> None:
+        await self.server.wait_for("listen", slot, lambda inner: inner.listen(slot, until))
+
+    async def complete(self, lease: Lease, items: Sequence[Item]) -> Settled:
+        return await self._call("complete", lease, lambda inner: inner.complete(lease, items))
+
+    async def release(self, lease: Lease, failure: BatchFailure | None = None) -> bool:
+        return await self._call("release", (lease, failure), lambda inner: inner.release(lease, failure))
+
+    async def extend(self, lease: Lease) -> bool:
+        return await self._call("extend", lease, lambda inner: inner.extend(lease))
+
+    async def cancel(self, tenant_ids: Sequence[tuple[str, str]]) -> None:
+        await self._call("cancel", list(tenant_ids), lambda inner: inner.cancel(tenant_ids))
+
+    async def replies(self, gateway: str, after: int) -> tuple[Sequence[Reply], int]:
+        read = await self.server.wait_for("replies", (gateway, after), lambda inner: inner.replies(gateway, after))
+        self._epoch = self.server.epoch
+        return read
+
+    async def stage(self, tenant: str, id: str) -> Stage | None:
+        return await self._call("stage", (tenant, id), lambda inner: inner.stage(tenant, id))
+
+    async def beat(self, worker: WorkerInfo) -> None:
+        await self._call("beat", worker, lambda inner: inner.beat(worker))
+
+    async def workers(self) -> Sequence[WorkerInfo]:
+        return await self._call("workers", None, lambda inner: inner.workers())
+
+    async def depths(self) -> Sequence[TierDepth]:
+        return await self._call("depths", None, lambda inner: inner.depths())
+
+    async def loads(self) -> Mapping[str, Load]:
+        return await self._call("loads", None, lambda inner: inner.loads())
+
+    async def reap(self) -> float:
+        return await self._call("reap", None, lambda inner: inner.reap())

@@ -12,9 +12,10 @@ The map of the house. Imports only point down the floors, which a test enforces.
     `brokers/` where entries wait · `backends/` ways to the black box · `identity` who asks · `log` lines
 4 services, short loops that drive the core through ports
     `batcher` claims and runs · `gateway` holds what waits for an answer · `supervisor` keeps loops alive
-    `lifecycle` start and drain order
+    `lifecycle` start and drain order · `attendance` one process's place in the fleet · `controller` what workers can carry
+    `pulse` what is done each second
 5 doors
-    `http/` · `metrics` · `simulator/` the production policies under virtual time · `load/` the load generator
+    `http/` · `metrics` · `banner` what start-up prints · `simulator/` the production policies under virtual time · `load/` the load generator
 6 wiring
     `wiring` the only place that chooses adapters
 7 the command

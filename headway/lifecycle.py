@@ -1,8 +1,10 @@
-"""The order in which a process comes up and goes down.
+"""The order in which a process comes up and goes down, whatever part of the house is in it.
 
-    up     workers load and pass their warm-up batch → loops start → ports open
-    down   ports take no new connection → what is held is answered → workers finish and end → loops stop
+    up     the broker answers → the fleet is told → workers load and pass their warm-up batch → loops start → ports open
+    down   no new lead is asked for → the public port takes no new connection → what is held is answered → workers finish,
+           go offline and end → the fleet is told → the admin port closes → loops stop → the broker is let go
 
+A process has those steps that it has parts for: a gateway no workers, a worker no public port, a controller neither.
 A second signal while going down answers what is still held with 503 and ends at once.
 """
 
@@ -16,11 +18,16 @@ from typing import Any, Protocol
 import structlog
 
 from headway import errors
+from headway.attendance import Attendance
 from headway.batcher import Batcher
 from headway.config import Settings
+from headway.controller import Controller
+from headway.direct import Direct
+from headway.errors import BrokerUnavailable
 from headway.gateway import Gateway
 from headway.model import Failure
 from headway.ports import Broker
+from headway.pulse import PULSE
 from headway.supervisor import Supervisor
 
 log = structlog.get_logger(__name__)
@@ -42,30 +49,57 @@ class Door(Protocol):
         ...
 
 
+class Link(Protocol):
+    """The way to a broker in another process."""
+
+    async def open(self) -> None:
+        """Reach it. Raises BrokerUnavailable when it does not answer, SettingError when it will not do."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of it."""
+        ...
+
+
 class Service:
-    """One process: batchers, a gateway, and its doors, over one broker.
+    """One process: what it has of gateway, batchers and controller, and its doors, over one broker.
 
     Arguments:
         settings: for the drain's time-out.
         broker: shared by all.
-        gateway: holds the clients.
+        gateway: holds the clients; None where there are none.
         batchers: one for each slot.
-        doors: the public one first; the last to close is the last.
+        doors: where there is a gateway, the public one first; the last to close is the last.
+        controller: if there is one.
+        attendance: the process's place in the fleet, if it has one.
+        direct: what the gateway asks while the broker is away, if anything.
+        link: opened first and closed last; None when the broker is in this process.
     """
 
     def __init__(
         self,
         settings: Settings,
         broker: Broker,
-        gateway: Gateway,
+        gateway: Gateway | None,
         batchers: Sequence[Batcher],
         doors: Sequence[Door],
+        *,
+        controller: Controller | None = None,
+        attendance: Attendance | None = None,
+        direct: Direct | None = None,
+        link: Link | None = None,
     ) -> None:
         self._settings = settings
         self._broker = broker
         self._gateway = gateway
         self._batchers = batchers
         self._doors = doors
+        self._controller = controller
+        self._attendance = attendance
+        self._direct = direct
+        self._link = link
+        self._there = False
+        """It may speak for its slots: who stops before must not mark another's of the same name as gone."""
         self._supervisor = Supervisor()
         self._serving: list[asyncio.Task[None]] = []
 
@@ -73,14 +107,21 @@ class Service:
         """Come up.
 
         Raises:
+            BrokerUnavailable: the broker does not answer.
             TargetError: a worker does not come up.
-            SettingError: a port cannot be had.
+            SettingError: the broker will not do, another process has the name, or a port cannot be had.
         """
         try:
+            await self._connect()
             await self._start_workers()
             self._supervisor.start("reaper", self._reap_on)
-            self._gateway.start(self._supervisor)
+            if self._direct is not None:
+                self._direct.start(self._supervisor)
+            if self._gateway is not None:
+                self._gateway.start(self._supervisor)
             self._serving = [batcher.run(self._supervisor) for batcher in self._batchers]
+            if self._controller is not None:
+                self._controller.start(self._supervisor)
             for door in self._doors:
                 await door.open()
         except BaseException:
@@ -89,33 +130,61 @@ class Service:
 
     async def drain(self) -> None:
         """Go down without failing a request, within the drain time-out."""
-        self._gateway.draining = True
-        public, *others = self._doors
+        doors = list(self._doors)
+        if self._attendance is not None:
+            self._attendance.leaving = True
         try:
             async with asyncio.timeout(self._settings.drain_timeout_ms / 1000):
-                await public.drain()
-                await self._gateway.emptied()
+                if self._controller is not None:
+                    await self._controller.stop()
+                if self._gateway is not None:
+                    self._gateway.draining = True
+                    await doors.pop(0).drain()
+                    await self._gateway.emptied()
+                if self._direct is not None:
+                    await self._direct.drain()
                 for batcher in self._batchers:
                     batcher.drain()
-                await asyncio.gather(*self._serving)
-                for door in others:
+                await asyncio.gather(*map(_finished, self._batchers, self._serving))
+                if self._attendance is not None:
+                    await self._attendance.end()
+                for door in doors:
                     await door.drain()
         except TimeoutError:
-            log.warning("drain time-out: answering what is left with 503", held=self._gateway.pending)
+            held = self._gateway.pending if self._gateway is not None else 0
+            log.warning("drain time-out: answering what is left with 503", held=held)
 
     async def stop(self) -> None:
         """End at once: answer what is held with 503, kill the workers, close the ports."""
-        self._gateway.closed = True
-        self._gateway.refuse_all(Failure(errors.DRAINING, "shutting down; ask another instance", 1.0, "draining"))
+        if self._gateway is not None:
+            self._gateway.closed = True
+            self._gateway.refuse_all(Failure(errors.DRAINING, "shutting down; ask another instance", 1.0, "draining"))
         for door in self._doors:
             await door.close()
         await self._supervisor.stop()
-        await asyncio.gather(*(batcher.stop() for batcher in self._batchers))
+        if self._direct is not None:
+            await self._direct.stop()
+        if self._there:
+            await asyncio.gather(*(batcher.stop() for batcher in self._batchers))
+            if self._attendance is not None:
+                await self._attendance.end()
+        if self._link is not None:
+            self._there = False
+            await self._link.close()
 
     async def replace_workers(self) -> None:
         """Swap every worker for a fresh one, one after the other; the first that fails ends it, the rest go on."""
         for batcher in self._batchers:
             await batcher.replace()
+
+    async def _connect(self) -> None:
+        """Reach the broker, which may be starting up like this process, and take a place in the fleet."""
+        if self._link is not None:
+            await _patiently(self._link.open)
+        if self._attendance is not None:
+            await _patiently(self._attendance.enter)
+            self._attendance.start(self._supervisor)
+        self._there = True
 
     async def _start_workers(self) -> None:
         starts = [asyncio.ensure_future(batcher.start()) for batcher in self._batchers]
@@ -130,10 +199,45 @@ class Service:
     async def _reap_on(self) -> None:
         """Expire what is overdue, on time even when no worker asks for work."""
         while True:
-            pause = await self._broker.reap()
+            try:
+                pause = await self._broker.reap()
+            except BrokerUnavailable:
+                pause = PULSE
             await asyncio.sleep(max(pause, REAP_GRAIN))
 
 
+async def _finished(batcher: Batcher, serving: asyncio.Task[None]) -> None:
+    """The slot is offline as soon as its last batch is done: others wait for none of its batches any more."""
+    await serving
+    await batcher.stop()
+
+
+async def _patiently(ask: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Call `ask` again and again until the broker answers.
+
+    Raises:
+        BrokerUnavailable: it did not for CONNECT_WITHIN seconds.
+    """
+    loop = asyncio.get_running_loop()
+    until, told = loop.time() + CONNECT_WITHIN, False
+    while True:
+        try:
+            await ask()
+            return
+        except BrokerUnavailable as exc:
+            if loop.time() >= until:
+                mend = "Start it, or name another with --broker."
+                raise BrokerUnavailable(f"{str(exc).rstrip('.')}; given up after {CONNECT_WITHIN:g} s. {mend}") from exc
+            if not told:
+                told = True
+                log.warning("the broker does not answer yet", error=str(exc), given_up_after=CONNECT_WITHIN)
+        await asyncio.sleep(CONNECT_EVERY)
+
+
+CONNECT_WITHIN = 30.0
+"""Seconds for which a process that starts waits for its broker."""
+CONNECT_EVERY = 0.5
+"""Seconds between two attempts to reach it."""
 REAP_GRAIN = 0.01
 """Least seconds between two reaps."""
 

@@ -17,8 +17,8 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from headway.model import TierDepth, WorkerInfo, WorkerStatus
-from headway.ports import Broker, DeadLetters
+from headway.model import Capacity, TierDepth, WorkerInfo, WorkerStatus
+from headway.ports import Broker, DeadLetters, Fleet
 from headway.tally import Histogram, Tally
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
@@ -39,19 +39,30 @@ class State:
         tiers: names of the tiers, highest first.
         depths: what waits.
         workers: the registry.
-        letters: how many dead letters are kept.
+        letters: how many dead letters are kept; None when that is not known.
+        capacities: what the workers of each model can carry.
+        broker_up: whether the broker answered; what it knows is empty when it did not.
     """
 
     tally: Tally
     tiers: Sequence[str]
     depths: Sequence[TierDepth]
     workers: Sequence[WorkerInfo]
-    letters: int
+    letters: int | None
+    capacities: Sequence[Capacity] = ()
+    broker_up: bool = True
 
 
-async def gather(tally: Tally, tiers: Sequence[str], broker: Broker, letters: DeadLetters) -> State:
-    """Ask the broker and the dead letters for their part of the state."""
-    return State(tally, tiers, await broker.depths(), await broker.workers(), await letters.count())
+async def gather(tally: Tally, tiers: Sequence[str], broker: Broker, letters: DeadLetters, fleet: Fleet) -> State:
+    """Ask broker, dead letters and fleet for their part of the state.
+
+    Raises:
+        BrokerUnavailable: they do not answer.
+    """
+    depths, workers, count, capacities = await asyncio.gather(
+        broker.depths(), broker.workers(), letters.count(), fleet.capacities()
+    )
+    return State(tally, tiers, depths, workers, count, capacities)
 
 
 async def exposition(state: State) -> bytes:
@@ -102,12 +113,20 @@ def families(state: State) -> Iterator[Metric]:
         ("model", "worker"), {(w.model, w.worker_id): w.utilisation for w in state.workers},
     )  # fmt: skip
     yield _gauge("workers", "Workers by status.", ("model", "status"), _census(state.workers))
+    yield _gauge(
+        "capacity_items_per_second", "What the healthy workers of a model do at most together, as measured.",
+        ("model",), {(c.model,): c.items_per_second for c in state.capacities},
+    )  # fmt: skip
+    yield _gauge("broker_up", "Whether the broker answered this scrape.", (), {(): int(state.broker_up)})
     yield _counter(
         "worker_restarts", "How often a worker's process was replaced.", ("worker",), _keyed(tally.worker_restarts)
     )
     yield _counter("refusals", "Requests refused at the door.", ("reason", "tier"), tally.refusals)
+    yield _counter(
+        "direct", "Requests answered by the fallback, for want of a broker.", ("model",), _keyed(tally.direct)
+    )
     yield _counter("retries", "Entries queued again after a failed run.", ("cause",), _keyed(tally.retries))
-    yield _gauge("dlq_depth", "Dead letters kept.", (), {(): state.letters})
+    yield _gauge("dlq_depth", "Dead letters kept.", (), {} if state.letters is None else {(): state.letters})
     yield _counter(
         "wasted_gpu_seconds", "GPU time spent on clients that had left, or on batches that failed.",
         ("cause",), _keyed(tally.wasted_seconds),

@@ -1,38 +1,57 @@
-"""Puts a process together: the only place that chooses adapters."""
+"""Puts a process together, whatever its role: the only place that chooses adapters.
+
+    serve        gateway, batchers and controller; the broker is in this process unless one is named
+    gateway      takes requests; in direct mode it runs a fallback by itself while the broker is away
+    worker       runs batches
+    controller   tells what the workers can carry
+
+Every role is the same `Service` with some of its parts left out.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import gc
 import os
 import random
+import re
+import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 import typer
 
-from headway import reload
+from headway import __version__, reload
+from headway.attendance import Attendance
 from headway.backends.http import HttpBackend
 from headway.backends.process import ProcessBackend
+from headway.banner import banner
 from headway.batcher import Batcher, Limits
+from headway.brokers.fleet import MemoryFleet
 from headway.brokers.memory import DeadLetterBox, MemoryBroker
-from headway.config import Settings
+from headway.config import Settings, shown_url
+from headway.controller import Controller
 from headway.core import policies
 from headway.core.breaker import Breaker
 from headway.core.queue import QueueLimits
-from headway.errors import HeadwayError
+from headway.direct import Direct
+from headway.errors import HeadwayError, SettingError, TargetError
 from headway.gateway import Gateway, new_id
 from headway.http import admin, public
 from headway.http.door import Door
+from headway.http.process import Process
+from headway.http.readiness import Readiness
 from headway.identity.keys_file import KeysFile
 from headway.identity.open import OpenIdentity
-from headway.lifecycle import Service, until_signalled
-from headway.model import Slot
-from headway.ports import Backend, Identity
+from headway.lifecycle import Link, Service, until_signalled
+from headway.model import Member, Role, Slot
+from headway.ports import Backend, Broker, DeadLetters, Fleet, Identity
 from headway.tally import Tally
 from headway.target import FileTarget, RemoteTarget, Target, parse_target
 
@@ -47,54 +66,232 @@ BREAKER_COOLDOWN = 0.5
 """Seconds of the first such rest."""
 
 
-async def serve(settings: Settings, target_text: str) -> int:
-    """Run `headway serve` to its end; returns the exit code.
+@dataclass(frozen=True, slots=True)
+class Brokerage:
+    """Where entries wait, and what comes with it.
+
+    Attributes:
+        broker, letters, fleet: see `headway.ports`.
+        now: asks for the clock of all three.
+        link: the way there; None when they are in this process.
+    """
+
+    broker: Broker
+    letters: DeadLetters
+    fleet: Fleet
+    now: Callable[[], Awaitable[float]]
+    link: Link | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class House:
+    """A process put together, not yet started. `public` is None where no client comes."""
+
+    settings: Settings
+    role: Role
+    target: Target | None
+    service: Service
+    admin: Door
+    public: Door | None
+
+
+async def run(settings: Settings, role: Role, target: str = "") -> int:
+    """Run a process of a role to its end; returns the exit code.
+
+    Arguments:
+        settings: by which it runs.
+        role: what it does.
+        target: TARGET of those that run batches.
 
     Raises:
         SettingError: a setting cannot be met, for example a port that is taken.
         TargetError: the target cannot be loaded or breaks the rules.
+        BrokerUnavailable: the broker does not come up.
     """
-    target = parse_target(target_text)
-    clock = time.monotonic
-    tally, dead = Tally(), DeadLetterBox()
-    limits = QueueLimits(
-        tiers=len(settings.tier_names),
-        max_batch=settings.max_batch_size,
-        reserved_share=settings.reserved_share,
-        max_queue=settings.max_queue,
-    )
-    broker = MemoryBroker({settings.model: limits}, dead, tally, clock, random.random)
-    gateway = Gateway(settings, [settings.model], broker, tally, clock)
-    batchers = make_batchers(settings, target, broker, tally, clock)
-    identity = make_identity(settings)
-    public_door = Door.public(settings, gateway, identity, public.build(gateway, broker), new_id, tally)
-    admin_door = Door.admin(settings, admin.build(gateway, broker, dead, clock), new_id, tally)
-    service = Service(settings, broker, gateway, batchers, [public_door, admin_door])
+    house = build(settings, role, target)
     async with contextlib.AsyncExitStack() as stack:
 
         def ready() -> None:
             gc.collect()
             gc.freeze()
             gc.set_threshold(*COLLECT_AFTER)
-            announce(banner(settings, target, public_door.port, admin_door.port))
-            if settings.reload:
-                watcher = asyncio.create_task(_replace_on_change(service, target))
+            port = house.public.port if house.public is not None else 0
+            announce(banner(house.settings, role, house.target, port, house.admin.port))
+            if settings.reload and house.target is not None:
+                watcher = asyncio.create_task(_replace_on_change(house.service, house.target))
                 stack.push_async_callback(_end, watcher)
 
-        await until_signalled(service, ready)
+        await until_signalled(house.service, ready)
     return 0
 
 
+def build(settings: Settings, role: Role, target_text: str = "") -> House:
+    """Put a process together; for the arguments and what it raises see `run`."""
+    if role is not Role.SERVE and not settings.broker:
+        raise _no_broker(role)
+    settings = dataclasses.replace(settings, name=settings.name or _default_name())
+    target = parse_target(target_text) if role in (Role.SERVE, Role.WORKER) else None
+    clock, tally = time.monotonic, Tally()
+    house = make_brokerage(settings, tally, clock)
+    gateway, direct = None, None
+    if role in (Role.SERVE, Role.GATEWAY):
+        direct = make_direct(settings, tally, clock)
+        gateway = Gateway(
+            settings, [settings.model], house.broker, tally, clock, direct=direct.broker if direct is not None else None
+        )
+    batchers: Sequence[Batcher] = ()
+    if target is not None:
+        batchers = make_batchers(settings, worker_names(settings, target), target, house.broker, tally, clock)
+    id = gateway.name if gateway is not None else settings.name
+    controller = None
+    if role in (Role.SERVE, Role.CONTROLLER):
+        controller = Controller(id, house.broker, house.fleet, settings.target_utilisation, clock)
+
+    def leaving() -> bool:
+        return attendance.leaving
+
+    def describe() -> Member:
+        return Member(
+            id=id,
+            role=role,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            admin=f"http://{settings.admin_host}:{admin_door.port}" if admin_door.port else "",
+            version=__version__,
+            pending=gateway.pending if gateway is not None else 0,
+            requests_per_second=gateway.requests_per_second if gateway is not None else 0.0,
+            leads=controller is not None and controller.leads,
+        )
+
+    attendance = Attendance(house.fleet, describe, clock)
+    slots = frozenset(batcher.slot.worker for batcher in batchers)
+    ready = Readiness(house.broker, leaving, role, slots, direct.broker if direct is not None else None)
+    shown = Process(
+        settings, role, id, slots, tally, house.broker, house.letters, house.fleet, clock, house.now, leaving, gateway
+    )
+    admin_door = Door.admin(settings, admin.build(shown, ready), new_id, tally)
+    public_door = None
+    if gateway is not None:
+        app = public.build(gateway, ready)
+        public_door = Door.public(settings, gateway, make_identity(settings), app, new_id, tally)
+    service = Service(
+        settings,
+        house.broker,
+        gateway,
+        batchers,
+        [admin_door] if public_door is None else [public_door, admin_door],
+        controller=controller,
+        attendance=attendance,
+        direct=direct,
+        link=house.link,
+    )
+    return House(settings, role, target, service, admin_door, public_door)
+
+
+def _no_broker(role: Role) -> SettingError:
+    reason = f"a {role.value} without a broker has nobody to work with"
+    mend = "Name the Redis or Valkey that all processes share, for example --broker redis://127.0.0.1:6379/0"
+    return SettingError("broker", "", reason, f"{mend}; or run all in one process with headway serve.")
+
+
+def _default_name() -> str:
+    host = re.sub("[^A-Za-z0-9_.-]", "-", socket.gethostname())[:100]
+    return f"{host}-{os.getpid()}"
+
+
+def make_brokerage(settings: Settings, tally: Tally, clock: Callable[[], float]) -> Brokerage:
+    """The broker that is named, or one in this process."""
+    models = {settings.model: _limits(settings)}
+    if settings.broker:
+        return _redis(settings, models, tally)
+    letters = DeadLetterBox()
+
+    async def now() -> float:
+        return clock()
+
+    return Brokerage(MemoryBroker(models, letters, tally, clock, random.random), letters, MemoryFleet(clock), now)
+
+
+def _redis(settings: Settings, models: dict[str, QueueLimits], tally: Tally) -> Brokerage:
+    """The broker in Redis or Valkey. Imported only here, so that who needs none needs not install its client."""
+    try:
+        from headway.brokers.redis.broker import RedisBroker
+        from headway.brokers.redis.fleet import RedisFleet
+        from headway.brokers.redis.letters import RedisDeadLetters
+        from headway.brokers.redis.link import Link as RedisLink
+    except ModuleNotFoundError as exc:
+        if not (exc.name or "").partition(".")[0] == "redis":
+            raise
+        mend = "Install it: pip install 'headway[redis]'."
+        raise SettingError("broker", settings.broker_shown, "needs the package redis, which is not here", mend) from exc
+    link = RedisLink(settings.broker, settings.broker_prefix, settings.broker_timeout_ms / 1000)
+    broker = RedisBroker(link, models, tally, random.random, settings.shards, settings.lease_ms / 1000)
+    fleet = RedisFleet(link)
+
+    class Whole:
+        """The link with what must be closed before it."""
+
+        async def open(self) -> None:
+            await link.open()
+
+        async def close(self) -> None:
+            await broker.close()
+            await link.close()
+
+    async def now() -> float:
+        """Some process, this one for instance, was seen within the last second."""
+        return max((member.last_seen for member in await fleet.members()), default=0.0)
+
+    return Brokerage(broker, RedisDeadLetters(link, models, settings.shards), fleet, now, Whole())
+
+
+def _limits(settings: Settings) -> QueueLimits:
+    return QueueLimits(
+        tiers=len(settings.tier_names),
+        max_batch=settings.max_batch_size,
+        reserved_share=settings.reserved_share,
+        max_queue=settings.max_queue,
+    )
+
+
+def make_direct(settings: Settings, tally: Tally, clock: Callable[[], float]) -> Direct | None:
+    """What a gateway asks while a broker elsewhere is away, if a fallback is set. Its processes get no GPU."""
+    if not (settings.broker and settings.fallback):
+        return None
+    try:
+        target = parse_target(settings.fallback)
+    except TargetError as exc:
+        mend = "Write module:attr, path/file.py:attr, or the URL of a remote batch API."
+        raise SettingError("fallback", shown_url(settings.fallback), f"is no target: {exc}", mend) from None
+    slots = settings.fallback_concurrency
+    own = dataclasses.replace(settings, workers=slots, devices=",".join(["cpu"] * slots))
+    broker = MemoryBroker({settings.model: _limits(settings)}, DeadLetterBox(), tally, clock, random.random)
+    names = [f"{settings.name}/fallback-{index}" for index in range(slots)]
+    return Direct(broker, make_batchers(own, names, target, broker, tally, clock))
+
+
+def worker_names(settings: Settings, target: Target) -> list[str]:
+    """One for each slot, unique in the whole fleet where there is one."""
+    kind = "remote" if isinstance(target, RemoteTarget) else "gpu"
+    place = f"{settings.name}/" if settings.broker else ""
+    return [f"{place}{kind}-{index}" for index in range(settings.workers)]
+
+
 def make_batchers(
-    settings: Settings, target: Target, broker: MemoryBroker, tally: Tally, clock: Callable[[], float]
+    settings: Settings,
+    names: Sequence[str],
+    target: Target,
+    broker: Broker,
+    tally: Tally,
+    clock: Callable[[], float],
 ) -> list[Batcher]:
-    """One batcher for each slot. Slots of one remote API share its breaker; a GPU process has its own."""
+    """One batcher for each name. Slots of one remote API share its breaker; a GPU process has its own."""
     policy = policies.build(settings.policy, None if settings.max_wait_ms is None else settings.max_wait_ms / 1000)
     shared = Breaker(BREAKER_THRESHOLD, BREAKER_COOLDOWN) if isinstance(target, RemoteTarget) else None
     return [
         Batcher(
-            Slot(_worker(target, index), settings.model, settings.max_batch_size),
-            backend_maker(settings, target, index),
+            Slot(name, settings.model, settings.max_batch_size),
+            backend_maker(settings, name, target, index),
             broker,
             policy,
             shared or Breaker(BREAKER_THRESHOLD, BREAKER_COOLDOWN),
@@ -102,12 +299,12 @@ def make_batchers(
             tally,
             clock,
         )
-        for index in range(settings.workers)
+        for index, name in enumerate(names)
     ]
 
 
-def backend_maker(settings: Settings, target: Target, index: int) -> Callable[[], Backend]:
-    """Builds the backend of slot `index` each time it is called."""
+def backend_maker(settings: Settings, name: str, target: Target, index: int) -> Callable[[], Backend]:
+    """Builds the backend of slot `index`, which is called `name`, each time it is called."""
     start_timeout = settings.start_timeout_ms / 1000
     if isinstance(target, RemoteTarget):
         return lambda: HttpBackend(
@@ -115,17 +312,13 @@ def backend_maker(settings: Settings, target: Target, index: int) -> Callable[[]
         )
     return lambda: ProcessBackend(
         target,
-        worker=_worker(target, index),
+        worker=name,
         device=settings.device_ids[index],
         start_timeout=start_timeout,
         recycle_rss_bytes=settings.recycle_rss_mb << 20,
         recycle_after=settings.recycle_after_s,
         log=log,
     )
-
-
-def _worker(target: Target, index: int) -> str:
-    return f"remote-{index}" if isinstance(target, RemoteTarget) else f"gpu-{index}"
 
 
 def make_identity(settings: Settings) -> Identity:
@@ -162,35 +355,3 @@ def announce(text: str) -> None:
         # What is still in the buffer would fail once more at the end, and change the exit code.
         with Path(os.devnull).open("w") as nowhere:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
-
-
-def banner(settings: Settings, target: Target, port: int, admin_port: int) -> str:
-    """What start-up prints: what is served, where, by which rules, and one line to try."""
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    url = f"http://{host}:{port}"
-    wait = ""
-    if settings.max_wait_ms is not None:
-        milliseconds = f"{settings.max_wait_ms:g} ms"
-        aims = settings.policy == "pid"
-        wait = f", aiming at {milliseconds} of waiting" if aims else f", at most {milliseconds} for batch-mates"
-    key = " -H 'Authorization: Bearer YOUR_KEY'" if settings.keys else ""
-    who = f"keys from {settings.keys}" if settings.keys else f"no keys: everybody is {settings.default_tier}"
-    remote = isinstance(target, RemoteTarget)
-    one, many = ("call in flight", "calls in flight") if remote else ("GPU worker process", "GPU worker processes")
-    workers = f"{settings.workers} {one if settings.workers == 1 else many}"
-    limits = (
-        f"queue {settings.queue_timeout_ms:g} ms, GPU {settings.gpu_timeout_ms:g} ms, "
-        f"in all {settings.request_timeout_ms:g} ms"
-    )
-    return "\n".join(
-        (
-            f"Headway serves {target} as model {settings.model!r}",
-            f"  public   {url}   docs {url}/docs",
-            f"  admin    http://{settings.admin_host}:{admin_port}/internal/health   metrics /metrics",
-            f"  batches  up to {settings.max_batch_size}, policy {settings.policy}{wait}; {workers}",
-            f"  limits   {limits}; body {settings.max_body_bytes} bytes",
-            f"  tiers    {' > '.join(settings.tier_names)}; {who}",
-            "Try it:",
-            f'  curl {url}/v1/inference{key} -d \'{{"input": "hello"}}\'',
-        )
-    )

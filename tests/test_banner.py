@@ -6,16 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from headway.banner import READY, banner
 from headway.config import Settings
-from headway.target import parse_target
-from headway.wiring import banner
+from headway.model import Role
+from headway.target import Target, parse_target
 
 REMOTE = parse_target("http://127.0.0.1:9100/batch")
 LOCAL = parse_target("somewhere:function")
 
 
 def test_without_keys_it_says_which_tier_everybody_has() -> None:
-    shown = banner(Settings(default_tier="free"), LOCAL, 8000, 9000)
+    shown = banner(Settings(default_tier="free"), Role.SERVE, LOCAL, 8000, 9000)
     assert "no keys: everybody is free" in shown
     assert "YOUR_KEY" not in shown
 
@@ -23,7 +24,7 @@ def test_without_keys_it_says_which_tier_everybody_has() -> None:
 def test_with_keys_it_says_where_they_are(tmp_path: Path) -> None:
     file = tmp_path / "keys.toml"
     file.write_text("keys = []")
-    shown = banner(Settings(keys=str(file)), LOCAL, 8000, 9000)
+    shown = banner(Settings(keys=str(file)), Role.SERVE, LOCAL, 8000, 9000)
     assert f"keys from {file}" in shown
     assert "everybody" not in shown
     assert "-H 'Authorization: Bearer YOUR_KEY'" in shown
@@ -38,12 +39,55 @@ def test_with_keys_it_says_where_they_are(tmp_path: Path) -> None:
     ],
 )
 def test_the_wait_is_told_as_the_policy_takes_it(policy: str, words: str) -> None:
-    assert words in banner(Settings(policy=policy, max_wait_ms=40.0), LOCAL, 8000, 9000)
-    assert "40 ms" not in banner(Settings(policy=policy), LOCAL, 8000, 9000)
+    assert words in banner(Settings(policy=policy, max_wait_ms=40.0), Role.SERVE, LOCAL, 8000, 9000)
+    assert "40 ms" not in banner(Settings(policy=policy), Role.SERVE, LOCAL, 8000, 9000)
 
 
 def test_one_is_not_many() -> None:
-    assert "; 1 GPU worker process\n" in banner(Settings(), LOCAL, 8000, 9000)
-    assert "; 2 GPU worker processes\n" in banner(Settings(workers=2), LOCAL, 8000, 9000)
-    assert "; 1 call in flight\n" in banner(Settings(), REMOTE, 8000, 9000)
-    assert "; 2 calls in flight\n" in banner(Settings(workers=2), REMOTE, 8000, 9000)
+    assert "; 1 GPU worker process\n" in banner(Settings(), Role.SERVE, LOCAL, 8000, 9000)
+    assert "; 2 GPU worker processes\n" in banner(Settings(workers=2), Role.SERVE, LOCAL, 8000, 9000)
+    assert "; 1 call in flight\n" in banner(Settings(), Role.SERVE, REMOTE, 8000, 9000)
+    assert "; 2 calls in flight\n" in banner(Settings(workers=2), Role.SERVE, REMOTE, 8000, 9000)
+
+
+URL = "redis://user:canary@broker:6379/0"
+
+
+def test_over_a_broker_it_says_where_that_is_and_what_happens_without() -> None:
+    shown = banner(Settings(broker=URL, shards=16), Role.SERVE, LOCAL, 8000, 9000)
+    assert "  broker   redis://…@broker:6379/0   keys headway:… in 16 shards\n" in shown
+    assert "  fallback none: while the broker is away requests get 503\n" in shown
+    assert "broker" not in banner(Settings(), Role.SERVE, LOCAL, 8000, 9000)
+
+
+def test_a_gateway_says_where_it_is_asked() -> None:
+    settings = Settings(broker=URL, name="edge", fallback="http://spare/batch", fallback_concurrency=2)
+    shown = banner(settings, Role.GATEWAY, None, 8000, 9000)
+    assert shown.startswith("Headway gateway edge takes requests for model 'default'\n")
+    assert "  public   http://127.0.0.1:8000   docs http://127.0.0.1:8000/docs\n" in shown
+    assert "  admin    http://127.0.0.1:9000/internal/health" in shown
+    assert "  fallback http://spare/batch, 2 batches at once, while the broker is away\n" in shown
+    assert "GPU" not in shown
+    assert shown.splitlines()[-2] == "Try it:"
+
+
+@pytest.mark.parametrize(
+    ("role", "target", "words"),
+    [
+        (Role.WORKER, LOCAL, ("Headway worker host runs somewhere:function as model", "policy paced", "lasts 3000 ms")),
+        (Role.CONTROLLER, None, ("Headway controller host looks after", "capacity 70% of")),
+    ],
+)
+def test_who_takes_no_requests_has_no_public_port(role: Role, target: Target | None, words: tuple[str, ...]) -> None:
+    shown = banner(Settings(broker=URL, name="host"), role, target, 0, 9000)
+    assert "public" not in shown
+    assert "  admin    http://127.0.0.1:9000/internal/health" in shown
+    for part in words:
+        assert part in shown
+    assert shown.splitlines()[-1] == READY
+
+
+@pytest.mark.parametrize("role", Role)
+def test_no_banner_shows_the_brokers_password(role: Role) -> None:
+    target = LOCAL if role in (Role.SERVE, Role.WORKER) else None
+    assert "canary" not in banner(Settings(broker=URL), role, target, 8000, 9000)

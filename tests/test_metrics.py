@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from headway import metrics
 from headway.metrics import State
-from headway.model import TierDepth, WorkerInfo, WorkerStatus
+from headway.model import Capacity, TierDepth, WorkerInfo, WorkerStatus
 from headway.tally import Histogram, Tally
 
 TIERS = ("enterprise", "paid", "free")
@@ -28,8 +28,11 @@ NAMES = {
     "headway_gpu_batch_seconds": ("histogram", {"model", "worker"}),
     "headway_gpu_utilization": ("gauge", {"model", "worker"}),
     "headway_workers": ("gauge", {"model", "status"}),
+    "headway_capacity_items_per_second": ("gauge", {"model"}),
+    "headway_broker_up": ("gauge", set()),
     "headway_worker_restarts": ("counter", {"worker"}),
     "headway_refusals": ("counter", {"reason", "tier"}),
+    "headway_direct": ("counter", {"model"}),
     "headway_retries": ("counter", {"cause"}),
     "headway_dlq_depth": ("gauge", set()),
     "headway_wasted_gpu_seconds": ("counter", {"cause"}),
@@ -48,6 +51,7 @@ def full_state() -> State:
     tally.batches["m", "full"] = 3
     tally.gpu_seconds["m", "gpu-0"].observe(0.1)
     tally.refusals["overloaded", "free"] = 5
+    tally.direct["m"] = 3
     tally.retries["crashed"] = 2
     tally.wasted_seconds["departed"] = 0.25
     tally.overhead_seconds.observe(0.0007)
@@ -57,7 +61,8 @@ def full_state() -> State:
         WorkerInfo(worker_id="gpu-0", model="m", status=WorkerStatus.HEALTHY, utilisation=0.5),
         WorkerInfo(worker_id="gpu-1", model="m", status=WorkerStatus.OFFLINE),
     ]
-    return State(tally, TIERS, [TierDepth("m", 2, 11, 0.5)], workers, letters=6)
+    capacities = [Capacity(model="m", healthy=1, degraded=0, items_per_second=320.0, usable_per_second=224.0)]
+    return State(tally, TIERS, [TierDepth("m", 2, 11, 0.5)], workers, letters=6, capacities=capacities)
 
 
 def scraped(state: State) -> dict[str, Metric]:
@@ -164,3 +169,13 @@ def test_histogram_bounds_ascend() -> None:
     for histogram in (Tally().overhead_seconds, Tally().batch_size["m"], Tally().batch_fill["m"]):
         assert isinstance(histogram, Histogram)
         assert list(histogram.bounds) == sorted(set(histogram.bounds))
+
+
+def test_what_is_not_known_while_the_broker_is_away_is_left_out() -> None:
+    tally = full_state().tally
+    families = scraped(State(tally, TIERS, (), (), None, broker_up=False))
+    assert [sample.value for sample in families["headway_broker_up"].samples] == [0]
+    for name in ("queue_depth", "workers", "capacity_items_per_second", "dlq_depth"):
+        assert not families[f"headway_{name}"].samples, name
+    assert sum(sample.value for sample in families["headway_requests"].samples) == 7
+    assert [sample.value for sample in scraped(full_state())["headway_broker_up"].samples] == [1]

@@ -34,6 +34,24 @@ def _serve() -> Found:
     return serve
 
 
+def _gateway() -> Found:
+    from headway.cli.gateway import gateway
+
+    return gateway
+
+
+def _worker() -> Found:
+    from headway.cli.worker import worker
+
+    return worker
+
+
+def _controller() -> Found:
+    from headway.cli.controller import controller
+
+    return controller
+
+
 def _check() -> Found:
     from headway.cli.check import check
 
@@ -44,6 +62,12 @@ def _status() -> Found:
     from headway.cli.status import status
 
     return status
+
+
+def _top() -> Found:
+    from headway.cli.top import top
+
+    return top
 
 
 def _dlq() -> Found:
@@ -72,8 +96,12 @@ def _simulate() -> Found:
 
 COMMANDS: dict[str, tuple[Callable[[], Found], str, str]] = {
     "serve": (_serve, "Serve", "Serve TARGET: HTTP, queue and GPU workers in one process."),
+    "gateway": (_gateway, "Serve", "Take requests for workers in other processes."),
+    "worker": (_worker, "Serve", "Run TARGET for gateways in other processes."),
+    "controller": (_controller, "Serve", "Tell the processes what the workers can carry."),
     "check": (_check, "Serve", "Load TARGET, try it in batches, and say what it costs."),
     "status": (_status, "Operate", "Show how a running service is doing."),
+    "top": (_top, "Operate", "The same, shown live."),
     "dlq": (_dlq, "Operate", "List, show, replay and purge dead letters."),
     "bench": (_bench, "Measure and plan", "Put open-loop load on a URL; latency and errors."),
     "plan": (_plan, "Measure and plan", "Say how many GPUs a load and a promise need."),

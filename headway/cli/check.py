@@ -90,7 +90,7 @@ async def _try_out(settings: Settings, target: str, inputs: list[str], parameter
     from headway import wiring
     from headway.target import parse_target
 
-    backend = wiring.backend_maker(settings, parse_target(target), 0)()
+    backend = wiring.backend_maker(settings, "gpu-0", parse_target(target), 0)()
     try:
         return await Trial(backend, inputs, parameters, settings.gpu_timeout_ms / 1000, settings.model, repeats).run()
     finally:

@@ -20,8 +20,11 @@ _Config = Annotated[
 ]
 
 
-def with_settings(names: Iterable[str] = tuple(FIELDS)) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command a flag for each setting in `names`, and `--config`.
+def with_settings(
+    names: Iterable[str] = tuple(FIELDS), **fixed: Any
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command a flag for each setting in `names`, and `--config`; those in `fixed` have that value, whatever
+    environment and file say.
 
     The decorated function takes a keyword argument `settings`, which is filled with the Settings that flags,
     environment and file come to. Values are parsed by `headway.config` and not by Typer, so that a bad one gets
@@ -31,7 +34,7 @@ def with_settings(names: Iterable[str] = tuple(FIELDS)) -> Callable[[Callable[..
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         def command(config: Path | None = None, **given: Any) -> None:
-            flags = {name: given.pop(name) for name in chosen}
+            flags = {**fixed, **{name: given.pop(name) for name in chosen}}
             settings = load(flags, file=config)
             try:
                 function(settings=settings, **given)

@@ -1,47 +1,128 @@
-"""`headway status`: how a running service is doing."""
+"""`headway status`: how a running service and the fleet around it are doing."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import typer
 
-from headway.cli.admin import DEFAULT_URL, Admin, AdminUrl, AsJson, Token, pretty, table
+from headway.cli.admin import DEFAULT_URL, Admin, AdminError, AdminUrl, AsJson, Token, pretty, table
+
+_AWAY = 503
 
 
 def status(admin: AdminUrl = DEFAULT_URL, token: Token = "", json: AsJson = False) -> None:
-    """Show how a running service is doing: load, queue, workers.
+    """Show how a running service is doing: load, queue, capacity, processes, workers.
+
+    The admin port of any process will do: each knows the whole fleet.
 
     Exit codes: 0 it serves, 1 it does not or cannot be reached.
     """
-    port = Admin(admin, token)
-    health = port.get("/internal/health")
-    workers = port.get("/internal/workers")["workers"]
-    if json:
-        typer.echo(pretty({**health, "workers": workers}))
-    else:
-        typer.echo(_summary(health))
-        if workers:
-            typer.echo("\n" + _workers(workers))
-    if health["status"] not in ("ok", "degraded"):
+    found = look(Admin(admin, token))
+    typer.echo(pretty(found) if json else overview(found))
+    if not serves(found):
         raise typer.Exit(1)
 
 
-def _summary(health: dict[str, Any]) -> str:
-    waiting = ", ".join(f"{queue['depth']} {queue['tier']}" for queue in health["queues"] if queue["depth"])
-    lines = {
-        "status": health["status"],
-        "load": f"{health['requests_per_second']:g} requests/s, {health['pending']} held",
-        "GPUs busy": f"{health['gpu_utilization']:.0%}",
-        "waiting": f"{waiting or 'nothing'}, oldest {health['queue_oldest_seconds'] * 1000:.0f} ms",
-        "dead letters": f"{health['dead_letters']}",
-        "policy": health["policy"],
-        "version": health["version"],
-    }
-    return "\n".join(f"{name:<13} {value}" for name, value in lines.items())
+def look(port: Admin) -> dict[str, Any]:
+    """What an admin port tells of its process and of the fleet; without the latter while the broker is away.
+
+    Raises:
+        AdminError: it does not answer, or its process does not serve for want of a broker.
+    """
+    found = {**port.get("/internal/health"), "workers": [], "members": [], "capacities": []}
+    try:
+        found["workers"] = port.get("/internal/workers")["workers"]
+        fleet = port.get("/internal/fleet")
+        found["members"], found["capacities"] = fleet["members"], fleet["capacities"]
+    except AdminError as exc:
+        if exc.status != _AWAY:
+            raise
+        found["message"] = str(exc)
+    return found
 
 
-def _workers(workers: list[dict[str, Any]]) -> str:
+def serves(found: dict[str, Any]) -> bool:
+    """Whether the process takes requests, or does what else it is there for."""
+    return found["status"] in ("ok", "degraded")
+
+
+def overview(found: dict[str, Any]) -> str:
+    """All of it as text for people."""
+    parts = [_summary(found)]
+    if found["broker"] and found["members"]:
+        parts.append(_members(found["members"]))
+    if found["workers"]:
+        parts.append(_workers(found["workers"]))
+    return "\n\n".join(parts)
+
+
+def _summary(found: dict[str, Any]) -> str:
+    from headway.log import escape
+
+    others = [member for member in found["members"] if member["id"] != found["id"]]
+    rate = found["requests_per_second"] + sum(member["requests_per_second"] for member in others)
+    held = found["pending"] + sum(member["pending"] for member in others)
+    lines = {"status": found["status"]}
+    if "message" in found:
+        lines["broker away"] = found["message"]
+    if found["broker"]:
+        lines["asked"] = f"{found['role']} {found['id']}"
+        lines["broker"] = found["broker"]
+    lines["load"] = f"{rate:g} requests/s, {held} held"
+    if "queues" in found:
+        waiting = ", ".join(_depths(found["queues"]))
+        lines["GPUs busy"] = f"{found['gpu_utilization']:.0%}"
+        lines["waiting"] = f"{waiting or 'nothing'}, oldest {found['queue_oldest_seconds'] * 1000:.0f} ms"
+        lines["dead letters"] = f"{found['dead_letters']}"
+    if found["capacities"]:
+        lines["capacity"] = "; ".join(map(_capacity, found["capacities"]))
+    lines["policy"] = found["policy"]
+    lines["version"] = found["version"]
+    return "\n".join(f"{name:<13} {escape(value)}" for name, value in lines.items())
+
+
+def _depths(queues: Sequence[dict[str, Any]]) -> list[str]:
+    several = len({queue["model"] for queue in queues}) > 1
+    return [
+        f"{queue['depth']} {queue['tier']}{' of ' + queue['model'] if several else ''}"
+        for queue in queues
+        if queue["depth"]
+    ]
+
+
+def _capacity(capacity: dict[str, Any]) -> str:
+    slots = f"{capacity['healthy']} healthy"
+    if capacity["degraded"]:
+        slots += f", {capacity['degraded']} degraded"
+    if not capacity["items_per_second"]:
+        return f"{capacity['model']}: not measured yet, {slots}"
+    most, meant = capacity["items_per_second"], capacity["usable_per_second"]
+    return f"{capacity['model']}: {meant:.0f} of {most:.0f} inputs/s, {slots}"
+
+
+def _members(members: Sequence[dict[str, Any]]) -> str:
+    head = ("PROCESS", "ROLE", "HOST", "PID", "HELD", "REQUESTS/S", "LEADS", "VERSION", "ADMIN", "SEEN")
+    rows = [
+        (
+            member["id"],
+            member["role"],
+            member["host"],
+            str(member["pid"]),
+            str(member["pending"]),
+            f"{member['requests_per_second']:g}",
+            "yes" if member["leads"] else "-",
+            member["version"],
+            member["admin"],
+            f"{member['age_seconds']:.1f} s ago",
+        )
+        for member in sorted(members, key=lambda member: (member["role"], member["id"]))
+    ]
+    return table(head, rows)
+
+
+def _workers(workers: Sequence[dict[str, Any]]) -> str:
     head = ("WORKER", "MODEL", "STATUS", "BUSY", "IN FLIGHT", "RESTARTS", "PID", "LAST HEARTBEAT")
     rows = [
         (
@@ -54,6 +135,6 @@ def _workers(workers: list[dict[str, Any]]) -> str:
             str(worker["pid"] or "-"),
             worker["last_heartbeat"],
         )
-        for worker in workers
+        for worker in sorted(workers, key=lambda worker: str(worker["worker_id"]))
     ]
     return table(head, rows)

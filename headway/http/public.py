@@ -21,22 +21,22 @@ from starlette.types import ASGIApp
 
 from headway.gateway import Gateway
 from headway.http import openapi, readiness
+from headway.http.readiness import Readiness
 from headway.http.refusals import handlers
 from headway.http.shapes import SHAPES
-from headway.ports import Broker
 
 
-def build(gateway: Gateway, broker: Broker) -> ASGIApp:
+def build(gateway: Gateway, ready: Readiness) -> ASGIApp:
     """The application behind the public port.
 
     Arguments:
-        gateway: whose settings are published, and which is draining or not.
-        broker: whose workers decide on readiness.
+        gateway: whose settings are published.
+        ready: whether this process should get traffic.
     """
     on = _Routes(gateway)
     app = Starlette(
         routes=[
-            *readiness.routes(gateway, broker),
+            *readiness.routes(ready),
             Route("/openapi.json", on.contract),
             Route("/docs", on.page),
             *(Route(shape.path, _never, methods=["POST"]) for shape in SHAPES),

@@ -1,8 +1,16 @@
-"""Whether this process lives, and whether it should get traffic: the routes every port has."""
+"""Whether this process lives, and whether it should get traffic: the routes every port has.
+
+Alive means that this process answers, whatever becomes of the broker. Ready depends on the role:
+
+    gateway, serve   a healthy worker is known; while the broker is away: it has something to ask in its place
+    worker           one of its own slots is healthy
+    controller       the broker answers
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -10,46 +18,85 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from headway.gateway import Gateway
-from headway.model import WorkerInfo, WorkerStatus
+from headway.errors import BrokerUnavailable
+from headway.http.process import soon
+from headway.model import Role, WorkerInfo, WorkerStatus
 from headway.ports import Broker
 
 SERVING = frozenset(("ok", "degraded"))
 """The words that mean ready."""
 
 
-def readiness(draining: bool, workers: Sequence[WorkerInfo]) -> str:
-    """`ok`: every worker is healthy. `degraded`: some are. `unavailable`: none is. `draining`: shutting down."""
-    healthy = _healthy(workers)
-    if draining:
-        return "draining"
-    if not healthy:
-        return "unavailable"
-    return "ok" if healthy == len(workers) else "degraded"
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """Judges one process.
 
-
-def routes(gateway: Gateway, broker: Broker) -> list[Route]:
-    """`/livez`, `/readyz` and `/healthz`, each with `?verbose`.
-
-    Arguments:
-        gateway: which is draining or not.
-        broker: whose workers decide on readiness.
+    Attributes:
+        broker: whose workers decide.
+        leaving: whether the process is going down.
+        role: what it does.
+        slots: ids of the workers it runs.
+        direct: asked in the place of a broker that is away; None: nothing is.
     """
+
+    broker: Broker
+    leaving: Callable[[], bool]
+    role: Role = Role.SERVE
+    slots: Collection[str] = ()
+    direct: Broker | None = None
+
+    async def look(self) -> tuple[str, dict[str, Any]]:
+        """The word, and what it comes from. Waits for the broker, but not for long."""
+        try:
+            return self._look_at(await soon(self.broker.workers()))
+        except BrokerUnavailable as exc:
+            _, checks = self._look_at(await self.direct.workers() if self.direct is not None else ())
+            return await self.alone(), {**checks, "broker": str(exc)}
+
+    async def alone(self) -> str:
+        """The word while the broker is away: `degraded` if what is asked in its place works."""
+        word, _ = self.judge(await self.direct.workers() if self.direct is not None else ())
+        if word == "draining":
+            return word
+        return "degraded" if self.direct is not None and word in SERVING else "unavailable"
+
+    def judge(self, workers: Sequence[WorkerInfo]) -> tuple[str, Sequence[WorkerInfo]]:
+        """The word, given the registry, and the workers that it comes from.
+
+        `ok`: all that there should be. `degraded`: not every worker is healthy. `unavailable`: none is. `draining`:
+        shutting down. A worker elsewhere that is offline has left, or is given up: it is not waited for.
+        """
+        counted = [worker for worker in workers if self._counts(worker)]
+        if self.leaving():
+            return "draining", counted
+        if self.role is Role.CONTROLLER:
+            return "ok", counted
+        healthy = sum(worker.status is WorkerStatus.HEALTHY for worker in counted)
+        if not healthy:
+            return "unavailable", counted
+        return "ok" if healthy == len(counted) else "degraded", counted
+
+    def _look_at(self, workers: Sequence[WorkerInfo]) -> tuple[str, dict[str, Any]]:
+        word, counted = self.judge(workers)
+        healthy = sum(worker.status is WorkerStatus.HEALTHY for worker in counted)
+        return word, {"workers": f"{healthy} of {len(counted)} healthy", "draining": self.leaving()}
+
+    def _counts(self, worker: WorkerInfo) -> bool:
+        own = worker.worker_id in self.slots
+        return own if self.role is Role.WORKER else own or worker.status is not WorkerStatus.OFFLINE
+
+
+def routes(readiness: Readiness) -> list[Route]:
+    """`/livez`, `/readyz` and `/healthz`, each with `?verbose`."""
 
     async def live(request: Request) -> Response:
         return _answer(request, 200, "ok", {"process": "ok"})
 
     async def ready(request: Request) -> Response:
-        workers = await broker.workers()
-        status = readiness(gateway.draining, workers)
-        checks = {"workers": f"{_healthy(workers)} of {len(workers)} healthy", "draining": gateway.draining}
+        status, checks = await readiness.look()
         return _answer(request, 200 if status in SERVING else 503, status, checks)
 
     return [Route("/livez", live), Route("/readyz", ready), Route("/healthz", ready)]
-
-
-def _healthy(workers: Sequence[WorkerInfo]) -> int:
-    return sum(worker.status is WorkerStatus.HEALTHY for worker in workers)
 
 
 def _answer(request: Request, code: int, status: str, checks: dict[str, Any]) -> Response:

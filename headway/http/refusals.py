@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headway import errors
-from headway.errors import RequestError
+from headway.errors import BrokerUnavailable, RequestError
 from headway.http.shapes import problem, problem_body, problem_header
 
 Handler = Callable[[Request, Exception], Awaitable[Response]]
@@ -41,6 +41,9 @@ def handlers(hint: str = "") -> Mapping[Any, Handler]:
             return await broken(request, exc)
         return refusal(request.state.request_id, exc.code, exc.message, exc.retry_after)
 
+    async def away(request: Request, exc: Exception) -> Response:
+        return refusal(request.state.request_id, errors.SERVICE_OVERLOADED, str(exc), 1.0, "broker")
+
     async def no_route(request: Request, exc: Exception) -> Response:
         """Starlette's own refusals: no such route, or not with this method."""
         allowed = getattr(exc, "headers", None) or {}
@@ -59,4 +62,4 @@ def handlers(hint: str = "") -> Mapping[Any, Handler]:
         message = "an unexpected fault of the server; its log says more"
         return refusal(request.state.request_id, errors.INTERNAL, message)
 
-    return {RequestError: refused, HTTPException: no_route, Exception: broken}
+    return {RequestError: refused, BrokerUnavailable: away, HTTPException: no_route, Exception: broken}

@@ -14,7 +14,6 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from headway.gateway import new_id
-from headway.http import admin
 from headway.http.door import Door
 from headway.model import Caller, Entry, Item
 from tests.cli.command import code_of
@@ -50,8 +49,7 @@ class Running:
     async def _main(self) -> None:
         self.loop = asyncio.get_running_loop()
         self.stand = Stand(time.monotonic, self.backend, admin_port=0, admin_token="s3cret")
-        app = admin.build(self.stand.gateway, self.stand.broker, self.stand.dead, time.monotonic)
-        door = Door.admin(self.stand.settings, app, new_id, self.stand.tally)
+        door = Door.admin(self.stand.settings, self.stand.admin_app(), new_id, self.stand.tally)
         async with self.stand:
             await door.open()
             self.url = f"http://127.0.0.1:{door.port}"
@@ -95,7 +93,7 @@ def test_status_of_a_service(service: Running, capsys: pytest.CaptureFixture[str
     assert code_of(["status", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["workers"][0]["worker_id"] == "gpu-0"
-    service.stand.gateway.draining = True
+    service.stand.attendance.leaving = True
     assert code_of(["status"]) == 1
     assert capsys.readouterr().out.startswith("status        draining\n")
 

@@ -1,4 +1,4 @@
-"""`headway serve` as a process of its own, and the laws that hold for its whole life.
+"""`headway serve`, or another role, as a process of its own, and the laws that hold for its whole life.
 
     with serving(tmp_path, "--workers", "2") as server:
         asked = server.ask("hello")
@@ -36,11 +36,17 @@ TARGET = "tests.targets.gates:Gated"
 MARK = "TEST_RUN"
 """Environment variable by which all processes of one run are known."""
 
+RUN, TAKE = ("serve", "worker"), ("serve", "gateway")
+"""Roles that run a target, and those that take requests."""
+
 AT_THE_DOOR = frozenset(("BAD_REQUEST", "UNAUTHENTICATED", "PAYLOAD_TOO_LARGE", "REQUEST_TIMEOUT", "HEADERS_TOO_LARGE"))
 """Errors of requests that no gateway has seen."""
 
+PUBLIC_ROLES = ("serve", "gateway")
+"""Those with a port for clients."""
 _PUBLIC = re.compile(r"public +http://127\.0\.0\.1:(\d+)")
 _ADMIN = re.compile(r"admin +http://127\.0\.0\.1:(\d+)")
+_LAST = re.compile(r"^(Try it:|Ready\.)$", re.MULTILINE)
 
 
 class Metrics:
@@ -67,21 +73,23 @@ class Metrics:
 
 
 class Server:
-    """A running `headway serve`; made by `serving` and `launched`.
+    """A running `headway serve` or another role; made by `serving` and `launched`, and by `tests.e2e.fleet`.
 
     Arguments:
         folder: working directory and place of its output.
-        target: what it serves.
+        target: what it serves; a gateway and a controller have none.
         flags: more of its command line.
         environ: more of its environment.
         before: called in the child before it becomes Headway.
         answer_to: what the target makes of an input.
         logs_json: the log is one JSON object a line, and checked; else text for people, as by default.
         stdout, stderr: descriptors, where it should not write to files.
+        role: the command.
+        role: the command that it is started by.
 
     Attributes:
         expected: events that the log may hold as warnings or errors.
-        port, admin_port: once it is `ready`.
+        port, admin_port: once it is `ready`; a worker and a controller have no public port.
         asked: all requests sent by `ask`.
     """
 
@@ -96,7 +104,9 @@ class Server:
         logs_json: bool = True,
         stdout: int | None = None,
         stderr: int | None = None,
+        role: str = "serve",
     ) -> None:
+        self.role = role
         self.logs_json = logs_json
         self.folder = folder
         self.mark = uuid.uuid4().hex
@@ -108,9 +118,10 @@ class Server:
         self._files = folder / f"out-{self.mark}", folder / f"log-{self.mark}"
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("HEADWAY_")}
         own = {"PYTHONPATH": str(ROOT), "HEADWAY_LOG_JSON": str(logs_json), MARK: self.mark}
+        command = [role, *([target] if role in RUN else []), *(["--port", "0"] if role in TAKE else [])]
         with self._files[0].open("wb") as out, self._files[1].open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "headway", "serve", target, "--port", "0", "--admin-port", "0", *flags],
+                [sys.executable, "-m", "headway", *command, "--admin-port", "0", *flags],
                 cwd=folder,
                 env={**inherited, **own, **(environ or {})},
                 stdin=subprocess.DEVNULL,
@@ -145,12 +156,12 @@ class Server:
 
     def ready(self) -> None:
         """Wait until it serves."""
-        wait_until(lambda: "Try it" in self.banner() or self.process.poll() is not None)
+        wait_until(lambda: _LAST.search(self.banner()) or self.process.poll() is not None)
         assert self.process.poll() is None, self.log_text()
         public, admin = _PUBLIC.search(self.banner()), _ADMIN.search(self.banner())
-        assert public
+        assert bool(public) is (self.role in TAKE)
         assert admin
-        self.port, self.admin_port = int(public[1]), int(admin[1])
+        self.port, self.admin_port = int(public[1]) if public else 0, int(admin[1])
         self._descriptors = self.descriptors()
 
     def connect(self) -> Connection:
@@ -297,6 +308,14 @@ class Server:
         self.process.wait(PATIENCE)
         for connection in self._connections:
             connection.close()
+
+
+def _command(role: str, target: str) -> list[str]:
+    return [
+        role,
+        *([target] if role in ("serve", "worker") else []),
+        *(["--port", "0"] if role in PUBLIC_ROLES else []),
+    ]
 
 
 @contextmanager

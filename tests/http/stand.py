@@ -27,6 +27,7 @@ from headway.gateway import Gateway
 from headway.http import public
 from headway.http.desk import Asker
 from headway.http.door import Door
+from headway.http.readiness import Readiness
 from headway.identity.keys_file import KeysFile
 from headway.identity.open import OpenIdentity
 from headway.model import Caller, Failure, Reply, WorkerInfo, WorkerStatus
@@ -255,7 +256,7 @@ async def _serve(
         settings,
         gateway,
         identity,
-        public.build(real, broker),
+        public.build(real, Readiness(broker, lambda: real.draining, slots={"gpu-0"})),
         lambda: f"00000000-0000-7000-8000-{next(numbers):012x}",
         tally,
     )

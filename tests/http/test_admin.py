@@ -10,8 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from headway.gateway import new_id
-from headway.http import admin
-from headway.model import Caller, Entry, Item
+from headway.model import Caller, Entry, Item, Role
 from tests import virtual_time
 from tests.services.fake_backend import FakeBackend
 from tests.services.stand import Stand
@@ -46,8 +45,8 @@ class Answer:
 class Port:
     """Sends requests to the admin application, as a server would."""
 
-    def __init__(self, stand: Stand, clock: Callable[[], float]) -> None:
-        self.app = admin.build(stand.gateway, stand.broker, stand.dead, clock)
+    def __init__(self, stand: Stand, role: Role = Role.SERVE, **how: Any) -> None:
+        self.app = stand.admin_app(role, **how)
 
     async def ask(self, method: str, target: str, host: str = "127.0.0.1:9000", token: str | None = None) -> Answer:
         path, _, query = target.partition("?")
@@ -93,7 +92,7 @@ def played(
     async def main(clock: Callable[[], float]) -> None:
         stand = Stand(clock, backend or Touchy(), **settings)
         async with stand:
-            await scene(stand, Port(stand, clock))
+            await scene(stand, Port(stand))
 
     virtual_time.run(main)
 
@@ -134,7 +133,7 @@ def test_health_shows_the_load() -> None:
 
 def test_a_draining_service_is_alive_but_not_ready() -> None:
     async def scene(stand: Stand, port: Port) -> None:
-        stand.gateway.draining = True
+        stand.attendance.leaving = True
         await expect_not_ready(port, "draining")
 
     played(scene)

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
+from starlette.types import ASGIApp
+
+from headway.attendance import Attendance
 from headway.batcher import Batcher, Limits
+from headway.brokers.fleet import MemoryFleet
 from headway.brokers.memory import DeadLetterBox, MemoryBroker
 from headway.config import Settings
+from headway.controller import Controller
 from headway.core import policies
 from headway.core.breaker import Breaker
 from headway.core.queue import QueueLimits
 from headway.gateway import Gateway, new_id
+from headway.http import admin
+from headway.http.process import Process
+from headway.http.readiness import Readiness
 from headway.lifecycle import Service
-from headway.model import Caller, Reply, Slot
+from headway.model import Caller, Member, Reply, Role, Slot
+from headway.ports import Broker
 from headway.tally import Tally
 from tests.services.fake_backend import FakeBackend
 
@@ -25,6 +35,7 @@ class Stand:
 
     def __init__(self, clock: Callable[[], float], *backends: FakeBackend, max_batch: int = 8, **settings: object):
         self.settings = Settings(max_batch_size=max_batch, workers=len(backends), **settings)  # type: ignore[arg-type]
+        self._clock = clock
         self.backends = backends
         self.tally = Tally()
         self.dead = DeadLetterBox()
@@ -46,7 +57,60 @@ class Stand:
             )
             for index, backend in enumerate(backends)
         ]
-        self.service = Service(self.settings, self.broker, self.gateway, self.batchers, [_NoDoor()])
+        self.fleet = MemoryFleet(clock)
+        self.attendance = Attendance(self.fleet, self._member, clock)
+        self.controller = Controller(self.gateway.name, self.broker, self.fleet, 0.7, clock)
+        self.service = Service(
+            self.settings,
+            self.broker,
+            self.gateway,
+            self.batchers,
+            [_NoDoor()],
+            controller=self.controller,
+            attendance=self.attendance,
+        )
+
+    def admin_app(self, role: Role = Role.SERVE, broker: Any = None, direct: Broker | None = None) -> ASGIApp:
+        """What the admin port of this process answers with; only `serve` and `gateway` have a gateway.
+
+        Arguments:
+            role: of the process.
+            broker: stands for broker, dead letters and fleet.
+            direct: asked in the place of a broker that is away.
+        """
+        slots = frozenset(batcher.slot.worker for batcher in self.batchers)
+        ready = Readiness(broker or self.broker, lambda: self.attendance.leaving, role, slots, direct)
+        process = Process(
+            settings=self.settings,
+            role=role,
+            id=self.gateway.name,
+            slots=slots,
+            tally=self.tally,
+            broker=broker or self.broker,
+            letters=broker or self.dead,
+            fleet=broker or self.fleet,
+            clock=self._clock,
+            now=self._now,
+            leaving=lambda: self.attendance.leaving,
+            gateway=self.gateway if role in (Role.SERVE, Role.GATEWAY) else None,
+        )
+        return admin.build(process, ready)
+
+    def _member(self) -> Member:
+        return Member(
+            id=self.gateway.name,
+            role=Role.SERVE,
+            host="here",
+            pid=1,
+            admin="http://127.0.0.1:9000",
+            version="1",
+            pending=self.gateway.pending,
+            requests_per_second=self.gateway.requests_per_second,
+            leads=self.controller.leads,
+        )
+
+    async def _now(self) -> float:
+        return self._clock()
 
     async def __aenter__(self) -> Stand:
         await self.service.start()

@@ -1,0 +1,34 @@
+"""The form in which the admin port writes: ids, instants, text, JSON."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+ID_PREFIX = "req_"
+"""What stands before a request's id wherever people read it."""
+
+
+def id_in(request: Request) -> str:
+    """The request id in a path, with or without its prefix."""
+    id: str = request.path_params["id"]
+    return id.removeprefix(ID_PREFIX)
+
+
+def text(text: str) -> str:
+    """`text` with what is no Unicode escaped, as it may come from a model."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def instant(seconds: float) -> str:
+    """Unix time as RFC 3339 text."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+
+
+def as_json(content: Any, code: int = 200) -> Response:
+    """An answer in JSON."""
+    return Response(msgspec.json.encode(content), code, media_type="application/json")

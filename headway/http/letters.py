@@ -1,0 +1,114 @@
+"""Dead letters over HTTP: listed, shown, replayed, purged. Inputs are shown only when one letter is asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from headway.errors import BadRequest, NotFound
+from headway.gateway import new_id
+from headway.http.form import ID_PREFIX, as_json, id_in, instant, text
+from headway.http.process import Process, soon
+from headway.http.refusals import refusal
+from headway.model import Caller, DeadLetter
+
+LISTED = 100
+"""Dead letters in one listing, unless `?limit=` says otherwise."""
+MOST_LISTED = 10_000
+
+
+def routes(process: Process) -> list[Route]:
+    """`/internal/dlq` and what is under it."""
+    on = _Routes(process)
+    return [
+        Route("/internal/dlq", on.listing),
+        Route("/internal/dlq/{id}", on.letter, methods=["GET", "DELETE"]),
+        Route("/internal/dlq/{id}/replay", on.replay, methods=["POST"]),
+    ]
+
+
+class _Routes:
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._letters = process.letters
+        self._tiers = process.settings.tier_names
+
+    async def listing(self, request: Request) -> Response:
+        limit = request.query_params.get("limit", str(LISTED))
+        if not (limit.isdecimal() and 1 <= int(limit[:9]) <= MOST_LISTED):
+            raise BadRequest(f"limit={limit[:20]!r} is not a whole number from 1 to {MOST_LISTED}")
+        letters = await soon(self._letters.list(int(limit)))
+        listed = [_described(letter, self._tiers) for letter in letters]
+        return as_json({"count": await soon(self._letters.count()), "letters": listed})
+
+    async def letter(self, request: Request) -> Response:
+        id = id_in(request)
+        if request.method == "DELETE":
+            if not await soon(self._letters.remove(id)):
+                raise _no_letter(id)
+            return Response(status_code=204)
+        letter = await self._find(id)
+        entry = letter.entry
+        parameters = msgspec.Raw(entry.parameters or b"{}")
+        return as_json({**_described(letter, self._tiers), "input": entry.input, "parameters": parameters})
+
+    async def replay(self, request: Request) -> Response:
+        gateway = self._process.gateway
+        if gateway is None:
+            raise NotFound(f"a {self._process.role.value} takes no requests; replay it at the admin port of a gateway")
+        letter = await self._find(id_in(request))
+        entry, fresh = letter.entry, new_id()
+        begun = self._process.clock()
+        reply = await gateway.ask(
+            Caller(user="dead letter replay", tenant=entry.tenant, tier=entry.tier),
+            fresh,
+            entry.model,
+            entry.input,
+            entry.parameters,
+            entry.tier,
+            self._process.settings.request_timeout_ms / 1000,
+        )
+        if reply.failure is not None:
+            # It may have died once more, under its fresh id; it stays known under its first.
+            await soon(self._letters.remove(fresh))
+            failure = reply.failure
+            return refusal(ID_PREFIX + fresh, failure.code, failure.message, failure.retry_after, failure.reason)
+        await soon(self._letters.remove(entry.id))
+        return as_json({
+            "request_id": ID_PREFIX + fresh,
+            "replayed": ID_PREFIX + entry.id,
+            "output": text(reply.output or ""),
+            "latency_ms": round((self._process.clock() - begun) * 1000, 3),
+        })  # fmt: skip
+
+    async def _find(self, id: str) -> DeadLetter:
+        letter = await soon(self._letters.get(id))
+        if letter is None:
+            raise _no_letter(id)
+        return letter
+
+
+def _described(letter: DeadLetter, tiers: tuple[str, ...]) -> dict[str, Any]:
+    """A letter without its input."""
+    entry = letter.entry
+    return {
+        "id": ID_PREFIX + entry.id,
+        "model": entry.model,
+        "tenant": entry.tenant,
+        "tier": tiers[entry.tier],
+        "error": text(letter.error),
+        "cause": letter.cause,
+        "attempts": letter.attempts,
+        "worker": letter.worker,
+        "died_at": instant(letter.died_at),
+    }
+
+
+def _no_letter(id: str) -> NotFound:
+    return NotFound(
+        f"no dead letter {ID_PREFIX}{id}; it was replayed or purged, pushed out by newer ones, or never was"
+    )

@@ -1,0 +1,54 @@
+"""Something that a process does each second until it is told to stop, whether the broker answers or not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from headway.errors import BrokerUnavailable
+from headway.outage import Outage
+from headway.supervisor import Supervisor
+
+PULSE = 1.0
+"""Seconds between two beats."""
+
+
+class Pulse:
+    """Calls `act` at once and then each second.
+
+    Arguments:
+        name: of the loop, for the log.
+        act: what is done; a broker that does not answer is told of once, and asked again with the next beat.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, name: str, act: Callable[[], Awaitable[None]], clock: Callable[[], float]) -> None:
+        self._name = name
+        self._act = act
+        self._clock = clock
+        self._outage = Outage(name, clock)
+        self._stopped = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, supervisor: Supervisor) -> None:
+        """Begin."""
+        self._task = supervisor.start(self._name, self._beat_on)
+
+    async def stop(self) -> None:
+        """Return once it beats no more. A beat that is under way comes to its end."""
+        self._stopped.set()
+        if self._task is not None:
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _beat_on(self) -> None:
+        while not self._stopped.is_set():
+            began = self._clock()
+            try:
+                await self._act()
+                self._outage.over()
+            except BrokerUnavailable as exc:
+                self._outage.failed(began, exc)
+            try:
+                await asyncio.wait_for(self._stopped.wait(), max(PULSE - (self._clock() - began), PULSE / 10))
+            except TimeoutError:
+                continue

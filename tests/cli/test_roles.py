@@ -1,0 +1,75 @@
+"""`headway gateway`, `worker` and `controller`: what they take, and what they refuse."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from headway.cli.role import CONTROLLER_SETTINGS, GATEWAY_SETTINGS, WORKER_SETTINGS
+from headway.config import FIELDS, flag
+from tests.cli.command import code_of, run
+
+ROLES = {"gateway": GATEWAY_SETTINGS, "worker": WORKER_SETTINGS, "controller": CONTROLLER_SETTINGS}
+TARGET = {"gateway": [], "worker": ["x:y"], "controller": []}
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_role_has_the_flags_of_what_it_does(
+    role: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 160)
+    assert code_of([role, "--help"]) == 0
+    shown = capsys.readouterr().out
+    flags = set(re.findall(r"^│ +(--[a-z-]+)", shown, re.MULTILINE))
+    assert flags == {flag(name) for name in ROLES[role]} | {"--config", "--help"}
+    assert f"headway {role} " in shown
+    assert "SIGTERM" in shown or role == "controller"
+
+
+def test_every_setting_has_its_role() -> None:
+    assert set().union(*ROLES.values()) == set(FIELDS)
+    for name in ("broker", "broker_prefix", "shards", "name", "tiers", "max_batch_size", "admin_port", "log_level"):
+        for settings in ROLES.values():
+            assert name in settings
+    assert "port" not in WORKER_SETTINGS + CONTROLLER_SETTINGS
+    assert "workers" not in GATEWAY_SETTINGS + CONTROLLER_SETTINGS
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_role_without_a_broker_is_told_what_it_lacks(role: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert code_of([role, *TARGET[role]]) == 3
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith(f"headway: --broker = '': a {role} without a broker has nobody to work with. Name the")
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_url_that_is_no_brokers_is_refused_without_its_password(
+    role: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert code_of([role, *TARGET[role], "--broker", "http://user:canary@broker"]) == 3
+    error = capsys.readouterr().err
+    assert error.startswith("headway: --broker = 'http://…@broker': is not the URL of a Redis or Valkey. Begin it with")
+    assert "canary" not in error
+
+
+def test_a_worker_may_have_any_admin_port(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also the one that is the public port of others."""
+    for role in ("worker", "controller"):
+        assert code_of([role, *TARGET[role], "--admin-port", "8000"]) == 3
+        assert "--broker = ''" in capsys.readouterr().err
+
+
+def test_a_fallback_that_is_no_target_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert code_of(["gateway", "--broker", "redis://127.0.0.1:1", "--fallback", "no.py:x"]) == 3
+    assert capsys.readouterr().err.startswith(
+        "headway: --fallback = 'no.py:x': is no target: TARGET 'no.py:x': there is"
+    )
+
+
+def test_a_real_process_without_a_broker_ends_with_3(tmp_path: Path) -> None:
+    done = run(["gateway"], tmp_path)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,197 @@
+"""The admin port of each role, and while the broker is away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from headway.errors import BrokerUnavailable
+from headway.http.process import PATIENCE
+from headway.model import Member, Role, WorkerInfo, WorkerStatus
+from tests.http.test_admin import Port, Touchy, played
+from tests.services.stand import Stand
+
+APART = (Role.GATEWAY, Role.WORKER, Role.CONTROLLER)
+
+
+class Unreachable:
+    """A broker, keeper of letters and fleet that does not answer: at once, or never."""
+
+    def __init__(self, hangs: bool) -> None:
+        self._hangs = hangs
+
+    def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
+        async def call(*arguments: Any) -> Any:
+            if self._hangs:
+                await asyncio.Event().wait()
+            raise BrokerUnavailable("the broker at redis://there does not answer: connection refused")
+
+        return call
+
+
+def other(status: WorkerStatus, name: str = "elsewhere/gpu-0") -> WorkerInfo:
+    return WorkerInfo(worker_id=name, model="m", status=status)
+
+
+def test_the_fleet_is_shown() -> None:
+    async def scene(stand: Stand, port: Port) -> None:
+        await stand.fleet.attend(Member(id="host", role=Role.WORKER, host="far", pid=7, version="2"))
+        asked = [stand.asking(f"text {n}") for n in range(20)]
+        await asyncio.sleep(1.5)
+        await asyncio.gather(*asked)
+        shown = (await port.get("/internal/fleet")).json
+        assert shown["id"] == stand.gateway.name
+        worker, own = sorted(shown["members"], key=lambda member: str(member["host"]))
+        assert worker["age_seconds"] == pytest.approx(1.5, abs=0.01)
+        assert own["age_seconds"] < 1.0
+        assert {**worker, "age_seconds": 0} == {
+            "id": "host", "role": "worker", "host": "far", "pid": 7, "admin": "", "version": "2",
+            "pending": 0, "requests_per_second": 0.0, "leads": False, "age_seconds": 0,
+        }  # fmt: skip
+        assert (own["role"], own["leads"]) == ("serve", True)
+        [capacity] = shown["capacities"]
+        assert (capacity["model"], capacity["healthy"], capacity["degraded"]) == ("m", 1, 0)
+        assert capacity["items_per_second"] == pytest.approx(80.0, rel=0.1)
+        assert capacity["usable_per_second"] == pytest.approx(0.7 * capacity["items_per_second"], abs=0.01)
+        assert 0.0 <= capacity["age_seconds"] < 1.0
+
+    played(scene)
+
+
+@pytest.mark.parametrize("role", APART)
+def test_every_role_tells_what_it_is(role: Role) -> None:
+    async def scene(stand: Stand, _: Port) -> None:
+        port = Port(stand, role)
+        health = (await port.get("/internal/health")).json
+        assert (health["role"], health["id"], health["status"]) == (role.value, stand.gateway.name, "ok")
+        assert [worker["worker_id"] for worker in (await port.get("/internal/workers")).json["workers"]] == ["gpu-0"]
+        assert (await port.get("/metrics")).status == 200
+        for path in ("/livez", "/readyz", "/healthz"):
+            assert (await port.get(path)).json == {"status": "ok"}
+        stand.attendance.leaving = True
+        assert (await port.get("/readyz")).json == {"status": "draining"}
+        assert (await port.get("/livez")).status == 200
+
+    played(scene)
+
+
+def test_a_gateway_is_ready_when_it_knows_of_a_healthy_worker_anywhere() -> None:
+    backend = Touchy()
+
+    async def scene(stand: Stand, _: Port) -> None:
+        port = Port(stand, Role.GATEWAY)
+        backend.refuse_start = 1000
+        backend.dead.set()
+        await asyncio.sleep(0.1)
+        assert (await port.get("/readyz")).status == 503
+        await stand.broker.beat(other(WorkerStatus.HEALTHY))
+        ready = await port.get("/readyz?verbose")
+        assert (ready.status, ready.json["status"]) == (200, "degraded")
+        assert ready.json["checks"]["workers"] == "1 of 2 healthy"
+
+    played(scene, backend=backend)
+
+
+def test_a_worker_elsewhere_that_has_left_is_not_missed() -> None:
+    async def scene(stand: Stand, _: Port) -> None:
+        await stand.broker.beat(other(WorkerStatus.OFFLINE))
+        assert (await Port(stand, Role.GATEWAY).get("/readyz?verbose")).json["status"] == "ok"
+        await stand.broker.beat(other(WorkerStatus.DEGRADED))
+        assert (await Port(stand, Role.GATEWAY).get("/readyz?verbose")).json["status"] == "degraded"
+
+    played(scene)
+
+
+def test_a_worker_is_ready_by_its_own_slots() -> None:
+    backend = Touchy()
+
+    async def scene(stand: Stand, _: Port) -> None:
+        port = Port(stand, Role.WORKER)
+        await stand.broker.beat(other(WorkerStatus.OFFLINE))
+        assert (await port.get("/readyz?verbose")).json["checks"]["workers"] == "1 of 1 healthy"
+        await stand.broker.beat(other(WorkerStatus.HEALTHY))
+        backend.refuse_start = 1000
+        backend.dead.set()
+        await asyncio.sleep(0.1)
+        ready = await port.get("/readyz?verbose")
+        assert (ready.status, ready.json["checks"]["workers"]) == (503, "0 of 1 healthy")
+
+    played(scene, backend=backend)
+
+
+def test_a_controller_is_ready_without_any_worker() -> None:
+    backend = Touchy()
+
+    async def scene(stand: Stand, _: Port) -> None:
+        backend.refuse_start = 1000
+        backend.dead.set()
+        await asyncio.sleep(0.1)
+        assert (await Port(stand, Role.CONTROLLER).get("/readyz")).json == {"status": "ok"}
+
+    played(scene, backend=backend)
+
+
+@pytest.mark.parametrize("role", [Role.WORKER, Role.CONTROLLER])
+def test_what_only_a_gateway_can_do_is_told_elsewhere(role: Role) -> None:
+    async def scene(stand: Stand, _: Port) -> None:
+        port = Port(stand, role)
+        for method, path in (("GET", "/internal/requests/req_x"), ("POST", "/internal/dlq/req_x/replay")):
+            refused = await port.ask(method, path)
+            assert (refused.status, refused.json["error"]) == (404, "NOT_FOUND")
+            assert refused.json["detail"].startswith(f"a {role.value} ")
+            assert "gateway" in refused.json["detail"]
+
+    played(scene)
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+@pytest.mark.parametrize("role", APART)
+def test_without_the_broker_every_route_answers(role: Role, hangs: bool) -> None:
+    async def scene(stand: Stand, _: Port) -> None:
+        port = Port(stand, role, broker=Unreachable(hangs))
+        loop = asyncio.get_running_loop()
+        reason = "does not answer within 800 ms" if hangs else "connection refused"
+        assert (await port.get("/livez")).status == 200
+        ready = await port.get("/readyz?verbose")
+        assert (ready.status, ready.json["status"]) == (503, "unavailable")
+        assert reason in ready.json["checks"]["broker"]
+        health = await port.get("/internal/health")
+        assert (health.status, health.json["status"], health.json["role"]) == (503, "unavailable", role.value)
+        assert reason in health.json["message"]
+        for path in ("/internal/workers", "/internal/fleet", "/internal/dlq", "/internal/dlq/req_x"):
+            begun = loop.time()
+            answer = await port.get(path)
+            assert loop.time() - begun <= PATIENCE + 0.01
+            assert (answer.status, answer.json["error"]) == (503, "SERVICE_OVERLOADED"), path
+            assert reason in answer.json["detail"]
+            assert answer.headers["retry-after"] == "1"
+        scrape = await port.get("/metrics")
+        assert scrape.status == 200
+        families = {family.name: family for family in text_string_to_metric_families(scrape.body.decode())}
+        assert [sample.value for sample in families["headway_broker_up"].samples] == [0]
+        stand.attendance.leaving = True
+        assert (await port.get("/readyz")).json["status"] == "draining"
+
+    played(scene)
+
+
+def test_a_gateway_with_a_fallback_is_ready_without_the_broker() -> None:
+    backend = Touchy()
+
+    async def scene(stand: Stand, _: Port) -> None:
+        port = Port(stand, Role.GATEWAY, broker=Unreachable(hangs=False), direct=stand.broker)
+        for path in ("/readyz", "/internal/health"):
+            answer = await port.get(path)
+            assert (answer.status, answer.json["status"]) == (200, "degraded")
+        backend.refuse_start = 1000
+        backend.dead.set()
+        await asyncio.sleep(0.1)
+        for path in ("/readyz", "/internal/health"):
+            answer = await port.get(path)
+            assert (answer.status, answer.json["status"]) == (503, "unavailable")
+
+    played(scene, backend=backend)

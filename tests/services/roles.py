@@ -1,0 +1,135 @@
+"""Gateways, workers and controllers as services of their own over one broker, on virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from headway.attendance import Attendance
+from headway.batcher import Batcher, Limits
+from headway.brokers.fleet import MemoryFleet
+from headway.brokers.memory import DeadLetterBox, MemoryBroker
+from headway.config import Settings
+from headway.controller import Controller
+from headway.core import policies
+from headway.core.breaker import Breaker
+from headway.core.queue import QueueLimits
+from headway.gateway import Gateway, new_id
+from headway.lifecycle import Link, Service
+from headway.model import Caller, Member, Reply, Role, Slot, WorkerInfo, WorkerStatus
+from headway.ports import Fleet
+from headway.tally import Tally
+from tests.services.fake_backend import FakeBackend
+
+ANYBODY = Caller("anonymous", "default", 1)
+MAX_BATCH = 8
+
+
+class FakeDoor:
+    """A port that notes what becomes of it."""
+
+    def __init__(self, name: str, told: list[str]) -> None:
+        self._name = name
+        self._told = told
+
+    async def open(self) -> None:
+        self._told.append(f"{self._name} opens")
+
+    async def drain(self) -> None:
+        self._told.append(f"{self._name} drains")
+
+    async def close(self) -> None:
+        self._told.append(f"{self._name} closes")
+
+
+class Fleets:
+    """Makes services over one broker.
+
+    Attributes:
+        told: what the doors, links and backends of all of them did, in order.
+        fleet: who attends; may be replaced before a service is made.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock = clock
+        self.told: list[str] = []
+        self.settings = Settings(max_batch_size=MAX_BATCH)
+        self.tally = Tally()
+        limits = QueueLimits(tiers=3, max_batch=MAX_BATCH)
+        self.broker = MemoryBroker({"m": limits}, DeadLetterBox(), self.tally, clock, lambda: 0.5)
+        self.fleet: Fleet = MemoryFleet(clock)
+        self._made: list[Service] = []
+
+    def gateway(self, link: Link | None = None) -> tuple[Service, Gateway]:
+        gateway = Gateway(self.settings, ["m"], self.broker, self.tally, self.clock)
+        doors = [FakeDoor("public", self.told), FakeDoor("admin", self.told)]
+        attendance = self._attendance(gateway.name, Role.GATEWAY)
+        return self._service(gateway, [], doors, attendance, link), gateway
+
+    def worker(self, name: str, *backends: FakeBackend, pid: int = 1, link: Link | None = None) -> Service:
+        batchers = [
+            Batcher(
+                Slot(f"{name}/gpu-{index}", "m", MAX_BATCH),
+                lambda backend=backend: backend,  # type: ignore[misc]
+                self.broker,
+                policies.build("paced", None),
+                Breaker(5, 0.5),
+                Limits(3.0),
+                self.tally,
+                self.clock,
+            )
+            for index, backend in enumerate(backends)
+        ]
+        doors = [FakeDoor("admin", self.told)]
+        attendance = self._attendance(name, Role.WORKER, pid)
+        return self._service(None, batchers, doors, attendance, link)
+
+    def controller(self, name: str, link: Link | None = None) -> tuple[Service, Controller]:
+        controller = Controller(name, self.broker, self.fleet, 0.7, self.clock)
+        attendance = self._attendance(name, Role.CONTROLLER, controller=controller)
+        doors = [FakeDoor("admin", self.told)]
+        return self._service(None, [], doors, attendance, link, controller), controller
+
+    async def close(self) -> None:
+        """Stop all that was made, for a scene that breaks off."""
+        for service in self._made:
+            await service.stop()
+
+    def _service(
+        self,
+        gateway: Gateway | None,
+        batchers: Sequence[Batcher],
+        doors: Sequence[FakeDoor],
+        attendance: Attendance,
+        link: Link | None,
+        controller: Controller | None = None,
+    ) -> Service:
+        service = Service(
+            self.settings,
+            self.broker,
+            gateway,
+            batchers,
+            doors,
+            controller=controller,
+            attendance=attendance,
+            link=link,
+        )
+        self._made.append(service)
+        return service
+
+    def _attendance(self, id: str, role: Role, pid: int = 1, controller: Controller | None = None) -> Attendance:
+        def describe() -> Member:
+            return Member(id=id, role=role, host="here", pid=pid, leads=controller is not None and controller.leads)
+
+        return Attendance(self.fleet, describe, self.clock)
+
+    async def members(self) -> list[str]:
+        return sorted(member.id for member in await self.fleet.members())
+
+    async def worker_statuses(self) -> dict[str, WorkerStatus]:
+        workers: list[WorkerInfo] = list(await self.broker.workers())
+        return {worker.worker_id: worker.status for worker in workers}
+
+
+def asking(gateway: Gateway, text: str, timeout: float = 4.0) -> asyncio.Task[Reply]:
+    return asyncio.get_running_loop().create_task(gateway.ask(ANYBODY, new_id(), "m", text, b"", 1, timeout))

@@ -1,0 +1,400 @@
+"""Each role as a service of its own: how it comes up, serves, and goes down."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from headway.errors import BrokerUnavailable, SettingError
+from headway.lifecycle import CONNECT_WITHIN, Service
+from headway.model import Capacity, Member, Role, WorkerStatus
+from headway.ports import Fleet
+from tests import virtual_time
+from tests.services.fake_backend import FakeBackend
+from tests.services.roles import Fleets, asking
+
+Scene = Callable[[Fleets], Coroutine[Any, Any, None]]
+
+
+def played(scene: Scene) -> None:
+    """Run a scene on virtual time."""
+
+    async def main(clock: Callable[[], float]) -> None:
+        fleets = Fleets(clock)
+        try:
+            await scene(fleets)
+        finally:
+            await fleets.close()
+
+    virtual_time.run(main)
+
+
+async def ended(*services: Service) -> None:
+    """Take services down in good order."""
+    for service in services:
+        await service.drain()
+        await service.stop()
+
+
+class FakeLink:
+    """The way to a broker that answers from the `answers`th attempt on."""
+
+    def __init__(self, told: list[str], answers: float = 1, refuses: SettingError | None = None) -> None:
+        self.attempts = 0
+        self._told = told
+        self._answers = answers
+        self._refuses = refuses
+
+    async def open(self) -> None:
+        self.attempts += 1
+        if self._refuses is not None:
+            raise self._refuses
+        if self.attempts < self._answers:
+            raise BrokerUnavailable("connection refused.")
+        self._told.append("link opens")
+
+    async def close(self) -> None:
+        self._told.append("link closes")
+
+
+class Away:
+    """One process's way to a fleet, which does not answer while it is `away`."""
+
+    def __init__(self, inner: Fleet) -> None:
+        self.away = False
+        self._inner = inner
+
+    @property
+    def inner(self) -> Fleet:
+        if self.away:
+            raise BrokerUnavailable("out of reach")
+        return self._inner
+
+    async def attend(self, member: Member) -> None:
+        await self.inner.attend(member)
+
+    async def leave(self, id: str) -> None:
+        await self.inner.leave(id)
+
+    async def members(self) -> Sequence[Member]:
+        return await self.inner.members()
+
+    async def lead(self, candidate: str, seconds: float) -> bool:
+        return await self.inner.lead(candidate, seconds)
+
+    async def publish(self, capacity: Capacity) -> None:
+        await self.inner.publish(capacity)
+
+    async def capacities(self) -> Sequence[Capacity]:
+        return await self.inner.capacities()
+
+
+def test_a_request_goes_through_roles_of_their_own() -> None:
+    async def scene(fleets: Fleets) -> None:
+        entrance, gateway = fleets.gateway()
+        worker = fleets.worker("host", FakeBackend())
+        controller, _ = fleets.controller("control")
+        for service in (worker, controller, entrance):
+            await service.start()
+        reply = await asking(gateway, "hello")
+        assert reply.output == "HELLO"
+        assert reply.ran is not None
+        assert reply.ran.worker == "host/gpu-0"
+        assert await fleets.members() == sorted([gateway.name, "host", "control"])
+        await ended(entrance, worker, controller)
+        assert await fleets.members() == []
+
+    played(scene)
+
+
+def test_a_gateway_going_down_answers_what_it_holds_before_it_leaves() -> None:
+    async def scene(fleets: Fleets) -> None:
+        entrance, gateway = fleets.gateway()
+        worker = fleets.worker("host", FakeBackend())
+        await worker.start()
+        await entrance.start()
+        fleets.told.clear()
+        asked = [asking(gateway, f"text {n}") for n in range(20)]
+        await asyncio.sleep(0.05)
+        draining = asyncio.ensure_future(entrance.drain())
+        await asyncio.sleep(0.05)
+        assert gateway.name in await fleets.members()
+        assert fleets.told == ["public drains"]
+        replies = await asyncio.gather(*asked)
+        await draining
+        assert [reply.output for reply in replies] == [f"TEXT {n}" for n in range(20)]
+        assert await fleets.members() == ["host"]
+        assert fleets.told == ["public drains", "admin drains"]
+        await entrance.stop()
+        await ended(worker)
+
+    played(scene)
+
+
+def test_a_worker_going_down_finishes_its_batch_and_claims_no_more() -> None:
+    async def scene(fleets: Fleets) -> None:
+        backends = [FakeBackend(1.0), FakeBackend(1.0)]
+        entrance, gateway = fleets.gateway()
+        leaver = fleets.worker("leaver", *backends)
+        await leaver.start()
+        await entrance.start()
+        asked = [asking(gateway, f"text {n}") for n in range(20)]
+        await asyncio.sleep(0.5)
+        running = sum(len(backend.batches[-1]) for backend in backends)
+        assert 0 < running < 20
+        draining = asyncio.ensure_future(leaver.drain())
+        await asyncio.sleep(0.01)
+        heir = fleets.worker("heir", FakeBackend(0.1))
+        await heir.start()
+        await draining
+        await leaver.stop()
+        replies = await asyncio.gather(*asked)
+        assert {reply.output for reply in replies} == {f"TEXT {n}" for n in range(20)}
+        assert sum(len(batch) for backend in backends for batch in backend.batches) == running
+        assert {reply.attempts for reply in replies} == {1}
+        assert await fleets.worker_statuses() == {
+            "leaver/gpu-0": WorkerStatus.OFFLINE,
+            "leaver/gpu-1": WorkerStatus.OFFLINE,
+            "heir/gpu-0": WorkerStatus.HEALTHY,
+        }
+        assert backends[0].stops >= 1
+        await ended(entrance, heir)
+
+    played(scene)
+
+
+def test_a_slot_goes_offline_as_soon_as_its_own_batch_is_done() -> None:
+    async def scene(fleets: Fleets) -> None:
+        entrance, gateway = fleets.gateway()
+        worker = fleets.worker("host", FakeBackend(0.1), FakeBackend(3.0))
+        await worker.start()
+        await entrance.start()
+        asked = [asking(gateway, f"text {n}") for n in range(16)]
+        await asyncio.sleep(0.05)
+        draining = asyncio.ensure_future(worker.drain())
+        await asyncio.sleep(1.5)
+        statuses = await fleets.worker_statuses()
+        assert statuses == {"host/gpu-0": WorkerStatus.OFFLINE, "host/gpu-1": WorkerStatus.HEALTHY}
+        await draining
+        assert set((await fleets.worker_statuses()).values()) == {WorkerStatus.OFFLINE}
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+        await worker.stop()
+        await entrance.stop()
+
+    played(scene)
+
+
+def test_workers_are_replaced_one_after_the_other_and_no_request_fails() -> None:
+    async def scene(fleets: Fleets) -> None:
+        entrance, gateway = fleets.gateway()
+        running = [fleets.worker(f"old-{n}", FakeBackend(0.05)) for n in range(3)]
+        for worker in running:
+            await worker.start()
+        await entrance.start()
+        asked = []
+
+        async def load() -> None:
+            for n in range(300):
+                asked.append(asking(gateway, f"text {n}"))
+                await asyncio.sleep(0.01)
+
+        loading = asyncio.ensure_future(load())
+        for n, worker in enumerate(running):
+            await asyncio.sleep(0.5)
+            fresh = fleets.worker(f"new-{n}", FakeBackend(0.05))
+            await fresh.start()
+            await ended(worker)
+            running[n] = fresh
+        await loading
+        replies = await asyncio.gather(*asked)
+        assert [reply.output for reply in replies] == [f"TEXT {n}" for n in range(300)]
+        await ended(entrance, *running)
+
+    played(scene)
+
+
+def test_the_leader_publishes_what_the_workers_carry() -> None:
+    async def scene(fleets: Fleets) -> None:
+        entrance, gateway = fleets.gateway()
+        workers = [fleets.worker(f"host-{n}", FakeBackend(0.1)) for n in range(2)]
+        service, controller = fleets.controller("control")
+        for started in (*workers, service, entrance):
+            await started.start()
+        await asyncio.gather(*(asking(gateway, f"text {n}") for n in range(40)))
+        await asyncio.sleep(1.0)
+        assert controller.leads
+        [whole] = await fleets.fleet.capacities()
+        assert (whole.model, whole.healthy, whole.degraded) == ("m", 2, 0)
+        assert whole.items_per_second == pytest.approx(2 * 8 / 0.1, rel=0.1)
+        assert whole.usable_per_second == pytest.approx(0.7 * whole.items_per_second)
+        await ended(workers[0])
+        await asyncio.sleep(1.0)
+        [half] = await fleets.fleet.capacities()
+        assert half.healthy == 1
+        assert half.items_per_second == pytest.approx(whole.items_per_second / 2, rel=0.1)
+        await ended(entrance, workers[1], service)
+
+    played(scene)
+
+
+def test_of_two_controllers_one_leads_and_the_other_takes_over_at_once() -> None:
+    async def scene(fleets: Fleets) -> None:
+        first, one = fleets.controller("one")
+        second, two = fleets.controller("two")
+        await first.start()
+        await asyncio.sleep(0.1)
+        await second.start()
+        for _ in range(5):
+            await asyncio.sleep(1.0)
+            assert (one.leads, two.leads) == (True, False)
+        await ended(first)
+        await asyncio.sleep(1.1)
+        assert two.leads
+        await asyncio.sleep(1.0)
+        assert [(member.id, member.leads) for member in await fleets.fleet.members()][-1] == ("two", True)
+        await ended(second)
+        assert await fleets.members() == []
+
+    played(scene)
+
+
+def test_a_leader_that_is_cut_off_is_followed_within_its_lease() -> None:
+    async def scene(fleets: Fleets) -> None:
+        whole = fleets.fleet
+        fleets.fleet = lonely = Away(whole)
+        first, one = fleets.controller("one")
+        fleets.fleet = whole
+        second, two = fleets.controller("two")
+        await first.start()
+        await second.start()
+        await asyncio.sleep(1.5)
+        lonely.away = True
+        with capture_logs() as logs:
+            await asyncio.sleep(5.0)
+        assert (one.leads, two.leads) == (False, True)
+        outages = [line["who"] for line in logs if line["event"] == "the broker is out of reach"]
+        assert sorted(outages) == ["attendance", "controller"]
+        lonely.away = False
+        await asyncio.sleep(2.0)
+        assert (one.leads, two.leads) == (False, True)
+        await ended(first, second)
+
+    played(scene)
+
+
+def test_a_process_ends_although_the_broker_is_away() -> None:
+    async def scene(fleets: Fleets) -> None:
+        fleets.fleet = away = Away(fleets.fleet)
+        entrance, gateway = fleets.gateway()
+        service, _ = fleets.controller("control")
+        await entrance.start()
+        await service.start()
+        away.away = True
+        await asyncio.sleep(2.0)
+        await ended(entrance, service)
+        away.away = False
+        assert gateway.pending == 0
+
+    played(scene)
+
+
+def test_the_link_is_opened_first_and_closed_last() -> None:
+    async def scene(fleets: Fleets) -> None:
+        service, _ = fleets.gateway(FakeLink(fleets.told))
+        await service.start()
+        assert fleets.told == ["link opens", "public opens", "admin opens"]
+        fleets.told.clear()
+        await ended(service)
+        assert fleets.told == ["public drains", "admin drains", "public closes", "admin closes", "link closes"]
+
+    played(scene)
+
+
+def test_a_broker_that_is_late_is_waited_for() -> None:
+    async def scene(fleets: Fleets) -> None:
+        link = FakeLink(fleets.told, answers=10)
+        service = fleets.worker("host", FakeBackend(), link=link)
+        with capture_logs() as logs:
+            await service.start()
+        assert [line["event"] for line in logs if line["log_level"] == "warning"] == ["the broker does not answer yet"]
+        assert link.attempts == 10
+        await ended(service)
+
+    played(scene)
+
+
+def test_a_broker_that_does_not_come_is_given_up() -> None:
+    async def scene(fleets: Fleets) -> None:
+        backend = FakeBackend()
+        service = fleets.worker("host", backend, link=FakeLink(fleets.told, answers=1e9))
+        begun = fleets.clock()
+        with pytest.raises(BrokerUnavailable, match=r"^connection refused; given up after 30 s\. Start it, or name"):
+            await service.start()
+        assert fleets.clock() - begun == pytest.approx(CONNECT_WITHIN, abs=1.0)
+        assert backend.starts == 0
+        assert fleets.told == ["admin closes", "link closes"]
+
+    played(scene)
+
+
+def test_a_broker_that_will_not_do_is_refused_at_once() -> None:
+    async def scene(fleets: Fleets) -> None:
+        error = SettingError("broker", "redis://x", "has maxmemory-policy allkeys-lru", "Set noeviction.")
+        link = FakeLink(fleets.told, refuses=error)
+        service, _ = fleets.controller("control", link=link)
+        with pytest.raises(SettingError, match="allkeys-lru"):
+            await service.start()
+        assert link.attempts == 1
+
+    played(scene)
+
+
+def test_two_processes_may_not_have_one_name() -> None:
+    async def scene(fleets: Fleets) -> None:
+        first = fleets.worker("host", FakeBackend(), pid=1)
+        await first.start()
+        backend = FakeBackend()
+        second = fleets.worker("host", backend, pid=2)
+        with pytest.raises(SettingError, match=r"^name = 'host': is the name of process 1 on here\. Give each"):
+            await second.start()
+        assert backend.starts == 0
+        assert await fleets.worker_statuses() == {"host/gpu-0": WorkerStatus.HEALTHY}
+        assert await fleets.members() == ["host"]
+        await ended(first)
+        third = fleets.worker("host", FakeBackend(), pid=3)
+        await third.start()
+        await ended(third)
+
+    played(scene)
+
+
+def test_the_name_of_a_process_that_was_killed_is_free_in_a_while() -> None:
+    async def scene(fleets: Fleets) -> None:
+        await fleets.fleet.attend(Member(id="host", role=Role.WORKER, host="here", pid=7))
+        heir = fleets.worker("host", FakeBackend(), pid=8)
+        begun = fleets.clock()
+        await heir.start()
+        assert fleets.clock() - begun == pytest.approx(10.5, abs=1.0)
+        await ended(heir)
+
+    played(scene)
+
+
+def test_a_capacity_that_nobody_publishes_any_more_stays_as_it_was() -> None:
+    async def scene(fleets: Fleets) -> None:
+        service, _ = fleets.controller("control")
+        await service.start()
+        await asyncio.sleep(0.5)
+        await ended(service)
+        known: Sequence[Capacity] = await fleets.fleet.capacities()
+        await asyncio.sleep(5.0)
+        assert await fleets.fleet.capacities() == known
+        assert [(capacity.model, capacity.healthy) for capacity in known] == [("m", 0)]
+
+    played(scene)

@@ -1,0 +1,116 @@
+"""What a process of each role is put together of."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from headway import wiring
+from headway.config import Settings
+from headway.errors import SettingError, TargetError
+from headway.model import Role
+from headway.tally import Tally
+from headway.target import parse_target
+from headway.wiring import House
+
+BROKER = "redis://:canary@127.0.0.1:1/0"
+TARGET = "tests.targets.gates:Gated"
+APART = (Role.GATEWAY, Role.WORKER, Role.CONTROLLER)
+
+T = TypeVar("T")
+
+
+def within_a_loop(act: Callable[[], T]) -> T:
+    """What `act` returns in a running event loop."""
+
+    async def main() -> T:
+        return act()
+
+    return asyncio.run(main())
+
+
+def built(role: Role, target: str = "", **settings: object) -> House:
+    return within_a_loop(lambda: wiring.build(Settings(**settings), role, target))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("role", APART)
+def test_a_role_apart_needs_a_broker(role: Role) -> None:
+    with pytest.raises(SettingError) as caught:
+        built(role, TARGET)
+    assert caught.value.setting == "broker"
+    assert caught.value.reason == f"a {role.value} without a broker has nobody to work with"
+    assert "--broker redis://" in caught.value.mend
+    assert "headway serve" in caught.value.mend
+
+
+@pytest.mark.parametrize("broker", ["", BROKER])
+@pytest.mark.parametrize("role", Role)
+def test_only_who_takes_requests_has_a_public_port(role: Role, broker: str) -> None:
+    if role in APART and not broker:
+        return
+    house = built(role, TARGET, broker=broker)
+    assert (house.public is not None) == (role in (Role.SERVE, Role.GATEWAY))
+    assert (house.target is not None) == (role in (Role.SERVE, Role.WORKER))
+
+
+def test_a_process_is_called_by_its_host_and_number_unless_it_has_a_name() -> None:
+    assert built(Role.SERVE, TARGET).settings.name == f"{socket.gethostname()}-{os.getpid()}"
+    assert built(Role.SERVE, TARGET, name="edge").settings.name == "edge"
+
+
+def test_a_host_name_of_any_characters_makes_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "söme host" * 50)
+    assert built(Role.SERVE, TARGET).settings.name.startswith("s-me-host")
+
+
+def test_workers_are_told_apart_over_a_broker() -> None:
+    local, remote = parse_target(TARGET), parse_target("http://127.0.0.1:9100/batch")
+    alone, shared = Settings(workers=2, name="host"), Settings(workers=2, name="host", broker=BROKER)
+    assert wiring.worker_names(alone, local) == ["gpu-0", "gpu-1"]
+    assert wiring.worker_names(shared, local) == ["host/gpu-0", "host/gpu-1"]
+    assert wiring.worker_names(shared, remote) == ["host/remote-0", "host/remote-1"]
+
+
+def test_a_target_that_is_none_is_found_out_before_anything_starts() -> None:
+    with pytest.raises(TargetError, match=r"no\.py"):
+        built(Role.WORKER, "no.py:thing", broker=BROKER)
+
+
+@pytest.mark.parametrize("fallback", ["no.py:thing", "nonsense", "http://user:canary@spare/batch", "ftp://spare"])
+def test_a_fallback_that_is_no_target_is_a_bad_setting(fallback: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        built(Role.GATEWAY, broker=BROKER, fallback=fallback)
+    assert caught.value.setting == "fallback"
+    assert "is no target" in caught.value.reason
+    assert "canary" not in str(caught.value)
+
+
+def test_direct_mode_is_for_who_has_a_broker_elsewhere_and_a_fallback(tmp_path: Path) -> None:
+    (tmp_path / "spare.py").write_text("def spare(inputs):\n    return inputs\n")
+    fallback = f"{tmp_path / 'spare.py'}:spare"
+    for broker, given, expected in (("", fallback, False), (BROKER, "", False), (BROKER, fallback, True)):
+        settings = Settings(broker=broker, fallback=given, fallback_concurrency=3)
+        made = within_a_loop(functools.partial(wiring.make_direct, settings, Tally(), time.monotonic))
+        assert (made is not None) == expected
+
+
+def test_without_its_client_the_redis_broker_is_a_bad_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "redis" or ".brokers.redis" in name]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "redis", None)
+    with pytest.raises(SettingError) as caught:
+        built(Role.CONTROLLER, broker=BROKER)
+    assert str(caught.value) == (
+        "broker = 'redis://…@127.0.0.1:1/0': needs the package redis, which is not here. "
+        "Install it: pip install 'headway[redis]'."
+    )
+    assert built(Role.SERVE, TARGET).public is not None

@@ -21,10 +21,12 @@ batch. Each trace is played twice, and the first time is the warm-up. Nobody is 
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from findings import Findings
@@ -37,8 +39,6 @@ from headway.simulator.record import Record
 from headway.simulator.report import percentile
 from headway.simulator.scenario import Scenario
 
-type Design = Callable[[Scenario], Record]
-
 RATE = 1_000.0
 ALPHA, MAX_BATCH = 0.1, 100
 GPUS = 2
@@ -47,10 +47,32 @@ GATHER = 0.002
 WINDOWS_MS = (10.0, 40.0, math.inf)
 PATIENCE = 30.0
 POISSON_SECONDS = 30.0
+PROMISE = 0.2
 PLENTY = 300
 """GPUs enough for any batch to leave when it is formed."""
-PROMISE = 0.2
-HEADWAY = "at the claim"
+
+
+@dataclass(frozen=True, slots=True)
+class Design:
+    """A way to form batches. `ahead`: before a GPU is free, so that their number does not depend on the GPUs."""
+
+    name: str
+    run: Callable[[Scenario], Record]
+    ahead: bool
+
+
+SHARED = Design("at the claim", simulate, ahead=False)
+DESIGNS = (
+    SHARED,
+    *(
+        Design(
+            "by gateways, full only" if math.isinf(window) else f"by gateways, {window:g} ms",
+            partial(simulate_preformed, window=window / 1000),
+            ahead=True,
+        )
+        for window in WINDOWS_MS
+    ),
+)
 
 
 def main() -> int:
@@ -63,46 +85,69 @@ def main() -> int:
     except SettingError as exc:
         print(exc, file=sys.stderr)
         return 2
-    rows = [row for name, trace in found.items() for row in _rows(name, trace)]
-    findings.table(f"{RATE:,.0f} requests/s in all, {ALPHA * 1000:g} ms a batch of at most {MAX_BATCH}; in ms", rows)
-    findings.say(
-        f"busy: GPUs that the batches keep busy; above {GPUS} the queue grows without end, and latencies are left out."
-    )
-    for name in found:
-        one, three = (
-            _row(rows, name, HEADWAY, gateways)["fill %"] for gateways in GATEWAYS[:2]
-        )
-        findings.at_most(f"{name}: fill with {GATEWAYS[1]} gateways from that with one", abs(three / one - 1), 0.05)
+    for name, trace in found.items():
+        fill: dict[tuple[Design, int], float] = {}
+        rows: list[dict[str, object]] = []
+        for design, gateways in itertools.product(DESIGNS, GATEWAYS):
+            figures = _figures(design, _scenario(trace, gateways))
+            fill[design, gateways] = figures["fill %"] or 0.0
+            rows.append({"batches formed": design.name, "gateways": gateways, **figures})
+        findings.table(f"{name}: {RATE:,.0f} requests/s in all on {GPUS} GPUs; latency in ms", rows)
+        off = abs(fill[SHARED, GATEWAYS[1]] / fill[SHARED, GATEWAYS[0]] - 1)
+        findings.at_most(f"{name}: by how much {GATEWAYS[1]} gateways change the fill", off, 0.05)
+    findings.say("GPUs busy: how many the batches keep busy. With more than there are, the queue grows without end.")
     return findings.close()
 
 
-def _row(rows: list[dict[str, float | str | None]], traffic: str, design: str, gateways: int) -> dict[str, float]:
-    wanted = (traffic, design, gateways)
-    return next(row for row in rows if (row["traffic"], row["batches formed"], row["gateways"]) == wanted)
-
-
-def _designs() -> Iterator[tuple[str, Design]]:
-    yield HEADWAY, lambda scenario: simulate(replace(scenario, gather=GATHER))
-    for window in WINDOWS_MS:
-        name = "by gateways, full only" if math.isinf(window) else f"by gateways, {window:g} ms"
-        yield name, lambda scenario, window=window: simulate_preformed(scenario, window / 1000)
-
-
-def _rows(name: str, trace: tuple[float, ...]) -> Iterator[dict[str, float | str | None]]:
+def _scenario(trace: tuple[float, ...], gateways: int) -> Scenario:
     lap = len(trace) / RATE if trace else POISSON_SECONDS
-    for design, run in _designs():
-        for gateways in GATEWAYS:
-            scenario = Scenario(
-                rate=RATE,
-                workers=GPUS,
-                alpha=ALPHA,
-                max_batch=MAX_BATCH,
-                trace=trace,
-                duration=2 * lap,
-                warmup=lap,
-                queue_timeout=PATIENCE,
-                timeout=PATIENCE,
-                gateways=gateways,
-                seed=1,
-            )
-            yield {"traffic": name, "batches formed": design, "gateways": gateways, **_figures(scenario, run)}
+    return Scenario(
+        rate=RATE,
+        workers=GPUS,
+        alpha=ALPHA,
+        max_batch=MAX_BATCH,
+        trace=trace,
+        duration=2 * lap,
+        warmup=lap,
+        queue_timeout=PATIENCE,
+        timeout=PATIENCE,
+        gateways=gateways,
+        gather=GATHER,
+        seed=1,
+    )
+
+
+def _figures(design: Design, scenario: Scenario) -> dict[str, float | None]:
+    record = design.run(replace(scenario, workers=PLENTY) if design.ahead else scenario)
+    batches = len(record.size) / (scenario.duration - scenario.warmup)
+    busy = batches * scenario.cycle(MAX_BATCH)
+    p50 = p95 = p99 = None
+    if not design.ahead or busy < GPUS:
+        served = design.run(scenario)
+        p50, p95, p99 = (_latency(served, share) * 1000 for share in (0.50, 0.95, 0.99))
+    enough = next(_enough(design, scenario, max(GPUS, math.ceil(busy))), None)
+    return {
+        "batches/s": batches,
+        "fill %": 100 * sum(record.size) / len(record.size) / MAX_BATCH,
+        "GPUs busy": busy,
+        "p50": p50,
+        "p95": p95,
+        "p99": p99,
+        f"GPUs for p95 < {PROMISE * 1000:g}": enough,
+    }
+
+
+def _enough(design: Design, scenario: Scenario, least: int) -> Iterator[int]:
+    """Numbers of GPUs that keep the promise, from the least on; none where any number is too few."""
+    if _latency(design.run(replace(scenario, workers=PLENTY)), 0.95) < PROMISE:
+        for gpus in range(least, PLENTY):
+            if _latency(design.run(replace(scenario, workers=gpus)), 0.95) < PROMISE:
+                yield gpus
+
+
+def _latency(record: Record, share: float) -> float:
+    return percentile(sorted(record.latency), share)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -3,7 +3,7 @@
     python bench/run.py                     short: a first impression, about a quarter of an hour
     python bench/run.py --full              as the documentation quotes them, about an hour and a half
     python bench/run.py --only cases peer   some of them
-    python bench/run.py --traces DIR        with the Azure traces (see policies.py)
+    python bench/run.py --traces DIR        with the Azure traces (see traces.py)
 
 Each is a program of its own, with arguments of its own (--help). Their tables appear here, their results as JSON in
 bench/out. The exit code is 1 when one of them missed a bound, else 0. Run them on a machine with nothing else to do.
@@ -36,6 +36,8 @@ class Program:
 
 PROGRAMS = {
     "policies": Program("all policies on real traffic, simulated", (), ()),
+    "formation": Program("batches formed at the claim or by gateways, simulated", (), ()),
+    "sharding": Program("a queue cut into shards, simulated", (), ()),
     "cases": Program("the cases it is designed for", ("--seconds", "10"), ("--seconds", "60")),
     "overload": Program("half as much again as there is capacity", ("--seconds", "10"), ("--seconds", "30")),
     "peer": Program("CPU time beside mosec", ("--rounds", "2", "--seconds", "4"), ("--rounds", "5", "--seconds", "10")),
@@ -53,6 +55,8 @@ PROGRAMS = {
     "chaos": Program("everything is killed, Redis too", ("--seconds", "60"), ("--seconds", "600")),
     "soak": Program("does anything grow?", ("--minutes", "0.5"), ("--minutes", "20")),
 }
+REPLAYING = ("policies", "formation")
+"""Those that take traces."""
 
 
 def main() -> int:
@@ -63,7 +67,7 @@ def main() -> int:
     for name in options.only:
         program = PROGRAMS[name]
         arguments = [*(program.full if options.full else program.short)]
-        if name == "policies" and options.traces:
+        if name in REPLAYING and options.traces:
             arguments += ["--traces", options.traces]
         print(f"\n{name}: {program.what}  (bench/{name}.py {' '.join(arguments)})\n", flush=True)
         begun = time.monotonic()

@@ -1,0 +1,176 @@
+"""What `headway status` and `headway top` make of what an admin port tells."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import msgspec
+import pytest
+
+from headway.cli.admin import Admin
+from headway.cli.status import look, overview, serves
+from headway.cli.top import _now
+from tests.cli.command import code_of
+
+HEALTH: dict[str, Any] = {
+    "status": "ok", "role": "gateway", "id": "edge-1", "broker": "redis://…@broker:6379/0", "policy": "paced",
+    "version": "1.0", "requests_per_second": 12.0, "pending": 3, "gpu_utilization": 0.5, "queue_depth": 7,
+    "queue_oldest_seconds": 0.25, "dead_letters": 2, "workers": {"healthy": 1},
+    "queues": [
+        {"model": "default", "tier": "paid", "depth": 4, "oldest_seconds": 0.25},
+        {"model": "default", "tier": "free", "depth": 3, "oldest_seconds": 0.1},
+        {"model": "default", "tier": "enterprise", "depth": 0, "oldest_seconds": 0.0},
+    ],
+}  # fmt: skip
+WORKERS: list[dict[str, Any]] = [
+    {
+        "worker_id": f"{host}/gpu-0", "model": "default", "status": status, "utilisation": 0.5, "in_flight": 1,
+        "last_heartbeat": "2026-11-21T08:15:11.354+00:00", "restarts": 0, "pid": 17,
+    }
+    for host, status in (("host-b", "healthy"), ("host-a", "degraded"))
+]  # fmt: skip
+
+
+def member(id: str, role: str, **more: Any) -> dict[str, Any]:
+    return {
+        "id": id, "role": role, "host": "far", "pid": 7, "admin": "http://127.0.0.1:9000", "version": "1.0", "pending": 0,
+        "requests_per_second": 0.0, "leads": False, "age_seconds": 0.25, **more,
+    }  # fmt: skip
+
+
+FLEET: dict[str, Any] = {
+    "id": "edge-1",
+    "members": [
+        member("edge-1", "gateway", pending=2, requests_per_second=11.0),
+        member("edge-2", "gateway", pending=5, requests_per_second=8.5),
+        member("host-b", "worker"),
+        member("control", "controller", leads=True),
+    ],
+    "capacities": [
+        {"model": "default", "healthy": 1, "degraded": 1, "items_per_second": 1000.0, "usable_per_second": 700.0},
+        {"model": "other", "healthy": 1, "degraded": 0, "items_per_second": 0.0, "usable_per_second": 0.0},
+    ],
+}
+
+
+class Port:
+    """An admin port that answers what it is given: status and body by path."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, tuple[int, Any]] = {
+            "/internal/health": (200, HEALTH),
+            "/internal/workers": (200, {"workers": WORKERS}),
+            "/internal/fleet": (200, FLEET),
+        }
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                code, content = outer.answers[self.path]
+                self.send_response(code)
+                self.end_headers()
+                self.wfile.write(msgspec.json.encode(content))
+
+            def log_message(self, *_: object) -> None: ...
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+
+@pytest.fixture
+def port() -> Iterator[Port]:
+    made = Port()
+    thread = threading.Thread(target=made.server.serve_forever, args=(0.01,))
+    thread.start()
+    yield made
+    made.server.shutdown()
+    thread.join()
+    made.server.server_close()
+
+
+def test_the_whole_fleet_is_shown(port: Port) -> None:
+    shown = overview(look(Admin(port.url, ""))).splitlines()
+    assert shown[:10] == [
+        "status        ok",
+        "asked         gateway edge-1",
+        "broker        redis://…@broker:6379/0",
+        "load          20.5 requests/s, 8 held",
+        "GPUs busy     50%",
+        "waiting       4 paid, 3 free, oldest 250 ms",
+        "dead letters  2",
+        "capacity      default: 700 of 1000 inputs/s, 1 healthy, 1 degraded; other: not measured yet, 1 healthy",
+        "policy        paced",
+        "version       1.0",
+    ]
+    rows = [line.split() for line in shown[10:]]
+    names = [row[0] for row in rows if row]
+    assert names == ["PROCESS", "control", "edge-1", "edge-2", "host-b", "WORKER", "host-a/gpu-0", "host-b/gpu-0"]
+    [leader] = [row for row in rows if row[:1] == ["control"]]
+    assert "yes" in leader
+
+
+def test_a_process_alone_shows_no_fleet(port: Port) -> None:
+    port.answers["/internal/health"] = (200, {**HEALTH, "broker": ""})
+    port.answers["/internal/fleet"] = (200, {**FLEET, "members": [member("edge-1", "serve")]})
+    shown = overview(look(Admin(port.url, "")))
+    assert "PROCESS" not in shown
+    assert "broker" not in shown
+    assert "load          12 requests/s, 3 held" in shown
+
+
+def test_what_stands_in_a_name_cannot_steer_the_terminal(port: Port) -> None:
+    port.answers["/internal/fleet"] = (200, {**FLEET, "members": [member("\x1b[31mred", "worker")]})
+    port.answers["/internal/health"] = (200, {**HEALTH, "policy": "\x1b[31mred"})
+    assert "\x1b" not in overview(look(Admin(port.url, "")))
+
+
+def test_a_gateway_in_direct_mode_shows_what_it_knows(port: Port) -> None:
+    own = ("role", "id", "broker", "policy", "version", "requests_per_second", "pending")
+    away = {"status": "degraded", "message": "the broker does not answer", **{name: HEALTH[name] for name in own}}
+    refusal = (503, {"error": "SERVICE_OVERLOADED", "message": "the broker does not answer"})
+    port.answers |= {"/internal/health": (200, away), "/internal/workers": refusal, "/internal/fleet": refusal}
+    found = look(Admin(port.url, ""))
+    assert serves(found)
+    assert overview(found).splitlines()[:2] == [
+        "status        degraded",
+        f"broker away   {port.url}: the broker does not answer (503)",
+    ]
+
+
+@pytest.mark.parametrize("command", [["status"], ["top", "--once"], ["top"]])
+def test_without_a_terminal_it_is_printed_once(
+    command: list[str], port: Port, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert code_of([*command, "--admin", port.url]) == 0
+    assert capsys.readouterr().out == overview(look(Admin(port.url, ""))) + "\n"
+    port.answers["/internal/health"] = (200, {**HEALTH, "status": "draining"})
+    assert code_of([*command, "--admin", port.url]) == 1
+    assert capsys.readouterr().out.startswith("status        draining\n")
+
+
+@pytest.mark.parametrize("command", [["status"], ["top", "--once"]])
+def test_a_process_without_its_broker_says_why(
+    command: list[str], port: Port, capsys: pytest.CaptureFixture[str]
+) -> None:
+    port.answers["/internal/health"] = (503, {"status": "unavailable", "message": "the broker does not answer"})
+    assert code_of([*command, "--admin", port.url]) == 1
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err == f"headway: {port.url}: the broker does not answer (503)\n"
+
+
+def test_live_a_process_that_is_away_is_told_of_and_waited_for(port: Port) -> None:
+    admin = Admin(port.url, "")
+    port.answers["/internal/health"] = (503, {"message": "the broker does not answer"})
+    assert _now(admin) == f"{port.url}: the broker does not answer (503)"
+    port.answers["/internal/health"] = (200, HEALTH)
+    assert _now(admin).startswith("status        ok\n")
+
+
+@pytest.mark.parametrize("interval", ["0", "-1", "nan", "soon"])
+def test_an_interval_that_is_none_is_wrong_usage(interval: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert code_of(["top", "--interval", interval]) == 2
+    assert "--interval" in capsys.readouterr().err

@@ -11,7 +11,7 @@ import signal
 import subprocess
 from pathlib import Path
 from typing import Any, NoReturn, Self
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import pytest
 import redis
@@ -109,7 +109,7 @@ class RedisServer(RunningServer):
         self._program = program(kind)
         self._port = Port()
         self._process: subprocess.Popen[bytes] | None = None
-        user = f"default:{password}@" if password else ""
+        user = f"default:{quote(password, safe='')}@" if password else ""
         super().__init__(f"redis://{user}{LOOPBACK}:{self._port.number}" + ("" if sentinel else "/0"))
         data = ['save ""', "maxmemory-policy noeviction", "enable-debug-command yes"]
         data += ["appendonly yes", "appendfsync always"] if durable else ["appendonly no"]

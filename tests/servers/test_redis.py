@@ -92,6 +92,13 @@ def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
         pass
 
 
+def test_a_server_can_ask_for_a_password(tmp_path: Path) -> None:
+    with RedisServer("valkey", tmp_path, password="se:cr@t") as server:
+        assert server.command("PING")
+        with client(f"redis://127.0.0.1:{server.port}") as stranger, pytest.raises(redis.AuthenticationError):
+            stranger.ping()
+
+
 def test_a_server_keeps_its_port_while_it_is_down(tmp_path: Path) -> None:
     with RedisServer("valkey", tmp_path) as server:
         server.stop()

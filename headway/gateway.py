@@ -190,11 +190,13 @@ class Gateway:
         entry = Entry(id, model, input, tier, caller.tenant, self.name, self._queue_timeout, timeout, parameters)
         now = self._clock()
         line = self._line
-        self._held[key] = _Held(waiter, entry, now, now + timeout, line)
-        self._deadlines.watch(key, now + timeout)
-        if not line.outbox:
+        held = _Held(waiter, entry, now, now + timeout, line)
+        self._held[key] = held
+        self._deadlines.watch(key, held.deadline)
+        outbox = line.outbox
+        if not outbox:
             line.wake()
-        line.outbox.append(entry)
+        outbox.append(entry)
 
     def abandon(self, tenant: str, id: str) -> None:
         """The client left: its waiter hears nothing more, and the entry does not run if it has not yet."""
@@ -247,8 +249,9 @@ class Gateway:
             return Failure(errors.NOT_FOUND, f"no model named {model!r} is served here; there is: {known}")
         if key in self._held:
             return Failure(errors.IDEMPOTENCY_CONFLICT, f"a request with id {key[1]} is in flight; use a new id")
-        if len(self._line.outbox) >= self._line.room:
-            return _no_room(self._line)
+        line = self._line
+        if len(line.outbox) >= line.room:
+            return _no_room(line)
         if caller.rate > 0.0:
             quota, arrival = self._limits.get(caller.key) or (Quota(caller.rate, caller.burst), 0.0)
             verdict = ratelimit.check(quota, arrival, 1.0, self._clock())

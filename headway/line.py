@@ -31,6 +31,9 @@ LOOK_EVERY = 0.5
 SECOND_CHANCE = 0.1
 """Least seconds between the first call that fails and the verdict that the broker is away: one call may be lost."""
 
+SCARCE = "memory"
+"""Reason of a refusal that may also meet what the broker has already: without memory it cannot even look."""
+
 T = TypeVar("T")
 
 
@@ -118,7 +121,7 @@ class Line:
         self._outage = Outage("gateway", clock)
         self._away = False
         self._verdict: asyncio.TimerHandle | None = None
-        self._redo = Redo(self._offered, self._offer_again, dice)
+        self._redo = Redo(self._offered, lambda entries: self._offer_again(entries, admitted=True), dice)
 
     def start(self, supervisor: Supervisor, name: str) -> None:
         """Start its loops: what goes to the broker, what comes back, and what is offered again."""
@@ -195,7 +198,7 @@ class Line:
             if not self._departed:
                 return
 
-    async def _offer(self, entries: list[Entry]) -> None:
+    async def _offer(self, entries: list[Entry], admitted: bool = False) -> None:
         try:
             verdicts = await self._ask(self.broker.enqueue(entries))
         except (BrokerUnavailable, asyncio.CancelledError):
@@ -204,15 +207,20 @@ class Line:
             self.wake()
             raise
         for entry, failure in zip(entries, verdicts, strict=True):
-            if failure is not None:
+            if failure is not None and not (admitted and failure.reason == SCARCE):
                 self._holder.refused(self, entry, failure)
 
-    async def _offer_again(self, entries: Sequence[Entry]) -> None:
-        """Offer those that still wait. One that is answered meanwhile may have been taken for new: it is withdrawn."""
+    async def _offer_again(self, entries: Sequence[Entry], admitted: bool = False) -> None:
+        """Offer those that still wait. One that is answered meanwhile may have been taken for new: it is withdrawn.
+
+        Arguments:
+            entries: what is offered.
+            admitted: they were admitted once, and are most likely still there.
+        """
         offered = self._holder.renewed(self, entries)
         if not offered:
             return
-        await self._offer(offered)
+        await self._offer(offered, admitted)
         wanted = {_key(entry) for entry in self._holder.renewed(self, offered)}
         for entry in offered:
             if _key(entry) not in wanted:

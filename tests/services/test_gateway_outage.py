@@ -251,6 +251,24 @@ def test_a_refusal_of_what_is_offered_again_is_the_answer() -> None:
     run(main)
 
 
+def test_a_broker_without_memory_may_refuse_what_it_has_and_is_not_believed() -> None:
+    async def main(clock: Clock) -> None:
+        async with Fleet(clock, FakeBackend(1.0)) as fleet:
+            held = fleet.ask("held")
+            await asyncio.sleep(0.1)
+
+            async def refuse(entries: Sequence[Entry]) -> Sequence[Failure | None]:
+                return [Failure(errors.SHED, "no memory", 1.0, "memory")] * len(entries)
+
+            fleet.server.inner.enqueue = refuse  # type: ignore[method-assign]
+            fleet.server.cut()
+            await asyncio.sleep(0.5)
+            assert await fleet.answered(fleet.ask("new")) == [errors.SHED]
+            assert await fleet.answered(held) == ["ok"]
+
+    run(main)
+
+
 def test_answers_come_after_the_reply_connection_was_cut() -> None:
     async def main(clock: Clock) -> None:
         async with Fleet(clock, FakeBackend(0.1), max_batch=4) as fleet:

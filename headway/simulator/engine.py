@@ -26,7 +26,9 @@ from headway.core import shards
 from headway.core.admission import Refused
 from headway.core.departure import Hold
 from headway.core.packing import Queued
-from headway.core.queue import Departure, ModelQueue
+from headway.core.queue import Departure
+from headway.model import Entry
+from headway.simulator.fleet import Shard, Worker
 from headway.simulator.gateways import Came, Gateway, doors
 from headway.simulator.record import EXPIRED, FAILED, REFUSED, Record
 from headway.simulator.scenario import Kill, Scenario
@@ -52,45 +54,14 @@ def simulate(scenario: Scenario, choose: Choose | None = None) -> Record:
     return _Simulation(scenario, choose).run()
 
 
-class _Shard:
-    """A part of the queue, and the workers that wait at its bell."""
-
-    __slots__ = ("bell", "idle", "number", "policy", "queue")
-
-    def __init__(self, number: int, scenario: Scenario) -> None:
-        self.number = number
-        self.queue = ModelQueue(scenario.limits())
-        self.policy = scenario.make_policy()
-        self.idle: dict[str, None] = {}
-        self.bell = math.inf
-
-
-class _Worker:
-    """A GPU. `life` counts its lives, so that what was begun in an earlier one is known to be void; `rest` its rests."""
-
-    __slots__ = ("alive", "departure", "died_at", "home", "life", "look", "name", "rest", "shard", "slow")
-
-    def __init__(self, name: str, home: _Shard, slow: bool) -> None:
-        self.name = name
-        self.slow = slow
-        self.life = self.rest = 0
-        self.alive = True
-        self.died_at = 0.0
-        self.home = self.shard = home
-        self.departure: Departure | None = None
-        """Taken from `shard`; None when idle."""
-        self.look = 0
-        """Number of the shard that it looked at last."""
-
-
 class _Simulation:
     def __init__(self, scenario: Scenario, choose: Choose | None) -> None:
         self._scenario = scenario
         self._choose = choose
         self._record = Record(scenario)
-        self._shards = [_Shard(number, scenario) for number in range(scenario.shards)]
+        self._shards = [Shard(number, scenario) for number in range(scenario.shards)]
         names = [f"gpu-{number}" for number in range(scenario.workers)]
-        self._workers = {name: _Worker(name, self._shards[0], slow=name == names[0]) for name in names}
+        self._workers = {name: Worker(name, self._shards[0], slow=name == names[0]) for name in names}
         self._slots, self._active = 0, 1
         self._came: dict[Queued, float] = {}
         """When entries came that then gathered."""
@@ -112,6 +83,7 @@ class _Simulation:
         coming = arrivals(scenario, self._dice("arrivals"))
         draw = callers(scenario, self._dice("callers"))
         door = doors(scenario, self._dice("doors").random)
+        straight = scenario.gather == 0.0 and scenario.shards == 1  # To save time: nothing tells gateways apart.
         self._deal(0.0)
         for worker in self._workers.values():
             self._go_idle(worker, 0.0)
@@ -123,14 +95,12 @@ class _Simulation:
             event = heap[0][0] if heap else math.inf
             soonest = min(event, self._bell, self._reap_at)
             if arrival <= soonest and arrival < math.inf:
-                entry, gateway = draw(), door()
+                entry = draw()
                 record.came(entry.tier, arrival)
-                sends_at = gateway.come(entry, arrival)
-                if sends_at == arrival:
-                    self._send(gateway, arrival)
-                elif sends_at is not None:
-                    self._sending += 1
-                    self._at(sends_at, partial(self._send_gathered, gateway))
+                if straight:
+                    self._offer(self._shards[0], ((entry, arrival),), arrival)
+                else:
+                    self._come(door(), entry, arrival)
                 now, arrival = arrival, next(coming, math.inf)
                 if arrival == math.inf:
                     self._close(now)
@@ -173,6 +143,14 @@ class _Simulation:
                 home.idle[name] = None
             worker.home = home
 
+    def _come(self, gateway: Gateway, entry: Entry, now: float) -> None:
+        sends_at = gateway.come(entry, now)
+        if sends_at == now:
+            self._send(gateway, now)
+        elif sends_at is not None:
+            self._sending += 1
+            self._at(sends_at, partial(self._send_gathered, gateway))
+
     def _send_gathered(self, gateway: Gateway, now: float) -> None:
         self._sending -= 1
         self._send(gateway, now)
@@ -183,18 +161,18 @@ class _Simulation:
             used = self._shards[: self._active]
             shard = used[number if choose is None else choose([each.queue.depth for each in used], now)]
             self._offer(shard, entries, now)
-            if shard.idle:
-                self._ring(shard, now)
 
-    def _offer(self, shard: _Shard, entries: Iterable[Came], now: float) -> None:
+    def _offer(self, shard: Shard, entries: Iterable[Came], now: float) -> None:
         for entry, came in entries:
             offered = shard.queue.offer(entry, now)
             if isinstance(offered, Refused):
                 self._record.lose(REFUSED, "shed" if offered.tier_only else "overloaded", entry.tier, came)
             elif came < now:
                 self._came[offered] = came
+        if shard.idle:
+            self._ring(shard, now)
 
-    def _ring(self, shard: _Shard, now: float) -> None:
+    def _ring(self, shard: Shard, now: float) -> None:
         """Let idle workers claim while there is something for them; then set the bell for when there may be."""
         idle, queue = shard.idle, shard.queue
         shard.bell = math.inf
@@ -209,19 +187,19 @@ class _Simulation:
                 self._go_idle(worker, now)
         self._bell = shard.bell if len(self._shards) == 1 else min(map(_BELL, self._shards))
 
-    def _free(self, worker: _Worker, now: float) -> None:
+    def _free(self, worker: Worker, now: float) -> None:
         """A worker is ready for a batch."""
         if not self._claim(worker, worker.home, now):
             self._go_idle(worker, now)
         self._ring(worker.home, now)
 
-    def _go_idle(self, worker: _Worker, now: float) -> None:
+    def _go_idle(self, worker: Worker, now: float) -> None:
         worker.rest += 1
         worker.home.idle[worker.name] = None
         if len(self._shards) > 1:
             self._look(worker, worker.rest, now)
 
-    def _look(self, worker: _Worker, rest: int, now: float) -> None:
+    def _look(self, worker: Worker, rest: int, now: float) -> None:
         """A worker looks whether the next other shard is behind, now and then while its rest lasts."""
         home = worker.home
         if worker.rest != rest or worker.name not in home.idle:
@@ -235,7 +213,7 @@ class _Simulation:
         elif self._reap_at < math.inf:
             self._at(now + shards.LOOK_EVERY, partial(self._look, worker, rest))
 
-    def _claim(self, worker: _Worker, shard: _Shard, now: float) -> bool:
+    def _claim(self, worker: Worker, shard: Shard, now: float) -> bool:
         self._expire(shard, now)
         departure = shard.queue.depart(worker.name, self._scenario.max_batch, shard.policy, now)
         if isinstance(departure, Hold):
@@ -254,7 +232,7 @@ class _Simulation:
         self._at(ends, partial(self._answer, worker, life, seconds))
         return True
 
-    def _answer(self, worker: _Worker, life: int, seconds: float, now: float) -> None:
+    def _answer(self, worker: Worker, life: int, seconds: float, now: float) -> None:
         """A batch has come back, unless its worker died meanwhile."""
         departure = worker.departure
         if worker.life != life or departure is None:
@@ -276,7 +254,7 @@ class _Simulation:
         """When an entry that is at its end came to its gateway."""
         return self._came.pop(member, member.arrived)
 
-    def _fail(self, shard: _Shard, departure: Departure, now: float) -> None:
+    def _fail(self, shard: Shard, departure: Departure, now: float) -> None:
         after = shard.queue.fail(departure, now, self._retries)
         self._record.retried += after.again
         for member in after.dead:
@@ -285,7 +263,7 @@ class _Simulation:
             self._record.lose(FAILED, "budget", member.entry.tier, self._since(member))
         self._give_up(after.late, now)
 
-    def _expire(self, shard: _Shard, now: float) -> None:
+    def _expire(self, shard: Shard, now: float) -> None:
         late = shard.queue.expire(now)
         if late:
             self._give_up(late, now)
@@ -311,7 +289,7 @@ class _Simulation:
         for worker in self._workers.values():
             self._plan_death(worker, 0.0)
 
-    def _plan_death(self, worker: _Worker, now: float) -> None:
+    def _plan_death(self, worker: Worker, now: float) -> None:
         """When this life of a worker ends by itself; nobody dies after the last request."""
         if self._scenario.fail_every <= 0.0:
             return
@@ -324,7 +302,7 @@ class _Simulation:
         for worker in alive[: kill.workers]:
             self._die(worker, now)
 
-    def _die(self, worker: _Worker, now: float) -> None:
+    def _die(self, worker: Worker, now: float) -> None:
         worker.alive = False
         worker.life += 1
         worker.died_at = now
@@ -339,7 +317,7 @@ class _Simulation:
         for shard in self._shards:
             self._ring(shard, now)
 
-    def _revive(self, worker: _Worker, now: float) -> None:
+    def _revive(self, worker: Worker, now: float) -> None:
         worker.alive = True
         self._record.was_down(worker.died_at, now)
         self._deal(now)

@@ -1,0 +1,39 @@
+"""The simulated queue and its workers: what they are at an instant. `engine` moves them."""
+
+from __future__ import annotations
+
+import math
+
+from headway.core.queue import Departure, ModelQueue
+from headway.simulator.scenario import Scenario
+
+
+class Shard:
+    """A part of the queue, and the workers that wait at its bell."""
+
+    __slots__ = ("bell", "idle", "number", "policy", "queue")
+
+    def __init__(self, number: int, scenario: Scenario) -> None:
+        self.number = number
+        self.queue = ModelQueue(scenario.limits())
+        self.policy = scenario.make_policy()
+        self.idle: dict[str, None] = {}
+        self.bell = math.inf
+
+
+class Worker:
+    """A GPU. `life` counts its lives, so that what was begun in an earlier one is known to be void; `rest` its rests."""
+
+    __slots__ = ("alive", "departure", "died_at", "home", "life", "look", "name", "rest", "shard", "slow")
+
+    def __init__(self, name: str, home: Shard, slow: bool) -> None:
+        self.name = name
+        self.slow = slow
+        self.life = self.rest = 0
+        self.alive = True
+        self.died_at = 0.0
+        self.home = self.shard = home
+        self.departure: Departure | None = None
+        """Taken from `shard`; None when idle."""
+        self.look = 0
+        """Number of the shard that it looked at last."""

@@ -27,7 +27,8 @@ BEHIND = 1.5
 """Full batches waiting, from which a shard is behind. At even spacing a slot comes free just when its home needs it:
 one that helps where it is not needed is missed at home."""
 LOOK_EVERY = 0.05
-"""Seconds between two looks of an idle slot at shards where it is not at home."""
+"""Seconds between two looks of an idle slot at shards where it is not at home. The first look comes at once: near
+saturation no rest lasts as long as this."""
 PART = 0.25
 """Share of a full batch that one call puts into one shard: more makes batches lumpy, less makes more calls."""
 

@@ -103,7 +103,6 @@ async def test_a_lease_of_before_the_loss_is_fenced_off_after_it(harness: RedisH
     assert (await drained(harness))["a"].output == output(entry.input)
 
 
-@pytest.mark.xfail(reason="the fence of the forgotten lease is given again, so that it passes for the new one")
 @story
 async def test_a_lease_that_a_failover_has_forgotten_is_fenced_off(harness: RedisHarness, server: RedisServer) -> None:
     """The replica that takes over has not heard of the last claims, and grants others in their place."""

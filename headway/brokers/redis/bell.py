@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 
 from headway.brokers.redis import wire
-from headway.brokers.redis.link import Link, Reader
+from headway.brokers.redis.link import Link
 from headway.errors import BrokerUnavailable
 
 GRAIN = 0.0005
@@ -63,7 +63,7 @@ class Bell:
     def start(self) -> None:
         """Listen to the server from now on, if that is not done yet."""
         if self._task is None or self._task.done():
-            self._task = asyncio.get_running_loop().create_task(self._read_on(self._link.reader()))
+            self._task = asyncio.get_running_loop().create_task(self._read_on())
 
     def forget(self, worker: str) -> None:
         """What was rung for a slot is settled: it claims."""
@@ -101,18 +101,17 @@ class Bell:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    async def _read_on(self, reader: Reader) -> None:
+    async def _read_on(self) -> None:
         try:
             while True:
-                message = await reader.pop(self._key)
+                message = await self._link.pop(self._key)
                 if message is not None:
                     self._ring(message)
         except BrokerUnavailable as exc:
+            # No pause between here and the end: who comes later finds that nobody listens any more, and starts anew.
             for sleeper in self._sleepers.values():
                 if not sleeper.woken.done():
                     sleeper.woken.set_exception(exc)
-        finally:
-            await reader.close()
 
     def _ring(self, message: bytes) -> None:
         at, load, worker = wire.read_bell(message)

@@ -1,4 +1,4 @@
-"""Connections to Redis or Valkey, through redis-py: one server, Sentinel or Cluster, each with or without TLS.
+"""The way to Redis or Valkey: calls of the library of functions, blocking reads, and what both may come to.
 
 Every call has a deadline and is tried once: a command that timed out may have been done, and only the caller knows whether
 it can be repeated. Calls, claims and blocking reads have connections of their own, so that neither waits for the other.
@@ -9,19 +9,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import re
+import ssl
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
-from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
+from typing import Any, TypeVar
 
 import structlog
-from redis.asyncio import Redis
-from redis.asyncio.cluster import RedisCluster
-from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import Sentinel
-from redis.backoff import NoBackoff
-from redis.exceptions import AuthenticationError, RedisError, ResponseError
+from redis.exceptions import (
+    AuthenticationError,
+    NoPermissionError,
+    OutOfMemoryError,
+    RedisError,
+    ResponseError,
+)
 
 from headway.brokers.redis import library
+from headway.brokers.redis.clients import Client
 from headway.config import shown_url
 from headway.errors import BrokerUnavailable, SettingError
 
@@ -31,16 +34,18 @@ BLOCK = 2.0
 """Longest blocking read, seconds: after that the connection is known to live, or not."""
 OLDEST = (7, 0)
 """The first version of the server that has functions, which the steps are."""
-CONNECTIONS = 64
-"""Most connections for calls at once."""
 MEMORY_AGE = 1.0
 """Seconds for which the share of memory in use is believed."""
 SCARCE = 0.8
 """Share of `maxmemory` in use above which nothing new is taken in."""
-STEADY_ERRORS = ("NOPERM", "NOAUTH", "WRONGPASS")
-"""Answers that will be the same next time."""
+LOADS = 3
+"""How often a call brings the library into the server, should it be lost again and again."""
+NEEDED = "+@read +@write -@dangerous +fcall +function|load +time +info +config|get"
+"""What a user must be allowed, as in ACL SETUSER; `+cluster|slots +command` besides in a cluster."""
+MISSING = "Function not found"
+"""What the server says of a function of a library that it lacks."""
 
-_Client = Redis | RedisCluster
+T = TypeVar("T")
 
 
 class Link:
@@ -51,10 +56,13 @@ class Link:
         prefix: what all keys begin with.
         timeout: longest time for a call, seconds.
         clock: instants that the server uses in place of its own clock; for tests.
+        process: name of this process among all; its bells are found by it.
 
     Attributes:
-        prefix: as given.
-        process: name of this process among all; its bells are found by it.
+        prefix, process: as given.
+
+    Raises:
+        SettingError: a file that the URL names cannot be used.
     """
 
     def __init__(
@@ -67,13 +75,16 @@ class Link:
     ) -> None:
         self.prefix = prefix
         self.process = process
-        self._url = url
+        self._shown = shown_url(url)
         self._timeout = timeout
         self._clock = clock
+        self._block = math.inf if clock is not None else BLOCK
         self._source = library.source()
-        self._calls = self._client()
-        self._claims = self._client()
+        self._calls = Client(url, timeout, timeout)
+        self._claims = Client(url, timeout, timeout)
+        self._reads = Client(url, timeout, self._block + timeout)
         self._loading = asyncio.Lock()
+        self._loads: dict[str, int] = {}
         self._scarce = False
         self._memory_at = -math.inf
         self._looking: asyncio.Task[None] | None = None
@@ -87,23 +98,26 @@ class Link:
         """Connect and see that the server can be used.
 
         Raises:
-            SettingError: it cannot: too old, or it would evict what waits.
+            SettingError: it cannot: it is too old, it would evict what waits, it lets nobody in so, or is not trusted.
             BrokerUnavailable: it is not there.
         """
         try:
-            info = await self._ask(lambda: self._calls.info("server"))
+            for info in await self._ask(lambda: self._calls.everywhere("INFO", "server")):
+                self._check_version(info)
+            await self._see_policy()
+            await self._try_library()
         except RefusedCommand as exc:
-            mend = "Put user and password into the URL, redis://USER:PASSWORD@HOST:PORT/0, and let that user run INFO and FCALL."
-            raise SettingError("broker", shown_url(self._url), f"refuses this user: {exc}", mend) from exc
-        for one in _nodes(info):
-            self._check_version(one)
-        try:
-            policy = await self._ask(lambda: self._calls.config_get("maxmemory-policy"))
-        except RefusedCommand as exc:
-            log.warning("the server's eviction policy cannot be seen; it must be noeviction", error=str(exc))
-        else:
-            self._check_policy(policy)
-        await self._load()
+            mend = (
+                "Put user and password into the URL, redis://USER:PASSWORD@HOST:PORT/0. "
+                f"That user needs, as in ACL SETUSER: ~{self.prefix}:* {NEEDED}."
+            )
+            raise SettingError("broker", self._shown, f"refuses this user: {exc}", mend) from exc
+        except NotTrusted as exc:
+            mend = (
+                "The host must be one that the certificate names, and its authority one that is trusted: "
+                "rediss://HOST:PORT/0?ssl_ca_certs=FILE names another. A server without TLS is redis://."
+            )
+            raise SettingError("broker", self._shown, f"is not trusted: {exc}", mend) from exc
 
     async def close(self) -> None:
         """Let go of all connections; whoever calls from now on hears that the broker is gone."""
@@ -111,9 +125,9 @@ class Link:
         if self._looking is not None:
             self._looking.cancel()
             await asyncio.gather(self._looking, return_exceptions=True)
-        for client in (self._calls, self._claims):
+        for client in (self._calls, self._claims, self._reads):
             with contextlib.suppress(RedisError, OSError):
-                await client.aclose()
+                await client.close()
 
     async def call(self, function: str, key: str, *arguments: Any) -> Any:
         """Run a function of the library on the keys that begin with `key`.
@@ -121,15 +135,23 @@ class Link:
         Raises:
             BrokerUnavailable: no answer in time; it may have been done.
         """
-        return await self._run(self._calls, function, key, arguments)
+        return await self._ask(lambda: self._run(self._calls, function, key, arguments))
 
     async def claim(self, function: str, key: str, *arguments: Any) -> Any:
         """The same over the connections for claims."""
-        return await self._run(self._claims, function, key, arguments)
+        return await self._ask(lambda: self._run(self._claims, function, key, arguments))
 
-    def reader(self) -> Reader:
-        """A connection for blocking reads; close it in the end."""
-        return Reader(self._client(), math.inf if self._clock is not None else BLOCK, self._timeout)
+    async def pop(self, key: str) -> bytes | None:
+        """Wait for the first element of a list; None when there was none for a while. Raises BrokerUnavailable."""
+        wait = 0 if math.isinf(self._block) else self._block
+        found = await self._ask(lambda: self._reads.ask("BLPOP", key, wait), self._block)
+        return None if found is None else found[1]
+
+    async def stream(self, key: str, after: bytes) -> list[tuple[bytes, dict[bytes, bytes]]]:
+        """Wait for what comes into a stream after an id; nothing when nothing did for a while. Raises BrokerUnavailable."""
+        wait = 0 if math.isinf(self._block) else int(self._block * 1000)
+        found = await self._ask(lambda: self._reads.ask("XREAD", "BLOCK", wait, "STREAMS", key, after), self._block)
+        return found[0][1] if found else []
 
     @property
     def scarce(self) -> bool:
@@ -141,180 +163,102 @@ class Link:
         return self._scarce
 
     async def _look_at_memory(self) -> None:
-        with contextlib.suppress(BrokerUnavailable, RefusedCommand):
-            nodes = _nodes(await self._ask(lambda: self._calls.info("memory")))
+        with contextlib.suppress(BrokerUnavailable):
+            nodes = await self._ask(lambda: self._calls.everywhere("INFO", "memory"))
             scarce = any(node.get("maxmemory") and node["used_memory"] > SCARCE * node["maxmemory"] for node in nodes)
             if scarce != self._scarce:
                 log.warning("the broker's memory is nearly full" if scarce else "the broker's memory has room again")
             self._scarce = scarce
 
-    async def _run(self, client: _Client, function: str, key: str, arguments: tuple[Any, ...]) -> Any:
+    async def _run(self, client: Client, function: str, key: str, arguments: tuple[Any, ...]) -> Any:
         name = f"{library.VERSION}_{function}"
-        try:
-            return await self._ask(lambda: client.execute_command("FCALL", name, 1, key, *arguments))
-        except MissingFunction:
-            await self._load()
-            return await self._ask(lambda: client.execute_command("FCALL", name, 1, key, *arguments))
+        for _ in range(LOADS):
+            known = self._loads.copy()
+            try:
+                return await client.ask("FCALL", name, 1, key, *arguments)
+            except ResponseError as exc:
+                if MISSING not in str(exc):
+                    raise
+            await self._load(client, key, known)
+        raise BrokerUnavailable(f"the broker at {self._shown} loses its functions again and again")
 
-    async def _load(self) -> None:
-        """Bring the library into the server: at first, and when a restart or a flush has lost it."""
+    async def _load(self, client: Client, key: str, known: Mapping[str, int]) -> None:
+        """Bring the library into the server that has `key`: a restart or a flush has lost it. Of many who find that out
+        at once, one does so."""
         async with self._loading:
-            if isinstance(self._calls, RedisCluster):
-                target = RedisCluster.PRIMARIES
-                await self._ask(
-                    lambda: self._calls.execute_command("FUNCTION LOAD", "REPLACE", self._source, target_nodes=target)
-                )
-            else:
-                await self._ask(lambda: self._calls.execute_command("FUNCTION LOAD", "REPLACE", self._source))
+            place = client.place_of(key)
+            if self._loads.get(place, 0) == known.get(place, 0):
+                await client.at(key, "FUNCTION LOAD", "REPLACE", self._source)
+                self._loads[place] = self._loads.get(place, 0) + 1
+                log.info("the broker has got its functions again")
 
-    async def _ask(self, command: Callable[[], Awaitable[Any]]) -> Any:
+    async def _ask(self, act: Callable[[], Awaitable[T]], wait: float = 0.0) -> T:
+        """The answer to `act`, which may wait for so many seconds and then take as long as any other."""
         if self._closed:
             raise BrokerUnavailable("the connection to the broker is closed")
+        bound = wait + self._timeout
         try:
-            if math.isinf(self._timeout):
-                return await command()
-            async with asyncio.timeout(self._timeout):
-                return await command()
-        except AuthenticationError as exc:
-            raise RefusedCommand(f"the broker at {shown_url(self._url)} lets nobody in so: {_text(exc)}") from exc
+            async with asyncio.timeout(None if math.isinf(bound) else bound):
+                return await act()
+        except (AuthenticationError, NoPermissionError) as exc:
+            raise RefusedCommand(_text(exc)) from exc
+        except OutOfMemoryError as exc:
+            raise OutOfMemory(f"the broker at {self._shown} has no memory left") from exc
         except ResponseError as exc:
-            raise _told(exc) from exc
+            if "unknown command" in str(exc):
+                raise RefusedCommand(_text(exc)) from exc
+            raise BrokerUnavailable(f"the broker at {self._shown} answers: {_text(exc)}") from exc
         except (RedisError, OSError, TimeoutError, asyncio.IncompleteReadError) as exc:
-            raise BrokerUnavailable(f"the broker at {shown_url(self._url)} does not answer: {_text(exc)}") from exc
+            said = f"the broker at {self._shown} does not answer: {_text(exc)}"
+            raise (NotTrusted if _distrusts(exc) else BrokerUnavailable)(said) from exc
 
     def _check_version(self, info: Mapping[str, Any]) -> None:
-        version = str(info.get("redis_version", "0"))
-        if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
+        version = str(info.get("redis_version", ""))
+        found = re.match(r"(\d+)\.(\d+)", version)
+        if found is not None and (int(found[1]), int(found[2])) < OLDEST:
             reason = f"is version {version}, which has no functions"
-            raise SettingError("broker", shown_url(self._url), reason, "Use Redis 7.0 or later, or Valkey.")
+            raise SettingError("broker", self._shown, reason, "Use Redis 7.0 or later, or Valkey.")
 
-    def _check_policy(self, policy: Mapping[str, Any]) -> None:
-        found = next(iter(policy.values()), "noeviction")
-        if found != "noeviction":
-            reason = f"has maxmemory-policy {found}: under pressure it would throw away requests that wait"
-            mend = "Set it on the server: CONFIG SET maxmemory-policy noeviction, and in its configuration file."
-            raise SettingError("broker", shown_url(self._url), reason, mend)
-
-    def _client(self) -> _Client:
-        return connect(self._url, self._timeout)
-
-
-class Reader:
-    """A connection for blocking reads."""
-
-    def __init__(self, client: _Client, block: float, timeout: float) -> None:
-        self._client = client
-        self._block = block
-        self._timeout = timeout
-
-    async def pop(self, key: str) -> bytes | None:
-        """The first element of a list; None when there was none for a while. Raises BrokerUnavailable."""
-        wait = 0 if math.isinf(self._block) else self._block
-        found = await self._wait_for(lambda: self._client.execute_command("BLPOP", key, wait))
-        return None if found is None else found[1]
-
-    async def stream(self, key: str, after: bytes) -> list[tuple[bytes, dict[bytes, bytes]]]:
-        """What came into a stream after an id; nothing when nothing did for a while. Raises BrokerUnavailable."""
-        wait = 0 if math.isinf(self._block) else int(self._block * 1000)
-        found = await self._wait_for(
-            lambda: self._client.execute_command("XREAD", "BLOCK", wait, "STREAMS", key, after)
-        )
-        if not found:
-            return []
-        items = found[0][1] if isinstance(found, list) else next(iter(found.values()))
-        return [(one[0], one[1] if isinstance(one[1], dict) else _pairs(one[1])) for one in _flat(items)]
-
-    async def close(self) -> None:
-        """Let go of it."""
-        with contextlib.suppress(RedisError, OSError):
-            await self._client.aclose()
-
-    async def _wait_for(self, command: Callable[[], Awaitable[Any]]) -> Any:
+    async def _see_policy(self) -> None:
         try:
-            if math.isinf(self._block):
-                return await command()
-            async with asyncio.timeout(self._block + self._timeout):
-                return await command()
-        except ResponseError as exc:
-            raise BrokerUnavailable(f"the broker refuses to be read from: {_text(exc)}") from exc
-        except (RedisError, OSError, TimeoutError, asyncio.IncompleteReadError) as exc:
-            raise BrokerUnavailable(f"the connection to the broker broke: {_text(exc)}") from exc
+            found = await self._ask(lambda: self._calls.everywhere("CONFIG GET", "maxmemory-policy"))
+        except RefusedCommand as exc:
+            log.warning("the server's eviction policy cannot be seen; it must be noeviction", error=str(exc))
+            return
+        for policy in (value for one in found for value in one.values()):
+            if policy not in ("noeviction", b"noeviction"):
+                name = policy.decode() if isinstance(policy, bytes) else policy
+                reason = f"has maxmemory-policy {name}: under pressure it would throw away requests that wait"
+                mend = "Set it on the server: CONFIG SET maxmemory-policy noeviction, and in its configuration file."
+                raise SettingError("broker", self._shown, reason, mend)
 
-
-class MissingFunction(Exception):
-    """The library is not in the server."""
+    async def _try_library(self) -> None:
+        """Bring the library in, and call it. A user who may not do the first finds it there, or fails in the second."""
+        with contextlib.suppress(RefusedCommand):
+            await self._ask(lambda: self._calls.everywhere("FUNCTION LOAD", "REPLACE", self._source))
+        await self.call("leave", f"{self.prefix}:{{fleet}}:", self.clock_text(), "")
 
 
 class RefusedCommand(BrokerUnavailable):
     """The server does not allow a command to this user."""
 
 
+class NotTrusted(BrokerUnavailable):
+    """The server's certificate, or that it has none, is not to be trusted."""
+
+
 class OutOfMemory(BrokerUnavailable):
-    """The server has no room for anything new."""
+    """The server has no room for anything new. What was asked was not done."""
 
 
-def _told(exc: ResponseError) -> Exception:
-    """The server's answer in the house's words."""
-    text = str(exc)
-    if "Function not found" in text:
-        return MissingFunction()
-    if text.startswith("OOM") or "OOM command not allowed" in text:
-        return OutOfMemory()
-    if text.startswith(STEADY_ERRORS) or "unknown command" in text or "no permissions" in text:
-        return RefusedCommand(text)
-    return BrokerUnavailable(f"the broker answers: {text}")
+def _distrusts(exc: BaseException | None) -> bool:
+    """Whether TLS is what went wrong, and will go wrong the next time."""
+    while exc is not None:
+        if isinstance(exc, ssl.SSLError) and exc.reason in ("CERTIFICATE_VERIFY_FAILED", "WRONG_VERSION_NUMBER"):
+            return True
+        exc = exc.__cause__ or exc.__context__
+    return False
 
 
 def _text(exc: BaseException) -> str:
     return str(exc) or type(exc).__name__
-
-
-def _nodes(info: Any) -> list[Mapping[str, Any]]:
-    """One mapping for each node: a cluster answers with a mapping of mappings."""
-    first = next(iter(info.values()), None)
-    return list(info.values()) if isinstance(first, dict) and "redis_version" not in info else [info]
-
-
-def _flat(items: Any) -> Any:
-    """Stream entries: RESP3 has them one list deeper."""
-    return items[0] if items and items[0] and isinstance(items[0][0], list) else items
-
-
-def _pairs(flat: list[bytes]) -> dict[bytes, bytes]:
-    return dict(zip(flat[::2], flat[1::2], strict=True))
-
-
-def connect(url: str, timeout: float) -> _Client:
-    """A client for a broker URL, not yet connected; answers are bytes, nothing is tried twice."""
-    parts = urlsplit(url)
-    options: dict[str, Any] = {
-        "retry": Retry(NoBackoff(), 0),
-        "socket_connect_timeout": None if math.isinf(timeout) else timeout,
-        "socket_timeout": None,
-        "socket_keepalive": True,
-        "protocol": 2,
-    }
-    kind = parts.scheme.partition("+")[2]
-    if kind == "sentinel":
-        return _by_sentinel(parts, options)
-    scheme = parts.scheme.partition("+")[0]
-    plain = urlunsplit((scheme, parts.netloc, parts.path, parts.query, ""))
-    if kind == "cluster":
-        return RedisCluster.from_url(plain, **options)
-    return Redis.from_url(plain, max_connections=CONNECTIONS, **options)
-
-
-def _by_sentinel(parts: SplitResult, options: dict[str, Any]) -> Redis:
-    credentials, _, hosts = parts.netloc.rpartition("@")
-    user, _, password = credentials.partition(":")
-    service, _, database = parts.path.strip("/").partition("/")
-    addresses = [
-        (host.strip("[]"), int(port or 26379)) for host, _, port in (one.rpartition(":") for one in hosts.split(","))
-    ]
-    login = {"username": unquote(user) or None, "password": unquote(password) or None} if credentials else {}
-    secure = {"ssl": True} if parts.scheme.startswith("rediss") else {}
-    sentinel = Sentinel(  # type: ignore[no-untyped-call]
-        addresses, sentinel_kwargs={**options, **secure}, **options, **secure, **login
-    )
-    client: Redis = sentinel.master_for(service, db=int(database or 0), max_connections=CONNECTIONS)
-    return client

@@ -8,14 +8,11 @@ from dataclasses import dataclass, field
 
 from headway.brokers.redis import wire
 from headway.brokers.redis.line import Line, Receipt
-from headway.brokers.redis.link import Reader
 from headway.errors import BrokerUnavailable
 from headway.model import Reply
 
 FIRST = b"0-0"
 """The id before all others."""
-RECONNECT = 0.1
-"""Seconds between two attempts to read again."""
 
 
 @dataclass(slots=True)
@@ -88,20 +85,18 @@ class Mailbox:
         del self._reads[:done]
 
     async def _read_on(self, stream: _Stream) -> None:
-        reader = stream.line.link.reader()
         try:
             while True:
                 if stream.epoch != stream.line.born:  # The server has lost its state: ids begin anew.
                     stream.epoch, stream.last = stream.line.born, FIRST if stream.epoch else stream.last
-                await self._read_once(stream, reader)
+                await self._read_once(stream)
         except BrokerUnavailable as exc:
             self._broken = exc
             self._arrival.set()
-        finally:
-            await reader.close()
 
-    async def _read_once(self, stream: _Stream, reader: Reader) -> None:
-        for id, fields in await reader.stream(stream.line.stream_of(self._gateway), stream.last):
+    async def _read_once(self, stream: _Stream) -> None:
+        link, key = stream.line.link, stream.line.stream_of(self._gateway)
+        for id, fields in await link.stream(key, stream.last):
             stream.last = id
             replies = wire.read_outcomes(fields)
             self._reads.append(_Read(stream.line, id, replies))

@@ -99,7 +99,6 @@ local function fresh_figures(now, tiers, max_batch)
     q[name] = START[name] or 0
   end
   q.born = now
-  q.fence = math.floor(now * 1000)  -- Above those of a state that was lost, lest its leases pass for new ones.
   q.saved = budget_reserve(max_batch)
   q.max_batch = max_batch
   q.limit = max_batch

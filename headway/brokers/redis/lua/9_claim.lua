@@ -24,7 +24,8 @@ local function depart(s, slot, token, entries, reason, failures, attempts)
   q.busy = q.busy + 1
   q.departures = q.departures + 1
   q.gate_at = -INF
-  q.fence = q.fence + 1
+  -- By the clock, lest leases of a state that was lost, or that a replica never heard of, pass for new ones.
+  q.fence = math.max(q.fence + 1, math.floor(now * 1e6))
   for i, entry in ipairs(entries) do
     members[i] = entry.member
   end

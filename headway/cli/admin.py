@@ -87,7 +87,7 @@ class Admin:
             body = response.read()
         except (OSError, http.client.HTTPException) as exc:
             why = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc) or type(exc).__name__
-            mend = "Is `headway serve` running there? Name its admin port with --admin."
+            mend = "Is Headway running there? Name its admin port with --admin."
             raise AdminError(f"{self._url} does not answer: {why}. {mend}") from None
         finally:
             connection.close()

@@ -10,6 +10,8 @@ import typer
 from headway.cli.admin import DEFAULT_URL, Admin, AdminError, AdminUrl, AsJson, Token, pretty, table
 
 _AWAY = 503
+STALE = 10.0
+"""Seconds after which what was published last is not taken for the present any more."""
 
 
 def status(admin: AdminUrl = DEFAULT_URL, token: Token = "", json: AsJson = False) -> None:
@@ -96,6 +98,8 @@ def _capacity(capacity: dict[str, Any]) -> str:
     slots = f"{capacity['healthy']} healthy"
     if capacity["degraded"]:
         slots += f", {capacity['degraded']} degraded"
+    if capacity["age_seconds"] > STALE:
+        slots += f", {capacity['age_seconds']:.0f} s ago: no controller leads"
     if not capacity["items_per_second"]:
         return f"{capacity['model']}: not measured yet, {slots}"
     most, meant = capacity["items_per_second"], capacity["usable_per_second"]

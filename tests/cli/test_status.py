@@ -50,10 +50,11 @@ FLEET: dict[str, Any] = {
         member("control", "controller", leads=True),
     ],
     "capacities": [
-        {"model": "default", "healthy": 1, "degraded": 1, "items_per_second": 1000.0, "usable_per_second": 700.0},
-        {"model": "other", "healthy": 1, "degraded": 0, "items_per_second": 0.0, "usable_per_second": 0.0},
+        {"model": model, "healthy": 1, "degraded": degraded, "items_per_second": items, "usable_per_second": 0.7 * items,
+         "age_seconds": age}
+        for model, degraded, items, age in (("default", 1, 1000.0, 0.5), ("other", 0, 0.0, 12.3))
     ],
-}
+}  # fmt: skip
 
 
 class Port:
@@ -101,7 +102,8 @@ def test_the_whole_fleet_is_shown(port: Port) -> None:
         "GPUs busy     50%",
         "waiting       4 paid, 3 free, oldest 250 ms",
         "dead letters  2",
-        "capacity      default: 700 of 1000 inputs/s, 1 healthy, 1 degraded; other: not measured yet, 1 healthy",
+        "capacity      default: 700 of 1000 inputs/s, 1 healthy, 1 degraded; "
+        "other: not measured yet, 1 healthy, 12 s ago: no controller leads",
         "policy        paced",
         "version       1.0",
     ]

@@ -236,7 +236,7 @@ def test_the_process_environment_is_the_default(monkeypatch: pytest.MonkeyPatch,
     [
         "redis://127.0.0.1:6379/0",
         "redis://broker",
-        "rediss://user:p%40ss%2Fword@broker.example:6380/3?socket_keepalive=true",
+        "rediss://user:p%40ss%2Fword@broker.example:6380/3?ssl_ca_certs=%2Fetc%2Fca.pem",
         "redis://:secret@[::1]:6379",
         "redis+sentinel://10.0.0.1:26379,10.0.0.2:26379/mymaster",
         "rediss+sentinel://:secret@a,b,c/mymaster/2",
@@ -265,6 +265,11 @@ def test_a_url_of_each_kind_of_broker_is_taken(url: str) -> None:
         ("redis://broker/zero", "names a database that is no number", "For example"),
         ("redis+sentinel://a,b", "names no service", "/mymaster."),
         ("redis+sentinel://a,b/", "names no service", "/mymaster."),
+        ("redis+cluster://a,b/3", "names a database, of which a cluster has but one", "Leave it out."),
+        ("redis://broker?decode_responses=true", "has an option that is not known", "ssl_ca_certs, ssl_certfile"),
+        ("redis://broker?ssl_ca_certs=ca.pem", "does not speak TLS", "Begin it with rediss://."),
+        ("rediss://broker?ssl_ca_certs=ca.pem&sentinel_password=p", "names no Sentinels", "Leave it out."),
+        ("redis://broker#1", "holds a #", "%23"),
     ],
 )
 def test_a_url_that_is_no_brokers_is_refused(url: str, reason: str, mend: str) -> None:

@@ -6,6 +6,15 @@ import re
 
 SCHEMES = ("redis", "rediss", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster")
 """With two s: through TLS."""
+OPTIONS = {
+    "ssl_ca_certs": "file of authorities that are trusted besides the system's",
+    "ssl_certfile": "file of this process's own certificate, for a server that asks for one",
+    "ssl_keyfile": "file of its key, if it is another",
+    "ssl_check_hostname": "false: the certificate may be of another host",
+    "sentinel_username": "user for the Sentinels, if they ask; the one before the host is for the server",
+    "sentinel_password": "its password",
+}
+"""What may follow a `?`, as NAME=VALUE, joined by `&`, and what it means."""
 
 _EXAMPLE = "For example redis://127.0.0.1:6379/0."
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_.-]{1,253})(?::([0-9]{1,5}))?")
@@ -37,6 +46,25 @@ def fault(url: str) -> tuple[str, str] | None:
         return "names several hosts", f"Begin it with {scheme}+sentinel:// or {scheme}+cluster://, or name one host."
     if scheme in SCHEMES[:2] and not re.fullmatch("[0-9]*", path):
         return "names a database that is no number", _EXAMPLE
+    if scheme.endswith("cluster") and path.strip("/0"):
+        return "names a database, of which a cluster has but one", "Leave it out."
+    return _option_fault(scheme, rest)
+
+
+def _option_fault(scheme: str, rest: str) -> tuple[str, str] | None:
+    if "#" in rest:
+        return "holds a #", "In a password # is written %23."
+    for option in filter(None, rest.partition("?")[2].split("&")):
+        name = option.partition("=")[0]
+        if name not in OPTIONS:
+            return "has an option that is not known", f"Known are {', '.join(OPTIONS)}."
+        if name.startswith("ssl_") and not scheme.startswith("rediss"):
+            return (
+                f"has the option {name} but does not speak TLS",
+                f"Begin it with {scheme.replace('redis', 'rediss')}://.",
+            )
+        if name.startswith("sentinel_") and not scheme.endswith("sentinel"):
+            return f"has the option {name} but names no Sentinels", "Leave it out."
     return None
 
 

@@ -1,6 +1,7 @@
 """The broker over Redis (7.0 or later) or Valkey: the same laws, for many processes on many machines.
 
-link.py      connections, deadlines, and the library of functions that runs inside the server
+clients.py   from a URL to connections: one server, Sentinel, Cluster, TLS
+link.py      calls with a deadline, blocking reads, and what is demanded of a server
 lua/         that library: every atomic step, with every key listed on top of its first file
 wire.py      what is written into the server, and its version
 line.py      one queue in the server: a model's, or a shard's of it

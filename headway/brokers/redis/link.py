@@ -113,10 +113,7 @@ class Link:
             )
             raise SettingError("broker", self._shown, f"refuses this user: {exc}", mend) from exc
         except NotTrusted as exc:
-            mend = (
-                "The host must be one that the certificate names, and its authority one that is trusted: "
-                "rediss://HOST:PORT/0?ssl_ca_certs=FILE names another. A server without TLS is redis://."
-            )
+            mend = "Name the host as its certificate does; rediss://HOST:PORT/0?ssl_ca_certs=FILE names an authority to trust."
             raise SettingError("broker", self._shown, f"is not trusted: {exc}", mend) from exc
 
     async def close(self) -> None:
@@ -244,7 +241,7 @@ class RefusedCommand(BrokerUnavailable):
 
 
 class NotTrusted(BrokerUnavailable):
-    """The server's certificate, or that it has none, is not to be trusted."""
+    """The server's certificate is not to be trusted."""
 
 
 class OutOfMemory(BrokerUnavailable):
@@ -252,9 +249,8 @@ class OutOfMemory(BrokerUnavailable):
 
 
 def _distrusts(exc: BaseException | None) -> bool:
-    """Whether TLS is what went wrong, and will go wrong the next time."""
     while exc is not None:
-        if isinstance(exc, ssl.SSLError) and exc.reason in ("CERTIFICATE_VERIFY_FAILED", "WRONG_VERSION_NUMBER"):
+        if isinstance(exc, ssl.SSLCertVerificationError):
             return True
         exc = exc.__cause__ or exc.__context__
     return False

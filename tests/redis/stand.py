@@ -1,0 +1,81 @@
+"""What the tests of the Redis broker stand on: processes of one fleet, in real time or on virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from headway.brokers.redis.broker import RedisBroker
+from headway.brokers.redis.link import Link
+from headway.core.queue import QueueLimits
+from headway.model import Item, Lease, Reply
+from headway.tally import Tally
+from tests.contracts.brokers import AT_ONCE, LIMITS, ask, output, slot
+
+TIMEOUT = 0.5
+"""Longest time for a call where a server is late on purpose, in real seconds."""
+
+
+@asynccontextmanager
+async def opened(url: str, timeout: float = 5.0) -> AsyncIterator[Link]:
+    """A link to a server, in real time."""
+    link = Link(url, timeout=timeout)
+    try:
+        await link.open()
+        yield link
+    finally:
+        await link.close()
+
+
+@asynccontextmanager
+async def brokers(
+    url: str,
+    count: int = 1,
+    shards: int = 1,
+    timeout: float = 5.0,
+    clock: Callable[[], float] | None = None,
+    models: Mapping[str, QueueLimits] | None = None,
+) -> AsyncIterator[list[RedisBroker]]:
+    """Processes of one fleet over a server."""
+    dice = random.Random(7)
+    async with AsyncExitStack() as stack:
+        made = []
+        for _ in range(count):
+            link = Link(url, timeout=timeout, clock=clock)
+            stack.push_async_callback(link.close)
+            await link.open()
+            made.append(RedisBroker(link, models or {"m": LIMITS}, Tally(), dice.random, shards))
+            stack.push_async_callback(made[-1].close)
+        yield made
+
+
+async def answered(broker: RedisBroker, worker: str = "gpu-0") -> Lease:
+    """A batch of all that waits, which is answered rightly."""
+    lease = await broker.claim(slot(worker), AT_ONCE)
+    assert isinstance(lease, Lease)
+    settled = await broker.complete(lease, [Item(output(rider.input)) for rider in lease.entries])
+    assert not settled.fenced
+    return lease
+
+
+async def served(url: str) -> None:
+    """A request goes all the way, and comes back over a blocking read."""
+    entry = ask(gateway=f"gateway of {next(_numbers)}")
+    async with brokers(url) as [broker]:
+        reading = asyncio.create_task(_read(broker, entry.gateway))
+        assert await broker.enqueue([entry]) == [None]
+        await answered(broker)
+        [reply] = await reading
+        assert (reply.id, reply.output) == (entry.id, output(entry.input))
+
+
+async def _read(broker: RedisBroker, gateway: str) -> Sequence[Reply]:
+    replies, cursor = await broker.replies(gateway, 0)
+    assert cursor == len(replies)
+    return replies
+
+
+_numbers = itertools.count()

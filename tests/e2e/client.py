@@ -213,6 +213,12 @@ class Gate:
         os.close(self._held)
         self._held = None
 
+    def dissolve(self) -> None:
+        """Let the batch that has come go on, and hold up none that comes later."""
+        self.remove()
+        self._path.touch()
+        self.open()
+
     def remove(self) -> None:
         """Let nobody come to the gate any more."""
         self._path.unlink()

@@ -42,8 +42,6 @@ RUN, TAKE = ("serve", "worker"), ("serve", "gateway")
 AT_THE_DOOR = frozenset(("BAD_REQUEST", "UNAUTHENTICATED", "PAYLOAD_TOO_LARGE", "REQUEST_TIMEOUT", "HEADERS_TOO_LARGE"))
 """Errors of requests that no gateway has seen."""
 
-PUBLIC_ROLES = ("serve", "gateway")
-"""Those with a port for clients."""
 _PUBLIC = re.compile(r"public +http://127\.0\.0\.1:(\d+)")
 _ADMIN = re.compile(r"admin +http://127\.0\.0\.1:(\d+)")
 _LAST = re.compile(r"^(Try it:|Ready\.)$", re.MULTILINE)
@@ -84,7 +82,6 @@ class Server:
         answer_to: what the target makes of an input.
         logs_json: the log is one JSON object a line, and checked; else text for people, as by default.
         stdout, stderr: descriptors, where it should not write to files.
-        role: the command.
         role: the command that it is started by.
 
     Attributes:
@@ -308,14 +305,6 @@ class Server:
         self.process.wait(PATIENCE)
         for connection in self._connections:
             connection.close()
-
-
-def _command(role: str, target: str) -> list[str]:
-    return [
-        role,
-        *([target] if role in ("serve", "worker") else []),
-        *(["--port", "0"] if role in PUBLIC_ROLES else []),
-    ]
 
 
 @contextmanager

@@ -1,0 +1,294 @@
+"""A fleet: gateways, workers and controllers as processes of their own over a real server, and the laws of its history.
+
+    with RedisServer("valkey", tmp_path / "redis") as redis, fleet(tmp_path, redis, gateways=2) as it:
+        asked = it.gateways[0].ask("hello")
+        it.kill(it.gateways[1])
+        asked.output()
+
+Its workers write a journal of what they run. When the block ends, every request must have had its one outcome, answers
+must be those to their own inputs and have been run for, no input may have run more often than the retry budget allows,
+the server may hold no entry, no lease and no dead letter, the gateways must tell of the same outcomes as their clients,
+and every process that was not killed must leave the fleet and end as `tests.e2e.server` says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from headway.core.retry import MAX_ATTEMPTS
+from tests.e2e.client import Asked, Gate, wait_until
+from tests.e2e.server import Server
+from tests.servers.redis import RunningServer
+from tests.targets.journal import JOURNAL
+
+TARGET = "tests.targets.journal:Journaled"
+PATIENT = ("--queue-timeout-ms", "20000", "--request-timeout-ms", "30000")
+"""Of a gateway that nothing is too late for."""
+LEASE = 1.5
+"""Seconds after which what a silent worker runs is given to another."""
+HARDY = ("--gpu-timeout-ms", "30000", "--lease-ms", f"{LEASE * 1000:g}")
+"""Of a worker whose batches may wait at a gate."""
+UNHURRIED = ("--gpu-timeout-ms", "30000", "--lease-ms", "20000")
+"""Of a worker whose leases outlive whatever befalls the server."""
+CUT_OFF = {"the broker is out of reach"}
+"""What a process says that cannot reach the server for a while."""
+AWAY = CUT_OFF | {"requests are refused until the broker is back"}
+"""What a gateway says when that takes longer."""
+
+_ENTRIES = ("e", "p", "x", "y", "s", "d", "l1", "l2", "l3", "a1", "a2", "a3", "o")
+"""Keys of a queue that hold entries, leases, suspects or dead letters; see the adapter's `1_state.lua`."""
+
+
+class Run(NamedTuple):
+    """One batch that a worker process ran: when it began and ended (monotonic seconds), and what was in it."""
+
+    pid: int
+    begun: float
+    inputs: list[str]
+    ended: float | None
+
+
+class Fleet:
+    """Made by `fleet`.
+
+    Attributes:
+        folder: working directory of all.
+        redis: the server that is looked into; the primary, where there are several.
+        url: by which processes reach it, unless they are started with another one.
+        gateways, workers, controllers: those that were started and not killed or ended.
+        expected: events that any log may hold as warnings or errors.
+    """
+
+    def __init__(self, folder: Path, redis: RunningServer, url: str, flags: dict[str, Sequence[str]]) -> None:
+        self.folder = folder
+        self.redis = redis
+        self.url = url
+        self.gateways: list[Server] = []
+        self.workers: list[Server] = []
+        self.controllers: list[Server] = []
+        self.expected: set[str] = set()
+        self._flags = flags
+        self._all: list[Server] = []
+        self._killed: list[str] = []
+        self._left: list[str] = []
+        self._ids: dict[Server, str] = {}
+
+    # Who is there.
+
+    def launch(self, role: str, *flags: str, url: str = "") -> Server:
+        """Start one more process; it need not be up."""
+        name = ("--name", f"{role}-{len(self._all)}", "--broker", url or self.url)
+        server = Server(self.folder, TARGET, (*name, *self._flags[role], *flags), role=role)
+        server.expected = self.expected
+        self._all.append(server)
+        self._of(server).append(server)
+        return server
+
+    def start(self, role: str, *flags: str, url: str = "") -> Server:
+        """Start one more process, and wait until it is up."""
+        server = self.launch(role, *flags, url=url)
+        self.up(server)
+        return server
+
+    def up(self, *servers: Server) -> None:
+        """Wait until these are up."""
+        for server in servers:
+            server.ready()
+            self._ids[server] = str(server.health()["id"])
+
+    def kill(self, server: Server) -> None:
+        """End a process and its children at once; its clients see that."""
+        server.signal(signal.SIGKILL)
+        assert server.ended() == -signal.SIGKILL
+        wait_until(lambda: not server.processes())
+        self._of(server).remove(server)
+        self._killed.append(self._ids[server])
+        for asked in server.asked:
+            if not asked.outcome:
+                lose(asked)
+
+    def end(self, *servers: Server) -> None:
+        """Tell processes to end; they do so in good order."""
+        for server in servers:
+            server.signal()
+        for server in servers:
+            server.check_end()
+            self._of(server).remove(server)
+            self._left.append(self._ids.get(server, ""))
+
+    def everybody(self) -> list[Server]:
+        return [*self.gateways, *self.workers, *self.controllers]
+
+    def _of(self, server: Server) -> list[Server]:
+        return {"gateway": self.gateways, "worker": self.workers, "controller": self.controllers}[server.role]
+
+    # What was run.
+
+    def journal(self) -> list[Run]:
+        """Every batch that any worker has begun, in order."""
+        runs: dict[tuple[int, int], Run] = {}
+        path = self.folder / JOURNAL
+        for line in path.read_text().splitlines(keepends=True) if path.exists() else ():
+            if line.endswith("\n"):
+                pid, number, at, inputs = json.loads(line)
+                if inputs is not None:
+                    runs[pid, number] = Run(pid, at, inputs, None)
+                else:
+                    runs[pid, number] = runs[pid, number]._replace(ended=at)
+        return list(runs.values())
+
+    def runs(self, asked: Asked) -> list[Run]:
+        """The batches that the input of a request was in."""
+        return [run for run in self.journal() if asked.text in run.inputs]
+
+    def begun(self, asked: Asked, count: int = 1) -> Run:
+        """Wait until the input of a request runs for the `count`th time."""
+        return wait_until(lambda: runs[count - 1] if len(runs := self.runs(asked)) >= count else None)
+
+    def host(self, run: Run) -> Server:
+        """The worker that runs a batch."""
+        return next(worker for worker in self.workers if run.pid in worker.processes())
+
+    def other(self, worker: Server) -> Server:
+        """The worker that this one is not."""
+        [found] = (one for one in self.workers if one is not worker)
+        return found
+
+    def slot(self, worker: Server) -> str:
+        """Name of a worker's only slot."""
+        return f"{self._ids[worker]}/gpu-0"
+
+    def retries(self, cause: str) -> int:
+        """How many entries were queued again for this reason, as all processes together tell."""
+        return int(sum(one.metrics().value("retries_total", cause=cause) for one in self.everybody()))
+
+    # What is left.
+
+    def kept(self) -> dict[str, int]:
+        """How much the server holds that it should not when nobody waits, by kind of key. What a gateway that is gone was
+        told last stays for a while."""
+        kept: Counter[str] = Counter()
+        gone = [*self._killed, *self._left]
+        dead = [b"!" + id.encode() for id in gone]
+        for key in self.redis.command("KEYS", "headway:{default:*}:*"):
+            _, _, kind = key.decode().partition("}:")
+            if kind == "e":
+                kept[kind] += sum(mark not in dead for mark in self.redis.command("HVALS", key))
+            elif kind in _ENTRIES:
+                zset = self.redis.command("TYPE", key) == b"zset"
+                kept[kind] += self.redis.command("ZCARD" if zset else "HLEN", key)
+            elif kind.startswith("r:") and kind[2:] not in gone:
+                kept["replies"] += self.redis.command("XLEN", key)
+        return {kind: count for kind, count in kept.items() if count}
+
+    def leases(self) -> int:
+        """How many batches run, as the server sees it."""
+        return sum(self.redis.command("HLEN", key) for key in self.redis.command("KEYS", "headway:{default:*}:x"))
+
+    def unread(self, gateway: Server) -> int:
+        """How many batches of answers wait for a gateway in the server."""
+        keys = self.redis.command("KEYS", f"headway:{{default:*}}:r:{self._ids[gateway]}")
+        return sum(self.redis.command("XLEN", key) for key in keys)
+
+    def overdue(self) -> bool:
+        """Whether a lease has outlived its end, and nobody has taken it back."""
+        seconds, microseconds = map(int, self.redis.command("TIME"))
+        most = f"{seconds + microseconds / 1e6:.6f}"
+        keys = self.redis.command("KEYS", "headway:{default:*}:y")
+        return any(self.redis.command("ZCOUNT", key, "-inf", most) for key in keys)
+
+    def check_history(self) -> None:
+        """Every request has come to its one right end, and nothing of any is left."""
+        for gateway in self.gateways:
+            gateway.check_rest()
+        for server in self._all:
+            server.check_wire()
+        with contextlib.suppress(AssertionError):
+            wait_until(lambda: not self.kept(), 5.0)
+        assert self.kept() == {}, self.kept()
+        journal = self.journal()
+        for asked in (asked for server in self._all for asked in server.asked):
+            assert asked.outcome, f"{asked.text} has no outcome"
+            runs = [run for run in journal if asked.text in run.inputs]
+            assert len(runs) <= MAX_ATTEMPTS, f"{asked.text} ran {len(runs)} times"
+            assert asked.outcome != "ok" or any(run.ended for run in runs), f"{asked.text} was answered and did not run"
+
+    def check_end(self) -> None:
+        """All leave the fleet and end in good order."""
+        self.end(*self.everybody())
+        members = {id.decode() for id in self.redis.command("HKEYS", "headway:{fleet}:k")}
+        assert members <= set(self._killed)
+
+    def kill_all(self) -> None:
+        """Leave nothing behind."""
+        for server in self._all:
+            server.kill()
+
+
+@contextmanager
+def fleet(
+    folder: Path,
+    redis: RunningServer,
+    *,
+    gateways: int = 1,
+    workers: int = 2,
+    controllers: int = 0,
+    gateway_flags: Sequence[str] = PATIENT,
+    worker_flags: Sequence[str] = HARDY,
+    url: str = "",
+) -> Iterator[Fleet]:
+    """A fleet that is up; see above for what is checked at the end. Whatever happens, none of it outlives the block."""
+    made = Fleet(folder, redis, url or redis.url, {"gateway": gateway_flags, "worker": worker_flags, "controller": ()})
+    try:
+        for role, count in (("worker", workers), ("gateway", gateways), ("controller", controllers)):
+            for _ in range(count):
+                made.launch(role)
+        made.up(*made.everybody())
+        if made.gateways:
+            wait_until(lambda: made.gateways[0].health()["workers"]["healthy"] == workers)
+        yield made
+        made.check_history()
+        made.check_end()
+    finally:
+        made.kill_all()
+
+
+def lose(asked: Asked) -> None:
+    """The gateway of a request was killed: its client sees a reset, and no answer."""
+    with pytest.raises(ConnectionError):
+        asked.answer()
+    asked.outcome = "reset"
+
+
+def pause(*servers: Server) -> None:
+    """Have processes stand still (SIGSTOP); their children go on. Returns when they do."""
+    for server in servers:
+        server.signal(signal.SIGSTOP)
+    wait_until(lambda: all(_state(server.process.pid) == "T" for server in servers))
+
+
+def resume(*servers: Server) -> None:
+    """Have paused processes go on."""
+    for server in servers:
+        server.signal(signal.SIGCONT)
+
+
+def gate_of(it: Fleet, gateway: Server) -> tuple[Gate, Asked]:
+    """A request whose batch waits at a gate of its own, which it has reached."""
+    gate = Gate(it.folder)
+    asked = gateway.ask(gate.text())
+    gate.reached()
+    return gate, asked
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

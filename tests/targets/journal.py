@@ -1,0 +1,37 @@
+"""`gates.Gated` that writes down what it runs, so that a test can tell how often each input ran, where and when.
+
+The journal is the file `journal` in the working directory: a JSON array a line, when a batch begins and when it has its
+outputs. Lines of several processes do not mix, as each is written by one call.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.targets.gates import Gated
+
+JOURNAL = "journal"
+
+
+class Journaled(Gated):
+    """Notes, and answers as `Gated` does."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self._journal = os.open(Path(JOURNAL), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+
+    def __call__(self, inputs: list[str]) -> Any:
+        number = next(self._numbers)
+        self._note(number, inputs)
+        outputs = super().__call__(inputs)
+        self._note(number, None)
+        return outputs
+
+    def _note(self, number: int, inputs: list[str] | None) -> None:
+        line = json.dumps([os.getpid(), number, time.monotonic(), inputs])
+        os.write(self._journal, line.encode() + b"\n")

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 import structlog
@@ -47,8 +48,8 @@ log = structlog.get_logger(__name__)
 
 LEAST_GATHER, MOST_GATHER = 0.001, 0.004
 """Seconds for which entries gather: a tenth of the headway, within these."""
-HELP_EVERY = 0.05
-"""Seconds between two looks of an idle slot at shards that may be behind."""
+MOST_PAUSE = 0.4
+"""Most seconds between two looks at other shards: the pause doubles while a slot rests."""
 CENSUS_AGE = 1.0
 """Seconds for which the list of workers is good that shards are dealt by."""
 PLACES = 100_000
@@ -99,6 +100,7 @@ class RedisBroker:
         self._census_at = -math.inf
         self._homes: dict[str, Line] = {}
         self._hints: dict[str, Line] = {}
+        self._looked_at: dict[str, float] = {}
         self._reap_at: dict[Line, float] = {}
 
     @property
@@ -295,10 +297,14 @@ class RedisBroker:
 
     async def _look_around(self, slot: Slot, home: Line) -> None:
         """Return when another shard is behind, and remember it for the next claim."""
+        loop = asyncio.get_running_loop()
         others = [line for line in self._lines[slot.model] if line is not home]
-        start = int(self._dice() * len(others))
+        start, pause = int(self._dice() * len(others)), sharding.LOOK_EVERY
         for turn in itertools.count(start):
-            await asyncio.sleep(HELP_EVERY)
+            # At high load rests are short, so the first look of a rest must not wait for long.
+            await asyncio.sleep(max(self._looked_at.get(slot.worker, -math.inf) + pause - loop.time(), 0.0))
+            self._looked_at[slot.worker] = loop.time()
+            pause = min(2 * pause, MOST_PAUSE) if turn > start else pause
             line = others[turn % len(others)]
             with contextlib.suppress(BrokerUnavailable):
                 depth, slots = await line.glance()
@@ -326,19 +332,21 @@ class RedisBroker:
         """The queue of each entry: where it went before, or the next shard's turn, a part of a batch at a time."""
         if self._shards == 1:
             return [self._lines[entry.model][0] for entry in entries]
+        counts = Counter(entry.model for entry in entries)
+        parts = {model: sharding.parts(count, self._limits[model].max_batch) for model, count in counts.items()}
         dealt = []
         for place, entry in enumerate(entries):
             key = (entry.tenant, entry.id)
             line = self._placed.get(key)
             if line is None:
                 slots = len(self._census.get(entry.model, []))
-                if place % sharding.part(self._limits[entry.model].max_batch) == 0:
-                    self._turn += 1
-                shard = sharding.in_turn(self._turn, slots, sharding.active(self._shards, slots))
+                turn = self._turn + place % parts[entry.model]
+                shard = sharding.in_turn(turn, slots, sharding.active(self._shards, slots))
                 line = self._placed[key] = self._lines[entry.model][shard]
                 if len(self._placed) > PLACES:
                     del self._placed[next(iter(self._placed))]
             dealt.append(line)
+        self._turn += max(parts.values(), default=0)
         return dealt
 
     async def _take_census(self) -> None:

@@ -99,7 +99,7 @@ def _capacity(capacity: dict[str, Any]) -> str:
     if capacity["degraded"]:
         slots += f", {capacity['degraded']} degraded"
     if capacity["age_seconds"] > STALE:
-        slots += f", {capacity['age_seconds']:.0f} s ago: no controller leads"
+        slots += f", {capacity['age_seconds']:.0f} s ago"
     if not capacity["items_per_second"]:
         return f"{capacity['model']}: not measured yet, {slots}"
     most, meant = capacity["items_per_second"], capacity["usable_per_second"]

@@ -102,8 +102,7 @@ def test_the_whole_fleet_is_shown(port: Port) -> None:
         "GPUs busy     50%",
         "waiting       4 paid, 3 free, oldest 250 ms",
         "dead letters  2",
-        "capacity      default: 700 of 1000 inputs/s, 1 healthy, 1 degraded; "
-        "other: not measured yet, 1 healthy, 12 s ago: no controller leads",
+        "capacity      default: 700 of 1000 inputs/s, 1 healthy, 1 degraded; other: not measured yet, 1 healthy, 12 s ago",
         "policy        paced",
         "version       1.0",
     ]

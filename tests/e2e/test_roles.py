@@ -1,0 +1,202 @@
+"""The roles as processes of their own over a real server: how they come up, what they show, how they end."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.client import PATIENCE, Gate, wait_until
+from tests.e2e.fleet import CUT_OFF, fleet
+from tests.e2e.server import ROOT, Server, launched, run_cli
+from tests.servers.redis import RedisServer
+
+SECRET = "canary"
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[RedisServer]:
+    with RedisServer("valkey", tmp_path / "redis") as server:
+        yield server
+
+
+def leader(server: Server) -> str:
+    """Id of the controller that leads; empty when none is seen to."""
+    members = server.admin("/internal/fleet").json["members"]
+    return next((str(member["id"]) for member in members if member["leads"]), "")
+
+
+def test_every_role_shows_the_whole_fleet(tmp_path: Path, redis: RedisServer) -> None:
+    with fleet(tmp_path, redis, gateways=2, workers=2, controllers=1) as it:
+        for number in range(4):
+            it.gateways[number % 2].ask(f"text {number}").output()
+        wait_until(lambda: leader(it.gateways[0]) == "controller-4")
+        wait_until(lambda: it.workers[0].metrics().value("capacity_items_per_second", model="default"))
+        for server in it.everybody():
+            members = {member["id"]: member for member in server.admin("/internal/fleet").json["members"]}
+            assert {server.health()["id"] for server in it.everybody()} == set(members)
+            assert {member["pid"] for member in members.values()} == {one.process.pid for one in it.everybody()}
+            assert {worker["worker_id"] for worker in server.workers()} == {"worker-0/gpu-0", "worker-1/gpu-0"}
+            assert server.metrics().value("workers", model="default", status="healthy") == 2
+            assert server.metrics().value("broker_up") == 1
+            for path in ("/livez", "/readyz", "/healthz"):
+                assert server.admin(path).status == 200
+            shown = run_cli(server, tmp_path, "status")
+            assert shown.returncode == 0, shown.stderr
+            for id in (*members, "worker-0/gpu-0", "worker-1/gpu-0"):
+                assert id in shown.stdout
+            assert "of " in next(line for line in shown.stdout.splitlines() if line.startswith("capacity"))
+        once = run_cli(it.controllers[0], tmp_path, "top")
+        assert once.returncode == 0
+        assert "controller-4" in once.stdout
+        assert json.loads(run_cli(it.workers[0], tmp_path, "status", "--json").stdout)["role"] == "worker"
+
+
+def test_top_shows_what_changes_until_ctrl_c(tmp_path: Path, redis: RedisServer) -> None:
+    with fleet(tmp_path, redis, workers=1) as it:
+        ours, theirs = pty.openpty()
+        command = [sys.executable, "-m", "headway", "top", "--interval", "0.1", "--admin"]
+        top = subprocess.Popen(
+            [*command, f"http://127.0.0.1:{it.gateways[0].admin_port}"],
+            env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200", "LINES": "50", "TERM": "xterm"},
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+        )
+        os.close(theirs)
+        try:
+            seen = b""
+            while b"worker-0/gpu-0" not in seen:
+                seen += os.read(ours, 65536)
+            it.start("worker", "--admin-port", "0")
+            while b"worker-2/gpu-0" not in seen:
+                seen += os.read(ours, 65536)
+            top.send_signal(signal.SIGINT)
+            drained = _rest(ours)
+            assert top.wait(PATIENCE) == 0
+            assert b"Traceback" not in seen + drained
+        finally:
+            top.kill()
+            top.wait(PATIENCE)
+            os.close(ours)
+
+
+def _rest(descriptor: int) -> bytes:
+    """All that is written until the other end is closed."""
+    rest = b""
+    try:
+        while data := os.read(descriptor, 65536):
+            rest += data
+    except OSError:  # so Linux tells of the end of a terminal
+        pass
+    return rest
+
+
+def test_each_role_ends_in_good_order_while_requests_run(tmp_path: Path, redis: RedisServer) -> None:
+    with fleet(tmp_path, redis, gateways=2, workers=2, controllers=2) as it:
+        gate = Gate(tmp_path)
+        asked = it.gateways[0].ask(gate.text())
+        gate.reached()
+        runner = it.host(it.begun(asked))
+        runner.signal()
+        runner.logged("draining")
+        it.gateways[0].signal()
+        it.gateways[0].logged("draining")
+        assert runner.admin("/readyz").json == {"status": "draining"}
+        assert it.gateways[0].admin("/readyz").json == {"status": "draining"}
+        assert it.gateways[1].ask("meanwhile").output() == "MEANWHILE"
+        gate.open()
+        asked.output()
+        it.end(it.gateways[0], runner)
+        first = wait_until(lambda: leader(it.gateways[0]))
+        it.end(next(one for one in it.controllers if one.health()["id"] == first))
+        second = wait_until(lambda: leader(it.gateways[0]))
+        assert second != first
+        statuses = {worker["worker_id"]: worker["status"] for worker in it.gateways[0].workers()}
+        assert sorted(statuses.values()) == ["healthy", "offline"]
+        assert it.gateways[0].admin("/readyz").json == {"status": "ok"}
+
+
+def test_serve_over_a_broker_shares_its_workers(tmp_path: Path, redis: RedisServer) -> None:
+    flags = ("--broker", redis.url)
+    with (
+        launched(tmp_path, *flags, "--name", "one") as one,
+        launched(tmp_path, *flags, "--name", "two") as two,
+    ):
+        for server in (one, two):
+            server.ready()
+        wait_until(lambda: [w["worker_id"] for w in one.workers()] == ["one/gpu-0", "two/gpu-0"])
+        gates = [Gate(tmp_path) for _ in range(2)]
+        asked = []
+        for gate in gates:
+            asked.append(one.ask(gate.text()))
+            gate.reached()
+        wait_until(lambda: [worker["in_flight"] for worker in two.workers()] == [1, 1])
+        for gate, waiting in zip(gates, asked, strict=True):
+            gate.open()
+            waiting.output()
+        for server in (one, two):
+            server.check_rest()
+            server.signal()
+            server.check_end()
+
+
+def test_a_process_that_starts_before_its_broker_waits_for_it(tmp_path: Path) -> None:
+    redis = RedisServer("valkey", tmp_path / "redis")
+    with launched(tmp_path, "--broker", redis.url, role="controller") as early:
+        early.expected.add("the broker does not answer yet")
+        early.logged("the broker does not answer yet", given_up_after=30.0)
+        with redis:
+            early.ready()
+            assert early.health()["status"] == "ok"
+            early.signal()
+            early.check_end()
+
+
+def test_a_process_that_waits_for_its_broker_can_be_told_to_end(tmp_path: Path) -> None:
+    redis = RedisServer("valkey", tmp_path / "redis")
+    try:
+        with launched(tmp_path, "--broker", redis.url, role="worker") as early:
+            early.expected.add("the broker does not answer yet")
+            early.logged("the broker does not answer yet")
+            early.signal()
+            early.check_end()
+    finally:
+        redis.close()
+
+
+def test_a_server_that_throws_away_what_waits_is_refused(tmp_path: Path) -> None:
+    with (
+        RedisServer("valkey", tmp_path / "redis", "maxmemory-policy allkeys-lru") as redis,
+        launched(tmp_path, "--broker", redis.url, role="gateway", logs_json=False) as server,
+    ):
+        assert server.ended() == 3
+        assert f"headway: --broker = '{redis.url}': has maxmemory-policy allkeys-lru" in server.log_text()
+        assert "noeviction" in server.log_text()
+
+
+def test_the_brokers_password_is_shown_nowhere(tmp_path: Path) -> None:
+    with RedisServer("valkey", tmp_path / "redis") as redis:
+        redis.command("CONFIG", "SET", "requirepass", SECRET)
+        address = redis.url.removeprefix("redis://")
+        environ = {"HEADWAY_BROKER": f"redis://:{SECRET}@{address}"}
+        with launched(tmp_path, "--log-level", "debug", role="controller", environ=environ) as server:
+            server.ready()
+            told = [server.banner(), run_cli(server, tmp_path, "status").stdout]
+            told += [server.admin(path).body.decode() for path in ("/internal/health", "/internal/fleet", "/metrics")]
+            assert f"redis://…@{address}" in told[0]
+            server.expected |= CUT_OFF
+            redis.kill()
+            server.logged("the broker is out of reach")
+            told += [server.admin(path).body.decode() for path in ("/internal/health", "/readyz?verbose", "/metrics")]
+            server.signal()
+            server.check_end()
+            told.append(server.log_text())
+        assert SECRET not in "".join(told)

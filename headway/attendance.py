@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+
+import structlog
 
 from headway.core.health import OFFLINE_AFTER
 from headway.errors import BrokerUnavailable, SettingError
-from headway.model import Member
-from headway.ports import Fleet
+from headway.model import Member, WorkerStatus
+from headway.ports import Broker, Fleet
 from headway.pulse import PULSE, Pulse
 from headway.supervisor import Supervisor
+
+log = structlog.get_logger(__name__)
 
 NAMESAKE_PATIENCE = OFFLINE_AFTER + 2 * PULSE
 """Seconds in which a process of the same name that was killed is forgotten."""
@@ -24,34 +28,46 @@ class Attendance:
         fleet: is told.
         describe: the process as it is now.
         clock: monotonic seconds.
+        broker: knows the slots of all.
+        slots: ids of this process's own.
 
     Attributes:
         leaving: it is going down: still there, but nothing new should come its way.
     """
 
-    def __init__(self, fleet: Fleet, describe: Callable[[], Member], clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        describe: Callable[[], Member],
+        clock: Callable[[], float],
+        broker: Broker,
+        slots: Collection[str] = (),
+    ) -> None:
         self.leaving = False
+        self._broker = broker
+        self._slots = slots
         self._fleet = fleet
         self._describe = describe
         self._pulse = Pulse("attendance", self._attend, clock)
         self._entered = False
 
     async def enter(self) -> None:
-        """Attend for the first time, once no other process goes by this one's id. One that was killed is waited for.
+        """Attend for the first time, once nobody else goes by this process's name. One that was killed is waited for.
 
         Raises:
             SettingError: another process lives under the name.
         """
-        me = self._describe()
-        for _ in range(int(NAMESAKE_PATIENCE / PULSE) + 1):
-            others = [m for m in await self._fleet.members() if m.id == me.id and (m.host, m.pid) != (me.host, me.pid)]
-            if not others:
-                await self._fleet.attend(me)
+        for attempt in range(int(NAMESAKE_PATIENCE / PULSE) + 1):
+            namesake = await self._namesake()
+            if not namesake:
+                await self._attend()
                 self._entered = True
                 return
+            if attempt == 0:
+                log.info("waits until its name is free", name=self._describe().id, in_use=namesake)
             await asyncio.sleep(PULSE)
-        where = f"process {others[0].pid} on {others[0].host}"
-        raise SettingError("name", me.id, f"is the name of {where}", "Give each process a name of its own.")
+        mend = "Give each process a name of its own, or leave it out."
+        raise SettingError("name", self._describe().id, f"is in use: {namesake}", mend)
 
     def start(self, supervisor: Supervisor) -> None:
         """Attend from now on, each second."""
@@ -68,3 +84,14 @@ class Attendance:
 
     async def _attend(self) -> None:
         await self._fleet.attend(self._describe())
+
+    async def _namesake(self) -> str:
+        """Who else has this process's id or the id of one of its slots; empty when nobody has."""
+        me = self._describe()
+        for member in await self._fleet.members():
+            if member.id == me.id and (member.host, member.pid) != (me.host, me.pid):
+                return f"by process {member.pid} on {member.host}"
+        for worker in await self._broker.workers():
+            if worker.worker_id in self._slots and worker.status is not WorkerStatus.OFFLINE:
+                return f"a worker {worker.worker_id} is there already"
+        return ""

@@ -163,8 +163,8 @@ def build(settings: Settings, role: Role, target_text: str = "") -> House:
             leads=controller is not None and controller.leads,
         )
 
-    attendance = Attendance(house.fleet, describe, clock)
     slots = frozenset(batcher.slot.worker for batcher in batchers)
+    attendance = Attendance(house.fleet, describe, clock, house.broker, slots)
     ready = Readiness(house.broker, leaving, role, slots, direct.broker if direct is not None else None)
     shown = Process(
         settings, role, id, slots, tally, house.broker, house.letters, house.fleet, clock, house.now, leaving, gateway

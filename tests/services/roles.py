@@ -66,7 +66,9 @@ class Fleets:
         attendance = self._attendance(gateway.name, Role.GATEWAY)
         return self._service(gateway, [], doors, attendance, link), gateway
 
-    def worker(self, name: str, *backends: FakeBackend, pid: int = 1, link: Link | None = None) -> Service:
+    def worker(
+        self, name: str, *backends: FakeBackend, pid: int = 1, id: str = "", link: Link | None = None
+    ) -> Service:
         batchers = [
             Batcher(
                 Slot(f"{name}/gpu-{index}", "m", MAX_BATCH),
@@ -81,7 +83,9 @@ class Fleets:
             for index, backend in enumerate(backends)
         ]
         doors = [FakeDoor("admin", self.told)]
-        attendance = self._attendance(name, Role.WORKER, pid)
+        attendance = self._attendance(
+            id or name, Role.WORKER, pid, slots=[f"{name}/gpu-{n}" for n in range(len(backends))]
+        )
         return self._service(None, batchers, doors, attendance, link)
 
     def controller(self, name: str, link: Link | None = None) -> tuple[Service, Controller]:
@@ -117,11 +121,13 @@ class Fleets:
         self._made.append(service)
         return service
 
-    def _attendance(self, id: str, role: Role, pid: int = 1, controller: Controller | None = None) -> Attendance:
+    def _attendance(
+        self, id: str, role: Role, pid: int = 1, controller: Controller | None = None, slots: Sequence[str] = ()
+    ) -> Attendance:
         def describe() -> Member:
             return Member(id=id, role=role, host="here", pid=pid, leads=controller is not None and controller.leads)
 
-        return Attendance(self.fleet, describe, self.clock)
+        return Attendance(self.fleet, describe, self.clock, self.broker, slots)
 
     async def members(self) -> list[str]:
         return sorted(member.id for member in await self.fleet.members())

@@ -58,7 +58,7 @@ class Stand:
             for index, backend in enumerate(backends)
         ]
         self.fleet = MemoryFleet(clock)
-        self.attendance = Attendance(self.fleet, self._member, clock)
+        self.attendance = Attendance(self.fleet, self._member, clock, self.broker)
         self.controller = Controller(self.gateway.name, self.broker, self.fleet, 0.7, clock)
         self.service = Service(
             self.settings,

@@ -361,13 +361,31 @@ def test_two_processes_may_not_have_one_name() -> None:
         await first.start()
         backend = FakeBackend()
         second = fleets.worker("host", backend, pid=2)
-        with pytest.raises(SettingError, match=r"^name = 'host': is the name of process 1 on here\. Give each"):
+        with pytest.raises(SettingError, match=r"^name = 'host': is in use: by process 1 on here\. Give each"):
             await second.start()
         assert backend.starts == 0
         assert await fleets.worker_statuses() == {"host/gpu-0": WorkerStatus.HEALTHY}
         assert await fleets.members() == ["host"]
         await ended(first)
         third = fleets.worker("host", FakeBackend(), pid=3)
+        await third.start()
+        await ended(third)
+
+    played(scene)
+
+
+def test_two_processes_may_not_have_slots_of_one_name() -> None:
+    """As two of `serve` would, whose ids are those of their gateways."""
+
+    async def scene(fleets: Fleets) -> None:
+        first = fleets.worker("host", FakeBackend(), id="host-1")
+        await first.start()
+        second = fleets.worker("host", FakeBackend(), FakeBackend(), id="host-2")
+        with pytest.raises(SettingError, match=r"is in use: a worker host/gpu-0 is there already\."):
+            await second.start()
+        assert await fleets.worker_statuses() == {"host/gpu-0": WorkerStatus.HEALTHY}
+        await ended(first)
+        third = fleets.worker("host", FakeBackend(), id="host-3")
         await third.start()
         await ended(third)
 

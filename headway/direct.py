@@ -41,7 +41,7 @@ class Direct:
         """Return when the batches that run now are done; no other is begun."""
         for batcher in self._batchers:
             batcher.drain()
-        await asyncio.gather(*self._serving)
+        await asyncio.gather(*map(asyncio.shield, self._serving))
 
     async def stop(self) -> None:
         """Let go of the backends, after the loops have been stopped."""

@@ -208,7 +208,7 @@ class Service:
 
 async def _finished(batcher: Batcher, serving: asyncio.Task[None]) -> None:
     """The slot is offline as soon as its last batch is done: others wait for none of its batches any more."""
-    await serving
+    await asyncio.shield(serving)  # A drain that is given up ends the wait; the loop itself is its supervisor's to end.
     await batcher.stop()
 
 

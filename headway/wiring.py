@@ -84,6 +84,22 @@ class Brokerage:
 
 
 @dataclass(frozen=True, slots=True)
+class Parts:
+    """What a process has of the services; `id` is its own in the fleet."""
+
+    id: str
+    gateway: Gateway | None
+    direct: Direct | None
+    batchers: Sequence[Batcher]
+    controller: Controller | None
+
+    @property
+    def slots(self) -> frozenset[str]:
+        """Ids of the workers it runs."""
+        return frozenset(batcher.slot.worker for batcher in self.batchers)
+
+
+@dataclass(frozen=True, slots=True)
 class House:
     """A process put together, not yet started. `public` is None where no client comes."""
 
@@ -132,42 +148,21 @@ def build(settings: Settings, role: Role, target_text: str = "") -> House:
     settings = dataclasses.replace(settings, name=settings.name or _default_name())
     target = parse_target(target_text) if role in (Role.SERVE, Role.WORKER) else None
     clock, tally = time.monotonic, Tally()
-    house = make_brokerage(settings, tally, clock)
-    gateway, direct = None, None
-    if role in (Role.SERVE, Role.GATEWAY):
-        direct = make_direct(settings, tally, clock)
-        gateway = Gateway(
-            settings, [settings.model], house.broker, tally, clock, direct=direct.broker if direct is not None else None
-        )
-    batchers: Sequence[Batcher] = ()
-    if target is not None:
-        batchers = make_batchers(settings, worker_names(settings, target), target, house.broker, tally, clock)
-    id = gateway.name if gateway is not None else settings.name
-    controller = None
-    if role in (Role.SERVE, Role.CONTROLLER):
-        controller = Controller(id, house.broker, house.fleet, settings.target_utilisation, clock)
+    place = make_brokerage(settings, tally, clock)
+    parts = make_parts(settings, role, target, place, tally, clock)
+
+    def describe() -> Member:
+        return _member(settings, role, parts, admin_door.port)
+
+    attendance = Attendance(place.fleet, describe, clock, place.broker, parts.slots)
 
     def leaving() -> bool:
         return attendance.leaving
 
-    def describe() -> Member:
-        return Member(
-            id=id,
-            role=role,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            admin=f"http://{settings.admin_host}:{admin_door.port}" if admin_door.port else "",
-            version=__version__,
-            pending=gateway.pending if gateway is not None else 0,
-            requests_per_second=gateway.requests_per_second if gateway is not None else 0.0,
-            leads=controller is not None and controller.leads,
-        )
-
-    slots = frozenset(batcher.slot.worker for batcher in batchers)
-    attendance = Attendance(house.fleet, describe, clock, house.broker, slots)
-    ready = Readiness(house.broker, leaving, role, slots, direct.broker if direct is not None else None)
+    gateway, direct = parts.gateway, parts.direct
+    ready = Readiness(place.broker, leaving, role, parts.slots, direct.broker if direct is not None else None)
     shown = Process(
-        settings, role, id, slots, tally, house.broker, house.letters, house.fleet, clock, house.now, leaving, gateway
+        settings, role, parts.id, tally, place.broker, place.letters, place.fleet, clock, place.now, gateway
     )
     admin_door = Door.admin(settings, admin.build(shown, ready), new_id, tally)
     public_door = None
@@ -176,16 +171,55 @@ def build(settings: Settings, role: Role, target_text: str = "") -> House:
         public_door = Door.public(settings, gateway, make_identity(settings), app, new_id, tally)
     service = Service(
         settings,
-        house.broker,
+        place.broker,
         gateway,
-        batchers,
+        parts.batchers,
         [admin_door] if public_door is None else [public_door, admin_door],
-        controller=controller,
+        controller=parts.controller,
         attendance=attendance,
         direct=direct,
-        link=house.link,
+        link=place.link,
     )
     return House(settings, role, target, service, admin_door, public_door)
+
+
+def make_parts(
+    settings: Settings,
+    role: Role,
+    target: Target | None,
+    place: Brokerage,
+    tally: Tally,
+    clock: Callable[[], float],
+) -> Parts:
+    """What a role is made of."""
+    gateway = direct = controller = None
+    if role in (Role.SERVE, Role.GATEWAY):
+        direct = make_direct(settings, tally, clock)
+        beside = direct.broker if direct is not None else None
+        gateway = Gateway(settings, [settings.model], place.broker, tally, clock, direct=beside)
+    id = gateway.name if gateway is not None else settings.name
+    batchers: Sequence[Batcher] = ()
+    if target is not None:
+        batchers = make_batchers(settings, worker_names(settings, target), target, place.broker, tally, clock)
+    if role in (Role.SERVE, Role.CONTROLLER):
+        controller = Controller(id, place.broker, place.fleet, settings.target_utilisation, clock)
+    return Parts(id, gateway, direct, batchers, controller)
+
+
+def _member(settings: Settings, role: Role, parts: Parts, admin_port: int) -> Member:
+    gateway, controller = parts.gateway, parts.controller
+    host = f"[{settings.admin_host}]" if ":" in settings.admin_host else settings.admin_host
+    return Member(
+        id=parts.id,
+        role=role,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        admin=f"http://{host}:{admin_port}" if admin_port else "",
+        version=__version__,
+        pending=gateway.pending if gateway is not None else 0,
+        requests_per_second=gateway.requests_per_second if gateway is not None else 0.0,
+        leads=controller is not None and controller.leads,
+    )
 
 
 def _no_broker(role: Role) -> SettingError:

@@ -28,28 +28,24 @@ class Process:
         settings: the process's.
         role: what it does.
         id: its own in the fleet.
-        slots: ids of the workers it runs.
         tally: its counters.
         broker: whose queue and workers are shown.
         letters: the dead letters.
         fleet: the other processes.
         clock: monotonic seconds of this process.
         now: asks for the broker's clock, on which all its instants are.
-        leaving: whether it is going down.
         gateway: whose requests are shown and which replays dead letters; None where there is none.
     """
 
     settings: Settings
     role: Role
     id: str
-    slots: frozenset[str]
     tally: Tally
     broker: Broker
     letters: DeadLetters
     fleet: Fleet
     clock: Callable[[], float]
     now: Callable[[], Awaitable[float]]
-    leaving: Callable[[], bool]
     gateway: Gateway | None = None
 
 

@@ -84,14 +84,12 @@ class Stand:
             settings=self.settings,
             role=role,
             id=self.gateway.name,
-            slots=slots,
             tally=self.tally,
             broker=broker or self.broker,
             letters=broker or self.dead,
             fleet=broker or self.fleet,
             clock=self._clock,
             now=self._now,
-            leaving=lambda: self.attendance.leaving,
             gateway=self.gateway if role in (Role.SERVE, Role.GATEWAY) else None,
         )
         return admin.build(process, ready)

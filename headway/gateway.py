@@ -101,7 +101,6 @@ class Gateway:
         dice: uniform in [0, 1), for pauses.
 
     Attributes:
-        draining: shutting down: no longer ready, but what still comes over open connections is served.
         closed: every further request is refused.
     """
 
@@ -118,7 +117,6 @@ class Gateway:
     ) -> None:
         self.settings = settings
         self.tally = tally
-        self.draining = False
         self.closed = False
         self.name = f"{settings.name or 'gateway'}-{new_id()}"
         self._models = frozenset(models)

@@ -138,7 +138,6 @@ class Service:
                 if self._controller is not None:
                     await self._controller.stop()
                 if self._gateway is not None:
-                    self._gateway.draining = True
                     await doors.pop(0).drain()
                     await self._gateway.emptied()
                 if self._direct is not None:
@@ -243,7 +242,8 @@ REAP_GRAIN = 0.01
 
 
 async def until_signalled(service: Service, ready: Callable[[], None]) -> None:
-    """Come up, call `ready`, serve until SIGTERM or SIGINT, then drain; a second signal ends the drain.
+    """Come up, call `ready`, serve until SIGTERM or SIGINT, then drain; a second signal ends the drain. Signals are
+    ignored afterwards: the process is on its way out, and one that comes late must not change its exit code.
 
     Raises:
         HeadwayError: the service does not come up.
@@ -266,6 +266,7 @@ async def until_signalled(service: Service, ready: Callable[[], None]) -> None:
         await service.stop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_IGN)
 
 
 async def _unless(signalled: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:

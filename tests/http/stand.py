@@ -190,6 +190,7 @@ class Stand:
     settings: Settings
     real: Gateway
     broker: MemoryBroker
+    leaving: bool = False
     clients: list[Client] = field(default_factory=list)
 
     async def connect(self, **options: Any) -> Client:
@@ -256,7 +257,7 @@ async def _serve(
         settings,
         gateway,
         identity,
-        public.build(real, Readiness(broker, lambda: real.draining, slots={"gpu-0"})),
+        public.build(real, Readiness(broker, lambda: stand.leaving, slots={"gpu-0"})),
         lambda: f"00000000-0000-7000-8000-{next(numbers):012x}",
         tally,
     )

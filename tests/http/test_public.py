@@ -41,7 +41,7 @@ def test_ready_means_a_warm_worker_and_not_draining() -> None:
         assert (await stand.ask(get("/livez"))).status == 200
         await stand.broker.beat(WorkerInfo(worker_id="gpu-1", model="default", status=WorkerStatus.HEALTHY))
         assert (await stand.ask(get("/readyz"))).json == {"status": "degraded"}
-        stand.real.draining = True
+        stand.leaving = True
         answer = await stand.ask(get("/readyz"))
         assert (answer.status, answer.json) == (503, {"status": "draining"})
         assert (await stand.ask(get("/livez"))).status == 200

@@ -33,9 +33,8 @@ redis.register_function{function_name = VERSION .. '_look', flags = {'allow-oom'
   local depths, oldest = {}, {}
   for tier = 1, s.tiers do
     depths[tier], oldest[tier] = s.q.depth[tier], s.now
-    local first = redis.call('ZRANGE', s.prefix .. 'a' .. tier, 0, 0, 'WITHSCORES')
-    if first[2] then
-      oldest[tier] = tonumber(first[2])
+    if depths[tier] > 0 then
+      oldest[tier] = head_of(s, tier)
     end
   end
   for _, group in ipairs(read_groups(s)) do
@@ -64,8 +63,9 @@ redis.register_function{function_name = VERSION .. '_stage', flags = {'allow-oom
   if not header or is_answered(header) then
     return 0
   end
-  local member = member_of(read_header(header).seq, args[HEAD + 1])
-  if redis.call('ZSCORE', s.prefix .. 'd', member) then
+  local entry = read_header(header)
+  local member = member_of(entry.seq, args[HEAD + 1])
+  if is_waiting(s, entry.tier, member) then
     return 1
   end
   for _, group in ipairs(read_groups(s)) do

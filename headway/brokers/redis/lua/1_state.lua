@@ -6,9 +6,9 @@
 --   e          hash    entry key → header; '!' and the gateway once it has its outcome and that was not read yet
 --   p          hash    entry key → payload, as the gateway packed it
 --   l<tier>    zset    lane: member → number of its round
---   a<tier>    zset    lane: member → instant of its arrival
+--   a<tier>    list    lane: its line, see 4_lanes.lua
 --   t<tier>    zset    tenant → round of its last entry in the lane
---   d          zset    member → instant by which it must leave for the first time
+--   d          zset    member that is due sooner than one before it in its line → its queue deadline
 --   x          hash    fence → lease
 --   y          zset    fence → instant at which the lease ends
 --   s          hash    group → suspects: members of a failed batch that wait to run again by themselves
@@ -32,21 +32,21 @@
 local INF = 1 / 0
 
 local PLAIN = {
-  'born', 'seq', 'fence', 'group', 'fresh', 'suspects', 'groups', 'suspects_due', 'oldest', 'due',
+  'born', 'seq', 'fence', 'group', 'fresh', 'suspects', 'groups', 'suspects_due', 'odd', 'oldest', 'due',
   'last_departure', 'schedule', 'newest', 'slots', 'known_slots', 'batch_seconds', 'gate_at',
   'busy', 'utilisation', 'busy_at', 'wait', 'departures', 'saved', 'saved_at',
   'w', 'n', 'l', 'nn', 'nl', 'off', 'largest', 'alpha', 'beta', 'deviation',
   'limit', 'max_batch', 'size', 'headway', 'window', 'rule_rate', 'service', 'pace', 'lead', 'gather', 'quiet', 'rule_at',
   'coming_until', 'armed', 'idle', 'reaper_until', 'swept_at',
 }
-local TIERED = {'depth', 'next', 'rate_last', 'rate_sum', 'rate_unseen', 'drain'}
+local TIERED = {'depth', 'next', 'last_due', 'rate_last', 'rate_sum', 'rate_unseen', 'drain'}
 
 local START = {
   suspects_due = INF, oldest = INF, due = INF, last_departure = -INF, schedule = -INF, newest = -INF,
   known_slots = 1, gate_at = -INF, saved_at = -INF, headway = -1, window = INF, lead = INF, rule_at = -INF,
   coming_until = -INF, armed = INF, reaper_until = -INF, swept_at = -INF,
 }
-local TIER_START = {depth = 0, next = 1, rate_last = -INF, rate_sum = 0, rate_unseen = 1, drain = 0}
+local TIER_START = {depth = 0, next = 1, last_due = -INF, rate_last = -INF, rate_sum = 0, rate_unseen = 1, drain = 0}
 
 -- Arguments that every step begins with.
 local CLOCK, TIERS, MAX_BATCH, SHARE, MAX_QUEUE, LEASE = 1, 2, 3, 4, 5, 6

@@ -1,32 +1,96 @@
 -- Who rides: as `core.packing`. A lane serves its tenants in rounds, one entry of each in a round.
 
+--
+-- Beside its rounds a lane has a line: all that came, in order, each with its arrival and its queue deadline. What has left
+-- is taken out of it only when it comes to the head. Deadlines come almost in order, too, as most requests use the
+-- configured timeout; only what is due sooner than the one before it pays for a place in the sorted set of the odd.
+
+local STAMP = '>dd'
+local STAMP_BYTES = 16
+local WINDOW = 64
+
 local function start_afresh(s, tier)
-  redis.call('DEL', s.prefix .. 't' .. tier)
+  redis.call('DEL', s.prefix .. 't' .. tier, s.prefix .. 'a' .. tier)
+  s.q.last_due[tier] = -INF
 end
 
-local function look_again(s)
+local function is_waiting(s, tier, member)
+  return redis.call('ZSCORE', s.prefix .. 'l' .. tier, member)
+end
+
+-- Go along a lane's line from its head. `visit` is called with the arrival, the deadline and the member of each that still
+-- waits, until it returns false; what has left is dropped on the way, and so is what `visit` takes. `gone` has members that
+-- are known to have left.
+local function walk(s, tier, gone, visit)
+  local key, done = s.prefix .. 'a' .. tier, 0
+  while true do
+    local part = redis.call('LRANGE', key, done, done + WINDOW - 1)
+    for _, element in ipairs(part) do
+      local member = string.sub(element, STAMP_BYTES + 1)
+      if not (gone and gone[member]) and is_waiting(s, tier, member) then
+        local arrived, due = struct.unpack(STAMP, element)
+        if not visit(arrived, due, member) then
+          if done > 0 then
+            redis.call('LTRIM', key, done, -1)
+          end
+          return
+        end
+      end
+      done = done + 1
+    end
+    if #part < WINDOW then
+      redis.call('DEL', key)
+      return
+    end
+  end
+end
+
+-- Arrival and deadline of the one that has waited longest in a lane.
+local function head_of(s, tier, gone)
+  local arrived, due = INF, INF
+  walk(s, tier, gone, function(since, by)
+    arrived, due = since, by
+    return false
+  end)
+  return arrived, due
+end
+
+local function look_again(s, gone)
   local q = s.q
   q.oldest, q.due = INF, INF
   if q.fresh == 0 then
+    if q.odd > 0 then
+      redis.call('DEL', s.prefix .. 'd')
+      q.odd = 0
+    end
     return
   end
   for tier = 1, s.tiers do
     if q.depth[tier] > 0 then
-      local first = redis.call('ZRANGE', s.prefix .. 'a' .. tier, 0, 0, 'WITHSCORES')
-      q.oldest = math.min(q.oldest, tonumber(first[2]))
+      local arrived, due = head_of(s, tier, gone)
+      q.oldest, q.due = math.min(q.oldest, arrived), math.min(q.due, due)
     end
   end
-  q.due = tonumber(redis.call('ZRANGE', s.prefix .. 'd', 0, 0, 'WITHSCORES')[2])
+  if q.odd > 0 then
+    local first = redis.call('ZRANGE', s.prefix .. 'd', 0, 0, 'WITHSCORES')
+    q.due = math.min(q.due, tonumber(first[2] or INF))
+  end
 end
 
--- Take members out of a lane that were not popped from it; their tenants get the places back.
+local function no_longer_odd(s, members)
+  if s.q.odd > 0 and #members > 0 then
+    call_all('ZREM', s.prefix .. 'd', members)
+    s.q.odd = redis.call('ZCARD', s.prefix .. 'd')
+  end
+end
+
+-- Take an entry out of its lane; its tenant gets the place back. False when it was not there.
 local function drop_from_lane(s, entry)
   local q, tier = s.q, entry.tier
   if redis.call('ZREM', s.prefix .. 'l' .. tier, entry.member) == 0 then
     return false
   end
-  redis.call('ZREM', s.prefix .. 'a' .. tier, entry.member)
-  redis.call('ZREM', s.prefix .. 'd', entry.member)
+  no_longer_odd(s, {entry.member})
   q.depth[tier] = q.depth[tier] - 1
   q.fresh = q.fresh - 1
   if q.depth[tier] == 0 then
@@ -41,19 +105,18 @@ local function drop_from_lane(s, entry)
   return true
 end
 
-local function pop(s, tier, count, into)
+local function pop(s, tier, count, into, gone)
   local q = s.q
   local popped = redis.call('ZPOPMIN', s.prefix .. 'l' .. tier, count)
   local members = {}
   for i = 1, #popped, 2 do
-    members[#members + 1] = popped[i]
-    into[#into + 1] = popped[i]
+    local member = popped[i]
+    members[#members + 1] = member
+    into[#into + 1] = member
+    gone[member] = true
     q.next[tier] = math.max(q.next[tier], tonumber(popped[i + 1]) + 1)
   end
-  if #members > 0 then
-    call_all('ZREM', s.prefix .. 'a' .. tier, members)
-    call_all('ZREM', s.prefix .. 'd', members)
-  end
+  no_longer_odd(s, members)
   q.depth[tier] = q.depth[tier] - #members
   q.fresh = q.fresh - #members
   if q.depth[tier] == 0 then
@@ -64,8 +127,8 @@ local function pop(s, tier, count, into)
 end
 
 -- Pop as many members as there is room for: tiers in order, but when more waits than fits, the last places are kept
--- for the tiers below the highest that waits, the longest wait first.
-local function pop_in_turns(s, room)
+-- for the tiers below the highest that waits, the longest wait first. Notes in `gone` who has left.
+local function pop_in_turns(s, room, gone)
   local q, waiting, total, taken = s.q, {}, 0, {}
   for tier = 1, s.tiers do
     if q.depth[tier] > 0 then
@@ -82,7 +145,7 @@ local function pop_in_turns(s, room)
   for _, tier in ipairs(waiting) do
     local count = math.min(left, q.depth[tier])
     if count > 0 then
-      pop(s, tier, count, taken)
+      pop(s, tier, count, taken, gone)
       left = left - count
     end
   end
@@ -91,7 +154,7 @@ local function pop_in_turns(s, room)
     for place = 2, #waiting do
       local tier = waiting[place]
       if q.depth[tier] > 0 then
-        local arrived = tonumber(redis.call('ZRANGE', s.prefix .. 'a' .. tier, 0, 0, 'WITHSCORES')[2])
+        local arrived = head_of(s, tier, gone)
         if arrived < longest then
           longest, chosen = arrived, tier
         end
@@ -100,7 +163,7 @@ local function pop_in_turns(s, room)
     if not chosen then
       break
     end
-    pop(s, chosen, 1, taken)
+    pop(s, chosen, 1, taken, gone)
   end
   return taken
 end

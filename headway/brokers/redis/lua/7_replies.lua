@@ -64,7 +64,24 @@ end
 local function expire(s)
   local q, now = s.q, s.now
   if q.due <= now then
-    local members = redis.call('ZRANGEBYSCORE', s.prefix .. 'd', '-inf', exact(now))
+    local members, gone = {}, {}
+    if q.odd > 0 then
+      members = redis.call('ZRANGEBYSCORE', s.prefix .. 'd', '-inf', exact(now))
+      for _, member in ipairs(members) do
+        gone[member] = true
+      end
+    end
+    for tier = 1, s.tiers do
+      if q.depth[tier] > 0 then
+        walk(s, tier, gone, function(_, due, member)
+          if due > now then
+            return false
+          end
+          members[#members + 1] = member
+          return true
+        end)
+      end
+    end
     local late = wanted(s, members)
     for _, entry in ipairs(late) do
       drop_from_lane(s, entry)

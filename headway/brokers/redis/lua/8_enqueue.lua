@@ -55,9 +55,9 @@ local function enqueue(keys, args)
     names[i] = args[at + (i - 1) * ENTRY]
   end
   local known = call_each('HMGET', p .. 'e', names)
-  local headers, payloads, due, lanes, arrivals, latest = {}, {}, {}, {}, {}, {}
+  local headers, payloads, odd, lanes, lines, latest, stamps = {}, {}, {}, {}, {}, {}, {}
   for tier = 1, s.tiers do
-    lanes[tier], arrivals[tier], latest[tier] = {}, {}, {}
+    lanes[tier], lines[tier], latest[tier] = {}, {}, {}
   end
   for i = 1, count do
     local key, base = names[i], at + (i - 1) * ENTRY
@@ -80,10 +80,17 @@ local function enqueue(keys, args)
         local queue_due = now + math.min(queue_timeout, timeout)
         local member = member_of(q.seq, key)
         local round = round_of(s, tier, tenant_of(key), latest)
-        local lane, arrival = lanes[tier], arrivals[tier]
+        local lane, line = lanes[tier], lines[tier]
         lane[#lane + 1], lane[#lane + 2] = round, member
-        arrival[#arrival + 1], arrival[#arrival + 2] = now, member
-        due[#due + 1], due[#due + 2] = queue_due, member
+        if not stamps[queue_due] then
+          stamps[queue_due] = struct.pack(STAMP, now, queue_due)
+        end
+        line[#line + 1] = stamps[queue_due] .. member
+        if queue_due < q.last_due[tier] then
+          odd[#odd + 1], odd[#odd + 2] = queue_due, member
+        else
+          q.last_due[tier] = queue_due
+        end
         headers[#headers + 1] = key
         headers[#headers + 1] = pack_header(tier, q.seq, now, queue_due, now + timeout, args[base + 2])
         payloads[#payloads + 1], payloads[#payloads + 2] = key, args[base + 5]
@@ -95,14 +102,17 @@ local function enqueue(keys, args)
       end
     end
   end
-  if #due > 0 then
+  if #headers > 0 then
     call_all('HSET', p .. 'e', headers)
     call_all('HSET', p .. 'p', payloads)
-    call_all('ZADD', p .. 'd', due)
+    if #odd > 0 then
+      call_all('ZADD', p .. 'd', odd)
+      q.odd = q.odd + #odd / 2
+    end
     for tier = 1, s.tiers do
       if #lanes[tier] > 0 then
         call_all('ZADD', p .. 'l' .. tier, lanes[tier])
-        call_all('ZADD', p .. 'a' .. tier, arrivals[tier])
+        call_all('RPUSH', p .. 'a' .. tier, lines[tier])
         local rounds = {}
         for tenant, round in pairs(latest[tier]) do
           rounds[#rounds + 1], rounds[#rounds + 2] = round, tenant

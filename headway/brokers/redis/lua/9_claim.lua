@@ -43,12 +43,12 @@ end
 
 -- Fill a batch of fresh entries. When more waits than fits, no place goes to what cannot be answered in time.
 local function pack_batch(s, limit)
-  local q, entries, late = s.q, {}, {}
+  local q, entries, late, gone = s.q, {}, {}, {}
   local hopeless = s.now + batch_seconds(q, limit)
   while q.fresh > 0 and #entries < limit do
     local room = limit - #entries
     local contended = q.fresh > room
-    for _, entry in ipairs(wanted(s, pop_in_turns(s, room))) do
+    for _, entry in ipairs(wanted(s, pop_in_turns(s, room, gone))) do
       if contended and entry.due < hopeless then
         late[#late + 1] = entry
       else
@@ -56,7 +56,7 @@ local function pack_batch(s, limit)
       end
     end
   end
-  look_again(s)
+  look_again(s, gone)
   return entries, late
 end
 

@@ -148,13 +148,17 @@ class Line:
         self.bell.forget(slot.worker)
         name = f"{self.link.process}\0{slot.worker}"
         self.bell.start()
+        loop, took = asyncio.get_running_loop(), 0.0
         for _ in range(TRIES):
+            began = loop.time()
+            rule = self._rule(policy, took)
             answer = await self.link.claim(
-                "claim", self._key, *self._head(), name, slot.max_batch, token, int(guest), *self._rule(policy)
+                "claim", self._key, *self._head(), name, slot.max_batch, token, int(guest), *rule
             )
             if answer[0] == b"lease":
                 return self._granted(slot, answer)
             self._learn(answer[-1])
+            took = loop.time() - began
             if answer[0] == b"wait":
                 until = float(answer[1])
                 return Wait(None if math.isinf(until) else until)
@@ -281,14 +285,15 @@ class Line:
         self._load = now, known
         self._note(now, born)
 
-    def _rule(self, policy: Policy) -> tuple[float, ...]:
-        """The numbers of the rule for the last known load, after its instant and slots; those alone when it is too old."""
+    def _rule(self, policy: Policy, took: float) -> tuple[float, ...]:
+        """The numbers of the rule for the last known load, after its instant and slots; those alone when it is too old.
+        `took` is what the call took that told the load: no rule is younger than that, however far away the server is."""
         if self._load is None:
             return (0.0, 0)
         stamp, load = self._load
         if self.now() - stamp > RULE_AGE:
             return (0.0, 0)
-        return (stamp, load.slots, *_numbers(policy.rule(load)))
+        return (stamp + took, load.slots, *_numbers(policy.rule(load)))
 
     def _granted(self, slot: Slot, answer: list[Any]) -> Granted:
         _, now, fence, reason, left_at, ends, patience, arrivals, payloads = answer

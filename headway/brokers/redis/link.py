@@ -163,8 +163,10 @@ class Link:
         with contextlib.suppress(BrokerUnavailable):
             nodes = await self._ask(lambda: self._calls.everywhere("INFO", "memory"))
             scarce = any(node.get("maxmemory") and node["used_memory"] > SCARCE * node["maxmemory"] for node in nodes)
-            if scarce != self._scarce:
-                log.warning("the broker's memory is nearly full" if scarce else "the broker's memory has room again")
+            if scarce and not self._scarce:
+                log.warning("the broker's memory is nearly full")
+            elif self._scarce and not scarce:
+                log.info("the broker's memory has room again")
             self._scarce = scarce
 
     async def _run(self, client: Client, function: str, key: str, arguments: tuple[Any, ...]) -> Any:

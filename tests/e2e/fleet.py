@@ -68,7 +68,15 @@ class Fleet:
         expected: events that any log may hold as warnings or errors.
     """
 
-    def __init__(self, folder: Path, redis: RunningServer, url: str, flags: dict[str, Sequence[str]]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        redis: RunningServer,
+        url: str,
+        target: str,
+        flags: dict[str, Sequence[str]],
+        common: Sequence[str],
+    ) -> None:
         self.folder = folder
         self.redis = redis
         self.url = url
@@ -76,9 +84,11 @@ class Fleet:
         self.workers: list[Server] = []
         self.controllers: list[Server] = []
         self.expected: set[str] = set()
+        self._target = target
         self._flags = flags
+        self._common = common
         self._all: list[Server] = []
-        self._killed: list[str] = []
+        self._gone: list[str] = []
         self._left: list[str] = []
         self._ids: dict[Server, str] = {}
 
@@ -86,8 +96,8 @@ class Fleet:
 
     def launch(self, role: str, *flags: str, url: str = "") -> Server:
         """Start one more process; it need not be up."""
-        name = ("--name", f"{role}-{len(self._all)}", "--broker", url or self.url)
-        server = Server(self.folder, TARGET, (*name, *self._flags[role], *flags), role=role)
+        name = ("--name", f"{role}-{len(self._all)}", "--broker", url or self.url, *self._common)
+        server = Server(self.folder, self._target, (*name, *self._flags[role], *flags), role=role)
         server.expected = self.expected
         self._all.append(server)
         self._of(server).append(server)
@@ -111,7 +121,7 @@ class Fleet:
         assert server.ended() == -signal.SIGKILL
         wait_until(lambda: not server.processes())
         self._of(server).remove(server)
-        self._killed.append(self._ids[server])
+        self._gone.append(self._ids[server])
         for asked in server.asked:
             if not asked.outcome:
                 lose(asked)
@@ -124,6 +134,18 @@ class Fleet:
             server.check_end()
             self._of(server).remove(server)
             self._left.append(self._ids.get(server, ""))
+
+    def end_at_once(self, server: Server) -> None:
+        """Tell a process to end, and while it is at it, that it must not wait for anything."""
+        server.signal()
+        server.logged("draining")
+        server.signal()
+        for asked in server.asked:
+            if not asked.outcome:
+                assert asked.refusal() == "DRAINING"
+        server.check_end()
+        self._of(server).remove(server)
+        self._gone.append(self._ids[server])
 
     def everybody(self) -> list[Server]:
         return [*self.gateways, *self.workers, *self.controllers]
@@ -177,7 +199,7 @@ class Fleet:
         """How much the server holds that it should not when nobody waits, by kind of key. What a gateway that is gone was
         told last stays for a while."""
         kept: Counter[str] = Counter()
-        gone = [*self._killed, *self._left]
+        gone = [*self._gone, *self._left]
         dead = [b"!" + id.encode() for id in gone]
         for key in self.redis.command("KEYS", "headway:{default:*}:*"):
             _, _, kind = key.decode().partition("}:")
@@ -226,7 +248,7 @@ class Fleet:
         """All leave the fleet and end in good order."""
         self.end(*self.everybody())
         members = {id.decode() for id in self.redis.command("HKEYS", "headway:{fleet}:k")}
-        assert members <= set(self._killed)
+        assert members <= set(self._gone)
 
     def kill_all(self) -> None:
         """Leave nothing behind."""
@@ -245,9 +267,22 @@ def fleet(
     gateway_flags: Sequence[str] = PATIENT,
     worker_flags: Sequence[str] = HARDY,
     url: str = "",
+    target: str = TARGET,
+    patience: float = 5.0,
 ) -> Iterator[Fleet]:
-    """A fleet that is up; see above for what is checked at the end. Whatever happens, none of it outlives the block."""
-    made = Fleet(folder, redis, url or redis.url, {"gateway": gateway_flags, "worker": worker_flags, "controller": ()})
+    """A fleet that is up; see above for what is checked at the end. Whatever happens, none of it outlives the block.
+
+    Arguments:
+        folder: working directory of all.
+        redis: where the server is looked into.
+        gateways, workers, controllers: how many of each; a worker has one slot.
+        gateway_flags, worker_flags: of their command lines.
+        url: by which the server is reached, if not as `redis` is.
+        target: what the workers run.
+        patience: seconds that a call to the server may take; more than a busy machine needs.
+    """
+    flags = {"gateway": gateway_flags, "worker": worker_flags, "controller": ()}
+    made = Fleet(folder, redis, url or redis.url, target, flags, ("--broker-timeout-ms", f"{patience * 1000:g}"))
     try:
         for role, count in (("worker", workers), ("gateway", gateways), ("controller", controllers)):
             for _ in range(count):

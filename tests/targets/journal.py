@@ -16,6 +16,8 @@ from typing import Any
 from tests.targets.gates import Gated
 
 JOURNAL = "journal"
+BATCH_SECONDS = 0.03
+"""Time of a batch of `Slow`."""
 
 
 class Journaled(Gated):
@@ -35,3 +37,11 @@ class Journaled(Gated):
     def _note(self, number: int, inputs: list[str] | None) -> None:
         line = json.dumps([os.getpid(), number, time.monotonic(), inputs])
         os.write(self._journal, line.encode() + b"\n")
+
+
+class Slow(Journaled):
+    """Takes as long for each batch as a GPU might."""
+
+    def __call__(self, inputs: list[str]) -> Any:
+        time.sleep(BATCH_SECONDS)
+        return super().__call__(inputs)

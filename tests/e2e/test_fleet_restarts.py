@@ -1,0 +1,145 @@
+"""Processes of a fleet end and are replaced under load, and no client notices."""
+
+from __future__ import annotations
+
+import itertools
+import select
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic
+
+import pytest
+
+from tests.e2e.client import Asked, Connection, wait_until
+from tests.e2e.fleet import fleet, gate_of
+from tests.e2e.server import Server
+from tests.servers.redis import RedisServer
+
+RATE = 80.0
+"""Requests a second."""
+CALLERS = 12
+"""Clients, each with one connection at a time: more than are busy at once."""
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[RedisServer]:
+    with RedisServer("valkey", tmp_path / "redis") as server:
+        yield server
+
+
+class Load:
+    """Clients that send at fixed instants, whatever becomes of the requests before, over connections that they keep.
+
+    Attributes:
+        gateways: to which new connections are made, as by a balancer; those there are go on until they are ended.
+        asked: all that was sent.
+        faults: what befell a client that should not.
+    """
+
+    def __init__(self, gateways: list[Server]) -> None:
+        self.gateways = gateways
+        self.asked: list[Asked] = []
+        self.faults: list[BaseException] = []
+        self._begun = monotonic()
+        self._numbers = itertools.count()
+        self._over = threading.Event()
+        self._threads = [threading.Thread(target=self._call, name=f"caller-{n}") for n in range(CALLERS)]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+
+    def answered(self, more: int) -> None:
+        """Wait until so many more have been answered."""
+        before = len(self.asked)
+        wait_until(lambda: self.faults or sum(bool(asked.outcome) for asked in self.asked[before:]) >= more)
+
+    def _call(self) -> None:
+        line: tuple[Server, Connection] | None = None
+        try:
+            while True:
+                number = next(self._numbers)
+                if self._over.wait(max(0.0, self._begun + number / RATE - monotonic())):
+                    return
+                if line is None or _ended(line[1]):
+                    line = self._connect(number)
+                gateway, connection = line
+                asked = gateway.ask(f"request {number}", on=connection)
+                self.asked.append(asked)
+                answer = asked.answer()
+                if answer.header["connection"] == "close":
+                    line = None
+        except BaseException as fault:
+            self.faults.append(fault)
+
+    def _connect(self, number: int) -> tuple[Server, Connection]:
+        gateways = self.gateways
+        gateway = gateways[number % len(gateways)]
+        return gateway, gateway.connect()
+
+
+@contextmanager
+def load(gateways: list[Server]) -> Iterator[Load]:
+    """Load while the block runs; every request must be answered rightly."""
+    made = Load(gateways)
+    made.start()
+    try:
+        yield made
+    finally:
+        made.stop()
+    assert made.faults == []
+    assert {asked.outcome for asked in made.asked} == {"ok"}
+
+
+def _ended(connection: Connection) -> bool:
+    """Whether the server has ended a connection on which nothing is under way."""
+    return bool(select.select([connection.sock], [], [], 0)[0])
+
+
+def test_a_rolling_restart_of_every_role_fails_no_request(tmp_path: Path, redis: RedisServer) -> None:
+    target = "tests.targets.journal:Slow"
+    with fleet(tmp_path, redis, gateways=2, controllers=1, target=target) as it:
+        with load(list(it.gateways)) as clients:
+            for old, new in [(old, it.launch(old.role)) for old in it.everybody()]:
+                it.up(new)
+                if old.role == "gateway":
+                    clients.gateways = [*(one for one in clients.gateways if one is not old), new]
+                clients.answered(10)
+                it.end(old)
+                clients.answered(10)
+        runs = it.journal()
+        assert all(run.ended for run in runs)
+        ran = [text for run in runs for text in run.inputs]
+        assert sorted(asked.text for asked in clients.asked) == sorted(
+            text for text in ran if text.startswith("request")
+        )
+
+
+def test_a_second_signal_ends_each_role_at_once_and_only_a_gateway_takes_its_clients_with_it(
+    tmp_path: Path, redis: RedisServer
+) -> None:
+    target = "tests.targets.journal:Slow"
+    with fleet(tmp_path, redis, gateways=2, controllers=1, target=target) as it:
+        it.expected |= {"worker process ended"}
+        hers, others = it.gateways
+        with load([others]) as clients:
+            gate, asked = gate_of(it, hers)
+            ended = it.host(it.begun(asked))
+            it.end_at_once(ended)
+            again = it.begun(asked, 2)
+            assert it.host(again) in it.workers
+            gate.open()
+            asked.output()
+            it.start("worker")
+            gate, asked = gate_of(it, hers)
+            it.end_at_once(hers)
+            gate.open()
+            it.end_at_once(it.controllers[0])
+            clients.answered(20)

@@ -2,12 +2,15 @@
 
 clients.py   from a URL to connections: one server, Sentinel, Cluster, TLS
 link.py      calls with a deadline, blocking reads, and what is demanded of a server
-lua/         that library: every atomic step, with every key listed on top of its first file
+lua/         the library of functions in the server: every atomic step, with every key listed on top of its first file
+library.py   that library put together
 wire.py      what is written into the server, and its version
 line.py      one queue in the server: a model's, or a shard's of it
 bell.py      how idle slots of this process are woken
 mailbox.py   replies to the gateways of this process
 broker.py    the Broker made of them
 letters.py   dead letters
+places.py    which shard is whose
+registry.py  workers
 fleet.py     members, leader, capacities
 """

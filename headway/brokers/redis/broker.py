@@ -10,8 +10,9 @@ import asyncio
 import contextlib
 import itertools
 import math
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
 import structlog
 import uuid_utils
@@ -21,6 +22,7 @@ from headway.brokers.redis import wire
 from headway.brokers.redis.line import SHARDS, Granted, Line, Look
 from headway.brokers.redis.link import Link
 from headway.brokers.redis.mailbox import Mailbox
+from headway.brokers.redis.places import Places
 from headway.brokers.redis.registry import Registry
 from headway.core import shards as sharding
 from headway.core.departure import Load, Policy
@@ -40,7 +42,6 @@ from headway.model import (
     TierDepth,
     Wait,
     WorkerInfo,
-    WorkerStatus,
 )
 from headway.tally import Tally
 
@@ -50,10 +51,18 @@ LEAST_GATHER, MOST_GATHER = 0.001, 0.004
 """Seconds for which entries gather: a tenth of the headway, within these."""
 MOST_PAUSE = 0.4
 """Most seconds between two looks at other shards: the pause doubles while a slot rests."""
-CENSUS_AGE = 1.0
-"""Seconds for which the list of workers is good that shards are dealt by."""
-PLACES = 100_000
-"""Most entries whose shard is remembered."""
+RUNNING = 1_000
+"""Most leases whose waits are remembered until they end."""
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class _Doubt:
+    """A claim that was not answered: it may have been granted, and is to be repeated where it was made."""
+
+    line: Line
+    token: str
 
 
 class RedisBroker:
@@ -80,27 +89,23 @@ class RedisBroker:
         self.lease_seconds = lease_seconds
         self._link = link
         self._link.process = link.process or str(uuid_utils.uuid7())
-        self._limits = dict(models)
         self._lines = {
             model: [Line(link, model, shard, limits, lease_seconds) for shard in range(shards)]
             for model, limits in models.items()
         }
         self._every = [line for lines in self._lines.values() for line in lines]
         self._registry = Registry(link)
+        self._places = Places(self._lines, models, self._registry, dice)
         self._tally = tally
         self._dice = dice
         self._shards = shards
         self._mailboxes: dict[str, Mailbox] = {}
-        self._tokens: dict[str, str] = {}
         self._numbers = itertools.count()
-        self._waited: dict[int, Sequence[float]] = {}
-        self._turn = int(dice() * 1_000_003)
-        self._placed: dict[tuple[str, str], Line] = {}
-        self._census: dict[str, list[str]] = {}
-        self._census_at = -math.inf
-        self._homes: dict[str, Line] = {}
-        self._hints: dict[str, Line] = {}
-        self._looked_at: dict[str, float] = {}
+        self._doubts: dict[Slot, _Doubt] = {}
+        self._idle_at: dict[Slot, Line] = {}
+        self._hints: dict[Slot, Line] = {}
+        self._looked_at: dict[Slot, float] = {}
+        self._waited: dict[tuple[str, int], Sequence[float]] = {}
         self._reap_at: dict[Line, float] = {}
 
     @property
@@ -112,10 +117,13 @@ class RedisBroker:
     @property
     def epoch(self) -> str:
         """See Broker."""
+        if not any(line.born for line in self._every):
+            return ""
         return str(sum(line.losses for line in self._every))
 
     async def close(self) -> None:
         """Stop listening and reading; the link stays open."""
+        await self._places.close()
         for box in self._mailboxes.values():
             await box.close()
         for line in self._every:
@@ -123,34 +131,49 @@ class RedisBroker:
 
     async def enqueue(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
         """See Broker."""
+        await self._places.count()
         groups: dict[Line, list[int]] = {}
-        await self._take_census()
-        for place, line in enumerate(self._deal(entries)):
+        for place, line in enumerate(self._places.deal(entries)):
             groups.setdefault(line, []).append(place)
         if len(groups) == 1:
             [line] = groups
-            return await line.enqueue(entries)
-        answers = await asyncio.gather(
-            *(line.enqueue([entries[place] for place in places]) for line, places in groups.items())
-        )
+            answers = [await line.enqueue(entries)]
+        else:
+            parts = ([entries[place] for place in places] for places in groups.values())
+            answers = await _all(*(line.enqueue(part) for line, part in zip(groups, parts, strict=True)))
         result: list[Failure | None] = [None] * len(entries)
         for places, answer in zip(groups.values(), answers, strict=True):
             for place, verdict in zip(places, answer, strict=True):
                 result[place] = verdict
+        refused = [entry for entry, verdict in zip(entries, result, strict=True) if verdict is not None]
+        self._places.forget((entry.tenant, entry.id) for entry in refused)
         return result
 
     async def claim(self, slot: Slot, policy: Policy) -> Lease | Wait:
         """See Broker."""
-        home = self._home(slot.worker, slot.model)
-        line = self._hints.pop(slot.worker, home)
-        claimed = await self._claim_from(line, slot, policy, guest=line is not home)
-        if isinstance(claimed, Wait) and line is not home:
-            claimed = await self._claim_from(home, slot, policy, guest=False)
+        home = self._places.home(slot.worker, slot.model)
+        doubt = self._doubts.get(slot)
+        hint = self._hints.pop(slot, home)
+        line = doubt.line if doubt is not None else hint
+        if line is not home:
+            claimed = await self._claim_from(line, slot, policy, guest=True)
+            if isinstance(claimed, Lease):
+                with contextlib.suppress(
+                    BrokerUnavailable
+                ):  # It waits there no longer; otherwise a bell is lost on it.
+                    await home.unlisten(slot.worker)
+                return claimed
+        claimed = await self._claim_from(home, slot, policy, guest=False)
+        self._idle_at[slot] = home
         return claimed
 
     async def listen(self, slot: Slot, until: float | None) -> None:
         """See Broker."""
-        home = self._home(slot.worker, slot.model)
+        home = self._places.home(slot.worker, slot.model)
+        idle_at = self._idle_at.get(slot, home)
+        if idle_at is not home:  # It has moved since it claimed.
+            await idle_at.unlisten(slot.worker)
+            return
         sleeping = asyncio.ensure_future(home.bell.sleep(slot.worker, until))
         helping = asyncio.ensure_future(self._look_around(slot, home)) if self._shards > 1 else None
         try:
@@ -171,7 +194,7 @@ class RedisBroker:
         """See Broker."""
         if len(items) != len(lease.entries):
             raise ValueError(f"{len(items)} items for a lease of {len(lease.entries)} entries: one each, in order")
-        waited = self._waited.get(lease.fence) or [0.0] * len(items)
+        waited = self._waited.get((lease.slot.model, lease.fence)) or [0.0] * len(items)
         runs: dict[str, list[wire.WireReply]] = {}
         bad: list[tuple[int, bytes]] = []
         for place, (entry, item) in enumerate(zip(lease.entries, items, strict=True)):
@@ -187,14 +210,14 @@ class RedisBroker:
         }
         line, fence = self._line_of(lease)
         settled = await line.complete(fence, packed, bad)
-        self._waited.pop(lease.fence, None)
+        self._waited.pop((lease.slot.model, lease.fence), None)
         return settled
 
     async def release(self, lease: Lease, failure: BatchFailure | None = None) -> bool:
         """See Broker."""
         line, fence = self._line_of(lease)
         again = await line.release(fence, failure, (self._dice(), self._dice()))
-        self._waited.pop(lease.fence, None)
+        self._waited.pop((lease.slot.model, lease.fence), None)
         if again and failure is not None:
             self._tally.retries[failure.cause.value] += again
         return again is not None
@@ -208,12 +231,10 @@ class RedisBroker:
         """See Broker."""
         groups: dict[Line, list[bytes]] = {}
         for tenant, id in tenant_ids:
-            placed = self._placed.get((tenant, id))
-            for line in [placed] if placed is not None else self._every:
+            for line in self._places.where((tenant, id)):
                 groups.setdefault(line, []).append(wire.key_of(tenant, id))
-        await asyncio.gather(*(line.cancel(keys) for line, keys in groups.items()))
-        for key in tenant_ids:
-            self._placed.pop(key, None)
+        await _all(*(line.cancel(keys) for line, keys in groups.items()))
+        self._places.forget(tenant_ids)
 
     async def replies(self, gateway: str, after: int) -> tuple[Sequence[Reply], int]:
         """See Broker."""
@@ -221,30 +242,25 @@ class RedisBroker:
         if box is None:
             box = self._mailboxes[gateway] = Mailbox(gateway, self._every)
         replies, cursor = await box.replies(after)
-        for reply in replies:
-            self._placed.pop((reply.tenant, reply.id), None)
+        self._places.forget((reply.tenant, reply.id) for reply in replies)
         return replies, cursor
 
     async def stage(self, tenant: str, id: str) -> Stage | None:
         """See Broker."""
-        placed = self._placed.get((tenant, id))
-        lines = [placed] if placed is not None else self._every
-        stages = await asyncio.gather(*(line.stage(wire.key_of(tenant, id)) for line in lines))
+        stages = await _all(*(line.stage(wire.key_of(tenant, id)) for line in self._places.where((tenant, id))))
         return next((stage for stage in stages if stage is not None), None)
 
     async def beat(self, worker: WorkerInfo) -> None:
         """See Broker."""
-        if self._shards > 1:
-            before = self._homes.get(worker.worker_id)
-            await self._take_census()
-            home = self._find_home(worker.worker_id, worker.model)
-            self._homes[worker.worker_id] = home
-            if before is not None and before is not home:
-                await before.forget(worker.worker_id)
-                before.bell.wake(worker.worker_id)  # It sleeps at its old home, and is needed at the new one.
-                await before.unlisten(worker.worker_id)
-        home = self._home(worker.worker_id, worker.model)
-        await asyncio.gather(home.beat(worker), self._registry.record(worker))
+        await self._places.count(wait=True)
+        before = self._places.move(worker)
+        if before is not None:
+            before.bell.wake(worker.worker_id)  # It sleeps at its old home, and is needed at the new one.
+        home = self._places.home(worker.worker_id, worker.model)
+        await _all(home.beat(worker), self._registry.record(worker))
+        if before is not None:
+            await before.forget(worker.worker_id)
+            await before.unlisten(worker.worker_id)
 
     async def workers(self) -> Sequence[WorkerInfo]:
         """See Broker."""
@@ -269,21 +285,32 @@ class RedisBroker:
     async def reap(self) -> float:
         """See Broker."""
         now = asyncio.get_running_loop().time()
-        for line in self._every:
-            if self._reap_at.get(line, -math.inf) <= now + 1e-6:
-                due, again = await line.reap((self._dice(), self._dice()))
-                self._reap_at[line] = asyncio.get_running_loop().time() + due
-                if again:
-                    self._tally.retries[Cause.LEASE_LOST.value] += again
+        due = [line for line in self._every if self._reap_at.get(line, -math.inf) <= now + 1e-6]
+        await _all(*(self._reap(line) for line in due))
         return max(min(self._reap_at.values()) - asyncio.get_running_loop().time(), 0.001)
 
+    async def _reap(self, line: Line) -> None:
+        due, again = await line.reap((self._dice(), self._dice()))
+        self._reap_at[line] = asyncio.get_running_loop().time() + due
+        if again:
+            self._tally.retries[Cause.LEASE_LOST.value] += again
+
     async def _claim_from(self, line: Line, slot: Slot, policy: Policy, guest: bool) -> Lease | Wait:
-        token = self._tokens.setdefault(slot.worker, f"{self._link.process}:{next(self._numbers)}")
-        claimed = await line.claim(slot, policy, token, guest)
-        del self._tokens[slot.worker]  # After an error it is kept: the claim that is repeated gets the same lease.
+        doubt = self._doubts.pop(slot, None)
+        again = doubt is not None and doubt.line is line
+        if doubt is None or not again:
+            doubt = _Doubt(line, f"{self._link.process}:{next(self._numbers)}")
+        try:
+            claimed = await line.claim(slot, policy, doubt.token, guest)
+        except BrokerUnavailable:
+            if not (guest and again):  # A guest does not wait for ever for a shard that is out of reach.
+                self._doubts[slot] = doubt
+            raise
         if isinstance(claimed, Wait):
             return claimed
-        self._waited[claimed.lease.fence] = claimed.waited
+        self._waited[slot.model, claimed.lease.fence] = claimed.waited
+        if len(self._waited) > RUNNING:
+            del self._waited[next(iter(self._waited))]
         if claimed.unreadable:
             return await self._refuse_batch(claimed)
         return claimed.lease
@@ -298,68 +325,35 @@ class RedisBroker:
     async def _look_around(self, slot: Slot, home: Line) -> None:
         """Return when another shard is behind, and remember it for the next claim."""
         loop = asyncio.get_running_loop()
-        others = [line for line in self._lines[slot.model] if line is not home]
+        others = self._places.others(home)
         start, pause = int(self._dice() * len(others)), sharding.LOOK_EVERY
         for turn in itertools.count(start):
             # At high load rests are short, so the first look of a rest must not wait for long.
-            await asyncio.sleep(max(self._looked_at.get(slot.worker, -math.inf) + pause - loop.time(), 0.0))
-            self._looked_at[slot.worker] = loop.time()
+            await asyncio.sleep(max(self._looked_at.get(slot, -math.inf) + pause - loop.time(), 0.0))
+            self._looked_at[slot] = loop.time()
             pause = min(2 * pause, MOST_PAUSE) if turn > start else pause
             line = others[turn % len(others)]
             with contextlib.suppress(BrokerUnavailable):
                 depth, slots = await line.glance()
                 if sharding.behind(depth, slots, slot.max_batch):
-                    self._hints[slot.worker] = line
+                    self._hints[slot] = line
                     return
 
     async def _look(self) -> list[Look]:
-        return list(await asyncio.gather(*(line.look() for line in self._every)))
+        return await _all(*(line.look() for line in self._every))
 
     def _line_of(self, lease: Lease) -> tuple[Line, int]:
         fence, shard = divmod(lease.fence, SHARDS)
         return self._lines[lease.slot.model][shard], fence
 
-    def _home(self, worker: str, model: str) -> Line:
-        if self._shards == 1:
-            return self._lines[model][0]
-        return self._homes.get(worker) or self._find_home(worker, model)
 
-    def _find_home(self, worker: str, model: str) -> Line:
-        alive = self._census.get(model, [])
-        return self._lines[model][sharding.home(worker, alive, sharding.active(self._shards, len(alive)))]
-
-    def _deal(self, entries: Sequence[Entry]) -> list[Line]:
-        """The queue of each entry: where it went before, or the next shard's turn, a part of a batch at a time."""
-        if self._shards == 1:
-            return [self._lines[entry.model][0] for entry in entries]
-        counts = Counter(entry.model for entry in entries)
-        parts = {model: sharding.parts(count, self._limits[model].max_batch) for model, count in counts.items()}
-        dealt = []
-        for place, entry in enumerate(entries):
-            key = (entry.tenant, entry.id)
-            line = self._placed.get(key)
-            if line is None:
-                slots = len(self._census.get(entry.model, []))
-                turn = self._turn + place % parts[entry.model]
-                shard = sharding.in_turn(turn, slots, sharding.active(self._shards, slots))
-                line = self._placed[key] = self._lines[entry.model][shard]
-                if len(self._placed) > PLACES:
-                    del self._placed[next(iter(self._placed))]
-            dealt.append(line)
-        self._turn += max(parts.values(), default=0)
-        return dealt
-
-    async def _take_census(self) -> None:
-        """Who is healthy, from time to time: homes and turns go by it."""
-        now = asyncio.get_running_loop().time()
-        if self._shards == 1 or now - self._census_at < CENSUS_AGE:
-            return
-        self._census_at = now
-        census: dict[str, list[str]] = {}
-        for worker in await self.workers():
-            if worker.status is WorkerStatus.HEALTHY:
-                census.setdefault(worker.model, []).append(worker.worker_id)
-        self._census = census
+async def _all(*calls: Awaitable[T]) -> list[T]:
+    """The answers to calls that are made at once. When one fails that is raised, but not before all have ended."""
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+    return [answer for answer in answers if not isinstance(answer, BaseException)]
 
 
 def _together(loads: Sequence[Load]) -> Load:

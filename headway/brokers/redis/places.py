@@ -1,0 +1,135 @@
+"""Which shard is whose: the home of each slot, and the queue of each entry.
+
+Both go by a census: the workers that were healthy about a second ago. Processes that have counted the same workers agree
+without asking one another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from headway.brokers.redis.line import Line
+from headway.brokers.redis.registry import Registry
+from headway.core import shards as sharding
+from headway.core.queue import QueueLimits
+from headway.errors import BrokerUnavailable
+from headway.model import Entry, WorkerInfo, WorkerStatus
+
+CENSUS_AGE = 1.0
+"""Seconds for which a census is good."""
+REMEMBERED = 100_000
+"""Most entries whose queue is remembered."""
+
+_Key = tuple[str, str]
+
+
+class Places:
+    """Keeps them for one process.
+
+    Arguments:
+        lines: the queues of each model, one for each shard.
+        limits: what bounds them.
+        registry: asked who is healthy.
+        dice: uniform in [0, 1).
+    """
+
+    def __init__(
+        self,
+        lines: Mapping[str, Sequence[Line]],
+        limits: Mapping[str, QueueLimits],
+        registry: Registry,
+        dice: Callable[[], float],
+    ) -> None:
+        self._lines = lines
+        self._limits = limits
+        self._registry = registry
+        self._shards = max(len(of) for of in lines.values())
+        self._every = [line for of in lines.values() for line in of]
+        self._census: dict[str, list[str]] = {}
+        self._counted_at = -math.inf
+        self._counting: asyncio.Task[None] | None = None
+        self._homes: dict[tuple[str, str], Line] = {}
+        self._turn = int(dice() * 1_000_003)
+        self._placed: dict[_Key, Line] = {}
+
+    async def close(self) -> None:
+        """Count no more."""
+        if self._counting is not None:
+            self._counting.cancel()
+            await asyncio.gather(self._counting, return_exceptions=True)
+
+    async def count(self, wait: bool = False) -> None:
+        """Count the workers anew, when that is due. Only the first census is waited for, unless `wait` is set: an old one
+        will do."""
+        if self._shards == 1:
+            return
+        loop = asyncio.get_running_loop()
+        first = self._counting is None
+        if loop.time() - self._counted_at >= CENSUS_AGE and (self._counting is None or self._counting.done()):
+            self._counted_at = loop.time()
+            self._counting = loop.create_task(self._count())
+        if self._counting is not None and (first or wait):
+            await asyncio.wait({self._counting})
+
+    def home(self, worker: str, model: str) -> Line:
+        """The shard that a slot is at home in; `move` changes it."""
+        return self._homes.get((model, worker)) or self._found_home(worker, model)
+
+    def move(self, worker: WorkerInfo) -> Line | None:
+        """Give a slot the home that it has by the last census; the one it had until now if it is another."""
+        home = self._found_home(worker.worker_id, worker.model)
+        key = (worker.model, worker.worker_id)
+        before, self._homes[key] = self._homes.get(key), home
+        return before if before is not home else None
+
+    def others(self, line: Line) -> list[Line]:
+        """The other shards of the same model."""
+        return [one for one in self._lines[line.model] if one is not line]
+
+    def deal(self, entries: Sequence[Entry]) -> list[Line]:
+        """The queue of each entry: where it went before, or the next shard's turn, a part of a batch at a time."""
+        if self._shards == 1:
+            return [self._lines[entry.model][0] for entry in entries]
+        counts = Counter(entry.model for entry in entries)
+        parts = {model: sharding.parts(count, self._limits[model].max_batch) for model, count in counts.items()}
+        dealt = []
+        for place, entry in enumerate(entries):
+            key = (entry.tenant, entry.id)
+            line = self._placed.get(key)
+            if line is None:
+                slots = len(self._census.get(entry.model, []))
+                turn = self._turn + place % parts[entry.model]
+                shard = sharding.in_turn(turn, slots, sharding.active(self._shards, slots))
+                line = self._placed[key] = self._lines[entry.model][shard]
+                if len(self._placed) > REMEMBERED:
+                    del self._placed[next(iter(self._placed))]
+            dealt.append(line)
+        self._turn += max(parts.values(), default=0)
+        return dealt
+
+    def where(self, key: _Key) -> Sequence[Line]:
+        """The queues in which an entry may be, by (tenant, id)."""
+        placed = self._placed.get(key)
+        return self._every if placed is None else [placed]
+
+    def forget(self, keys: Iterable[_Key]) -> None:
+        """Entries have come to their end."""
+        if self._placed:
+            for key in keys:
+                self._placed.pop(key, None)
+
+    def _found_home(self, worker: str, model: str) -> Line:
+        alive = self._census.get(model, [])
+        return self._lines[model][sharding.home(worker, alive, sharding.active(self._shards, len(alive)))]
+
+    async def _count(self) -> None:
+        census: dict[str, list[str]] = {}
+        with contextlib.suppress(BrokerUnavailable):  # Then the last one holds.
+            for worker in await self._registry.workers():
+                if worker.status is WorkerStatus.HEALTHY:
+                    census.setdefault(worker.model, []).append(worker.worker_id)
+            self._census = census

@@ -214,9 +214,10 @@ class Gate:
         self._held = None
 
     def dissolve(self) -> None:
-        """Let the batch that has come go on, and hold up none that comes later."""
-        self.remove()
-        self._path.touch()
+        """Let every batch go on that has come, is about to come, or comes later."""
+        passage = self._path.with_name(f"{self._path.name}-open")
+        passage.touch()
+        passage.replace(self._path)
         self.open()
 
     def remove(self) -> None:

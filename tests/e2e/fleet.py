@@ -46,6 +46,7 @@ AWAY = CUT_OFF | {"requests are refused until the broker is back"}
 
 _ENTRIES = ("e", "p", "x", "y", "s", "d", "l1", "l2", "l3", "a1", "a2", "a3", "o")
 """Keys of a queue that hold entries, leases, suspects or dead letters; see the adapter's `1_state.lua`."""
+_SIZES = {b"hash": "HLEN", b"zset": "ZCARD", b"list": "LLEN", b"none": "EXISTS"}
 
 
 class Run(NamedTuple):
@@ -206,8 +207,7 @@ class Fleet:
             if kind == "e":
                 kept[kind] += sum(mark not in dead for mark in self.redis.command("HVALS", key))
             elif kind in _ENTRIES:
-                zset = self.redis.command("TYPE", key) == b"zset"
-                kept[kind] += self.redis.command("ZCARD" if zset else "HLEN", key)
+                kept[kind] += self.redis.command(_SIZES[self.redis.command("TYPE", key)], key)
             elif kind.startswith("r:") and kind[2:] not in gone:
                 kept["replies"] += self.redis.command("XLEN", key)
         return {kind: count for kind, count in kept.items() if count}

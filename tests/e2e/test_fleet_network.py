@@ -83,7 +83,7 @@ def test_a_worker_that_hears_nothing_any_more_is_given_up_and_comes_back(
         second = it.begun(asked, 2)
         assert it.host(second) is other
         assert second.begun - cut_at < LEASE + LATE
-        gate.open()
+        gate.dissolve()
         asked.output()
         network.normal()
         wait_until(lambda: lost.metrics().value("batches_total") == 1)

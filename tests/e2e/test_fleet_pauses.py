@@ -29,7 +29,7 @@ def test_the_late_answers_of_a_worker_that_stood_still_past_its_lease_are_droppe
         paused = it.host(it.begun(asked))
         pause(paused)
         assert it.host(it.begun(asked, 2)) is it.other(paused)
-        gate.open()
+        gate.dissolve()
         asked.output()
         wait_until(lambda: all(run.ended for run in it.runs(asked)))
         before = gateway.metrics().value("requests_total", outcome="ok")

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import select
+import socket
 from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from time import monotonic
 
 import pytest
 
-from tests.e2e.client import wait_until
+from tests.e2e.client import PATIENCE, wait_until
 from tests.e2e.fleet import AWAY, CUT_OFF, PATIENT, TARGET, UNHURRIED, fleet, gate_of, pause, resume
 from tests.e2e.server import Server
 from tests.servers.redis import RedisServer, client
@@ -58,6 +62,25 @@ def kill_clients(redis: RedisServer, command: str) -> None:
             asking.client_kill_filter(_id=id)
 
 
+class Monitor:
+    """Hears of every command that the server takes, from when it is made."""
+
+    def __init__(self, redis: RedisServer) -> None:
+        self._sock = socket.create_connection(("127.0.0.1", redis.port), timeout=PATIENCE)
+        self._sock.sendall(b"MONITOR\r\n")
+        self._heard = self._sock.recv(5)
+        assert self._heard == b"+OK\r\n"
+
+    def heard(self, *words: str) -> bool:
+        """Whether there was a command with all of these words in it."""
+        while select.select([self._sock], [], [], 0)[0]:
+            self._heard += self._sock.recv(1 << 16)
+        return any(all(word.encode() in line for word in words) for line in self._heard.split(b"\r\n"))
+
+    def close(self) -> None:
+        self._sock.close()
+
+
 def test_a_server_that_stalls_makes_clients_wait_in_bounds_and_nothing_runs_twice(
     tmp_path: Path, redis: RedisServer
 ) -> None:
@@ -67,12 +90,15 @@ def test_a_server_that_stalls_makes_clients_wait_in_bounds_and_nothing_runs_twic
         gate, running = gate_of(it, gateway)
         asked = [running, *(gateway.ask(f"queued {number}") for number in range(5))]
         gateway.queued(5)
-        redis.pause()
-        asked += [gateway.ask(f"offered meanwhile {number}") for number in range(5)]
+        with closing(Monitor(redis)) as monitor:
+            redis.pause()
+            asked += [gateway.ask(f"offered meanwhile {number}") for number in range(5)]
+            gateway.logged(REFUSED)
+            refused(gateway, "too late")
+            redis.resume()
+            for one in asked:
+                wait_until(partial(monitor.heard, "enqueue", one.id))
         gate.open()
-        gateway.logged(REFUSED)
-        refused(gateway, "too late")
-        redis.resume()
         for one in asked:
             one.output()
             assert len(it.runs(one)) == 1
@@ -165,7 +191,7 @@ def test_without_the_server_a_gateway_asks_its_fallback_so_many_batches_at_once_
         gateway.logged("the broker is back", who="gateway")
         wait_until(lambda: it.kept().keys() <= {"x", "y"})
         assert not any(it.runs(one) for one in direct)
-        gate.open()
+        gate.dissolve()
         for one in (running, *moved, *direct):
             one.output()
         assert {run.pid for one in (*moved, *direct) for run in it.runs(one)} == {fallback_pid}

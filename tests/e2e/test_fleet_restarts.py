@@ -13,13 +13,13 @@ from time import monotonic
 import pytest
 
 from tests.e2e.client import Asked, Connection, wait_until
-from tests.e2e.fleet import fleet, gate_of
+from tests.e2e.fleet import Fleet, fleet, gate_of
 from tests.e2e.server import Server
 from tests.servers.redis import RedisServer
 
 RATE = 80.0
 """Requests a second."""
-CALLERS = 12
+CALLERS = 16
 """Clients, each with one connection at a time: more than are busy at once."""
 
 
@@ -103,6 +103,12 @@ def _ended(connection: Connection) -> bool:
     return bool(select.select([connection.sock], [], [], 0)[0])
 
 
+def busy(it: Fleet, worker: Server) -> None:
+    """Wait until a worker runs a batch."""
+    pids = worker.processes()
+    wait_until(lambda: any(run.pid in pids and run.ended is None for run in it.journal()[-CALLERS:]))
+
+
 def test_a_rolling_restart_of_every_role_fails_no_request(tmp_path: Path, redis: RedisServer) -> None:
     target = "tests.targets.journal:Slow"
     with fleet(tmp_path, redis, gateways=2, controllers=1, target=target) as it:
@@ -112,6 +118,8 @@ def test_a_rolling_restart_of_every_role_fails_no_request(tmp_path: Path, redis:
                 if old.role == "gateway":
                     clients.gateways = [*(one for one in clients.gateways if one is not old), new]
                 clients.answered(10)
+                if old.role == "worker":
+                    busy(it, old)
                 it.end(old)
                 clients.answered(10)
         runs = it.journal()
@@ -133,9 +141,8 @@ def test_a_second_signal_ends_each_role_at_once_and_only_a_gateway_takes_its_cli
             gate, asked = gate_of(it, hers)
             ended = it.host(it.begun(asked))
             it.end_at_once(ended)
-            again = it.begun(asked, 2)
-            assert it.host(again) in it.workers
-            gate.open()
+            assert it.host(it.begun(asked, 2)) in it.workers
+            gate.dissolve()
             asked.output()
             it.start("worker")
             gate, asked = gate_of(it, hers)

@@ -16,12 +16,12 @@ from typing import Any
 from tests.targets.gates import Gated
 
 JOURNAL = "journal"
-BATCH_SECONDS = 0.03
-"""Time of a batch of `Slow`."""
 
 
 class Journaled(Gated):
-    """Notes, and answers as `Gated` does."""
+    """Notes, and answers as `Gated` does; a batch takes some seconds more."""
+
+    seconds = 0.0
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
@@ -30,6 +30,7 @@ class Journaled(Gated):
     def __call__(self, inputs: list[str]) -> Any:
         number = next(self._numbers)
         self._note(number, inputs)
+        time.sleep(self.seconds)
         outputs = super().__call__(inputs)
         self._note(number, None)
         return outputs
@@ -42,6 +43,4 @@ class Journaled(Gated):
 class Slow(Journaled):
     """Takes as long for each batch as a GPU might."""
 
-    def __call__(self, inputs: list[str]) -> Any:
-        time.sleep(BATCH_SECONDS)
-        return super().__call__(inputs)
+    seconds = 0.06

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import random
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -13,7 +14,51 @@ from headway.brokers.redis.link import Link
 from headway.core.queue import QueueLimits
 from headway.model import Item, Lease, Reply
 from headway.tally import Tally
-from tests.contracts.brokers import AT_ONCE, LIMITS, ask, output, slot
+from tests.contracts.brokers import AT_ONCE, LIMITS, MODELS, RedisHarness, ask, output, slot
+from tests.servers.redis import RunningServer
+
+
+class Stand(RedisHarness):
+    """A fleet on virtual time, of two processes and any number more, over a server that can be looked into.
+
+    Arguments:
+        server: with nothing in it.
+        shards: of each model.
+    """
+
+    def __init__(self, server: RunningServer, shards: int = 1) -> None:
+        super().__init__(server, shards)
+        self.server = server
+        self.shards = shards
+
+    async def another(self, shards: int | None = None) -> RedisBroker:
+        """One more process, which may know of fewer shards."""
+        link = Link(self.server.url, timeout=math.inf, clock=self.now)
+        self._links.append(link)
+        await link.open()
+        models = dict.fromkeys(MODELS, LIMITS)
+        broker = RedisBroker(link, models, Tally(), random.Random(9).random, shards or self.shards, self.lease_seconds)
+        self._brokers.append(broker)
+        return broker
+
+    def key(self, name: str, shard: int = 0, model: str = "m") -> str:
+        """A key of a queue."""
+        return f"headway:{{{model}:{shard}}}:{name}"
+
+    def held(self, model: str = "m") -> list[int]:
+        """How many payloads each shard holds."""
+        return [self.server.command("HLEN", self.key("p", shard, model)) for shard in range(self.shards)]
+
+    def idle(self, shard: int = 0) -> int:
+        """How many slots wait for the bell of a shard."""
+        found: int = self.server.command("ZCARD", self.key("i", shard))
+        return found
+
+    def at_home(self) -> list[set[str]]:
+        """The slots at home in each shard."""
+        lists = [self.server.command("ZRANGE", self.key("h", shard), 0, -1) for shard in range(self.shards)]
+        return [{name.decode() for name in names} for names in lists]
+
 
 TIMEOUT = 0.5
 """Longest time for a call where a server is late on purpose, in real seconds."""

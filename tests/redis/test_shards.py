@@ -1,0 +1,241 @@
+"""A model's queue in several shards: where entries go, where slots are at home, and how they help one another."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from headway.model import Entry, Item, Lease, Reply, Stage, Wait, WorkerInfo, WorkerStatus
+from headway.ports import Broker
+from tests.contracts.brokers import (
+    AT_ONCE,
+    MAX_BATCH,
+    MODELS,
+    ask,
+    output,
+    slot,
+    story,
+)
+from tests.redis.stand import Stand
+from tests.servers.redis import KINDS, RunningServer, SharedServers
+
+WORKERS = tuple(f"gpu-{number:02}" for number in range(16))
+"""So many that four shards have four each."""
+
+
+@pytest.fixture(params=KINDS)
+def server(request: pytest.FixtureRequest, servers: SharedServers) -> RunningServer:
+    return servers.of(request.param)
+
+
+@pytest.fixture(params=[2, 4])
+def shards(request: pytest.FixtureRequest) -> int:
+    count: int = request.param
+    return count
+
+
+@pytest.fixture
+def harness(server: RunningServer, shards: int) -> Iterator[Stand]:
+    made = Stand(server, shards)
+    yield made
+    made.close()
+
+
+two = pytest.mark.parametrize("shards", [2])
+
+
+def host_of(stand: Stand, worker: str) -> Broker:
+    return (stand.broker, stand.peer())[WORKERS.index(worker) % 2]
+
+
+async def beaten(stand: Stand, workers: Sequence[str], seconds: int = 4) -> None:
+    """Heartbeats of workers on two hosts, until all know of all."""
+    for _ in range(seconds):
+        for worker in workers:
+            await host_of(stand, worker).beat(WorkerInfo(worker_id=worker, model="m", status=WorkerStatus.HEALTHY))
+        await stand.advance(1.01)
+
+
+@story
+async def test_entries_are_dealt_out_in_turn(harness: Stand) -> None:
+    await beaten(harness, WORKERS)
+    for count in (1, 3, MAX_BATCH, 20):
+        before = harness.held()
+        for _ in range(harness.shards):
+            await harness.broker.enqueue([ask(tier=2) for _ in range(count)])
+        dealt = [now - then for now, then in zip(harness.held(), before, strict=True)]
+        assert sum(dealt) == harness.shards * count
+        assert max(dealt) - min(dealt) <= harness.shards
+
+
+@story
+async def test_without_workers_everything_goes_into_one_shard(harness: Stand) -> None:
+    await harness.broker.enqueue([ask() for _ in range(10)])
+    assert harness.held() == [10, *[0] * (harness.shards - 1)]
+
+
+@story
+async def test_a_replay_goes_where_the_entry_went(harness: Stand) -> None:
+    await beaten(harness, WORKERS)
+    entries = [ask() for _ in range(4 * harness.shards)]
+    await harness.broker.enqueue(entries)
+    before = harness.held()
+    assert min(before) > 0
+    await harness.advance(20.0)  # All workers are gone by now: whatever is new would go into the first shard.
+    assert await harness.broker.enqueue(entries[::-1]) == [None] * len(entries)
+    assert harness.held() == before
+
+
+@story
+async def test_entries_are_found_in_any_shard_and_by_any_process(harness: Stand) -> None:
+    await beaten(harness, WORKERS)
+    entries = [ask() for _ in range(4 * harness.shards)]
+    await harness.broker.enqueue(entries)
+    assert min(harness.held()) > 0
+    for broker in (harness.broker, harness.peer()):
+        for entry in entries:
+            assert await broker.stage(entry.tenant, entry.id) is Stage.QUEUED
+    await harness.peer().cancel([(entry.tenant, entry.id) for entry in entries[::2]])
+    await harness.broker.cancel([(entry.tenant, entry.id) for entry in entries[1::2]])
+    assert harness.held() == [0] * harness.shards
+    for broker in (harness.broker, harness.peer()):
+        assert await broker.stage("t", entries[0].id) is None
+    assert sum(one.depth for one in await harness.broker.depths()) == 0
+
+
+@story
+async def test_homes_are_balanced_and_move_as_slots_come_and_go(harness: Stand) -> None:
+    await beaten(harness, WORKERS)
+    homes = harness.at_home()
+    assert [len(home) for home in homes] == [16 // harness.shards] * harness.shards
+    assert set.union(*homes) == set(WORKERS)
+    stay = WORKERS[3:12]
+    await beaten(harness, stay, seconds=6)
+    homes = [home & set(stay) for home in harness.at_home()]
+    sizes = [len(home) for home in homes]
+    assert sizes == ([5, 4] if harness.shards == 2 else [5, 4, 0, 0])
+    assert set.union(*homes) == set(stay)
+    await beaten(harness, WORKERS, seconds=6)
+    homes = harness.at_home()
+    assert [len(home) for home in homes] == [16 // harness.shards] * harness.shards
+    assert sum(load.slots for load in (await harness.broker.loads()).values()) == 16
+
+
+@two
+@story
+async def test_a_slot_that_sleeps_is_woken_when_it_has_to_move(harness: Stand) -> None:
+    """Alone it is at home in the first shard; in a fleet of sixteen, being the second, in the other one."""
+    worker = WORKERS[1]
+    host = host_of(harness, worker)
+    await beaten(harness, [worker])
+    assert await host.claim(slot(worker), AT_ONCE) == Wait(None)
+    listening = asyncio.create_task(host.listen(slot(worker), None))
+    await harness.settle()
+    assert harness.idle() == 1
+    moving = asyncio.create_task(beaten(harness, WORKERS))
+    await asyncio.wait_for(listening, 4.0)
+    await moving
+    assert harness.idle() == 0
+    assert [worker in home for home in harness.at_home()] == [False, True]
+
+
+@two
+@story
+async def test_a_slot_that_moves_after_its_claim_claims_again_before_it_sleeps(harness: Stand) -> None:
+    worker = WORKERS[1]
+    host = host_of(harness, worker)
+    await beaten(harness, [worker])
+    assert await host.claim(slot(worker), AT_ONCE) == Wait(None)
+    await beaten(harness, WORKERS)
+    await asyncio.wait_for(host.listen(slot(worker), None), 0.001)
+    assert await host.claim(slot(worker), AT_ONCE) == Wait(None)
+    assert [harness.idle(shard) for shard in range(2)] == [0, 1]
+
+
+async def pile(stand: Stand, count: int) -> None:
+    """So many entries in the first shard, although there are two in use."""
+    before = stand.held()[0]
+    await (await stand.another(shards=1)).enqueue([ask(gateway="pile") for _ in range(count)])
+    assert stand.held()[0] == before + count
+
+
+@two
+@story
+async def test_an_idle_slot_helps_a_shard_that_is_behind(harness: Stand) -> None:
+    await beaten(harness, WORKERS)
+    [_, second, *_] = harness.at_home()
+    helper = min(second)
+    host = host_of(harness, helper)
+    assert await host.claim(slot(helper), AT_ONCE) == Wait(None)
+    listening = asyncio.create_task(host.listen(slot(helper), None))
+    await harness.advance(1.0)
+    assert not listening.done()
+    await pile(harness, MAX_BATCH)  # One full batch is what its own slots come for.
+    await harness.advance(2.0)
+    assert not listening.done()
+    await pile(harness, MAX_BATCH)
+    await harness.advance(0.6)
+    assert listening.done()
+    lease = await host.claim(slot(helper), AT_ONCE)
+    assert isinstance(lease, Lease)
+    assert len(lease.entries) == MAX_BATCH
+    assert harness.idle(1) == 0  # No bell is rung for a slot that is busy.
+    settled = await harness.peer().complete(lease, [Item(output(rider.input)) for rider in lease.entries])
+    assert settled.answered == MAX_BATCH
+
+
+@story
+async def test_each_entry_of_each_model_has_one_reply(harness: Stand) -> None:
+    """Slots of two models at once, on two hosts; fences of different queues may be alike."""
+    dice = random.Random(harness.shards)
+    hosts = [harness.broker, harness.peer()]
+    asked: dict[str, Entry] = {}
+    replies: dict[str, Reply] = {}
+
+    async def serve(number: int, worker: str, model: str) -> None:
+        host = hosts[number % 2]
+        while True:
+            claimed = await host.claim(slot(worker, model), AT_ONCE)
+            if isinstance(claimed, Wait):
+                await host.listen(slot(worker, model), claimed.until)
+                continue
+            assert {rider.model for rider in claimed.entries} == {model}
+            await harness.advance(0.01)
+            await host.complete(claimed, [Item(output(rider.input)) for rider in claimed.entries])
+
+    async def beat(worker: str, model: str) -> None:
+        while True:
+            await harness.healthy(worker, model=model)
+            await harness.advance(1.0)
+
+    async def read(number: int) -> None:
+        cursor = 0
+        while True:
+            found, cursor = await hosts[number].replies(f"g-{number}", cursor)
+            for reply in found:
+                assert reply.id not in replies
+                assert reply.queued < 1.0
+                replies[reply.id] = reply
+
+    tasks = [asyncio.create_task(read(number)) for number in range(2)]
+    for model in MODELS:
+        for number in range(8):
+            tasks.append(asyncio.create_task(beat(f"{model}-{number}", model)))
+            tasks.append(asyncio.create_task(serve(number, f"{model}-{number}", model)))
+    await harness.advance(3.0)
+    for _ in range(100):
+        await harness.advance(dice.expovariate(100.0))
+        number = dice.randrange(2)
+        entries = [ask(model=dice.choice(MODELS), gateway=f"g-{number}") for _ in range(dice.choice((1, 2, 20)))]
+        verdicts = await hosts[number].enqueue(entries)
+        asked |= {entry.id: entry for entry, verdict in zip(entries, verdicts, strict=True) if verdict is None}
+    await harness.advance(3.0)
+    for task in tasks:
+        assert not task.done()
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert set(replies) == set(asked)
+    assert all(reply.output == output(asked[id].input) for id, reply in replies.items())

@@ -119,14 +119,7 @@ class Line:
         read = _NOTHING_READ if receipt is None else (receipt.gateway, receipt.last, len(receipt.keys), *receipt.keys)
         arguments: list[object] = ["1" if self.link.scarce else "0", *read]
         for entry in entries:
-            arguments += (
-                wire.key_of(entry.tenant, entry.id),
-                entry.tier,
-                entry.gateway,
-                entry.queue_timeout,
-                entry.timeout,
-                wire.pack_entry(entry),
-            )
+            arguments += (wire.pack_head(entry), wire.pack_entry(entry))
         try:
             now, born, headway, refused, self.depth = await self._call("enqueue", *arguments)
         except OutOfMemory:

@@ -141,14 +141,14 @@ class Link:
     async def pop(self, key: str) -> bytes | None:
         """Wait for the first element of a list; None when there was none for a while. Raises BrokerUnavailable."""
         wait = 0 if math.isinf(self._block) else self._block
-        found = await self._ask(lambda: self._reads.ask("BLPOP", key, wait), self._block)
+        found = await self._ask(lambda: self._reads.call("BLPOP", key, wait), self._block)
         return None if found is None else found[1]
 
     async def stream(self, key: str, after: bytes) -> list[tuple[bytes, dict[bytes, bytes]]]:
         """Wait for what comes into a stream after an id; nothing when nothing did for a while. Raises BrokerUnavailable."""
         wait = 0 if math.isinf(self._block) else int(self._block * 1000)
-        found = await self._ask(lambda: self._reads.ask("XREAD", "BLOCK", wait, "STREAMS", key, after), self._block)
-        return found[0][1] if found else []
+        found = await self._ask(lambda: self._reads.call("XREAD", "BLOCK", wait, "STREAMS", key, after), self._block)
+        return [(id, _fields(fields)) for id, fields in found[0][1]] if found else []
 
     @property
     def scarce(self) -> bool:
@@ -174,7 +174,7 @@ class Link:
         for _ in range(LOADS):
             known = self._loads.copy()
             try:
-                return await client.ask("FCALL", name, 1, key, *arguments)
+                return await client.call("FCALL", name, 1, key, *arguments)
             except ResponseError as exc:
                 if MISSING not in str(exc):
                     raise
@@ -260,3 +260,8 @@ def _distrusts(exc: BaseException | None) -> bool:
 
 def _text(exc: BaseException) -> str:
     return str(exc) or type(exc).__name__
+
+
+def _fields(fields: Any) -> dict[bytes, bytes]:
+    """Those of a stream's entry: the client for clusters has paired names and values already."""
+    return fields if isinstance(fields, dict) else dict(zip(fields[::2], fields[1::2], strict=True))

@@ -88,6 +88,7 @@ _member = msgspec.msgpack.Decoder(Member)
 _capacity = msgspec.msgpack.Decoder(Capacity)
 encode = msgspec.msgpack.Encoder().encode
 
+_HEAD = struct.Struct(">BHdd")
 _LETTER = struct.Struct(">ddI")
 _STAMP = struct.Struct("<d")
 _LOAD = struct.Struct("<12d")
@@ -96,6 +97,12 @@ _LOAD = struct.Struct("<12d")
 def key_of(tenant: str, id: str) -> bytes:
     """The key of an entry inside the server. An id holds no NUL, so a key has one meaning."""
     return f"{tenant}\0{id}".encode()
+
+
+def pack_head(entry: Entry) -> bytes:
+    """What the server has to know of an entry to queue it: tier, timeouts, key, gateway."""
+    key = key_of(entry.tenant, entry.id)
+    return _HEAD.pack(entry.tier, len(key), entry.queue_timeout, entry.timeout) + key + entry.gateway.encode()
 
 
 def pack_entry(entry: Entry) -> bytes:

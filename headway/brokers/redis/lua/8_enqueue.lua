@@ -4,7 +4,9 @@
 -- Returns the instant, the queue's birth, the headway, for each refused one its place, the wait and why (0 the queue is too
 -- long, 1 this tier's share of it, 2 memory), and the depth.
 
-local ENTRY = 6
+local ENTRY = 2
+local ENTRY_HEAD = '>BI2dd'
+local ENTRY_HEAD_BYTES = 19
 
 local function forget_read(s, args, at)
   local gateway, last, count = args[at], args[at + 1], tonumber(args[at + 2])
@@ -51,8 +53,13 @@ local function enqueue(keys, args)
   local q, now, p = s.q, s.now, s.prefix
   local count = (#args - at + 1) / ENTRY
   local names, seen, refused = {}, {}, {}
+  local tiers, queue_timeouts, timeouts, gateways = {}, {}, {}, {}
   for i = 1, count do
-    names[i] = args[at + (i - 1) * ENTRY]
+    local head = args[at + (i - 1) * ENTRY]
+    local tier, length, queue_timeout, timeout = struct.unpack(ENTRY_HEAD, head)
+    names[i] = string.sub(head, ENTRY_HEAD_BYTES + 1, ENTRY_HEAD_BYTES + length)
+    gateways[i] = string.sub(head, ENTRY_HEAD_BYTES + length + 1)
+    tiers[i], queue_timeouts[i], timeouts[i] = tier + 1, queue_timeout, timeout
   end
   local known = call_each('HMGET', p .. 'e', names)
   local headers, payloads, odd, lanes, lines, latest, stamps = {}, {}, {}, {}, {}, {}, {}
@@ -60,10 +67,9 @@ local function enqueue(keys, args)
     lanes[tier], lines[tier], latest[tier] = {}, {}, {}
   end
   for i = 1, count do
-    local key, base = names[i], at + (i - 1) * ENTRY
+    local key = names[i]
     if not known[i] and not seen[key] then
-      local tier = tonumber(args[base + 1]) + 1
-      local queue_timeout, timeout = tonumber(args[base + 3]), tonumber(args[base + 4])
+      local tier, queue_timeout, timeout = tiers[i], queue_timeouts[i], timeouts[i]
       observe_arrival(q, tier, now)
       local wait, shed = refuse(s, tier, queue_timeout, timeout)
       if scarce then
@@ -92,8 +98,8 @@ local function enqueue(keys, args)
           q.last_due[tier] = queue_due
         end
         headers[#headers + 1] = key
-        headers[#headers + 1] = pack_header(tier, q.seq, now, queue_due, now + timeout, args[base + 2])
-        payloads[#payloads + 1], payloads[#payloads + 2] = key, args[base + 5]
+        headers[#headers + 1] = pack_header(tier, q.seq, now, queue_due, now + timeout, gateways[i])
+        payloads[#payloads + 1], payloads[#payloads + 2] = key, args[at + (i - 1) * ENTRY + 1]
         q.depth[tier] = q.depth[tier] + 1
         q.fresh = q.fresh + 1
         q.newest = now

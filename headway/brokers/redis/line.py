@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -101,11 +102,14 @@ class Line:
         return f"{self._key}r:{gateway}"
 
     async def close(self) -> None:
-        """Stop listening."""
+        """Stop listening; the server is told what was read, if it can be."""
         await self.bell.close()
         if self._telling is not None:
             self._telling.cancel()
             await asyncio.gather(self._telling, return_exceptions=True)
+        with contextlib.suppress(BrokerUnavailable):
+            while self._receipts:
+                await self._acknowledge(self._receipts.popitem()[1])
 
     async def enqueue(self, entries: Sequence[Entry]) -> list[Failure | None]:
         """Offer entries; the verdicts in order, None for an admitted one."""
@@ -241,12 +245,13 @@ class Line:
                 if receipt is None:
                     continue
                 try:
-                    answer = await self._call(
-                        "acknowledge", receipt.gateway, receipt.last, len(receipt.keys), *receipt.keys
-                    )
-                    self._note(*answer)
+                    await self._acknowledge(receipt)
                 except BrokerUnavailable:
                     self._keep(receipt)
+
+    async def _acknowledge(self, receipt: Receipt) -> None:
+        arguments = (receipt.gateway, receipt.last, len(receipt.keys), *receipt.keys)
+        self._note(*await self._call("acknowledge", *arguments))
 
     def _keep(self, receipt: Receipt | None) -> None:
         """A receipt that may not have arrived is told again, before those that came since."""

@@ -7,8 +7,9 @@
 
 Its workers write a journal of what they run. When the block ends, every request must have had its one outcome, answers
 must be those to their own inputs and have been run for, no input may have run more often than the retry budget allows,
-the server may hold no entry, no lease and no dead letter, the gateways must tell of the same outcomes as their clients,
-and every process that was not killed must leave the fleet and end as `tests.e2e.server` says.
+the server may hold no entry, no lease and no dead letter, no process may have lost track of its connections, the gateways
+must tell of the same outcomes as their clients, and every process that was not killed must leave the fleet and end as
+`tests.e2e.server` says.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ CUT_OFF = {"the broker is out of reach"}
 """What a process says that cannot reach the server for a while."""
 AWAY = CUT_OFF | {"requests are refused until the broker is back"}
 """What a gateway says when that takes longer."""
+SPARE = 16
+"""Descriptors that a process may hold beyond those at its start: connections to the server are kept for the next call."""
 
 _ENTRIES = ("e", "p", "x", "y", "s", "d", "l1", "l2", "l3", "a1", "a2", "a3", "o")
 """Keys of a queue that hold entries, leases, suspects or dead letters; see the adapter's `1_state.lua`."""
@@ -92,6 +95,7 @@ class Fleet:
         self._gone: list[str] = []
         self._left: list[str] = []
         self._ids: dict[Server, str] = {}
+        self._descriptors: dict[Server, int] = {}
 
     # Who is there.
 
@@ -115,6 +119,7 @@ class Fleet:
         for server in servers:
             server.ready()
             self._ids[server] = str(server.health()["id"])
+            self._descriptors[server] = server.descriptors()
 
     def kill(self, server: Server) -> None:
         """End a process and its children at once; its clients see that."""
@@ -237,6 +242,8 @@ class Fleet:
         with contextlib.suppress(AssertionError):
             wait_until(lambda: not self.kept(), 5.0)
         assert self.kept() == {}, self.kept()
+        for server in self.everybody():
+            assert server.descriptors() <= self._descriptors[server] + SPARE
         journal = self.journal()
         for asked in (asked for server in self._all for asked in server.asked):
             assert asked.outcome, f"{asked.text} has no outcome"

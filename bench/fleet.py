@@ -29,7 +29,15 @@ MOST_LOGGED = 1_000_000
 """Commands that its log is to hold."""
 PREFIX = "headway"
 """What keys begin with."""
-KINDS = {b"l": "waiting", b"a": "waiting", b"d": "waiting", b"x": "leased", b"y": "leased", b"s": "suspect", b"p": "payloads"}
+KINDS = {
+    b"l": "waiting",
+    b"a": "waiting",
+    b"d": "waiting",
+    b"x": "leased",
+    b"y": "leased",
+    b"s": "suspect",
+    b"p": "payloads",
+}
 """Keys of a queue that are empty when it has nothing to do: lanes, departures, leases, suspects, payloads."""
 
 

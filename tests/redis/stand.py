@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import math
 import random
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from typing import Any, TypeVar
+
+import pytest
 
 from headway.brokers.redis.broker import RedisBroker
 from headway.brokers.redis.link import Link
 from headway.core.queue import QueueLimits
+from headway.errors import BrokerUnavailable
 from headway.model import Item, Lease, Reply
 from headway.tally import Tally
 from tests.contracts.brokers import AT_ONCE, LIMITS, MODELS, RedisHarness, ask, output, slot
@@ -60,8 +66,12 @@ class Stand(RedisHarness):
         return [{name.decode() for name in names} for names in lists]
 
 
-TIMEOUT = 0.5
+TIMEOUT = 0.4
 """Longest time for a call where a server is late on purpose, in real seconds."""
+GRACE = 2.0
+"""How much later a timeout may be seen on a machine that does other things, too."""
+
+T = TypeVar("T")
 
 
 @asynccontextmanager
@@ -124,3 +134,38 @@ async def _read(broker: RedisBroker, gateway: str) -> Sequence[Reply]:
 
 
 _numbers = itertools.count()
+
+
+def real(tell: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Makes a test in real time of a coroutine function."""
+
+    @functools.wraps(tell)
+    def test(**cases: Any) -> None:
+        asyncio.run(tell(**cases))
+
+    return test
+
+
+@contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """What is done here takes no longer."""
+    began = time.monotonic()
+    yield
+    assert time.monotonic() - began < seconds
+
+
+async def refused(call: Awaitable[Any], timeout: float = TIMEOUT) -> BrokerUnavailable:
+    """A call comes to nothing within its timeout."""
+    with within(timeout + GRACE), pytest.raises(BrokerUnavailable) as caught:
+        await call
+    return caught.value
+
+
+async def until(act: Callable[[], Awaitable[T]], seconds: float) -> T:
+    """The first answer to a call that is made again and again, as long as the broker is out of reach."""
+    async with asyncio.timeout(seconds):
+        while True:
+            try:
+                return await act()
+            except BrokerUnavailable:
+                await asyncio.sleep(0.01)

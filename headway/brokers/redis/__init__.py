@@ -1,6 +1,8 @@
 """The broker over Redis (7.0 or later) or Valkey: the same laws, for many processes on many machines.
 
-clients.py   from a URL to connections: one server, Sentinel, Cluster, TLS
+clients.py   from a URL to connections: one server, Sentinel, TLS
+cluster.py   a Redis Cluster: which node has a key
+server.py    one server
 link.py      calls with a deadline, blocking reads, and what is demanded of a server
 lua/         the library of functions in the server: every atomic step, with every key listed on top of its first file
 library.py   that library put together

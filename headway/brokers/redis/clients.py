@@ -1,151 +1,131 @@
-"""From a broker's URL to a client of redis-py: for one server, Sentinel or Cluster, each with or without TLS.
+"""From a broker's URL to a client: for one server, Sentinel or Cluster, each with or without TLS.
 
 What follows a `?` in the URL are options, as in rediss://HOST:PORT/0?ssl_ca_certs=/etc/headway/ca.pem; see
 `headway.config.broker.OPTIONS`. Nothing is tried twice: a command that was not answered may have been done, and only the
-caller knows whether it can be repeated.
+caller knows whether it can be repeated. Answers are bytes.
 """
 
 from __future__ import annotations
 
-import asyncio
 import math
 import ssl
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
-import hiredis
 from redis.asyncio import Redis
-from redis.asyncio.cluster import ClusterNode, RedisCluster
 from redis.asyncio.connection import Connection, ConnectionPool, SSLConnection
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
-from redis.exceptions import ResponseError
 
+from headway.brokers.redis.cluster import Cluster
+from headway.brokers.redis.server import Server
 from headway.config import shown_url
 from headway.errors import SettingError
 
-CONNECTIONS = 1024
-"""Most connections of one client to one server. A bound on mistakes: what is asked at once is a call for each shard."""
 REDIS_PORT, SENTINEL_PORT = 6379, 26379
 
 
-class Client:
-    """A client of redis-py, not yet connected, with all that has to be closed with it. Answers are bytes.
+class Client(Protocol):
+    """Asks the servers behind a URL; connects when first asked.
+
+    Attributes:
+        mode: `cluster`, `sentinel` or `standalone`.
+    """
+
+    mode: str
+
+    async def call(self, key: str, *command: Any) -> Any:
+        """The plain answer of the server that has a key, to a command of bytes, text and numbers."""
+        ...
+
+    async def everywhere(self, *command: Any) -> list[Any]:
+        """What each server that has keys answers to a command without any, as redis-py reads it."""
+        ...
+
+    def place_of(self, key: str) -> str:
+        """Name of the server that has a key."""
+        ...
+
+    async def close(self) -> None:
+        """Close all connections."""
+        ...
+
+
+class Single:
+    """The client of one server, wherever it is.
+
+    Arguments:
+        server: asked.
+        sentinel: knows where that is, if somebody has to.
+    """
+
+    def __init__(self, server: Server, sentinel: Sentinel | None = None) -> None:
+        self.mode = "standalone" if sentinel is None else "sentinel"
+        self._server = server
+        self._sentinel = sentinel
+
+    async def call(self, key: str, *command: Any) -> Any:
+        """See Client."""
+        return await self._server.call(*command)
+
+    async def everywhere(self, *command: Any) -> list[Any]:
+        """See Client."""
+        return [await self._server.ask(*command)]
+
+    def place_of(self, key: str) -> str:
+        """See Client."""
+        return ""
+
+    async def close(self) -> None:
+        """See Client."""
+        await self._server.close()
+        if self._sentinel is not None:
+            await self._sentinel.aclose()
+
+
+def connect(url: str, timeout: float) -> Client:
+    """The client for a URL.
 
     Arguments:
         url: of the broker.
-        timeout: longest time to connect, seconds.
-        silence: longest time for an answer, seconds; infinite when whoever asks bounds it.
+        timeout: longest time for a call, which is the time to connect as well, seconds; infinite for none.
 
     Raises:
         SettingError: a file that the URL names cannot be used.
     """
+    parts = urlsplit(url)
+    scheme, _, kind = parts.scheme.partition("+")
+    given = dict(parse_qsl(parts.query))
+    secure = _secured(url, given) if scheme == "rediss" else {}
+    hosts = _hosts(parts, SENTINEL_PORT if kind == "sentinel" else REDIS_PORT)
+    common: dict[str, Any] = {
+        "retry": Retry(NoBackoff(), 0),
+        "socket_connect_timeout": _finite(timeout),
+        "socket_timeout": None,  # Whoever asks bounds it.
+        "socket_keepalive": True,
+        "protocol": 2,
+        **secure,
+    }
+    if kind == "sentinel":
+        service, _, database = parts.path.strip("/").partition("/")
+        # Sentinels that are gone must leave time to ask the others.
+        share = _finite(timeout / (len(hosts) + 1))
+        bounds = {"socket_timeout": share, "socket_connect_timeout": share}
+        asking = {**common, **bounds, **_sentinel_login(given), "ssl": bool(secure)}
+        sentinel = Sentinel(hosts, sentinel_kwargs=asking)  # type: ignore[no-untyped-call]
+        primary: Redis = sentinel.master_for(
+            service, **common, **_login(parts), db=int(database or 0), ssl=bool(secure)
+        )
+        return Single(Server(primary), sentinel)
+    place = {"db": int(parts.path.strip("/") or 0), **_login(parts), **common}
 
-    def __init__(self, url: str, timeout: float, silence: float) -> None:
-        parts = urlsplit(url)
-        scheme, _, kind = parts.scheme.partition("+")
-        given = dict(parse_qsl(parts.query))
-        secure = _secured(url, given) if scheme == "rediss" else {}
-        common: dict[str, Any] = {"retry": Retry(NoBackoff(), 0), "socket_keepalive": True, "protocol": 2, **secure}
-        hosts = _hosts(parts, SENTINEL_PORT if kind == "sentinel" else REDIS_PORT)
-        self._idle: list[Any] = []
-        self._sentinel: Sentinel | None = None
-        self._redis: Redis | RedisCluster
-        if kind == "cluster":
-            # It finds out for itself that a node is silent, or it would go on asking it after a failover.
-            self._redis = RedisCluster(
-                startup_nodes=[ClusterNode(host, port) for host, port in hosts],
-                max_connections=CONNECTIONS,
-                reinitialize_steps=0,  # When a slot has moved, nobody else's connections are closed.
-                socket_timeout=_finite(silence),
-                socket_connect_timeout=_finite(timeout / 4),
-                ssl=bool(secure),
-                **_login(parts),
-                **common,
-            )
-        elif kind == "sentinel":
-            # Those that are gone must leave time to ask the others.
-            share = _finite(timeout / (len(hosts) + 1))
-            asking = {**common, **_sentinel_login(given), "socket_timeout": share, "socket_connect_timeout": share}
-            self._sentinel = Sentinel(hosts, sentinel_kwargs={**asking, "ssl": bool(secure)})  # type: ignore[no-untyped-call]
-            service, _, database = parts.path.strip("/").partition("/")
-            self._redis = self._sentinel.master_for(
-                service, **_one(common, timeout, parts, database), ssl=bool(secure), max_connections=CONNECTIONS
-            )
-        else:
-            [(host, port)] = hosts
-            pool = ConnectionPool(
-                connection_class=SSLConnection if secure else Connection,
-                max_connections=CONNECTIONS,
-                host=host,
-                port=port,
-                **_one(common, timeout, parts, parts.path.strip("/")),
-            )
-            self._redis = Redis.from_pool(pool)
+    def make(host: str, port: int) -> Server:
+        connection = SSLConnection if secure else Connection
+        return Server(Redis.from_pool(ConnectionPool(connection, host=host, port=port, **place)))
 
-    async def ask(self, *command: Any, **where: Any) -> Any:
-        """The answer to a command."""
-        return await self._redis.execute_command(*command, **where)
-
-    async def call(self, *command: Any) -> Any:
-        """The server's plain answer to a command of bytes, text and numbers: `ask` without what redis-py does for others
-        around each command, which takes more time than the command.
-
-        Each call has a connection to itself while it lasts. What breaks is closed, and with it whatever lay idle: it
-        most likely broke too.
-        """
-        if isinstance(self._redis, RedisCluster):
-            return await self.ask(*command)
-        connection = self._idle.pop() if self._idle else self._connection()
-        try:
-            if not connection.is_connected:
-                await connection.connect()
-            await connection.send_packed_command(hiredis.pack_command(command))
-            answer = await connection.read_response()
-        except ResponseError:
-            self._idle.append(connection)
-            raise
-        except BaseException:
-            broken, self._idle = [connection, *self._idle], []
-            for one in broken:
-                await one.disconnect(nowait=True)
-            raise
-        self._idle.append(connection)
-        return answer
-
-    def _connection(self) -> Any:
-        return self._redis.connection_pool.make_connection()  # type: ignore[union-attr]
-
-    async def everywhere(self, *command: Any) -> list[Any]:
-        """What each server answers that holds keys: the only one, or all primaries of a cluster."""
-        if not isinstance(self._redis, RedisCluster):
-            return [await self.ask(*command)]
-        await self._redis.initialize()
-        nodes = self._redis.get_primaries()
-        return list(await asyncio.gather(*(self.ask(*command, target_nodes=node) for node in nodes)))
-
-    def place_of(self, key: str) -> str:
-        """Name of the server that has a key, as far as it is known."""
-        if not isinstance(self._redis, RedisCluster):
-            return ""
-        node = self._redis.get_node_from_key(key)
-        return "" if node is None else node.name
-
-    async def at(self, key: str, *command: Any) -> Any:
-        """What the server that has a key answers to a command without keys."""
-        if not isinstance(self._redis, RedisCluster):
-            return await self.ask(*command)
-        return await self.ask(*command, target_nodes=self._redis.get_node_from_key(key))
-
-    async def close(self) -> None:
-        """Close all its connections."""
-        while self._idle:
-            await self._idle.pop().disconnect(nowait=True)
-        await self._redis.aclose()
-        if self._sentinel is not None:
-            await self._sentinel.aclose()
+    return Cluster(hosts, make, timeout) if kind == "cluster" else Single(make(*hosts[0]))
 
 
 def _finite(seconds: float) -> float | None:
@@ -170,11 +150,6 @@ def _login(parts: SplitResult) -> dict[str, Any]:
 def _sentinel_login(given: Mapping[str, str]) -> dict[str, Any]:
     names = {"sentinel_username": "username", "sentinel_password": "password"}
     return {name: given[option] for option, name in names.items() if option in given}
-
-
-def _one(common: Mapping[str, Any], timeout: float, parts: SplitResult, database: str) -> dict[str, Any]:
-    bounds = {"socket_timeout": None, "socket_connect_timeout": _finite(timeout)}
-    return {**common, **bounds, **_login(parts), "db": int(database or 0)}
 
 
 def _secured(url: str, given: Mapping[str, str]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from redis.exceptions import (
 )
 
 from headway.brokers.redis import library
-from headway.brokers.redis.clients import Client
+from headway.brokers.redis.clients import Client, connect
 from headway.config import shown_url
 from headway.errors import BrokerUnavailable, SettingError
 
@@ -41,9 +41,11 @@ SCARCE = 0.8
 LOADS = 3
 """How often a call brings the library into the server, should it be lost again and again."""
 NEEDED = "+@read +@write -@dangerous +fcall +function|load +time +info +config|get"
-"""What a user must be allowed, as in ACL SETUSER; `+cluster|slots +command` besides in a cluster."""
+"""What a user must be allowed, as in ACL SETUSER; `+cluster|slots` besides in a cluster."""
 MISSING = "Function not found"
 """What the server says of a function of a library that it lacks."""
+TROUBLE = (RedisError, OSError, TimeoutError, asyncio.IncompleteReadError)
+"""What redis-py raises when there is no answer."""
 
 T = TypeVar("T")
 
@@ -80,9 +82,7 @@ class Link:
         self._clock = clock
         self._block = math.inf if clock is not None else BLOCK
         self._source = library.source()
-        self._calls = Client(url, timeout, timeout)
-        self._claims = Client(url, timeout, timeout)
-        self._reads = Client(url, timeout, self._block + timeout)
+        self._calls, self._claims, self._reads = (connect(url, timeout) for _ in range(3))
         self._loading = asyncio.Lock()
         self._loads: dict[str, int] = {}
         self._scarce = False
@@ -103,7 +103,7 @@ class Link:
         """
         try:
             for info in await self._ask(lambda: self._calls.everywhere("INFO", "server")):
-                self._check_version(info)
+                self._check_server(info)
             await self._see_policy()
             await self._try_library()
         except RefusedCommand as exc:
@@ -112,6 +112,10 @@ class Link:
                 f"That user needs, as in ACL SETUSER: ~{self.prefix}:* {NEEDED}."
             )
             raise SettingError("broker", self._shown, f"refuses this user: {exc}", mend) from exc
+        except NoCluster as exc:
+            raise SettingError(
+                "broker", self._shown, "is no cluster", "Begin the URL with redis:// or rediss://."
+            ) from exc
         except NotTrusted as exc:
             mend = "Name the host as its certificate does; rediss://HOST:PORT/0?ssl_ca_certs=FILE names an authority to trust."
             raise SettingError("broker", self._shown, f"is not trusted: {exc}", mend) from exc
@@ -123,7 +127,7 @@ class Link:
             self._looking.cancel()
             await asyncio.gather(self._looking, return_exceptions=True)
         for client in (self._calls, self._claims, self._reads):
-            with contextlib.suppress(RedisError, OSError):
+            with contextlib.suppress(*TROUBLE):
                 await client.close()
 
     async def call(self, function: str, key: str, *arguments: Any) -> Any:
@@ -141,14 +145,16 @@ class Link:
     async def pop(self, key: str) -> bytes | None:
         """Wait for the first element of a list; None when there was none for a while. Raises BrokerUnavailable."""
         wait = 0 if math.isinf(self._block) else self._block
-        found = await self._ask(lambda: self._reads.call("BLPOP", key, wait), self._block)
+        found = await self._ask(lambda: self._reads.call(key, "BLPOP", key, wait), self._block)
         return None if found is None else found[1]
 
     async def stream(self, key: str, after: bytes) -> list[tuple[bytes, dict[bytes, bytes]]]:
         """Wait for what comes into a stream after an id; nothing when nothing did for a while. Raises BrokerUnavailable."""
         wait = 0 if math.isinf(self._block) else int(self._block * 1000)
-        found = await self._ask(lambda: self._reads.call("XREAD", "BLOCK", wait, "STREAMS", key, after), self._block)
-        return [(id, _fields(fields)) for id, fields in found[0][1]] if found else []
+        found = await self._ask(
+            lambda: self._reads.call(key, "XREAD", "BLOCK", wait, "STREAMS", key, after), self._block
+        )
+        return [(id, dict(zip(flat[::2], flat[1::2], strict=True))) for id, flat in found[0][1]] if found else []
 
     @property
     def scarce(self) -> bool:
@@ -174,7 +180,7 @@ class Link:
         for _ in range(LOADS):
             known = self._loads.copy()
             try:
-                return await client.call("FCALL", name, 1, key, *arguments)
+                return await client.call(key, "FCALL", name, 1, key, *arguments)
             except ResponseError as exc:
                 if MISSING not in str(exc):
                     raise
@@ -187,7 +193,7 @@ class Link:
         async with self._loading:
             place = client.place_of(key)
             if self._loads.get(place, 0) == known.get(place, 0):
-                await client.at(key, "FUNCTION LOAD", "REPLACE", self._source)
+                await client.call(key, "FUNCTION", "LOAD", "REPLACE", self._source)
                 self._loads[place] = self._loads.get(place, 0) + 1
                 log.info("the broker has got its functions again")
 
@@ -199,24 +205,22 @@ class Link:
         try:
             async with asyncio.timeout(None if math.isinf(bound) else bound):
                 return await act()
-        except (AuthenticationError, NoPermissionError) as exc:
-            raise RefusedCommand(_text(exc)) from exc
         except OutOfMemoryError as exc:
             raise OutOfMemory(f"the broker at {self._shown} has no memory left") from exc
-        except ResponseError as exc:
-            if "unknown command" in str(exc):
-                raise RefusedCommand(_text(exc)) from exc
-            raise BrokerUnavailable(f"the broker at {self._shown} answers: {_text(exc)}") from exc
-        except (RedisError, OSError, TimeoutError, asyncio.IncompleteReadError) as exc:
-            said = f"the broker at {self._shown} does not answer: {_text(exc)}"
-            raise (NotTrusted if _distrusts(exc) else BrokerUnavailable)(said) from exc
+        except TROUBLE as exc:
+            raise _told(exc, self._shown) from exc
 
-    def _check_version(self, info: Mapping[str, Any]) -> None:
+    def _check_server(self, info: Mapping[str, Any]) -> None:
         version = str(info.get("redis_version", ""))
         found = re.match(r"(\d+)\.(\d+)", version)
         if found is not None and (int(found[1]), int(found[2])) < OLDEST:
             reason = f"is version {version}, which has no functions"
             raise SettingError("broker", self._shown, reason, "Use Redis 7.0 or later, or Valkey.")
+        mode = str(info.get("redis_mode") or info.get("server_mode"))  # Redis and Valkey
+        if self._calls.mode == "standalone" and mode in ("cluster", "sentinel"):
+            reason = "is a node of a cluster" if mode == "cluster" else "is a Sentinel"
+            mend = f"Begin the URL with redis+{mode}:// or rediss+{mode}://."
+            raise SettingError("broker", self._shown, reason, mend)
 
     async def _see_policy(self) -> None:
         try:
@@ -246,22 +250,29 @@ class NotTrusted(BrokerUnavailable):
     """The server's certificate is not to be trusted."""
 
 
+class NoCluster(BrokerUnavailable):
+    """The server is not part of a cluster."""
+
+
 class OutOfMemory(BrokerUnavailable):
     """The server has no room for anything new. What was asked was not done."""
 
 
-def _distrusts(exc: BaseException | None) -> bool:
-    while exc is not None:
-        if isinstance(exc, ssl.SSLCertVerificationError):
-            return True
-        exc = exc.__cause__ or exc.__context__
-    return False
+def _told(exc: BaseException, shown: str) -> BrokerUnavailable:
+    """What redis-py raised, in the house's words. It may have wrapped what says most."""
+    said = f"the broker at {shown} {'answers' if isinstance(exc, ResponseError) else 'does not answer'}: {_text(exc)}"
+    cause: BaseException | None = exc
+    while cause is not None:
+        text = str(cause)
+        if isinstance(cause, AuthenticationError | NoPermissionError) or "unknown command" in text:
+            return RefusedCommand(text)
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return NotTrusted(said)
+        if "cluster support disabled" in text:
+            return NoCluster(said)
+        cause = cause.__cause__ or cause.__context__
+    return BrokerUnavailable(said)
 
 
 def _text(exc: BaseException) -> str:
     return str(exc) or type(exc).__name__
-
-
-def _fields(fields: Any) -> dict[bytes, bytes]:
-    """Those of a stream's entry: the client for clusters has paired names and values already."""
-    return fields if isinstance(fields, dict) else dict(zip(fields[::2], fields[1::2], strict=True))

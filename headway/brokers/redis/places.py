@@ -63,16 +63,16 @@ class Places:
             await asyncio.gather(self._counting, return_exceptions=True)
 
     async def count(self, wait: bool = False) -> None:
-        """Count the workers anew, when that is due. Only the first census is waited for, unless `wait` is set: an old one
-        will do."""
+        """Count the workers anew, when that is due. It is waited for if `wait` is set, or if the last census is too old
+        to go by meanwhile, as after a rest."""
         if self._shards == 1:
             return
         loop = asyncio.get_running_loop()
-        first = self._counting is None
-        if loop.time() - self._counted_at >= CENSUS_AGE and (self._counting is None or self._counting.done()):
+        age = loop.time() - self._counted_at
+        if age >= CENSUS_AGE and (self._counting is None or self._counting.done()):
             self._counted_at = loop.time()
             self._counting = loop.create_task(self._count())
-        if self._counting is not None and (first or wait):
+        if self._counting is not None and (wait or not self._census or age >= 2 * CENSUS_AGE):
             await asyncio.wait({self._counting})
 
     def home(self, worker: str, model: str) -> Line:

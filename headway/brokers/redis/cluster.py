@@ -1,0 +1,152 @@
+"""A Redis Cluster: which node has a key.
+
+redis-py has a client for clusters, too. But it would ask one node for the keys of each call of a function, with all that
+the call carries, and while one node is silent it has the calls to all others wait for that one.
+
+    map not known ──first call──▶ known ──a node is silent, or has moved──▶ in doubt
+                                    ▲                                         │ asked for in the background
+                                    └─────────────────────────────────────────┘
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from redis.crc import key_slot
+from redis.exceptions import AskError, MovedError, RedisError, ResponseError
+
+from headway.brokers.redis.server import Server
+from headway.errors import BrokerUnavailable
+
+MOVES = 4
+"""How often a call is sent on to the node that a key has moved to."""
+REFRESH_EVERY = 0.1
+"""Least seconds between two looks at who has which slots."""
+
+_Address = tuple[str, int]
+
+
+class Cluster:
+    """Knows its nodes, and asks them.
+
+    Arguments:
+        seeds: addresses of some of them.
+        make: builds what asks one.
+        timeout: longest time for a call, seconds; infinite for none.
+    """
+
+    mode = "cluster"
+
+    def __init__(self, seeds: Sequence[_Address], make: Callable[[str, int], Server], timeout: float) -> None:
+        self._seeds = seeds
+        self._make = make
+        self._patience = None if math.isinf(timeout) else timeout / 4
+        self._servers: dict[_Address, Server] = {}
+        self._ends: list[int] = []
+        self._owners: list[_Address] = []
+        self._moved: dict[int, _Address] = {}
+        self._silent: set[_Address] = set()
+        self._doubtful = True
+        self._looked_at = -math.inf
+        self._looking: asyncio.Task[None] | None = None
+
+    async def call(self, key: str, *command: Any) -> Any:
+        """See Client."""
+        if self._doubtful:
+            await self._look()
+        slot = key_slot(key.encode())
+        for _ in range(MOVES):
+            address = self._owner(slot)
+            try:
+                return await self._server(address).call(*command)
+            except MovedError as exc:
+                self._moved[slot] = (exc.host or address[0], exc.port)
+                self._doubtful = True
+            except AskError as exc:
+                # What belongs together is on two nodes, and a function must see all of it.
+                raise BrokerUnavailable(f"the keys of {key} are being moved to {exc.host}:{exc.port}") from exc
+            except ResponseError:
+                raise
+            except BaseException:  # Cancelled, too: that is how deadlines end.
+                self._silent.add(address)
+                self._doubtful = True
+                raise
+        raise BrokerUnavailable(f"the nodes of the cluster do not agree on who has {key}")
+
+    async def everywhere(self, *command: Any) -> list[Any]:
+        """See Client."""
+        self._doubtful, self._looked_at = True, -math.inf
+        await self._look(wait=True)
+        owners = dict.fromkeys(self._owners)
+        return list(await asyncio.gather(*(self._server(owner).ask(*command) for owner in owners)))
+
+    def place_of(self, key: str) -> str:
+        """See Client."""
+        host, port = self._owner(key_slot(key.encode()))
+        return f"{host}:{port}"
+
+    async def close(self) -> None:
+        """See Client."""
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
+        await asyncio.gather(*(server.close() for server in self._servers.values()))
+
+    def _server(self, address: _Address) -> Server:
+        server = self._servers.get(address)
+        if server is None:
+            server = self._servers[address] = self._make(*address)
+        return server
+
+    def _owner(self, slot: int) -> _Address:
+        moved = self._moved.get(slot)
+        if moved is not None:
+            return moved
+        place = bisect_left(self._ends, slot)
+        if place == len(self._ends):
+            raise BrokerUnavailable(f"no node of the cluster has slot {slot}")
+        return self._owners[place]
+
+    async def _look(self, wait: bool = False) -> None:
+        """See to it that the map is learnt anew. Whoever has one uses it meanwhile, unless it is to `wait`."""
+        loop = asyncio.get_running_loop()
+        if (self._looking is None or self._looking.done()) and loop.time() - self._looked_at >= REFRESH_EVERY:
+            self._looked_at = loop.time()
+            self._looking = loop.create_task(self._learn())
+        if self._looking is not None and (wait or not self._owners):
+            await asyncio.shield(self._looking)
+
+    async def _learn(self) -> None:
+        """Learn the map from the first node that tells it: those first that are not known to be silent."""
+        known = dict.fromkeys([*self._owners, *self._seeds])
+        failed: RedisError | OSError | TimeoutError | None = None
+        for address in sorted(known, key=lambda one: one in self._silent):
+            try:
+                async with asyncio.timeout(self._patience):
+                    told = await self._server(address).ask("CLUSTER SLOTS")
+            except (RedisError, OSError, TimeoutError) as exc:
+                self._silent.add(address)
+                failed = exc
+                continue
+            self._read(told, address[0])
+            return
+        if failed is not None and not self._owners:
+            raise failed
+
+    def _read(self, told: Any, host: str) -> None:
+        rows = sorted((int(last), node[0], int(node[1])) for _, last, node, *_ in told)
+        self._ends = [last for last, _, _ in rows]
+        self._owners = [(_text(named) or host, port) for _, named, port in rows]
+        self._moved.clear()
+        self._silent.clear()
+        self._doubtful = False
+
+
+def _text(name: str | bytes | None) -> str:
+    """A node's host; empty when it does not know its own, or will not tell."""
+    text = name.decode() if isinstance(name, bytes) else name or ""
+    return "" if text == "?" else text

@@ -1,0 +1,283 @@
+"""A Redis Cluster: shards on several nodes, and what becomes of the others when one is gone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from headway.brokers.redis import library, places
+from headway.brokers.redis.broker import RedisBroker
+from headway.brokers.redis.fleet import RedisFleet
+from headway.brokers.redis.letters import RedisDeadLetters
+from headway.errors import BrokerUnavailable, SettingError
+from headway.model import Item, Lease, Member, Role, Stage, Wait, WorkerInfo, WorkerStatus
+from tests.contracts.brokers import AT_ONCE, MAX_BATCH, ask, failed, ids, output, slot
+from tests.e2e.client import wait_until
+from tests.redis.stand import GRACE, TIMEOUT, brokers, opened, real, refused, until
+from tests.servers.cluster import ClusterSetup
+from tests.servers.redis import KINDS, RedisServer
+
+SHARDS = 4
+WORKERS = tuple(f"gpu-{number:02}" for number in range(16))
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterSetup]:
+    with ClusterSetup(request.param, tmp_path_factory.mktemp("cluster")) as setup:
+        yield setup
+
+
+@pytest.fixture
+def cluster(running: ClusterSetup, monkeypatch: pytest.MonkeyPatch) -> ClusterSetup:
+    """With nothing in it. Workers are counted each time: nobody should have to wait for the next census."""
+    monkeypatch.setattr(places, "CENSUS_AGE", 0.0)
+    for server in running.servers:
+        server.command("FLUSHALL")
+    return running
+
+
+async def beaten(broker: RedisBroker) -> None:
+    """Heartbeats of all slots, twice: at first nobody knows of the others."""
+    for worker in 2 * WORKERS:
+        await broker.beat(WorkerInfo(worker_id=worker, model="m", status=WorkerStatus.HEALTHY))
+
+
+async def drained(broker: RedisBroker) -> list[Lease]:
+    """Claim and answer all that waits, by the slots of each shard."""
+    leases = []
+    for worker in WORKERS:
+        while isinstance(claimed := await broker.claim(slot(worker), AT_ONCE), Lease):
+            leases.append(claimed)
+            await broker.complete(claimed, [Item(output(rider.input)) for rider in claimed.entries])
+    return leases
+
+
+async def claimed(broker: RedisBroker, worker: str) -> Lease | Wait:
+    return await until(lambda: broker.claim(slot(worker), AT_ONCE), GRACE)
+
+
+def nodes_of(cluster: ClusterSetup) -> list[RedisServer]:
+    """The node of each shard."""
+    return [cluster.of(f"headway:{{m:{shard}}}:") for shard in range(SHARDS)]
+
+
+@real
+async def test_everything_works_across_nodes(cluster: ClusterSetup) -> None:
+    assert set(nodes_of(cluster)) == set(cluster.servers)
+    async with brokers(cluster.url, count=2, shards=SHARDS) as [here, there]:
+        await beaten(there)
+        for server in cluster.servers:
+            assert library.VERSION in str(server.command("FUNCTION", "LIST"))
+        reading = asyncio.create_task(here.replies("g", 0))
+        entries = [ask() for _ in range(4 * MAX_BATCH)]
+        assert await here.enqueue(entries) == [None] * len(entries)
+        assert min(server.command("DBSIZE") for server in cluster.servers) > 0
+        assert await there.stage("t", entries[-1].id) is Stage.QUEUED
+        await there.cancel([("t", entry.id) for entry in entries[:MAX_BATCH]])
+        leases = await drained(there)
+        wanted = set(ids(entries[MAX_BATCH:]))
+        assert {rider.id for lease in leases for rider in lease.entries} == wanted
+        assert {lease.fence % 256 for lease in leases} == set(range(SHARDS))
+        found, _ = await reading
+        while len(found) < len(wanted):
+            found, _ = await here.replies("g", 0)
+        assert set(ids(found)) == wanted
+        assert len(await here.workers()) == len(WORKERS)
+        assert (await here.loads())["m"].slots == len(WORKERS)
+        assert await here.reap() > 0.0
+
+
+@real
+async def test_the_fleet_and_the_dead_letters_are_there_too(cluster: ClusterSetup) -> None:
+    async with brokers(cluster.url, shards=SHARDS) as [broker], opened(cluster.url) as link:
+        fleet, letters = RedisFleet(link), RedisDeadLetters(link, ["m"], SHARDS)
+        await fleet.attend(Member(id="a", role=Role.GATEWAY, host="h", pid=1))
+        assert [member.id for member in await fleet.members()] == ["a"]
+        await beaten(broker)
+        culprits = [ask() for _ in range(SHARDS)]
+        for culprit in culprits:  # One after the other: each into the next shard.
+            await broker.enqueue([culprit])
+        while any(depth.depth for depth in await broker.depths()):
+            for worker in WORKERS:
+                if isinstance(claimed := await broker.claim(slot(worker), AT_ONCE), Lease):
+                    await broker.release(claimed, failed())
+            await asyncio.sleep(0.01)
+        assert await letters.count() == SHARDS
+        assert {letter.entry.id for letter in await letters.list()} == set(ids(culprits))
+        assert await letters.remove(culprits[0].id)
+        assert await letters.get(culprits[0].id) is None
+
+
+@real
+async def test_a_node_that_lost_its_functions_gets_them_again(cluster: ClusterSetup) -> None:
+    async with brokers(cluster.url, shards=SHARDS) as [broker]:
+        await beaten(broker)
+        for server in cluster.servers:
+            server.command("FUNCTION", "FLUSH")
+            assert await broker.enqueue([ask() for _ in range(8)]) == [None] * 8
+        assert sum(len(lease.entries) for lease in await drained(broker)) == 24
+
+
+@real
+async def test_a_slot_that_has_moved_is_followed(cluster: ClusterSetup) -> None:
+    async with brokers(cluster.url, shards=SHARDS) as [broker]:
+        await beaten(broker)
+        await broker.enqueue([ask() for _ in range(8)])
+        await drained(broker)
+        source, target = nodes_of(cluster)[2], cluster.servers[0]
+        with moved(cluster, 2, source, target):
+            await beaten(broker)
+            assert await broker.enqueue([ask() for _ in range(8)]) == [None] * 8
+            assert target.command("EXISTS", "headway:{m:2}:q") == 1
+            assert sum(len(lease.entries) for lease in await drained(broker)) == 8
+
+
+@real
+async def test_a_slot_on_its_way_is_left_alone_until_it_has_arrived(cluster: ClusterSetup) -> None:
+    """A function would see half of what it needs."""
+    async with brokers(cluster.url, shards=SHARDS, timeout=TIMEOUT) as [broker]:
+        await beaten(broker)
+        source, target = nodes_of(cluster)[2], cluster.servers[0]
+        number = slot_of(cluster, 2)
+        source.command("CLUSTER", "SETSLOT", number, "MIGRATING", target.command("CLUSTER", "MYID"))
+        try:
+            entries = [ask() for _ in range(8)]
+            error = await refused(broker.enqueue(entries))
+            assert "are being moved to" in str(error)
+        finally:
+            source.command("CLUSTER", "SETSLOT", number, "STABLE")
+        assert await broker.enqueue(entries) == [None] * 8
+        assert sum(len(lease.entries) for lease in await drained(broker)) == 8
+
+
+@real
+async def test_another_node_in_the_place_of_one_that_is_silent_is_found(cluster: ClusterSetup) -> None:
+    """As after a failover, of which the old primary says nothing."""
+    async with brokers(cluster.url, shards=SHARDS, timeout=TIMEOUT) as [broker]:
+        await beaten(broker)
+        source, target = nodes_of(cluster)[2], cluster.servers[0]
+        source.pause()
+        try:
+            others = [server for server in cluster.servers if server is not source]
+            for server in others:
+                server.command("CLUSTER", "BUMPEPOCH")
+            give(cluster, 2, target, *others)
+            entries = [ask() for _ in range(8)]
+            assert await until(lambda: broker.enqueue(entries), 3 * TIMEOUT + GRACE) == [None] * 8
+            assert sum(len(lease.entries) for lease in await drained(broker)) == 8
+        finally:
+            source.resume()
+            target.command("DEL", *target.command("KEYS", "headway:{m:2}:*"))
+            source.command("FLUSHALL")
+            give(cluster, 2, source, source, *others)
+            wait_until(cluster.whole)
+
+
+def give(cluster: ClusterSetup, shard: int, owner: RedisServer, *tell: RedisServer) -> None:
+    """A shard's slot is another node's from now on."""
+    number = slot_of(cluster, shard)
+    name = owner.command("CLUSTER", "MYID")
+    for server in tell or cluster.servers:
+        server.command("CLUSTER", "SETSLOT", number, "NODE", name)
+
+
+def slot_of(cluster: ClusterSetup, shard: int) -> int:
+    number: int = cluster.servers[0].command("CLUSTER", "KEYSLOT", f"headway:{{m:{shard}}}:")
+    return number
+
+
+@contextmanager
+def moved(cluster: ClusterSetup, shard: int, source: RedisServer, target: RedisServer) -> Iterator[None]:
+    """A slot without keys is another node's, for a while."""
+    source.command("FLUSHALL")
+    give(cluster, shard, target, target, source, *cluster.servers)
+    try:
+        yield
+    finally:
+        target.command("FLUSHALL")
+        give(cluster, shard, source, source, target, *cluster.servers)
+        wait_until(cluster.whole)
+
+
+@real
+async def test_a_node_that_is_silent_does_not_keep_the_others_from_their_work(cluster: ClusterSetup) -> None:
+    async with brokers(cluster.url, shards=SHARDS, timeout=TIMEOUT) as [broker]:
+        await beaten(broker)
+        entries = [ask() for _ in range(4 * SHARDS)]
+        await broker.enqueue(entries)
+        nodes = nodes_of(cluster)
+        away = nodes[2]
+        silent = [shard for shard, node in enumerate(nodes) if node is away]
+        assert 0 < len(silent) < SHARDS
+        assert away is not cluster.of("headway:{fleet}:")
+        away.pause()
+        try:
+            for shard, worker in enumerate(WORKERS[:SHARDS]):
+                if shard not in silent:
+                    assert isinstance(await claimed(broker, worker), Lease)
+            for call in (
+                lambda: broker.enqueue([ask() for _ in range(4 * SHARDS)]),
+                broker.depths,
+                broker.reap,
+                lambda: broker.cancel([("t", "unknown")]),
+            ):
+                await refused(call())
+            await refused(broker.claim(slot(WORKERS[silent[0]]), AT_ONCE))
+        finally:
+            away.resume()
+        assert isinstance(await claimed(broker, WORKERS[silent[0]]), Lease)
+        wait_until(cluster.whole)
+
+
+@real
+async def test_the_others_are_reaped_while_a_node_is_silent(cluster: ClusterSetup) -> None:
+    async with brokers(cluster.url, shards=SHARDS, timeout=TIMEOUT) as [broker]:
+        await beaten(broker)
+        entries = [ask(queue_timeout=0.05) for _ in range(4 * SHARDS)]
+        reading = asyncio.create_task(broker.replies("g", 0))
+        await broker.enqueue(entries)
+        away = nodes_of(cluster)[0]  # The first to be reaped.
+        away.pause()
+        try:
+            await refused(broker.reap())
+            await refused(broker.reap())
+            found, _ = await reading
+            assert set(ids(found)) < set(ids(entries))
+        finally:
+            away.resume()
+
+
+@real
+async def test_every_node_must_keep_what_waits(cluster: ClusterSetup) -> None:
+    for server in cluster.servers:
+        server.command("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+        try:
+            with pytest.raises(SettingError, match="maxmemory-policy allkeys-lru"):
+                async with opened(cluster.url):
+                    pass
+        finally:
+            server.command("CONFIG", "SET", "maxmemory-policy", "noeviction")
+
+
+@real
+async def test_one_of_the_nodes_that_are_named_is_enough(cluster: ClusterSetup) -> None:
+    there = [f"127.0.0.1:{server.port}" for server in cluster.servers]
+    async with opened(f"redis+cluster://127.0.0.1:1,127.0.0.1:2,{there[2]}") as link:
+        assert await RedisFleet(link).members() == []
+    with pytest.raises(BrokerUnavailable):
+        async with opened("redis+cluster://127.0.0.1:1,127.0.0.1:2"):
+            pass
+
+
+@real
+async def test_a_cluster_and_a_server_are_told_apart(cluster: ClusterSetup, tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match=r"is a node of a cluster.*redis\+cluster://"):
+        async with opened(cluster.url.replace("redis+cluster", "redis")):
+            pass
+    with RedisServer("valkey", tmp_path) as server, pytest.raises(SettingError, match=r"is no cluster.*redis://"):
+        async with opened(f"redis+cluster://127.0.0.1:{server.port}"):
+            pass

@@ -1,17 +1,18 @@
 """The library of functions that runs inside the server, put together from `lua/`.
 
-Its numbers are the ones of `headway.core`, so that they are written down once. Its name carries a version: processes of
+Its numbers are the ones of `headway.core`, so that they are written down once. Its name is made of its text: processes of
 two releases load theirs side by side and work on the same keys.
 """
 
 from __future__ import annotations
 
+import hashlib
 from importlib import resources
 
 from headway.core import admission, departure, health, packing, queue, retry, service_model
 
-VERSION = "headway1"
-"""Name of the library; its functions begin with it. Changes with what the functions take, return or store."""
+LAYOUT = "headway1"
+"""What is stored in the server, and how. Changes when releases on either side of a change could not share it."""
 
 RULE_AGE = 0.1
 """Seconds for which a rule, and the load it was made of, are good. Older ones are made anew."""
@@ -71,10 +72,20 @@ _NUMBERS: dict[str, float] = {
 }
 
 
+def _body() -> str:
+    folder = resources.files(__package__).joinpath("lua")
+    files = [file for file in folder.iterdir() if file.name.endswith(".lua")]
+    files.sort(key=lambda file: int(file.name.partition("_")[0]))
+    numbers = (f"local {name} = {value!r}" for name, value in _NUMBERS.items())
+    return "\n".join([*numbers, *(file.read_text(encoding="utf-8") for file in files)])
+
+
+_BODY = _body()
+
+VERSION = f"{LAYOUT}_{hashlib.sha256(_BODY.encode()).hexdigest()[:8]}"
+"""Name of the library, with which its functions begin. It tells its text, so that no release takes away another's."""
+
+
 def source() -> str:
     """The library's text, as FUNCTION LOAD takes it."""
-    files = [file for file in resources.files(__package__).joinpath("lua").iterdir() if file.name.endswith(".lua")]
-    files.sort(key=lambda file: int(file.name.partition("_")[0]))
-    numbers = "\n".join(f"local {name} = {value!r}" for name, value in _NUMBERS.items())
-    parts = [f"#!lua name={VERSION}", f"local VERSION = '{VERSION}'", numbers]
-    return "\n".join([*parts, *(file.read_text(encoding="utf-8") for file in files)])
+    return f"#!lua name={VERSION}\nlocal VERSION = '{VERSION}'\n{_BODY}"

@@ -1,0 +1,125 @@
+"""Sentinels: the primary is found, and found again when it is another."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headway.brokers.redis import library
+from headway.brokers.redis.broker import RedisBroker
+from headway.errors import BrokerUnavailable
+from headway.model import Lease, Reply, Stage
+from tests.contracts.brokers import AT_ONCE, ask, output, slot
+from tests.e2e.client import wait_until
+from tests.redis.stand import GRACE, TIMEOUT, answered, brokers, opened, real, refused, served, until
+from tests.servers.ports import LOOPBACK
+from tests.servers.redis import KINDS, RedisServer
+from tests.servers.sentinel import SERVICE, SentinelSetup
+
+FAILOVER = 15.0
+"""Most seconds until there is another primary, on a machine that does other things, too."""
+
+
+@pytest.fixture(params=KINDS)
+def setup(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SentinelSetup]:
+    with SentinelSetup(request.param, tmp_path) as made:
+        yield made
+
+
+async def reply(broker: RedisBroker) -> Reply:
+    """The one reply that comes, over any number of connections."""
+    replies, cursor = await until(lambda: broker.replies("g", 0), FAILOVER)
+    assert (len(replies), cursor) == (1, 1)
+    return replies[0]
+
+
+@real
+async def test_calls_go_on_with_the_new_primary(setup: SentinelSetup) -> None:
+    async with brokers(setup.url, timeout=TIMEOUT) as [broker]:
+        entry = ask(id="a")
+        assert await broker.enqueue([entry]) == [None]
+        reading = asyncio.create_task(reply(broker))
+        listening = asyncio.create_task(broker.listen(slot(), None))
+        wait_until(setup.in_step)
+        second = setup.replica
+        assert library.VERSION in str(second.command("FUNCTION", "LIST"))  # It has them from the primary.
+        second.command("CONFIG", "RESETSTAT")
+        setup.primary.kill()
+        await refused(broker.enqueue([ask()]))
+        with pytest.raises(BrokerUnavailable):
+            await asyncio.wait_for(listening, GRACE)
+        assert await until(lambda: broker.stage("t", "a"), FAILOVER) is Stage.QUEUED
+        assert await broker.enqueue([entry]) == [None]
+        lease = await until(lambda: answered(broker), FAILOVER)
+        assert [rider.id for rider in lease.entries] == ["a"]
+        assert (await reading).output == output(entry.input)
+        assert second.command("ROLE")[0] == b"master"
+        assert "cmdstat_function|load" not in second.command("INFO", "commandstats")
+
+
+@real
+async def test_a_primary_that_falls_silent_is_left_and_not_believed_when_it_speaks_again(setup: SentinelSetup) -> None:
+    async with brokers(setup.url, timeout=TIMEOUT) as [broker]:
+        entry = ask(id="a")
+        assert await broker.enqueue([entry]) == [None]
+        wait_until(setup.in_step)
+        first = setup.primary
+        first.pause()
+        try:
+            await refused(broker.claim(slot(), AT_ONCE))
+            lease = await until(lambda: broker.claim(slot(), AT_ONCE), FAILOVER)
+        finally:
+            first.resume()
+        assert isinstance(lease, Lease)
+        wait_until(setup.in_step)
+        assert setup.replica is first
+        assert await until(lambda: broker.stage("t", "a"), FAILOVER) is Stage.PROCESSING
+
+
+@real
+async def test_a_call_that_reaches_a_replica_is_refused_and_the_next_one_finds_the_primary(
+    setup: SentinelSetup,
+) -> None:
+    async with brokers(setup.url) as [broker]:
+        assert await broker.enqueue([ask(id="a")]) == [None]
+        first = setup.primary
+        first.command("REPLICAOF", LOOPBACK, setup.replica.port)  # The Sentinels undo it as soon as they see it.
+        error = await refused(broker.enqueue([ask(id="b")]))
+        assert "The previous master is now a slave" in str(error)
+        assert await until(lambda: broker.enqueue([ask(id="b")]), FAILOVER) == [None]
+
+
+@real
+async def test_a_sentinel_that_is_silent_does_not_hide_the_others(setup: SentinelSetup) -> None:
+    setup.sentinels[0].pause()
+    setup.sentinels[1].kill()
+    async with opened(setup.url, timeout=2.0):
+        pass
+    setup.sentinels[0].resume()
+
+
+@real
+async def test_a_service_that_no_sentinel_knows_is_told(setup: SentinelSetup) -> None:
+    url = setup.url.replace(f"/{SERVICE}", "/other")
+    with pytest.raises(BrokerUnavailable, match="No master found for 'other'"):
+        async with opened(url):
+            pass
+
+
+@real
+async def test_server_and_sentinels_have_passwords_of_their_own(tmp_path: Path) -> None:
+    with RedisServer("valkey", tmp_path / "server", password="for/the:server") as server:
+        watch = (
+            f"sentinel monitor {SERVICE} {LOOPBACK} {server.port} 1",
+            f"sentinel auth-pass {SERVICE} for/the:server",
+        )
+        sentinel = RedisServer("valkey", tmp_path / "sentinel", *watch, "requirepass other", sentinel=True)
+        sentinel.url = sentinel.url.replace("//", "//:other@")
+        with sentinel:
+            place = f"redis+sentinel://:for%2Fthe%3Aserver@{LOOPBACK}:{sentinel.port}/{SERVICE}"
+            await served(f"{place}?sentinel_password=other")
+            with pytest.raises(BrokerUnavailable):
+                await served(place)

@@ -19,6 +19,7 @@ ROOT = Path(headway.__file__).parent.parent
 DOCS = ROOT / "docs"
 GUIDE = (DOCS / "guide.md").read_text(encoding="utf-8")
 OPERATIONS = (DOCS / "operations.md").read_text(encoding="utf-8")
+FLEET = (DOCS / "fleet.md").read_text(encoding="utf-8")
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
 FOREIGN_FLAGS = {"--data-binary"}
 
@@ -38,7 +39,7 @@ def test_every_metric_is_in_the_operations_and_no_other() -> None:
     made = families(State(Tally(), ["free"], [], [], 0))
     names = {f"{family.name}_total" if family.type == "counter" else family.name for family in made}
     assert set(re.findall(r"^\| `(headway_[a-z_]+)` \|", OPERATIONS, re.MULTILINE)) == names
-    used = {re.sub(r"_(bucket|sum|count)$", "", name) for name in re.findall(r"headway_[a-z_]+", OPERATIONS)}
+    used = {re.sub(r"_(bucket|sum|count)$", "", name) for name in re.findall(r"headway_[a-z_]+", OPERATIONS + FLEET)}
     assert {name for name in used if name not in names and name != "headway_"} == set()
 
 
@@ -50,7 +51,7 @@ def test_every_flag_in_the_documents_is_one(
     for command in commands:
         assert code_of([*command, "--help"]) == 0
     known = set(re.findall(r"--[a-z][a-z0-9-]*", capsys.readouterr().out))
-    used = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", GUIDE + OPERATIONS))
+    used = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", GUIDE + OPERATIONS + FLEET))
     assert used - known - FOREIGN_FLAGS == set()
 
 

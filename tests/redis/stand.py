@@ -51,6 +51,10 @@ class Stand(RedisHarness):
         """A key of a queue."""
         return f"headway:{{{model}:{shard}}}:{name}"
 
+    def bell(self) -> str:
+        """The key of the first process's bell."""
+        return self.key(f"b:{self._links[0].process}")
+
     def held(self, model: str = "m") -> list[int]:
         """How many payloads each shard holds."""
         return [self.server.command("HLEN", self.key("p", shard, model)) for shard in range(self.shards)]

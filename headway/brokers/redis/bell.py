@@ -10,9 +10,13 @@ import asyncio
 import math
 from collections.abc import Callable
 
+import structlog
+
 from headway.brokers.redis import wire
 from headway.brokers.redis.link import Link
 from headway.errors import BrokerUnavailable
+
+log = structlog.get_logger(__name__)
 
 GRAIN = 0.0005
 """Least seconds a timer is set for."""
@@ -114,7 +118,11 @@ class Bell:
                     sleeper.woken.set_exception(exc)
 
     def _ring(self, message: bytes) -> None:
-        at, load, worker = wire.read_bell(message)
+        try:
+            at, load, worker = wire.read_bell(message)
+        except wire.UNREADABLE as exc:
+            log.error("a bell cannot be read", error=wire.reason(exc))
+            return
         self._learn(load)
         sleeper = self._sleepers.get(worker)
         if sleeper is None:

@@ -30,7 +30,7 @@ class RedisFleet:
 
     async def members(self) -> Sequence[Member]:
         """See Fleet."""
-        return [wire.read_member(packed) for packed in await self._ask("members")]
+        return wire.readable(wire.read_member, await self._ask("members"))
 
     async def lead(self, candidate: str, seconds: float) -> bool:
         """See Fleet."""
@@ -42,7 +42,7 @@ class RedisFleet:
 
     async def capacities(self) -> Sequence[Capacity]:
         """See Fleet."""
-        return [wire.read_capacity(packed) for packed in await self._ask("capacities")]
+        return wire.readable(wire.read_capacity, await self._ask("capacities"))
 
     async def _ask(self, function: str, *arguments: object) -> list[bytes]:
         found: list[bytes] = await self._link.call(function, self._key, self._link.clock_text(), *arguments)

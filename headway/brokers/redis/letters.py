@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import msgspec
 import structlog
 
 from headway.brokers.redis import wire
@@ -70,6 +69,6 @@ def _read(packed: bytes) -> DeadLetter | None:
     """One that a later release has written cannot be shown; it stays where it is."""
     try:
         return wire.read_letter(packed)
-    except (wire.TooNew, msgspec.MsgspecError) as exc:
-        log.warning("a dead letter cannot be read", error=str(exc))
+    except wire.UNREADABLE as exc:
+        log.warning("a dead letter cannot be read", error=wire.reason(exc))
         return None

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from headway.brokers import verdicts
 from headway.brokers.redis import wire
 from headway.brokers.redis.bell import Bell
@@ -275,6 +273,7 @@ class Line:
         if found != self.born:
             if self.born != 0.0:
                 self.losses += 1
+                self._receipts.clear()
                 self.bell.wake_all()  # The server no longer knows who listens.
             self.born = found
 
@@ -301,8 +300,8 @@ class Line:
         for payload in payloads:
             try:
                 entries.append(wire.read_entry(payload))
-            except (wire.TooNew, msgspec.MsgspecError) as exc:
-                unreadable = f"an entry cannot be read: {exc}"
+            except wire.UNREADABLE as exc:
+                unreadable = f"an entry cannot be read: {wire.reason(exc)}"
         waited = [float(left_at) - arrived for arrived in wire.read_instants(arrivals)]
         lease = Lease(
             fence=int(float(fence)) * SHARDS + self.shard,

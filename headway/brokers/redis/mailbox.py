@@ -6,10 +6,14 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import structlog
+
 from headway.brokers.redis import wire
 from headway.brokers.redis.line import Line, Receipt
 from headway.errors import BrokerUnavailable
 from headway.model import Reply
+
+log = structlog.get_logger(__name__)
 
 FIRST = b"0-0"
 """The id before all others."""
@@ -17,9 +21,10 @@ FIRST = b"0-0"
 
 @dataclass(slots=True)
 class _Read:
-    """One stream entry's replies, and where it came from."""
+    """One stream entry's replies, and where it came from; `born` is of the server's state that it belongs to."""
 
     line: Line
+    born: float
     id: bytes
     replies: list[Reply]
 
@@ -53,13 +58,13 @@ class Mailbox:
     async def replies(self, after: int) -> tuple[Sequence[Reply], int]:
         """See Broker.replies."""
         self._acknowledge(after)
+        self._broken = None  # What broke since is tried again before anybody is told.
         for stream in self._streams:
             if stream.task is None or stream.task.done():
                 stream.task = asyncio.get_running_loop().create_task(self._read_on(stream))
         while not self._reads:
             if self._broken is not None:
-                broken, self._broken = self._broken, None
-                raise broken
+                raise self._broken
             self._arrival.clear()
             await self._arrival.wait()
         replies = [reply for read in self._reads for reply in read.replies]
@@ -80,8 +85,9 @@ class Mailbox:
                 break
             self._acknowledged += len(read.replies)
             done += 1
-            keys = [wire.key_of(reply.tenant, reply.id) for reply in read.replies]
-            read.line.read(Receipt(self._gateway, read.id, keys))
+            if read.born in (0.0, read.line.born):  # Otherwise it was lost meanwhile, and another may have the same id.
+                keys = [wire.key_of(reply.tenant, reply.id) for reply in read.replies]
+                read.line.read(Receipt(self._gateway, read.id, keys))
         del self._reads[:done]
 
     async def _read_on(self, stream: _Stream) -> None:
@@ -98,6 +104,11 @@ class Mailbox:
         link, key = stream.line.link, stream.line.stream_of(self._gateway)
         for id, fields in await link.stream(key, stream.last):
             stream.last = id
-            replies = wire.read_outcomes(fields)
-            self._reads.append(_Read(stream.line, id, replies))
+            try:
+                replies = wire.read_outcomes(fields)
+            except wire.UNREADABLE as exc:
+                # To wait for a release that can read it would keep back all that follow; these end by their deadlines.
+                log.error("replies cannot be read", gateway=self._gateway, error=wire.reason(exc))
+                continue
+            self._reads.append(_Read(stream.line, stream.line.born, id, replies))
             self._arrival.set()

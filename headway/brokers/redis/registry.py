@@ -30,7 +30,7 @@ class Registry:
     async def workers(self) -> Sequence[WorkerInfo]:
         """All that were heard of of late, each as it is to be believed now."""
         now, packed = await self._link.call("workers", self._key, self._link.clock_text())
-        return [_aged(wire.read_worker(one), float(now)) for one in packed]
+        return [_aged(worker, float(now)) for worker in wire.readable(wire.read_worker, packed)]
 
 
 def _aged(worker: WorkerInfo, now: float) -> WorkerInfo:

@@ -6,7 +6,10 @@ has written; what is newer than that it refuses, rather than guess.
 
 from __future__ import annotations
 
+import contextlib
 import struct
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 import msgspec
 
@@ -25,6 +28,8 @@ from headway.model import (
     WorkerInfo,
 )
 
+T = TypeVar("T")
+
 SCHEMA = 1
 """Version of what this release writes."""
 READABLE = range(1, SCHEMA + 2)
@@ -33,6 +38,24 @@ READABLE = range(1, SCHEMA + 2)
 
 class TooNew(Exception):
     """What was read is of a later release than this one can read; the text says which."""
+
+
+UNREADABLE = (TooNew, msgspec.MsgspecError, ValueError, KeyError, struct.error)
+"""What reading may raise."""
+
+
+def reason(exc: BaseException) -> str:
+    """Why something cannot be read."""
+    return str(exc) if isinstance(exc, TooNew | msgspec.MsgspecError) else f"it is malformed: {exc!r}"
+
+
+def readable(read: Callable[[bytes], T], packed: Iterable[bytes]) -> list[T]:
+    """All that can be read; who cannot be is of a later release, and not for this one to judge."""
+    found = []
+    for one in packed:
+        with contextlib.suppress(*UNREADABLE):
+            found.append(read(one))
+    return found
 
 
 class WireEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -1,0 +1,187 @@
+"""What other releases have written, and what nobody should have."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+import msgspec
+import pytest
+
+from headway import errors
+from headway.brokers.redis import wire
+from headway.model import Capacity, Entry, Lease, Member, Role, Wait, WorkerInfo, WorkerStatus
+from tests.contracts.brokers import AT_ONCE, ask, drained, failed, ids, output, slot, story
+from tests.redis.stand import Stand
+from tests.servers.redis import KINDS, SharedServers
+
+
+@pytest.fixture(params=KINDS)
+def harness(request: pytest.FixtureRequest, servers: SharedServers) -> Iterator[Stand]:
+    made = Stand(servers.of(request.param))
+    yield made
+    made.close()
+
+
+pack_entry = wire.pack_entry
+
+
+def of_release(later: int) -> Callable[[Entry], bytes]:
+    """How a release so much later packs an entry: with members that are not known yet."""
+
+    def pack(entry: Entry) -> bytes:
+        schema, *members = msgspec.msgpack.decode(pack_entry(entry))
+        return msgspec.msgpack.encode([schema + later, *members, "new", {"newer": 1}])
+
+    return pack
+
+
+async def settled(harness: Stand, *entries: Entry) -> None:
+    """Serve until everything has its outcome."""
+    for _ in range(60):
+        if not any(one.depth for one in await harness.broker.depths()):
+            return
+        claimed = await harness.broker.claim(slot(), AT_ONCE)
+        if isinstance(claimed, Lease):
+            await harness.answer(claimed)
+        else:
+            await harness.advance(0.05)
+    raise AssertionError("it goes on and on")
+
+
+@story
+async def test_an_entry_of_the_next_release_is_served(harness: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "pack_entry", of_release(1))
+    entry = ask("text", id="a")
+    await harness.broker.enqueue([entry])
+    lease = await harness.claim()
+    assert lease.entries == (entry,)
+    await harness.answer(lease)
+    assert (await drained(harness))["a"].output == output("text")
+
+
+@pytest.mark.parametrize("alien", [of_release(2), lambda _: b"", lambda _: b"\xc1", lambda _: b"\x91\x01"], ids=str)
+@story
+async def test_an_entry_that_cannot_be_read_costs_nobody_else_the_answer(
+    harness: Stand, alien: Callable[[Entry], bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = [ask(id=f"good {number}") for number in range(5)]
+    await harness.broker.enqueue(good[:2])
+    monkeypatch.setattr(wire, "pack_entry", alien)
+    await harness.broker.enqueue([ask(id="alien")])
+    monkeypatch.setattr(wire, "pack_entry", pack_entry)
+    await harness.broker.enqueue(good[2:])
+    assert isinstance(await harness.broker.claim(slot(), AT_ONCE), Wait)
+    await settled(harness)
+    replies = await drained(harness)
+    assert set(replies) == {"alien", *ids(good)}
+    assert all(replies[entry.id].output == output(entry.input) for entry in good)
+    failure = replies["alien"].failure
+    assert failure is not None
+    assert failure.code == errors.BACKEND_ERROR
+    assert "cannot be read" in failure.message
+    assert await harness.dead.count() == 1
+
+
+@story
+async def test_a_dead_letter_that_cannot_be_read_hides_no_other(
+    harness: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for id, pack in (("old", pack_entry), ("alien", of_release(2)), ("new", pack_entry)):
+        monkeypatch.setattr(wire, "pack_entry", pack)
+        await harness.broker.enqueue([ask(id=id)])
+        while any(one.depth for one in await harness.broker.depths()):
+            claimed = await harness.broker.claim(slot(), AT_ONCE)
+            if isinstance(claimed, Lease):
+                await harness.broker.release(claimed, failed())
+            await harness.advance(0.5)
+    harness.server.command("HSET", harness.key("z"), "junk", b"x")
+    harness.server.command("ZADD", harness.key("o"), 99, "junk")
+    assert await harness.dead.count() == 4
+    assert [letter.entry.id for letter in await harness.dead.list()] == ["new", "old"]
+    for id in ("alien", "junk"):
+        assert await harness.dead.get(id) is None
+        assert await harness.dead.remove(id)
+    assert await harness.dead.count() == 2
+
+
+NO_REPLIES: dict[str, list[bytes | str]] = {
+    "of a release to come": ["v", "9", "k", "ran", "d", b"\x90", "t", "1", "e", "1", "n", "1", "a", "1", "x", ""],
+    "a batch of a release to come": ["v", "1", "k", "ran", "d", b"\x93\x09\xa1w\x90", *"t1e1n1a1", "x", ""],
+    "no batch": ["v", "1", "k", "ran", "d", b"\xc1", *"t1e1n1a1", "x", ""],
+    "no kind": ["v", "1"],
+    "no number": ["v", "one", *"k0d0t0e0n0s0f0"],
+    "nothing of ours": ["hello", "world"],
+}
+
+
+@pytest.mark.parametrize("case", NO_REPLIES)
+@story
+async def test_replies_that_cannot_be_read_keep_back_no_others(harness: Stand, case: str) -> None:
+    await harness.broker.enqueue([ask(id="a")])
+    await harness.answer(await harness.claim())
+    harness.server.command("XADD", harness.key("r:g"), "*", *NO_REPLIES[case])
+    await harness.broker.enqueue([ask(id="b")])
+    await harness.answer(await harness.claim())
+    assert list(await drained(harness)) == ["a", "b"]
+    _, cursor = await harness.broker.replies("g", 0)
+    reading = asyncio.create_task(harness.broker.replies("g", cursor))
+    await harness.advance(1.0)
+    assert harness.server.command("XLEN", harness.key("r:g")) == 0
+    assert not reading.done()
+    reading.cancel()
+
+
+@story
+async def test_replies_of_the_next_release_are_read(harness: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "SCHEMA", wire.SCHEMA + 1)
+    await harness.broker.enqueue([ask(id="a")])
+    await harness.answer(await harness.claim())
+    assert (await drained(harness))["a"].output == output("input of a")
+
+
+@story
+async def test_a_cause_of_a_later_release_counts_as_a_failure_of_the_model(
+    harness: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "pack_failure", lambda found: wire.encode(wire.WireFailure("molten", "it melted", "w")))
+    await harness.broker.enqueue([ask(id="a")])
+    while any(one.depth for one in await harness.broker.depths()):
+        claimed = await harness.broker.claim(slot(), AT_ONCE)
+        if isinstance(claimed, Lease):
+            await harness.broker.release(claimed, failed())
+        await harness.advance(0.5)
+    failure = (await drained(harness))["a"].failure
+    assert failure is not None
+    assert (failure.code, failure.message) == (errors.REJECTED_BY_MODEL, "it melted")
+    assert [letter.cause for letter in await harness.dead.list()] == ["molten"]
+
+
+@story
+async def test_a_bell_that_cannot_be_read_is_not_the_last(harness: Stand) -> None:
+    assert await harness.broker.claim(slot(), AT_ONCE) == Wait(None)
+    listening = asyncio.create_task(harness.broker.listen(slot(), None))
+    await harness.settle()
+    harness.server.command("RPUSH", harness.bell(), "x", b"\xff" * 200)
+    await harness.advance(1.0)
+    assert not listening.done()
+    await harness.peer().enqueue([ask()])
+    await listening
+
+
+@story
+async def test_what_a_later_release_says_of_itself_hides_nobody(harness: Stand) -> None:
+    await harness.broker.beat(WorkerInfo(worker_id="gpu-0", model="m", status=WorkerStatus.HEALTHY))
+    await harness.fleet.attend(Member(id="a", role=Role.GATEWAY, host="h", pid=1))
+    await harness.fleet.publish(Capacity(model="m", healthy=1, degraded=0, items_per_second=1.0, usable_per_second=1.0))
+    for key in ("w", "k", "capacity"):
+        [(name, known)] = harness.server.command("HGETALL", f"headway:{{fleet}}:{key}").items()
+        said = msgspec.msgpack.decode(known[8:])
+        harness.server.command(
+            "HSET", f"headway:{{fleet}}:{key}", name, known[:8] + wire.encode({**said, "mood": "calm"})
+        )
+        unknown = known[:8] + wire.encode({**said, "status": "resting", "role": "cook", "model": None})
+        harness.server.command("HSET", f"headway:{{fleet}}:{key}", "later", unknown)
+    assert [worker.worker_id for worker in await harness.broker.workers()] == ["gpu-0"]
+    assert [member.id for member in await harness.fleet.members()] == ["a"]
+    assert [capacity.model for capacity in await harness.fleet.capacities()] == ["m"]

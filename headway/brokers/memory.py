@@ -159,8 +159,12 @@ class MemoryBroker:
         answers: list[Failure | None] = []
         for entry in entries:
             key = (entry.tenant, entry.id)
-            if key in known:
+            before = known.get(key)
+            if before is not None and before.entry.gateway == entry.gateway:
                 answers.append(None)
+                continue
+            if before is not None and before.state != GONE:
+                answers.append(verdicts.conflict())
                 continue
             offered = self._queues[entry.model].offer(entry, now)
             if isinstance(offered, Refused):
@@ -272,7 +276,9 @@ class MemoryBroker:
         """See Broker."""
         box = self._mailbox(gateway)
         for reply in box.acknowledge(after):
-            self._entries.pop((reply.tenant, reply.id), None)
+            answered = self._entries.get((reply.tenant, reply.id))
+            if answered is not None and answered.state == GONE:  # It may have been asked anew.
+                del self._entries[reply.tenant, reply.id]
         while not box.replies:
             box.arrival.clear()
             await box.arrival.wait()

@@ -18,6 +18,12 @@ def scarcity(wait: float) -> Failure:
     return Failure(errors.SHED, "shed: the broker's memory is nearly full", wait, "memory")
 
 
+def conflict() -> Failure:
+    """Not admitted, because it is in flight already, at another gateway: that one gets the answer."""
+    message = "a request with this id is in flight at another gateway; use a new id"
+    return Failure(errors.IDEMPOTENCY_CONFLICT, message, None, "conflict")
+
+
 def lateness(waited: float, attempts: int, slots: int, queue_due: bool) -> Failure:
     """Too late to be answered.
 

@@ -130,6 +130,25 @@ async def test_enqueue_is_idempotent_by_tenant_and_id(harness: Harness) -> None:
 
 
 @story
+async def test_what_is_in_flight_at_another_gateway_is_refused_and_can_be_asked_anew_once_it_is_answered(
+    harness: Harness,
+) -> None:
+    here, there = ask(id="same", gateway="g1"), ask(id="same", gateway="g2")
+    await harness.broker.enqueue([here])
+    [while_it_waits] = await harness.peer().enqueue([there])
+    lease = await harness.claim()
+    [while_it_runs] = await harness.peer().enqueue([there])
+    for verdict in (while_it_waits, while_it_runs):
+        assert verdict is not None
+        assert verdict.code == errors.IDEMPOTENCY_CONFLICT
+    await harness.answer(lease)
+    assert list(await harness.peer().enqueue([there])) == [None]
+    await harness.answer(await harness.claim())
+    assert list(await drained(harness, "g1")) == ["same"]
+    assert list(await drained(harness, "g2")) == ["same"]
+
+
+@story
 async def test_nothing_to_run_is_a_wait_without_end(harness: Harness) -> None:
     assert await harness.broker.claim(slot(), AT_ONCE) == Wait(None)
 

@@ -134,7 +134,7 @@ class Line:
         self.headway = float(headway)
         result: list[Failure | None] = [None] * len(entries)
         for place, wait, why in zip(refused[::3], refused[1::3], refused[2::3], strict=True):
-            result[place] = verdicts.scarcity(float(wait)) if why == 2 else verdicts.refusal(float(wait), why == 1)
+            result[place] = _refusal(why, float(wait))
         return result
 
     async def claim(self, slot: Slot, policy: Policy, token: str, guest: bool) -> Granted | Wait:
@@ -313,6 +313,12 @@ class Line:
             patience=float(patience),
         )
         return Granted(lease, waited, unreadable)
+
+
+def _refusal(why: int, wait: float) -> Failure:
+    if why == 3:
+        return verdicts.conflict()
+    return verdicts.scarcity(wait) if why == 2 else verdicts.refusal(wait, why == 1)
 
 
 def _numbers(rule: Rule) -> tuple[float, ...]:

@@ -2,7 +2,7 @@
 -- is known already is let in; what the gateway has read (its name, the id of the
 -- last stream entry, how many keys, the keys), then for each entry: key, tier, gateway, queue timeout, timeout, payload.
 -- Returns the instant, the queue's birth, the headway, for each refused one its place, the wait and why (0 the queue is too
--- long, 1 this tier's share of it, 2 memory), and the depth.
+-- long, 1 this tier's share of it, 2 memory, 3 another gateway's), and the depth.
 
 local ENTRY = 2
 local ENTRY_HEAD = '>BI2dd'
@@ -68,6 +68,17 @@ local function enqueue(keys, args)
   end
   for i = 1, count do
     local key = names[i]
+    if known[i] and not seen[key] then
+      -- Another gateway's: it gets the answer, or has had it.
+      if is_answered(known[i]) then
+        known[i] = string.sub(known[i], 2) == gateways[i] and known[i]
+      elseif read_header(known[i]).gateway ~= gateways[i] then
+        seen[key] = true
+        refused[#refused + 1] = i - 1
+        refused[#refused + 1] = 0
+        refused[#refused + 1] = 3
+      end
+    end
     if not known[i] and not seen[key] then
       local tier, queue_timeout, timeout = tiers[i], queue_timeouts[i], timeouts[i]
       observe_arrival(q, tier, now)

@@ -51,6 +51,27 @@ class Stand(RedisHarness):
         """A key of a queue."""
         return f"headway:{{{model}:{shard}}}:{name}"
 
+    @contextmanager
+    def losing(self, function: str) -> Iterator[None]:
+        """The first process's calls of a function of the library are done, and their answers lost: of claims, the leases."""
+        link, way = self._links[0], "claim" if function == "claim" else "call"
+        ask = getattr(link, way)
+
+        async def deaf(name: str, key: str, *arguments: Any) -> Any:
+            answer = await ask(name, key, *arguments)
+            if name == function and (way == "call" or answer[0] == b"lease"):
+                raise BrokerUnavailable("the answer is lost")
+            return answer
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(link, way, deaf)
+            yield
+
+    def keys(self, model: str = "m", shard: int = 0) -> set[str]:
+        """What a queue is made of now, without its prefix."""
+        prefix = self.key("", shard, model)
+        return {key.decode().removeprefix(prefix) for key in self.server.command("KEYS", f"{prefix}*")}
+
     def bell(self) -> str:
         """The key of the first process's bell."""
         return self.key(f"b:{self._links[0].process}")

@@ -119,23 +119,29 @@ class Line:
     async def _enqueue_part(self, entries: Sequence[Entry]) -> list[Failure | None]:
         receipt = self._receipts.pop(entries[0].gateway, None)
         read = _NOTHING_READ if receipt is None else (receipt.gateway, receipt.last, len(receipt.keys), *receipt.keys)
-        arguments: list[object] = ["1" if self.link.scarce else "0", *read]
+        arguments: list[object] = [*read]
         for entry in entries:
             arguments += (wire.pack_head(entry), wire.pack_entry(entry))
         try:
-            now, born, headway, refused, self.depth = await self._call("enqueue", *arguments)
-        except OutOfMemory:
-            self._keep(receipt)
-            return [verdicts.scarcity(1.0) for _ in entries]
+            answer = await self._enqueue(arguments)
         except BrokerUnavailable:
             self._keep(receipt)
             raise
+        now, born, headway, refused, self.depth = answer
         self._note(now, born)
         self.headway = float(headway)
         result: list[Failure | None] = [None] * len(entries)
         for place, wait, why in zip(refused[::3], refused[1::3], refused[2::3], strict=True):
             result[place] = _refusal(why, float(wait))
         return result
+
+    async def _enqueue(self, arguments: Sequence[object]) -> Any:
+        if not self.link.scarce:
+            try:
+                return await self._call("enqueue", *arguments)
+            except OutOfMemory:  # Nothing was done. What is known already must not be refused.
+                pass
+        return await self._call("enqueue_known", *arguments)
 
     async def claim(self, slot: Slot, policy: Policy, token: str, guest: bool) -> Granted | Wait:
         """The batch that leaves now, or when to ask again. `token` is the same when a claim is repeated, `guest` when the

@@ -1,17 +1,5 @@
 -- How a lease ends: completed, released, or outlived.
 
-local function take_lease(s, fence)
-  local packed = redis.call('HGET', s.prefix .. 'x', fence)
-  if not packed then
-    return nil
-  end
-  redis.call('HDEL', s.prefix .. 'x', fence)
-  redis.call('ZREM', s.prefix .. 'y', fence)
-  note_busy(s.q, s.now)
-  s.q.busy = s.q.busy - 1
-  return cmsgpack.unpack(packed)
-end
-
 -- complete: a batch came back. Arguments after the head: fence, how many gateways, for each its name and its packed
 -- replies; then for each item that failed by itself: its place and why. Returns answered, departed, load; or nothing.
 redis.register_function{function_name = VERSION .. '_complete', flags = {'allow-oom'}, callback = function(keys, args)

@@ -1,5 +1,32 @@
 -- The slots at home, and the housekeeping that somebody must do even when nobody asks for work.
 
+-- Slots that fell silent wait for no bell: each would be rung for, and waited for, before one that is there. They are told,
+-- should they be late only.
+local function leave_silent(s)
+  local silent = redis.call('ZRANGEBYSCORE', s.prefix .. 'h', '-inf', exact(s.now - DEGRADED_AFTER))
+  for _, worker in ipairs(silent) do
+    redis.call('ZREM', s.prefix .. 'h', worker)
+    silent[worker] = true
+  end
+  if s.q.idle > 0 then
+    for _, slot in ipairs(redis.call('ZRANGE', s.prefix .. 'i', 0, -1)) do
+      if silent[string.match(slot, '%z(.*)$')] then
+        no_longer_idle(s, slot)
+        bell(s, slot, 0)
+      end
+    end
+  end
+end
+
+-- Count the healthy slots; true when there are more or fewer than before.
+local function recount(s)
+  local changed = count_slots(s)
+  if redis.call('ZCARD', s.prefix .. 'h') > s.q.slots then
+    leave_silent(s)
+  end
+  return changed
+end
+
 -- beat: the heartbeat of a slot that is at home here. Arguments after the head: worker, whether it is healthy.
 redis.register_function{function_name = VERSION .. '_beat', flags = {'allow-oom'}, callback = function(keys, args)
   local s = open(keys, args)
@@ -9,7 +36,7 @@ redis.register_function{function_name = VERSION .. '_beat', flags = {'allow-oom'
   else
     redis.call('ZREM', s.prefix .. 'h', worker)
   end
-  if count_slots(s) then
+  if recount(s) then
     ring(s)
   end
   save(s)
@@ -20,7 +47,7 @@ end}
 redis.register_function{function_name = VERSION .. '_forget', flags = {'allow-oom'}, callback = function(keys, args)
   local s = open(keys, args)
   redis.call('ZREM', s.prefix .. 'h', args[HEAD + 1])
-  if count_slots(s) then
+  if recount(s) then
     ring(s)
   end
   save(s)
@@ -46,6 +73,9 @@ redis.register_function{function_name = VERSION .. '_look', flags = {'allow-oom'
   local tiers = {}
   for tier = 1, s.tiers do
     tiers[#tiers + 1], tiers[#tiers + 2] = depths[tier], exact(oldest[tier])
+  end
+  if s.unknown then
+    save(s)  -- Or it would be born anew at each look.
   end
   return {exact(s.now), exact(s.q.born), load_of(s), tiers}
 end}
@@ -78,31 +108,36 @@ redis.register_function{function_name = VERSION .. '_stage', flags = {'allow-oom
   return 2
 end}
 
--- Streams that nobody has read for long: their gateway is gone, and with it whoever waited.
+-- Streams of gateways that were not heard of for long: those are gone, and with them whoever waited. One that has entries
+-- which are not at their end stays until they are, or their outcomes would lie about for ever.
 local function sweep(s)
-  local gone = redis.call('ZRANGEBYSCORE', s.prefix .. 'g', '-inf', exact(s.now - GATEWAY_SECONDS))
-  for _, gateway in ipairs(gone) do
-    local stream = s.prefix .. 'r:' .. gateway
-    redis.call('DEL', stream)
-    redis.call('ZREM', s.prefix .. 'g', gateway)
+  local gone = {}
+  for _, gateway in ipairs(redis.call('ZRANGEBYSCORE', s.prefix .. 'g', '-inf', exact(s.now - GATEWAY_SECONDS))) do
+    gone[gateway] = {}
   end
-  if #gone > 0 then
+  if next(gone) then
     local cursor = '0'
     repeat
       local part = redis.call('HSCAN', s.prefix .. 'e', cursor, 'COUNT', 1000)
       cursor = part[1]
       for i = 1, #part[2], 2 do
-        if is_answered(part[2][i + 1]) then
-          for _, gateway in ipairs(gone) do
-            if string.sub(part[2][i + 1], 2) == gateway then
-              redis.call('HDEL', s.prefix .. 'e', part[2][i])
-            end
+        local header = part[2][i + 1]
+        if is_answered(header) then
+          local answered = gone[string.sub(header, 2)]
+          if answered then
+            answered[#answered + 1] = part[2][i]
           end
+        else
+          gone[read_header(header).gateway] = nil
         end
       end
     until cursor == '0'
   end
-  redis.call('ZREMRANGEBYSCORE', s.prefix .. 'h', '-inf', exact(s.now - WORKER_SECONDS))
+  for gateway, answered in pairs(gone) do
+    redis.call('DEL', s.prefix .. 'r:' .. gateway)
+    redis.call('ZREM', s.prefix .. 'g', gateway)
+    call_all('HDEL', s.prefix .. 'e', answered)
+  end
 end
 
 -- reap: take back leases that outlived their end, expire what is overdue, wake who was forgotten. One process does so at
@@ -111,7 +146,9 @@ end
 redis.register_function{function_name = VERSION .. '_reap', flags = {'allow-oom'}, callback = function(keys, args)
   local s = open(keys, args)
   local q, now, p = s.q, s.now, s.prefix
-  if q.reaper_until > now and redis.call('GET', p .. 'm') ~= args[HEAD + 1] then
+  -- Unless the clock was put back.
+  local taken = q.reaper_until > now and q.reaper_until <= now + REAPER_SECONDS
+  if taken and redis.call('GET', p .. 'm') ~= args[HEAD + 1] then
     -- The more there are to take over, the more seldom each of them looks.
     local others = redis.call('ZCARD', p .. 'h') + redis.call('ZCARD', p .. 'g') + 1
     local pause = q.reaper_until - now + tonumber(args[HEAD + 2]) * STANDBY_SECONDS * others
@@ -130,7 +167,7 @@ redis.register_function{function_name = VERSION .. '_reap', flags = {'allow-oom'
     end
   end
   expire(s)
-  count_slots(s)
+  recount(s)
   if q.swept_at + SWEEP_SECONDS <= now then
     q.swept_at = now
     sweep(s)

@@ -11,7 +11,7 @@ redis.register_function{function_name = VERSION .. '_letters', flags = {'no-writ
   if wanted_count == 0 or count == 0 then
     return {count, {}}
   end
-  return {count, redis.call('HMGET', keys[1] .. 'z', unpack(redis.call('ZRANGE', keys[1] .. 'o', 0, wanted_count - 1, 'REV')))}
+  return {count, call_each('HMGET', keys[1] .. 'z', redis.call('ZRANGE', keys[1] .. 'o', 0, wanted_count - 1, 'REV'))}
 end}
 
 redis.register_function{function_name = VERSION .. '_letter', flags = {'no-writes', 'allow-oom'}, callback = function(keys, args)

@@ -158,7 +158,7 @@ local function open(keys, args)
     s.q = read_figures(s.prefix, packed, s.tiers)
     s.tiers = #s.q.depth
   else
-    s.q = fresh_figures(s.now, s.tiers, tonumber(args[MAX_BATCH]))
+    s.q, s.unknown = fresh_figures(s.now, s.tiers, tonumber(args[MAX_BATCH])), true
   end
   return s
 end
@@ -211,7 +211,7 @@ local function key_of(member)
 end
 
 local function tenant_of(key)
-  return string.sub(key, 1, string.find(key, '\0', 1, true) - 1)
+  return string.match(key, '^(.*)%z')
 end
 
 local function is_answered(header)

@@ -56,7 +56,7 @@ end
 
 local function bury(s, key, attempts, failure)
   local payload = redis.call('HGET', s.prefix .. 'p', key)
-  local letter = struct.pack('>ddI4', s.now, attempts, #failure) .. failure .. payload
+  local letter = struct.pack('>ddI4', s.now, attempts, #failure) .. failure .. (payload or '')
   keep_letter(s.prefix, string.match(key, '%z([^%z]*)$'), letter)
 end
 

@@ -1,8 +1,7 @@
--- enqueue: admit entries or refuse them. Arguments after the head: whether the server's memory runs out, so that only what
--- is known already is let in; what the gateway has read (its name, the id of the
--- last stream entry, how many keys, the keys), then for each entry: key, tier, gateway, queue timeout, timeout, payload.
--- Returns the instant, the queue's birth, the headway, for each refused one its place, the wait and why (0 the queue is too
--- long, 1 this tier's share of it, 2 memory, 3 another gateway's), and the depth.
+-- enqueue: admit entries or refuse them. Arguments after the head: what the gateway has read (its name, the id of the last
+-- stream entry, how many keys, the keys), then for each entry its head (tier, length of the key, queue timeout, timeout,
+-- key, gateway) and its payload. Returns the instant, the queue's birth, the headway, for each refused one its place, the
+-- wait and why (0 the queue is too long, 1 this tier's share of it, 2 memory, 3 another gateway's), and the depth.
 
 local ENTRY = 2
 local ENTRY_HEAD = '>BI2dd'
@@ -46,10 +45,19 @@ local function round_of(s, tier, tenant, latest)
   return round
 end
 
-local function enqueue(keys, args)
+-- The gateways of these entries are there: nothing of theirs is swept away.
+local function hear_of(s, gateways, heard)
+  for _, gateway in ipairs(gateways) do
+    if not heard[gateway] then
+      heard[gateway] = true
+      redis.call('ZADD', s.prefix .. 'g', exact(s.now), gateway)
+    end
+  end
+end
+
+local function enqueue(keys, args, scarce)
   local s = open(keys, args)
-  local scarce = args[HEAD + 1] == '1'
-  local at = forget_read(s, args, HEAD + 2)
+  local at = forget_read(s, args, HEAD + 1)
   local q, now, p = s.q, s.now, s.prefix
   local count = (#args - at + 1) / ENTRY
   local names, seen, refused = {}, {}, {}
@@ -120,6 +128,7 @@ local function enqueue(keys, args)
     end
   end
   if #headers > 0 then
+    hear_of(s, gateways, {[args[HEAD + 1]] = true})
     call_all('HSET', p .. 'e', headers)
     call_all('HSET', p .. 'p', payloads)
     if #odd > 0 then
@@ -144,6 +153,11 @@ local function enqueue(keys, args)
 end
 
 redis.register_function(VERSION .. '_enqueue', enqueue)
+
+-- enqueue_known: the same when the server's memory runs out: only what is known already is let in.
+redis.register_function{function_name = VERSION .. '_enqueue_known', flags = {'allow-oom'}, callback = function(keys, args)
+  return enqueue(keys, args, true)
+end}
 
 -- acknowledge: the first part of enqueue alone.
 redis.register_function{function_name = VERSION .. '_acknowledge', flags = {'allow-oom'}, callback = function(keys, args)

@@ -5,8 +5,7 @@
 
 local RULE = {'size', 'headway', 'window', 'rule_rate', 'service', 'pace', 'lead', 'gather', 'quiet'}
 
-local function granted(s, slot, fence, lease, replayed)
-  local entries = replayed and wanted(s, lease.members) or lease.entries
+local function granted(s, slot, fence, lease, entries)
   local names, arrivals, first_due = {}, {}, INF
   for i, entry in ipairs(entries) do
     names[i] = entry.key
@@ -36,9 +35,53 @@ local function depart(s, slot, token, entries, reason, failures, attempts)
   redis.call('HSET', s.prefix .. 'x', exact(q.fence), cmsgpack.pack(lease))
   redis.call('ZADD', s.prefix .. 'y', exact(lease.ends), exact(q.fence))
   redis.call('HSET', s.prefix .. 'n', slot, struct.pack('<d', q.fence) .. token)
-  lease.entries = entries
   no_longer_idle(s, slot)
-  return granted(s, slot, q.fence, lease)
+  return granted(s, slot, q.fence, lease, entries)
+end
+
+local function take_lease(s, fence)
+  local packed = redis.call('HGET', s.prefix .. 'x', fence)
+  if not packed then
+    return nil
+  end
+  local lease = cmsgpack.unpack(packed)
+  redis.call('HDEL', s.prefix .. 'x', fence)
+  redis.call('ZREM', s.prefix .. 'y', fence)
+  local last = redis.call('HGET', s.prefix .. 'n', lease.slot)
+  if last and struct.unpack('<d', last) == tonumber(fence) then
+    redis.call('HDEL', s.prefix .. 'n', lease.slot)
+  end
+  note_busy(s.q, s.now)
+  s.q.busy = s.q.busy - 1
+  return lease
+end
+
+-- The lease that the same claim got before, if it did, and its answer was lost. Who left meanwhile leaves it, too: both
+-- sides count places in what is handed out now.
+local function granted_before(s, slot, token)
+  local last = redis.call('HGET', s.prefix .. 'n', slot)
+  if not last or string.sub(last, 9) ~= token then
+    return nil
+  end
+  local fence = struct.unpack('<d', last)
+  local packed = redis.call('HGET', s.prefix .. 'x', exact(fence))
+  if not packed then
+    return nil
+  end
+  local lease = cmsgpack.unpack(packed)
+  local entries, members = wanted(s, lease.members), {}
+  if #entries == 0 then
+    take_lease(s, exact(fence))
+    return nil
+  end
+  for i, entry in ipairs(entries) do
+    members[i] = entry.member
+  end
+  if #members < #lease.members then
+    lease.members = members
+    redis.call('HSET', s.prefix .. 'x', exact(fence), cmsgpack.pack(lease))
+  end
+  return granted(s, slot, fence, lease, entries)
 end
 
 -- Fill a batch of fresh entries. When more waits than fits, no place goes to what cannot be answered in time.
@@ -90,13 +133,9 @@ local function claim(keys, args)
   local q, now = s.q, s.now
   local slot, limit, token = args[HEAD + 1], tonumber(args[HEAD + 2]), args[HEAD + 3]
   local worker = string.match(slot, '%z(.*)$')
-  local last = redis.call('HGET', s.prefix .. 'n', slot)
-  if last and string.sub(last, 9) == token then
-    local fence = struct.unpack('<d', last)
-    local lease = redis.call('HGET', s.prefix .. 'x', exact(fence))
-    if lease then
-      return granted(s, slot, fence, cmsgpack.unpack(lease), true)
-    end
+  local before = granted_before(s, slot, token)
+  if before then
+    return before
   end
   q.max_batch = tonumber(args[MAX_BATCH])
   limit = math.min(limit, q.max_batch)

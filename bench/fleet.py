@@ -160,7 +160,7 @@ class Redis:
             client.config_set("slowlog-log-slower-than", -1)
             for entry in client.slowlog_get(MOST_LOGGED):
                 words = entry["command"].split(b" ")
-                name = (words[1].partition(b"_")[2] if words[0] == b"FCALL" else words[0]).decode()
+                name = (words[1].rpartition(b"_")[2] if words[0] == b"FCALL" else words[0]).decode()
                 took.setdefault(name, []).append(entry["duration"])
             client.slowlog_reset()
 

@@ -290,7 +290,7 @@ class RedisBroker:
         return max(min(self._reap_at.values()) - asyncio.get_running_loop().time(), 0.001)
 
     async def _reap(self, line: Line) -> None:
-        due, again = await line.reap((self._dice(), self._dice()))
+        due, again = await line.reap((self._dice(), self._dice()), self._shards)
         self._reap_at[line] = asyncio.get_running_loop().time() + due
         if again:
             self._tally.retries[Cause.LEASE_LOST.value] += again

@@ -224,9 +224,9 @@ class Line:
         depth, slots = await self._call("glance")
         return depth, slots
 
-    async def reap(self, dice: tuple[float, float]) -> tuple[float, int]:
+    async def reap(self, dice: tuple[float, float], shards: int = 1) -> tuple[float, int]:
         """Housekeeping; the seconds until the next call is due, and how many entries of lost leases run again."""
-        due, again, now, born = await self._call("reap", self.link.process, *dice)
+        due, again, now, born = await self._call("reap", self.link.process, *dice, shards)
         self._note(now, born)
         return float(due), int(again)
 

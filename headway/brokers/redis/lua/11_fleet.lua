@@ -141,7 +141,7 @@ local function sweep(s)
 end
 
 -- reap: take back leases that outlived their end, expire what is overdue, wake who was forgotten. One process does so at
--- a time. Arguments after the head: process, two throws of the dice. Returns the seconds until the next call is due, and
+-- a time. Arguments after the head: process, two throws of the dice, number of shards. Returns the seconds until the next call is due, and
 -- how many entries of lost leases run again.
 redis.register_function{function_name = VERSION .. '_reap', flags = {'allow-oom'}, callback = function(keys, args)
   local s = open(keys, args)
@@ -150,7 +150,7 @@ redis.register_function{function_name = VERSION .. '_reap', flags = {'allow-oom'
   local taken = q.reaper_until > now and q.reaper_until <= now + REAPER_SECONDS
   if taken and redis.call('GET', p .. 'm') ~= args[HEAD + 1] then
     -- The more there are to take over, the more seldom each of them looks.
-    local others = redis.call('ZCARD', p .. 'h') + redis.call('ZCARD', p .. 'g') + 1
+    local others = redis.call('ZCARD', p .. 'h') * tonumber(args[HEAD + 4]) + redis.call('ZCARD', p .. 'g') + 1
     local pause = q.reaper_until - now + tonumber(args[HEAD + 2]) * STANDBY_SECONDS * others
     return {exact(pause), 0, exact(now), exact(q.born)}
   end

@@ -118,7 +118,9 @@ _LOAD = struct.Struct("<12d")
 
 
 def key_of(tenant: str, id: str) -> bytes:
-    """The key of an entry inside the server. An id holds no NUL, so a key has one meaning."""
+    """The key of an entry inside the server. Raises ValueError for an id with a NUL in it: a key must have one meaning."""
+    if "\0" in id:
+        raise ValueError(f"id {id!r} holds a NUL")
     return f"{tenant}\0{id}".encode()
 
 

@@ -1,0 +1,105 @@
+"""The server's memory runs out: nothing new is taken in, and all that was taken in comes to its end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from headway import errors
+from headway.model import Entry, Failure, Member, Role, Stage, Wait, WorkerInfo, WorkerStatus
+from tests.contracts.brokers import AT_ONCE, ask, drained, failed, ids, slot, story
+from tests.redis.stand import Stand
+from tests.servers.redis import KINDS, RedisServer
+
+
+@pytest.fixture(params=KINDS)
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RedisServer]:
+    with RedisServer(request.param, tmp_path) as own:
+        yield own
+
+
+@pytest.fixture
+def harness(server: RedisServer) -> Iterator[Stand]:
+    made = Stand(server)
+    yield made
+    made.close()
+
+
+def fill(server: RedisServer, share: float) -> None:
+    """So much of its memory is in use from now on; 0: there is no limit."""
+    limit = int(server.command("INFO", "memory")["used_memory"] / share) if share else 0
+    server.command("CONFIG", "SET", "maxmemory", limit)
+
+
+async def offered(harness: Stand, *entries: Entry) -> Sequence[Failure | None]:
+    """The verdicts when the server's memory has been looked at."""
+    await harness.advance(1.1)
+    await harness.broker.enqueue([])
+    await harness.broker.enqueue(entries[:1])
+    await harness.settle()
+    return await harness.broker.enqueue(entries)
+
+
+def for_memory(failure: Failure | None) -> bool:
+    assert failure is not None
+    assert failure.retry_after is not None
+    return (failure.code, failure.reason) == (errors.SHED, "memory") and failure.retry_after > 0.0
+
+
+@pytest.mark.parametrize("share", [0.9, 2.0])
+@story
+async def test_what_was_taken_in_comes_to_its_end(harness: Stand, server: RedisServer, share: float) -> None:
+    known = [ask(id=f"id {number}") for number in range(6)]
+    await harness.broker.enqueue(known[:3])
+    lease = await harness.claim()
+    await harness.broker.enqueue(known[3:])
+    fill(server, share)
+    assert await offered(harness, *known) == [None] * 6
+    verdicts = await harness.broker.enqueue([ask(), *known, ask()])
+    assert [verdict is None for verdict in verdicts] == [False, *[True] * 6, False]
+    assert for_memory(verdicts[0])
+    assert for_memory(verdicts[-1])
+    assert await harness.broker.extend(lease)
+    assert await harness.broker.release(lease, failed())
+    await harness.broker.beat(WorkerInfo(worker_id="gpu-0", model="m", status=WorkerStatus.HEALTHY))
+    await harness.fleet.attend(Member(id="a", role=Role.GATEWAY, host="h", pid=1))
+    assert await harness.fleet.lead("a", 1.0)
+    assert await harness.broker.stage("t", "id 0") is Stage.QUEUED
+    await harness.broker.cancel([("t", "id 5")])
+    await harness.reaping(0.5)
+    ran = 0
+    while ran < 5:
+        lease = await harness.claim()
+        ran += len(lease.entries)
+        await harness.answer(lease)
+    assert await harness.broker.claim(slot(), AT_ONCE) == Wait(None)
+    assert set(await drained(harness)) == set(ids(known[:5]))
+    _, cursor = await harness.broker.replies("g", 0)
+    reading = asyncio.create_task(harness.broker.replies("g", cursor))
+    await harness.advance(1.0)
+    assert not harness.keys() & {"e", "p"}
+    reading.cancel()
+    assert not reading.done()
+    fill(server, 0.0)
+    new = ask()
+    await offered(harness, new)
+    assert await harness.broker.enqueue([new]) == [None]
+
+
+@story
+async def test_an_idle_system_finds_out_by_itself(harness: Stand, server: RedisServer) -> None:
+    """Nobody looked before the first request."""
+    fill(server, 2.0)
+    entry = ask()
+    [verdict] = await harness.broker.enqueue([entry])
+    assert for_memory(verdict)
+    assert await harness.broker.stage("t", entry.id) is None
+
+
+@story
+async def test_four_fifths_are_no_reason_to_refuse(harness: Stand, server: RedisServer) -> None:
+    fill(server, 0.7)
+    assert await offered(harness, ask()) == [None]

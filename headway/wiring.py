@@ -160,7 +160,9 @@ def build(settings: Settings, role: Role, target_text: str = "") -> House:
         return attendance.leaving
 
     gateway, direct = parts.gateway, parts.direct
-    ready = Readiness(place.broker, leaving, role, parts.slots, direct.broker if direct is not None else None)
+    ready = Readiness(
+        place.broker, leaving, role, parts.slots, direct.broker if direct is not None else None, settings.model
+    )
     shown = Process(
         settings, role, parts.id, tally, place.broker, place.letters, place.fleet, clock, place.now, gateway
     )

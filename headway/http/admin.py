@@ -27,7 +27,7 @@ from headway import __version__, errors, metrics
 from headway.config import is_loopback
 from headway.errors import BrokerUnavailable, NotFound
 from headway.http import letters, readiness
-from headway.http.form import ID_PREFIX, as_json, id_in, instant, text
+from headway.http.form import ID_PREFIX, as_json, id_in, instant, text, tier_name
 from headway.http.process import Process, soon
 from headway.http.readiness import Readiness
 from headway.http.refusals import handlers, refusal
@@ -191,7 +191,7 @@ def _load(workers: Sequence[WorkerInfo], depths: Sequence[TierDepth], tiers: Seq
         "queues": [
             {
                 "model": depth.model,
-                "tier": tiers[depth.tier],
+                "tier": tier_name(depth.tier, tiers),
                 "depth": depth.depth,
                 "oldest_seconds": round(depth.oldest_seconds, 4),
             }

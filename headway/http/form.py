@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -32,3 +33,8 @@ def instant(seconds: float) -> str:
 def as_json(content: Any, code: int = 200) -> Response:
     """An answer in JSON."""
     return Response(msgspec.json.encode(content), code, media_type="application/json")
+
+
+def tier_name(tier: int, tiers: Sequence[str]) -> str:
+    """The name of a tier by its index; its index where this process has been given fewer than others of the fleet."""
+    return tiers[tier] if tier < len(tiers) else str(tier)

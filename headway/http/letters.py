@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from headway.errors import BadRequest, NotFound
 from headway.gateway import new_id
-from headway.http.form import ID_PREFIX, as_json, id_in, instant, text
+from headway.http.form import ID_PREFIX, as_json, id_in, instant, text, tier_name
 from headway.http.process import Process, soon
 from headway.http.refusals import refusal
 from headway.model import Caller, DeadLetter
@@ -99,7 +99,7 @@ def _described(letter: DeadLetter, tiers: tuple[str, ...]) -> dict[str, Any]:
         "id": ID_PREFIX + entry.id,
         "model": entry.model,
         "tenant": entry.tenant,
-        "tier": tiers[entry.tier],
+        "tier": tier_name(entry.tier, tiers),
         "error": text(letter.error),
         "cause": letter.cause,
         "attempts": letter.attempts,

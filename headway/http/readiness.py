@@ -37,6 +37,7 @@ class Readiness:
         role: what it does.
         slots: ids of the workers it runs.
         direct: asked in the place of a broker that is away; None: nothing is.
+        model: whose workers count; empty: those of every model.
     """
 
     broker: Broker
@@ -44,6 +45,7 @@ class Readiness:
     role: Role = Role.SERVE
     slots: Collection[str] = ()
     direct: Broker | None = None
+    model: str = ""
 
     async def look(self) -> tuple[str, dict[str, Any]]:
         """The word, and what it comes from. Waits for the broker, but not for long."""
@@ -82,6 +84,8 @@ class Readiness:
         return word, {"workers": f"{healthy} of {len(counted)} healthy", "draining": self.leaving()}
 
     def _counts(self, worker: WorkerInfo) -> bool:
+        if self.model and worker.model != self.model:
+            return False
         own = worker.worker_id in self.slots
         return own if self.role is Role.WORKER else own or worker.status is not WorkerStatus.OFFLINE
 

@@ -67,6 +67,19 @@ async def test_lost_functions_are_brought_back_unseen(harness: RedisHarness, ser
 
 
 @story
+async def test_a_claim_ends_when_only_the_figures_are_left(harness: RedisHarness, server: RedisServer) -> None:
+    """A server that drops part of its file at the start keeps what was written outside of transactions."""
+    await harness.broker.enqueue([ask() for _ in range(3)])
+    for key in server.command("KEYS", "*{m:0}:*"):
+        if not key.endswith(b":q"):
+            server.command("DEL", key)
+    assert isinstance(await harness.broker.claim(slot(), AT_ONCE), Wait)
+    entry = ask()
+    assert list(await harness.broker.enqueue([entry])) == [None]
+    assert ids((await harness.claim()).entries) == [entry.id]
+
+
+@story
 async def test_a_loss_shows_in_the_epoch_and_what_was_lost_is_let_in_again(
     harness: RedisHarness, server: RedisServer
 ) -> None:

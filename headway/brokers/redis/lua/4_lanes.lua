@@ -77,6 +77,16 @@ local function look_again(s, gone)
   end
 end
 
+-- The lanes hold less than the figures say: part of the state was lost. Believe the lanes.
+local function recount(s)
+  local q = s.q
+  q.fresh = 0
+  for tier = 1, s.tiers do
+    q.depth[tier] = redis.call('ZCARD', s.prefix .. 'l' .. tier)
+    q.fresh = q.fresh + q.depth[tier]
+  end
+end
+
 local function no_longer_odd(s, members)
   if s.q.odd > 0 and #members > 0 then
     call_all('ZREM', s.prefix .. 'd', members)

@@ -91,7 +91,12 @@ local function pack_batch(s, limit)
   while q.fresh > 0 and #entries < limit do
     local room = limit - #entries
     local contended = q.fresh > room
-    for _, entry in ipairs(wanted(s, pop_in_turns(s, room, gone))) do
+    local popped = pop_in_turns(s, room, gone)
+    if #popped == 0 then
+      recount(s)
+      break
+    end
+    for _, entry in ipairs(wanted(s, popped)) do
       if contended and entry.due < hopeless then
         late[#late + 1] = entry
       else

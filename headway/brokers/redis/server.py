@@ -34,6 +34,8 @@ class Server:
         """
         connection = self._idle.pop() if self._idle else self._new()
         try:
+            if _was_closed(connection):
+                await connection.disconnect(nowait=True)
             if not connection.is_connected:
                 await connection.connect()
             await connection.send_packed_command(hiredis.pack_command(command))
@@ -62,3 +64,9 @@ class Server:
     async def _disconnect(self, nowait: bool = False) -> None:
         while self._idle:
             await self._idle.pop().disconnect(nowait=nowait)
+
+
+def _was_closed(connection: Any) -> bool:
+    """Whether the server has closed a connection while it lay idle, as far as is known: it was restarted, say."""
+    reader = connection._reader
+    return reader is not None and (reader.at_eof() or reader.exception() is not None)

@@ -1,0 +1,234 @@
+"""The server is silent, slow, gone, or back without its data: in real time, as its own behaviour is the point."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.brokers.redis import link as links
+from headway.brokers.redis.broker import RedisBroker
+from headway.errors import BrokerUnavailable
+from headway.model import Item, Lease, Stage, Wait, WorkerInfo, WorkerStatus
+from tests.contracts.brokers import AT_ONCE, ask, failed, ids, output, slot
+from tests.redis.stand import GRACE, TIMEOUT, answered, brokers, real, refused, until, within
+from tests.servers.proxy import ChaosProxy
+from tests.servers.redis import KINDS, RedisServer
+
+BLOCK = 0.3
+"""How long a blocking read waits here, in seconds."""
+
+
+@pytest.fixture(autouse=True)
+def short_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "BLOCK", BLOCK)
+
+
+@pytest.fixture(params=KINDS)
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RedisServer]:
+    with RedisServer(request.param, tmp_path) as own:
+        yield own
+
+
+@pytest.fixture(params=KINDS)
+def durable(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RedisServer]:
+    with RedisServer(request.param, tmp_path, durable=True) as own:
+        yield own
+
+
+def every_call(broker: RedisBroker, lease: Lease) -> list[Callable[[], Awaitable[Any]]]:
+    """One of each, all of which may be made again."""
+    return [
+        lambda: broker.enqueue([ask(id="new")]),
+        lambda: broker.claim(slot(), AT_ONCE),
+        lambda: broker.complete(lease, [Item(output(rider.input)) for rider in lease.entries]),
+        lambda: broker.release(lease, failed()),
+        lambda: broker.extend(lease),
+        lambda: broker.cancel([("t", "unknown")]),
+        lambda: broker.stage("t", "a"),
+        lambda: broker.beat(WorkerInfo(worker_id="gpu-0", model="m", status=WorkerStatus.HEALTHY)),
+        broker.workers,
+        broker.depths,
+        broker.loads,
+        broker.reap,
+    ]
+
+
+@real
+async def test_every_call_to_a_silent_server_ends_in_time_and_can_be_made_again(server: RedisServer) -> None:
+    async with brokers(server.url, timeout=TIMEOUT) as [broker]:
+        entries = [ask(id="a"), ask(id="b")]
+        await broker.enqueue(entries[:1])
+        lease = await broker.claim(slot("gpu-1"), AT_ONCE)
+        assert isinstance(lease, Lease)
+        reading = asyncio.create_task(broker.replies("g", 0))
+        listening = asyncio.create_task(broker.listen(slot("gpu-2"), None))
+        server.pause()
+        try:
+            with within(TIMEOUT + GRACE):
+                await asyncio.gather(*(refused(call()) for call in every_call(broker, lease)))
+            for waiting in (reading, listening):
+                await refused(waiting, BLOCK + TIMEOUT)
+        finally:
+            server.resume()
+        # All that was asked is done now, and nothing of it twice. Completion and release came in any order.
+        assert await until(lambda: broker.enqueue([ask(id="new"), entries[1]]), GRACE) == [None, None]
+        await broker.release(lease, failed())
+        assert sum(one.depth for one in await broker.depths()) <= 3
+        done: set[str] = set()
+        while len(done) < 3:
+            claimed = await broker.claim(slot(), AT_ONCE)
+            if isinstance(claimed, Wait):
+                await asyncio.sleep(0.02)
+                if await broker.stage("t", "a") is None:
+                    done.add("a")
+                continue
+            assert not done & set(ids(claimed.entries))
+            done |= set(ids(claimed.entries))
+            await broker.complete(claimed, [Item(output(rider.input)) for rider in claimed.entries])
+        found: dict[str, str | None] = {}
+        cursor = 0
+        while len(found) < 3:
+            replies, cursor = await until(lambda after=cursor: broker.replies("g", after), GRACE)  # type: ignore[misc]
+            assert not found.keys() & set(ids(replies))
+            found |= {reply.id: reply.output for reply in replies}
+        assert found == {id: output(f"input of {id}") for id in ("a", "b", "new")}
+
+
+@real
+async def test_a_claim_that_a_silent_server_did_later_is_not_lost(server: RedisServer) -> None:
+    async with brokers(server.url, timeout=TIMEOUT) as [broker]:
+        await broker.enqueue([ask(id="a")])
+        assert isinstance(await broker.claim(slot("gpu-1"), AT_ONCE), Lease)
+        await broker.enqueue([ask(id="b")])
+        server.pause()
+        try:
+            await refused(broker.claim(slot(), AT_ONCE))
+        finally:
+            server.resume()
+        lease = await until(lambda: answered(broker), GRACE)
+        assert ids(lease.entries) == ["b"]
+        assert (await broker.loads())["m"].departures == 2
+
+
+@real
+async def test_a_server_that_sleeps_keeps_nobody_longer_than_the_timeout(server: RedisServer) -> None:
+    async with brokers(server.url, timeout=TIMEOUT) as [broker]:
+        await broker.enqueue([ask(id="a")])
+        sleeping = threading.Thread(target=server.command, args=["DEBUG", "SLEEP", "1.0"])
+        sleeping.start()
+        await asyncio.sleep(0.05)
+        await refused(broker.enqueue([ask(id="b")]))
+        assert await until(lambda: broker.enqueue([ask(id="b")]), 1.0 + GRACE) == [None]
+        sleeping.join()
+        lease = await until(lambda: answered(broker), GRACE)
+        assert ids(lease.entries) == ["a", "b"]
+
+
+@real
+async def test_work_goes_on_after_a_restart_with_the_data(durable: RedisServer) -> None:
+    async with brokers(durable.url, timeout=TIMEOUT) as [broker]:
+        await broker.enqueue([ask(id="a")])
+        lease = await broker.claim(slot(), AT_ONCE)
+        assert isinstance(lease, Lease)
+        await broker.enqueue([ask(id="b")])
+        reading = asyncio.create_task(broker.replies("g", 0))
+        epoch = broker.epoch
+        durable.kill()
+        await refused(broker.enqueue([ask(id="c")]))
+        durable.start()
+        assert await until(lambda: broker.stage("t", "b"), GRACE) is Stage.QUEUED
+        assert await broker.extend(lease)
+        settled = await broker.complete(lease, [Item(output(rider.input)) for rider in lease.entries])
+        assert settled.answered == 1
+        await answered(broker)
+        assert broker.epoch == epoch
+        with pytest.raises(BrokerUnavailable):
+            await reading
+        first, cursor = await until(lambda: broker.replies("g", 0), GRACE)
+        if len(first) == 1:
+            second, _ = await broker.replies("g", cursor)
+            first = [*first, *second]
+        assert ids(first) == ["a", "b"]
+
+
+@real
+async def test_a_restart_without_the_data_shows_in_the_epoch(server: RedisServer) -> None:
+    async with brokers(server.url, count=2, timeout=TIMEOUT) as [broker, peer]:
+        assert (broker.epoch, peer.epoch) == ("", "")
+        entries = [ask(id="a"), ask(id="b"), ask(id="c")]
+        await broker.enqueue(entries)
+        lease = await broker.claim(slot(limit=1), AT_ONCE)
+        assert isinstance(lease, Lease)
+        await answered(broker)
+        replies, cursor = await broker.replies("g", 0)
+        assert ids(replies) == ["b", "c"]
+        epoch = broker.epoch
+        assert epoch
+        server.restart()
+        assert await until(lambda: broker.stage("t", "a"), GRACE) is None
+        settled = await broker.complete(lease, [Item("stale")])
+        assert settled.fenced
+        await broker.enqueue(entries[:1])
+        assert broker.epoch != epoch
+        changed = broker.epoch
+        fresh = await answered(broker)
+        assert fresh.fence > lease.fence
+        replies, cursor = await until(lambda: broker.replies("g", 0), GRACE)
+        assert ids(replies)[:2] == ["b", "c"]  # Nobody has acknowledged them yet.
+        if len(replies) == 2:
+            replies, cursor = await until(lambda: broker.replies("g", 2), GRACE)
+        assert ids(replies)[-1] == "a"
+        await broker.loads()
+        await broker.reap()
+        assert broker.epoch == changed
+        reading = asyncio.create_task(broker.replies("g", cursor))
+        await broker.enqueue([ask(id="d")])
+        await answered(broker)
+        replies, _ = await reading
+        assert ids(replies) == ["d"]
+        await peer.loads()
+        assert peer.epoch
+
+
+@real
+async def test_a_connection_that_hangs_half_open_is_found_out(server: RedisServer) -> None:
+    with ChaosProxy(server.port) as proxy:
+        async with brokers(f"redis://127.0.0.1:{proxy.port}/0", timeout=TIMEOUT) as [broker]:
+            await broker.enqueue([ask(id="a")])
+            lease = await broker.claim(slot(), AT_ONCE)
+            assert isinstance(lease, Lease)
+            reading = asyncio.create_task(broker.replies("g", 0))
+            listening = asyncio.create_task(broker.listen(slot("gpu-1"), None))
+            await asyncio.sleep(0.05)
+            proxy.black_hole()
+            with within(BLOCK + TIMEOUT + GRACE):
+                for waiting in (reading, listening):
+                    with pytest.raises(BrokerUnavailable):
+                        await waiting
+            await refused(broker.enqueue([ask(id="b")]))
+            await refused(broker.complete(lease, [Item(output("input of a"))]))
+            proxy.cut()
+            proxy.normal()
+            assert await until(lambda: broker.enqueue([ask(id="b")]), GRACE) == [None]
+            await broker.complete(lease, [Item(output("input of a"))])
+            replies, _ = await until(lambda: broker.replies("g", 0), GRACE)
+            assert ids(replies) == ["a"]
+
+
+@real
+async def test_a_slow_network_costs_time_and_nothing_else(server: RedisServer) -> None:
+    with ChaosProxy(server.port) as proxy:
+        async with brokers(f"redis://127.0.0.1:{proxy.port}/0", timeout=5.0) as [broker]:
+            proxy.delay(0.1)
+            began = time.monotonic()
+            await broker.enqueue([ask(id="a")])
+            assert time.monotonic() - began >= 0.2
+            await answered(broker)
+            replies, _ = await broker.replies("g", 0)
+            assert ids(replies) == ["a"]

@@ -107,11 +107,14 @@ class Link:
             await self._see_policy()
             await self._try_library()
         except RefusedCommand as exc:
+            if "'SENTINEL'" in str(exc):
+                mend = "Name the Sentinels' own port, 26379 as a rule, or begin the URL with redis:// or rediss://."
+                raise SettingError("broker", self._shown, "is no Sentinel", mend) from exc
             mend = (
                 "Put user and password into the URL, redis://USER:PASSWORD@HOST:PORT/0. "
-                f"That user needs, as in ACL SETUSER: ~{self.prefix}:* {NEEDED}."
+                f"That user needs, as in ACL SETUSER: ~{self.prefix}:* {NEEDED}; in a cluster +cluster|slots, too."
             )
-            raise SettingError("broker", self._shown, f"refuses this user: {exc}", mend) from exc
+            raise SettingError("broker", self._shown, f"refuses this user: {str(exc).rstrip('.')}", mend) from exc
         except NoCluster as exc:
             raise SettingError(
                 "broker", self._shown, "is no cluster", "Begin the URL with redis:// or rediss://."

@@ -33,9 +33,16 @@ class Stand(RedisHarness):
     """
 
     def __init__(self, server: RunningServer, shards: int = 1) -> None:
+        self.clock_error = 0.0
         super().__init__(server, shards)
         self.server = server
         self.shards = shards
+        for link in self._links:
+            link._clock = self.now
+
+    def now(self) -> float:
+        """The server's clock, which a test may set anew."""
+        return super().now() + self.clock_error
 
     async def another(self, shards: int | None = None) -> RedisBroker:
         """One more process, which may know of fewer shards."""

@@ -126,8 +126,7 @@ class RedisBroker:
         await self._places.close()
         for box in self._mailboxes.values():
             await box.close()
-        for line in self._every:
-            await line.close()
+        await _all(*(line.close() for line in self._every))
 
     async def enqueue(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
         """See Broker."""

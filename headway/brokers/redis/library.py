@@ -37,6 +37,7 @@ _NUMBERS: dict[str, float] = {
     "SWEEP_SECONDS": 10.0,
     "GATEWAY_SECONDS": 60.0,
     "WORKER_SECONDS": 120.0,
+    "CLOCK_STEP": 0.5,
     "BELL_SECONDS": 60,
     "BELL_GRAIN": 0.001,
     "SCARCE_WAIT": 1.0,

@@ -121,7 +121,7 @@ class Link:
             ) from exc
         except NotTrusted as exc:
             mend = "Name the host as its certificate does; rediss://HOST:PORT/0?ssl_ca_certs=FILE names an authority to trust."
-            raise SettingError("broker", self._shown, f"is not trusted: {exc}", mend) from exc
+            raise SettingError("broker", self._shown, f"is not trusted: {str(exc).rstrip('.')}", mend) from exc
 
     async def close(self) -> None:
         """Let go of all connections; whoever calls from now on hears that the broker is gone."""

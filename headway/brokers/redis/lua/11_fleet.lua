@@ -82,7 +82,7 @@ end}
 
 -- glance: the depth, and the slots at home.
 redis.register_function{function_name = VERSION .. '_glance', flags = {'no-writes', 'allow-oom'}, callback = function(keys, args)
-  local q = open(keys, args).q
+  local q = open(keys, args, true).q
   return {q.fresh + q.suspects, q.slots}
 end}
 
@@ -146,9 +146,7 @@ end
 redis.register_function{function_name = VERSION .. '_reap', flags = {'allow-oom'}, callback = function(keys, args)
   local s = open(keys, args)
   local q, now, p = s.q, s.now, s.prefix
-  -- Unless the clock was put back.
-  local taken = q.reaper_until > now and q.reaper_until <= now + REAPER_SECONDS
-  if taken and redis.call('GET', p .. 'm') ~= args[HEAD + 1] then
+  if q.reaper_until > now and redis.call('GET', p .. 'm') ~= args[HEAD + 1] then
     -- The more there are to take over, the more seldom each of them looks.
     local others = redis.call('ZCARD', p .. 'h') * tonumber(args[HEAD + 4]) + redis.call('ZCARD', p .. 'g') + 1
     local pause = q.reaper_until - now + tonumber(args[HEAD + 2]) * STANDBY_SECONDS * others

@@ -10,11 +10,13 @@ redis.register_function{function_name = VERSION .. '_register', flags = {'allow-
   return 1
 end}
 
--- The hash's values that are not older than so many seconds; older ones are forgotten.
-local function recent(key, since)
+-- The hash's values that are not older than so many seconds; older ones are forgotten, and so are those of a time to come,
+-- as the clock was put back: who is there will say so again.
+local function recent(key, now, age)
   local found, all = {}, redis.call('HGETALL', key)
   for i = 1, #all, 2 do
-    if struct.unpack('<d', all[i + 1]) >= since then
+    local stamp = struct.unpack('<d', all[i + 1])
+    if now - age <= stamp and stamp <= now + CLOCK_STEP then
       found[#found + 1] = all[i + 1]
     else
       redis.call('HDEL', key, all[i])
@@ -26,7 +28,7 @@ end
 -- workers: the instant, and the registry.
 redis.register_function{function_name = VERSION .. '_workers', flags = {'allow-oom'}, callback = function(keys, args)
   local now = clock(args[1])
-  return {exact(now), recent(keys[1] .. 'w', now - WORKER_SECONDS)}
+  return {exact(now), recent(keys[1] .. 'w', now, WORKER_SECONDS)}
 end}
 
 redis.register_function{function_name = VERSION .. '_attend', flags = {'allow-oom'}, callback = function(keys, args)
@@ -44,16 +46,19 @@ redis.register_function{function_name = VERSION .. '_leave', flags = {'allow-oom
 end}
 
 redis.register_function{function_name = VERSION .. '_members', flags = {'allow-oom'}, callback = function(keys, args)
-  return recent(keys[1] .. 'k', clock(args[1]) - OFFLINE_AFTER)
+  return recent(keys[1] .. 'k', clock(args[1]), OFFLINE_AFTER)
 end}
 
 redis.register_function{function_name = VERSION .. '_lead', flags = {'allow-oom'}, callback = function(keys, args)
-  local now = clock(args[1])
+  local now, seconds = clock(args[1]), tonumber(args[3])
   local leader = redis.call('GET', keys[1] .. 'j')
-  if leader and string.sub(leader, 9) ~= args[2] and now < struct.unpack('<d', leader) then
-    return 0
+  if leader and string.sub(leader, 9) ~= args[2] then
+    local left = struct.unpack('<d', leader) - now
+    if 0 < left and left <= seconds + CLOCK_STEP then
+      return 0
+    end
   end
-  redis.call('SET', keys[1] .. 'j', struct.pack('<d', now + tonumber(args[3])) .. args[2])
+  redis.call('SET', keys[1] .. 'j', struct.pack('<d', now + seconds) .. args[2])
   return 1
 end}
 

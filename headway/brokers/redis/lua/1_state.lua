@@ -37,14 +37,20 @@ local PLAIN = {
   'busy', 'utilisation', 'busy_at', 'wait', 'departures', 'saved', 'saved_at',
   'w', 'n', 'l', 'nn', 'nl', 'off', 'largest', 'alpha', 'beta', 'deviation',
   'limit', 'max_batch', 'size', 'headway', 'window', 'rule_rate', 'service', 'pace', 'lead', 'gather', 'quiet', 'rule_at',
-  'coming_until', 'armed', 'idle', 'reaper_until', 'swept_at',
+  'coming_until', 'armed', 'idle', 'reaper_until', 'swept_at', 'latest',
 }
 local TIERED = {'depth', 'next', 'last_due', 'rate_last', 'rate_sum', 'rate_unseen', 'drain'}
 
 local START = {
   suspects_due = INF, oldest = INF, due = INF, last_departure = -INF, schedule = -INF, newest = -INF,
   known_slots = 1, gate_at = -INF, saved_at = -INF, headway = -1, window = INF, lead = INF, rule_at = -INF,
-  coming_until = -INF, armed = INF, reaper_until = -INF, swept_at = -INF,
+  coming_until = -INF, armed = INF, reaper_until = -INF, swept_at = -INF, latest = -INF,
+}
+
+-- Instants among the figures that are of use only beside others: they move when the clock is put back.
+local RELATIVE = {
+  'oldest', 'last_departure', 'schedule', 'newest', 'gate_at', 'busy_at', 'saved_at', 'rule_at', 'coming_until', 'armed',
+  'reaper_until', 'swept_at',
 }
 local TIER_START = {depth = 0, next = 1, last_due = -INF, rate_last = -INF, rate_sum = 0, rate_unseen = 1, drain = 0}
 
@@ -143,26 +149,6 @@ local function read_figures(prefix, packed, tiers)
   return q
 end
 
--- The state at the beginning of a step. Instants are seconds on the server's clock.
-local function open(keys, args)
-  local s = {
-    prefix = keys[1],
-    now = clock(args[CLOCK]),
-    tiers = tonumber(args[TIERS]),
-    share = tonumber(args[SHARE]),
-    max_queue = tonumber(args[MAX_QUEUE]),
-    lease_seconds = tonumber(args[LEASE]),
-  }
-  local packed = redis.call('GET', s.prefix .. 'q')
-  if packed then
-    s.q = read_figures(s.prefix, packed, s.tiers)
-    s.tiers = #s.q.depth
-  else
-    s.q, s.unknown = fresh_figures(s.now, s.tiers, tonumber(args[MAX_BATCH])), true
-  end
-  return s
-end
-
 local function save(s)
   local q, values = s.q, {s.tiers}
   for i = 1, #PLAIN do
@@ -177,6 +163,53 @@ local function save(s)
   local packed = struct.pack('<' .. string.rep('d', #values), unpack(values))
   redis.call('SET', s.prefix .. 'q', packed)
   kept[s.prefix] = {packed = packed, q = q}
+end
+
+-- The server's clock was put back. What was noted for instants that are to come once more would hold everything up until
+-- then. The deadlines of entries stay as they are: gateways have their own, and withdraw what is overdue.
+local function move_back(s, seconds)
+  for _, name in ipairs(RELATIVE) do
+    s.q[name] = s.q[name] - seconds
+  end
+  for tier, last in ipairs(s.q.rate_last) do
+    s.q.rate_last[tier] = last - seconds
+  end
+  for _, name in ipairs({'y', 'h'}) do
+    local all = redis.call('ZRANGE', s.prefix .. name, 0, -1, 'WITHSCORES')
+    for i = 1, #all, 2 do
+      redis.call('ZADD', s.prefix .. name, exact(tonumber(all[i + 1]) - seconds), all[i])
+    end
+  end
+  s.q.latest = s.now
+  save(s)
+  kept[s.prefix] = nil
+end
+
+-- The state at the beginning of a step. Instants are seconds on the server's clock.
+local function open(keys, args, looks_only)
+  local s = {
+    prefix = keys[1],
+    now = clock(args[CLOCK]),
+    tiers = tonumber(args[TIERS]),
+    share = tonumber(args[SHARE]),
+    max_queue = tonumber(args[MAX_QUEUE]),
+    lease_seconds = tonumber(args[LEASE]),
+  }
+  local packed = redis.call('GET', s.prefix .. 'q')
+  if packed then
+    s.q = read_figures(s.prefix, packed, s.tiers)
+    s.tiers = #s.q.depth
+    if s.now < s.q.latest - CLOCK_STEP and not looks_only then
+      move_back(s, s.q.latest - s.now)
+    end
+  else
+    s.q, s.unknown = fresh_figures(s.now, s.tiers, tonumber(args[MAX_BATCH])), true
+  end
+  if s.now > s.q.latest + SWEEP_SECONDS then
+    s.q.swept_at = s.now  -- Nobody was there, or the clock was put forward: nobody is gone before being asked.
+  end
+  s.q.latest = s.now
+  return s
 end
 
 -- Headers: tier, number, arrival, queue deadline, deadline, then the gateway's name.

@@ -14,12 +14,12 @@ from headway.model import Entry, Item, Reply, Wait
 from headway.ports import Broker
 from tests.contracts.brokers import AT_ONCE, MODELS, ask, output, slot, story
 from tests.redis.stand import Stand
-from tests.servers.redis import KINDS, RunningServer, SharedServers
+from tests.servers.redis import KINDS, RedisServer, RunningServer
 
 
 @pytest.fixture(params=KINDS)
-def harness(request: pytest.FixtureRequest, servers: SharedServers) -> Iterator[Stand]:
-    made = Stand(servers.of(request.param))
+def harness(request: pytest.FixtureRequest, own: Callable[[str], RedisServer]) -> Iterator[Stand]:
+    made = Stand(own(request.param))
     yield made
     made.close()
 

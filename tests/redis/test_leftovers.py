@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -12,7 +12,7 @@ from headway.core.departure import Rule
 from headway.model import Item, Lease, Wait, WorkerInfo, WorkerStatus
 from tests.contracts.brokers import AT_ONCE, MAX_BATCH, Fixed, ask, drained, failed, slot, story
 from tests.redis.stand import Stand
-from tests.servers.redis import KINDS, SharedServers
+from tests.servers.redis import KINDS, RedisServer
 
 FIGURES = {"q"}
 HOUSEKEEPING = {"m", "f", "g", "h"}
@@ -21,8 +21,8 @@ LETTERS = {"z", "o", "on", "u"}
 
 
 @pytest.fixture(params=KINDS)
-def harness(request: pytest.FixtureRequest, servers: SharedServers) -> Iterator[Stand]:
-    made = Stand(servers.of(request.param))
+def harness(request: pytest.FixtureRequest, own: Callable[[str], RedisServer]) -> Iterator[Stand]:
+    made = Stand(own(request.param))
     yield made
     made.close()
 

@@ -74,8 +74,7 @@ async def test_a_primary_that_falls_silent_is_left_and_not_believed_when_it_spea
         finally:
             first.resume()
         assert isinstance(lease, Lease)
-        wait_until(setup.in_step)
-        assert setup.replica is first
+        wait_until(lambda: setup.in_step() and setup.replica is first)
         assert await until(lambda: broker.stage("t", "a"), FAILOVER) is Stage.PROCESSING
 
 

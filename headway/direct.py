@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 
 from headway.batcher import Batcher
 from headway.ports import Broker
+from headway.reaper import reap_on
 from headway.supervisor import Supervisor
-
-REAP_GRAIN = 0.01
-"""Least seconds between two reaps."""
 
 
 class Direct:
@@ -34,7 +33,7 @@ class Direct:
 
     def start(self, supervisor: Supervisor) -> None:
         """Start its loops, which bring the backends up."""
-        supervisor.start("direct reaper", self._reap_on)
+        supervisor.start("direct reaper", partial(reap_on, self.broker))
         self._serving = [batcher.run(supervisor) for batcher in self._batchers]
 
     async def drain(self) -> None:
@@ -46,8 +45,3 @@ class Direct:
     async def stop(self) -> None:
         """Let go of the backends, after the loops have been stopped."""
         await asyncio.gather(*(batcher.stop() for batcher in self._batchers))
-
-    async def _reap_on(self) -> None:
-        while True:
-            pause = await self.broker.reap()
-            await asyncio.sleep(max(pause, REAP_GRAIN))

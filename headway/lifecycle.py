@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import structlog
@@ -27,7 +28,7 @@ from headway.errors import BrokerUnavailable
 from headway.gateway import Gateway
 from headway.model import Failure
 from headway.ports import Broker
-from headway.pulse import PULSE
+from headway.reaper import reap_on
 from headway.supervisor import Supervisor
 
 log = structlog.get_logger(__name__)
@@ -114,7 +115,7 @@ class Service:
         try:
             await self._connect()
             await self._start_workers()
-            self._supervisor.start("reaper", self._reap_on)
+            self._supervisor.start("reaper", partial(reap_on, self._broker))
             if self._direct is not None:
                 self._direct.start(self._supervisor)
             if self._gateway is not None:
@@ -195,15 +196,6 @@ class Service:
             await asyncio.gather(*starts, return_exceptions=True)
             raise
 
-    async def _reap_on(self) -> None:
-        """Expire what is overdue, on time even when no worker asks for work."""
-        while True:
-            try:
-                pause = await self._broker.reap()
-            except BrokerUnavailable:
-                pause = PULSE
-            await asyncio.sleep(max(pause, REAP_GRAIN))
-
 
 async def _finished(batcher: Batcher, serving: asyncio.Task[None]) -> None:
     """The slot is offline as soon as its last batch is done: others wait for none of its batches any more."""
@@ -237,8 +229,6 @@ CONNECT_WITHIN = 30.0
 """Seconds for which a process that starts waits for its broker."""
 CONNECT_EVERY = 0.5
 """Seconds between two attempts to reach it."""
-REAP_GRAIN = 0.01
-"""Least seconds between two reaps."""
 
 
 async def until_signalled(service: Service, ready: Callable[[], None]) -> None:

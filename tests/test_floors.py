@@ -38,6 +38,7 @@ FLOORS: dict[str, int] = {
     "line": 4,
     "outage": 4,
     "pulse": 4,
+    "reaper": 4,
     "redo": 4,
     "supervisor": 4,
     "banner": 5,

@@ -18,7 +18,7 @@ import msgspec
 from headway.brokers import verdicts
 from headway.core.admission import Refused
 from headway.core.departure import Hold, Load, Policy
-from headway.core.health import judged
+from headway.core.health import believed
 from headway.core.packing import GONE, RUNNING, Queued
 from headway.core.queue import Departure, ModelQueue, QueueLimits, entries_of
 from headway.model import (
@@ -300,7 +300,7 @@ class MemoryBroker:
     async def workers(self) -> Sequence[WorkerInfo]:
         """See Broker."""
         now = self._clock()
-        return [_aged(worker, now) for worker in self._workers.values()]
+        return [believed(worker, now) for worker in self._workers.values()]
 
     async def depths(self) -> Sequence[TierDepth]:
         """See Broker."""
@@ -388,7 +388,7 @@ class MemoryBroker:
 
     def _count_slots(self, model: str, now: float) -> None:
         healthy = sum(
-            worker.model == model and _aged(worker, now).status is WorkerStatus.HEALTHY
+            worker.model == model and believed(worker, now).status is WorkerStatus.HEALTHY
             for worker in self._workers.values()
         )
         queue = self._queues[model]
@@ -460,8 +460,3 @@ def _letter(member: Queued, error: str, cause: str, worker: str) -> DeadLetter:
 
 def _stamped(worker: WorkerInfo, now: float) -> WorkerInfo:
     return msgspec.structs.replace(worker, last_heartbeat=now)
-
-
-def _aged(worker: WorkerInfo, now: float) -> WorkerInfo:
-    status = judged(worker.status, now - worker.last_heartbeat)
-    return worker if status is worker.status else msgspec.structs.replace(worker, status=status)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from headway.model import WorkerStatus
+import msgspec
+
+from headway.model import WorkerInfo, WorkerStatus
 
 BEAT_EVERY = 1.0
 """Seconds between heartbeats."""
@@ -17,3 +19,9 @@ def judged(status: WorkerStatus, age: float) -> WorkerStatus:
     if age >= DEGRADED_AFTER and status is WorkerStatus.HEALTHY:
         return WorkerStatus.DEGRADED
     return status
+
+
+def believed(worker: WorkerInfo, now: float) -> WorkerInfo:
+    """A line of the registry as it is to be believed at instant `now`."""
+    status = judged(worker.status, now - worker.last_heartbeat)
+    return worker if status is worker.status else msgspec.structs.replace(worker, status=status)

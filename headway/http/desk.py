@@ -14,8 +14,9 @@ from uvicorn import Config
 from uvicorn.server import ServerState
 
 from headway.config import Settings
+from headway.gateway import Waiter
 from headway.http.shapes import SHAPES
-from headway.model import Caller, Reply
+from headway.model import Caller
 from headway.ports import Identity
 from headway.tally import Tally
 
@@ -37,20 +38,12 @@ SLOWEST = 16_384
 """Bytes per second at which a client has to take its answer."""
 
 
-class Asker(Protocol):
-    """Waits for one reply."""
-
-    def answer(self, reply: Reply) -> None:
-        """Take the reply; called once, from the event loop, never from within `submit`."""
-        ...
-
-
 class Intake(Protocol):
     """What a door needs of the gateway."""
 
     def submit(
         self,
-        waiter: Asker,
+        waiter: Waiter,
         caller: Caller,
         id: str,
         model: str,

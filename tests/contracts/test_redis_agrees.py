@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from headway.brokers.redis.broker import RedisBroker
-from headway.brokers.redis.line import Granted, Line
 from headway.brokers.redis.link import Link
+from headway.brokers.redis.queue import Granted, Queue
 from headway.core.admission import Refused
 from headway.core.departure import Hold, Rule
 from headway.core.packing import Queued
@@ -40,7 +40,7 @@ class Pair:
         self.dice = random.Random(seed)
         self.now = now
         self.broker = RedisBroker(link, {"m": LIMITS}, Tally(), lambda: 0.5, lease_seconds=1e6)
-        self.line: Line = self.broker._lines["m"][0]
+        self.there: Queue = self.broker._queues["m"][0]
         self.queue = ModelQueue(LIMITS)
         self.known: dict[str, Queued] = {}
         self.running: list[tuple[Granted, Departure]] = []
@@ -60,7 +60,7 @@ class Pair:
             )
             for _ in range(dice.choice((1, 1, 2, 5, 20)))
         ]
-        verdicts = await self.line.enqueue(entries)
+        verdicts = await self.there.enqueue(entries)
         for entry, verdict in zip(entries, verdicts, strict=True):
             offered = self.queue.offer(entry, self.now())
             if isinstance(offered, Refused):
@@ -89,7 +89,7 @@ class Pair:
         worker, policy, limit = self.dice.choice(("gpu-0", "gpu-1")), Fixed(self.rule()), self.dice.choice((3, 16))
         self.note(self.queue.expire(self.now()))
         here = self.queue.depart(worker, limit, policy, self.now())
-        there = await self.line.claim(slot(worker, "m", limit), policy, f"{self.dice.random()}", guest=False)
+        there = await self.there.claim(slot(worker, "m", limit), policy, f"{self.dice.random()}", guest=False)
         if isinstance(here, Hold):
             assert not isinstance(there, Granted)
             self.idle.add(worker)
@@ -120,12 +120,12 @@ class Pair:
             rest = iter(throws)
             after = self.queue.fail(here, self.now(), lambda: next(rest))
             failure = BatchFailure(Cause.RAISED, "it raised", here.worker)
-            again = await self.line.release(there.lease.fence // 256, failure, throws)
+            again = await self.there.release(there.lease.fence // 256, failure, throws)
             assert again == after.again
             self.note([*after.dead, *after.spent, *after.late])
         else:
             self.queue.hand_back(here, self.now())
-            assert await self.line.release(there.lease.fence // 256, None, (0.0, 0.0)) == 0
+            assert await self.there.release(there.lease.fence // 256, None, (0.0, 0.0)) == 0
 
     async def cancel(self) -> None:
         if self.known:
@@ -137,8 +137,8 @@ class Pair:
 
     async def beat(self) -> None:
         status = self.dice.choice((WorkerStatus.HEALTHY, WorkerStatus.DEGRADED))
-        await self.line.beat(WorkerInfo(worker_id=self.dice.choice(("gpu-0", "gpu-1")), model="m", status=status))
-        look = await self.line.look()
+        await self.there.beat(WorkerInfo(worker_id=self.dice.choice(("gpu-0", "gpu-1")), model="m", status=status))
+        look = await self.there.look()
         if look.load.slots != self.queue.slots:
             self.queue.set_slots(look.load.slots)
 
@@ -150,7 +150,7 @@ class Pair:
                 self.told.add(member.entry.id)
 
     async def compare(self) -> None:
-        look = await self.line.look()
+        look = await self.there.look()
         here = copy.deepcopy(self.queue).load(
             self.now()
         )  # Looking starts the clocks of rates; the server's look does not.
@@ -168,7 +168,7 @@ async def trace(pair: Pair) -> None:
         await pair.compare()
         await asyncio.sleep(dice.choice((0.0, 0.001, 0.02, 0.2)))
     pair.note(pair.queue.expire(pair.now()))
-    await pair.line.reap((0.5, 0.5))
+    await pair.there.reap((0.5, 0.5))
     replies: set[str] = set()
     if pair.told:
         found, _ = await pair.broker.replies("g", 0)

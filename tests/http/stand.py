@@ -23,9 +23,8 @@ import uvloop
 from headway.brokers.memory import DeadLetterBox, MemoryBroker
 from headway.config import Settings
 from headway.core.queue import QueueLimits
-from headway.gateway import Gateway
+from headway.gateway import Gateway, Waiter
 from headway.http import public
-from headway.http.desk import Asker
 from headway.http.door import Door
 from headway.http.readiness import Readiness
 from headway.identity.keys_file import KeysFile
@@ -41,7 +40,7 @@ PATIENCE = 10.0
 class Asked:
     """One request as the gateway saw it."""
 
-    waiter: Asker
+    waiter: Waiter
     caller: Caller
     id: str
     model: str
@@ -73,7 +72,7 @@ class EchoGateway:
 
     def submit(
         self,
-        waiter: Asker,
+        waiter: Waiter,
         caller: Caller,
         id: str,
         model: str,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -16,6 +18,7 @@ from headway.brokers.redis.broker import RedisBroker
 from headway.errors import BrokerUnavailable
 from headway.model import Item, Lease, Stage, Wait, WorkerInfo, WorkerStatus
 from tests.contracts.brokers import AT_ONCE, ask, failed, ids, output, slot
+from tests.e2e.client import wait_until
 from tests.redis.stand import GRACE, TIMEOUT, answered, brokers, real, refused, until, within
 from tests.servers.proxy import ChaosProxy
 from tests.servers.redis import KINDS, RedisServer
@@ -39,6 +42,17 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RedisServ
 def durable(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RedisServer]:
     with RedisServer(request.param, tmp_path, durable=True) as own:
         yield own
+
+
+def asleep(server: RedisServer) -> bool:
+    """Whether the server answers nobody now."""
+    with contextlib.closing(socket.create_connection(("127.0.0.1", server.port), timeout=0.05)) as asking:
+        asking.sendall(b"PING\r\n")
+        try:
+            asking.recv(1)
+        except TimeoutError:
+            return True
+        return False
 
 
 def every_call(broker: RedisBroker, lease: Lease) -> list[Callable[[], Awaitable[Any]]]:
@@ -122,7 +136,7 @@ async def test_a_server_that_sleeps_keeps_nobody_longer_than_the_timeout(server:
         await broker.enqueue([ask(id="a")])
         sleeping = threading.Thread(target=server.command, args=["DEBUG", "SLEEP", "1.0"])
         sleeping.start()
-        await asyncio.sleep(0.05)
+        await asyncio.to_thread(wait_until, lambda: asleep(server))
         await refused(broker.enqueue([ask(id="b")]))
         assert await until(lambda: broker.enqueue([ask(id="b")]), 1.0 + GRACE) == [None]
         sleeping.join()
@@ -205,7 +219,7 @@ async def test_a_connection_that_hangs_half_open_is_found_out(server: RedisServe
             assert isinstance(lease, Lease)
             reading = asyncio.create_task(broker.replies("g", 0))
             listening = asyncio.create_task(broker.listen(slot("gpu-1"), None))
-            await asyncio.sleep(0.05)
+            await asyncio.to_thread(wait_until, lambda: server.command("INFO", "clients")["blocked_clients"] == 2)
             proxy.black_hole()
             with within(BLOCK + TIMEOUT + GRACE):
                 for waiting in (reading, listening):

@@ -7,7 +7,7 @@ link.py      calls with a deadline, blocking reads, and what is demanded of a se
 lua/         the library of functions in the server: every atomic step, with every key listed on top of its first file
 library.py   that library put together
 wire.py      what is written into the server, and its version
-line.py      one queue in the server: a model's, or a shard's of it
+queue.py     one queue in the server: a model's, or a shard's of it
 bell.py      how idle slots of this process are woken
 mailbox.py   replies to the gateways of this process
 broker.py    the Broker made of them

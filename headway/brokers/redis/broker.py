@@ -19,10 +19,10 @@ import uuid_utils
 
 from headway.brokers import verdicts
 from headway.brokers.redis import wire
-from headway.brokers.redis.line import SHARDS, Granted, Line, Look
 from headway.brokers.redis.link import Link
 from headway.brokers.redis.mailbox import Mailbox
 from headway.brokers.redis.places import Places
+from headway.brokers.redis.queue import SHARDS, Granted, Look, Queue
 from headway.brokers.redis.registry import Registry
 from headway.core import shards as sharding
 from headway.core.departure import Load, Policy
@@ -61,7 +61,7 @@ T = TypeVar("T")
 class _Doubt:
     """A claim that was not answered: it may have been granted, and is to be repeated where it was made."""
 
-    line: Line
+    queue: Queue
     token: str
 
 
@@ -86,60 +86,59 @@ class RedisBroker:
         shards: int = 1,
         lease_seconds: float = 3.0,
     ) -> None:
-        self.lease_seconds = lease_seconds
         self._link = link
         self._link.process = link.process or str(uuid_utils.uuid7())
-        self._lines = {
-            model: [Line(link, model, shard, limits, lease_seconds) for shard in range(shards)]
+        self._queues = {
+            model: [Queue(link, model, shard, limits, lease_seconds) for shard in range(shards)]
             for model, limits in models.items()
         }
-        self._every = [line for lines in self._lines.values() for line in lines]
+        self._every = [queue for queues in self._queues.values() for queue in queues]
         self._registry = Registry(link)
-        self._places = Places(self._lines, models, self._registry, dice)
+        self._places = Places(self._queues, models, self._registry, dice)
         self._tally = tally
         self._dice = dice
         self._shards = shards
         self._mailboxes: dict[str, Mailbox] = {}
         self._numbers = itertools.count()
         self._doubts: dict[Slot, _Doubt] = {}
-        self._idle_at: dict[Slot, Line] = {}
-        self._hints: dict[Slot, Line] = {}
+        self._idle_at: dict[Slot, Queue] = {}
+        self._hints: dict[Slot, Queue] = {}
         self._looked_at: dict[Slot, float] = {}
         self._waited: dict[tuple[str, int], Sequence[float]] = {}
-        self._reap_at: dict[Line, float] = {}
+        self._reap_at: dict[Queue, float] = {}
 
     @property
     def gather(self) -> float:
         """See Broker: a tenth of the headway, between 1 and 4 ms."""
-        headway = max((line.headway for line in self._every), default=0.0)
+        headway = max((queue.headway for queue in self._every), default=0.0)
         return min(max(headway / 10, LEAST_GATHER), MOST_GATHER)
 
     @property
     def epoch(self) -> str:
         """See Broker."""
-        if not any(line.born for line in self._every):
+        if not any(queue.born for queue in self._every):
             return ""
-        return str(sum(line.losses for line in self._every))
+        return str(sum(queue.losses for queue in self._every))
 
     async def close(self) -> None:
         """Stop listening and reading; the link stays open."""
         await self._places.close()
         for box in self._mailboxes.values():
             await box.close()
-        await _all(*(line.close() for line in self._every))
+        await _all(*(queue.close() for queue in self._every))
 
     async def enqueue(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
         """See Broker."""
         await self._places.count()
-        groups: dict[Line, list[int]] = {}
-        for place, line in enumerate(self._places.deal(entries)):
-            groups.setdefault(line, []).append(place)
+        groups: dict[Queue, list[int]] = {}
+        for place, queue in enumerate(self._places.deal(entries)):
+            groups.setdefault(queue, []).append(place)
         if len(groups) == 1:
-            [line] = groups
-            answers = [await line.enqueue(entries)]
+            [queue] = groups
+            answers = [await queue.enqueue(entries)]
         else:
             parts = ([entries[place] for place in places] for places in groups.values())
-            answers = await _all(*(line.enqueue(part) for line, part in zip(groups, parts, strict=True)))
+            answers = await _all(*(queue.enqueue(part) for queue, part in zip(groups, parts, strict=True)))
         result: list[Failure | None] = [None] * len(entries)
         for places, answer in zip(groups.values(), answers, strict=True):
             for place, verdict in zip(places, answer, strict=True):
@@ -153,9 +152,9 @@ class RedisBroker:
         home = self._places.home(slot.worker, slot.model)
         doubt = self._doubts.get(slot)
         hint = self._hints.pop(slot, home)
-        line = doubt.line if doubt is not None else hint
-        if line is not home:
-            claimed = await self._claim_from(line, slot, policy, guest=True)
+        queue = doubt.queue if doubt is not None else hint
+        if queue is not home:
+            claimed = await self._claim_from(queue, slot, policy, guest=True)
             if isinstance(claimed, Lease):
                 with contextlib.suppress(
                     BrokerUnavailable
@@ -207,15 +206,15 @@ class RedisBroker:
             gateway: wire.encode(wire.WireRun(wire.SCHEMA, lease.slot.worker, replies))
             for gateway, replies in runs.items()
         }
-        line, fence = self._line_of(lease)
-        settled = await line.complete(fence, packed, bad)
+        queue, fence = self._queue_of(lease)
+        settled = await queue.complete(fence, packed, bad)
         self._waited.pop((lease.slot.model, lease.fence), None)
         return settled
 
     async def release(self, lease: Lease, failure: BatchFailure | None = None) -> bool:
         """See Broker."""
-        line, fence = self._line_of(lease)
-        again = await line.release(fence, failure, (self._dice(), self._dice()))
+        queue, fence = self._queue_of(lease)
+        again = await queue.release(fence, failure, (self._dice(), self._dice()))
         self._waited.pop((lease.slot.model, lease.fence), None)
         if again and failure is not None:
             self._tally.retries[failure.cause.value] += again
@@ -223,16 +222,16 @@ class RedisBroker:
 
     async def extend(self, lease: Lease) -> bool:
         """See Broker."""
-        line, fence = self._line_of(lease)
-        return await line.extend(fence)
+        queue, fence = self._queue_of(lease)
+        return await queue.extend(fence)
 
     async def cancel(self, tenant_ids: Sequence[tuple[str, str]]) -> None:
         """See Broker."""
-        groups: dict[Line, list[bytes]] = {}
+        groups: dict[Queue, list[bytes]] = {}
         for tenant, id in tenant_ids:
-            for line in self._places.where((tenant, id)):
-                groups.setdefault(line, []).append(wire.key_of(tenant, id))
-        await _all(*(line.cancel(keys) for line, keys in groups.items()))
+            for queue in self._places.where((tenant, id)):
+                groups.setdefault(queue, []).append(wire.key_of(tenant, id))
+        await _all(*(queue.cancel(keys) for queue, keys in groups.items()))
         self._places.forget(tenant_ids)
 
     async def replies(self, gateway: str, after: int) -> tuple[Sequence[Reply], int]:
@@ -246,7 +245,7 @@ class RedisBroker:
 
     async def stage(self, tenant: str, id: str) -> Stage | None:
         """See Broker."""
-        stages = await _all(*(line.stage(wire.key_of(tenant, id)) for line in self._places.where((tenant, id))))
+        stages = await _all(*(queue.stage(wire.key_of(tenant, id)) for queue in self._places.where((tenant, id))))
         return next((stage for stage in stages if stage is not None), None)
 
     async def beat(self, worker: WorkerInfo) -> None:
@@ -268,39 +267,39 @@ class RedisBroker:
     async def depths(self) -> Sequence[TierDepth]:
         """See Broker."""
         sums: dict[tuple[str, int], tuple[int, float]] = {}
-        for line, look in zip(self._every, await self._look(), strict=True):
+        for queue, look in zip(self._every, await self._look(), strict=True):
             for tier, (depth, waited) in enumerate(look.tiers):
-                known, longest = sums.get((line.model, tier), (0, 0.0))
-                sums[line.model, tier] = known + depth, max(longest, waited)
+                known, longest = sums.get((queue.model, tier), (0, 0.0))
+                sums[queue.model, tier] = known + depth, max(longest, waited)
         return [TierDepth(model, tier, depth, oldest) for (model, tier), (depth, oldest) in sums.items()]
 
     async def loads(self) -> Mapping[str, Load]:
         """See Broker. Of several shards: their sums, and the costs of those that have seen most batches."""
         found: dict[str, list[Load]] = {}
-        for line, look in zip(self._every, await self._look(), strict=True):
-            found.setdefault(line.model, []).append(look.load)
+        for queue, look in zip(self._every, await self._look(), strict=True):
+            found.setdefault(queue.model, []).append(look.load)
         return {model: _together(loads) for model, loads in found.items()}
 
     async def reap(self) -> float:
         """See Broker."""
         now = asyncio.get_running_loop().time()
-        due = [line for line in self._every if self._reap_at.get(line, -math.inf) <= now + 1e-6]
-        await _all(*(self._reap(line) for line in due))
+        due = [queue for queue in self._every if self._reap_at.get(queue, -math.inf) <= now + 1e-6]
+        await _all(*(self._reap(queue) for queue in due))
         return max(min(self._reap_at.values()) - asyncio.get_running_loop().time(), 0.001)
 
-    async def _reap(self, line: Line) -> None:
-        due, again = await line.reap((self._dice(), self._dice()), self._shards)
-        self._reap_at[line] = asyncio.get_running_loop().time() + due
+    async def _reap(self, queue: Queue) -> None:
+        due, again = await queue.reap((self._dice(), self._dice()), self._shards)
+        self._reap_at[queue] = asyncio.get_running_loop().time() + due
         if again:
             self._tally.retries[Cause.LEASE_LOST.value] += again
 
-    async def _claim_from(self, line: Line, slot: Slot, policy: Policy, guest: bool) -> Lease | Wait:
+    async def _claim_from(self, queue: Queue, slot: Slot, policy: Policy, guest: bool) -> Lease | Wait:
         doubt = self._doubts.pop(slot, None)
-        again = doubt is not None and doubt.line is line
+        again = doubt is not None and doubt.queue is queue
         if doubt is None or not again:
-            doubt = _Doubt(line, f"{self._link.process}:{next(self._numbers)}")
+            doubt = _Doubt(queue, f"{self._link.process}:{next(self._numbers)}")
         try:
-            claimed = await line.claim(slot, policy, doubt.token, guest)
+            claimed = await queue.claim(slot, policy, doubt.token, guest)
         except BrokerUnavailable:
             if not (guest and again):  # A guest does not wait for ever for a shard that is out of reach.
                 self._doubts[slot] = doubt
@@ -321,7 +320,7 @@ class RedisBroker:
         await self.release(claimed.lease, BatchFailure(Cause.BAD_OUTPUT, claimed.unreadable, worker))
         return Wait(claimed.lease.granted_at)
 
-    async def _look_around(self, slot: Slot, home: Line) -> None:
+    async def _look_around(self, slot: Slot, home: Queue) -> None:
         """Return when another shard is behind, and remember it for the next claim."""
         loop = asyncio.get_running_loop()
         others = self._places.others(home)
@@ -331,19 +330,19 @@ class RedisBroker:
             await asyncio.sleep(max(self._looked_at.get(slot, -math.inf) + pause - loop.time(), 0.0))
             self._looked_at[slot] = loop.time()
             pause = min(2 * pause, MOST_PAUSE) if turn > start else pause
-            line = others[turn % len(others)]
+            queue = others[turn % len(others)]
             with contextlib.suppress(BrokerUnavailable):
-                depth, slots = await line.glance()
+                depth, slots = await queue.glance()
                 if sharding.behind(depth, slots, slot.max_batch):
-                    self._hints[slot] = line
+                    self._hints[slot] = queue
                     return
 
     async def _look(self) -> list[Look]:
-        return await _all(*(line.look() for line in self._every))
+        return await _all(*(queue.look() for queue in self._every))
 
-    def _line_of(self, lease: Lease) -> tuple[Line, int]:
+    def _queue_of(self, lease: Lease) -> tuple[Queue, int]:
         fence, shard = divmod(lease.fence, SHARDS)
-        return self._lines[lease.slot.model][shard], fence
+        return self._queues[lease.slot.model][shard], fence
 
 
 async def _all(*calls: Awaitable[T]) -> list[T]:

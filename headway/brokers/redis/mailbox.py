@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from headway.brokers.redis import wire
-from headway.brokers.redis.line import Line, Receipt
+from headway.brokers.redis.queue import Queue, Receipt
 from headway.errors import BrokerUnavailable
 from headway.model import Reply
 
@@ -23,7 +23,7 @@ FIRST = b"0-0"
 class _Read:
     """One stream entry's replies, and where it came from; `born` is of the server's state that it belongs to."""
 
-    line: Line
+    queue: Queue
     born: float
     id: bytes
     replies: list[Reply]
@@ -33,7 +33,7 @@ class _Read:
 class _Stream:
     """How far a queue's stream was read; `epoch` is of the server's state that the id belongs to."""
 
-    line: Line
+    queue: Queue
     last: bytes = FIRST
     epoch: float = 0.0
     task: asyncio.Task[None] | None = field(default=None)
@@ -44,12 +44,12 @@ class Mailbox:
 
     Arguments:
         gateway: its name.
-        lines: the queues.
+        queues: the queues.
     """
 
-    def __init__(self, gateway: str, lines: Sequence[Line]) -> None:
+    def __init__(self, gateway: str, queues: Sequence[Queue]) -> None:
         self._gateway = gateway
-        self._streams = [_Stream(line) for line in lines]
+        self._streams = [_Stream(queue) for queue in queues]
         self._reads: list[_Read] = []
         self._acknowledged = 0
         self._arrival = asyncio.Event()
@@ -85,23 +85,26 @@ class Mailbox:
                 break
             self._acknowledged += len(read.replies)
             done += 1
-            if read.born in (0.0, read.line.born):  # Otherwise it was lost meanwhile, and another may have the same id.
+            if read.born in (
+                0.0,
+                read.queue.born,
+            ):  # Otherwise it was lost meanwhile, and another may have the same id.
                 keys = [wire.key_of(reply.tenant, reply.id) for reply in read.replies]
-                read.line.read(Receipt(self._gateway, read.id, keys))
+                read.queue.read(Receipt(self._gateway, read.id, keys))
         del self._reads[:done]
 
     async def _read_on(self, stream: _Stream) -> None:
         try:
             while True:
-                if stream.epoch != stream.line.born:  # The server has lost its state: ids begin anew.
-                    stream.epoch, stream.last = stream.line.born, FIRST if stream.epoch else stream.last
+                if stream.epoch != stream.queue.born:  # The server has lost its state: ids begin anew.
+                    stream.epoch, stream.last = stream.queue.born, FIRST if stream.epoch else stream.last
                 await self._read_once(stream)
         except BrokerUnavailable as exc:
             self._broken = exc
             self._arrival.set()
 
     async def _read_once(self, stream: _Stream) -> None:
-        link, key = stream.line.link, stream.line.stream_of(self._gateway)
+        link, key = stream.queue.link, stream.queue.stream_of(self._gateway)
         for id, fields in await link.stream(key, stream.last):
             stream.last = id
             try:
@@ -110,5 +113,5 @@ class Mailbox:
                 # To wait for a release that can read it would keep back all that follow; these end by their deadlines.
                 log.error("replies cannot be read", gateway=self._gateway, error=wire.reason(exc))
                 continue
-            self._reads.append(_Read(stream.line, stream.line.born, id, replies))
+            self._reads.append(_Read(stream.queue, stream.queue.born, id, replies))
             self._arrival.set()

@@ -12,7 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from headway.brokers.redis.line import Line
+from headway.brokers.redis.queue import Queue
 from headway.brokers.redis.registry import Registry
 from headway.core import shards as sharding
 from headway.core.queue import QueueLimits
@@ -31,7 +31,7 @@ class Places:
     """Keeps them for one process.
 
     Arguments:
-        lines: the queues of each model, one for each shard.
+        queues: the queues of each model, one for each shard.
         limits: what bounds them.
         registry: asked who is healthy.
         dice: uniform in [0, 1).
@@ -39,22 +39,22 @@ class Places:
 
     def __init__(
         self,
-        lines: Mapping[str, Sequence[Line]],
+        queues: Mapping[str, Sequence[Queue]],
         limits: Mapping[str, QueueLimits],
         registry: Registry,
         dice: Callable[[], float],
     ) -> None:
-        self._lines = lines
+        self._queues = queues
         self._limits = limits
         self._registry = registry
-        self._shards = max(len(of) for of in lines.values())
-        self._every = [line for of in lines.values() for line in of]
+        self._shards = max(len(of) for of in queues.values())
+        self._every = [queue for of in queues.values() for queue in of]
         self._census: dict[str, list[str]] = {}
         self._counted_at = -math.inf
         self._counting: asyncio.Task[None] | None = None
-        self._homes: dict[tuple[str, str], Line] = {}
+        self._homes: dict[tuple[str, str], Queue] = {}
         self._turn = int(dice() * 1_000_003)
-        self._placed: dict[_Key, Line] = {}
+        self._placed: dict[_Key, Queue] = {}
 
     async def close(self) -> None:
         """Count no more."""
@@ -75,43 +75,43 @@ class Places:
         if self._counting is not None and (wait or not self._census or age >= 2 * CENSUS_AGE):
             await asyncio.wait({self._counting})
 
-    def home(self, worker: str, model: str) -> Line:
+    def home(self, worker: str, model: str) -> Queue:
         """The shard that a slot is at home in; `move` changes it."""
         return self._homes.get((model, worker)) or self._found_home(worker, model)
 
-    def move(self, worker: WorkerInfo) -> Line | None:
+    def move(self, worker: WorkerInfo) -> Queue | None:
         """Give a slot the home that it has by the last census; the one it had until now if it is another."""
         home = self._found_home(worker.worker_id, worker.model)
         key = (worker.model, worker.worker_id)
         before, self._homes[key] = self._homes.get(key), home
         return before if before is not home else None
 
-    def others(self, line: Line) -> list[Line]:
+    def others(self, queue: Queue) -> list[Queue]:
         """The other shards of the same model."""
-        return [one for one in self._lines[line.model] if one is not line]
+        return [one for one in self._queues[queue.model] if one is not queue]
 
-    def deal(self, entries: Sequence[Entry]) -> list[Line]:
+    def deal(self, entries: Sequence[Entry]) -> list[Queue]:
         """The queue of each entry: where it went before, or the next shard's turn, a part of a batch at a time."""
         if self._shards == 1:
-            return [self._lines[entry.model][0] for entry in entries]
+            return [self._queues[entry.model][0] for entry in entries]
         counts = Counter(entry.model for entry in entries)
         parts = {model: sharding.parts(count, self._limits[model].max_batch) for model, count in counts.items()}
         dealt = []
         for place, entry in enumerate(entries):
             key = (entry.tenant, entry.id)
-            line = self._placed.get(key)
-            if line is None:
+            queue = self._placed.get(key)
+            if queue is None:
                 slots = len(self._census.get(entry.model, []))
                 turn = self._turn + place % parts[entry.model]
                 shard = sharding.in_turn(turn, slots, sharding.active(self._shards, slots))
-                line = self._placed[key] = self._lines[entry.model][shard]
+                queue = self._placed[key] = self._queues[entry.model][shard]
                 if len(self._placed) > REMEMBERED:
                     del self._placed[next(iter(self._placed))]
-            dealt.append(line)
+            dealt.append(queue)
         self._turn += max(parts.values(), default=0)
         return dealt
 
-    def where(self, key: _Key) -> Sequence[Line]:
+    def where(self, key: _Key) -> Sequence[Queue]:
         """The queues in which an entry may be, by (tenant, id)."""
         placed = self._placed.get(key)
         return self._every if placed is None else [placed]
@@ -122,9 +122,9 @@ class Places:
             for key in keys:
                 self._placed.pop(key, None)
 
-    def _found_home(self, worker: str, model: str) -> Line:
+    def _found_home(self, worker: str, model: str) -> Queue:
         alive = self._census.get(model, [])
-        return self._lines[model][sharding.home(worker, alive, sharding.active(self._shards, len(alive)))]
+        return self._queues[model][sharding.home(worker, alive, sharding.active(self._shards, len(alive)))]
 
     async def _count(self) -> None:
         census: dict[str, list[str]] = {}

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-
 from headway.brokers.redis import wire
 from headway.brokers.redis.link import Link
-from headway.core.health import judged
+from headway.core.health import believed
 from headway.model import WorkerInfo
 
 
@@ -30,9 +28,4 @@ class Registry:
     async def workers(self) -> Sequence[WorkerInfo]:
         """All that were heard of of late, each as it is to be believed now."""
         now, packed = await self._link.call("workers", self._key, self._link.clock_text())
-        return [_aged(worker, float(now)) for worker in wire.readable(wire.read_worker, packed)]
-
-
-def _aged(worker: WorkerInfo, now: float) -> WorkerInfo:
-    status = judged(worker.status, now - worker.last_heartbeat)
-    return worker if status is worker.status else msgspec.structs.replace(worker, status=status)
+        return [believed(worker, float(now)) for worker in wire.readable(wire.read_worker, packed)]

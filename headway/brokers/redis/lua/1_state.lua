@@ -65,14 +65,9 @@ end
 -- `unpack` and the stack take a few thousand values; longer lists go in parts.
 local PART = 1000
 
-local function call_all(command, key, list, extra)
+local function call_all(command, key, list)
   for first = 1, #list, PART do
-    local last = math.min(first + PART - 1, #list)
-    if extra then
-      redis.call(command, key, extra, unpack(list, first, last))
-    else
-      redis.call(command, key, unpack(list, first, last))
-    end
+    redis.call(command, key, unpack(list, first, math.min(first + PART - 1, #list)))
   end
 end
 

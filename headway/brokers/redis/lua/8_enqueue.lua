@@ -1,7 +1,7 @@
 -- enqueue: admit entries or refuse them. Arguments after the head: what the gateway has read (its name, the id of the last
 -- stream entry, how many keys, the keys), then for each entry its head (tier, length of the key, queue timeout, timeout,
 -- key, gateway) and its payload. Returns the instant, the queue's birth, the headway, for each refused one its place, the
--- wait and why (0 the queue is too long, 1 this tier's share of it, 2 memory, 3 another gateway's), and the depth.
+-- wait and why (0 the queue is too long, 1 this tier's share of it, 2 memory, 3 another gateway's).
 
 local ENTRY = 2
 local ENTRY_HEAD = '>BI2dd'
@@ -55,6 +55,12 @@ local function hear_of(s, gateways, heard)
   end
 end
 
+local function turn_away(refused, place, wait, why)
+  refused[#refused + 1] = place - 1
+  refused[#refused + 1] = exact(wait)
+  refused[#refused + 1] = why
+end
+
 local function enqueue(keys, args, scarce)
   local s = open(keys, args)
   local at = forget_read(s, args, HEAD + 1)
@@ -82,9 +88,7 @@ local function enqueue(keys, args, scarce)
         known[i] = string.sub(known[i], 2) == gateways[i] and known[i]
       elseif read_header(known[i]).gateway ~= gateways[i] then
         seen[key] = true
-        refused[#refused + 1] = i - 1
-        refused[#refused + 1] = 0
-        refused[#refused + 1] = 3
+        turn_away(refused, i, 0, 3)
       end
     end
     if not known[i] and not seen[key] then
@@ -92,13 +96,9 @@ local function enqueue(keys, args, scarce)
       observe_arrival(q, tier, now)
       local wait, shed = refuse(s, tier, queue_timeout, timeout)
       if scarce then
-        refused[#refused + 1] = i - 1
-        refused[#refused + 1] = exact(SCARCE_WAIT)
-        refused[#refused + 1] = 2
+        turn_away(refused, i, SCARCE_WAIT, 2)
       elseif wait then
-        refused[#refused + 1] = i - 1
-        refused[#refused + 1] = exact(wait)
-        refused[#refused + 1] = shed and 1 or 0
+        turn_away(refused, i, wait, shed and 1 or 0)
       else
         seen[key] = true
         q.seq = q.seq + 1
@@ -149,7 +149,7 @@ local function enqueue(keys, args, scarce)
   end
   ring(s)
   save(s)
-  return {exact(now), exact(q.born), exact(q.headway), refused, q.fresh}
+  return {exact(now), exact(q.born), exact(q.headway), refused}
 end
 
 redis.register_function(VERSION .. '_enqueue', enqueue)

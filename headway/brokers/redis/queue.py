@@ -53,12 +53,11 @@ class Granted:
 class Look:
     """What a queue tells of itself: its load, and by tier its depth and how long the oldest entry has waited, in seconds."""
 
-    now: float
     load: Load
     tiers: list[tuple[int, float]]
 
 
-class Line:
+class Queue:
     """A queue.
 
     Arguments:
@@ -72,7 +71,6 @@ class Line:
         born: instant at which the server's state of this queue began; another one after it was lost. 0: not known yet.
         losses: how often it was lost.
         headway: seconds between departures, below 0 when the policy does not space them.
-        depth: entries waiting when last told.
     """
 
     def __init__(self, link: Link, model: str, shard: int, limits: QueueLimits, lease_seconds: float) -> None:
@@ -82,7 +80,6 @@ class Line:
         self.born = 0.0
         self.losses = 0
         self.headway = -1.0
-        self.depth = 0
         self._key = f"{link.prefix}:{{{model}:{shard}}}:"
         self._limits = (limits.tiers, limits.max_batch, limits.reserved_share, limits.max_queue, lease_seconds)
         self._offset = 0.0
@@ -127,7 +124,7 @@ class Line:
         except BrokerUnavailable:
             self._keep(receipt)
             raise
-        now, born, headway, refused, self.depth = answer
+        now, born, headway, refused = answer
         self._note(now, born)
         self.headway = float(headway)
         result: list[Failure | None] = [None] * len(entries)
@@ -217,7 +214,7 @@ class Line:
         self._note(now, born)
         instant = float(now)
         waits = [(depth, instant - float(since)) for depth, since in zip(tiers[::2], tiers[1::2], strict=True)]
-        return Look(instant, wire.read_load(load)[2], waits)
+        return Look(wire.read_load(load)[2], waits)
 
     async def glance(self) -> tuple[int, int]:
         """Depth, and slots at home."""

@@ -58,7 +58,7 @@ example-embeddings: .venv/.ready-embeddings
 
 lock: .venv/.ready
 	$(LOCK) --group dev -o requirements-dev.lock
-	$(LOCK) -c requirements-dev.lock --extra redis -o requirements.lock
+	$(LOCK) -c requirements-dev.lock --extra redis --extra postgres --extra jwt -o requirements.lock
 	$(LOCK) -c requirements-dev.lock --extra bench --extra plot -o requirements-bench.lock
 	$(LOCK) -c requirements-dev.lock --extra embeddings --no-emit-package torch \
 		--excludes requirements-embeddings.exclude -o requirements-embeddings.lock

@@ -4,6 +4,7 @@
     ├── SettingError            a setting is wrong: names setting, value, reason, mend (exit code 3)
     ├── TargetError             the target cannot be loaded or broke the rules when tried
     ├── BrokerUnavailable       the broker cannot be reached, or does not answer in time
+    ├── StoreUnavailable        the database of ledger or keys cannot be reached, or does not answer in time
     ├── BackendError            the black box failed on a whole batch
     │   ├── BatchRaised         user code raised
     │   ├── WorkerCrashed       the worker process died
@@ -29,6 +30,7 @@ NOT_FOUND = "NOT_FOUND"
 METHOD_NOT_ALLOWED = "METHOD_NOT_ALLOWED"
 REQUEST_TIMEOUT = "REQUEST_TIMEOUT"
 IDEMPOTENCY_CONFLICT = "IDEMPOTENCY_CONFLICT"
+IDEMPOTENCY_MISUSE = "IDEMPOTENCY_MISUSE"
 PAYLOAD_TOO_LARGE = "PAYLOAD_TOO_LARGE"
 HEADERS_TOO_LARGE = "HEADERS_TOO_LARGE"
 REJECTED_BY_MODEL = "REJECTED_BY_MODEL"
@@ -40,6 +42,8 @@ SERVICE_OVERLOADED = "SERVICE_OVERLOADED"
 NO_WORKERS = "NO_WORKERS"
 DRAINING = "DRAINING"
 DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
+CANCELLED = "CANCELLED"
+"""The client left, or cancelled: nobody is told, but it is recorded."""
 
 STATUS: dict[str, int] = {
     BAD_REQUEST: 400,
@@ -49,6 +53,7 @@ STATUS: dict[str, int] = {
     METHOD_NOT_ALLOWED: 405,
     REQUEST_TIMEOUT: 408,
     IDEMPOTENCY_CONFLICT: 409,
+    IDEMPOTENCY_MISUSE: 422,
     PAYLOAD_TOO_LARGE: 413,
     HEADERS_TOO_LARGE: 431,
     REJECTED_BY_MODEL: 422,
@@ -63,6 +68,9 @@ STATUS: dict[str, int] = {
 }
 """HTTP status of each error code."""
 
+SHOWN: dict[str, str] = {IDEMPOTENCY_MISUSE: IDEMPOTENCY_CONFLICT}
+"""What clients read in place of a code: two codes may be one to them, told apart by the status."""
+
 TITLE: dict[str, str] = {
     BAD_REQUEST: "The request is malformed",
     UNAUTHENTICATED: "No valid credential",
@@ -71,6 +79,7 @@ TITLE: dict[str, str] = {
     METHOD_NOT_ALLOWED: "Not with this method",
     REQUEST_TIMEOUT: "The request took too long to arrive",
     IDEMPOTENCY_CONFLICT: "The idempotency key is in use",
+    IDEMPOTENCY_MISUSE: "The idempotency key was used for another request",
     PAYLOAD_TOO_LARGE: "The body is too large",
     HEADERS_TOO_LARGE: "The header is too large",
     REJECTED_BY_MODEL: "The model fails on this input",
@@ -112,6 +121,10 @@ class TargetError(HeadwayError):
 class BrokerUnavailable(HeadwayError):
     """The broker cannot be reached, or does not answer in time. What was asked of it may have been done: ask again, as
     all its methods can be repeated."""
+
+
+class StoreUnavailable(HeadwayError):
+    """The database of ledger or keys cannot be reached, or does not answer in time."""
 
 
 class BackendError(HeadwayError):

@@ -16,7 +16,6 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import msgspec
 import structlog
@@ -24,12 +23,14 @@ import uuid_utils
 
 from headway import errors
 from headway.config import Settings
-from headway.core import ratelimit
-from headway.core.ratelimit import Quota
+from headway.core import ratelimit, verdicts
+from headway.core.ratelimit import Over
+from headway.core.sharing import digest
 from headway.deadlines import DEADLINE_GRAIN, Deadlines
 from headway.errors import BrokerUnavailable
+from headway.held import NOBODY, Held, Journal, Note, Waiter
 from headway.line import Line
-from headway.model import Caller, Entry, Failure, Reply, Stage, Standing
+from headway.model import Caller, Entry, Failure, Reply, Share, ShareKind, Stage, Standing
 from headway.ports import Broker
 from headway.supervisor import Supervisor
 from headway.tally import Tally
@@ -40,27 +41,6 @@ RETRY_AFTER = (1.0, 30.0)
 """Least and most seconds after which a client is told to try again while the broker is away: as long as that lasts."""
 REMEMBERED = 10_000
 """Answered requests that `status` still knows; their inputs and outputs are not kept."""
-
-
-class Waiter(Protocol):
-    """Where an answer goes."""
-
-    def answer(self, reply: Reply) -> None:
-        """Take the answer; called once, on a later turn of the loop than the `submit`."""
-        ...
-
-
-class _Held:
-    """One request whose client waits."""
-
-    __slots__ = ("deadline", "entry", "line", "since", "waiter")
-
-    def __init__(self, waiter: Waiter, entry: Entry, since: float, deadline: float, line: Line) -> None:
-        self.waiter = waiter
-        self.entry = entry
-        self.since = since
-        self.deadline = deadline
-        self.line = line
 
 
 @dataclass(slots=True)
@@ -98,6 +78,7 @@ class Gateway:
         tally: counts outcomes.
         clock: monotonic seconds.
         direct: where they go while `broker` is away; without it they are refused then.
+        journal: told of every outcome, if anybody is.
         dice: uniform in [0, 1), for pauses.
 
     Attributes:
@@ -113,6 +94,7 @@ class Gateway:
         clock: Callable[[], float],
         *,
         direct: Broker | None = None,
+        journal: Journal | None = None,
         dice: Callable[[], float] = random.random,
     ) -> None:
         self.settings = settings
@@ -123,9 +105,9 @@ class Gateway:
         self._clock = clock
         self._tiers = settings.tier_names
         self._queue_timeout = settings.queue_timeout_ms / 1000
-        self._held: dict[tuple[str, str], _Held] = {}
-        self._limits: dict[str, tuple[Quota, float]] = {}
-        """Of each key: its quota, and its theoretical arrival time."""
+        self._sharing = settings.cache or settings.collapse
+        self._journal = journal
+        self._held: dict[tuple[str, str], Held] = {}
         self._deadlines = Deadlines(clock, self._overdue)
         self._recent: deque[tuple[str, float, Failure | None]] = deque(maxlen=REMEMBERED)
         self._emptied = asyncio.Event()
@@ -167,6 +149,8 @@ class Gateway:
         parameters: bytes,
         tier: int,
         timeout: float,
+        key: str = "",
+        admitted: Callable[[], None] | None = None,
     ) -> None:
         """Take a request in; its answer, also a refusal, goes to `waiter` on a later turn of the loop.
 
@@ -179,16 +163,30 @@ class Gateway:
             parameters: text of a JSON object, or empty.
             tier: index of the tier to queue in.
             timeout: seconds until the answer is worthless.
+            key: idempotency key: what was asked under it before is not run again, but answered as it was.
+            admitted: makes it a task, whose outcome is kept; called when it is queued, or has joined another request.
         """
-        key = (caller.tenant, id)
-        failure = self._objection(caller, key, model)
+        shares: tuple[Share, ...] = ()
+        patience = self._queue_timeout
+        if self._sharing or key or admitted is not None:
+            shares = self._shares(id, model, input, parameters, key, admitted is not None)
+            patience = patience if admitted is None else timeout
+        entry = Entry(
+            id, model, input, tier, caller.tenant, self.name, patience, timeout, parameters, caller.limits, shares
+        )
+        failure = self._objection(caller, entry)
         if failure is not None:
-            self._refuse(waiter, caller.tenant, id, model, tier, failure)
-            return
-        entry = Entry(id, model, input, tier, caller.tenant, self.name, self._queue_timeout, timeout, parameters)
+            self._refuse(waiter, caller, entry, failure)
+        else:
+            self._hold(waiter, caller, entry, admitted)
+
+    def _hold(
+        self, waiter: Waiter, caller: Caller | None, entry: Entry, admitted: Callable[[], None] | None = None
+    ) -> None:
         now = self._clock()
         line = self._line
-        held = _Held(waiter, entry, now, now + timeout, line)
+        key = (entry.tenant, entry.id)
+        held = Held(waiter, caller, entry, now, now + entry.timeout, line, admitted)
         self._held[key] = held
         self._deadlines.watch(key, held.deadline)
         outbox = line.outbox
@@ -196,11 +194,33 @@ class Gateway:
             line.wake()
         outbox.append(entry)
 
+    def _shares(self, id: str, model: str, input: str, parameters: bytes, key: str, task: bool) -> tuple[Share, ...]:
+        """What a request may have in common with others of its tenant."""
+        settings, shares = self.settings, []
+        asked = digest(model, settings.model_version, input, parameters) if key or self._sharing else b""
+        if task:
+            shares.append(Share(ShareKind.TASK, id, b"", settings.result_ttl_s))
+        if key:
+            shares.append(Share(ShareKind.KEY, key, asked, settings.result_ttl_s))
+        if self._sharing:
+            keep = settings.cache_ttl_s if settings.cache else 0.0
+            shares.append(Share(ShareKind.SAME, asked.hex(), b"", keep, settings.collapse))
+        return tuple(shares)
+
+    def detach(self, tenant: str, id: str) -> None:
+        """Nobody waits for a task any more; it goes on."""
+        held = self._held.get((tenant, id))
+        if held is not None:
+            held.waiter = NOBODY
+
     def abandon(self, tenant: str, id: str) -> None:
         """The client left: its waiter hears nothing more, and the entry does not run if it has not yet."""
         held = self._held.pop((tenant, id), None)
         if held is not None:
-            self._count(held.entry, "cancelled")
+            self._count(held, "cancelled")
+            if self._journal is not None and held.caller is not None:
+                left = Reply(id, tenant, None, Failure(errors.CANCELLED, "the client left"))
+                self._journal.add([(held.caller, held.entry, self._clock() - held.since, left)])
             self._withdraw(held)
 
     async def ask(
@@ -214,6 +234,46 @@ class Gateway:
         except asyncio.CancelledError:
             self.abandon(caller.tenant, id)
             raise
+
+    async def recall(self, tenant: str, id: str) -> Reply | Stage | None:
+        """The outcome of a task, or where it stands; None when it is unknown, forgotten, or no task of the tenant's.
+
+        Raises:
+            BrokerUnavailable: that cannot be told now.
+        """
+        held = self._held.get((tenant, id))
+        if held is not None and held.entry.shares and held.entry.shares[0].kind is ShareKind.TASK:
+            return await held.line.broker.stage(tenant, id) or Stage.QUEUED
+        if self._direct is not None and (found := await self._direct.broker.recall(tenant, id)) is not None:
+            return found
+        return await self._shared.broker.recall(tenant, id)
+
+    async def follow(self, tenant: str, id: str, seconds: float) -> Reply | None:
+        """The outcome of a task, waited for as long as it takes but at most so many seconds; None when it is not known
+        by then."""
+        entry = Entry(
+            new_id(), self.settings.model, "", 0, tenant, self.name, seconds, seconds,
+            shares=(Share(ShareKind.TASK, id),),
+        )  # fmt: skip
+        waiter = _Future()
+        self._hold(waiter, None, entry)
+        try:
+            reply = await waiter.reply
+        except asyncio.CancelledError:
+            self.abandon(tenant, entry.id)
+            raise
+        return reply if reply.shared is not None else None
+
+    async def cancel(self, tenant: str, id: str) -> None:
+        """Forget a task and its outcome; if it is not on a GPU yet, it never gets there.
+
+        Raises:
+            BrokerUnavailable: it may not have been forgotten.
+        """
+        self.abandon(tenant, id)
+        for line in (self._shared, self._direct):
+            if line is not None:
+                await line.broker.cancel([(tenant, id)])
 
     async def emptied(self) -> None:
         """Return as soon as no request is held."""
@@ -239,33 +299,43 @@ class Gateway:
                 return Standing(Stage.COMPLETED if failure is None else Stage.FAILED, latency, failure)
         return None
 
-    def _objection(self, caller: Caller, key: tuple[str, str], model: str) -> Failure | None:
+    def _objection(self, caller: Caller, entry: Entry) -> Failure | None:
+        model = entry.model
         if self.closed:
             return Failure(errors.DRAINING, "shutting down; ask another instance", 1.0, "draining")
         if model not in self._models:
             known = ", ".join(sorted(self._models))
             return Failure(errors.NOT_FOUND, f"no model named {model!r} is served here; there is: {known}")
-        if key in self._held:
-            return Failure(errors.IDEMPOTENCY_CONFLICT, f"a request with id {key[1]} is in flight; use a new id")
+        if caller.models and model not in caller.models:
+            known = ", ".join(sorted(caller.models))
+            return Failure(errors.FORBIDDEN, f"this credential is not for the model {model!r}, only for: {known}")
+        if (entry.tenant, entry.id) in self._held:
+            return Failure(errors.IDEMPOTENCY_CONFLICT, f"a request with id {entry.id} is in flight; use a new id")
         line = self._line
         if len(line.outbox) >= line.room:
             return _no_room(line)
-        if caller.rate > 0.0:
-            quota, arrival = self._limits.get(caller.key) or (Quota(caller.rate, caller.burst), 0.0)
-            verdict = ratelimit.check(quota, arrival, 1.0, self._clock())
-            self._limits[caller.key] = (quota, verdict.tat)
-            if not verdict.allowed:
-                message = f"over the limit of {caller.rate:g} requests a minute"
-                return Failure(errors.RATE_LIMITED, message, verdict.retry_after, "rate")
+        for limit in caller.limits:
+            over = ratelimit.check(limit, line.broker.owed(limit), 1.0, 0.0)
+            if not over.allowed:
+                return verdicts.over(Over(limit, over.retry_after))
         return None
 
-    def _refuse(self, waiter: Waiter, tenant: str, id: str, model: str, tier: int, failure: Failure) -> None:
-        label = model if model in self._models else ""
-        self.tally.requests[label, self._tiers[tier], failure.code.lower()] += 1
+    def _refuse(self, waiter: Waiter, caller: Caller, entry: Entry, failure: Failure) -> None:
+        label, tier = entry.model if entry.model in self._models else "", self._tiers[entry.tier]
+        self.tally.requests[label, tier, failure.code.lower()] += 1
         if failure.reason:
-            self.tally.refusals[failure.reason, self._tiers[tier]] += 1
-        reply = Reply(id, tenant, None, failure)
+            self.tally.refusals[failure.reason, tier] += 1
+        reply = Reply(entry.id, entry.tenant, None, failure)
+        if self._journal is not None:
+            self._journal.add([(caller, entry, 0.0, reply)])
         asyncio.get_running_loop().call_soon(waiter.answer, reply)
+
+    def admitted(self, line: Line, entry: Entry) -> None:
+        """See Holder."""
+        held = self._held.get((entry.tenant, entry.id))
+        if held is not None and held.admitted is not None:
+            tell, held.admitted = held.admitted, None
+            tell()
 
     def renewed(self, line: Line, entries: Sequence[Entry]) -> list[Entry]:
         """See Holder. What the broker was away for counts as time, but not as time in the queue."""
@@ -285,7 +355,8 @@ class Gateway:
         """See Holder."""
         held = self._held.get((entry.tenant, entry.id))
         if held is not None and held.line is line:
-            self.tally.refusals[failure.reason, self._tiers[entry.tier]] += 1
+            if failure.reason and held.caller is not None:
+                self.tally.refusals[failure.reason, self._tiers[entry.tier]] += 1
             self._settle(held, failure, admitted=False)
 
     def away(self, line: Line) -> None:
@@ -317,6 +388,7 @@ class Gateway:
         overdue = now - DEADLINE_GRAIN
         told: dict[tuple[str, int], _Told] = {}
         sampled, strays = None, 0
+        notes: list[Note] = []
         for reply in replies:
             held = self._held.pop((reply.tenant, reply.id), None)
             if held is None:
@@ -324,7 +396,14 @@ class Gateway:
                 continue
             if (held.line is not line or held.deadline < overdue) and not self._fits(held, reply, overdue):
                 continue
-            entry, latency = held.entry, now - held.since
+            entry, latency, caller = held.entry, now - held.since, held.caller
+            if caller is None:
+                self._tell(held.waiter, reply)
+                continue
+            if self._journal is not None:
+                notes.append((caller, entry, latency, reply))
+            if reply.shared is not None:
+                self.tally.shared[entry.model, reply.shared.value, "kept" if reply.kept else "joined"] += 1
             series = told.get((entry.model, entry.tier))
             if series is None:
                 series = told[entry.model, entry.tier] = _Told([], [])
@@ -332,7 +411,7 @@ class Gateway:
             series.waits.append(reply.queued)
             if reply.failure is not None:
                 series.failed += 1
-                self._count(entry, reply.failure.code.lower())
+                self._count(held, reply.failure.code.lower())
             if reply.ran is not sampled and reply.ran is not None:
                 sampled = reply.ran
                 self.tally.overhead_seconds.observe(max(0.0, latency - reply.queued - sampled.seconds))
@@ -345,12 +424,14 @@ class Gateway:
             self.tally.requests[model, name, "ok"] += len(series.latencies) - series.failed
             if line is self._direct:
                 self.tally.direct[model] += len(series.latencies)
+        if notes and self._journal is not None:
+            self._journal.add(notes)
         if strays:
             log.debug("replies that nobody waits for", count=strays)
         if not self._held:
             self._emptied.set()
 
-    def _fits(self, held: _Held, reply: Reply, overdue: float) -> bool:
+    def _fits(self, held: Held, reply: Reply, overdue: float) -> bool:
         """Whether a reply that is not what was expected will do; if not, its request is held on or gets its 504."""
         self._held[held.entry.tenant, held.entry.id] = held
         if held.deadline < overdue:  # This process stood still; its client has long given up.
@@ -362,18 +443,22 @@ class Gateway:
         held.line.withdraw((held.entry.tenant, held.entry.id))
         return True
 
-    def _settle(self, held: _Held, failure: Failure, admitted: bool = True) -> None:
+    def _settle(self, held: Held, failure: Failure, admitted: bool = True) -> None:
         """Answer a held request on the gateway's own account. A refusal at the door is no latency: it takes no
         time, and in an overload there are so many that they would hide how slow the others are."""
         entry = held.entry
         if self._held.pop((entry.tenant, entry.id), None) is None:
             return
         latency = self._clock() - held.since
-        self._recent.append((entry.id, latency, failure))
-        self._count(entry, failure.code.lower())
-        if admitted:
-            self.tally.request_seconds[entry.model, self._tiers[entry.tier]].observe(latency)
-        self._tell(held.waiter, Reply(entry.id, entry.tenant, None, failure))
+        reply = Reply(entry.id, entry.tenant, None, failure)
+        self._count(held, failure.code.lower())
+        if held.caller is not None:
+            self._recent.append((entry.id, latency, failure))
+            if admitted:
+                self.tally.request_seconds[entry.model, self._tiers[entry.tier]].observe(latency)
+            if self._journal is not None:
+                self._journal.add([(held.caller, entry, latency, reply)])
+        self._tell(held.waiter, reply)
         if not self._held:
             self._emptied.set()
 
@@ -383,10 +468,11 @@ class Gateway:
         except Exception:
             log.exception("an answer could not be written", request_id=reply.id)
 
-    def _count(self, entry: Entry, outcome: str) -> None:
-        self.tally.requests[entry.model, self._tiers[entry.tier], outcome] += 1
+    def _count(self, held: Held, outcome: str) -> None:
+        if held.caller is not None:
+            self.tally.requests[held.entry.model, self._tiers[held.entry.tier], outcome] += 1
 
-    def _withdraw(self, held: _Held) -> None:
+    def _withdraw(self, held: Held) -> None:
         held.line.withdraw((held.entry.tenant, held.entry.id))
         if not self._held:
             self._emptied.set()
@@ -398,7 +484,7 @@ class Gateway:
             if held is not None and held.deadline <= now:
                 self._expire(held)
 
-    def _expire(self, held: _Held) -> None:
+    def _expire(self, held: Held) -> None:
         message = f"the total deadline of {held.entry.timeout * 1000:.0f} ms passed"
         self._settle(held, Failure(errors.DEADLINE_EXCEEDED, message, None, "total"))
         self._withdraw(held)

@@ -53,6 +53,10 @@ class Holder(Protocol):
         """How many requests it holds, on all lines."""
         ...
 
+    def admitted(self, line: Line, entry: Entry) -> None:
+        """The broker has an entry that has shares: queued, joined to another's answer, or answered already."""
+        ...
+
     def refused(self, line: Line, entry: Entry, failure: Failure) -> None:
         """The broker refuses an entry."""
         ...
@@ -207,8 +211,12 @@ class Line:
             self.wake()
             raise
         for entry, failure in zip(entries, verdicts, strict=True):
-            if failure is not None and not (admitted and failure.reason == SCARCE):
+            if failure is not None:
+                if admitted and failure.reason == SCARCE:
+                    continue
                 self._holder.refused(self, entry, failure)
+            elif entry.shares:
+                self._holder.admitted(self, entry)
 
     async def _offer_again(self, entries: Sequence[Entry], admitted: bool = False) -> None:
         """Offer those that still wait. One that is answered meanwhile may have been taken for new: it is withdrawn.

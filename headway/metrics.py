@@ -123,6 +123,11 @@ def families(state: State) -> Iterator[Metric]:
     )
     yield _counter("refusals", "Requests refused at the door.", ("reason", "tier"), tally.refusals)
     yield _counter(
+        "shared", "Requests answered with the outcome of another: joined while it ran, or kept of it.",
+        ("model", "kind", "how"), tally.shared,
+    )  # fmt: skip
+    yield _counter("ledger_dropped", "Records that the ledger never got.", (), {(): tally.ledger_dropped})
+    yield _counter(
         "direct", "Requests answered by the fallback, for want of a broker.", ("model",), _keyed(tally.direct)
     )
     yield _counter("retries", "Entries queued again after a failed run.", ("cause",), _keyed(tally.retries))

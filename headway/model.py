@@ -16,6 +16,54 @@ WARM_UP = "warm-up"
 """The input of the batch that a target must pass before it gets real ones, and by which it is probed later."""
 
 
+class Limit(msgspec.Struct, frozen=True, gc=False):
+    """A rate limit that a request counts towards.
+
+    Attributes:
+        id: whose, unique in the fleet: one count is kept under it wherever the requests come in.
+        name: what is limited, as clients are told: `key`, `user` or `tier`.
+        rate: requests a minute on average.
+        burst: requests at once.
+    """
+
+    id: str
+    name: str
+    rate: float
+    burst: float
+
+
+class ShareKind(enum.Enum):
+    """Why several requests of a tenant may have one answer in common, and which answers are kept for later ones."""
+
+    TASK = "task"
+    """Asked for by its id later: every outcome is kept. An entry whose id is not the key only waits for the outcome."""
+    KEY = "key"
+    """Sent again under the same idempotency key: outputs are kept, and the verdict that the model rejects the input."""
+    SAME = "same"
+    """Asks the same of the same model: only outputs are kept."""
+
+
+class Share(msgspec.Struct, frozen=True, gc=False):
+    """An answer that an entry may have in common with others of its tenant.
+
+    The first entry with a share leads it: it runs. One that comes while the leader has no outcome joins it and gets
+    the leader's; one that comes later gets what was kept, without a run.
+
+    Attributes:
+        kind: see ShareKind.
+        key: unique within tenant and kind.
+        digest: of what is asked; under one key, another digest is a conflict. Empty where the key says it all.
+        keep: seconds for which an outcome is kept; 0: not at all.
+        joins: whether it joins a leader that has no outcome yet; if not, it runs beside it.
+    """
+
+    kind: ShareKind
+    key: str
+    digest: bytes = b""
+    keep: float = 0.0
+    joins: bool = True
+
+
 class Entry(msgspec.Struct, frozen=True, gc=False):
     """One input on its way to a GPU, as the gateway hands it to a broker.
 
@@ -29,6 +77,8 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
         queue_timeout: seconds it may wait for its first departure.
         timeout: seconds until its answer is worthless, counted from the enqueue.
         parameters: the request's `parameters` as the text of one JSON object, empty for none.
+        limits: what it counts towards, once, when it is admitted or joins.
+        shares: answers that it may have in common with others; the first that can be joined, or is kept, decides.
     """
 
     id: str
@@ -40,6 +90,8 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     queue_timeout: float
     timeout: float
     parameters: bytes = b""
+    limits: tuple[Limit, ...] = ()
+    shares: tuple[Share, ...] = ()
 
 
 class Failure(msgspec.Struct, frozen=True, gc=False):
@@ -78,7 +130,8 @@ class Reply(msgspec.Struct, frozen=True, gc=False):
     """The one terminal outcome of an entry, addressed to the gateway that waits for it.
 
     Exactly one of `output` and `failure` is set. `tenant` is carried so that the gateway can check it
-    against the request it holds. `queued` is the wait in seconds from enqueue to the last claim.
+    against the request it holds. `queued` is the wait in seconds from enqueue to the last claim. `shared` is the kind of
+    the share that the outcome came by, when it is another entry's; `kept` whether that one had it before.
     """
 
     id: str
@@ -88,6 +141,8 @@ class Reply(msgspec.Struct, frozen=True, gc=False):
     ran: Ran | None = None
     queued: float = 0.0
     attempts: int = 0
+    shared: ShareKind | None = None
+    kept: bool = False
 
 
 class Item(msgspec.Struct, frozen=True, gc=False):
@@ -310,11 +365,82 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Caller(msgspec.Struct, frozen=True, gc=False):
-    """Who asks: the result of authentication. `rate` is requests per minute, 0 for no limit."""
+    """Who asks: the result of authentication.
+
+    Attributes:
+        user: unique within the tenant.
+        tenant: who pays.
+        tier: index into the configured tiers.
+        limits: what each of its requests counts towards.
+        models: the only models it may ask; empty for all.
+        key: id of its key, empty where there is none.
+    """
 
     user: str
     tenant: str
     tier: int
-    rate: float = 0.0
-    burst: float = 0.0
+    limits: tuple[Limit, ...] = ()
+    models: frozenset[str] = frozenset()
     key: str = ""
+
+
+class Key(msgspec.Struct, frozen=True, kw_only=True):
+    """An API key as it is kept: all but the secret.
+
+    Attributes:
+        id: the part of the key's text by which it is looked up.
+        digest: SHA-256 of the secret.
+        user, tenant: whose.
+        tier: name of the tier.
+        models: the only models it may ask; empty for all.
+        rate: requests a minute of this key; None: the key counts towards its user's limit; 0: no limit.
+        burst: requests at once; None: ten seconds' worth of the rate.
+        created_at: Unix time in seconds.
+        expires_at: Unix time from which it is not valid; None: never. A revoked key has expired.
+        replaces: id of the key that it was made to replace, empty for none.
+    """
+
+    id: str
+    digest: bytes
+    user: str
+    tenant: str
+    tier: str
+    models: tuple[str, ...] = ()
+    rate: float | None = None
+    burst: float | None = None
+    created_at: float
+    expires_at: float | None = None
+    replaces: str = ""
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One request in the ledger.
+
+    Attributes:
+        id: UUIDv7 text; unique together with `tenant`.
+        user, tenant: who asked.
+        tier: name of the tier it was queued in.
+        model: the model asked.
+        status: `completed` or `failed`.
+        created_at, completed_at: Unix time in seconds.
+        latency_ms: from the decoded request to its answer.
+        batch_size: entries in its last batch; 0 when it never ran.
+        worker: where it ran last; empty when it never ran.
+        error: code of the failure; empty for none.
+        input, output: only where the ledger is told to keep them.
+    """
+
+    id: str
+    user: str
+    tenant: str
+    tier: str
+    model: str
+    status: str
+    created_at: float
+    completed_at: float
+    latency_ms: float
+    batch_size: int = 0
+    worker: str = ""
+    error: str = ""
+    input: str | None = None
+    output: str | None = None

@@ -18,8 +18,11 @@ from headway.model import (
     Entry,
     Failure,
     Item,
+    Key,
     Lease,
+    Limit,
     Member,
+    Record,
     Reply,
     Settled,
     Slot,
@@ -41,7 +44,7 @@ class Broker(Protocol):
     3. A lease has an owner, a fence and an end; a completion with a dead fence changes nothing.
     4. Releasing undispatched work charges no attempt.
     5. Replies survive a gateway's reconnect.
-    6. Enqueue is idempotent by (tenant, id).
+    6. Enqueue is idempotent by (tenant, id), and charges a limit once.
     7. Time inside the broker is the broker's own clock.
     """
 
@@ -57,7 +60,15 @@ class Broker(Protocol):
         ...
 
     async def enqueue(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
-        """Admit or refuse each entry; the result is in the same order, None for an admitted one."""
+        """Admit or refuse each entry; the result is in the same order, None for an admitted one. One that joins
+        another's answer is admitted too, and gets its reply like any other.
+
+        What is asked of an entry that is not known yet, in this order: its limits, which are all charged or none; its
+        shares; and, if it has to run, whether there is room for it in time."""
+        ...
+
+    def owed(self, limit: Limit) -> float:
+        """Seconds until the whole burst of a limit would fit again, at least: what this process has heard of it."""
         ...
 
     async def claim(self, slot: Slot, policy: Policy) -> Lease | Wait:
@@ -84,7 +95,8 @@ class Broker(Protocol):
         ...
 
     async def cancel(self, tenant_ids: Sequence[tuple[str, str]]) -> None:
-        """Forget entries by (tenant, id): queued ones never reach a GPU, running ones are not replied to."""
+        """Forget entries by (tenant, id): queued ones never reach a GPU, running ones are not replied to. One that
+        others have joined runs on for them. What is kept of a task is forgotten with it."""
         ...
 
     async def replies(self, gateway: str, after: int) -> tuple[Sequence[Reply], int]:
@@ -94,6 +106,10 @@ class Broker(Protocol):
 
     async def stage(self, tenant: str, id: str) -> Stage | None:
         """Where an entry stands; None when it has its outcome, or is not known."""
+        ...
+
+    async def recall(self, tenant: str, id: str) -> Reply | Stage | None:
+        """The outcome that is kept of a task, or where it stands; None when nothing is known of it."""
         ...
 
     async def beat(self, worker: WorkerInfo) -> None:
@@ -207,5 +223,65 @@ class Identity(Protocol):
     """Says who asks."""
 
     def identify(self, authorization: bytes) -> Caller | None:
-        """The caller of an `Authorization` header's value (empty: none was sent); None when not valid."""
+        """The caller of an `Authorization` header's value (empty: none was sent); None when not valid.
+
+        Raises:
+            RequestError: it cannot be told yet; says when to ask again.
+        """
+        ...
+
+
+class KeyStore(Protocol):
+    """Keeps API keys. Each method raises StoreUnavailable when the store does not answer."""
+
+    async def open(self) -> None:
+        """Reach the store, and bring its tables up to date. Raises SettingError when it will not do."""
+        ...
+
+    async def add(self, key: Key) -> None:
+        """Keep a new key. Raises ValueError when its id is taken."""
+        ...
+
+    async def get(self, id: str) -> Key | None:
+        """The key of an id."""
+        ...
+
+    async def expire(self, id: str, at: float) -> bool:
+        """Have a key end at Unix time `at`, or when it would anyway if that is sooner; False for an unknown id."""
+        ...
+
+    async def keys(self) -> Sequence[Key]:
+        """All keys, ended ones included, oldest first."""
+        ...
+
+    async def changes(self, since: int) -> tuple[int, Sequence[Key]]:
+        """Keys that were added or changed after revision `since` (0: all keys), and the revision now."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of it."""
+        ...
+
+
+class Ledger(Protocol):
+    """Keeps a record of every request. Each method raises StoreUnavailable when the store does not answer."""
+
+    async def open(self) -> None:
+        """Reach the store, and bring its tables up to date. Raises SettingError when it will not do."""
+        ...
+
+    async def write(self, records: Sequence[Record]) -> None:
+        """Keep records, all or none; one that is there already, by (tenant, id), is left as it is."""
+        ...
+
+    async def find(self, id: str) -> Sequence[Record]:
+        """The records of a request id, of whatever tenants."""
+        ...
+
+    async def prune(self, before: float, limit: int) -> int:
+        """Remove at most `limit` records completed before Unix time `before`; how many."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of it."""
         ...

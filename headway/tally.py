@@ -70,6 +70,10 @@ class Tally:
         """(model, worker)"""
         self.refusals: defaultdict[tuple[str, str], int] = defaultdict(int)
         """(reason, tier)"""
+        self.shared: defaultdict[tuple[str, str, str], int] = defaultdict(int)
+        """(model, kind of the share, `joined` or `kept`): answered with the outcome of another request."""
+        self.ledger_dropped = 0
+        """Records that the ledger never got."""
         self.direct: defaultdict[str, int] = defaultdict(int)
         """model: answered by the gateway's own fallback."""
         self.retries: defaultdict[str, int] = defaultdict(int)

@@ -34,7 +34,8 @@ from headway.backends.process import ProcessBackend
 from headway.banner import banner
 from headway.batcher import Batcher, Limits
 from headway.brokers.fleet import MemoryFleet
-from headway.brokers.memory import DeadLetterBox, MemoryBroker
+from headway.brokers.letters import DeadLetterBox
+from headway.brokers.memory import MemoryBroker
 from headway.config import Settings, shown_url
 from headway.controller import Controller
 from headway.core import policies
@@ -360,7 +361,7 @@ def backend_maker(settings: Settings, name: str, target: Target, index: int) -> 
 def make_identity(settings: Settings) -> Identity:
     """Who asks: by a file of keys when one is configured, anybody otherwise."""
     if settings.keys:
-        return KeysFile(Path(settings.keys), settings.tier_names)
+        return KeysFile(Path(settings.keys), settings)
     return OpenIdentity(settings.default_tier_index)
 
 

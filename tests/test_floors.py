@@ -34,6 +34,7 @@ FLOORS: dict[str, int] = {
     "deadlines": 4,
     "direct": 4,
     "gateway": 4,
+    "held": 4,
     "lifecycle": 4,
     "line": 4,
     "outage": 4,
@@ -55,7 +56,7 @@ FLOORS: dict[str, int] = {
 
 PURE = frozenset((
     "__future__", "abc", "bisect", "collections", "copy", "csv", "dataclasses", "datetime", "decimal", "enum", "fractions",
-    "functools", "heapq", "itertools", "math", "operator", "statistics", "string", "types", "typing", "msgspec", "headway",
+    "functools", "hashlib", "heapq", "itertools", "math", "operator", "statistics", "string", "types", "typing", "msgspec", "headway",
 ))  # fmt: skip
 """All that core may import."""
 

@@ -10,17 +10,21 @@ import asyncio
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
-from headway.brokers import verdicts
+from headway.brokers.bell import BELL_GRAIN, Bell
+from headway.brokers.mailbox import Mailbox
+from headway.core import ratelimit, verdicts
 from headway.core.admission import Refused
 from headway.core.departure import Hold, Load, Policy
 from headway.core.health import believed
-from headway.core.packing import GONE, RUNNING, Queued
+from headway.core.packing import FOLLOWS, GONE, RUNNING, Queued
 from headway.core.queue import Departure, ModelQueue, QueueLimits, entries_of
+from headway.core.ratelimit import Over
+from headway.core.sharing import Ripple, Sharing
 from headway.model import (
     BatchFailure,
     Cause,
@@ -29,6 +33,7 @@ from headway.model import (
     Failure,
     Item,
     Lease,
+    Limit,
     Ran,
     Reply,
     Settled,
@@ -48,8 +53,10 @@ REAP_EVERY = 0.05
 """Most seconds between two calls of `reap`: how late an expiry may be."""
 GATHER = 0.001
 """Seconds for which entries gather: calls cost little here."""
-BELL_GRAIN = 0.001
-"""Least seconds a timer is set for: event loops count in milliseconds."""
+KEPT_BYTES = 256 << 20
+"""Most bytes of outcomes that are kept, unless told otherwise."""
+LEAST_TATS = 10_000
+"""Limits that are remembered before those are dropped of which nothing is owed."""
 
 
 @dataclass(slots=True)
@@ -57,58 +64,6 @@ class _Running:
     lease: Lease
     departure: Departure
     expires_at: float
-
-
-class _Mailbox:
-    """Replies to one gateway, kept until it asks with a later cursor."""
-
-    def __init__(self) -> None:
-        self.replies: list[Reply] = []
-        self.acknowledged = 0
-        self.arrival = asyncio.Event()
-
-    def put(self, replies: Iterable[Reply]) -> None:
-        self.replies += replies
-        self.arrival.set()
-
-    def acknowledge(self, cursor: int) -> Sequence[Reply]:
-        """Let go of the replies up to `cursor` and return them."""
-        read = max(0, cursor - self.acknowledged)
-        gone = self.replies[:read]
-        del self.replies[:read]
-        self.acknowledged += len(gone)
-        return gone
-
-
-class _Bell:
-    """Idle workers of one model, first come first woken, and the timer that wakes the next.
-
-    A woken worker is `coming` until it claims. Meanwhile nobody else is woken: its claim rings for what it leaves.
-    """
-
-    def __init__(self) -> None:
-        self.idle: dict[str, asyncio.Future[None]] = {}
-        self.coming: set[str] = set()
-        self.timer: asyncio.TimerHandle | None = None
-        self.rings_at = math.inf
-
-    def wake(self, worker: str) -> None:
-        sleeper = self.idle.pop(worker, None)
-        if sleeper is not None and not sleeper.done():
-            sleeper.set_result(None)
-            self.coming.add(worker)
-
-    def arm(self, at: float, now: float, ring: Callable[[], None]) -> None:
-        """Have `ring` called at instant `at`, or before: a timer that is set for earlier is left, as it asks again."""
-        if at < self.rings_at:
-            if self.timer is not None:
-                self.timer.cancel()
-            self.rings_at = at
-            self.timer = asyncio.get_running_loop().call_later(max(at - now, BELL_GRAIN), self._rung, ring)
-
-    def _rung(self, ring: Callable[[], None]) -> None:
-        self.timer, self.rings_at = None, math.inf
-        ring()
 
 
 class MemoryBroker:
@@ -120,6 +75,7 @@ class MemoryBroker:
         tally: counts retries.
         clock: monotonic seconds, of the same pace as the event loop's.
         dice: uniform in [0, 1).
+        kept_bytes: most memory for outcomes that are kept.
     """
 
     def __init__(
@@ -129,11 +85,16 @@ class MemoryBroker:
         tally: Tally,
         clock: Callable[[], float],
         dice: Callable[[], float],
+        kept_bytes: int = KEPT_BYTES,
     ) -> None:
         self._queues = {model: ModelQueue(limits) for model, limits in models.items()}
-        self._bells = {model: _Bell() for model in models}
-        self._mailboxes: dict[str, _Mailbox] = {}
+        self._bells = {model: Bell() for model in models}
+        self._mailboxes: dict[str, Mailbox] = {}
         self._entries: dict[tuple[str, str], Queued] = {}
+        self._tats: dict[str, float] = {}
+        """Theoretical arrival times by id of the limit."""
+        self._tats_most = LEAST_TATS
+        self._sharing = Sharing(kept_bytes)
         self._running: dict[int, _Running] = {}
         self._workers: dict[str, WorkerInfo] = {}
         self._fences = itertools.count(1)
@@ -166,15 +127,20 @@ class MemoryBroker:
             if before is not None and before.state != GONE:
                 answers.append(verdicts.conflict())
                 continue
-            offered = self._queues[entry.model].offer(entry, now)
-            if isinstance(offered, Refused):
-                answers.append(verdicts.refusal(offered.wait, offered.tier_only))
+            if entry.limits and (over := self._charge(entry.limits, now)) is not None:
+                answers.append(verdicts.over(over))
+            elif entry.shares:
+                answers.append(self._join(entry, now))
             else:
-                known[key] = offered
-                answers.append(None)
+                answers.append(self._offer(entry, now))
         for model in {entry.model for entry in entries}:
             self._ring(model, now)
         return answers
+
+    def owed(self, limit: Limit) -> float:
+        """See Broker."""
+        tat = self._tats.get(limit.id)
+        return 0.0 if tat is None else max(0.0, tat - self._clock())
 
     async def claim(self, slot: Slot, policy: Policy) -> Lease | Wait:
         """See Broker."""
@@ -238,7 +204,7 @@ class MemoryBroker:
                 failure = verdicts.item_failure(item)
                 letters.append(_letter(member, item.error or "", "item", lease.slot.worker))
             replies.append(_reply(member, departure.left_at, item.output, failure, ran))
-        self._deliver(departure.members, replies)
+        self._deliver(departure.members, replies, now)
         for letter in letters:
             await self._dead.add(letter)
         return Settled(len(wanted), len(departure.members) - len(wanted))
@@ -268,8 +234,13 @@ class MemoryBroker:
         """See Broker."""
         for key in tenant_ids:
             queued = self._entries.get(key)
-            if queued is not None and queued.state != GONE:  # What is replied to stays known until that is read.
-                del self._entries[key]
+            self._sharing.forget(*key)
+            if queued is None or queued.state == GONE:  # What is replied to stays known until that is read.
+                continue
+            del self._entries[key]
+            if self._sharing.active and queued.entry.shares:
+                self._ripple(self._sharing.cancel(queued), self._clock())
+            else:
                 self._queues[queued.entry.model].remove(queued)
 
     async def replies(self, gateway: str, after: int) -> tuple[Sequence[Reply], int]:
@@ -287,9 +258,12 @@ class MemoryBroker:
     async def stage(self, tenant: str, id: str) -> Stage | None:
         """See Broker."""
         queued = self._entries.get((tenant, id))
-        if queued is None or queued.state == GONE:
-            return None
-        return Stage.PROCESSING if queued.state == RUNNING else Stage.QUEUED
+        return None if queued is None or queued.state == GONE else self._stage(queued)
+
+    async def recall(self, tenant: str, id: str) -> Reply | Stage | None:
+        """See Broker."""
+        found = self._sharing.recall(tenant, id, self._clock())
+        return self._stage(found) if isinstance(found, Queued) else found
 
     async def beat(self, worker: WorkerInfo) -> None:
         """See Broker."""
@@ -328,6 +302,10 @@ class MemoryBroker:
                 await self._fail(running, lost, now)
             else:
                 due = min(due, running.expires_at)
+        for queued in self._sharing.overdue(now):
+            left = self._sharing.leave(queued)
+            self._end([(queued, _reply(queued, now, None, _lateness(queued, 1, now), None))], now)
+            self._ripple(left, now)
         for model, queue in self._queues.items():
             self._expire(model, now)
             self._count_slots(model, now)
@@ -336,15 +314,77 @@ class MemoryBroker:
             due = min(due, queue.next_due())
         return max(due - now, BELL_GRAIN)
 
+    def _charge(self, limits: Sequence[Limit], now: float) -> Over | None:
+        """Charge an entry to all its limits, or to none."""
+        tats = self._tats
+        charged = ratelimit.charge(limits, tats, now)
+        if isinstance(charged, Over):
+            return charged
+        for limit, tat in zip(limits, charged, strict=True):
+            tats[limit.id] = tat
+        if len(tats) > self._tats_most:
+            self._tats = {id: tat for id, tat in tats.items() if tat > now}
+            self._tats_most = max(LEAST_TATS, 2 * len(self._tats))
+        return None
+
+    def _offer(self, entry: Entry, now: float) -> Failure | None:
+        offered = self._queues[entry.model].offer(entry, now)
+        if isinstance(offered, Refused):
+            return verdicts.refusal(offered.wait, offered.tier_only)
+        self._entries[entry.tenant, entry.id] = offered
+        if entry.shares:
+            self._sharing.lead(offered, now)
+        return None
+
+    def _join(self, entry: Entry, now: float) -> Failure | None:
+        """Join another's answer, or be offered."""
+        queued = Queued(entry, now)
+        joined = self._sharing.join(queued, now)
+        if joined is None:
+            return self._offer(entry, now)
+        if isinstance(joined, Failure):
+            return joined
+        queued.state = FOLLOWS
+        self._entries[entry.tenant, entry.id] = queued
+        self._ripple(joined, now)
+        return None
+
+    def _ripple(self, ripple: Ripple, now: float) -> None:
+        """What follows for others."""
+        for queued in ripple.idle:
+            self._queues[queued.entry.model].remove(queued)
+        if ripple.replies:
+            self._post(ripple.replies)
+        for queued in ripple.anew:
+            self._offer_anew(queued, now)
+
+    def _offer_anew(self, queued: Queued, now: float) -> None:
+        """A follower whose leader was too late: it runs itself, or joins another, in the time that it has left."""
+        entry, left = queued.entry, queued.due - now
+        if self._entries.get((entry.tenant, entry.id)) is not queued:
+            return
+        refusal = None
+        if left > 0.0:
+            wait = min(entry.queue_timeout, left)
+            refusal = self._join(msgspec.structs.replace(entry, timeout=left, queue_timeout=wait), now)
+        else:
+            refusal = _lateness(queued, 1, now)
+        if refusal is not None:
+            self._end([(queued, _reply(queued, now, None, refusal, None))], now)
+        self._ring(entry.model, now)
+
+    def _stage(self, queued: Queued) -> Stage:
+        return Stage.PROCESSING if self._sharing.leader_of(queued).state == RUNNING else Stage.QUEUED
+
     async def _fail(self, running: _Running, failure: BatchFailure, now: float) -> None:
         queue = self._queues[running.lease.slot.model]
         left_at = running.departure.left_at
         after = queue.fail(running.departure, now, self._dice)
         self._tally.retries[failure.cause.value] += after.again
         ran = Ran(failure.worker, len(running.departure.members), now - left_at, left_at)
-        self._deliver(after.dead, [_reply(m, left_at, None, verdicts.death(failure), ran) for m in after.dead])
+        self._deliver(after.dead, [_reply(m, left_at, None, verdicts.death(failure), ran) for m in after.dead], now)
         spent = verdicts.spent(failure, len(running.departure.members))
-        self._deliver(after.spent, [_reply(m, left_at, None, spent, ran) for m in after.spent])
+        self._deliver(after.spent, [_reply(m, left_at, None, spent, ran) for m in after.spent], now)
         self._send_late(queue, after.late, now)
         for member in after.dead:
             await self._dead.add(_letter(member, failure.message, failure.cause.value, failure.worker))
@@ -355,11 +395,17 @@ class MemoryBroker:
 
     def _send_late(self, queue: ModelQueue, late: list[Queued], now: float) -> None:
         if late:
-            self._deliver(late, [_reply(m, now, None, _lateness(m, queue.slots, now), None) for m in late])
+            replies = [_reply(m, now, None, _lateness(m, queue.slots, now), None) for m in late]
+            self._deliver(late, replies, now, late=True)
 
-    def _deliver(self, members: Sequence[Queued], replies: Sequence[Reply]) -> None:
-        """Put replies into their gateways' mailboxes; `members` are of the same batch, and may be more."""
+    def _deliver(self, members: Sequence[Queued], replies: Sequence[Reply], now: float, *, late: bool = False) -> None:
+        """Put replies into their gateways' mailboxes; `members` are of the same batch, and may be more. `late`: they
+        are failures for want of time."""
         if not replies:
+            return
+        if self._sharing.active:
+            by_key = {(member.entry.tenant, member.entry.id): member for member in members}
+            self._end([(by_key[reply.tenant, reply.id], reply) for reply in replies], now, late=late)
             return
         gateways = {member.entry.gateway for member in members}
         if len(gateways) == 1:
@@ -369,10 +415,24 @@ class MemoryBroker:
         for gateway in gateways:
             self._mailbox(gateway).put([reply for reply in replies if owners[reply.tenant, reply.id] == gateway])
 
-    def _mailbox(self, gateway: str) -> _Mailbox:
+    def _end(self, ended: Sequence[tuple[Queued, Reply]], now: float, *, late: bool = False) -> None:
+        """Entries have their outcomes, and so have those that joined them."""
+        for queued, reply in ended:
+            wanted = not self._sharing.unwanted(queued)
+            ripple = self._sharing.end(queued, reply, now, late=late)
+            if wanted:
+                ripple.replies.insert(0, (queued, reply))
+            self._ripple(ripple, now)
+
+    def _post(self, replies: Sequence[tuple[Queued, Reply]]) -> None:
+        for queued, reply in replies:
+            queued.state = GONE
+            self._mailbox(queued.entry.gateway).put((reply,))
+
+    def _mailbox(self, gateway: str) -> Mailbox:
         box = self._mailboxes.get(gateway)
         if box is None:
-            box = self._mailboxes[gateway] = _Mailbox()
+            box = self._mailboxes[gateway] = Mailbox()
         return box
 
     def _ring(self, model: str, now: float) -> None:
@@ -397,47 +457,6 @@ class MemoryBroker:
             self._ring(model, now)
 
 
-class DeadLetterBox:
-    """Dead letters in memory, the oldest go first.
-
-    Arguments:
-        capacity: most letters.
-        capacity_bytes: most bytes of input, parameters and error in all of them together.
-    """
-
-    def __init__(self, capacity: int = 10_000, capacity_bytes: int = 64 << 20) -> None:
-        self._letters: dict[str, DeadLetter] = {}
-        self._capacity = capacity
-        self._capacity_bytes = capacity_bytes
-        self._bytes = 0
-
-    async def add(self, letter: DeadLetter) -> None:
-        """See DeadLetters."""
-        await self.remove(letter.entry.id)
-        self._letters[letter.entry.id] = letter
-        self._bytes += _letter_bytes(letter)
-        while len(self._letters) > self._capacity or self._bytes > self._capacity_bytes:
-            await self.remove(next(iter(self._letters)))
-
-    async def list(self, limit: int = 100) -> Sequence[DeadLetter]:
-        """See DeadLetters."""
-        return list(itertools.islice(reversed(self._letters.values()), limit))
-
-    async def get(self, id: str) -> DeadLetter | None:
-        """See DeadLetters."""
-        return self._letters.get(id)
-
-    async def remove(self, id: str) -> bool:
-        """See DeadLetters."""
-        letter = self._letters.pop(id, None)
-        self._bytes -= _letter_bytes(letter) if letter is not None else 0
-        return letter is not None
-
-    async def count(self) -> int:
-        """See DeadLetters."""
-        return len(self._letters)
-
-
 def _reply(member: Queued, left_at: float, output: str | None, failure: Failure | None, ran: Ran | None) -> Reply:
     entry = member.entry
     return Reply(entry.id, entry.tenant, output, failure, ran, left_at - member.arrived, member.attempts)
@@ -445,11 +464,6 @@ def _reply(member: Queued, left_at: float, output: str | None, failure: Failure 
 
 def _lateness(member: Queued, slots: int, now: float) -> Failure:
     return verdicts.lateness(now - member.arrived, member.attempts, slots, now >= member.queue_due)
-
-
-def _letter_bytes(letter: DeadLetter) -> int:
-    """About what a letter takes: text counts four bytes a character, the most that Python needs."""
-    return 4 * (len(letter.entry.input) + len(letter.error)) + len(letter.entry.parameters)
 
 
 def _letter(member: Queued, error: str, cause: str, worker: str) -> DeadLetter:

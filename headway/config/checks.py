@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 POLICIES = ("paced", "window", "table", "pid")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 REMOTE_FORMATS = ("list", "inputs")
+CONTROL_CHARS = ("keep", "strip", "refuse")
 
 MAX_REQUEST_TIMEOUT_MS = 30_000.0
 MAX_BATCH = 100
@@ -126,8 +127,40 @@ def _admin(settings: Settings) -> None:
 
 
 def _files(settings: Settings) -> None:
-    if settings.keys and not is_file(Path(settings.keys)):
+    if settings.keys == "ledger":
+        if not settings.ledger:
+            reason = "is the ledger's database, and `ledger` is not set"
+            _refuse(settings, "keys", reason, "Set `ledger`, or name a TOML file of keys.")
+    elif settings.keys and not is_file(Path(settings.keys)):
         _refuse(settings, "keys", "no such file", "Name a TOML file of keys, or leave it out.")
+    if settings.jwt and not is_file(Path(settings.jwt)):
+        _refuse(settings, "jwt", "no such file", "Name a TOML file of issuers, or leave it out.")
+
+
+def _ledger(settings: Settings) -> None:
+    form = r"sqlite:///.+|postgres(ql)?://.+"
+    if settings.ledger and re.fullmatch(form, settings.ledger) is None:
+        mend = "For example sqlite:///headway.db or postgresql://headway@127.0.0.1/headway."
+        _refuse(settings, "ledger", "is no URL of a database", mend)
+
+
+def _shed_depths(settings: Settings) -> None:
+    found = re.fullmatch(r"auto|([0-9]{1,8}),([0-9]{1,8})", settings.shed_depths)
+    if found is None:
+        _refuse(settings, "shed_depths", "is neither auto nor two numbers", "For example 100,500.")
+    if found[1] and not 1 <= int(found[1]) <= int(found[2]):
+        _refuse(settings, "shed_depths", "must be two numbers from 1 on that do not fall", "For example 100,500.")
+
+
+def _tier_rates(settings: Settings) -> None:
+    for part in filter(None, settings.tier_rates.split(",")):
+        name, sign, rate = part.strip().partition("=")
+        if not sign or not re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,3})?", rate) or float(rate) <= 0:
+            reason = f"{part.strip()!r} is not TIER=REQUESTS a minute, above 0"
+            _refuse(settings, "tier_rates", reason, "For example free=60000,paid=600000.")
+        if name not in settings.tier_names:
+            reason = f"{name!r} is not one of the tiers {settings.tiers} of `tiers`"
+            _refuse(settings, "tier_rates", reason, f"Use {' or '.join(settings.tier_names)}.")
 
 
 def _broker(settings: Settings) -> None:
@@ -174,6 +207,17 @@ CHECKS: tuple[Callable[[Settings], None], ...] = (
     _between("start_timeout_ms", 100, 3_600_000),
     _between("recycle_rss_mb", 0, 1 << 24),
     _between("recycle_after_s", 0, 31_536_000),
+    _between("user_rate", 0, 1e9),
+    _between("user_burst", 0, 1e9),
+    _between("ledger_retention_days", 0, 36_500),
+    _between("ledger_buffer", 100, 100_000_000),
+    _between("cache_ttl_s", 0.1, 86_400),
+    _between("result_ttl_s", 1, 86_400),
+    _between("task_timeout_ms", 1, MAX_REQUEST_TIMEOUT_MS),
+    _between("kept_mb", 1, 1 << 20),
+    _between("max_input_chars", 0, 1 << 30),
+    _between("max_parameters", 0, 10_000),
+    _one_of("control_chars", CONTROL_CHARS),
     _one_of("policy", POLICIES),
     _one_of("log_level", LOG_LEVELS),
     _one_of("remote_format", REMOTE_FORMATS),
@@ -191,5 +235,8 @@ CHECKS: tuple[Callable[[Settings], None], ...] = (
     _policy,
     _admin,
     _files,
+    _ledger,
+    _shed_depths,
+    _tier_rates,
     _broker,
 )

@@ -19,7 +19,10 @@ _WORKERS = "Workers"
 _BATCHING = "Batching"
 _FLEET = "Several processes"
 _TIMEOUTS = "Deadlines"
-_TIERS = "Tiers and keys"
+_TIERS = "Tiers"
+_IDENTITY = "Identity and rate limits"
+_LEDGER = "Ledger"
+_SHARING = "Tasks, cache and collapsing"
 _DOOR = "Limits at the door"
 _REMOTE = "Remote API"
 _ADMIN_LOG = "Administration and log"
@@ -71,6 +74,12 @@ class Settings:
     )
     policy: str = _setting("paced", _BATCHING, "When a batch leaves: paced, window, table or pid.")
     max_queue: int = _setting(20_000, _BATCHING, "Most entries waiting at once, over all tiers.", "inputs")
+    shed_depths: str = _setting(
+        "auto",
+        _BATCHING,
+        "Entries waiting above which the lowest tier is refused, and above which all but the highest are, as in 100,500; "
+        "auto: as many as can be answered in time.",
+    )
 
     broker: str = _setting(
         "",
@@ -115,11 +124,60 @@ class Settings:
     default_tier: str = _setting("paid", _TIERS, "Tier of every request, when there is no file of keys.")
     reserved_share: float = _setting(0.1, _TIERS, "Share of each batch, 0 to 0.5, kept for lower tiers when they wait.")
     keys: str = _setting(
-        "", _TIERS, "TOML file of API keys (SHA-256, user, tenant, tier); without it no key is asked for."
+        "",
+        _IDENTITY,
+        "Where API keys are: a TOML file, or `ledger` for the ledger's database; without it and `jwt` nobody is asked "
+        "who they are.",
     )
+    jwt: str = _setting("", _IDENTITY, "TOML file of the issuers whose JSON Web Tokens are taken (see the guide).")
+    user_rate: float = _setting(
+        1000.0, _IDENTITY, "Requests a minute of a user whose key has no rate of its own; 0: no limit."
+    )
+    user_burst: float = _setting(
+        0.0, _IDENTITY, "Requests that such a user may send at once; 0: ten seconds' worth of `user_rate`."
+    )
+    tier_rates: str = _setting(
+        "",
+        _IDENTITY,
+        "Requests a minute of all users of a tier together, as in free=60000,paid=600000; unset: no limit.",
+    )
+
+    ledger: str = _setting(
+        "",
+        _LEDGER,
+        "Where every request is recorded: sqlite:///PATH or postgresql://USER:PASSWORD@HOST:PORT/DATABASE; with a "
+        "password better set in the environment; left out: nowhere.",
+        show=shown_url,
+    )
+    ledger_retention_days: float = _setting(30.0, _LEDGER, "Age at which records are removed; 0: never.", "days")
+    ledger_buffer: int = _setting(
+        100_000, _LEDGER, "Most records that wait for a database that is slow or away; more are dropped and counted."
+    )
+    ledger_content: bool = _setting(False, _LEDGER, "Record inputs and outputs too, which else are written to no disk.")
+
+    cache: bool = _setting(False, _SHARING, "Keep outputs and answer the same request of the same tenant with them.")
+    cache_ttl_s: float = _setting(300.0, _SHARING, "How long an output is kept for that.", "s")
+    collapse: bool = _setting(
+        False, _SHARING, "Run what a tenant asks several times at once only once, and answer all with it."
+    )
+    result_ttl_s: float = _setting(
+        600.0, _SHARING, "How long the outcome of a task, or of an Idempotency-Key, is kept.", "s"
+    )
+    task_timeout_ms: float = _setting(
+        30_000.0, _SHARING, "Longest time for a task (Prefer: respond-async) in all, waiting included.", "ms"
+    )
+    kept_mb: int = _setting(256, _SHARING, "Most memory for what is kept, in a process without a broker.", "MiB")
 
     max_body_bytes: int = _setting(1_048_576, _DOOR, "Largest request body.", "bytes")
     max_header_bytes: int = _setting(16_384, _DOOR, "Largest request line and header together.", "bytes")
+    max_input_chars: int = _setting(0, _DOOR, "Longest input; 0: as long as the body may be.", "characters")
+    max_parameters: int = _setting(64, _DOOR, "Most members of `parameters`.")
+    control_chars: str = _setting(
+        "keep",
+        _DOOR,
+        "What becomes of control characters other than tab and line ends in an input: keep, strip or refuse. "
+        "U+0000 is always refused.",
+    )
     max_connections: int = _setting(10_000, _DOOR, "Most open client connections.")
     header_timeout_ms: float = _setting(10_000.0, _DOOR, "Longest time to receive a request's header.", "ms")
     body_timeout_ms: float = _setting(10_000.0, _DOOR, "Longest time to receive a request's body.", "ms")
@@ -160,6 +218,19 @@ class Settings:
     def default_tier_index(self) -> int:
         """Index of `default_tier` in `tier_names`."""
         return self.tier_names.index(self.default_tier)
+
+    def tier_rate(self, tier: str) -> float:
+        """Requests a minute of all users of a tier together, 0 for no limit."""
+        rates = (part.strip().partition("=") for part in self.tier_rates.split(","))
+        return next((float(rate) for name, _, rate in rates if name == tier), 0.0)
+
+    @property
+    def shed_at(self) -> tuple[int, int] | None:
+        """The two numbers of `shed_depths`; None for auto."""
+        if self.shed_depths == "auto":
+            return None
+        lowest, _, all_but_highest = self.shed_depths.partition(",")
+        return int(lowest), int(all_but_highest)
 
     @property
     def device_ids(self) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 
 from headway.model import Entry
 
-QUEUED, RUNNING, SUSPECT, GONE = 0, 1, 2, 3
+QUEUED, RUNNING, SUSPECT, GONE, FOLLOWS = 0, 1, 2, 3, 4
 
 FORGET_ABOVE = 1024
 """Tenants without waiting entries whose last round a lane remembers, before it drops what is past."""
@@ -28,7 +28,7 @@ class Queued:
 
     `queue_due` is the instant by which it must have left for the first time, `due` the one by which it must
     be answered. `state` is QUEUED (waits for its first departure), RUNNING, SUSPECT (its batch failed, or was
-    handed back) or GONE; lanes and due lines drop what is no longer QUEUED when they meet it.
+    handed back), GONE, or FOLLOWS (waits for another's outcome); lanes and due lines drop what is no longer QUEUED when they meet it.
     """
 
     __slots__ = ("arrived", "attempts", "due", "entry", "queue_due", "state")

@@ -40,12 +40,20 @@ RULE_AGE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """What bounds a queue: number of tiers, largest batch, share kept for lower tiers, most entries waiting."""
+    """What bounds a queue: number of tiers, largest batch, share kept for lower tiers, most entries waiting, and how many
+    may wait before the lowest tier is refused, and all but the highest; None for as many as can be served in time."""
 
     tiers: int
     max_batch: int
     reserved_share: float = 0.1
     max_queue: int = 20_000
+    shed_at: tuple[int, int] | None = None
+
+    def shed(self, tier: int, depth: int) -> int:
+        """By how many entries too many wait for one more of a tier; 0 or less when it may come in."""
+        if self.shed_at is None or tier == 0:
+            return 0
+        return depth + 1 - self.shed_at[0 if tier == self.tiers - 1 else 1]
 
 
 @dataclass(slots=True)
@@ -148,6 +156,9 @@ class ModelQueue:
         if self._fresh >= self.limits.max_queue:
             pace = self._gate_now(now).pace(tier)
             return admission.Refused(max(1.0 / pace, MIN_WAIT) if pace > 0.0 else UNKNOWN_WAIT, tier_only=False)
+        if (over := self.limits.shed(tier, self._fresh)) > 0:
+            pace = self._gate_now(now).pace(0)
+            return admission.Refused(max(over / pace, MIN_WAIT) if pace > 0.0 else UNKNOWN_WAIT, tier_only=True)
         lane = self._lanes[tier]
         if self._fresh:
             ahead = lane.depth

@@ -9,53 +9,78 @@ tolerance τ = T · burst, a request of cost c conforms when its TAT after it, l
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from headway.model import Limit
 
-class Quota(msgspec.Struct, frozen=True, gc=False):
-    """`rate` requests a minute on average, up to `burst` at once."""
-
-    rate: float
-    burst: float
+ROUNDING = 1e-9
+"""Seconds by which an instant may be off through arithmetic alone."""
 
 
 class Verdict(msgspec.Struct, frozen=True, gc=False):
     """`tat` is to be stored when `allowed`. `retry_after` is the seconds until the same request fits, infinite when
-    it costs more than the burst. What is only shown is worked out when it is asked for."""
+    it costs more than the burst."""
 
     allowed: bool
     tat: float
     retry_after: float
-    quota: Quota
-    now: float
-
-    @property
-    def remaining(self) -> int:
-        """Whole requests that fit now."""
-        interval = 60.0 / self.quota.rate
-        return max(0, int((self.now + interval * max(self.quota.burst, 1.0) - self.tat) / interval + 1e-9))
-
-    @property
-    def reset_after(self) -> float:
-        """Seconds until the whole burst fits."""
-        return max(0.0, self.tat - self.now)
 
 
-def check(quota: Quota, tat: float, cost: float, now: float) -> Verdict:
+def interval(limit: Limit) -> float:
+    """Seconds that a request of cost 1 adds to what is owed."""
+    return 60.0 / limit.rate
+
+
+def tolerance(limit: Limit) -> float:
+    """Most seconds that may be owed: the burst's worth."""
+    return 60.0 / limit.rate * (limit.burst if limit.burst > 1.0 else 1.0)
+
+
+def check(limit: Limit, tat: float, cost: float, now: float) -> Verdict:
     """Judge a request.
 
     Arguments:
-        quota: the limit.
-        tat: the stored theoretical arrival time; anything in the past for a new key.
+        limit: what it counts towards.
+        tat: the stored theoretical arrival time; anything in the past for a new one.
         cost: in requests; 1 for each input.
         now: an instant on the clock that `tat` was made with.
     """
-    interval = 60.0 / quota.rate
-    tolerance = interval * quota.burst if quota.burst > 1.0 else interval
     base = tat if tat > now else now
-    after = base + cost * interval
-    if after - tolerance <= now + 1e-9:
-        return Verdict(True, after, 0.0, quota, now)
-    fits_ever = cost * interval <= tolerance + 1e-9
-    return Verdict(False, base, after - tolerance - now if fits_ever else math.inf, quota, now)
+    most = tolerance(limit)
+    after = base + cost * interval(limit)
+    if after - most <= now + ROUNDING:
+        return Verdict(True, after, 0.0)
+    fits_ever = cost * interval(limit) <= most + ROUNDING
+    return Verdict(False, base, after - most - now if fits_ever else math.inf)
+
+
+class Over(msgspec.Struct, frozen=True, gc=False):
+    """A request that does not conform: to which limit, and the seconds until it would."""
+
+    limit: Limit
+    retry_after: float
+
+
+def charge(limits: Sequence[Limit], tats: Mapping[str, float], now: float) -> Over | list[float]:
+    """Judge one request by several limits: all are charged or none.
+
+    Arguments:
+        limits: what it counts towards.
+        tats: theoretical arrival times by id of the limit, as far as there are.
+        now: an instant on the clock that they were made with.
+
+    Returns:
+        The times to store, in the order of `limits`; or, of those it does not conform to, the one that takes longest.
+    """
+    verdicts = [check(limit, tats.get(limit.id, 0.0), 1.0, now) for limit in limits]
+    worst = max(range(len(limits)), key=lambda at: verdicts[at].retry_after, default=-1)
+    if worst >= 0 and not verdicts[worst].allowed:
+        return Over(limits[worst], verdicts[worst].retry_after)
+    return [verdict.tat for verdict in verdicts]
+
+
+def remaining(limit: Limit, owed: float) -> int:
+    """Whole requests that fit now, when `owed` seconds are owed."""
+    return max(0, int((tolerance(limit) - owed) / interval(limit) + ROUNDING))

@@ -14,7 +14,7 @@ from uvicorn import Config
 from uvicorn.server import ServerState
 
 from headway.config import Settings
-from headway.gateway import Waiter
+from headway.held import Waiter
 from headway.http.shapes import SHAPES
 from headway.model import Caller
 from headway.ports import Identity

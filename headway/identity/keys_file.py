@@ -22,11 +22,10 @@ from pathlib import Path
 
 import msgspec
 
+from headway.config import Settings
 from headway.errors import SettingError
+from headway.identity.callers import make_caller
 from headway.model import Caller
-
-DEFAULT_RATE = 1000.0
-"""Requests a minute of a key that names no rate."""
 
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 _sha256 = hashlib.sha256
@@ -37,7 +36,7 @@ class _Key(msgspec.Struct, forbid_unknown_fields=True):
     user: str
     tenant: str
     tier: str
-    rate: float = DEFAULT_RATE
+    rate: float | None = None
     burst: float | None = None
 
 
@@ -50,13 +49,14 @@ class KeysFile:
 
     Arguments:
         path: the file.
-        tiers: names of the tiers, highest first.
+        settings: for tiers and rates.
 
     Raises:
         SettingError: the file cannot be read, or one of its keys is wrong; names the key by its position.
     """
 
-    def __init__(self, path: Path, tiers: Sequence[str]) -> None:
+    def __init__(self, path: Path, settings: Settings) -> None:
+        tiers = settings.tier_names
         self._callers: dict[bytes, Caller] = {}
         positions: dict[bytes, int] = {}
         for position, row in enumerate(_rows(path), start=1):
@@ -68,13 +68,14 @@ class KeysFile:
                     f"{where}.sha256", key.sha256, f"is the same as of keys[{positions[digest]}]", "Remove one of them."
                 )
             positions[digest] = position
-            self._callers[digest] = Caller(
-                user=key.user,
-                tenant=key.tenant,
-                tier=tiers.index(key.tier),
-                rate=key.rate,
-                burst=max(1.0, key.rate / 6) if key.burst is None else key.burst,
+            self._callers[digest] = make_caller(
+                settings,
+                key.user,
+                key.tenant,
+                key.tier,
                 key=key.sha256[:12].lower(),
+                rate=key.rate,
+                burst=key.burst,
             )
 
     def __len__(self) -> int:

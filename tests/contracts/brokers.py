@@ -16,7 +16,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from headway.brokers.fleet import MemoryFleet
-from headway.brokers.memory import LEASE_SECONDS, DeadLetterBox, MemoryBroker
+from headway.brokers.letters import DeadLetterBox
+from headway.brokers.memory import LEASE_SECONDS, MemoryBroker
 from headway.brokers.redis.broker import RedisBroker
 from headway.brokers.redis.fleet import RedisFleet
 from headway.brokers.redis.letters import RedisDeadLetters

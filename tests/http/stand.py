@@ -20,10 +20,12 @@ from typing import Any
 
 import uvloop
 
-from headway.brokers.memory import DeadLetterBox, MemoryBroker
+from headway.brokers.letters import DeadLetterBox
+from headway.brokers.memory import MemoryBroker
 from headway.config import Settings
 from headway.core.queue import QueueLimits
-from headway.gateway import Gateway, Waiter
+from headway.gateway import Gateway
+from headway.held import Waiter
 from headway.http import public
 from headway.http.door import Door
 from headway.http.readiness import Readiness
@@ -250,7 +252,7 @@ async def _serve(
     real = Gateway(settings, [settings.model], broker, tally, monotonic)
     await broker.beat(WorkerInfo(worker_id="gpu-0", model=settings.model, status=WorkerStatus.HEALTHY))
     gateway = EchoGateway()
-    identity = KeysFile(keys, settings.tier_names) if keys else OpenIdentity(settings.default_tier_index)
+    identity = KeysFile(keys, settings) if keys else OpenIdentity(settings.default_tier_index)
     numbers = itertools.count()
     door = Door.public(
         settings,

@@ -8,7 +8,8 @@ import random
 from collections.abc import Callable, Sequence
 
 from headway.batcher import Batcher, Limits
-from headway.brokers.memory import DeadLetterBox, MemoryBroker
+from headway.brokers.letters import DeadLetterBox
+from headway.brokers.memory import MemoryBroker
 from headway.config import Settings
 from headway.core import policies
 from headway.core.breaker import Breaker

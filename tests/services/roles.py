@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from headway.attendance import Attendance
 from headway.batcher import Batcher, Limits
 from headway.brokers.fleet import MemoryFleet
-from headway.brokers.memory import DeadLetterBox, MemoryBroker
+from headway.brokers.letters import DeadLetterBox
+from headway.brokers.memory import MemoryBroker
 from headway.config import Settings
 from headway.controller import Controller
 from headway.core import policies

@@ -12,7 +12,7 @@ from headway.core.breaker import State
 from headway.core.retry import RetryBudget
 from headway.errors import BackendError, BatchRaised, WorkerCrashed
 from headway.gateway import new_id
-from headway.model import Caller, Entry, Failure, Reply, WorkerStatus
+from headway.model import Caller, Entry, Failure, Limit, Reply, WorkerStatus
 from tests.services.fake_backend import FakeBackend
 from tests.services.stand import ANYBODY, Stand
 from tests.virtual_time import run
@@ -350,7 +350,7 @@ def test_refusals_at_the_door() -> None:
             same = new_id()
             twice = await asyncio.gather(*(stand.gateway.ask(ANYBODY, same, "m", "x", b"", 1, 1.0) for _ in range(2)))
             assert codes(twice) == ["ok", errors.IDEMPOTENCY_CONFLICT]
-            limited = Caller("u", "t", 1, rate=60.0, burst=2.0, key="k")
+            limited = Caller("u", "t", 1, (Limit("user u", "user", rate=60.0, burst=2.0),))
             replies = [await stand.ask("x", caller=limited) for _ in range(3)]
             assert codes(replies) == ["ok", "ok", errors.RATE_LIMITED]
             assert replies[2].failure is not None and replies[2].failure.retry_after is not None

@@ -18,7 +18,8 @@ import itertools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from headway.brokers.memory import DeadLetterBox, MemoryBroker
+from headway.brokers.letters import DeadLetterBox
+from headway.brokers.memory import MemoryBroker
 from headway.core.departure import Load, Policy
 from headway.core.queue import QueueLimits
 from headway.errors import BrokerUnavailable
@@ -28,6 +29,7 @@ from headway.model import (
     Failure,
     Item,
     Lease,
+    Limit,
     Reply,
     Settled,
     Slot,
@@ -207,6 +209,12 @@ class Connection:
 
     async def stage(self, tenant: str, id: str) -> Stage | None:
         return await self._call("stage", (tenant, id), lambda inner: inner.stage(tenant, id))
+
+    async def recall(self, tenant: str, id: str) -> Reply | Stage | None:
+        return await self._call("recall", (tenant, id), lambda inner: inner.recall(tenant, id))
+
+    def owed(self, limit: Limit) -> float:
+        return self.server.inner.owed(limit)
 
     async def beat(self, worker: WorkerInfo) -> None:
         await self._call("beat", worker, lambda inner: inner.beat(worker))

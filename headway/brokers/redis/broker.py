@@ -17,7 +17,6 @@ from typing import TypeVar
 import structlog
 import uuid_utils
 
-from headway.brokers import verdicts
 from headway.brokers.redis import wire
 from headway.brokers.redis.link import Link
 from headway.brokers.redis.mailbox import Mailbox
@@ -25,6 +24,7 @@ from headway.brokers.redis.places import Places
 from headway.brokers.redis.queue import SHARDS, Granted, Look, Queue
 from headway.brokers.redis.registry import Registry
 from headway.core import shards as sharding
+from headway.core import verdicts
 from headway.core.departure import Load, Policy
 from headway.core.queue import QueueLimits
 from headway.errors import BrokerUnavailable

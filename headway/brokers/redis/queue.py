@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headway.brokers import verdicts
 from headway.brokers.redis import wire
 from headway.brokers.redis.bell import Bell
 from headway.brokers.redis.library import RULE_AGE
 from headway.brokers.redis.link import Link, OutOfMemory
+from headway.core import verdicts
 from headway.core.departure import Load, Policy, Rule
 from headway.core.queue import QueueLimits
 from headway.errors import BrokerUnavailable

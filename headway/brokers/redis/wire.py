@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
-from headway.brokers import verdicts
+from headway.core import verdicts
 from headway.core.departure import Load
 from headway.model import (
     BatchFailure,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 from headway import errors
+from headway.core.ratelimit import Over
 from headway.model import BatchFailure, Cause, Failure, Item
 
 
@@ -22,6 +25,25 @@ def conflict() -> Failure:
     """Not admitted, because it is in flight already, at another gateway: that one gets the answer."""
     message = "a request with this id is in flight at another gateway; use a new id"
     return Failure(errors.IDEMPOTENCY_CONFLICT, message, None, "conflict")
+
+
+def over(found: Over) -> Failure:
+    """Not admitted, because of a rate limit."""
+    limit, whose = found.limit, _WHOSE.get(found.limit.name, "this credential")
+    message = f"over the limit of {limit.rate:g} requests a minute for {whose}, {limit.burst:g} at once"
+    wait = found.retry_after if math.isfinite(found.retry_after) else None
+    return Failure(errors.RATE_LIMITED, message, wait, "rate")
+
+
+def misuse() -> Failure:
+    """Not admitted: its idempotency key has been used for another request."""
+    message = "this Idempotency-Key was used for another request; use a new key for each request"
+    return Failure(errors.IDEMPOTENCY_MISUSE, message, None, "conflict")
+
+
+def no_task() -> Failure:
+    """Nothing to wait for."""
+    return Failure(errors.NOT_FOUND, "no such task: unknown, expired, cancelled, or not yours", None, "")
 
 
 def lateness(waited: float, attempts: int, slots: int, queue_due: bool) -> Failure:
@@ -60,3 +82,6 @@ def item_failure(item: Item) -> Failure:
     """The black box gave no output for this one input."""
     code = errors.BACKEND_ERROR if item.fault else errors.REJECTED_BY_MODEL
     return Failure(code, item.error or "the model gave no output for this input", None, "item")
+
+
+_WHOSE = {"key": "this key", "user": "this user", "tier": "all users of this tier together"}

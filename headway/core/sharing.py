@@ -1,0 +1,289 @@
+"""One answer for several requests of a tenant: tasks, idempotency keys, identical requests.
+
+Pure: no clock. What a share means is said at `headway.model.Share`; a *flight* is what is known under one:
+
+                    ┌── join ──▶ followers
+    (none) ─lead─▶ in flight ──end──▶ kept ─────▶ (none)
+                    └── end, nothing to keep ───▶ (none)
+
+The leader of a flight may itself follow another: the first entry under an idempotency key may join an identical
+request. So outcomes run along chains. A leader that nobody waits for any more runs on while it has followers. When a
+leader is too late, its followers, who came later, are not: they are offered anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import itertools
+from dataclasses import dataclass, field
+
+import msgspec
+
+from headway.core import verdicts
+from headway.core.packing import Queued
+from headway.errors import REJECTED_BY_MODEL
+from headway.model import Failure, Reply, Share, ShareKind
+
+FlightKey = tuple[str, ShareKind, str]
+"""Tenant, kind and key."""
+
+OVERHEAD = 500
+"""Bytes that a kept outcome takes beside its text."""
+
+
+def digest(model: str, version: str, input: str, parameters: bytes) -> bytes:
+    """SHA-256 of what is asked. Parameters that are written differently and mean the same are the same."""
+    written = b""
+    if parameters:
+        written = msgspec.json.encode(msgspec.json.decode(parameters), order="deterministic")
+    hashed = hashlib.sha256()
+    for part in (model.encode(), version.encode(), input.encode("utf-8", "surrogatepass"), written):
+        hashed.update(len(part).to_bytes(8, "big"))
+        hashed.update(part)
+    return hashed.digest()
+
+
+def keeps(kind: ShareKind, reply: Reply) -> bool:
+    """Whether an outcome is of use to those who ask later."""
+    if kind is ShareKind.TASK or reply.output is not None:
+        return True
+    return kind is ShareKind.KEY and reply.failure is not None and reply.failure.code == REJECTED_BY_MODEL
+
+
+def passed_on(reply: Reply, to: Queued, kind: ShareKind, kept: bool) -> Reply:
+    """Another entry's outcome, addressed to `to`."""
+    entry = to.entry
+    return Reply(
+        entry.id, entry.tenant, reply.output, reply.failure, reply.ran, reply.queued, reply.attempts, kind, kept
+    )
+
+
+@dataclass(slots=True, eq=False)
+class _Flight:
+    share: Share
+    key: FlightKey
+    leader: Queued | None
+    followers: dict[Queued, None] = field(default_factory=dict)
+    reply: Reply | None = None
+    until: float = 0.0
+    size: int = 0
+
+
+@dataclass(slots=True)
+class Ripple:
+    """What follows from one event.
+
+    Attributes:
+        replies: outcomes of other entries.
+        anew: followers that are to be offered again.
+        idle: leaders that nobody waits for any more; they need not run.
+    """
+
+    replies: list[tuple[Queued, Reply]] = field(default_factory=list)
+    anew: list[Queued] = field(default_factory=list)
+    idle: list[Queued] = field(default_factory=list)
+
+
+class Sharing:
+    """The flights of one broker.
+
+    Arguments:
+        most_bytes: of the outcomes that are kept. When they are more, the oldest go first, of identical requests
+            before those of tasks and keys.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._flights: dict[FlightKey, _Flight] = {}
+        self._led: dict[Queued, list[_Flight]] = {}
+        self._followed: dict[Queued, _Flight] = {}
+        self._unwanted: set[Queued] = set()
+        self._kept: tuple[dict[_Flight, None], dict[_Flight, None]] = ({}, {})
+        """Of identical requests, and of tasks and keys; oldest first."""
+        self._bytes = 0
+        self._most_bytes = most_bytes
+        self._due: list[tuple[float, int, Queued]] = []
+        self._numbers = itertools.count()
+
+    @property
+    def active(self) -> bool:
+        """Whether any entry leads or follows."""
+        return bool(self._led)
+
+    def follows(self, queued: Queued) -> bool:
+        """Whether an entry waits for the outcome of another."""
+        return queued in self._followed
+
+    def leader_of(self, queued: Queued) -> Queued:
+        """The entry that runs for another, or that one itself."""
+        while (flight := self._followed.get(queued)) is not None and flight.leader is not None:
+            queued = flight.leader
+        return queued
+
+    def unwanted(self, queued: Queued) -> bool:
+        """Whether an entry runs for its followers alone: it gets no reply itself."""
+        return queued in self._unwanted
+
+    def join(self, queued: Queued, now: float) -> Failure | Ripple | None:
+        """Look for an answer in common with others. None: there is none yet, the entry has to run.
+
+        Returns:
+            A failure: it may not. A ripple: it has joined, or has its outcome, which is among the replies.
+        """
+        found = None
+        for share in queued.entry.shares:
+            flight = self._flight(queued, share, now)
+            if flight is None:
+                if share.kind is ShareKind.TASK and share.key != queued.entry.id:
+                    return verdicts.no_task()
+                continue
+            if flight.share.digest != share.digest:
+                return verdicts.misuse()
+            if flight.reply is not None or share.joins:
+                found = flight
+                break
+        if found is None:
+            return None
+        self.lead(queued, now)
+        kind = found.share.kind
+        if found.reply is not None:
+            reply = passed_on(found.reply, queued, kind, kept=True)
+            ripple = self.end(queued, reply, now)
+            ripple.replies.insert(0, (queued, reply))
+            return ripple
+        found.followers[queued] = None
+        self._followed[queued] = found
+        self._led.setdefault(queued, [])
+        heapq.heappush(self._due, (queued.due, next(self._numbers), queued))
+        return Ripple()
+
+    def lead(self, queued: Queued, now: float) -> None:
+        """The entry runs, or joins: it is the first under those of its shares that nobody is under yet."""
+        led = [
+            _Flight(share, _key(queued, share), queued)
+            for share in queued.entry.shares
+            if self._flight(queued, share, now) is None
+        ]
+        for flight in led:
+            self._flights[flight.key] = flight
+        if led:
+            self._led[queued] = led
+
+    def end(self, queued: Queued, reply: Reply, now: float, *, late: bool = False) -> Ripple:
+        """The entry has its outcome. `late`: only because its own time is over."""
+        ripple, ended = Ripple(), [(queued, reply)]
+        for leader, outcome in ended:
+            self._unwanted.discard(leader)
+            self._unfollow(leader)
+            for flight in self._led.pop(leader, ()):
+                followers, flight.followers = flight.followers, {}
+                for follower in followers:
+                    del self._followed[follower]
+                    if late and flight.share.kind is not ShareKind.TASK:
+                        self._forget_led(follower)
+                        ripple.anew.append(follower)
+                        continue
+                    passed = passed_on(outcome, follower, flight.share.kind, kept=False)
+                    ended.append((follower, passed))
+                    ripple.replies.append((follower, passed))
+                self._keep(flight, outcome, now)
+        return ripple
+
+    def cancel(self, queued: Queued) -> Ripple:
+        """Nobody waits for the entry itself any more. If nobody else does, it is among the idle of the ripple."""
+        ripple = Ripple()
+        for flight in list(self._led.get(queued, ())):
+            if flight.share.kind is ShareKind.TASK:
+                self._led[queued].remove(flight)
+                del self._flights[flight.key]
+                for follower in flight.followers:
+                    del self._followed[follower]
+                    self._led.pop(follower, None)
+                    failed = Reply(follower.entry.id, follower.entry.tenant, None, verdicts.no_task())
+                    ripple.replies.append((follower, failed))
+        self._unwanted.add(queued)
+        self._release(queued, ripple)
+        return ripple
+
+    def recall(self, tenant: str, id: str, now: float) -> Reply | Queued | None:
+        """The outcome of a task, or who leads it, None when there is no such task."""
+        flight = self._flights.get((tenant, ShareKind.TASK, id))
+        if flight is None or (flight.reply is not None and flight.until <= now):
+            return None
+        return flight.reply or flight.leader
+
+    def forget(self, tenant: str, id: str) -> None:
+        """Forget the outcome of a task."""
+        flight = self._flights.get((tenant, ShareKind.TASK, id))
+        if flight is not None and flight.reply is not None:
+            self._discard(flight)
+
+    def overdue(self, now: float) -> list[Queued]:
+        """Followers whose own time is over; outcomes that were kept long enough are forgotten."""
+        for kept in self._kept:
+            for flight in list(itertools.takewhile(lambda flight: flight.until <= now, kept)):
+                self._discard(flight)
+        late = []
+        while self._due and (self._due[0][0] <= now or self._due[0][2] not in self._followed):
+            queued = heapq.heappop(self._due)[2]
+            if queued in self._followed:
+                late.append(queued)
+        return late
+
+    def leave(self, queued: Queued) -> Ripple:
+        """A follower has got its own outcome: it waits for its leader's no longer."""
+        flight = self._unfollow(queued)
+        ripple = Ripple()
+        if flight is not None and flight.leader is not None:
+            self._release(flight.leader, ripple)
+        return ripple
+
+    def _flight(self, queued: Queued, share: Share, now: float) -> _Flight | None:
+        flight = self._flights.get(_key(queued, share))
+        if flight is not None and flight.reply is not None and flight.until <= now:
+            self._discard(flight)
+            return None
+        return flight
+
+    def _unfollow(self, queued: Queued) -> _Flight | None:
+        flight = self._followed.pop(queued, None)
+        if flight is not None:
+            flight.followers.pop(queued, None)
+        return flight
+
+    def _release(self, queued: Queued, ripple: Ripple) -> None:
+        """Let go of an entry that nobody waits for, and of those that only ran for it."""
+        while queued in self._unwanted and not any(flight.followers for flight in self._led.get(queued, ())):
+            self._unwanted.discard(queued)
+            self._forget_led(queued)
+            flight = self._unfollow(queued)
+            if flight is None or flight.leader is None:
+                ripple.idle.append(queued)
+                return
+            queued = flight.leader
+
+    def _forget_led(self, queued: Queued) -> None:
+        for flight in self._led.pop(queued, ()):
+            self._flights.pop(flight.key, None)
+
+    def _keep(self, flight: _Flight, reply: Reply, now: float) -> None:
+        share = flight.share
+        if share.keep <= 0.0 or not keeps(share.kind, reply):
+            del self._flights[flight.key]
+            return
+        flight.leader, flight.reply, flight.until = None, reply, now + share.keep
+        flight.size = OVERHEAD + len(reply.output or "") * 4 + len(share.key)
+        self._kept[share.kind is not ShareKind.SAME][flight] = None
+        self._bytes += flight.size
+        while self._bytes > self._most_bytes:
+            self._discard(next(itertools.chain(*self._kept)))
+
+    def _discard(self, flight: _Flight) -> None:
+        self._bytes -= flight.size
+        self._kept[flight.share.kind is not ShareKind.SAME].pop(flight, None)
+        if self._flights.get(flight.key) is flight:
+            del self._flights[flight.key]
+
+
+def _key(queued: Queued, share: Share) -> FlightKey:
+    return queued.entry.tenant, share.kind, share.key

@@ -1,0 +1,63 @@
+"""A request that a gateway holds: who waits for it, until when, over which line; and who hears what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from headway.line import Line
+from headway.model import Caller, Entry, Reply
+
+
+class Waiter(Protocol):
+    """Where an answer goes."""
+
+    def answer(self, reply: Reply) -> None:
+        """Take the answer; called once, on a later turn of the loop than the `submit`."""
+        ...
+
+
+class Held:
+    """One request whose client waits."""
+
+    __slots__ = ("admitted", "caller", "deadline", "entry", "line", "since", "waiter")
+
+    def __init__(
+        self,
+        waiter: Waiter,
+        caller: Caller | None,
+        entry: Entry,
+        since: float,
+        deadline: float,
+        line: Line,
+        admitted: Callable[[], None] | None,
+    ) -> None:
+        self.waiter = waiter
+        self.caller = caller
+        """None for who only waits for another's outcome: that is no request, and not counted."""
+        self.entry = entry
+        self.since = since
+        self.deadline = deadline
+        self.line = line
+        self.admitted = admitted
+
+
+class _Nobody:
+    """The waiter of a task that nobody waits for."""
+
+    def answer(self, reply: Reply) -> None:
+        pass
+
+
+NOBODY = _Nobody()
+
+Note = tuple[Caller, Entry, float, Reply]
+"""A request that has its outcome: who asked, what, how long it took in seconds, and what came of it."""
+
+
+class Journal(Protocol):
+    """Is told of every request that has its outcome."""
+
+    def add(self, notes: Sequence[Note]) -> None:
+        """Take notes; never waits."""
+        ...

@@ -63,8 +63,9 @@ class Broker(Protocol):
         """Admit or refuse each entry; the result is in the same order, None for an admitted one. One that joins
         another's answer is admitted too, and gets its reply like any other.
 
-        What is asked of an entry that is not known yet, in this order: its limits, which are all charged or none; its
-        shares; and, if it has to run, whether there is room for it in time."""
+        What is asked of an entry that is not known yet, in this order: its limits; its shares; and, if it has to run,
+        whether there is room for it in time. Only one that is admitted is charged, to all its limits: a refusal,
+        whatever for, costs nothing."""
         ...
 
     def owed(self, limit: Limit) -> float:

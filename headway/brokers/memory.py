@@ -127,12 +127,7 @@ class MemoryBroker:
             if before is not None and before.state != GONE:
                 answers.append(verdicts.conflict())
                 continue
-            if entry.limits and (over := self._charge(entry.limits, now)) is not None:
-                answers.append(verdicts.over(over))
-            elif entry.shares:
-                answers.append(self._join(entry, now))
-            else:
-                answers.append(self._offer(entry, now))
+            answers.append(self._admit(entry, now))
         for model in {entry.model for entry in entries}:
             self._ring(model, now)
         return answers
@@ -314,18 +309,23 @@ class MemoryBroker:
             due = min(due, queue.next_due())
         return max(due - now, BELL_GRAIN)
 
-    def _charge(self, limits: Sequence[Limit], now: float) -> Over | None:
-        """Charge an entry to all its limits, or to none."""
-        tats = self._tats
-        charged = ratelimit.charge(limits, tats, now)
+    def _admit(self, entry: Entry, now: float) -> Failure | None:
+        """Judge an entry that is not known; it is charged when it is admitted."""
+        charged = ratelimit.charge(entry.limits, self._tats, now) if entry.limits else ()
         if isinstance(charged, Over):
-            return charged
+            return verdicts.over(charged)
+        refusal = self._join(entry, now) if entry.shares else self._offer(entry, now)
+        if refusal is None and charged:
+            self._charge(entry.limits, charged, now)
+        return refusal
+
+    def _charge(self, limits: Sequence[Limit], charged: Sequence[float], now: float) -> None:
+        tats = self._tats
         for limit, tat in zip(limits, charged, strict=True):
             tats[limit.id] = tat
         if len(tats) > self._tats_most:
             self._tats = {id: tat for id, tat in tats.items() if tat > now}
             self._tats_most = max(LEAST_TATS, 2 * len(self._tats))
-        return None
 
     def _offer(self, entry: Entry, now: float) -> Failure | None:
         offered = self._queues[entry.model].offer(entry, now)

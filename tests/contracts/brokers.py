@@ -30,7 +30,9 @@ from headway.model import (
     Entry,
     Item,
     Lease,
+    Limit,
     Reply,
+    Share,
     Slot,
     Wait,
     WorkerInfo,
@@ -223,10 +225,13 @@ def ask(
     gateway: str = "g",
     queue_timeout: float = 60.0,
     timeout: float = 120.0,
+    limits: tuple[Limit, ...] = (),
+    shares: tuple[Share, ...] = (),
 ) -> Entry:
     """An entry with an id of its own; as patient as can be unless told otherwise."""
     id = f"id-{next(_numbers)}" if id is None else id
-    return Entry(id, model, f"input of {id}" if input is None else input, tier, tenant, gateway, queue_timeout, timeout)
+    input = f"input of {id}" if input is None else input
+    return Entry(id, model, input, tier, tenant, gateway, queue_timeout, timeout, b"", limits, shares)
 
 
 def output(input: str) -> str:

@@ -1,0 +1,280 @@
+"""What every broker promises of rate limits: exact whoever asks, all charged or none, and only for what is let in."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from headway import errors
+from headway.model import Entry, Failure, Limit, Share, ShareKind
+from tests.contracts.brokers import (
+    AT_ONCE,
+    MAX_QUEUE,
+    Harness,
+    ask,
+    drained,
+    failed,
+    holds,
+    ids,
+    slot,
+    story,
+)
+
+KEY = Limit("key:k", "key", 600.0, 5.0)
+"""One each 0.1 s, and five at once."""
+TIER = Limit("tier:1", "tier", 60.0, 2.0)
+"""One each second, and two at once."""
+EXACT = 1e-3
+"""Seconds by which a broker may round."""
+
+
+def over(verdict: Failure | None) -> float | None:
+    """When to come again; the verdict must be that the entry is over a limit."""
+    assert verdict is not None
+    assert (verdict.code, verdict.reason) == (errors.RATE_LIMITED, "rate")
+    return verdict.retry_after
+
+
+def let_in(entries: Sequence[Entry], verdicts: Sequence[Failure | None]) -> list[Entry]:
+    return [entry for entry, verdict in zip(entries, verdicts, strict=True) if verdict is None]
+
+
+def counted(*limits: Limit, **how: object) -> Entry:
+    return ask(limits=limits or (KEY,), **how)  # type: ignore[arg-type]
+
+
+def same(key: str = "s", digest: bytes = b"") -> tuple[Share, ...]:
+    return (Share(ShareKind.SAME, key, digest, 60.0),)
+
+
+@story
+async def test_the_burst_is_let_in_at_once_and_not_one_more(harness: Harness) -> None:
+    verdicts = await harness.broker.enqueue([counted() for _ in range(8)])
+    assert [verdict is None for verdict in verdicts] == [True] * 5 + [False] * 3
+    assert [over(verdict) for verdict in verdicts[5:]] == [pytest.approx(0.1, abs=EXACT)] * 3
+    assert all(verdict is not None and "600" in verdict.message for verdict in verdicts[5:])
+
+
+@story
+async def test_who_is_over_may_come_when_it_was_told_to_and_no_sooner(harness: Harness) -> None:
+    await harness.broker.enqueue([counted() for _ in range(5)])
+    await harness.advance(0.04)
+    [verdict] = await harness.broker.enqueue([counted()])
+    wait = over(verdict)
+    assert wait == pytest.approx(0.06, abs=EXACT)
+    await harness.advance(wait - 2 * EXACT)
+    over((await harness.broker.enqueue([counted()]))[0])
+    await harness.advance(4 * EXACT)
+    admitted, refused = await harness.broker.enqueue([counted(), counted()])
+    assert admitted is None
+    over(refused)
+
+
+@story
+async def test_who_is_over_is_not_there(harness: Harness) -> None:
+    await harness.broker.enqueue([counted() for _ in range(5)])
+    refused = counted()
+    over((await harness.broker.enqueue([refused]))[0])
+    assert await harness.broker.stage(refused.tenant, refused.id) is None
+    assert refused.id not in ids((await harness.claim()).entries)
+    assert await drained(harness) == {}
+    await harness.advance(0.2)
+    assert list(await harness.broker.enqueue([refused])) == [None]
+
+
+@story
+async def test_one_count_is_kept_whatever_is_asked_and_wherever(harness: Harness) -> None:
+    assert list(await harness.broker.enqueue([counted(model="other", tier=2), counted(tenant="u")])) == [None] * 2
+    assert list(await harness.peer().enqueue([counted(gateway="g2"), counted(tier=0)])) == [None] * 2
+    assert [one is None for one in await harness.broker.enqueue([counted(), counted(model="other")])] == [True, False]
+    over((await harness.peer().enqueue([counted(model="other")]))[0])
+
+
+@story
+async def test_limits_do_not_meet(harness: Harness) -> None:
+    other = Limit("key:l", "key", 600.0, 5.0)
+    await harness.broker.enqueue([counted() for _ in range(5)])
+    assert list(await harness.broker.enqueue([counted(other), ask()])) == [None, None]
+
+
+@story
+async def test_an_entry_is_charged_to_all_its_limits_or_to_none(harness: Harness) -> None:
+    verdicts = await harness.broker.enqueue([counted(KEY, TIER) for _ in range(4)])
+    assert [verdict is None for verdict in verdicts] == [True, True, False, False]
+    assert over(verdicts[2]) == pytest.approx(1.0, abs=EXACT)
+    assert harness.broker.owed(KEY) == pytest.approx(0.2, abs=EXACT)
+    assert harness.broker.owed(TIER) == pytest.approx(2.0, abs=EXACT)
+    assert [one is None for one in await harness.broker.enqueue([counted() for _ in range(4)])] == [True] * 3 + [False]
+
+
+@story
+async def test_of_several_limits_the_one_that_takes_longest_is_told(harness: Harness) -> None:
+    for limits in ((KEY, TIER), (TIER, KEY)):
+        await harness.broker.enqueue([counted() for _ in range(5)])
+        await harness.broker.enqueue([counted(TIER) for _ in range(2)])
+        [verdict] = await harness.broker.enqueue([counted(*limits)])
+        assert verdict is not None
+        assert "tier" in verdict.message
+        assert over(verdict) == pytest.approx(1.0, abs=EXACT)
+        await harness.advance(10.0)
+
+
+@story
+async def test_a_burst_below_one_lets_one_in(harness: Harness) -> None:
+    slow = Limit("key:slow", "key", 60.0, 0.25)
+    verdicts = await harness.broker.enqueue([counted(slow), counted(slow)])
+    assert verdicts[0] is None
+    assert over(verdicts[1]) == pytest.approx(1.0, abs=EXACT)
+
+
+@story
+async def test_what_is_offered_again_is_not_charged_again(harness: Harness) -> None:
+    entries = [counted() for _ in range(5)]
+    assert list(await harness.broker.enqueue([entries[0], entries[0]])) == [None, None]
+    assert harness.broker.owed(KEY) == pytest.approx(0.1, abs=EXACT)
+    await harness.broker.enqueue(entries)
+    over((await harness.broker.enqueue([counted()]))[0])
+    assert list(await harness.broker.enqueue(entries)) == [None] * 5
+    assert list(await harness.peer().enqueue(entries)) == [None] * 5
+    lease = await harness.claim()
+    assert list(await harness.broker.enqueue(entries)) == [None] * 5  # While they run.
+    await harness.answer(lease)
+    assert list(await harness.broker.enqueue(entries)) == [None] * 5  # Answered, but nobody has read it.
+    assert harness.broker.owed(KEY) == pytest.approx(0.5, abs=EXACT)
+    await harness.advance(0.1)
+    assert [one is None for one in await harness.broker.enqueue([counted(), counted()])] == [True, False]
+
+
+@story
+async def test_what_is_in_flight_at_another_gateway_is_a_conflict_and_not_charged(harness: Harness) -> None:
+    await harness.broker.enqueue([counted(id="one"), *(counted() for _ in range(3))])
+    [verdict] = await harness.peer().enqueue([counted(id="one", gateway="g2")])
+    assert verdict is not None
+    assert verdict.code == errors.IDEMPOTENCY_CONFLICT
+    assert [one is None for one in await harness.broker.enqueue([counted(), counted()])] == [True, False]
+
+
+@story
+async def test_limits_come_before_room(harness: Harness) -> None:
+    await harness.broker.enqueue([counted() for _ in range(5)])
+    await harness.broker.enqueue([ask() for _ in range(MAX_QUEUE - 5)])
+    over((await harness.broker.enqueue([counted()]))[0])
+
+
+@story
+async def test_who_is_refused_for_want_of_room_is_not_charged(harness: Harness) -> None:
+    await harness.broker.enqueue([ask() for _ in range(MAX_QUEUE)])
+    for verdict in await harness.broker.enqueue([counted() for _ in range(8)]):
+        assert verdict is not None
+        assert verdict.code == errors.SERVICE_OVERLOADED
+    assert harness.broker.owed(KEY) == 0.0
+    await harness.claim()
+    assert [one is None for one in await harness.broker.enqueue([counted() for _ in range(6)])] == [True] * 5 + [False]
+
+
+@story
+async def test_limits_come_before_shares(harness: Harness) -> None:
+    await harness.broker.enqueue([ask(shares=same())])
+    await harness.broker.enqueue([counted() for _ in range(5)])
+    joining = counted(shares=same())
+    over((await harness.broker.enqueue([joining]))[0])
+    over((await harness.broker.enqueue([counted(shares=same(digest=b"another"))]))[0])
+    await harness.answer(await harness.claim())
+    assert joining.id not in await drained(harness)
+    over((await harness.broker.enqueue([counted(shares=same())]))[0])  # Though it is kept.
+
+
+@story
+async def test_an_answer_in_common_with_others_is_charged_like_any_other(harness: Harness) -> None:
+    assert list(await harness.broker.enqueue([counted(shares=same()) for _ in range(3)])) == [None] * 3
+    assert harness.broker.owed(KEY) == pytest.approx(0.3, abs=EXACT)
+    await harness.answer(await harness.claim())
+    verdicts = await harness.broker.enqueue([counted(shares=same()) for _ in range(3)])
+    assert [verdict is None for verdict in verdicts] == [True, True, False]
+    assert harness.broker.owed(KEY) == pytest.approx(0.5, abs=EXACT)
+
+
+@story
+async def test_who_may_not_join_is_not_charged(harness: Harness) -> None:
+    await harness.broker.enqueue([ask(shares=same(digest=b"one"))])
+    misused = counted(shares=same(digest=b"another"))
+    nothing = counted(shares=(Share(ShareKind.TASK, "no such task"),))
+    verdicts = await harness.broker.enqueue([misused, nothing])
+    assert [verdict and verdict.code for verdict in verdicts] == [errors.IDEMPOTENCY_MISUSE, errors.NOT_FOUND]
+    assert harness.broker.owed(KEY) == 0.0
+
+
+@story
+async def test_running_again_is_not_charged(harness: Harness) -> None:
+    await harness.broker.enqueue([counted() for _ in range(5)])
+    await harness.broker.release(await harness.claim(), failed())
+    assert harness.broker.owed(KEY) == pytest.approx(0.5, abs=EXACT)
+    await harness.advance(0.5)
+    await harness.answer(await harness.claim("gpu-1"))
+    assert harness.broker.owed(KEY) == pytest.approx(0.0, abs=EXACT)
+
+
+@story
+async def test_who_leaves_gets_nothing_back(harness: Harness) -> None:
+    entries = [counted() for _ in range(5)]
+    await harness.broker.enqueue(entries)
+    await harness.broker.cancel([(entry.tenant, entry.id) for entry in entries])
+    holds(await harness.broker.claim(slot(), AT_ONCE))
+    over((await harness.broker.enqueue([counted()]))[0])
+
+
+@story
+async def test_a_changed_rate_holds_at_once_for_what_is_owed_by_the_old_one(harness: Harness) -> None:
+    await harness.broker.enqueue([counted() for _ in range(5)])
+    slower = Limit(KEY.id, KEY.name, 60.0, 5.0)
+    verdicts = await harness.broker.enqueue([counted(slower) for _ in range(6)])
+    assert [verdict is None for verdict in verdicts] == [True] * 4 + [False] * 2
+    assert over(verdicts[4]) == pytest.approx(0.5, abs=EXACT)
+    [verdict] = await harness.broker.enqueue([counted()])  # 4.5 s are owed, and the old rate allows for 0.5.
+    assert over(verdict) == pytest.approx(4.1, abs=EXACT)
+
+
+@story
+async def test_what_is_owed_is_told_by_who_charged_and_never_too_much(harness: Harness) -> None:
+    assert (harness.broker.owed(KEY), harness.peer().owed(KEY)) == (0.0, 0.0)
+    for made in range(1, 4):
+        await harness.broker.enqueue([counted()])
+        assert harness.broker.owed(KEY) == pytest.approx(0.1 * made, abs=EXACT)
+        assert harness.peer().owed(KEY) <= 0.1 * made + EXACT
+    await harness.peer().enqueue([counted()])
+    assert harness.peer().owed(KEY) == pytest.approx(0.4, abs=EXACT)
+    assert harness.broker.owed(KEY) <= 0.4 + EXACT
+    await harness.advance(0.25)
+    assert harness.peer().owed(KEY) == pytest.approx(0.15, abs=EXACT)
+    assert harness.broker.owed(KEY) <= 0.15 + EXACT
+    await harness.advance(0.25)
+    assert (harness.broker.owed(KEY), harness.peer().owed(KEY)) == (0.0, 0.0)
+
+
+@story
+async def test_what_is_owed_is_learned_from_a_refusal_too(harness: Harness) -> None:
+    await harness.broker.enqueue([counted() for _ in range(5)])
+    over((await harness.peer().enqueue([counted()]))[0])
+    assert harness.peer().owed(KEY) == pytest.approx(0.5, abs=EXACT)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.1])
+@story
+async def test_the_rate_is_exact_over_minutes_at_any_split(harness: Harness, share: float) -> None:
+    """Two processes, four gateways, more than is allowed at every instant: burst + rate · time, to the request."""
+    limit = Limit("user:u", "user", 1000.0, 50.0)
+    dice = random.Random(3)
+    passed, seconds = 0, 180.0
+    began = harness.now()
+    while True:
+        for broker, part in ((harness.broker, share), (harness.peer(), 1.0 - share)):
+            entries = [counted(limit, gateway=f"g{dice.randrange(4)}") for _ in range(round(part * MAX_QUEUE))]
+            admitted = let_in(entries, await broker.enqueue(entries))
+            passed += len(admitted)
+            await broker.cancel([(entry.tenant, entry.id) for entry in admitted])
+        if harness.now() - began >= seconds:
+            break
+        await harness.advance(1.5)
+    assert passed == pytest.approx(50 + seconds * 1000 / 60, abs=1)

@@ -35,6 +35,7 @@ from headway.model import (
     Failure,
     Item,
     Lease,
+    Limit,
     Reply,
     Settled,
     Slot,
@@ -147,6 +148,10 @@ class RedisBroker:
         self._places.forget((entry.tenant, entry.id) for entry in refused)
         return result
 
+    def owed(self, limit: Limit) -> float:
+        """See Broker."""
+        return 0.0
+
     async def claim(self, slot: Slot, policy: Policy) -> Lease | Wait:
         """See Broker."""
         home = self._places.home(slot.worker, slot.model)
@@ -247,6 +252,10 @@ class RedisBroker:
         """See Broker."""
         stages = await _all(*(queue.stage(wire.key_of(tenant, id)) for queue in self._places.where((tenant, id))))
         return next((stage for stage in stages if stage is not None), None)
+
+    async def recall(self, tenant: str, id: str) -> Reply | Stage | None:
+        """See Broker."""
+        return await self.stage(tenant, id)
 
     async def beat(self, worker: WorkerInfo) -> None:
         """See Broker."""

@@ -26,9 +26,10 @@ from headway.config import Settings
 from headway.core import ratelimit, verdicts
 from headway.core.ratelimit import Over
 from headway.core.sharing import digest
+from headway.core.throttle import Throttle
 from headway.deadlines import DEADLINE_GRAIN, Deadlines
 from headway.errors import BrokerUnavailable
-from headway.held import NOBODY, Held, Journal, Note, Waiter
+from headway.held import NOBODY, FutureWaiter, Held, Journal, Note, Waiter
 from headway.line import Line
 from headway.model import Caller, Entry, Failure, Reply, Share, ShareKind, Stage, Standing
 from headway.ports import Broker
@@ -52,17 +53,6 @@ class _Told:
     failed: int = 0
 
 
-class _Future:
-    """A waiter for coroutines."""
-
-    def __init__(self) -> None:
-        self.reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-
-    def answer(self, reply: Reply) -> None:
-        if not self.reply.done():
-            self.reply.set_result(reply)
-
-
 def new_id() -> str:
     """A fresh request id: UUIDv7 text (RFC 9562), so that ids sort by time."""
     return str(uuid_utils.uuid7())
@@ -83,6 +73,8 @@ class Gateway:
 
     Attributes:
         closed: every further request is refused.
+        throttle: of the lowest tier; open unless somebody sets it.
+        gateways: how many there are, this one included, as far as it was told.
     """
 
     def __init__(
@@ -100,10 +92,13 @@ class Gateway:
         self.settings = settings
         self.tally = tally
         self.closed = False
+        self.throttle = Throttle()
+        self.gateways = 1
         self.name = f"{settings.name or 'gateway'}-{new_id()}"
         self._models = frozenset(models)
         self._clock = clock
         self._tiers = settings.tier_names
+        self._lowest = len(self._tiers) - 1
         self._queue_timeout = settings.queue_timeout_ms / 1000
         self._sharing = settings.cache or settings.collapse
         self._journal = journal
@@ -151,6 +146,7 @@ class Gateway:
         timeout: float,
         key: str = "",
         admitted: Callable[[], None] | None = None,
+        fresh: bool = False,
     ) -> None:
         """Take a request in; its answer, also a refusal, goes to `waiter` on a later turn of the loop.
 
@@ -165,11 +161,13 @@ class Gateway:
             timeout: seconds until the answer is worthless.
             key: idempotency key: what was asked under it before is not run again, but answered as it was.
             admitted: makes it a task, whose outcome is kept; called when it is queued, or has joined another request.
+            fresh: the answer to an identical request will not do.
         """
         shares: tuple[Share, ...] = ()
         patience = self._queue_timeout
-        if self._sharing or key or admitted is not None:
-            shares = self._shares(id, model, input, parameters, key, admitted is not None)
+        sharing = self._sharing and not fresh
+        if sharing or key or admitted is not None:
+            shares = self._shares(id, model, input, parameters, key, admitted is not None, sharing)
             patience = patience if admitted is None else timeout
         entry = Entry(
             id, model, input, tier, caller.tenant, self.name, patience, timeout, parameters, caller.limits, shares
@@ -194,15 +192,17 @@ class Gateway:
             line.wake()
         outbox.append(entry)
 
-    def _shares(self, id: str, model: str, input: str, parameters: bytes, key: str, task: bool) -> tuple[Share, ...]:
+    def _shares(
+        self, id: str, model: str, input: str, parameters: bytes, key: str, task: bool, same: bool
+    ) -> tuple[Share, ...]:
         """What a request may have in common with others of its tenant."""
         settings, shares = self.settings, []
-        asked = digest(model, settings.model_version, input, parameters) if key or self._sharing else b""
+        asked = digest(model, settings.model_version, input, parameters) if key or same else b""
         if task:
             shares.append(Share(ShareKind.TASK, id, b"", settings.result_ttl_s))
         if key:
             shares.append(Share(ShareKind.KEY, key, asked, settings.result_ttl_s))
-        if self._sharing:
+        if same:
             keep = settings.cache_ttl_s if settings.cache else 0.0
             shares.append(Share(ShareKind.SAME, asked.hex(), b"", keep, settings.collapse))
         return tuple(shares)
@@ -227,7 +227,7 @@ class Gateway:
         self, caller: Caller, id: str, model: str, input: str, parameters: bytes, tier: int, timeout: float
     ) -> Reply:
         """`submit` for coroutines. A cancelled call abandons the request."""
-        waiter = _Future()
+        waiter = FutureWaiter()
         self.submit(waiter, caller, id, model, input, parameters, tier, timeout)
         try:
             return await waiter.reply
@@ -255,7 +255,7 @@ class Gateway:
             new_id(), self.settings.model, "", 0, tenant, self.name, seconds, seconds,
             shares=(Share(ShareKind.TASK, id),),
         )  # fmt: skip
-        waiter = _Future()
+        waiter = FutureWaiter()
         self._hold(waiter, None, entry)
         try:
             reply = await waiter.reply
@@ -270,7 +270,10 @@ class Gateway:
         Raises:
             BrokerUnavailable: it may not have been forgotten.
         """
+        held = self._held.get((tenant, id))
         self.abandon(tenant, id)
+        if held is not None:
+            self._tell(held.waiter, Reply(id, tenant, None, verdicts.no_task()))
         for line in (self._shared, self._direct):
             if line is not None:
                 await line.broker.cancel([(tenant, id)])

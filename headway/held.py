@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -15,6 +16,18 @@ class Waiter(Protocol):
     def answer(self, reply: Reply) -> None:
         """Take the answer; called once, on a later turn of the loop than the `submit`."""
         ...
+
+
+class FutureWaiter:
+    """A waiter for coroutines."""
+
+    def __init__(self) -> None:
+        self.reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+
+    def answer(self, reply: Reply) -> None:
+        """Take the answer; one that comes after the coroutine has left is dropped."""
+        if not self.reply.done():
+            self.reply.set_result(reply)
 
 
 class Held:

@@ -165,7 +165,9 @@ class Connection(HttpToolsProtocol):
         except httptools.HttpParserInvalidURLError:
             self.reject(BadRequest(f"the target {head.target[:80].decode()!r} is not a valid URL"))
             return
-        self.scope["state"]["request_id"] = shown = SHOWN + self.id
+        state = self.scope["state"]
+        state["request_id"] = shown = SHOWN + self.id
+        state["shut"] = self.desk.shut
         self.cycle.default_headers = [*self.server_state.default_headers, (b"x-request-id", shown.encode())]
         self.cycle.keep_alive = head.keep and not self.desk.closing
         self.phase = APP
@@ -252,8 +254,10 @@ class Connection(HttpToolsProtocol):
         self.say(error.code, error.message, error.retry_after)
         self.linger()
 
-    def say(self, code: str, message: str, retry_after: float | None = None, reason: str = "") -> None:
-        """Write the answer of an error."""
+    def say(
+        self, code: str, message: str, retry_after: float | None = None, reason: str = "", fields: bytes = b""
+    ) -> None:
+        """Write the answer of an error, with further lines of its header."""
         self.transport.write(
             problem_response(
                 code,
@@ -263,6 +267,7 @@ class Connection(HttpToolsProtocol):
                 retry_after=retry_after,
                 reason=reason,
                 close=self.last or self.desk.closing,
+                fields=fields,
             )
         )
 

@@ -15,9 +15,10 @@ from uvicorn.server import ServerState
 
 from headway.config import Settings
 from headway.held import Waiter
-from headway.http.shapes import SHAPES
+from headway.http.allowance import Allowances
+from headway.http.shapes import native
 from headway.model import Caller
-from headway.ports import Identity
+from headway.ports import Broker, Identity
 from headway.tally import Tally
 
 log = structlog.get_logger(__name__)
@@ -41,6 +42,11 @@ SLOWEST = 16_384
 class Intake(Protocol):
     """What a door needs of the gateway."""
 
+    @property
+    def broker(self) -> Broker:
+        """Where requests that come now go."""
+        ...
+
     def submit(
         self,
         waiter: Waiter,
@@ -51,8 +57,15 @@ class Intake(Protocol):
         parameters: bytes,
         tier: int,
         timeout: float,
+        key: str = "",
+        admitted: Callable[[], None] | None = None,
+        fresh: bool = False,
     ) -> None:
-        """Take a request; `waiter` gets its reply. `timeout` is in seconds."""
+        """Take a request; `waiter` gets its reply. See `headway.gateway.Gateway.submit`."""
+        ...
+
+    def detach(self, tenant: str, id: str) -> None:
+        """Nobody waits for a task any more; it goes on."""
         ...
 
     def abandon(self, tenant: str, id: str) -> None:
@@ -94,6 +107,8 @@ class Desk:
         tally: refusals at the door are counted here.
 
     Attributes:
+        closing: every answer is its connection's last.
+        shut: the same for those who wait for it.
         spare: file descriptors that its connections leave to others.
         fd_ceiling: first descriptor number at which a connection is refused.
         fd_brink: first descriptor number at which it is cut off without an answer.
@@ -111,6 +126,7 @@ class Desk:
         self.body_timeout = settings.body_timeout_ms / 1000
         self.keep_alive = settings.keep_alive_ms / 1000
         self.closing = False
+        self.shut = asyncio.Event()
         self.date = b""
         self.fd_ceiling = self.fd_brink = 1 << 30
         self.loop = asyncio.get_running_loop()
@@ -136,6 +152,11 @@ class Desk:
         if date != self.date:
             self.date = date
             self.state.default_headers = [(b"date", date)]
+
+    def close(self) -> None:
+        """From now on every answer is its connection's last."""
+        self.closing = True
+        self.shut.set()
 
     def left(self) -> None:
         """A connection has ended."""
@@ -181,7 +202,8 @@ class Lane(Desk):
         self.intake = intake
         self.submit = intake.submit
         self.identify = identity.identify
-        self.shapes = {shape.path.encode(): shape for shape in SHAPES}
+        self.shapes = {shape.path.encode(): shape for shape in native(settings)}
+        self.allowances = Allowances(intake)
         self.model = settings.model
         self.version = settings.model_version
         self.tiers = settings.tier_names

@@ -115,7 +115,7 @@ class Door:
         desk = self._desk
         if desk is None:
             return
-        desk.closing = True
+        desk.close()
         self._stop_listening()
         for connection in self._connections():
             connection.retire()
@@ -129,7 +129,7 @@ class Door:
             self._sweep.cancel()
         desk = self._desk
         if desk is not None:
-            desk.closing = True
+            desk.close()
             for connection in self._connections():
                 connection.shutdown()
             tasks = list(desk.state.tasks)

@@ -19,6 +19,7 @@ _REQUEST_LINE = re.compile(rb"([A-Z][A-Z-]*) ([^\x00-\x20\x7f]+) HTTP/(1\.[01])\
 _LINE_SO_FAR = re.compile(rb"[A-Z][A-Z-]*(?: [^\x00-\x20\x7f]*(?: [HTP/1.0]{0,8})?)?\r?")
 _STRAY = re.compile(rb"(?<!\r)\n|\r(?=[^\n])|\x00")
 
+_LISTS = frozenset((b"cache-control", b"prefer"))
 _SINGLE = frozenset(
     (
         b"authorization",
@@ -44,7 +45,8 @@ class Head:
         target: as it stands in the request line.
         version: `1.0` or `1.1`.
         fields: header fields in order, names in lower case.
-        single: value of each header field that may come only once.
+        single: value of each header field that may come only once, and of those lists that are looked at, whose lines
+            are joined by commas.
         length: bytes of the body; 0 when there is none, -1 when it is chunked.
         keep: the connection may serve another request.
         expects: the client waits for `100 Continue` before it sends the body.
@@ -112,6 +114,8 @@ def _weigh(head: Head) -> None:
             if name in single:
                 raise BadRequest(f"the header {name.decode()} was sent twice; send it once")
             single[name] = value
+        elif name in _LISTS:
+            single[name] = b"%b, %b" % (single[name], value) if name in single else value
         elif name == b"connection" and b"close" in [token.strip() for token in value.lower().split(b",")]:
             head.keep = False
     if b"host" not in single and head.version == "1.1":

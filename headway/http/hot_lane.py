@@ -16,18 +16,28 @@ from time import monotonic
 from urllib.parse import unquote_to_bytes
 
 import httptools
+import msgspec
 
-from headway.errors import BACKEND_ERROR, INTERNAL, BadRequest, RequestError, Unauthenticated
+from headway.errors import INTERNAL, RequestError
 from headway.http.connection import ASKED, BODY, IDLE, Connection
 from headway.http.desk import Lane
+from headway.http.guard import stranger
+from headway.http.handover import Handover
 from headway.http.head import Head
 from headway.http.order import SHOWN, Order, take_order
-from headway.http.shapes import Shape, read_octets
-from headway.model import Caller, Failure, Reply
+from headway.http.results import PATH, Result
+from headway.http.shapes import Shape, no_text
+from headway.model import Caller, Failure, Reply, ShareKind
 
 _LENGTH = re.compile(rb"(?i)\r\ncontent-length:[ \t]*([0-9]{1,9})\r\n")
 _NOBODY = Caller(user="", tenant="", tier=0)
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_SHARED = {
+    (ShareKind.SAME, True): b"x-headway-cache: hit\r\n",
+    (ShareKind.SAME, False): b"x-headway-cache: collapsed\r\n",
+    (ShareKind.KEY, True): b"idempotency-replayed: true\r\n",
+    (ShareKind.KEY, False): b"idempotency-replayed: true\r\n",
+}
 
 
 class HotLane(Connection):
@@ -37,13 +47,14 @@ class HotLane(Connection):
         lane: what it shares with the door's other connections.
     """
 
-    __slots__ = ("after", "before", "begun", "caller", "lane", "memo", "order", "pieces")
+    __slots__ = ("after", "before", "begun", "caller", "handover", "lane", "memo", "order", "pieces")
 
     def __init__(self, lane: Lane) -> None:
         super().__init__(lane)
         self.lane = lane
         self.order: Order | None = None
         self.caller = _NOBODY
+        self.handover: Handover | None = None
         self.begun = 0.0
         self.pieces: list[bytes] = []
         self.memo: Order | None = None
@@ -68,6 +79,7 @@ class HotLane(Connection):
         """Give up what the client was waiting for."""
         if self.phase == ASKED:
             self.lane.intake.abandon(self.caller.tenant, self.id)
+        self._end_handover()
         self.order = self.memo = None
         self.before = b""
         self.pieces.clear()
@@ -79,29 +91,33 @@ class HotLane(Connection):
         if self.phase != ASKED or order is None or reply.id != self.id:
             return
         lane = self.lane
+        if self.handover is not None:
+            if reply.output is not None and self.handover.due:
+                self._hand_over()
+                return
+            self._end_handover()
         now = monotonic()
+        shared = b"" if reply.shared is None else _SHARED.get((reply.shared, reply.kept), b"")
         if reply.output is None:
-            self._fail(reply)
+            self._fail(reply.failure or Failure(INTERNAL, "the reply is neither an output nor a failure"), shared)
         else:
             try:
                 milliseconds = int((now - self.begun) * 1e6) / 1000
                 shown = SHOWN + self.id
                 body = order.shape.write(shown, reply.output, milliseconds, lane.version)
             except UnicodeEncodeError:
-                self.say(BACKEND_ERROR, "the model's output contains a lone surrogate, which is no text")
+                self._fail(no_text(), shared)
             else:
                 ending = b"connection: close\r\n" if self.last or lane.closing else b""
+                if self.caller.limits:
+                    ending += lane.allowances.lines(self.caller.limits)
+                if shared:
+                    ending += shared
+                self.caller = _NOBODY
                 self.transport.write(
                     b"%b%b\r\n%bcontent-length: %d\r\n\r\n%b" % (lane.opening, shown.encode(), ending, len(body), body)
                 )
-        self.order = None
-        if self.last or lane.closing or self.stuck:
-            self.finish()
-        else:
-            self.phase = IDLE
-            self.since = now
-        if self.held:
-            self.advance()
+        self._rest_from(now)
 
     def serve(self, head: Head, raw: bytes) -> None:
         """Start on a request: the native routes here, all others in the app."""
@@ -132,6 +148,15 @@ class HotLane(Connection):
             self.pieces.clear()
             self._ask(order, body)
 
+    def say(
+        self, code: str, message: str, retry_after: float | None = None, reason: str = "", fields: bytes = b""
+    ) -> None:
+        """Write the answer of an error, with what its caller is told of its limits."""
+        if self.caller.limits:
+            fields += self.lane.allowances.lines(self.caller.limits)
+        self.caller = _NOBODY
+        super().say(code, message, retry_after, reason, fields)
+
     def reject(self, error: RequestError, tier: str = "none") -> None:
         """Answer an error that ends the connection."""
         self.order = None
@@ -144,7 +169,7 @@ class HotLane(Connection):
             order = take_order(shape, head, query, lane.settings)
             caller = lane.identify(order.authorization)
             if caller is None:
-                raise _unknown(order)
+                raise stranger(order.authorization)
         except RequestError as exc:
             self.refuse(exc, head)
             return
@@ -173,9 +198,12 @@ class HotLane(Connection):
         """Start on a request that came whole, under the remembered head."""
         lane = self.lane
         self.id = order.id or lane.new_id()
-        caller = lane.identify(order.authorization)
-        if caller is None:
-            self._deny(_unknown(order))
+        try:
+            caller = lane.identify(order.authorization)
+            if caller is None:
+                raise stranger(order.authorization)
+        except RequestError as exc:
+            self._deny(exc)
         else:
             self.order = order
             self.caller = caller
@@ -185,16 +213,62 @@ class HotLane(Connection):
         self.begun = monotonic()
         try:
             if order.octets:
-                model, text, parameters = order.model, read_octets(body), b""
+                model, text, parameters = order.model, order.shape.text(body), b""
             else:
                 model, text, parameters = order.shape.read(body)
-        except BadRequest as exc:
+        except RequestError as exc:
             self._deny(exc, self.lane.tiers[self.caller.tier])
             return
         self.phase = ASKED
         lane, caller = self.lane, self.caller
         tier = caller.tier if caller.tier > order.tier else order.tier
-        lane.submit(self, caller, self.id, model or lane.model, text, parameters, tier, order.timeout)
+        if order.plain:
+            lane.submit(self, caller, self.id, model or lane.model, text, parameters, tier, order.timeout)
+            return
+        admitted = None
+        if order.wish is not None:
+            self.handover = Handover(lane.loop, min(order.wait, order.timeout), self._hand_over)
+            admitted = self.handover.admitted
+        lane.submit(
+            self, caller, self.id, model or lane.model, text, parameters, tier, order.timeout,
+            order.key, admitted, order.fresh,
+        )  # fmt: skip
+
+    def _hand_over(self) -> None:
+        """The request in hand has become a task: its client gets the id."""
+        order, caller, lane = self.order, self.caller, self.lane
+        self._end_handover()
+        if order is None or order.wish is None:
+            return
+        lane.intake.detach(caller.tenant, self.id)
+        shown = SHOWN + self.id
+        body = msgspec.json.encode(Result(shown, "PENDING"))
+        ending = b"connection: close\r\n" if self.last or lane.closing else b""
+        if caller.limits:
+            ending += lane.allowances.lines(caller.limits)
+        self.caller = _NOBODY
+        self.transport.write(
+            b"HTTP/1.1 202 Accepted\r\ndate: %b\r\ncontent-type: application/json\r\nx-request-id: %b\r\n"
+            b"location: %b/%b\r\npreference-applied: %b\r\nretry-after: 1\r\n%bcontent-length: %d\r\n\r\n%b"
+            % (lane.date, shown.encode(), PATH.encode(), shown.encode(), order.wish.applied, ending, len(body), body)
+        )
+        self._rest_from(monotonic())
+
+    def _end_handover(self) -> None:
+        if self.handover is not None:
+            self.handover.end()
+            self.handover = None
+
+    def _rest_from(self, now: float) -> None:
+        """The request in hand has been answered."""
+        self.order = None
+        if self.last or self.lane.closing or self.stuck:
+            self.finish()
+        else:
+            self.phase = IDLE
+            self.since = now
+        if self.held:
+            self.advance()
 
     def _deny(self, error: RequestError, tier: str = "none") -> None:
         """Answer an error to a request that was read to its end."""
@@ -203,9 +277,8 @@ class HotLane(Connection):
         self.desk.refused(error.code, tier)
         self.finish()
 
-    def _fail(self, reply: Reply) -> None:
-        failure = reply.failure or Failure(INTERNAL, "the reply is neither an output nor a failure")
-        self.say(failure.code, failure.message, failure.retry_after, failure.reason)
+    def _fail(self, failure: Failure, fields: bytes) -> None:
+        self.say(failure.code, failure.message, failure.retry_after, failure.reason, fields)
 
 
 def _split(target: bytes) -> tuple[bytes, bytes]:
@@ -217,9 +290,3 @@ def _split(target: bytes) -> tuple[bytes, bytes]:
         except httptools.HttpParserInvalidURLError:
             return b"", b""
     return (unquote_to_bytes(path) if b"%" in path else path), query
-
-
-def _unknown(order: Order) -> Unauthenticated:
-    if order.authorization:
-        return Unauthenticated("the key is not valid")
-    return Unauthenticated("a key is required: send Authorization: Bearer KEY")

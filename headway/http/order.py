@@ -1,4 +1,4 @@
-"""What the head of a hot request asks for, beyond its body: who, by when, how important, under which id.
+"""What the head of a hot request asks for, beyond its body: who, by when, how important, under which id, and how.
 
 An order depends on the head alone and holds no instant, so that one order serves every request that comes
 with the same head.
@@ -12,12 +12,18 @@ from urllib.parse import parse_qs
 from headway.config import Settings
 from headway.errors import BadRequest, PayloadTooLarge
 from headway.http.head import Head
+from headway.http.prefer import Wish, read_prefer
 from headway.http.shapes import Shape
 
 SHOWN = "req_"
 """Prefix of a request's id wherever clients see it."""
 
+MOST_KEY = 255
+"""Most characters of an idempotency key."""
+
 _ID = re.compile(rb"(?:req_)?([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})")
+_KEY = re.compile(rb'[\x21\x23-\x7e](?:[\x20-\x7e]{0,253}[\x21-\x7e])?|"(?:[\x20\x21\x23-\x5b\x5d-\x7e]|\\["\\])+"')
+_ESCAPED = re.compile(rb'\\(["\\])')
 _MILLISECONDS = re.compile(rb"[0-9]{1,9}(?:\.[0-9]{1,6})?")
 
 
@@ -34,9 +40,17 @@ class Order:
         octets: the body is the input itself.
         expects: the client waits for `100 Continue` before it sends the body.
         repeatable: another request with the same head, but for a Content-Length, means the same.
+        key: its idempotency key, empty for none.
+        wish: whether it may become a task.
+        wait: seconds for which a client that has this wish waits for the answer.
+        fresh: no other request's answer will do, unless it has the same idempotency key.
+        plain: there is neither key nor wish, and it need not be fresh.
     """
 
-    __slots__ = ("authorization", "expects", "id", "model", "octets", "repeatable", "shape", "tier", "timeout")
+    __slots__ = (
+        "authorization", "expects", "fresh", "id", "key", "model", "octets", "plain", "repeatable", "shape", "tier",
+        "timeout", "wait", "wish",
+    )  # fmt: skip
 
     def __init__(self, shape: Shape, head: Head, timeout: float) -> None:
         self.shape = shape
@@ -48,6 +62,11 @@ class Order:
         self.octets = False
         self.expects = head.expects
         self.repeatable = head.keep and head.length > 0 and not head.expects
+        self.key = ""
+        self.wish: Wish | None = None
+        self.wait = 0.0
+        self.fresh = False
+        self.plain = True
 
 
 def take_order(shape: Shape, head: Head, query: bytes, settings: Settings) -> Order:
@@ -69,6 +88,15 @@ def take_order(shape: Shape, head: Head, query: bytes, settings: Settings) -> Or
     if b"content-encoding" in single and single[b"content-encoding"].strip().lower() not in (b"identity", b""):
         coding = _shown(single[b"content-encoding"])
         raise BadRequest(f"Content-Encoding {coding} is not accepted; send the body as it is")
+    if b"prefer" in single and (wish := read_prefer(single[b"prefer"])) is not None:
+        order.wish = wish
+        order.wait = min(wish.wait, order.timeout)
+        order.timeout = settings.task_timeout_ms / 1000
+    if b"idempotency-key" in single:
+        order.key = _key(single[b"idempotency-key"])
+    if b"cache-control" in single:
+        order.fresh = _fresh(single[b"cache-control"])
+    order.plain = order.wish is None and not order.key and not order.fresh
     if b"x-request-timeout-ms" in single:
         order.timeout = min(order.timeout, _seconds(single[b"x-request-timeout-ms"]))
     if b"x-request-tier" in single:
@@ -91,6 +119,21 @@ def chosen_id(head: Head) -> str:
     value = head.single.get(b"x-request-id")
     found = None if value is None else _ID.fullmatch(value)
     return found[1].decode().lower() if found else ""
+
+
+def _key(value: bytes) -> str:
+    """The key in the value of `Idempotency-Key`: a string in quotes, as the draft has it, or the bare key."""
+    key, value = b"", value.strip(b" \t")
+    if _KEY.fullmatch(value) is not None:
+        key = _ESCAPED.sub(rb"\1", value[1:-1]) if value.startswith(b'"') else value
+    if not 1 <= len(key) <= MOST_KEY:
+        raise BadRequest(f"the Idempotency-Key is malformed; expected 1 to {MOST_KEY} printable ASCII characters")
+    return key.decode("ascii")
+
+
+def _fresh(value: bytes) -> bool:
+    asked = {directive.partition(b"=")[0].strip().lower() for directive in value.split(b",")}
+    return not asked.isdisjoint((b"no-cache", b"no-store"))
 
 
 def _seconds(value: bytes) -> float:

@@ -1,4 +1,4 @@
-"""The ordinary routes of the public port: health, the contract, and its page.
+"""The ordinary routes of the public port: health, tasks, the contract, and its page.
 
 The native routes are listed here only so that a wrong method on them is told apart from a wrong path: their
 requests are answered by the hot lane and never get this far.
@@ -20,26 +20,29 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from headway.gateway import Gateway
-from headway.http import openapi, readiness
+from headway.http import openapi, readiness, results
 from headway.http.readiness import Readiness
 from headway.http.refusals import handlers
-from headway.http.shapes import SHAPES
+from headway.http.shapes import PATHS
+from headway.ports import Identity
 
 
-def build(gateway: Gateway, ready: Readiness) -> ASGIApp:
+def build(gateway: Gateway, ready: Readiness, identity: Identity) -> ASGIApp:
     """The application behind the public port.
 
     Arguments:
-        gateway: whose settings are published.
+        gateway: whose settings are published, and whose tasks are told of.
         ready: whether this process should get traffic.
+        identity: says who asks.
     """
     on = _Routes(gateway)
     app = Starlette(
         routes=[
             *readiness.routes(ready),
+            *results.routes(gateway, identity),
             Route("/openapi.json", on.contract),
             Route("/docs", on.page),
-            *(Route(shape.path, _never, methods=["POST"]) for shape in SHAPES),
+            *(Route(path, _never, methods=["POST"]) for path in PATHS),
         ],
         exception_handlers=handlers("; /docs lists what is"),
     )

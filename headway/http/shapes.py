@@ -1,7 +1,8 @@
 """The three native request shapes, and what is answered to them: outputs and problem documents.
 
 All three mean the same inside: a model, an input, parameters. A body is decoded once and an answer encoded
-once; whatever is wrong with a body becomes a BadRequest that names the member and what was expected of it.
+once; whatever is wrong with a body becomes a BadRequest that names the member and what was expected of it. Of a
+member that is there twice the last one counts, here and in the workers alike.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from headway.config import Settings
 from headway.errors import (
+    BACKEND_ERROR,
     BAD_REQUEST,
     FORBIDDEN,
     HEADERS_TOO_LARGE,
@@ -29,7 +32,9 @@ from headway.errors import (
     TITLE,
     UNAUTHENTICATED,
     BadRequest,
+    PayloadTooLarge,
 )
+from headway.model import Failure
 
 MAX_DEPTH = 32
 """Deepest nesting of `parameters`: a worker must be able to decode whatever was accepted at the door."""
@@ -50,10 +55,16 @@ HOPELESS = frozenset(
 """Codes after which the same request will fail again."""
 
 _ABSENT = msgspec.Raw()
+_NUL = "the input contains U+0000, which not every model can hold; remove it"
 _LONE_SURROGATE = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..)\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 )
 _LABEL = re.compile(r"[a-z0-9_-]{1,40}")
+_CONTROL = re.compile("[\x01-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+"""C0 without tab, line feed and carriage return; DEL; C1. U+0000 is refused before."""
+
+Check = Callable[[str], str]
+"""Takes an input and returns what the model gets, or raises RequestError."""
 
 
 class _Inference(msgspec.Struct, gc=False):
@@ -118,7 +129,8 @@ class Shape:
 
     Attributes:
         path: its path.
-        read: body to (model or None, input, parameters as the text of a JSON object or empty). Raises BadRequest.
+        read: body to (model or None, input, parameters as the text of a JSON object or empty). Raises RequestError.
+        text: the input in a body that is the input itself. Raises RequestError.
         write: (shown id, output, milliseconds, model version) to the body of the answer. Raises
             UnicodeEncodeError when the output holds a lone surrogate.
         octets: an `application/octet-stream` body is the input itself.
@@ -126,6 +138,7 @@ class Shape:
 
     path: str
     read: Callable[[bytes], tuple[str | None, str, bytes]]
+    text: Callable[[bytes], str]
     write: Callable[[str, str, float, str], bytes]
     octets: bool = False
 
@@ -133,7 +146,9 @@ class Shape:
 _encode = msgspec.json.Encoder().encode
 
 
-def _reader(kind: type[Any]) -> Callable[[bytes], tuple[str | None, str, bytes]]:
+def _reader(
+    kind: type[Any], most_parameters: int, check: Check | None
+) -> Callable[[bytes], tuple[str | None, str, bytes]]:
     decode = msgspec.json.Decoder(kind).decode
 
     def read(body: bytes) -> tuple[str | None, str, bytes]:
@@ -142,38 +157,61 @@ def _reader(kind: type[Any]) -> Callable[[bytes], tuple[str | None, str, bytes]]
                 body.decode()
             asked = decode(body)
             raw = asked.parameters
-            parameters = b"" if raw is _ABSENT else _parameters(raw)
+            parameters = b"" if raw is _ABSENT else _parameters(raw, most_parameters)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
             raise BadRequest(_why(exc, body)) from None
-        if "\x00" in asked.input:
-            raise BadRequest("the input contains U+0000, which not every model can hold; remove it")
-        return asked.model, asked.input, parameters
+        text = asked.input
+        if "\x00" in text:
+            raise BadRequest(_NUL)
+        return asked.model, text if check is None else check(text), parameters
 
     return read
 
 
-def read_octets(body: bytes) -> str:
-    """The input in a body that is the input itself.
+def _text_reader(check: Check | None) -> Callable[[bytes], str]:
+    def read(body: bytes) -> str:
+        try:
+            text = body.decode()
+        except UnicodeDecodeError as exc:
+            raise BadRequest(_why(exc, body)) from None
+        if "\x00" in text:
+            raise BadRequest(_NUL)
+        return text if check is None else check(text)
 
-    Raises:
-        BadRequest: it is not UTF-8, or holds U+0000.
-    """
-    try:
-        text = body.decode()
-    except UnicodeDecodeError as exc:
-        raise BadRequest(_why(exc, body)) from None
-    if "\x00" in text:
-        raise BadRequest("the input contains U+0000, which not every model can hold; remove it")
-    return text
+    return read
 
 
-def _parameters(raw: msgspec.Raw) -> bytes:
+def _checker(settings: Settings) -> Check | None:
+    """What inputs have to pass under these settings; None for nothing."""
+    most, policy = settings.max_input_chars, settings.control_chars
+    if not most and policy == "keep":
+        return None
+
+    def check(text: str) -> str:
+        if most and len(text) > most:
+            raise PayloadTooLarge(f"the input has {len(text)} characters; at most {most} are taken (max_input_chars)")
+        if policy == "keep" or text.isprintable():
+            return text
+        if policy == "strip":
+            return _CONTROL.sub("", text)
+        found = _CONTROL.search(text)
+        if found is not None:
+            where = f"U+{ord(found[0]):04X} at character {found.start()}"
+            raise BadRequest(f"the input contains the control character {where}; remove it (control_chars)")
+        return text
+
+    return check
+
+
+def _parameters(raw: msgspec.Raw, most: int) -> bytes:
     text = bytes(raw)
     if text == b"null":
         return b""
     tree = msgspec.json.decode(text)
     if not isinstance(tree, dict):
         raise BadRequest("Expected `object | null` - at `$.parameters`")
+    if len(tree) > most:
+        raise BadRequest(f"`$.parameters` has {len(tree)} members; at most {most} are taken (max_parameters)")
     if text.count(b"{") + text.count(b"[") > MAX_DEPTH and _deeper(tree, MAX_DEPTH):
         raise BadRequest(f"`$.parameters` is nested deeper than {MAX_DEPTH} levels")
     return text if tree else b""
@@ -221,12 +259,24 @@ def _write_predict(shown: str, output: str, milliseconds: float, version: str) -
     return _encode(_PredictAnswer(shown, output, milliseconds))
 
 
-SHAPES = (
-    Shape("/v1/inference", _reader(_Inference), _write_inference),
-    Shape("/api/inference", _reader(_Plain), _write_plain),
-    Shape("/v1/predict", _reader(_Predict), _write_predict, octets=True),
+_NATIVE: tuple[tuple[str, type[Any], Callable[[str, str, float, str], bytes], bool], ...] = (
+    ("/v1/inference", _Inference, _write_inference, False),
+    ("/api/inference", _Plain, _write_plain, False),
+    ("/v1/predict", _Predict, _write_predict, True),
 )
-"""The native routes."""
+
+PATHS = tuple(path for path, *_ in _NATIVE)
+"""Where the native routes are."""
+
+
+def native(settings: Settings) -> tuple[Shape, ...]:
+    """The native routes, with the checks that these settings ask for."""
+    check = _checker(settings)
+    text = _text_reader(check)
+    return tuple(
+        Shape(path, _reader(kind, settings.max_parameters, check), text, write, octets)
+        for path, kind, write, octets in _NATIVE
+    )
 
 
 def patience(code: str, retry_after: float | None) -> float | None:
@@ -265,12 +315,22 @@ def problem(code: str, message: str, shown: str, retry_after: float | None = Non
     return document
 
 
+def no_text() -> Failure:
+    """Why a request gets no output although there is one."""
+    return Failure(BACKEND_ERROR, "the model's output contains a lone surrogate, which is no text")
+
+
+def escaped(text: str) -> str:
+    """`text` with what is no Unicode escaped, as it may come from a model."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def problem_body(document: Problem) -> bytes:
     """The document as JSON. Text that is no Unicode, as it may come from a model, is escaped."""
     try:
         return _encode(document)
     except UnicodeEncodeError:
-        document.detail = document.message = document.message.encode("utf-8", "backslashreplace").decode()
+        document.detail = document.message = escaped(document.message)
         return _encode(document)
 
 
@@ -305,14 +365,16 @@ def problem_response(
     retry_after: float | None = None,
     reason: str = "",
     close: bool = False,
+    fields: bytes = b"",
 ) -> bytes:
     """A whole HTTP/1.1 response with the document of one error, as `problem` and `problem_header` make them;
-    `date` is the value of its Date header, and with `close` it says that the connection ends."""
+    `date` is the value of its Date header, and with `close` it says that the connection ends. `fields` are more
+    lines of its header, each with its end."""
     body = problem_body(problem(code, message, shown, retry_after))
     status = STATUS[code]
     lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ndate: {date.decode()}\r\nx-request-id: {shown}"]
     lines.extend(f"{name}: {value}" for name, value in problem_header(code, retry_after, reason).items())
     if close:
         lines.append("connection: close")
-    lines.append(f"content-length: {len(body)}\r\n\r\n")
-    return "\r\n".join(lines).encode("ascii") + body
+    lines.append(f"content-length: {len(body)}\r\n")
+    return b"%b%b\r\n%b" % ("\r\n".join(lines).encode("ascii"), fields, body)

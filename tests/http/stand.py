@@ -31,7 +31,7 @@ from headway.http.door import Door
 from headway.http.readiness import Readiness
 from headway.identity.keys_file import KeysFile
 from headway.identity.open import OpenIdentity
-from headway.model import Caller, Failure, Reply, WorkerInfo, WorkerStatus
+from headway.model import Caller, Failure, Reply, ShareKind, WorkerInfo, WorkerStatus
 from headway.tally import Tally
 
 PATIENCE = 10.0
@@ -50,6 +50,9 @@ class Asked:
     parameters: bytes
     tier: int
     timeout: float
+    key: str = ""
+    admitted: Callable[[], None] | None = None
+    fresh: bool = False
 
 
 class EchoGateway:
@@ -59,12 +62,18 @@ class EchoGateway:
         hold: answers wait for `release`.
         failure: answered instead of an output.
         asked: every request, in order.
+        shared, kept: how the outcome came about.
         abandoned: ids of the requests whose clients left.
+        detached: ids of the requests whose clients wait no longer.
         waiting: what is not yet answered.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, broker: MemoryBroker) -> None:
+        self.broker = broker
         self.hold = False
+        self.shared: ShareKind | None = None
+        self.kept = False
+        self.detached: list[tuple[str, str]] = []
         self.failure: Failure | None = None
         self.output: str | None = None
         self.asked: list[Asked] = []
@@ -82,8 +91,11 @@ class EchoGateway:
         parameters: bytes,
         tier: int,
         timeout: float,
+        key: str = "",
+        admitted: Callable[[], None] | None = None,
+        fresh: bool = False,
     ) -> None:
-        asked = Asked(waiter, caller, id, model, input, parameters, tier, timeout)
+        asked = Asked(waiter, caller, id, model, input, parameters, tier, timeout, key, admitted, fresh)
         self.asked.append(asked)
         self.waiting.append(asked)
         self._news.set()
@@ -95,12 +107,22 @@ class EchoGateway:
         self.waiting = [asked for asked in self.waiting if (asked.caller.tenant, asked.id) != (tenant, id)]
         self._news.set()
 
+    def detach(self, tenant: str, id: str) -> None:
+        self.detached.append((tenant, id))
+
+    def admit(self) -> None:
+        """Tell all that waits that it is in the queue."""
+        for asked in self.waiting:
+            if asked.admitted is not None:
+                asked.admitted()
+
     def release(self) -> None:
         """Answer all that waits."""
         waiting, self.waiting = self.waiting, []
         for asked in waiting:
             output = None if self.failure else (asked.input.upper() if self.output is None else self.output)
-            asked.waiter.answer(Reply(asked.id, asked.caller.tenant, output, self.failure))
+            reply = Reply(asked.id, asked.caller.tenant, output, self.failure, shared=self.shared, kept=self.kept)
+            asked.waiter.answer(reply)
 
     async def until(self, reached: Callable[[], bool]) -> None:
         """Return when `reached()` after some request came or left."""
@@ -251,14 +273,14 @@ async def _serve(
     broker = MemoryBroker({settings.model: limits}, DeadLetterBox(), tally, monotonic, lambda: 0.5)
     real = Gateway(settings, [settings.model], broker, tally, monotonic)
     await broker.beat(WorkerInfo(worker_id="gpu-0", model=settings.model, status=WorkerStatus.HEALTHY))
-    gateway = EchoGateway()
+    gateway = EchoGateway(broker)
     identity = KeysFile(keys, settings) if keys else OpenIdentity(settings.default_tier_index)
     numbers = itertools.count()
     door = Door.public(
         settings,
         gateway,
         identity,
-        public.build(real, Readiness(broker, lambda: stand.leaving, slots={"gpu-0"})),
+        public.build(real, Readiness(broker, lambda: stand.leaving, slots={"gpu-0"}), identity),
         lambda: f"00000000-0000-7000-8000-{next(numbers):012x}",
         tally,
     )

@@ -79,7 +79,7 @@ def test_a_uuid_is_taken_as_the_id_and_anything_else_replaced(fields: list[str],
         ("X-Request-Tier: free", 4.0, 2),
         ("X-Request-Tier: paid", 4.0, 1),
         ("X-Request-Tier: enterprise", 4.0, 1),
-        ("Prefer: respond-async", 4.0, 1),
+        ("Prefer: wait=1, handling=lenient", 4.0, 1),
     ],
 )
 def test_headers_only_shorten_and_lower(field: str, timeout: float, tier: int) -> None:

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.errors import STATUS, TITLE, BadRequest
-from headway.http.shapes import HOPELESS, SHAPES, problem, problem_body, problem_header, problem_response, read_octets
+from headway.config import Settings
+from headway.errors import SHOWN, STATUS, TITLE, BadRequest
+from headway.http.shapes import HOPELESS, native, problem, problem_body, problem_header, problem_response
 
-INFERENCE, PLAIN, PREDICT = SHAPES
+SHAPES = INFERENCE, PLAIN, PREDICT = native(Settings())
 
 
 def test_reads_the_three_shapes() -> None:
@@ -89,11 +90,11 @@ def test_predict_names_its_own_members() -> None:
 
 
 def test_octets_are_the_input_itself() -> None:
-    assert read_octets("é\n😀".encode()) == "é\n😀"
+    assert PREDICT.text("é\n😀".encode()) == "é\n😀"
     with pytest.raises(BadRequest, match="UTF-8"):
-        read_octets(b"\xff")
+        PREDICT.text(b"\xff")
     with pytest.raises(BadRequest, match=r"U\+0000"):
-        read_octets(b"a\0b")
+        PREDICT.text(b"a\0b")
 
 
 @given(st.text(alphabet=st.characters(exclude_characters="\0", exclude_categories=["Cs"])), st.booleans())
@@ -136,7 +137,7 @@ def test_a_problem_says_everything_twice(code: str) -> None:
         "title": TITLE[code],
         "status": STATUS[code],
         "detail": "why",
-        "error": code,
+        "error": SHOWN.get(code, code),
         "message": "why",
         "request_id": "req_1",
         **wait,

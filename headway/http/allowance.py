@@ -1,0 +1,88 @@
+"""What callers are told of their limits: the fields `RateLimit-Policy` and `RateLimit`.
+
+They have the form of the IETF draft "RateLimit header fields for HTTP": each policy with its quota `q` for a window of
+`w` seconds, and, of the limit with the least left, the requests `r` that fit now and the seconds `t` until all of its
+burst does again.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+from headway.core import ratelimit
+from headway.model import Limit
+from headway.ports import Broker
+
+REMEMBERED = 10_000
+"""Sets of limits whose text is kept ready."""
+
+
+class Charging(Protocol):
+    """What knows the broker that charges the limits; it may change."""
+
+    @property
+    def broker(self) -> Broker:
+        """The broker that does now."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Terms:
+    """One limit, with what its figures are made from."""
+
+    limit: Limit
+    name: bytes
+    tolerance: float
+    interval: float
+
+
+class Allowances:
+    """Writes both fields.
+
+    Arguments:
+        gateway: whose broker knows what is owed.
+    """
+
+    def __init__(self, gateway: Charging) -> None:
+        self._gateway = gateway
+        self._known: dict[tuple[Limit, ...], tuple[bytes, tuple[_Terms, ...]]] = {}
+
+    def lines(self, limits: tuple[Limit, ...]) -> bytes:
+        """The two lines of a header, each with its end, for a caller with these limits; at least one."""
+        policy, terms = self._known.get(limits) or self._learn(limits)
+        least, tightest, wait = math.inf, b"", 0.0
+        owed_of = self._gateway.broker.owed
+        for term in terms:
+            owed = owed_of(term.limit)
+            left = (term.tolerance - owed) / term.interval
+            if left < least:
+                least, tightest, wait = left, term.name, owed
+        left = int(least + ratelimit.ROUNDING)
+        return b'%bratelimit: "%b";r=%d;t=%d\r\n' % (policy, tightest, left if left > 0 else 0, math.ceil(wait))
+
+    def fields(self, limits: tuple[Limit, ...]) -> dict[str, str]:
+        """The same by name; empty for a caller without limits."""
+        lines = self.lines(limits).decode("ascii").splitlines() if limits else []
+        return {name: value for name, _, value in (line.partition(": ") for line in lines)}
+
+    def _learn(self, limits: tuple[Limit, ...]) -> tuple[bytes, tuple[_Terms, ...]]:
+        if len(self._known) >= REMEMBERED:
+            self._known.clear()
+        policies = ", ".join(_policy(limit) for limit in limits)
+        known = self._known[limits] = (
+            f"ratelimit-policy: {policies}\r\n".encode("ascii"),
+            tuple(
+                _Terms(limit, limit.name.encode("ascii"), ratelimit.tolerance(limit), ratelimit.interval(limit))
+                for limit in limits
+            ),
+        )
+        return known
+
+
+def _policy(limit: Limit) -> str:
+    """One item: its quota is a whole number, so that a rate below one a minute has a longer window."""
+    if limit.rate >= 1.0:
+        return f'"{limit.name}";q={int(limit.rate)};w=60'
+    return f'"{limit.name}";q=1;w={math.ceil(60.0 / limit.rate)}'

@@ -1,0 +1,86 @@
+"""Entries that have their answer in common with others, for the broker suite."""
+
+from __future__ import annotations
+
+from headway.model import Cause, Entry, Failure, Reply, Share, ShareKind, Stage
+from tests.contracts.brokers import (
+    AT_ONCE,
+    Harness,
+    ask,
+    failed,
+    holds,
+    ids,
+    slot,
+)
+
+TTL = 100.0
+KINDS = list(ShareKind)
+
+
+def task(id: str, keep: float = TTL) -> Share:
+    return Share(ShareKind.TASK, id, b"", keep)
+
+
+def key(key: str = "k", digest: bytes = b"asked", keep: float = TTL) -> Share:
+    return Share(ShareKind.KEY, key, digest, keep)
+
+
+def same(key: str = "s", keep: float = TTL, joins: bool = True) -> Share:
+    return Share(ShareKind.SAME, key, b"", keep, joins)
+
+
+def share(kind: ShareKind) -> Share:
+    return {ShareKind.TASK: task("first"), ShareKind.KEY: key(), ShareKind.SAME: same()}[kind]
+
+
+def sharing(id: str, *shares: Share, input: str = "asked", **how: object) -> Entry:
+    return ask(input, id=id, shares=shares, **how)  # type: ignore[arg-type]
+
+
+def poll(id: str, task: str, **how: object) -> Entry:
+    """Waits for the outcome of a task."""
+    return ask("", id=id, shares=(Share(ShareKind.TASK, task),), **how)  # type: ignore[arg-type]
+
+
+async def admit(harness: Harness, *entries: Entry) -> None:
+    assert list(await harness.broker.enqueue(entries)) == [None] * len(entries)
+
+
+async def refused(harness: Harness, entry: Entry) -> Failure:
+    [verdict] = await harness.broker.enqueue([entry])
+    assert verdict is not None
+    return verdict
+
+
+async def nothing_runs(harness: Harness, model: str = "m") -> None:
+    """There is nothing to claim, and nothing is counted as waiting."""
+    holds(await harness.broker.claim(slot("nobody", model), AT_ONCE))
+    assert sum(one.depth for one in await harness.broker.depths()) == 0
+
+
+async def run_alone(harness: Harness, id: str) -> None:
+    """Answer the one entry that is there to run."""
+    lease = await harness.claim()
+    assert ids(lease.entries) == [id]
+    await harness.answer(lease)
+
+
+async def fail_for_good(harness: Harness, id: str, cause: Cause = Cause.RAISED) -> None:
+    """Let the one entry that is there to run fail as often as it is tried."""
+    runs = 0
+    while (stage := await harness.broker.stage("t", id)) is not None:
+        assert stage is Stage.QUEUED
+        lease = await harness.claim()
+        assert ids(lease.entries) == [id]
+        assert await harness.broker.release(lease, failed(cause))
+        await harness.advance(1.0)
+        runs += 1
+    assert runs > 1
+
+
+def came_by(reply: Reply) -> tuple[ShareKind | None, bool]:
+    return reply.shared, reply.kept
+
+
+def code(reply: Reply) -> str | None:
+    return None if reply.failure is None else reply.failure.code

@@ -1,8 +1,9 @@
 """The order in which a process comes up and goes down, whatever part of the house is in it.
 
-    up     the broker answers → the fleet is told → workers load and pass their warm-up batch → loops start → ports open
+    up     the broker answers → the fleet is told → resources open → workers load and pass their warm-up batch → loops start → ports open
     down   no new lead is asked for → the public port takes no new connection → what is held is answered → workers finish,
-           go offline and end → the fleet is told → the admin port closes → loops stop → the broker is let go
+           go offline and end → the fleet is told → the admin port closes → loops stop → resources close → the broker is
+           let go
 
 A process has those steps that it has parts for: a gateway no workers, a worker no public port, a controller neither.
 A second signal while going down answers what is still held with 503 and ends at once.
@@ -24,7 +25,7 @@ from headway.batcher import Batcher
 from headway.config import Settings
 from headway.controller import Controller
 from headway.direct import Direct
-from headway.errors import BrokerUnavailable
+from headway.errors import BrokerUnavailable, StoreUnavailable
 from headway.gateway import Gateway
 from headway.model import Failure
 from headway.ports import Broker
@@ -62,6 +63,24 @@ class Link(Protocol):
         ...
 
 
+class Resource(Protocol):
+    """What a process needs beside broker and workers, such as its store of keys or its ledger. It is open before the
+    first request comes, and until the last one has its answer."""
+
+    async def open(self) -> None:
+        """Get ready. Raises StoreUnavailable when it cannot yet, which is tried again for some seconds; SettingError when
+        it never will."""
+        ...
+
+    def start(self, supervisor: Supervisor) -> None:
+        """Begin its loops, if it has any; they have ended when `close` is called."""
+        ...
+
+    async def close(self) -> None:
+        """Finish what is left in bounded time, and let go. Called once after `open`, also when that failed."""
+        ...
+
+
 class Service:
     """One process: what it has of gateway, batchers and controller, and its doors, over one broker.
 
@@ -75,6 +94,7 @@ class Service:
         attendance: the process's place in the fleet, if it has one.
         direct: what the gateway asks while the broker is away, if anything.
         link: opened first and closed last; None when the broker is in this process.
+        resources: opened in this order and closed in the other one.
     """
 
     def __init__(
@@ -89,6 +109,7 @@ class Service:
         attendance: Attendance | None = None,
         direct: Direct | None = None,
         link: Link | None = None,
+        resources: Sequence[Resource] = (),
     ) -> None:
         self._settings = settings
         self._broker = broker
@@ -99,6 +120,8 @@ class Service:
         self._attendance = attendance
         self._direct = direct
         self._link = link
+        self._resources = resources
+        self._opened: list[Resource] = []
         self._there = False
         """It may speak for its slots: who stops before must not mark another's of the same name as gone."""
         self._supervisor = Supervisor()
@@ -109,11 +132,13 @@ class Service:
 
         Raises:
             BrokerUnavailable: the broker does not answer.
+            StoreUnavailable: what keeps keys or records does not answer.
             TargetError: a worker does not come up.
             SettingError: the broker will not do, another process has the name, or a port cannot be had.
         """
         try:
             await self._connect()
+            await self._open_resources()
             await self._start_workers()
             self._supervisor.start("reaper", partial(reap_on, self._broker))
             if self._direct is not None:
@@ -168,6 +193,8 @@ class Service:
             await asyncio.gather(*(batcher.stop() for batcher in self._batchers))
             if self._attendance is not None:
                 await self._attendance.end()
+        while self._opened:
+            await self._opened.pop().close()
         if self._link is not None:
             self._there = False
             await self._link.close()
@@ -185,6 +212,13 @@ class Service:
             await _patiently(self._attendance.enter)
             self._attendance.start(self._supervisor)
         self._there = True
+
+    async def _open_resources(self) -> None:
+        for resource in self._resources:
+            self._opened.append(resource)
+            await _patiently(resource.open)
+        for resource in self._resources:
+            resource.start(self._supervisor)
 
     async def _start_workers(self) -> None:
         starts = [asyncio.ensure_future(batcher.start()) for batcher in self._batchers]
@@ -204,10 +238,10 @@ async def _finished(batcher: Batcher, serving: asyncio.Task[None]) -> None:
 
 
 async def _patiently(ask: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Call `ask` again and again until the broker answers.
+    """Call `ask` again and again until the broker, or the store, answers.
 
     Raises:
-        BrokerUnavailable: it did not for CONNECT_WITHIN seconds.
+        BrokerUnavailable, StoreUnavailable: it did not for CONNECT_WITHIN seconds.
     """
     loop = asyncio.get_running_loop()
     until, told = loop.time() + CONNECT_WITHIN, False
@@ -215,13 +249,14 @@ async def _patiently(ask: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:
             await ask()
             return
-        except BrokerUnavailable as exc:
+        except (BrokerUnavailable, StoreUnavailable) as exc:
+            who, flags = ("broker", "--broker") if isinstance(exc, BrokerUnavailable) else ("store", "--ledger")
             if loop.time() >= until:
-                mend = "Start it, or name another with --broker."
-                raise BrokerUnavailable(f"{str(exc).rstrip('.')}; given up after {CONNECT_WITHIN:g} s. {mend}") from exc
+                mend = f"Start it, or name another with {flags}."
+                raise type(exc)(f"{str(exc).rstrip('.')}; given up after {CONNECT_WITHIN:g} s. {mend}") from exc
             if not told:
                 told = True
-                log.warning("the broker does not answer yet", error=str(exc), given_up_after=CONNECT_WITHIN)
+                log.warning(f"the {who} does not answer yet", error=str(exc), given_up_after=CONNECT_WITHIN)
         await asyncio.sleep(CONNECT_EVERY)
 
 

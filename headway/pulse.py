@@ -1,32 +1,42 @@
-"""Something that a process does each second until it is told to stop, whether the broker answers or not."""
+"""Something that a process does again and again until it is told to stop, whether the broker, or a store, answers or not."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from headway.errors import BrokerUnavailable
+from headway.errors import BrokerUnavailable, StoreUnavailable
 from headway.outage import Outage
 from headway.supervisor import Supervisor
 
 PULSE = 1.0
-"""Seconds between two beats."""
+"""Seconds between two beats, unless told otherwise."""
 
 
 class Pulse:
-    """Calls `act` at once and then each second.
+    """Calls `act` at once and then every so many seconds.
 
     Arguments:
         name: of the loop, for the log.
-        act: what is done; a broker that does not answer is told of once, and asked again with the next beat.
+        act: what is done; a broker or a store that does not answer is told of once, and asked again with the next beat.
         clock: monotonic seconds.
+        what: `act` asks, as the log names it.
+        every: seconds between two calls.
     """
 
-    def __init__(self, name: str, act: Callable[[], Awaitable[None]], clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        name: str,
+        act: Callable[[], Awaitable[None]],
+        clock: Callable[[], float],
+        what: str = "broker",
+        every: float = PULSE,
+    ) -> None:
         self._name = name
         self._act = act
         self._clock = clock
-        self._outage = Outage(name, clock)
+        self._every = every
+        self._outage = Outage(name, clock, what)
         self._stopped = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -46,9 +56,10 @@ class Pulse:
             try:
                 await self._act()
                 self._outage.over()
-            except BrokerUnavailable as exc:
+            except (BrokerUnavailable, StoreUnavailable) as exc:
                 self._outage.failed(began, exc)
+            pause = max(self._every - (self._clock() - began), self._every / 10)
             try:
-                await asyncio.wait_for(self._stopped.wait(), max(PULSE - (self._clock() - began), PULSE / 10))
+                await asyncio.wait_for(self._stopped.wait(), pause)
             except TimeoutError:
                 continue

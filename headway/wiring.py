@@ -41,6 +41,7 @@ from headway.controller import Controller
 from headway.core import policies
 from headway.core.breaker import Breaker
 from headway.core.queue import QueueLimits
+from headway.core.throttle import Flow
 from headway.direct import Direct
 from headway.errors import HeadwayError, SettingError, TargetError
 from headway.gateway import Gateway, new_id
@@ -50,7 +51,8 @@ from headway.http.process import Process
 from headway.http.readiness import Readiness
 from headway.identity.keys_file import KeysFile
 from headway.identity.open import OpenIdentity
-from headway.lifecycle import Link, Service, until_signalled
+from headway.lifecycle import Link, Resource, Service, until_signalled
+from headway.lookout import Lookout
 from headway.model import Member, Role, Slot
 from headway.ports import Backend, Broker, DeadLetters, Fleet, Identity
 from headway.tally import Tally
@@ -169,9 +171,13 @@ def build(settings: Settings, role: Role, target_text: str = "") -> House:
     )
     admin_door = Door.admin(settings, admin.build(shown, ready), new_id, tally)
     public_door = None
+    resources: list[Resource] = []
     if gateway is not None:
-        app = public.build(gateway, ready)
-        public_door = Door.public(settings, gateway, make_identity(settings), app, new_id, tally)
+        identity, beside = make_identity(settings)
+        app = public.build(gateway, ready, identity)
+        resources.extend(beside)
+        resources.append(Lookout(gateway, place.fleet, clock))
+        public_door = Door.public(settings, gateway, identity, app, new_id, tally)
     service = Service(
         settings,
         place.broker,
@@ -182,6 +188,7 @@ def build(settings: Settings, role: Role, target_text: str = "") -> House:
         attendance=attendance,
         direct=direct,
         link=place.link,
+        resources=resources,
     )
     return House(settings, role, target, service, admin_door, public_door)
 
@@ -211,6 +218,7 @@ def make_parts(
 
 def _member(settings: Settings, role: Role, parts: Parts, admin_port: int) -> Member:
     gateway, controller = parts.gateway, parts.controller
+    flow = gateway.limiter.throttle.flow if gateway is not None else Flow()
     host = f"[{settings.admin_host}]" if ":" in settings.admin_host else settings.admin_host
     return Member(
         id=parts.id,
@@ -221,6 +229,9 @@ def _member(settings: Settings, role: Role, parts: Parts, admin_port: int) -> Me
         version=__version__,
         pending=gateway.pending if gateway is not None else 0,
         requests_per_second=gateway.requests_per_second if gateway is not None else 0.0,
+        model=settings.model if gateway is not None else "",
+        higher_per_second=flow.higher,
+        lowest_per_second=flow.lowest,
         leads=controller is not None and controller.leads,
     )
 
@@ -288,6 +299,7 @@ def _limits(settings: Settings) -> QueueLimits:
         max_batch=settings.max_batch_size,
         reserved_share=settings.reserved_share,
         max_queue=settings.max_queue,
+        shed_at=settings.shed_at,
     )
 
 
@@ -358,11 +370,11 @@ def backend_maker(settings: Settings, name: str, target: Target, index: int) -> 
     )
 
 
-def make_identity(settings: Settings) -> Identity:
-    """Who asks: by a file of keys when one is configured, anybody otherwise."""
+def make_identity(settings: Settings) -> tuple[Identity, Sequence[Resource]]:
+    """Who asks, and what must be open for that: by a file of keys when one is configured, anybody otherwise."""
     if settings.keys:
-        return KeysFile(Path(settings.keys), settings)
-    return OpenIdentity(settings.default_tier_index)
+        return KeysFile(Path(settings.keys), settings), ()
+    return OpenIdentity(settings.default_tier_index), ()
 
 
 async def _end(task: asyncio.Task[None]) -> None:

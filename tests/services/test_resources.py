@@ -1,0 +1,125 @@
+"""What a process opens beside its broker: when it is there, and when it is let go of."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from headway.config import Settings
+from headway.errors import SettingError, StoreUnavailable
+from headway.lifecycle import CONNECT_EVERY, CONNECT_WITHIN, Service
+from headway.supervisor import Supervisor
+from tests.services.fake_backend import FakeBackend
+from tests.services.stand import Stand
+from tests.virtual_time import run
+
+Clock = Callable[[], float]
+
+
+class Noting:
+    """A resource that notes what is done with it; `failures` are raised by its first openings."""
+
+    def __init__(self, name: str, notes: list[str], *failures: Exception) -> None:
+        self._name = name
+        self._notes = notes
+        self._failures = list(failures)
+
+    def _note(self, what: str) -> None:
+        self._notes.append(f"{what} {self._name}")
+
+    async def open(self) -> None:
+        self._note("open")
+        if self._failures:
+            raise self._failures.pop(0)
+
+    def start(self, supervisor: Supervisor) -> None:
+        self._note("start")
+        supervisor.start(self._name, self._loop)
+
+    async def _loop(self) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self._note("end")
+
+    async def close(self) -> None:
+        self._note("close")
+
+
+class Door:
+    """A door that notes when it opens and closes."""
+
+    def __init__(self, notes: list[str]) -> None:
+        self._notes = notes
+
+    async def open(self) -> None:
+        self._notes.append("door opens")
+
+    async def drain(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        self._notes.append("door closes")
+
+
+def service(clock: Clock, notes: list[str], *resources: Noting) -> Service:
+    stand = Stand(clock, FakeBackend(0.1))
+    return Service(Settings(), stand.broker, stand.gateway, stand.batchers, [Door(notes)], resources=resources)
+
+
+def test_resources_are_there_before_the_first_request_and_until_after_the_last() -> None:
+    notes: list[str] = []
+
+    async def main(clock: Clock) -> None:
+        house = service(clock, notes, Noting("a", notes), Noting("b", notes))
+        await house.start()
+        await asyncio.sleep(1)
+        await house.stop()
+        await house.stop()
+
+    run(main)
+    assert notes == [
+        *("open a", "open b", "start a", "start b", "door opens"),
+        *("door closes", "end a", "end b", "close b", "close a", "door closes"),
+    ]
+
+
+def test_a_store_that_comes_late_is_waited_for() -> None:
+    notes: list[str] = []
+
+    async def main(clock: Clock) -> None:
+        house = service(clock, notes, Noting("a", notes, StoreUnavailable("away"), StoreUnavailable("away")))
+        await house.start()
+        assert clock() == pytest.approx(2 * CONNECT_EVERY)
+        await house.stop()
+
+    run(main)
+    assert notes[:4] == ["open a", "open a", "open a", "start a"]
+
+
+def test_a_store_that_does_not_come_ends_the_start() -> None:
+    notes: list[str] = []
+
+    async def main(clock: Clock) -> None:
+        away = [StoreUnavailable("it is away.")] * 1000
+        with pytest.raises(StoreUnavailable, match=r"it is away; given up after 30 s\. Start it") as caught:
+            await service(clock, notes, Noting("a", notes), Noting("b", notes, *away)).start()
+        assert "--ledger" in str(caught.value)
+        assert clock() == pytest.approx(CONNECT_WITHIN, abs=CONNECT_EVERY)
+
+    run(main)
+    assert notes[-2:] == ["close b", "close a"]
+    assert "door opens" not in notes
+
+
+def test_one_that_will_not_do_ends_the_start_at_once() -> None:
+    notes: list[str] = []
+
+    async def main(clock: Clock) -> None:
+        with pytest.raises(SettingError):
+            await service(clock, notes, Noting("a", notes, SettingError("x", 1, "is wrong", "Mend it."))).start()
+
+    run(main)
+    assert notes == ["open a", "door closes", "close a"]

@@ -23,6 +23,7 @@ import uvloop
 from headway.brokers.letters import DeadLetterBox
 from headway.brokers.memory import MemoryBroker
 from headway.config import Settings
+from headway.core import policies
 from headway.core.queue import QueueLimits
 from headway.gateway import Gateway
 from headway.held import Waiter
@@ -31,7 +32,8 @@ from headway.http.door import Door
 from headway.http.readiness import Readiness
 from headway.identity.keys_file import KeysFile
 from headway.identity.open import OpenIdentity
-from headway.model import Caller, Failure, Reply, ShareKind, WorkerInfo, WorkerStatus
+from headway.model import Caller, Failure, Item, Reply, ShareKind, Slot, Wait, WorkerInfo, WorkerStatus
+from headway.supervisor import Supervisor
 from headway.tally import Tally
 
 PATIENCE = 10.0
@@ -205,7 +207,12 @@ class Client:
 
 @dataclass
 class Stand:
-    """What a test works with."""
+    """What a test works with.
+
+    Attributes:
+        runs: inputs that reached the worker of a whole service.
+        go: cleared, its batches wait before they run.
+    """
 
     door: Door
     gateway: EchoGateway
@@ -213,6 +220,8 @@ class Stand:
     settings: Settings
     real: Gateway
     broker: MemoryBroker
+    runs: list[str]
+    go: asyncio.Event
     leaving: bool = False
     clients: list[Client] = field(default_factory=list)
 
@@ -233,6 +242,23 @@ class Stand:
     def later(self, seconds: float) -> None:
         """Let the door look at its connections as if `seconds` had passed."""
         self.door.sweep(monotonic() + seconds)
+
+
+async def _work(stand: Stand) -> None:
+    """Answer in capitals whatever waits; an input that begins with `bad` is rejected."""
+    slot, policy = Slot("gpu-0", stand.settings.model, 32), policies.build("window", 0.0)
+    while True:
+        claimed = await stand.broker.claim(slot, policy)
+        if isinstance(claimed, Wait):
+            await stand.broker.listen(slot, claimed.until)
+            continue
+        stand.runs += [entry.input for entry in claimed.entries]
+        await stand.go.wait()
+        items = [
+            Item(None, "bad input") if entry.input.startswith("bad") else Item(entry.input.upper())
+            for entry in claimed.entries
+        ]
+        await stand.broker.complete(claimed, items)
 
 
 async def settled(reached: Callable[[], bool]) -> None:
@@ -256,14 +282,19 @@ def get(path: str, *fields: str, method: str = "GET") -> bytes:
     return "\r\n".join([f"{method} {path} HTTP/1.1", "Host: test", *fields, "", ""]).encode("latin-1")
 
 
-def served(main: Callable[[Stand], Coroutine[Any, Any, None]], keys: Path | None = None, **settings: Any) -> None:
-    """Run `main` against an open door."""
+def served(
+    main: Callable[[Stand], Coroutine[Any, Any, None]],
+    keys: Path | None = None,
+    whole: bool = False,
+    **settings: Any,
+) -> None:
+    """Run `main` against an open door. `whole`: the real gateway is behind it, and one worker, in place of the echo."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(main, keys, settings))
+        runner.run(_serve(main, keys, whole, settings))
 
 
 async def _serve(
-    main: Callable[[Stand], Coroutine[Any, Any, None]], keys: Path | None, changes: dict[str, Any]
+    main: Callable[[Stand], Coroutine[Any, Any, None]], keys: Path | None, whole: bool, changes: dict[str, Any]
 ) -> None:
     unseen: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: unseen.append(context))
@@ -278,13 +309,18 @@ async def _serve(
     numbers = itertools.count()
     door = Door.public(
         settings,
-        gateway,
+        real if whole else gateway,
         identity,
         public.build(real, Readiness(broker, lambda: stand.leaving, slots={"gpu-0"}), identity),
         lambda: f"00000000-0000-7000-8000-{next(numbers):012x}",
         tally,
     )
-    stand = Stand(door, gateway, tally, settings, real, broker)
+    stand = Stand(door, gateway, tally, settings, real, broker, [], asyncio.Event())
+    stand.go.set()
+    supervisor = Supervisor()
+    if whole:
+        real.start(supervisor)
+        supervisor.start("worker", lambda: _work(stand))
     await door.open()
     try:
         async with asyncio.timeout(PATIENCE):
@@ -293,4 +329,5 @@ async def _serve(
         for client in stand.clients:
             client.writer.transport.abort()
         await door.close()
+        await supervisor.stop()
     assert unseen == []

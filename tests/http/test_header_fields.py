@@ -1,0 +1,254 @@
+"""Idempotency keys, requests that must be fresh, shared answers that are marked, and what callers hear of their limits."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from headway.http.allowance import Allowances
+from headway.model import Failure, Limit, ShareKind
+from tests.http.stand import Stand, get, post, served, settled
+
+BODY = '{"input": "a"}'
+
+
+@pytest.mark.parametrize(
+    ("value", "key"),
+    [
+        ("8e03978e-40d5-43dd-bc93-6894a57f9324", "8e03978e-40d5-43dd-bc93-6894a57f9324"),
+        ('"8e03978e"', "8e03978e"),
+        ('"a \\"b\\" \\\\ c"', 'a "b" \\ c'),
+        ("a b", "a b"),
+        ("x", "x"),
+        ("  x ", "x"),
+        ('" "', " "),
+        ("k" * 255, "k" * 255),
+        (f'"{"k" * 255}"', "k" * 255),
+    ],
+)
+def test_a_key_is_taken_with_or_without_quotes(value: str, key: str) -> None:
+    async def main(stand: Stand) -> None:
+        assert (await stand.ask(post(BODY, "/v1/inference", f"Idempotency-Key: {value}"))).status == 200
+        assert stand.gateway.asked[0].key == key
+
+    served(main)
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["", '""', '"', '"a', 'a"b"c"\x7f', '"a"; b=c', '"a\\b"', "k" * 256, f'"{"k" * 256}"', "é", "a\tb", '"a" "b"'],
+)
+def test_a_malformed_key_is_refused(value: str) -> None:
+    async def main(stand: Stand) -> None:
+        client = await stand.connect()
+        await client.send(post(BODY, "/v1/inference", f"Idempotency-Key: {value}"))
+        answer = await client.answer()
+        assert answer.error == "BAD_REQUEST"
+        assert stand.gateway.asked == []
+        if "\x7f" not in value:
+            assert "1 to 255 printable" in answer.json["message"]
+            await client.send(post(BODY))
+            assert (await client.answer()).status == 200
+
+    served(main)
+
+
+def test_a_key_that_is_sent_twice_is_refused() -> None:
+    async def main(stand: Stand) -> None:
+        answer = await stand.ask(post(BODY, "/v1/inference", "Idempotency-Key: a", "Idempotency-Key: a"))
+        assert answer.error == "BAD_REQUEST"
+
+    served(main)
+
+
+@pytest.mark.parametrize("path", ["/v1/inference", "/api/inference"])
+def test_one_key_is_one_run(path: str) -> None:
+    async def main(stand: Stand) -> None:
+        client = await stand.connect()
+        key = 'Idempotency-Key: "k"'
+        await client.send(post(BODY, path, key))
+        first = await client.answer()
+        assert "idempotency-replayed" not in first.header
+        await client.send(post('{"input":  "a"}', path, key))
+        second = await client.answer()
+        assert (second.status, second.header["idempotency-replayed"]) == (200, "true")
+        assert second.json["output"] == first.json["output"]
+        assert second.json["request_id"] == second.header["x-request-id"] != first.json["request_id"]
+        await client.send(post('{"input": "b"}', path, key))
+        other = await client.answer()
+        assert (other.status, other.error) == (422, "IDEMPOTENCY_CONFLICT")
+        assert other.header["x-should-retry"] == "false"
+        assert stand.runs == ["a"]
+
+    served(main, whole=True)
+
+
+def test_a_key_that_is_in_flight_is_waited_for_also_as_a_task() -> None:
+    async def main(stand: Stand) -> None:
+        stand.go.clear()
+        clients = [await stand.connect() for _ in range(3)]
+        for client in clients:
+            await client.send(post(BODY, "/v1/inference", "Idempotency-Key: k"))
+        task = await stand.ask(post(BODY, "/v1/inference", "Idempotency-Key: k", "Prefer: respond-async"))
+        await settled(lambda: stand.real.pending == 4)
+        stand.go.set()
+        answers = [await client.answer() for client in clients]
+        assert [answer.json["output"] for answer in answers] == ["A"] * 3
+        assert ["idempotency-replayed" in answer.header for answer in answers].count(True) == 2
+        assert task.status == 202
+        outcome = await stand.ask(get(f"{task.header['location']}?wait=9"))
+        assert outcome.json["output"] == "A"
+        assert stand.runs == ["a"]
+
+    served(main, whole=True)
+
+
+def test_that_the_model_rejects_an_input_is_kept_under_its_key_too() -> None:
+    async def main(stand: Stand) -> None:
+        for replayed in (None, "true"):
+            answer = await stand.ask(post('{"input": "bad"}', "/v1/inference", "Idempotency-Key: k"))
+            assert answer.error == "REJECTED_BY_MODEL"
+            assert answer.header.get("idempotency-replayed") == replayed
+        assert stand.runs == ["bad"]
+
+    served(main, whole=True)
+
+
+def test_what_is_the_same_runs_once_and_is_marked() -> None:
+    async def main(stand: Stand) -> None:
+        stand.go.clear()
+        clients = [await stand.connect() for _ in range(4)]
+        for client in clients:
+            await client.send(post(BODY))
+        await settled(lambda: stand.real.pending == 4 and stand.runs == ["a"])
+        stand.go.set()
+        answers = [await client.answer() for client in clients]
+        assert sorted(answer.header.get("x-headway-cache", "") for answer in answers) == ["", *["collapsed"] * 3]
+        assert (await stand.ask(post(BODY))).header["x-headway-cache"] == "hit"
+        assert "x-headway-cache" not in (await stand.ask(post('{"input": "b"}'))).header
+        assert stand.runs == ["a", "b"]
+
+    served(main, whole=True, cache=True, collapse=True)
+
+
+@pytest.mark.parametrize(
+    ("value", "fresh"),
+    [
+        ("no-cache", True),
+        ("No-Store, max-age=0", True),
+        ("max-age=3, no-cache=x", True),
+        ("max-age=0", False),
+        ("", False),
+    ],
+)
+def test_who_wants_it_fresh_gets_it_fresh(value: str, fresh: bool) -> None:
+    async def main(stand: Stand) -> None:
+        await stand.ask(post(BODY))
+        answer = await stand.ask(post(BODY, "/v1/inference", "Cache-Control: max-age=9", f"Cache-Control: {value}"))
+        assert (answer.status, answer.header.get("x-headway-cache")) == (200, None if fresh else "hit")
+        assert stand.runs == ["a"] * (2 if fresh else 1)
+
+    served(main, whole=True, cache=True, collapse=True)
+
+
+def test_a_failure_in_common_is_marked_as_well() -> None:
+    async def main(stand: Stand) -> None:
+        stand.gateway.failure = Failure("BACKEND_ERROR", "broken")
+        stand.gateway.shared = ShareKind.SAME
+        answer = await stand.ask(post(BODY))
+        assert (answer.error, answer.header["x-headway-cache"]) == ("BACKEND_ERROR", "collapsed")
+
+    served(main)
+
+
+def write_keys(folder: Path, **rates: str) -> Path:
+    path = folder / "keys.toml"
+    rows = [
+        f'[[keys]]\nsha256 = "{sha256(name.encode()).hexdigest()}"\nuser = "{name}"\ntenant = "t"\ntier = "paid"\n{rate}\n'
+        for name, rate in rates.items()
+    ]
+    path.write_text("".join(rows))
+    return path
+
+
+def test_limited_callers_hear_of_their_limits_on_every_answer(tmp_path: Path) -> None:
+    async def main(stand: Stand) -> None:
+        client = await stand.connect()
+        key = "Authorization: Bearer ada"
+        requests = [
+            (post(BODY, "/v1/inference", key), 200, 1),
+            (post(BODY, "/v1/inference", key), 200, 0),
+            (post(BODY, "/v1/inference", key), 429, 0),
+            (post("{", "/v1/inference", key), 400, 0),
+            (get("/v1/result/x", key), 404, 0),
+            (post(BODY, "/v1/inference", key, "Prefer: respond-async"), 429, 0),
+        ]
+        for request, status, left in requests:
+            await client.send(request)
+            answer = await client.answer()
+            assert answer.status == status
+            assert answer.header["ratelimit-policy"] == '"key";q=2;w=60'
+            assert answer.header["ratelimit"] in {f'"key";r={left};t={wait}' for wait in (29, 30, 59, 60)}
+        await client.send(post(BODY, "/v1/inference", "Authorization: Bearer bob"))
+        unlimited = await client.answer()
+        assert unlimited.status == 200
+        for request in (post(BODY), get("/livez"), get("/v1/result/x"), b"nonsense\r\n\r\n"):
+            await client.send(request)
+            assert "ratelimit" not in (await client.answer()).header, "of a caller that came before"
+        assert "ratelimit" not in unlimited.header
+
+    served(main, keys=write_keys(tmp_path, ada="rate = 2\nburst = 2", bob="rate = 0"), whole=True)
+
+
+def test_a_task_and_a_late_body_tell_of_the_limits_too(tmp_path: Path) -> None:
+    async def main(stand: Stand) -> None:
+        key = "Authorization: Bearer ada"
+        task = await stand.ask(post(BODY, "/v1/inference", key, "Prefer: respond-async"))
+        assert (task.status, task.header["ratelimit-policy"]) == (202, '"user";q=1000;w=60, "tier";q=50;w=60')
+        assert task.header["ratelimit"].startswith('"tier";r=7;t=')
+        client = await stand.connect()
+        await client.send(post("{", "/v1/inference", key, length=100))
+        stand.later(60)
+        late = await client.answer()
+        assert late.error == "REQUEST_TIMEOUT"
+        assert "ratelimit" in late.header
+
+    served(main, keys=write_keys(tmp_path, ada=""), whole=True, tier_rates="paid=50")
+
+
+class Charged:
+    """In the place of a gateway and its broker: what is owed by name of the limit."""
+
+    def __init__(self, **owed: float) -> None:
+        self._owed = owed
+
+    @property
+    def broker(self) -> Charged:
+        return self
+
+    def owed(self, limit: Limit) -> float:
+        return self._owed[limit.name]
+
+
+@pytest.mark.parametrize(
+    ("owed", "field"),
+    [
+        ((0.0, 0.0), '"user";r=10;t=0'),
+        ((1.0, 0.0), '"user";r=9;t=1'),
+        ((1.0, 50.0), '"tier";r=5;t=50'),
+        ((10.0, 100.0), '"user";r=0;t=10'),
+        ((0.5, 105.0), '"tier";r=0;t=105'),
+    ],
+)
+def test_the_limit_with_the_least_left_is_told(owed: tuple[float, float], field: str) -> None:
+    limits = (Limit("u", "user", 60.0, 10.0), Limit("t", "tier", 6.0, 10.0))
+    told = Allowances(Charged(user=owed[0], tier=owed[1])).fields(limits)  # type: ignore[arg-type]
+    assert told == {"ratelimit-policy": '"user";q=60;w=60, "tier";q=6;w=60', "ratelimit": field}
+
+
+def test_a_rate_below_one_a_minute_has_a_longer_window() -> None:
+    allowances = Allowances(Charged(key=0.0))  # type: ignore[arg-type]
+    assert allowances.fields((Limit("k", "key", 0.25, 1.0),))["ratelimit-policy"] == '"key";q=1;w=240'
+    assert allowances.fields(()) == {}

@@ -1,0 +1,174 @@
+"""The issuers whose tokens are taken, from a TOML file.
+
+    [[issuers]]
+    issuer = "https://login.example.com/"    # the claim iss, letter for letter
+    audience = "headway"                     # must be among the claim aud
+    jwks = "https://login.example.com/.well-known/jwks.json"    # or a file's path, as seen from this one
+    algorithm = "RS256"                      # RS256, ES256 or EdDSA: the issuer's, whatever a token says
+    leeway_s = 30                            # for clocks that differ; at most 300
+    user_claim = "sub"
+    tenant_claim = "tenant"                  # or tenant = "acme": all its users are of that tenant
+    tenant_prefix = "login/"                 # put before what the claim says
+    tier_claim = "tier"
+    default_tier = "free"                    # of tokens without the claim; left out: they are refused
+    models_claim = "models"                  # list of the only models the caller may ask; left out: all
+
+Two issuers must not be able to name the same tenant, or one could speak for the other's. So each has a fixed tenant or a
+prefix that none of the others begins with. `shared_tenants = true`, in each of the two, says that it is meant.
+"""
+
+from __future__ import annotations
+
+import itertools
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+
+from headway.config import shown_url
+from headway.errors import SettingError
+
+ALGORITHMS = ("RS256", "ES256", "EdDSA")
+"""What a token may be signed with."""
+MAX_NAME = 128
+"""Longest name of a user, a tenant, a tier or a model, in characters."""
+MAX_LEEWAY = 300.0
+"""Seconds."""
+
+
+class Issuer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who signs tokens, and what its claims mean here; the attributes are described on top."""
+
+    issuer: str
+    audience: str
+    jwks: str
+    algorithm: str
+    leeway_s: float = 30.0
+    user_claim: str = "sub"
+    tenant: str | None = None
+    tenant_claim: str = "tenant"
+    tenant_prefix: str = ""
+    shared_tenants: bool = False
+    tier_claim: str = "tier"
+    default_tier: str | None = None
+    models_claim: str | None = None
+
+    @property
+    def remote(self) -> bool:
+        """Its keys are behind a URL, not in a file."""
+        return "://" in self.jwks
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    issuers: list[dict[str, object]]
+
+
+def read_issuers(path: Path, tiers: Sequence[str]) -> list[Issuer]:
+    """The issuers of a file.
+
+    Arguments:
+        path: the file.
+        tiers: names of all tiers.
+
+    Raises:
+        SettingError: the file cannot be read, or one of its issuers is wrong; names the issuer by its position.
+    """
+    rows = _rows(path)
+    if not rows:
+        raise SettingError("jwt", str(path), "names no issuer", "Write every issuer as a table [[issuers]].")
+    issuers: list[Issuer] = []
+    for position, row in enumerate(rows, start=1):
+        where = f"{path}: issuers[{position}]"
+        issuer = _checked(where, row, tiers)
+        for other, known in enumerate(issuers, start=1):
+            if known.issuer == issuer.issuer:
+                reason = f"is the same as of issuers[{other}]"
+                raise SettingError(f"{where}.issuer", issuer.issuer, reason, "Remove one of them.")
+        if not issuer.remote:
+            issuer = msgspec.structs.replace(issuer, jwks=str(path.parent / issuer.jwks))
+        issuers.append(issuer)
+    for (first, one), (second, other_one) in itertools.combinations(enumerate(issuers, start=1), 2):
+        if _may_meet(one, other_one) and not (one.shared_tenants and other_one.shared_tenants):
+            raise SettingError(
+                f"{path}: issuers[{second}].tenant_prefix",
+                other_one.tenant_prefix if other_one.tenant is None else other_one.tenant,
+                f"lets it name tenants of issuers[{first}]",
+                "Give each a tenant, or a tenant_prefix that no other begins with; "
+                "or write shared_tenants = true in both, if they are to share tenants.",
+            )
+    return issuers
+
+
+def _rows(path: Path) -> list[dict[str, object]]:
+    try:
+        return msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), _File).issuers
+    except OSError as exc:
+        raise SettingError("jwt", str(path), f"cannot be read: {exc.strerror}", "Name a readable file.") from exc
+    except (ValueError, RecursionError) as exc:
+        if isinstance(exc, msgspec.ValidationError):
+            raise SettingError("jwt", str(path), str(exc), "Write every issuer as a table [[issuers]].") from exc
+        raise SettingError("jwt", str(path), f"is not valid TOML: {exc}", "Mend the file.") from exc
+
+
+def _checked(where: str, row: dict[str, object], tiers: Sequence[str]) -> Issuer:
+    try:
+        issuer = msgspec.convert(row, Issuer)
+    except msgspec.ValidationError as exc:
+        mend = f"An issuer has {', '.join(Issuer.__struct_fields__)}."
+        raise SettingError(where, row.get("issuer", "…"), str(exc), mend) from None
+    if issuer.algorithm not in ALGORITHMS:
+        mend = f"Use {' or '.join(ALGORITHMS)}: what it signs with."
+        raise SettingError(f"{where}.algorithm", issuer.algorithm, "is not taken", mend)
+    if not 0 <= issuer.leeway_s <= MAX_LEEWAY:
+        mend = "Choose a value in that range."
+        raise SettingError(f"{where}.leeway_s", issuer.leeway_s, f"must lie between 0 and {MAX_LEEWAY:g}", mend)
+    names = ("issuer", "audience", "user_claim", "tenant", "tenant_claim", "tier_claim", "models_claim")
+    for name in names:
+        text = getattr(issuer, name)
+        if text is not None and not printable(text):
+            mend = "Write it as the issuer does."
+            raise SettingError(f"{where}.{name}", text, f"must be 1 to {MAX_NAME} printable characters", mend)
+    if len(issuer.tenant_prefix) > MAX_NAME // 2 or not issuer.tenant_prefix.isprintable():
+        reason, mend = f"must be at most {MAX_NAME // 2} printable characters", "Choose a shorter one."
+        raise SettingError(f"{where}.tenant_prefix", issuer.tenant_prefix, reason, mend)
+    if issuer.tenant is not None and (issuer.tenant_prefix or "tenant_claim" in row):
+        reason, mend = "leaves nothing for tenant_claim or tenant_prefix to say", "Remove it, or those."
+        raise SettingError(f"{where}.tenant", issuer.tenant, reason, mend)
+    if issuer.default_tier is not None and issuer.default_tier not in tiers:
+        raise SettingError(f"{where}.default_tier", issuer.default_tier, "is no tier", f"Use {' or '.join(tiers)}.")
+    _check_source(where, issuer)
+    return issuer
+
+
+def _check_source(where: str, issuer: Issuer) -> None:
+    """Raises SettingError when the keys can be nowhere."""
+    mend = "Write an http or https URL without a password in it, or the path of a file."
+    if not issuer.jwks.strip() or "\0" in issuer.jwks:
+        raise SettingError(f"{where}.jwks", issuer.jwks, "is empty, or holds a NUL", mend)
+    if not issuer.remote:
+        return
+    try:
+        url = urlsplit(issuer.jwks)
+        good = url.scheme in ("http", "https") and url.hostname and "@" not in url.netloc and url.port != 0
+    except ValueError:
+        good = False
+    if not good:
+        raise SettingError(f"{where}.jwks", shown_url(issuer.jwks), "is no URL that keys can be fetched from", mend)
+
+
+def _may_meet(one: Issuer, other: Issuer) -> bool:
+    """Whether both can name the same tenant."""
+    if one.tenant is not None and other.tenant is not None:
+        return one.tenant == other.tenant
+    if one.tenant is not None:
+        return one.tenant.startswith(other.tenant_prefix)
+    if other.tenant is not None:
+        return other.tenant.startswith(one.tenant_prefix)
+    return one.tenant_prefix.startswith(other.tenant_prefix) or other.tenant_prefix.startswith(one.tenant_prefix)
+
+
+def printable(text: str) -> bool:
+    """Whether `text` will do as a name."""
+    return 0 < len(text) <= MAX_NAME and text.isprintable()

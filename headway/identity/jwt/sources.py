@@ -1,0 +1,130 @@
+"""Where a key set comes from: a URL or a file. Whatever is there, reading it takes bounded time and memory."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import urljoin, urlsplit
+
+import aiohttp
+
+from headway import __version__
+
+MAX_BYTES = 256 * 1024
+"""Largest key set."""
+TIMEOUT = 5.0
+"""Seconds for fetching one."""
+MAX_REDIRECTS = 3
+
+_REDIRECTS = frozenset((301, 302, 303, 307, 308))
+
+
+class Unreadable(Exception):
+    """There is no key set, or not now; the text says why."""
+
+
+class Source(Protocol):
+    """Where one key set is."""
+
+    @property
+    def every(self) -> float:
+        """Seconds after which to look again."""
+        ...
+
+    async def read(self) -> bytes | None:
+        """What is there; None when it is as it was. Raises Unreadable."""
+        ...
+
+
+class UrlSource:
+    """A key set behind a URL. Redirects are followed within its scheme only.
+
+    Arguments:
+        url: http or https.
+    """
+
+    every = 300.0
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    async def read(self) -> bytes | None:
+        """What is there now."""
+        try:
+            async with (
+                asyncio.timeout(TIMEOUT),
+                aiohttp.ClientSession(
+                    auto_decompress=False,
+                    cookie_jar=aiohttp.DummyCookieJar(),
+                    headers={
+                        "Accept": "application/jwk-set+json, application/json",
+                        "Accept-Encoding": "identity",
+                        "User-Agent": f"headway/{__version__}",
+                    },
+                    timeout=aiohttp.ClientTimeout(total=None),
+                ) as session,
+            ):
+                return await self._fetched(session)
+        except TimeoutError:
+            raise Unreadable(f"no answer within {TIMEOUT:g} s") from None
+        except (aiohttp.ClientError, OSError, ValueError) as exc:
+            raise Unreadable(f"it cannot be fetched: {type(exc).__name__}") from None
+
+    async def _fetched(self, session: aiohttp.ClientSession) -> bytes:
+        url = self._url
+        for _ in range(MAX_REDIRECTS + 1):
+            async with session.get(url, allow_redirects=False) as response:
+                if response.status in _REDIRECTS:
+                    url = urljoin(url, response.headers.get("Location", ""))
+                    if urlsplit(url).scheme != urlsplit(self._url).scheme:
+                        raise Unreadable("it is redirected to another scheme")
+                    continue
+                if response.status != 200:
+                    raise Unreadable(f"the answer has status {response.status}")
+                return await _bounded(response.content)
+        raise Unreadable(f"it is redirected more than {MAX_REDIRECTS} times")
+
+
+async def _bounded(content: aiohttp.StreamReader) -> bytes:
+    got = bytearray()
+    while piece := await content.read(MAX_BYTES + 1 - len(got)):
+        got += piece
+        if len(got) > MAX_BYTES:
+            raise Unreadable(f"it is larger than {MAX_BYTES} bytes")
+    return bytes(got)
+
+
+class FileSource:
+    """A key set in a file, which is read again when it has changed.
+
+    Arguments:
+        path: the file.
+    """
+
+    every = 1.0
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen: tuple[int, int, int] | None = None
+
+    async def read(self) -> bytes | None:
+        """Its content if it has changed; None if not."""
+        try:
+            found = self._path.stat()
+            seen = found.st_mtime_ns, found.st_size, found.st_ino
+            if seen == self._seen:
+                return None
+            content = self._content()
+        except OSError as exc:
+            self._seen = None
+            raise Unreadable(f"it cannot be read: {exc.strerror}") from None
+        self._seen = seen
+        return content
+
+    def _content(self) -> bytes:
+        with self._path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise Unreadable(f"it is larger than {MAX_BYTES} bytes")
+        return content

@@ -1,0 +1,269 @@
+"""Who asks, by JSON Web Token.
+
+A token names its issuer, and that is all it decides. The algorithm and the places where keys are come from the issuer's
+configuration; `alg` must agree, and what a token says of keys elsewhere (jku, x5u, jwk) is never followed. What is critical
+(crit) is not understood here, and refused, as RFC 7515 wants it.
+
+A token that was found good is remembered by its SHA-256, so that it costs a lookup from then on, until it expires or the key
+that signed it leaves its issuer's key set. Clients learn only that a token is not valid, or that it has expired; the reason
+is logged at debug, without any of the token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import re
+from binascii import a2b_base64
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Protocol
+
+import jwt
+import structlog
+
+from headway.config import Settings
+from headway.errors import SERVICE_OVERLOADED, RequestError, Unauthenticated
+from headway.identity.callers import make_caller
+from headway.identity.jwt.issuers import Issuer, printable
+from headway.identity.jwt.keysets import Key, KeySet
+from headway.model import Caller
+
+log = structlog.get_logger(__name__)
+
+MAX_TOKEN = 8192
+"""Longest header value that is looked into, in bytes."""
+REMEMBERED = 10_000
+"""Most tokens that are remembered; the one not seen for longest goes first."""
+LATEST = 1e12
+"""Largest instant a claim may name, in Unix seconds."""
+
+_FORM = re.compile(rb"([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)\.[A-Za-z0-9_-]+")
+_sha256 = hashlib.sha256
+
+
+class Loops(Protocol):
+    """Where loops are kept running."""
+
+    def start(self, name: str, loop: Callable[[], Awaitable[None]]) -> object:
+        """Run `loop()` from now on."""
+        ...
+
+
+class _Refused(Exception):
+    """A token is not valid. The text says why, in words of our own."""
+
+
+class _Expired(_Refused):
+    """It was, once."""
+
+
+class _Known:
+    """A token that was found good, up to an instant."""
+
+    __slots__ = ("caller", "key", "until")
+
+    def __init__(self, caller: Caller, key: Key, until: float) -> None:
+        self.caller = caller
+        self.key = key
+        self.until = until
+
+
+class Tokens:
+    """Knows callers by what issuers say of them.
+
+    Arguments:
+        keysets: the issuers with their keys.
+        settings: for tiers and rates.
+        now: Unix time.
+        most: tokens that are remembered.
+    """
+
+    def __init__(
+        self, keysets: Iterable[KeySet], settings: Settings, now: Callable[[], float], most: int = REMEMBERED
+    ) -> None:
+        self._keysets = {keyset.issuer.issuer: keyset for keyset in keysets}
+        self._settings = settings
+        self._now = now
+        self._most = most
+        self._known: OrderedDict[bytes, _Known] = OrderedDict()
+        self._verifiers = {keyset.issuer.algorithm: _verifier(keyset.issuer) for keyset in self._keysets.values()}
+
+    def __len__(self) -> int:
+        """How many tokens are remembered."""
+        return len(self._known)
+
+    async def open(self) -> None:
+        """Read the key sets. Raises SettingError when one is in a file that is none; what a URL does not give yet comes
+        later, and until then the issuer's tokens are answered with 503."""
+        await asyncio.gather(*(keyset.open() for keyset in self._keysets.values()))
+
+    def start(self, supervisor: Loops) -> None:
+        """Keep the key sets up to date."""
+        for name, keyset in self._keysets.items():
+            supervisor.start(f"keys of {name}", keyset.run)
+
+    async def close(self) -> None:
+        """Forget all tokens."""
+        self._known.clear()
+
+    def identify(self, authorization: bytes) -> Caller | None:
+        """The caller whose token this `Authorization` header carries (`Bearer TOKEN`); None when it is not valid.
+
+        Raises:
+            RequestError: it has expired, or its issuer's keys are being looked up.
+        """
+        if len(authorization) > MAX_TOKEN or authorization[:7].lower() != b"bearer ":
+            return None
+        token = authorization[7:].strip()
+        digest = _sha256(token).digest()
+        now = self._now()
+        known = self._known.get(digest)
+        if known is not None:
+            if known.key.live and now < known.until:
+                self._known.move_to_end(digest)
+                return known.caller
+            del self._known[digest]
+        try:
+            known = self._verified(token, now)
+        except _Expired:
+            log.debug("token refused", reason="it has expired")
+            raise Unauthenticated("the credential has expired") from None
+        except _Refused as exc:
+            log.debug("token refused", reason=str(exc))
+            return None
+        self._known[digest] = known
+        if len(self._known) > self._most:
+            self._known.popitem(last=False)
+        return known.caller
+
+    def _verified(self, token: bytes, now: float) -> _Known:
+        """Check a token from the outside in: its form, its issuer, the key, the signature, and only then what it says."""
+        parts = _FORM.fullmatch(token)
+        if parts is None:
+            raise _Refused("it has not the form of a signed token")
+        header, claims = _table(parts[1], "header"), _table(parts[2], "payload")
+        issuer_name = claims.get("iss")
+        keyset = self._keysets.get(issuer_name) if isinstance(issuer_name, str) else None
+        if keyset is None:
+            raise _Refused("its issuer is not one of ours")
+        issuer = keyset.issuer
+        if header.get("alg") != issuer.algorithm:
+            raise _Refused(f"it is not signed with {issuer.algorithm}, as its issuer's are")
+        if "crit" in header:
+            raise _Refused("it has critical extensions")
+        key = _key(keyset, header)
+        try:
+            self._verifiers[issuer.algorithm].decode(token, key.jwk, [issuer.algorithm])
+        except (jwt.PyJWTError, ValueError) as exc:
+            raise _Refused(f"its signature is not good: {type(exc).__name__}") from None
+        until = _lifetime(issuer, claims, now)
+        return _Known(self._caller(issuer, claims), key, until)
+
+    def _caller(self, issuer: Issuer, claims: dict[str, Any]) -> Caller:
+        tenant = issuer.tenant or issuer.tenant_prefix + _name(claims, issuer.tenant_claim)
+        if not printable(tenant):
+            raise _Refused("its tenant's name is too long")
+        tier = issuer.default_tier
+        if tier is None or issuer.tier_claim in claims:
+            tier = _name(claims, issuer.tier_claim)
+        user, models = _name(claims, issuer.user_claim), _models(issuer, claims)
+        try:
+            return make_caller(self._settings, user, tenant, tier, models=models)
+        except ValueError:
+            raise _Refused("its tier is none of ours") from None
+
+
+def _verifier(issuer: Issuer) -> jwt.PyJWS:
+    return jwt.PyJWS(algorithms=[issuer.algorithm])
+
+
+def _key(keyset: KeySet, header: dict[str, Any]) -> Key:
+    """The key that a token says it is signed with. Raises RequestError while that cannot be told."""
+    kid = header.get("kid")
+    if kid is not None and not isinstance(kid, str):
+        raise _Refused("the id of its key is no text")
+    if not keyset.there:
+        text = "the credential cannot be checked yet: its issuer does not answer"
+        raise RequestError(text, code=SERVICE_OVERLOADED, retry_after=keyset.due())
+    key = keyset.find(kid)
+    if key is None:
+        if keyset.want():
+            text = "the credential cannot be checked yet: its issuer is being asked"
+            raise RequestError(text, code=SERVICE_OVERLOADED, retry_after=1.0)
+        raise _Refused("its key is none of its issuer's")
+    return key
+
+
+def _table(part: bytes, name: str) -> dict[str, Any]:
+    """The JSON object in a part of a token."""
+    try:
+        text = a2b_base64(part.translate(_TO_BASE64) + b"==").decode()
+        table = _decoder.decode(text)
+    except (ValueError, RecursionError):
+        raise _Refused(f"its {name} is not JSON") from None
+    if not isinstance(table, dict):
+        raise _Refused(f"its {name} is no object")
+    return table
+
+
+_TO_BASE64 = bytes.maketrans(b"-_", b"+/")
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        raise ValueError("a member is there twice")
+    return table
+
+
+def _no_number(text: str) -> None:
+    raise ValueError(f"{text} is no number")
+
+
+_decoder = json.JSONDecoder(object_pairs_hook=_once, parse_constant=_no_number)
+
+
+def _lifetime(issuer: Issuer, claims: dict[str, Any], now: float) -> float:
+    """The instant at which a token expires here. Raises _Refused when it is not valid now, or for others."""
+    audience = claims.get("aud")
+    if issuer.audience not in (audience if isinstance(audience, list) else [audience]):
+        raise _Refused("it is for another audience")
+    _name(claims, "sub")
+    leeway = issuer.leeway_s
+    until = _instant(claims, "exp") + leeway
+    if "nbf" in claims and _instant(claims, "nbf") > now + leeway:
+        raise _Refused("it is not valid yet")
+    if "iat" in claims and _instant(claims, "iat") > now + leeway:
+        raise _Refused("it was issued in the future")
+    if now >= until:
+        raise _Expired
+    return until
+
+
+def _models(issuer: Issuer, claims: dict[str, Any]) -> list[str]:
+    """The only models the caller may ask, none for all. A claim that is to restrict must be there, and name one."""
+    if issuer.models_claim is None:
+        return []
+    named = claims.get(issuer.models_claim)
+    if not isinstance(named, list) or not named:
+        raise _Refused("its claim of models is missing, or no list of names")
+    models = [name for name in named if isinstance(name, str) and printable(name)]
+    if len(models) < len(named):
+        raise _Refused("its claim of models holds what is no name")
+    return models
+
+
+def _instant(claims: dict[str, Any], name: str) -> float:
+    value = claims.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -LATEST <= value <= LATEST:
+        raise _Refused(f"its claim {name} is no instant")
+    return float(value)
+
+
+def _name(claims: dict[str, Any], claim: str) -> str:
+    value = claims.get(claim)
+    if not isinstance(value, str) or not printable(value):
+        raise _Refused(f"its claim {claim} is missing, or no name")
+    return value

@@ -1,0 +1,132 @@
+"""An issuer of tokens: real keys, real signatures, and a server that publishes the keys."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import jwt
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+
+from headway.identity.jwt.issuers import Issuer
+
+ISSUER = "https://login.example.com/"
+NOW = 1_800_000_000.0
+
+Private = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey
+
+
+def private_key(algorithm: str, name: str = "first") -> Private:
+    """A key of its own for each name."""
+    return _private_key(algorithm, name)
+
+
+@cache
+def _private_key(algorithm: str, name: str) -> Private:
+    if algorithm == "RS256":
+        return rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    if algorithm == "ES256":
+        return ec.generate_private_key(ec.SECP256R1())
+    return ed25519.Ed25519PrivateKey.generate()
+
+
+def jwk(algorithm: str, name: str = "first", **members: Any) -> dict[str, Any]:
+    """The public part of a key, with `name` as its id."""
+    implementation = jwt.algorithms.get_default_algorithms()[algorithm]
+    public = implementation.to_jwk(private_key(algorithm, name).public_key(), as_dict=True)
+    public.pop("key_ops", None)
+    return {**public, "kid": name, **members}
+
+
+def jwks(*keys: Mapping[str, Any]) -> bytes:
+    """A key set."""
+    return json.dumps({"keys": keys}).encode()
+
+
+def claims(**changed: Any) -> dict[str, Any]:
+    """Claims of a good token; a change to None leaves one out."""
+    good = {
+        "iss": ISSUER,
+        "aud": "headway",
+        "sub": "ada",
+        "exp": int(NOW) + 600,
+        "tenant": "acme",
+        "tier": "paid",
+    }
+    return {name: value for name, value in {**good, **changed}.items() if value is not None}
+
+
+def token(
+    algorithm: str = "ES256", name: str = "first", header: Mapping[str, Any] | None = None, **changed: Any
+) -> bytes:
+    """A signed token."""
+    headers = {"kid": name} if header is None else dict(header)
+    return jwt.encode(claims(**changed), private_key(algorithm, name), algorithm, headers=headers).encode()
+
+
+def bearer(text: bytes) -> bytes:
+    return b"Bearer " + text
+
+
+def issuer(algorithm: str = "ES256", jwks: str = "https://login.example.com/jwks", **more: Any) -> Issuer:
+    return Issuer(issuer=ISSUER, audience="headway", jwks=jwks, algorithm=algorithm, **more)
+
+
+class Publisher:
+    """What a server for key sets answers, and how often it was asked.
+
+    Attributes:
+        body, status, header: the answer.
+        asked: paths of all requests.
+        gate: closed, it holds answers back.
+        url: where it is.
+    """
+
+    def __init__(self) -> None:
+        self.body = jwks()
+        self.status = 200
+        self.header: dict[str, str] = {}
+        self.asked: list[str] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.url = ""
+
+
+@contextmanager
+def publishing() -> Iterator[Publisher]:
+    """A server on a loopback port."""
+    publisher = Publisher()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            publisher.asked.append(self.path)
+            publisher.gate.wait(30)
+            self.send_response(publisher.status)
+            for name, value in publisher.header.items():
+                self.send_header(name, value)
+            self.send_header("Connection", "close")
+            self.end_headers()
+            self.wfile.write(publisher.body)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    class Server(ThreadingHTTPServer):
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            """A client that leaves early is no error."""
+
+    with Server(("127.0.0.1", 0), Handler) as server:
+        publisher.url = f"http://127.0.0.1:{server.server_address[1]}/jwks"
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield publisher
+        finally:
+            publisher.gate.set()
+            server.shutdown()
+            thread.join()

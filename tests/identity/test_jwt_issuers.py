@@ -1,0 +1,124 @@
+"""What a file of issuers may say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headway.errors import SettingError
+from headway.identity.jwt.issuers import Issuer, read_issuers
+
+TIERS = ("enterprise", "paid", "free")
+
+
+def row(name: str = "https://a.example/", more: str = "", **changed: str) -> str:
+    members = {
+        "issuer": f'"{name}"',
+        "audience": '"headway"',
+        "jwks": '"https://a.example/jwks"',
+        "algorithm": '"RS256"',
+        **changed,
+    }
+    return "[[issuers]]\n" + "\n".join(f"{key} = {value}" for key, value in members.items() if value) + f"\n{more}\n"
+
+
+def read(folder: Path, text: str | bytes) -> list[Issuer]:
+    path = folder / "issuers.toml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return read_issuers(path, TIERS)
+
+
+def test_defaults(tmp_path: Path) -> None:
+    (one,) = read(tmp_path, row())
+    assert (one.leeway_s, one.user_claim, one.tenant_claim, one.tier_claim) == (30.0, "sub", "tenant", "tier")
+    assert (one.tenant, one.default_tier, one.models_claim) == (None, None, None)
+
+
+def test_a_file_of_keys_is_seen_from_the_file_that_names_it(tmp_path: Path) -> None:
+    (one,) = read(tmp_path, row(jwks='"keys/jwks.json"'))
+    assert one.jwks == str(tmp_path / "keys" / "jwks.json")
+    assert not one.remote
+
+
+@pytest.mark.parametrize(
+    ("text", "setting", "says"),
+    [
+        (b"\xff", "jwt", "not valid TOML"),
+        ("[[issuers]", "jwt", "not valid TOML"),
+        ("", "jwt", "issuers"),
+        ("issuers = []", "jwt", "no issuer"),
+        ("issuers = 3", "jwt", "Expected `array`"),
+        (row() + '[[issuers]]\nissuer = "x"', "issuers[2]", "audience"),
+        (row(more="admin = true"), "issuers[1]", "admin"),
+        (row(algorithm=""), "issuers[1]", "algorithm"),
+        (row(algorithm='["RS256", "ES256"]'), "issuers[1]", "algorithm"),
+        (row(algorithm='"HS256"'), "issuers[1].algorithm", "not taken"),
+        (row(algorithm='"none"'), "issuers[1].algorithm", "not taken"),
+        (row(algorithm='"rs256"'), "issuers[1].algorithm", "not taken"),
+        (row(issuer='""'), "issuers[1].issuer", "printable"),
+        (row(audience='""'), "issuers[1].audience", "printable"),
+        (row(audience='"a\\nb"'), "issuers[1].audience", "printable"),
+        (row(jwks='""'), "issuers[1].jwks", "empty"),
+        (row(jwks='"ftp://a.example/jwks"'), "issuers[1].jwks", "no URL"),
+        (row(jwks='"https://"'), "issuers[1].jwks", "no URL"),
+        (row(jwks='"https://a.example:x/"'), "issuers[1].jwks", "no URL"),
+        (row(more="leeway_s = 301"), "issuers[1].leeway_s", "between"),
+        (row(more="leeway_s = -1"), "issuers[1].leeway_s", "between"),
+        (row(more="leeway_s = nan"), "issuers[1].leeway_s", "between"),
+        (row(more='leeway_s = "30"'), "issuers[1]", "leeway_s"),
+        (row(more='user_claim = ""'), "issuers[1].user_claim", "printable"),
+        (row(more='default_tier = "gold"'), "issuers[1].default_tier", "no tier"),
+        (row(more='tenant = "acme"\ntenant_prefix = "a/"'), "issuers[1].tenant", "leaves nothing"),
+        (row(more='tenant = "acme"\ntenant_claim = "org"'), "issuers[1].tenant", "leaves nothing"),
+        (row(more=f'tenant_prefix = "{"x" * 65}"'), "issuers[1].tenant_prefix", "at most 64"),
+        (row() + row(), "issuers[2].issuer", "issuers[1]"),
+    ],
+)
+def test_a_wrong_file_says_where_and_why(text: str | bytes, setting: str, says: str, tmp_path: Path) -> None:
+    with pytest.raises(SettingError) as caught:
+        read(tmp_path, text)
+    assert setting in caught.value.setting
+    assert says in f"{caught.value.setting} {caught.value.reason}"
+    assert caught.value.mend
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match="cannot be read"):
+        read_issuers(tmp_path, TIERS)
+
+
+def test_a_password_in_a_url_is_refused_and_not_repeated(tmp_path: Path) -> None:
+    with pytest.raises(SettingError) as caught:
+        read(tmp_path, row(jwks='"https://ada:canary@a.example/jwks"'))
+    assert "canary" not in str(caught.value)
+
+
+APART = [
+    ('tenant_prefix = "a/"', 'tenant_prefix = "b/"'),
+    ('tenant = "acme"', 'tenant = "globex"'),
+    ('tenant = "acme"', 'tenant_prefix = "b/"'),
+    ("shared_tenants = true", "shared_tenants = true"),
+]
+MEETING = [
+    ("", ""),
+    ('tenant_prefix = "a/"', ""),
+    ('tenant_prefix = "a/"', 'tenant_prefix = "a/b/"'),
+    ('tenant = "acme"', ""),
+    ('tenant = "acme"', 'tenant = "acme"'),
+    ('tenant = "b/acme"', 'tenant_prefix = "b/"'),
+    ("shared_tenants = true", ""),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), APART)
+def test_issuers_whose_tenants_cannot_meet(one: str, other: str, tmp_path: Path) -> None:
+    assert len(read(tmp_path, row("a", one) + row("b", other))) == 2
+    assert len(read(tmp_path, row("b", other) + row("a", one))) == 2
+
+
+@pytest.mark.parametrize(("one", "other"), MEETING)
+def test_issuers_whose_tenants_could_meet_are_refused(one: str, other: str, tmp_path: Path) -> None:
+    for text in (row("a", one) + row("b", other), row("b", other) + row("a", one)):
+        with pytest.raises(SettingError, match=r"issuers\[2\].tenant_prefix.*tenants of issuers\[1\]"):
+            read(tmp_path, text)

@@ -1,0 +1,261 @@
+"""A key set is kept up to date, and what goes wrong with it changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from jwt.algorithms import ECAlgorithm, RSAAlgorithm
+from structlog.testing import capture_logs
+
+from headway.errors import SettingError
+from headway.identity.jwt.issuers import ALGORITHMS
+from headway.identity.jwt.keysets import AGAIN, MAX_KEYS, KeySet, read_keys
+from headway.identity.jwt.sources import FileSource, Unreadable
+from tests.identity.issuing import issuer, jwk, jwks
+from tests.virtual_time import VirtualLoop, run
+
+
+class Shelf:
+    """A source that says what it is told to, and remembers when it was asked."""
+
+    every = 300.0
+
+    def __init__(self, clock: Callable[[], float], content: bytes | str) -> None:
+        self.clock = clock
+        self.content = content
+        self.asked: list[float] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def read(self) -> bytes | None:
+        self.asked.append(self.clock())
+        await self.gate.wait()
+        if isinstance(self.content, str):
+            raise Unreadable(self.content)
+        return self.content
+
+
+async def settle() -> None:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    await loop.settle()
+
+
+def kids(text: bytes, algorithm: str = "ES256") -> list[str]:
+    return list(read_keys(text, algorithm))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_only_keys_for_the_algorithm_are_taken(algorithm: str) -> None:
+    every = [jwk(one, f"{one}-key") for one in ALGORITHMS]
+    assert kids(jwks(*every, {"kty": "oct", "kid": "secret", "k": "AAAA"}), algorithm) == [f"{algorithm}-key"]
+
+
+@pytest.mark.parametrize(
+    ("members", "taken"),
+    [
+        ({}, True),
+        ({"use": "sig", "alg": "ES256", "key_ops": ["verify"]}, True),
+        ({"use": "enc"}, False),
+        ({"use": None}, False),
+        ({"alg": "ES384"}, False),
+        ({"alg": ["ES256"]}, False),
+        ({"key_ops": ["sign"]}, False),
+        ({"key_ops": "verify"}, False),
+        ({"crv": "P-384"}, False),
+        ({"kty": "RSA"}, False),
+        ({"kid": 7}, False),
+        ({"x": "AAAA"}, False),
+        ({"x": "?"}, False),
+        ({"x": 3}, False),
+        ({"y": jwk("ES256", "another")["y"]}, False),
+        ({"y": None}, False),
+    ],
+)
+def test_what_a_key_must_be(members: dict[str, Any], taken: bool) -> None:
+    assert kids(jwks(jwk("ES256", "one", **members))) == (["one"] if taken else [])
+
+
+def test_keys_of_other_sizes_are_left_out() -> None:
+    weak = RSAAlgorithm.to_jwk(rsa.generate_private_key(65537, 1024).public_key(), as_dict=True)
+    other = ECAlgorithm.to_jwk(ec.generate_private_key(ec.SECP384R1()).public_key(), as_dict=True)
+    assert kids(jwks({**weak, "kid": "weak"}), "RS256") == []
+    assert kids(jwks({**other, "kid": "large"}), "ES256") == []
+
+
+def test_of_a_private_key_only_the_public_part_is_read() -> None:
+    (key,) = read_keys(jwks(jwk("ES256", "one", d="AAAA")), "ES256").values()
+    assert isinstance(key.jwk.key, ec.EllipticCurvePublicKey)
+
+
+def test_the_first_of_two_with_the_same_id_counts() -> None:
+    found = read_keys(jwks(jwk("ES256", "one"), jwk("ES256", "two", kid="one")), "ES256")
+    assert found["one"].material == read_keys(jwks(jwk("ES256", "one")), "ES256")["one"].material
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"\xff",
+        b"{",
+        b"[]",
+        b"null",
+        b"{}",
+        b'{"keys": {}}',
+        b'{"keys": "x"}',
+        b"[" * 100_000,
+        b'{"keys": ' + b"1" * 5000 + b"}",
+        b"<html>502</html>",
+        json.dumps({"keys": [{}] * (MAX_KEYS + 1)}).encode(),
+    ],
+)
+def test_what_is_no_key_set(text: bytes) -> None:
+    with pytest.raises(Unreadable):
+        read_keys(text, "ES256")
+
+
+def test_it_is_read_again_every_few_minutes_and_soon_after_a_failure() -> None:
+    async def main(clock: Callable[[], float]) -> None:
+        shelf = Shelf(clock, jwks(jwk("ES256")))
+        keyset = KeySet(issuer(), shelf, clock)
+        await keyset.open()
+        loop = asyncio.create_task(keyset.run())
+        await asyncio.sleep(301)
+        shelf.content = "down"
+        await asyncio.sleep(320)
+        loop.cancel()
+        assert shelf.asked == [1000, 1300, 1600, 1610, 1620]
+
+    run(main)
+
+
+@pytest.mark.parametrize("garbage", ["no answer", b"<html>", b"{}"])
+def test_what_is_wrong_changes_nothing_and_is_logged_once(garbage: bytes | str) -> None:
+    async def main(clock: Callable[[], float]) -> None:
+        shelf = Shelf(clock, jwks(jwk("ES256")))
+        keyset = KeySet(issuer(), shelf, clock)
+        await keyset.open()
+        key = keyset.find("first")
+        assert key is not None
+        shelf.content = garbage
+        with capture_logs() as logs:
+            for _ in range(3):
+                await keyset.refresh()
+        assert [line["event"] for line in logs] == ["the last known keys of the issuer go on"]
+        assert keyset.find("first") is key
+        assert key.live
+        shelf.content = jwks(jwk("ES256"))
+        with capture_logs() as logs:
+            await keyset.refresh()
+            await keyset.refresh()
+        assert [line["event"] for line in logs] == ["the issuer's keys can be read again"]
+        assert keyset.find("first") is key, "the same key stays the same object"
+
+    run(main)
+
+
+def test_a_key_that_has_left_is_dead_and_a_new_one_is_found() -> None:
+    async def main(clock: Callable[[], float]) -> None:
+        shelf = Shelf(clock, jwks(jwk("ES256", "old")))
+        keyset = KeySet(issuer(), shelf, clock)
+        await keyset.open()
+        old = keyset.find("old")
+        shelf.content = jwks(jwk("ES256", "new"))
+        await keyset.refresh()
+        assert old is not None
+        assert not old.live
+        assert keyset.find("old") is None
+        assert keyset.find("new") is not None
+        shelf.content = jwks(jwk("ES256", "other", kid="new"))
+        before = keyset.find("new")
+        await keyset.refresh()
+        assert before is not None
+        assert not before.live, "another key under the same id"
+        shelf.content = jwks()
+        with capture_logs() as logs:
+            await keyset.refresh()
+        assert keyset.find("new") is None, "a key set without keys is believed"
+        assert [line["event"] for line in logs] == ["the issuer has no key that can be used"]
+
+    run(main)
+
+
+def test_who_wants_an_unknown_key_has_it_read_once_in_a_while() -> None:
+    async def main(clock: Callable[[], float]) -> None:
+        shelf = Shelf(clock, jwks(jwk("ES256")))
+        keyset = KeySet(issuer(), shelf, clock)
+        await keyset.open()
+        loop = asyncio.create_task(keyset.run())
+        await asyncio.sleep(AGAIN - 1)
+        assert not keyset.want(), "it was read of late"
+        await asyncio.sleep(1)
+        shelf.gate.clear()
+        assert keyset.want()
+        assert keyset.want()
+        await settle()
+        assert keyset.want(), "it is being read"
+        shelf.gate.set()
+        await settle()
+        assert not keyset.want()
+        assert shelf.asked == [1000, 1000 + AGAIN]
+        loop.cancel()
+
+    run(main)
+
+
+def test_without_an_id_only_an_only_key_is_meant() -> None:
+    async def main(clock: Callable[[], float]) -> None:
+        shelf = Shelf(clock, jwks(jwk("ES256", "one")))
+        keyset = KeySet(issuer(), shelf, clock)
+        assert keyset.find(None) is None
+        await keyset.open()
+        assert keyset.find(None) is keyset.find("one")
+        shelf.content = jwks(jwk("ES256", "one"), jwk("ES256", "two"))
+        await keyset.refresh()
+        assert keyset.find(None) is None
+
+    run(main)
+
+
+def test_a_file_is_read_again_when_it_has_changed(tmp_path: Path) -> None:
+    path = tmp_path / "jwks.json"
+    path.write_bytes(jwks(jwk("ES256", "old")))
+
+    async def main(clock: Callable[[], float]) -> None:
+        source = FileSource(path)
+        keyset = KeySet(issuer(jwks=str(path)), source, clock)
+        await keyset.open()
+        assert await source.read() is None
+        loop = asyncio.create_task(keyset.run())
+        path.unlink()
+        with capture_logs() as logs:
+            await asyncio.sleep(2.5)
+        assert [line["log_level"] for line in logs] == ["warning"]
+        assert keyset.find("old") is not None
+        path.write_bytes(jwks(jwk("ES256", "new")))
+        await asyncio.sleep(1)
+        assert keyset.find("old") is None
+        assert keyset.find("new") is not None
+        loop.cancel()
+
+    run(main)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{}", b" " * 300_000])
+def test_a_file_without_a_key_set_is_an_error_at_the_start(content: bytes | None, tmp_path: Path) -> None:
+    path = tmp_path / "jwks.json"
+    if content is not None:
+        path.write_bytes(content)
+
+    async def main(clock: Callable[[], float]) -> None:
+        await KeySet(issuer(jwks=str(path)), FileSource(path), clock).open()
+
+    with pytest.raises(SettingError, match="no key set"):
+        run(main)

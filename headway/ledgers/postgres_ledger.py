@@ -1,0 +1,101 @@
+"""The ledger in PostgreSQL.
+
+Rows are copied in. COPY knows no rows that are there already, and is undone as a whole when it meets one; then the same
+rows go in by an INSERT, which passes over those.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import asyncpg
+from msgspec.structs import astuple
+
+from headway.ledgers.postgres_link import PostgresLink
+from headway.model import Record
+
+_TYPES = {
+    "id": "uuid",
+    "user_id": "text",
+    "tenant": "text",
+    "tier": "text",
+    "model": "text",
+    "status": "text",
+    "created_at": "timestamptz",
+    "completed_at": "timestamptz",
+    "latency_ms": "real",
+    "batch_size": "smallint",
+    "worker": "text",
+    "error": "text",
+    "input": "text",
+    "output": "text",
+}
+_COLUMNS = ", ".join(_TYPES)
+_ARRAYS = ", ".join(f"${number}::{type}[]" for number, type in enumerate(_TYPES.values(), 1))
+_INSERT = f"""
+INSERT INTO headway_requests ({_COLUMNS}) SELECT * FROM unnest({_ARRAYS}) ON CONFLICT (id, tenant) DO NOTHING
+"""  # noqa: S608
+_FIND = f"SELECT {_COLUMNS} FROM headway_requests WHERE id = $1 ORDER BY completed_at DESC"  # noqa: S608
+_PRUNE = """
+DELETE FROM headway_requests WHERE ctid = ANY (ARRAY (
+    SELECT ctid FROM headway_requests WHERE completed_at < $1 ORDER BY completed_at LIMIT $2 FOR UPDATE SKIP LOCKED
+))
+"""
+
+_from_unix = datetime.fromtimestamp
+
+
+class PostgresLedger:
+    """See `headway.ports.Ledger`.
+
+    Arguments:
+        url: of the database.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._link = PostgresLink(url)
+
+    async def open(self) -> None:
+        """See Ledger."""
+        await self._link.open()
+
+    async def write(self, records: Sequence[Record]) -> None:
+        """See Ledger."""
+        rows = [_row(record) for record in records]
+        async with self._link.writing() as connection:
+            try:
+                await connection.copy_records_to_table("headway_requests", records=rows, columns=list(_TYPES))
+            except asyncpg.UniqueViolationError:
+                await connection.execute(_INSERT, *zip(*rows, strict=True))
+
+    async def find(self, id: str) -> Sequence[Record]:
+        """See Ledger."""
+        try:
+            key = uuid.UUID(id)
+        except ValueError:
+            return ()
+        async with self._link.asking() as connection:
+            return [_record(row) for row in await connection.fetch(_FIND, key)]
+
+    async def prune(self, before: float, limit: int) -> int:
+        """See Ledger."""
+        async with self._link.asking() as connection:
+            done: str = await connection.execute(_PRUNE, _from_unix(before, UTC), limit)
+            return int(done.removeprefix("DELETE "))
+
+    async def close(self) -> None:
+        """See Ledger."""
+        await self._link.close()
+
+
+def _row(record: Record) -> tuple[Any, ...]:
+    row = astuple(record)
+    return (*row[:6], _from_unix(row[6], UTC), _from_unix(row[7], UTC), *row[8:])
+
+
+def _record(row: Sequence[Any]) -> Record:
+    values = [str(row[0]), *row[1:6], row[6].timestamp(), row[7].timestamp(), *row[8:]]
+    return Record(**dict(zip(Record.__struct_fields__, values, strict=True)))

@@ -1,0 +1,117 @@
+"""What is in the database of ledger and keys, and how it came there: numbered steps, each done once.
+
+Steps are only ever added at the end. `headway_schema` says which have been done. A database of which more steps have been
+done than are known here belongs to a later version, and is left alone.
+
+A request is found by its id, so the primary key begins with it; ids sort by time, so that new rows come to the end of the
+index. The one other index is for the removal by age. `user` is a word of SQL: that column is `user_id`.
+"""
+
+from __future__ import annotations
+
+from headway.errors import SettingError
+
+Steps = tuple[tuple[str, ...], ...]
+
+VERSIONS = "CREATE TABLE headway_schema (version INTEGER PRIMARY KEY)"
+
+SQLITE: Steps = (
+    (
+        """
+        CREATE TABLE headway_requests (
+            id BLOB NOT NULL,
+            user_id TEXT NOT NULL,
+            tenant TEXT NOT NULL,
+            tier TEXT NOT NULL,
+            model TEXT NOT NULL,
+            status TEXT NOT NULL,
+            created_at REAL NOT NULL,
+            completed_at REAL NOT NULL,
+            latency_ms REAL NOT NULL,
+            batch_size INTEGER NOT NULL,
+            worker TEXT NOT NULL,
+            error TEXT NOT NULL,
+            input TEXT,
+            output TEXT,
+            PRIMARY KEY (id, tenant)
+        ) WITHOUT ROWID
+        """,
+        "CREATE INDEX headway_requests_completed ON headway_requests (completed_at)",
+        """
+        CREATE TABLE headway_keys (
+            id TEXT PRIMARY KEY,
+            revision INTEGER NOT NULL UNIQUE,
+            digest BLOB NOT NULL,
+            user_id TEXT NOT NULL,
+            tenant TEXT NOT NULL,
+            tier TEXT NOT NULL,
+            models TEXT NOT NULL,
+            rate REAL,
+            burst REAL,
+            created_at REAL NOT NULL,
+            expires_at REAL,
+            replaces TEXT NOT NULL
+        ) WITHOUT ROWID
+        """,
+    ),
+)
+"""Instants are Unix time in seconds, ids the 16 bytes of a UUID; `models` is a list in JSON."""
+
+POSTGRES: Steps = (
+    (
+        """
+        CREATE TABLE headway_requests (
+            id uuid NOT NULL,
+            user_id text NOT NULL,
+            tenant text NOT NULL,
+            tier text NOT NULL,
+            model text NOT NULL,
+            status text NOT NULL,
+            created_at timestamptz NOT NULL,
+            completed_at timestamptz NOT NULL,
+            latency_ms real NOT NULL,
+            batch_size smallint NOT NULL,
+            worker text NOT NULL,
+            error text NOT NULL,
+            input text,
+            output text,
+            PRIMARY KEY (id, tenant)
+        )
+        """,
+        "CREATE INDEX headway_requests_completed ON headway_requests (completed_at)",
+        """
+        CREATE TABLE headway_keys (
+            id text PRIMARY KEY,
+            revision bigint NOT NULL UNIQUE,
+            digest bytea NOT NULL,
+            user_id text NOT NULL,
+            tenant text NOT NULL,
+            tier text NOT NULL,
+            models text NOT NULL,
+            rate double precision,
+            burst double precision,
+            created_at double precision NOT NULL,
+            expires_at double precision,
+            replaces text NOT NULL
+        )
+        """,
+    ),
+)
+"""The same; only the instants of requests are the database's own, for those who ask it in SQL."""
+
+
+def missing(steps: Steps, version: int, shown: str) -> list[tuple[int, tuple[str, ...]]]:
+    """The steps, with their numbers, that a database still lacks.
+
+    Arguments:
+        steps: all that are known.
+        version: number of the last one that was done, 0 for none.
+        shown: the database, as it may be printed.
+
+    Raises:
+        SettingError: more have been done than are known.
+    """
+    if version > len(steps):
+        reason = f"has tables of a later version of Headway (step {version}; this one knows {len(steps)})"
+        raise SettingError("ledger", shown, reason, "Run that version, or name another database.")
+    return list(enumerate(steps, 1))[version:]

@@ -1,0 +1,54 @@
+"""The databases that the contract suites of ledgers and of key stores are run on."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headway.ledgers.postgres_keys import PostgresKeys
+from headway.ledgers.postgres_ledger import PostgresLedger
+from headway.ledgers.sqlite_keys import SqliteKeys
+from headway.ledgers.sqlite_ledger import SqliteLedger
+from headway.ports import KeyStore, Ledger
+from tests.servers.postgres import RunningPostgres, SharedPostgres
+
+
+@dataclass
+class Database:
+    """An empty database.
+
+    Attributes:
+        url: as users write it.
+        ledger, keys: make an adapter of its URL.
+        query: runs SQL in it, beside Headway.
+    """
+
+    url: str
+    ledger: Callable[[str], Ledger]
+    keys: Callable[[str], KeyStore]
+    query: Callable[[str], list[Any]]
+
+
+def sqlite_database(folder: Path, postgres: SharedPostgres) -> Database:
+    path = folder / "ledger.db"
+
+    def query(sql: str) -> list[Any]:
+        connection = sqlite3.connect(path, isolation_level=None)
+        try:
+            return connection.execute(sql).fetchall()
+        finally:
+            connection.close()
+
+    return Database(f"sqlite:///{path}", SqliteLedger, SqliteKeys, query)
+
+
+def postgres_database(folder: Path, postgres: SharedPostgres) -> Database:
+    server: RunningPostgres = postgres.server()
+    url = server.fresh()
+    return Database(url, PostgresLedger, PostgresKeys, lambda sql: server.query(sql, url=url))
+
+
+DATABASES = {"sqlite": sqlite_database, "postgres": postgres_database}

@@ -1,0 +1,195 @@
+"""What every ledger promises: rows come whole, once, and are found by their id."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from headway.errors import SettingError
+from headway.gateway import new_id
+from headway.model import Record
+from headway.ports import Ledger
+from tests.contracts.ledgers import DATABASES, Database
+from tests.servers.postgres import SharedPostgres
+
+AT = 1_790_000_000.25
+
+
+@pytest.fixture(params=DATABASES)
+def database(request: pytest.FixtureRequest, tmp_path: Path, postgres: SharedPostgres) -> Database:
+    return DATABASES[request.param](tmp_path, postgres)
+
+
+def record(id: str = "", tenant: str = "acme", completed_at: float = AT, **changes: Any) -> Record:
+    plain = Record(
+        id=id or new_id(),
+        user="alice",
+        tenant=tenant,
+        tier="paid",
+        model="default",
+        status="completed",
+        created_at=completed_at - 0.25,
+        completed_at=completed_at,
+        latency_ms=250.0,
+        batch_size=32,
+        worker="gpu-0",
+    )
+    return msgspec.structs.replace(plain, **changes)
+
+
+def opened(database: Database, story: Callable[[Ledger], Coroutine[Any, Any, None]]) -> None:
+    """Run a story on an open ledger."""
+
+    async def main() -> None:
+        ledger = database.ledger(database.url)
+        try:
+            await ledger.open()
+            await story(ledger)
+        finally:
+            await ledger.close()
+
+    asyncio.run(main())
+
+
+def test_a_record_comes_back_as_it_was(database: Database) -> None:
+    async def story(ledger: Ledger) -> None:
+        one = record()
+        other = record(
+            user="ürsula ☃", tenant="", status="failed", batch_size=0, worker="", error="SHED", input="\n", output="🦆" * 9
+        )
+        await ledger.write([one, other])
+        for kept in (one, other):
+            assert list(await ledger.find(kept.id)) == [kept]
+
+    opened(database, story)
+
+
+@pytest.mark.parametrize("count", [0, 1, 49, 50, 51, 1234])
+def test_any_number_of_records_is_written(database: Database, count: int) -> None:
+    async def story(ledger: Ledger) -> None:
+        records = [record(latency_ms=float(number)) for number in range(count)]
+        await ledger.write(records)
+        for kept in records[:1] + records[-1:]:
+            assert list(await ledger.find(kept.id)) == [kept]
+
+    opened(database, story)
+    assert database.query("SELECT count(*) FROM headway_requests")[0][0] == count
+
+
+def test_what_is_there_already_is_left_as_it_is(database: Database) -> None:
+    async def story(ledger: Ledger) -> None:
+        first, fresh = record(), record()
+        await ledger.write([first])
+        again = msgspec.structs.replace(first, status="failed", error="BACKEND_ERROR")
+        await ledger.write([fresh, again, fresh])
+        assert list(await ledger.find(first.id)) == [first]
+        assert list(await ledger.find(fresh.id)) == [fresh]
+        after = record()
+        await ledger.write([after])
+        assert list(await ledger.find(after.id)) == [after]
+
+    opened(database, story)
+    assert database.query("SELECT count(*) FROM headway_requests")[0][0] == 3
+
+
+def test_an_id_of_several_tenants_has_a_record_of_each_the_newest_first(database: Database) -> None:
+    async def story(ledger: Ledger) -> None:
+        id = new_id()
+        old, new = record(id, "acme"), record(id, "globex", AT + 1)
+        await ledger.write([old, new])
+        assert list(await ledger.find(id)) == [new, old]
+        assert list(await ledger.find(id.upper())) == [new, old]
+
+    opened(database, story)
+
+
+@pytest.mark.parametrize("id", ["", "unknown", "'; DROP TABLE headway_requests; --", new_id()])
+def test_an_unknown_id_has_no_record(database: Database, id: str) -> None:
+    async def story(ledger: Ledger) -> None:
+        await ledger.write([record()])
+        assert list(await ledger.find(id)) == []
+
+    opened(database, story)
+
+
+@pytest.mark.parametrize("wrong", [{"id": "no uuid"}, {"user": "lone \ud800 surrogate"}])
+def test_records_are_written_all_or_none(database: Database, wrong: dict[str, str]) -> None:
+    async def story(ledger: Ledger) -> None:
+        good = [record() for _ in range(200)]
+        with pytest.raises(ValueError):
+            await ledger.write([*good, record(**wrong)])
+        assert list(await ledger.find(good[0].id)) == []
+        await ledger.write(good)
+        assert list(await ledger.find(good[0].id)) == good[:1]
+
+    opened(database, story)
+
+
+def test_old_records_are_removed_in_bites_the_oldest_first(database: Database) -> None:
+    async def story(ledger: Ledger) -> None:
+        records = [record(completed_at=AT + number) for number in range(10)]
+        await ledger.write(records[::-1])
+        assert await ledger.prune(AT, 100) == 0
+        assert await ledger.prune(AT + 5, 3) == 3
+        assert [bool(await ledger.find(one.id)) for one in records] == [False] * 3 + [True] * 7
+        assert await ledger.prune(AT + 5, 3) == 2
+        assert await ledger.prune(AT + 5, 3) == 0
+        assert [bool(await ledger.find(one.id)) for one in records] == [False] * 5 + [True] * 5
+
+    opened(database, story)
+
+
+def test_several_open_one_database_at_once_and_all_write(database: Database) -> None:
+    async def main() -> None:
+        ledgers = [database.ledger(database.url) for _ in range(4)]
+        try:
+            await asyncio.gather(*(ledger.open() for ledger in ledgers))
+            shared = record()
+            await asyncio.gather(*(ledger.write([record(), shared]) for ledger in ledgers))
+        finally:
+            for ledger in ledgers:
+                await ledger.close()
+
+    asyncio.run(main())
+    assert database.query("SELECT count(*) FROM headway_requests")[0][0] == 5
+    assert [row[0] for row in database.query("SELECT version FROM headway_schema")] == [1]
+
+
+def test_a_database_that_was_filled_before_is_opened_again(database: Database) -> None:
+    kept = record()
+
+    async def write(ledger: Ledger) -> None:
+        await ledger.write([kept])
+
+    async def read(ledger: Ledger) -> None:
+        assert list(await ledger.find(kept.id)) == [kept]
+
+    opened(database, write)
+    opened(database, read)
+
+
+def test_a_database_of_a_later_version_is_refused(database: Database) -> None:
+    async def nothing(ledger: Ledger) -> None: ...
+
+    opened(database, nothing)
+    database.query("INSERT INTO headway_schema VALUES (99)")
+    with pytest.raises(SettingError, match=re.escape("step 99; this one knows 1")):
+        opened(database, nothing)
+    assert [row[0] for row in database.query("SELECT version FROM headway_schema ORDER BY 1")] == [1, 99]
+
+
+def test_closing_is_safe_before_opening_and_twice(database: Database) -> None:
+    async def story() -> None:
+        ledger = database.ledger(database.url)
+        await ledger.close()
+        await ledger.open()
+        await ledger.close()
+        await ledger.close()
+
+    asyncio.run(story())

@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -187,19 +187,20 @@ class MemoryBroker:
             return Settled(0, 0, fenced=True)
         departure = running.departure
         ran = Ran(lease.slot.worker, len(departure.members), now - departure.left_at, departure.left_at)
+        outputs: Iterable[tuple[Queued, Item]] = zip(departure.members, items, strict=True)
         wanted = self._queues[lease.slot.model].finish(departure, now)
         letters = []
         replies = []
-        chosen = set(map(id, wanted)) if len(wanted) != len(departure.members) else None
-        for member, item in zip(departure.members, items, strict=True):
-            if chosen is not None and id(member) not in chosen:
-                continue
+        if len(wanted) != len(departure.members):
+            chosen = set(map(id, wanted))
+            outputs = ((member, item) for member, item in outputs if id(member) in chosen)
+        for member, item in outputs:
             failure = None
             if item.output is None:
                 failure = verdicts.item_failure(item)
                 letters.append(_letter(member, item.error or "", "item", lease.slot.worker))
             replies.append(_reply(member, departure.left_at, item.output, failure, ran))
-        self._deliver(departure.members, replies, now)
+        self._deliver(wanted, replies, now)
         for letter in letters:
             await self._dead.add(letter)
         return Settled(len(wanted), len(departure.members) - len(wanted))
@@ -298,9 +299,10 @@ class MemoryBroker:
             else:
                 due = min(due, running.expires_at)
         for queued in self._sharing.overdue(now):
-            left = self._sharing.leave(queued)
-            self._end([(queued, _reply(queued, now, None, _lateness(queued, 1, now), None))], now)
-            self._ripple(left, now)
+            if self._sharing.follows(queued):  # It may have been let go of by the one before it.
+                left = self._sharing.leave(queued)
+                self._end([(queued, _reply(queued, now, None, _lateness(queued, 1, now), None))], now, late=True)
+                self._ripple(left, now)
         for model, queue in self._queues.items():
             self._expire(model, now)
             self._count_slots(model, now)
@@ -361,8 +363,6 @@ class MemoryBroker:
     def _offer_anew(self, queued: Queued, now: float) -> None:
         """A follower whose leader was too late: it runs itself, or joins another, in the time that it has left."""
         entry, left = queued.entry, queued.due - now
-        if self._entries.get((entry.tenant, entry.id)) is not queued:
-            return
         refusal = None
         if left > 0.0:
             wait = min(entry.queue_timeout, left)
@@ -370,6 +370,7 @@ class MemoryBroker:
         else:
             refusal = _lateness(queued, 1, now)
         if refusal is not None:
+            self._sharing.lead(queued, now)  # If it is a task, that is its outcome.
             self._end([(queued, _reply(queued, now, None, refusal, None))], now)
         self._ring(entry.model, now)
 
@@ -399,21 +400,19 @@ class MemoryBroker:
             self._deliver(late, replies, now, late=True)
 
     def _deliver(self, members: Sequence[Queued], replies: Sequence[Reply], now: float, *, late: bool = False) -> None:
-        """Put replies into their gateways' mailboxes; `members` are of the same batch, and may be more. `late`: they
-        are failures for want of time."""
+        """Put one reply for each of `members` into its gateway's mailbox. `late`: they are failures for want of time."""
         if not replies:
             return
         if self._sharing.active:
-            by_key = {(member.entry.tenant, member.entry.id): member for member in members}
-            self._end([(by_key[reply.tenant, reply.id], reply) for reply in replies], now, late=late)
+            self._end(list(zip(members, replies, strict=True)), now, late=late)
             return
         gateways = {member.entry.gateway for member in members}
         if len(gateways) == 1:
             self._mailbox(gateways.pop()).put(replies)
             return
-        owners = {(member.entry.tenant, member.entry.id): member.entry.gateway for member in members}
         for gateway in gateways:
-            self._mailbox(gateway).put([reply for reply in replies if owners[reply.tenant, reply.id] == gateway])
+            owned = [reply for member, reply in zip(members, replies, strict=True) if member.entry.gateway == gateway]
+            self._mailbox(gateway).put(owned)
 
     def _end(self, ended: Sequence[tuple[Queued, Reply]], now: float, *, late: bool = False) -> None:
         """Entries have their outcomes, and so have those that joined them."""

@@ -8,7 +8,8 @@ Pure: no clock. What a share means is said at `headway.model.Share`; a *flight* 
 
 The leader of a flight may itself follow another: the first entry under an idempotency key may join an identical
 request. So outcomes run along chains. A leader that nobody waits for any more runs on while it has followers. When a
-leader is too late, its followers, who came later, are not: they are offered anew.
+leader is too late, its followers, who came later, are not: they are offered anew, and so are those that follow them,
+in the order in which they joined, so that the first of them leads. Who waits for a task hears that it was too late.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ FlightKey = tuple[str, ShareKind, str]
 
 OVERHEAD = 500
 """Bytes that a kept outcome takes beside its text."""
+STALE = 64
+"""Followers of old that may be remembered before they are looked for."""
 
 
 def digest(model: str, version: str, input: str, parameters: bytes) -> bytes:
@@ -76,7 +79,7 @@ class Ripple:
 
     Attributes:
         replies: outcomes of other entries.
-        anew: followers that are to be offered again.
+        anew: entries that followed and are to be offered again, in this order.
         idle: leaders that nobody waits for any more; they need not run.
     """
 
@@ -103,6 +106,7 @@ class Sharing:
         self._bytes = 0
         self._most_bytes = most_bytes
         self._due: list[tuple[float, int, Queued]] = []
+        """Followers by their deadlines; those that follow no longer are dropped when there are many."""
         self._numbers = itertools.count()
 
     @property
@@ -134,7 +138,7 @@ class Sharing:
         for share in queued.entry.shares:
             flight = self._flight(queued, share, now)
             if flight is None:
-                if share.kind is ShareKind.TASK and share.key != queued.entry.id:
+                if share.kind is ShareKind.TASK and not _own(queued, share):
                     return verdicts.no_task()
                 continue
             if flight.share.digest != share.digest:
@@ -162,7 +166,7 @@ class Sharing:
         led = [
             _Flight(share, _key(queued, share), queued)
             for share in queued.entry.shares
-            if self._flight(queued, share, now) is None
+            if self._flight(queued, share, now) is None and (share.kind is not ShareKind.TASK or _own(queued, share))
         ]
         for flight in led:
             self._flights[flight.key] = flight
@@ -176,16 +180,13 @@ class Sharing:
             self._unwanted.discard(leader)
             self._unfollow(leader)
             for flight in self._led.pop(leader, ()):
-                followers, flight.followers = flight.followers, {}
-                for follower in followers:
-                    del self._followed[follower]
-                    if late and flight.share.kind is not ShareKind.TASK:
-                        self._forget_led(follower)
-                        ripple.anew.append(follower)
-                        continue
+                if late and flight.share.kind is not ShareKind.TASK:
+                    self._scatter(flight, ripple)
+                for follower in self._freed(flight):
                     passed = passed_on(outcome, follower, flight.share.kind, kept=False)
                     ended.append((follower, passed))
-                    ripple.replies.append((follower, passed))
+                    if follower not in self._unwanted:
+                        ripple.replies.append((follower, passed))
                 self._keep(flight, outcome, now)
         return ripple
 
@@ -196,9 +197,8 @@ class Sharing:
             if flight.share.kind is ShareKind.TASK:
                 self._led[queued].remove(flight)
                 del self._flights[flight.key]
-                for follower in flight.followers:
-                    del self._followed[follower]
-                    self._led.pop(follower, None)
+                for follower in self._freed(flight):
+                    self._forget_led(follower)
                     failed = Reply(follower.entry.id, follower.entry.tenant, None, verdicts.no_task())
                     ripple.replies.append((follower, failed))
         self._unwanted.add(queued)
@@ -248,8 +248,33 @@ class Sharing:
     def _unfollow(self, queued: Queued) -> _Flight | None:
         flight = self._followed.pop(queued, None)
         if flight is not None:
-            flight.followers.pop(queued, None)
+            del flight.followers[queued]
+            self._tidy()
         return flight
+
+    def _freed(self, flight: _Flight) -> dict[Queued, None]:
+        """Who has followed: they do no longer."""
+        followers, flight.followers = flight.followers, {}
+        for follower in followers:
+            del self._followed[follower]
+        self._tidy()
+        return followers
+
+    def _scatter(self, flight: _Flight, ripple: Ripple) -> None:
+        """All that follow, each before those that follow it, are to be offered anew."""
+        loose = [flight]
+        for each in loose:
+            for follower in self._freed(each):
+                loose += self._forget_led(follower)
+                if follower in self._unwanted:
+                    self._unwanted.discard(follower)
+                else:
+                    ripple.anew.append(follower)
+
+    def _tidy(self) -> None:
+        if len(self._due) > 2 * len(self._followed) + STALE:
+            self._due = [one for one in self._due if one[2] in self._followed]
+            heapq.heapify(self._due)
 
     def _release(self, queued: Queued, ripple: Ripple) -> None:
         """Let go of an entry that nobody waits for, and of those that only ran for it."""
@@ -262,9 +287,11 @@ class Sharing:
                 return
             queued = flight.leader
 
-    def _forget_led(self, queued: Queued) -> None:
-        for flight in self._led.pop(queued, ()):
-            self._flights.pop(flight.key, None)
+    def _forget_led(self, queued: Queued) -> list[_Flight]:
+        led = self._led.pop(queued, [])
+        for flight in led:
+            del self._flights[flight.key]
+        return led
 
     def _keep(self, flight: _Flight, reply: Reply, now: float) -> None:
         share = flight.share
@@ -281,8 +308,12 @@ class Sharing:
     def _discard(self, flight: _Flight) -> None:
         self._bytes -= flight.size
         self._kept[flight.share.kind is not ShareKind.SAME].pop(flight, None)
-        if self._flights.get(flight.key) is flight:
-            del self._flights[flight.key]
+        del self._flights[flight.key]
+
+
+def _own(queued: Queued, share: Share) -> bool:
+    """Whether an entry is the task itself, and does not only wait for it."""
+    return share.key == queued.entry.id
 
 
 def _key(queued: Queued, share: Share) -> FlightKey:

@@ -87,6 +87,15 @@ async def test_what_nobody_waits_for_any_more_never_runs(harness: Harness, order
 
 
 @story
+async def test_who_left_a_chain_hears_nothing_and_passes_on_what_it_would_have_heard(harness: Harness) -> None:
+    await admit(harness, sharing("first", same()), sharing("second", key(), same()), sharing("third", key()))
+    await harness.broker.cancel([("t", "second")])
+    await run_alone(harness, "first")
+    assert set(await drained(harness)) == {"first", "third"}
+    await nothing_runs(harness)
+
+
+@story
 async def test_what_runs_for_nobody_any_more_answers_nobody(harness: Harness) -> None:
     await admit(harness, sharing("first", same()), sharing("second", same()))
     lease = await harness.claim()

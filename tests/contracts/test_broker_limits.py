@@ -30,10 +30,11 @@ EXACT = 1e-3
 """Seconds by which a broker may round."""
 
 
-def over(verdict: Failure | None) -> float | None:
+def over(verdict: Failure | None) -> float:
     """When to come again; the verdict must be that the entry is over a limit."""
     assert verdict is not None
     assert (verdict.code, verdict.reason) == (errors.RATE_LIMITED, "rate")
+    assert verdict.retry_after is not None
     return verdict.retry_after
 
 

@@ -49,6 +49,7 @@ from headway.http import admin, public
 from headway.http.door import Door
 from headway.http.process import Process
 from headway.http.readiness import Readiness
+from headway.identity.either import Either
 from headway.identity.keys_file import KeysFile
 from headway.identity.open import OpenIdentity
 from headway.lifecycle import Link, Resource, Service, until_signalled
@@ -371,10 +372,40 @@ def backend_maker(settings: Settings, name: str, target: Target, index: int) -> 
 
 
 def make_identity(settings: Settings) -> tuple[Identity, Sequence[Resource]]:
-    """Who asks, and what must be open for that: by a file of keys when one is configured, anybody otherwise."""
-    if settings.keys:
-        return KeysFile(Path(settings.keys), settings), ()
-    return OpenIdentity(settings.default_tier_index), ()
+    """Who asks, and what must be open for that: who has a key or a token, whichever is configured, or else anybody."""
+    if not (settings.keys or settings.jwt):
+        return OpenIdentity(settings.default_tier_index), ()
+    if not settings.jwt:
+        return _keys(settings)
+    if not settings.keys:
+        return _tokens(settings)
+    (keys, beside), (tokens, sets) = _keys(settings), _tokens(settings)
+    return Either(keys, tokens), (*beside, *sets)
+
+
+def _keys(settings: Settings) -> tuple[Identity, Sequence[Resource]]:
+    return KeysFile(Path(settings.keys), settings), ()
+
+
+def _tokens(settings: Settings) -> tuple[Identity, Sequence[Resource]]:
+    """Imported only here, so that who takes no tokens needs not install what checks them."""
+    try:
+        from headway.identity.jwt.issuers import read_issuers
+        from headway.identity.jwt.keysets import KeySet
+        from headway.identity.jwt.sources import FileSource, UrlSource
+        from headway.identity.jwt.tokens import Tokens
+    except ModuleNotFoundError as exc:
+        if (exc.name or "").partition(".")[0] not in ("jwt", "cryptography"):
+            raise
+        mend = "Install it: pip install 'headway[jwt]'."
+        raise SettingError("jwt", settings.jwt, "needs the package PyJWT[crypto], which is not here", mend) from exc
+    issuers = read_issuers(Path(settings.jwt), settings.tier_names)
+    keysets = [
+        KeySet(issuer, UrlSource(issuer.jwks) if issuer.remote else FileSource(Path(issuer.jwks)), time.monotonic)
+        for issuer in issuers
+    ]
+    tokens = Tokens(keysets, settings, time.time)
+    return tokens, (tokens,)
 
 
 async def _end(task: asyncio.Task[None]) -> None:

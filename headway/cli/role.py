@@ -26,6 +26,7 @@ _CLIENTS = (
     "host",
     "port",
     "keys",
+    "jwt",
     "max_queue",
     "queue_timeout_ms",
     "request_timeout_ms",

@@ -15,6 +15,7 @@ from typing import Any
 
 import jwt
 import structlog
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 
 from headway.config import shown_url
 from headway.errors import SettingError
@@ -202,6 +203,6 @@ def _key(row: dict[str, Any], algorithm: str) -> Key | None:
         jwk = jwt.PyJWK(public, algorithm)
     except (jwt.PyJWTError, ValueError, TypeError, KeyError):
         return None
-    if algorithm == "RS256" and jwk.key.key_size not in RSA_BITS:
+    if isinstance(jwk.key, RSAPublicKey) and jwk.key.key_size not in RSA_BITS:
         return None
     return Key(jwk, tuple(str(value) for value in public.values()))

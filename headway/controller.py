@@ -1,7 +1,7 @@
 """The controller: tells the fleet what the workers of each model can carry. Of many, one leads.
 
 follow ──lease is free──▶ lead ──not renewed in time──▶ follow
-         (asked each second)
+         (asked twice a second)
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ import structlog
 from headway.core.capacity import capacity
 from headway.errors import BrokerUnavailable
 from headway.ports import Broker, Fleet
-from headway.pulse import PULSE, Pulse
+from headway.pulse import Pulse
 from headway.supervisor import Supervisor
 
 log = structlog.get_logger(__name__)
 
-LEADS_FOR = 3 * PULSE
-"""Seconds for which a leader leads unless it renews that, which it does each second."""
+PUBLISH_EVERY = 0.5
+"""Seconds between two publications: as old as that may be what limits go by, beside the heartbeats it is made from."""
+LEADS_FOR = 3.0
+"""Seconds for which a leader leads unless it renews that, which it does with each publication."""
 
 
 class Controller:
@@ -44,7 +46,7 @@ class Controller:
         self._broker = broker
         self._fleet = fleet
         self._target_utilisation = target_utilisation
-        self._pulse = Pulse("controller", self._control, clock)
+        self._pulse = Pulse("controller", self._control, clock, every=PUBLISH_EVERY)
 
     def start(self, supervisor: Supervisor) -> None:
         """Begin to ask for the lead."""

@@ -23,13 +23,12 @@ import uuid_utils
 
 from headway import errors
 from headway.config import Settings
-from headway.core import ratelimit, verdicts
-from headway.core.ratelimit import Over
+from headway.core import verdicts
 from headway.core.sharing import digest
-from headway.core.throttle import Throttle
 from headway.deadlines import DEADLINE_GRAIN, Deadlines
 from headway.errors import BrokerUnavailable
 from headway.held import NOBODY, FutureWaiter, Held, Journal, Note, Waiter
+from headway.limiter import Limiter
 from headway.line import Line
 from headway.model import Caller, Entry, Failure, Reply, Share, ShareKind, Stage, Standing
 from headway.ports import Broker
@@ -73,8 +72,7 @@ class Gateway:
 
     Attributes:
         closed: every further request is refused.
-        throttle: of the lowest tier; open unless somebody sets it.
-        gateways: how many there are, this one included, as far as it was told.
+        limiter: refuses what goes over a limit or the fleet's capacity.
     """
 
     def __init__(
@@ -92,13 +90,11 @@ class Gateway:
         self.settings = settings
         self.tally = tally
         self.closed = False
-        self.throttle = Throttle()
-        self.gateways = 1
+        self.limiter = Limiter(len(settings.tier_names), clock)
         self.name = f"{settings.name or 'gateway'}-{new_id()}"
         self._models = frozenset(models)
         self._clock = clock
         self._tiers = settings.tier_names
-        self._lowest = len(self._tiers) - 1
         self._queue_timeout = settings.queue_timeout_ms / 1000
         self._sharing = settings.cache or settings.collapse
         self._journal = journal
@@ -169,9 +165,10 @@ class Gateway:
         if sharing or key or admitted is not None:
             shares = self._shares(id, model, input, parameters, key, admitted is not None, sharing)
             patience = patience if admitted is None else timeout
-        entry = Entry(
-            id, model, input, tier, caller.tenant, self.name, patience, timeout, parameters, caller.limits, shares
-        )
+        limits = caller.limits
+        if limits and self._line is not self._shared:
+            limits = self.limiter.parts(limits)
+        entry = Entry(id, model, input, tier, caller.tenant, self.name, patience, timeout, parameters, limits, shares)
         failure = self._objection(caller, entry)
         if failure is not None:
             self._refuse(waiter, caller, entry, failure)
@@ -317,11 +314,7 @@ class Gateway:
         line = self._line
         if len(line.outbox) >= line.room:
             return _no_room(line)
-        for limit in caller.limits:
-            over = ratelimit.check(limit, line.broker.owed(limit), 1.0, 0.0)
-            if not over.allowed:
-                return verdicts.over(Over(limit, over.retry_after))
-        return None
+        return self.limiter.objection(entry, line.broker, line is self._direct)
 
     def _refuse(self, waiter: Waiter, caller: Caller, entry: Entry, failure: Failure) -> None:
         label, tier = entry.model if entry.model in self._models else "", self._tiers[entry.tier]
@@ -375,6 +368,8 @@ class Gateway:
         moved = [held for held in self._held.values() if held.line is line]
         for held in moved:
             held.line = self._direct
+            if held.entry.limits:  # It may have been charged; a burst that was let in is not refused now.
+                held.entry = msgspec.structs.replace(held.entry, limits=())
             line.withdraw((held.entry.tenant, held.entry.id))
         line.outbox.clear()
         self._direct.take_over([held.entry for held in moved])
@@ -407,6 +402,7 @@ class Gateway:
                 notes.append((caller, entry, latency, reply))
             if reply.shared is not None:
                 self.tally.shared[entry.model, reply.shared.value, "kept" if reply.kept else "joined"] += 1
+                self.limiter.not_run(entry)
             series = told.get((entry.model, entry.tier))
             if series is None:
                 series = told[entry.model, entry.tier] = _Told([], [])

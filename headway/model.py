@@ -300,6 +300,8 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
         pending: requests that it holds.
         requests_per_second: that it takes in.
         leads: whether it is the leading controller.
+        model: that a gateway serves.
+        lowest_per_second, higher_per_second: requests that come to a gateway, of the lowest tier and of the others.
         last_seen: broker instant; set by the broker.
     """
 
@@ -312,6 +314,9 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     pending: int = 0
     requests_per_second: float = 0.0
     leads: bool = False
+    model: str = ""
+    higher_per_second: float = 0.0
+    lowest_per_second: float = 0.0
     last_seen: float = 0.0
 
 

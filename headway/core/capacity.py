@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headway.core.departure import Load
+from headway.core.service_model import REACH
 from headway.model import Capacity, WorkerInfo, WorkerStatus
 
 
@@ -30,6 +31,12 @@ def capacity(model: str, workers: Sequence[WorkerInfo], load: Load | None, targe
 
 
 def pace(load: Load) -> float:
-    """Entries per second that one slot does in full batches; 0 as long as no batch was measured."""
-    seconds = load.batch_seconds(load.max_batch)
+    """Entries per second that one slot does in full batches; 0 as long as no batch was measured.
+
+    As for admission, the line is believed up to REACH times the largest batch seen, and level from there: two small
+    batches, one of them slow by accident, would else foretell a capacity of next to nothing, and a throttle that goes by
+    it would never let a larger batch come together.
+    """
+    size = min(load.max_batch, load.largest * REACH) if load.largest > 0.0 else load.max_batch
+    seconds = load.alpha + load.beta * size
     return load.max_batch / seconds if seconds > 0.0 else 0.0

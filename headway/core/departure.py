@@ -41,6 +41,7 @@ class Load:
         wait: recent wait in seconds of the oldest member at departure.
         departures: batches that have left so far.
         deviation: standard deviation of a batch's time in seconds around what α and β foretell.
+        largest: about the largest batch measured of late; 0 when that is not known.
     """
 
     rate: float
@@ -53,6 +54,7 @@ class Load:
     wait: float = 0.0
     departures: int = 0
     deviation: float = 0.0
+    largest: float = 0.0
 
     def batch_seconds(self, size: int) -> float:
         """Expected run time of a batch of `size`, in seconds: ℓ(n) = α + βn."""

@@ -1,4 +1,9 @@
-"""How fresh a worker is, from the age of its last heartbeat."""
+"""How fresh a worker is, from the age of its last heartbeat.
+
+A worker that is killed says nothing any more. Three heartbeats that fail to come are enough to believe it, so that limits
+tighten within 3 s: its capacity is published and heard of half a second later each. A process that only stood still for
+that long counts again with its next heartbeat; nothing of what it runs is given away before its lease ends.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +11,9 @@ import msgspec
 
 from headway.model import WorkerInfo, WorkerStatus
 
-BEAT_EVERY = 1.0
+BEAT_EVERY = 0.5
 """Seconds between heartbeats."""
-DEGRADED_AFTER = 3.0
+DEGRADED_AFTER = 1.5
 OFFLINE_AFTER = 10.0
 
 

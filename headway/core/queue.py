@@ -187,6 +187,7 @@ class ModelQueue:
             wait=self._wait,
             departures=self._departures,
             deviation=self.service.deviation,
+            largest=self.service.largest,
         )
 
     def depart(self, worker: str, limit: int, policy: Policy, now: float) -> Departure | Hold:

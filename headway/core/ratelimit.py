@@ -19,6 +19,12 @@ ROUNDING = 1e-9
 """Seconds by which an instant may be off through arithmetic alone."""
 
 
+def part(limit: Limit, of: int) -> Limit:
+    """What one of so many gateways goes by while each counts alone: together they let in what the limit allows, as long as
+    each sees an even part of the traffic."""
+    return Limit(limit.id, limit.name, limit.rate / of, max(limit.burst / of, 1.0))
+
+
 class Verdict(msgspec.Struct, frozen=True, gc=False):
     """`tat` is to be stored when `allowed`. `retry_after` is the seconds until the same request fits, infinite when
     it costs more than the burst."""

@@ -34,20 +34,21 @@ class ServiceModel:
         deviation: standard deviation in seconds of the run times around the line. It is taken from their mean
             distance, which one stray batch sways far less than it does the mean square (Jacobson, "Congestion
             avoidance and control", SIGCOMM 1988).
+        largest: largest batch seen, slowly forgotten.
     """
 
-    __slots__ = ("_l", "_largest", "_n", "_nl", "_nn", "_off", "_w", "alpha", "beta", "deviation")
+    __slots__ = ("_l", "_n", "_nl", "_nn", "_off", "_w", "alpha", "beta", "deviation", "largest")
 
     def __init__(self) -> None:
         self._w = self._n = self._l = self._nn = self._nl = self._off = 0.0
-        self._largest = 0.0
+        self.largest = 0.0
         self.alpha = 0.0
         self.beta = 0.0
         self.deviation = 0.0
 
     def observe(self, size: int, seconds: float) -> None:
         """Learn from one finished batch of `size` entries that held its slot for `seconds`."""
-        self._largest = max(size, self._largest * DECAY)
+        self.largest = max(size, self.largest * DECAY)
         self._w = self._w * DECAY + 1.0
         self._n = self._n * DECAY + size
         self._l = self._l * DECAY + seconds
@@ -65,7 +66,7 @@ class ServiceModel:
 
     def seconds(self, size: int) -> float:
         """Expected run time of a batch of `size`; 0 before the first batch."""
-        return self.alpha + self.beta * min(size, self._largest * REACH)
+        return self.alpha + self.beta * min(size, self.largest * REACH)
 
 
 class ArrivalRate:

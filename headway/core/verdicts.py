@@ -21,6 +21,11 @@ def scarcity(wait: float) -> Failure:
     return Failure(errors.SHED, "shed: the broker's memory is nearly full", wait, "memory")
 
 
+def over_capacity(wait: float) -> Failure:
+    """Not admitted: the lowest tier is held to what the others leave of the fleet's capacity."""
+    return Failure(errors.SHED, "shed: this tier is held to what the fleet can carry", wait, "capacity")
+
+
 def conflict() -> Failure:
     """Not admitted, because it is in flight already, at another gateway: that one gets the answer."""
     message = "a request with this id is in flight at another gateway; use a new id"

@@ -470,7 +470,7 @@ async def test_the_registry_goes_by_the_last_heartbeat(harness: Harness) -> None
     assert (first["gpu-0"].utilisation, first["gpu-0"].in_flight) == (0.5, 1)
     assert (first["gpu-0"].restarts, first["gpu-0"].pid) == (2, 77)
     seen = []
-    for seconds in (2.9, 0.2, 6.8, 0.2):
+    for seconds in (1.4, 0.2, 8.3, 0.2):
         await harness.advance(seconds)
         seen.append({one.worker_id: one.status.value for one in await harness.broker.workers()})
     assert [one["gpu-0"] for one in seen] == ["healthy", "degraded", "degraded", "offline"]

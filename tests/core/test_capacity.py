@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from headway.core.capacity import capacity, pace
@@ -27,6 +29,13 @@ def test_half_the_workers_gone_is_half_the_capacity() -> None:
     whole = capacity("m", workers(*[WorkerStatus.HEALTHY] * 4), GPU, 0.8)
     half = capacity("m", workers(*[WorkerStatus.HEALTHY] * 2, *[WorkerStatus.OFFLINE] * 2), GPU, 0.8)
     assert half.usable_per_second == pytest.approx(whole.usable_per_second / 2)
+
+
+def test_a_line_through_small_batches_is_not_believed_far_beyond_them() -> None:
+    """One of two small batches was slow by accident: by the line, a full batch would take ten seconds."""
+    scarce = Load(rate=1.0, alpha=0.0, beta=0.1, slots=1, max_batch=100, largest=2.0)
+    assert pace(scarce) == pytest.approx(100 / 0.4)
+    assert pace(dataclasses.replace(scarce, largest=60.0)) == pytest.approx(100 / 10.0)
 
 
 def test_nothing_is_promised_before_a_batch_was_measured() -> None:

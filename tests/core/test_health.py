@@ -19,8 +19,8 @@ HEALTHY, DEGRADED, OFFLINE, STARTING = (
     ("said", "age", "believed"),
     [
         (HEALTHY, 0.0, HEALTHY),
-        (HEALTHY, 2.99, HEALTHY),
-        (HEALTHY, 3.0, DEGRADED),
+        (HEALTHY, 1.49, HEALTHY),
+        (HEALTHY, 1.5, DEGRADED),
         (HEALTHY, 10.0, OFFLINE),
         (STARTING, 9.0, STARTING),
         (STARTING, 10.0, OFFLINE),

@@ -376,4 +376,5 @@ def _together(loads: Sequence[Load]) -> Load:
         wait=max(load.wait for load in loads),
         departures=sum(load.departures for load in loads),
         deviation=known.deviation,
+        largest=known.largest,
     )

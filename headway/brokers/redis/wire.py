@@ -114,7 +114,7 @@ encode = msgspec.msgpack.Encoder().encode
 _HEAD = struct.Struct(">BHdd")
 _LETTER = struct.Struct(">ddI")
 _STAMP = struct.Struct("<d")
-_LOAD = struct.Struct("<12d")
+_LOAD = struct.Struct("<13d")
 
 
 def key_of(tenant: str, id: str) -> bytes:
@@ -203,8 +203,8 @@ def read_letter(packed: bytes) -> DeadLetter:
 
 def read_load(packed: bytes) -> tuple[float, float, Load]:
     """The instant, the queue's birth, and what was known of it then."""
-    now, born, rate, alpha, beta, slots, limit, depth, utilisation, wait, departures, deviation = _LOAD.unpack(packed)
-    load = Load(rate, alpha, beta, int(slots), int(limit), int(depth), utilisation, wait, int(departures), deviation)
+    now, born, rate, alpha, beta, slots, limit, depth, utilisation, wait, departures, *service = _LOAD.unpack(packed)
+    load = Load(rate, alpha, beta, int(slots), int(limit), int(depth), utilisation, wait, int(departures), *service)
     return now, born, load
 
 

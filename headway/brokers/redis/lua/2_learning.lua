@@ -64,8 +64,8 @@ local function load_of(s)
   for tier = 1, s.tiers do
     rate = rate + rate_of(q, tier, now)
   end
-  return struct.pack('<dddddddddddd', now, q.born, rate, q.alpha, q.beta, q.slots, q.limit, q.fresh, q.utilisation, q.wait,
-    q.departures, q.deviation)
+  return struct.pack('<ddddddddddddd', now, q.born, rate, q.alpha, q.beta, q.slots, q.limit, q.fresh, q.utilisation, q.wait,
+    q.departures, q.deviation, q.largest)
 end
 
 -- Healthy slots, from heartbeats; true when they have changed.

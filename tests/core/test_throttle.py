@@ -1,0 +1,130 @@
+"""The lowest tier is held to what the others leave, at any split between gateways, and to nothing that is not known."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.core.throttle import BURST_SECONDS, LEAST_BURST, Flow, Throttle, room, share
+from headway.model import Capacity
+
+RATES = st.floats(0.0, 1e5)
+FLOWS = st.lists(st.builds(Flow, RATES, RATES), min_size=1, max_size=20)
+
+
+def capacity(usable: float, healthy: int = 2, degraded: int = 0) -> Capacity:
+    return Capacity(
+        model="m", healthy=healthy, degraded=degraded, items_per_second=usable / 0.7, usable_per_second=usable
+    )
+
+
+def admitted(throttle: Throttle, instants: Iterator[float]) -> int:
+    return sum(throttle.admit(now) == 0.0 for now in instants)
+
+
+def every(gap: float, seconds: float, start: float = 0.0) -> Iterator[float]:
+    return (start + number * gap for number in range(int(seconds / gap)))
+
+
+def test_the_room_is_what_higher_tiers_leave_and_never_less_than_the_reserved_share() -> None:
+    assert room(capacity(1400), 0.1, [Flow(300, 700)]) == pytest.approx(1100)
+    assert room(capacity(1400), 0.1, [Flow(100, 700), Flow(200, 9000)]) == pytest.approx(1100)
+    assert room(capacity(1400), 0.1, [Flow(3000, 7000)]) == pytest.approx(140)
+
+
+def test_what_is_not_known_throttles_nobody() -> None:
+    assert room(capacity(0, healthy=2), 0.1, [Flow(10, 10)]) == math.inf  # No batch was measured yet.
+    assert room(capacity(0, healthy=0), 0.1, [Flow(10, 10)]) == math.inf  # Nobody is there yet.
+    assert Throttle().admit(0.0) == 0.0
+
+
+def test_workers_of_which_none_counts_have_no_room() -> None:
+    assert room(capacity(0, healthy=0, degraded=2), 0.1, [Flow(0, 10)]) == 0.0
+    throttle = Throttle()
+    throttle.set_rate(0.0, 0.0)
+    assert 0.0 < throttle.admit(0.0) < math.inf
+
+
+@given(FLOWS)
+def test_the_shares_of_all_gateways_are_the_whole(flows: list[Flow]) -> None:
+    shares = [share(own, [*flows[:at], *flows[at + 1 :]]) for at, own in enumerate(flows)]
+    assert math.fsum(shares) == pytest.approx(1.0)
+    assert all(part > 0.0 for part in shares)
+
+
+def test_a_gateway_to_which_traffic_moves_may_let_some_in_at_once() -> None:
+    assert share(Flow(0, 0), [Flow(0, 900)] * 3) == pytest.approx(0.1 / 4)
+    assert share(Flow(0, 0), [Flow(0, 0)]) == pytest.approx(0.5)
+
+
+def test_a_flood_is_held_to_the_rate_after_one_burst() -> None:
+    throttle = Throttle()
+    throttle.set_rate(100.0, 0.0)
+    assert admitted(throttle, every(0.001, 10.0)) == pytest.approx(100 * (10 + BURST_SECONDS), abs=2)
+
+
+def test_what_comes_below_the_rate_is_not_touched() -> None:
+    throttle = Throttle()
+    throttle.set_rate(100.0, 0.0)
+    assert admitted(throttle, every(0.0101, 60.0)) == len(list(every(0.0101, 60.0)))
+
+
+def test_a_low_rate_has_a_burst_all_the_same() -> None:
+    throttle = Throttle()
+    throttle.set_rate(0.5, 0.0)
+    assert admitted(throttle, iter([0.0] * 50)) == LEAST_BURST
+
+
+def test_the_wait_is_until_the_next_one_fits() -> None:
+    throttle = Throttle()
+    throttle.set_rate(100.0, 0.0)
+    admitted(throttle, iter([0.0] * 100))
+    wait = throttle.admit(0.0)
+    assert wait == pytest.approx(0.01)
+    assert throttle.admit(wait + 1e-9) == 0.0
+
+
+def test_a_rate_that_changes_neither_forgives_nor_takes_what_is_owed() -> None:
+    """Half the workers go and come back: the sum of what was let in is that of the rates, and one burst."""
+    throttle, total = Throttle(), 0
+    for start, rate in ((0.0, 200.0), (10.0, 100.0), (20.0, 200.0)):
+        throttle.set_rate(rate, start)
+        total += admitted(throttle, every(0.001, 10.0, start))
+    assert total == pytest.approx(2000 + 1000 + 2000 + 200, abs=5)
+
+
+def test_an_open_throttle_begins_with_a_whole_burst_when_it_is_set_again() -> None:
+    throttle = Throttle()
+    throttle.set_rate(100.0, 0.0)
+    admitted(throttle, iter([0.0] * 1000))
+    throttle.set_rate(math.inf, 1.0)
+    assert admitted(throttle, iter([1.0] * 1000)) == 1000
+    throttle.set_rate(100.0, 2.0)
+    assert admitted(throttle, iter([2.0] * 1000)) == 100
+
+
+def test_what_needed_no_run_is_given_back() -> None:
+    throttle = Throttle()
+    throttle.set_rate(10.0, 0.0)
+    for _ in range(500):
+        assert throttle.admit(0.0) == 0.0
+        throttle.give_back()
+    throttle.count(0.0)
+    assert throttle.count(1.0) == Flow()
+
+
+def test_flows_are_averages_of_about_a_second() -> None:
+    throttle = Throttle()
+    throttle.count(0.0)
+    for look in range(1, 21):
+        throttle.higher += 50
+        throttle.lowest += 100
+        flow = throttle.count(look * 0.5)
+    assert flow.higher == pytest.approx(100, rel=0.01)
+    assert flow.lowest == pytest.approx(200, rel=0.01)
+    assert throttle.count(10.5).higher == pytest.approx(100 * math.exp(-0.5), rel=0.01)
+    assert throttle.count(10.5).higher == pytest.approx(100 * math.exp(-0.5), rel=0.01)  # No time has passed.

@@ -16,7 +16,8 @@ from headway.core import policies
 from headway.core.breaker import Breaker
 from headway.core.queue import QueueLimits
 from headway.gateway import Gateway, new_id
-from headway.lifecycle import Link, Service
+from headway.lifecycle import Link, Resource, Service
+from headway.lookout import Lookout
 from headway.model import Caller, Member, Reply, Role, Slot, WorkerInfo, WorkerStatus
 from headway.ports import Fleet
 from headway.tally import Tally
@@ -54,7 +55,7 @@ class Fleets:
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
         self.told: list[str] = []
-        self.settings = Settings(max_batch_size=MAX_BATCH)
+        self.settings = Settings(model="m", max_batch_size=MAX_BATCH)
         self.tally = Tally()
         limits = QueueLimits(tiers=3, max_batch=MAX_BATCH)
         self.broker = MemoryBroker({"m": limits}, DeadLetterBox(), self.tally, clock, lambda: 0.5)
@@ -64,8 +65,9 @@ class Fleets:
     def gateway(self, link: Link | None = None) -> tuple[Service, Gateway]:
         gateway = Gateway(self.settings, ["m"], self.broker, self.tally, self.clock)
         doors = [FakeDoor("public", self.told), FakeDoor("admin", self.told)]
-        attendance = self._attendance(gateway.name, Role.GATEWAY)
-        return self._service(gateway, [], doors, attendance, link), gateway
+        attendance = self._attendance(gateway.name, Role.GATEWAY, gateway=gateway)
+        lookout = Lookout(gateway, self.fleet, self.clock)
+        return self._service(gateway, [], doors, attendance, link, resources=[lookout]), gateway
 
     def worker(
         self, name: str, *backends: FakeBackend, pid: int = 1, id: str = "", link: Link | None = None
@@ -108,6 +110,7 @@ class Fleets:
         attendance: Attendance,
         link: Link | None,
         controller: Controller | None = None,
+        resources: Sequence[Resource] = (),
     ) -> Service:
         service = Service(
             self.settings,
@@ -118,15 +121,34 @@ class Fleets:
             controller=controller,
             attendance=attendance,
             link=link,
+            resources=resources,
         )
         self._made.append(service)
         return service
 
     def _attendance(
-        self, id: str, role: Role, pid: int = 1, controller: Controller | None = None, slots: Sequence[str] = ()
+        self,
+        id: str,
+        role: Role,
+        pid: int = 1,
+        controller: Controller | None = None,
+        slots: Sequence[str] = (),
+        gateway: Gateway | None = None,
     ) -> Attendance:
         def describe() -> Member:
-            return Member(id=id, role=role, host="here", pid=pid, leads=controller is not None and controller.leads)
+            leads = controller is not None and controller.leads
+            if gateway is None:
+                return Member(id=id, role=role, host="here", pid=pid, leads=leads)
+            flow = gateway.limiter.throttle.flow
+            return Member(
+                id=id,
+                role=role,
+                host="here",
+                pid=pid,
+                model="m",
+                higher_per_second=flow.higher,
+                lowest_per_second=flow.lowest,
+            )
 
         return Attendance(self.fleet, describe, self.clock, self.broker, slots)
 

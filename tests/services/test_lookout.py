@@ -1,0 +1,236 @@
+"""Limits follow the workers that are there: gateways, workers and a controller together, on virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+import pytest
+
+from headway.errors import BrokerUnavailable
+from headway.gateway import Gateway, new_id
+from headway.lookout import STALE_AFTER
+from headway.model import Caller, Capacity, Member, Reply, Role
+from tests import virtual_time
+from tests.services.fake_backend import FakeBackend
+from tests.services.roles import MAX_BATCH, Fleets
+
+BATCH_SECONDS = 0.2
+PER_WORKER = MAX_BATCH / BATCH_SECONDS
+USABLE = 0.7
+TENANT = Caller("somebody", "acme", 2)
+PAID, FREE = 1, 2
+
+
+def played(scene: Callable[[Fleets], Coroutine[Any, Any, None]]) -> None:
+    """Run a scene on virtual time."""
+
+    async def main(clock: Callable[[], float]) -> None:
+        fleets = Fleets(clock)
+        try:
+            await scene(fleets)
+        finally:
+            await fleets.close()
+
+    virtual_time.run(main)
+
+
+class Cut:
+    """The way of one process to a broker or fleet, which leads nowhere while it is `away`."""
+
+    def __init__(self, inner: Any) -> None:
+        self.away = False
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        if self.away:
+            raise BrokerUnavailable("out of reach")
+        return getattr(self._inner, name)
+
+
+class Counting:
+    """A waiter that counts answers, and refusals by reason."""
+
+    def __init__(self) -> None:
+        self.ok = 0
+        self.refused: dict[str, int] = {}
+
+    def answer(self, reply: Reply) -> None:
+        if reply.failure is None:
+            self.ok += 1
+        else:
+            reason = reply.failure.reason
+            self.refused[reason] = self.refused.get(reason, 0) + 1
+
+
+async def flood(gateway: Gateway, tier: int, rate: float, seconds: float) -> Counting:
+    """Evenly spaced requests of one tier."""
+    counting = Counting()
+    for _ in range(int(rate * seconds)):
+        gateway.submit(counting, TENANT, new_id(), "m", "text", b"", tier, 2.0)
+        await asyncio.sleep(1.0 / rate)
+    return counting
+
+
+def levels(rates: list[float]) -> list[float]:
+    """The levels that a series of rates has stood at, in order, to a tenth."""
+    stood: list[float] = []
+    for rate in rates:
+        if not stood or abs(rate - stood[-1]) > 0.1 * stood[-1]:
+            stood.append(rate)
+    return stood
+
+
+async def sampled(gateway: Gateway, seconds: float) -> list[float]:
+    """The throttle's rate, ten times a second."""
+    rates = []
+    for _ in range(int(seconds * 10)):
+        await asyncio.sleep(0.1)
+        rates.append(gateway.limiter.throttle.rate)
+    return rates
+
+
+async def up(fleets: Fleets, workers: int) -> tuple[Gateway, list[Cut]]:
+    """A gateway, and the ways of so many workers; one whose way is cut is as good as killed."""
+    broker = fleets.broker
+    ways = []
+    for number in range(workers):
+        way = Cut(broker)
+        fleets.broker = way  # type: ignore[assignment]
+        await fleets.worker(f"host-{number}", FakeBackend(BATCH_SECONDS)).start()
+        ways.append(way)
+    fleets.broker = broker
+    entrance, gateway = fleets.gateway()
+    control, _ = fleets.controller("control")
+    await control.start()
+    await entrance.start()
+    return gateway, ways
+
+
+def test_the_lowest_tier_is_held_to_what_the_others_leave() -> None:
+    async def scene(fleets: Fleets) -> None:
+        gateway, _ = await up(fleets, 4)
+        await flood(gateway, PAID, 50.0, 3.0)
+        paid, free = await asyncio.gather(flood(gateway, PAID, 50.0, 20.0), flood(gateway, FREE, 400.0, 20.0))
+        room = 4 * PER_WORKER * USABLE - 50.0
+        assert paid.refused == {}
+        assert set(free.refused) == {"capacity"}
+        assert 20.0 * 400.0 - free.refused["capacity"] == pytest.approx(20.0 * room, rel=0.1)
+
+    played(scene)
+
+
+def test_half_the_workers_gone_tightens_within_3_s_and_their_return_relaxes_in_one_step() -> None:
+    async def scene(fleets: Fleets) -> None:
+        gateway, hosts = await up(fleets, 4)
+        flooding = asyncio.ensure_future(flood(gateway, FREE, 200.0, 30.0))
+        await asyncio.sleep(5.0)
+        whole = 4 * PER_WORKER * USABLE
+        assert gateway.limiter.throttle.rate == pytest.approx(whole, rel=0.05)
+        for host in hosts[:2]:
+            host.away = True
+        falling = await sampled(gateway, 3.0)
+        assert falling[-1] == pytest.approx(whole / 2, rel=0.05)
+        assert levels(falling) == pytest.approx([whole, whole / 2], rel=0.05)
+        settled = await sampled(gateway, 8.0)
+        assert levels(settled) == pytest.approx([whole / 2], rel=0.05)
+        for number in range(2):
+            await fleets.worker(f"heir-{number}", FakeBackend(BATCH_SECONDS)).start()
+        rising, depths = [], []
+        for _ in range(60):
+            rising += await sampled(gateway, 0.1)
+            depths.append(sum(depth.depth for depth in await fleets.broker.depths()))
+        assert rising[-1] == pytest.approx(whole, rel=0.05)
+        assert levels(rising) == sorted(levels(rising)), "one step up for each worker that is back, and none down"
+        assert max(rising) == pytest.approx(whole, rel=0.05)
+        assert max(depths) <= 2 * whole
+        free = await flooding
+        assert set(free.refused) <= {"capacity", "no_workers", "lease_lost"}
+
+    played(scene)
+
+
+def test_two_gateways_share_the_room_as_their_traffic_does() -> None:
+    async def scene(fleets: Fleets) -> None:
+        first, _ = await up(fleets, 4)
+        entrance, second = fleets.gateway()
+        await entrance.start()
+        await asyncio.gather(flood(first, FREE, 300.0, 4.0), flood(second, FREE, 100.0, 4.0))
+        here, there = await asyncio.gather(flood(first, FREE, 300.0, 20.0), flood(second, FREE, 100.0, 20.0))
+        room = 20.0 * 4 * PER_WORKER * USABLE
+        let_in = [20.0 * 300.0 - here.refused["capacity"], 20.0 * 100.0 - there.refused["capacity"]]
+        assert sum(let_in) == pytest.approx(room, rel=0.1)
+        assert let_in[0] == pytest.approx(0.725 * room, rel=0.1)
+
+    played(scene)
+
+
+def capacity(usable: float) -> Capacity:
+    return Capacity(model="m", healthy=1, degraded=0, items_per_second=usable / 0.7, usable_per_second=usable)
+
+
+@pytest.fixture(params=["nobody publishes", "the broker is away"])
+def silence(request: pytest.FixtureRequest) -> Iterator[str]:
+    yield request.param
+
+
+def test_a_capacity_of_which_nothing_is_heard_any_more_throttles_nobody(silence: str) -> None:
+    async def scene(fleets: Fleets) -> None:
+        known = fleets.fleet
+        fleets.fleet = seen = Cut(known)
+        entrance, gateway = fleets.gateway()
+        await entrance.start()
+        throttle = gateway.limiter.throttle
+        await known.publish(capacity(100.0))
+        await asyncio.sleep(1.0)
+        assert throttle.rate == pytest.approx(100.0)
+        seen.away = silence == "the broker is away"
+        await asyncio.sleep(STALE_AFTER - 2.0)
+        assert throttle.rate == pytest.approx(100.0)
+        await asyncio.sleep(4.0)
+        assert throttle.rate == math.inf
+        seen.away = False
+        await known.publish(capacity(50.0))
+        await asyncio.sleep(1.5)
+        assert throttle.rate == pytest.approx(50.0)
+
+    played(scene)
+
+
+def test_gateways_that_are_gone_have_no_share() -> None:
+    async def scene(fleets: Fleets) -> None:
+        entrance, gateway = fleets.gateway()
+        known, way = fleets.fleet, Cut(fleets.fleet)
+        fleets.fleet = way
+        other, _ = fleets.gateway()
+        await entrance.start()
+        await other.start()
+        await fleets.fleet.publish(capacity(100.0))
+        await asyncio.sleep(1.5)
+        assert gateway.limiter.gateways == 2
+        assert gateway.limiter.throttle.rate == pytest.approx(50.0)
+        way.away = True
+        for _ in range(4):
+            await asyncio.sleep(1.0)
+            await known.publish(capacity(100.0))
+        await asyncio.sleep(0.6)
+        assert gateway.limiter.gateways == 1
+        assert gateway.limiter.throttle.rate == pytest.approx(100.0)
+
+    played(scene)
+
+
+def test_gateways_of_another_model_share_limits_and_no_capacity() -> None:
+    async def scene(fleets: Fleets) -> None:
+        entrance, gateway = fleets.gateway()
+        await entrance.start()
+        other = Member(id="other", role=Role.GATEWAY, host="there", pid=9, model="another", lowest_per_second=900.0)
+        await fleets.fleet.attend(other)
+        await fleets.fleet.publish(capacity(100.0))
+        await asyncio.sleep(1.0)
+        assert gateway.limiter.gateways == 2
+        assert gateway.limiter.throttle.rate == pytest.approx(100.0)
+
+    played(scene)

@@ -42,5 +42,5 @@ class Guard:
 def stranger(authorization: bytes) -> Unauthenticated:
     """The error of a request by nobody known, whose `Authorization` had this value."""
     if authorization:
-        return Unauthenticated("the key is not valid")
+        return Unauthenticated("the credential is not valid")
     return Unauthenticated("a key is required: send Authorization: Bearer KEY")

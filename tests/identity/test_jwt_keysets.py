@@ -129,9 +129,11 @@ def test_it_is_read_again_every_few_minutes_and_soon_after_a_failure() -> None:
         loop = asyncio.create_task(keyset.run())
         await asyncio.sleep(301)
         shelf.content = "down"
-        await asyncio.sleep(320)
+        await asyncio.sleep(340)
+        shelf.content = jwks(jwk("ES256"))
+        await asyncio.sleep(300)
         loop.cancel()
-        assert shelf.asked == [1000, 1300, 1600, 1610, 1620]
+        assert shelf.asked == [1000, 1300, 1600, 1601, 1603, 1607, 1615, 1625, 1635, 1645]
 
     run(main)
 

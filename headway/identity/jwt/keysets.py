@@ -25,7 +25,9 @@ from headway.identity.jwt.sources import Source, Unreadable
 log = structlog.get_logger(__name__)
 
 AGAIN = 10.0
-"""Seconds after which to look again when it failed, and between two looks for keys that are not known."""
+"""Seconds between two looks for keys that are not known, at least; and at most between two when the last one failed."""
+SOON = 1.0
+"""Seconds after which to look again after the first failure; twice as long after each further one."""
 MAX_KEYS = 100
 """Most keys of a set, usable or not."""
 RSA_BITS = range(2048, 8193)
@@ -76,7 +78,7 @@ class KeySet:
         self._keys: Mapping[str, Key] | None = None
         self._wanted = asyncio.Event()
         self._reading = False
-        self._failing = False
+        self._failures = 0
         self._asked_at = -AGAIN
 
     @property
@@ -124,7 +126,7 @@ class KeySet:
             text = await self._source.read()
             if text is not None:
                 self._take(read_keys(text, self.issuer.algorithm))
-                self._failing = False
+                self._failures = 0
         except Unreadable as exc:
             self._lament(str(exc))
         finally:
@@ -132,7 +134,9 @@ class KeySet:
             self._wanted.clear()
 
     def _pause(self) -> float:
-        return min(AGAIN, self._source.every) if self._failing else self._source.every
+        if not self._failures:
+            return self._source.every
+        return min(SOON * 2.0 ** min(self._failures - 1, 10), AGAIN, self._source.every)
 
     def _take(self, found: Mapping[str, Key]) -> None:
         before = self._keys or {}
@@ -145,17 +149,17 @@ class KeySet:
                 old.live = False
         if not keys:
             log.warning("the issuer has no key that can be used", **self._about())
-        elif self._failing:
+        elif self._failures:
             log.info("the issuer's keys can be read again", keys=len(keys), **self._about())
         self._keys = keys
 
     def _lament(self, why: str) -> None:
-        if not self._failing:
+        if not self._failures:
             event = (
                 "the last known keys of the issuer go on" if self.there else "no token of the issuer can be checked yet"
             )
             log.warning(event, error=why, **self._about())
-        self._failing = True
+        self._failures += 1
 
     def _about(self) -> dict[str, str]:
         jwks = shown_url(self.issuer.jwks) if self.issuer.remote else self.issuer.jwks

@@ -147,7 +147,8 @@ def test_half_the_workers_gone_tightens_within_3_s_and_their_return_relaxes_in_o
         assert max(rising) == pytest.approx(whole, rel=0.05)
         assert max(depths) <= 2 * whole
         free = await flooding
-        assert set(free.refused) <= {"capacity", "no_workers", "lease_lost"}
+        assert set(free.refused) <= {"capacity", "total"}
+        assert free.refused.get("total", 0) <= 2 * MAX_BATCH, "what the two ran when they were killed"
 
     played(scene)
 

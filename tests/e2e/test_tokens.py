@@ -1,0 +1,109 @@
+"""JSON Web Tokens, as clients of a running service see them."""
+
+from __future__ import annotations
+
+import time
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.client import wait_until
+from tests.e2e.server import launched, serving
+from tests.identity.issuing import ISSUER, jwk, jwks, publishing, token
+
+
+def issuers(folder: Path, jwks_at: str) -> str:
+    path = folder / "issuers.toml"
+    path.write_text(
+        f'[[issuers]]\nissuer = "{ISSUER}"\naudience = "headway"\njwks = "{jwks_at}"\nalgorithm = "RS256"\nleeway_s = 0\n'
+    )
+    return str(path)
+
+
+def bearer(name: str = "first", **changed: Any) -> str:
+    changed.setdefault("exp", time.time() + 600)
+    return f"Authorization: Bearer {token('RS256', name, **changed).decode()}"
+
+
+def test_tokens_and_keys_side_by_side(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text(
+        f'[[keys]]\nsha256 = "{sha256(b"canary-key").hexdigest()}"\nuser = "bob"\ntenant = "globex"\ntier = "free"\n'
+    )
+    with publishing() as publisher:
+        publisher.body = jwks(jwk("RS256"))
+        flags = ("--jwt", issuers(tmp_path, publisher.url), "--keys", str(keys), "--log-level", "debug")
+        with serving(tmp_path, *flags) as server:
+            good = bearer(sub="canary-user", jti="canary-id")
+            line = server.connect()
+            for number in range(3):
+                server.ask(f"hello {number}", good, on=line).output()
+            server.ask("hello", "Authorization: Bearer canary-key").output()
+            refused = (
+                [],
+                [bearer(aud="canary-audience")],
+                [bearer("other", header={"kid": "first"})],
+                [bearer(tier="canary-tier")],
+                ["Authorization: Bearer a.b.c"],
+                ["Authorization: Bearer canary"],
+            )
+            for fields in refused:
+                asked = server.ask("let me in", *fields)
+                assert asked.refusal() == "UNAUTHENTICATED"
+            asked = server.ask("let me in", bearer(exp=time.time() - 1))
+            answer = asked.answer()
+            assert asked.outcome == "UNAUTHENTICATED"
+            assert "expired" in answer.message
+            assert answer.header["www-authenticate"].startswith("Bearer")
+            metrics = server.metrics()
+            assert metrics.by("requests_total", "tier") == {"paid": 3, "free": 1}
+            assert metrics.value("refusals_total", reason="unauthenticated") == len(refused) + 1
+            assert len(server.log("token refused")) >= 4
+            told = server.log_text() + server.banner() + server.admin("/metrics").body.decode() + str(server.health())
+            assert "canary" not in told
+            assert good.split()[-1].split(".")[1] not in told
+
+
+def test_an_issuer_that_comes_up_late(tmp_path: Path) -> None:
+    with publishing() as publisher:
+        publisher.status = 500
+        with serving(tmp_path, "--jwt", issuers(tmp_path, publisher.url), lawful=False) as server:
+            server.expected = {"no token of the issuer can be checked yet"}
+            server.logged("no token of the issuer can be checked yet")
+            asked = server.ask("too early", bearer())
+            assert asked.answer().status == 503
+            assert server.ask("nobody").refusal() == "UNAUTHENTICATED"
+            publisher.body, publisher.status = jwks(jwk("RS256")), 200
+            wait_until(lambda: server.ask("early enough", bearer()).answer().status == 200)
+
+
+def test_a_key_is_rotated(tmp_path: Path) -> None:
+    keys = tmp_path / "jwks.json"
+    keys.write_bytes(jwks(jwk("RS256")))
+    with serving(tmp_path, "--jwt", issuers(tmp_path, keys.name), lawful=False) as server:
+        old, new = bearer(), bearer("next")
+        server.ask("before", old).output()
+        assert server.ask("before", new).refusal() == "UNAUTHENTICATED"
+        keys.write_bytes(jwks(jwk("RS256"), jwk("RS256", "next")))
+        wait_until(lambda: server.ask("meanwhile", new).answer().status == 200)
+        server.ask("meanwhile", old).output()
+        keys.write_bytes(jwks(jwk("RS256", "next")))
+        wait_until(lambda: server.ask("after", old).answer().status == 401)
+        server.ask("after", new).output()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('[[issuers]]\nissuer = "x"', "issuers[1]"),
+        ('[[issuers]]\nissuer = "x"\naudience = "y"\njwks = "nowhere.json"\nalgorithm = "ES256"\n', "no key set"),
+    ],
+)
+def test_a_wrong_file_of_issuers_ends_the_start(text: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "issuers.toml"
+    path.write_text(text)
+    with launched(tmp_path, "--jwt", str(path)) as server:
+        assert server.ended() == 3
+        assert says in server.log_text()

@@ -20,7 +20,7 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,10 +52,14 @@ from headway.http.readiness import Readiness
 from headway.identity.either import Either
 from headway.identity.keys_file import KeysFile
 from headway.identity.open import OpenIdentity
+from headway.keyring import KeyRing
+from headway.journal import Journal
+from headway.ledgers.sqlite_keys import SqliteKeys
+from headway.ledgers.sqlite_ledger import SqliteLedger
 from headway.lifecycle import Link, Resource, Service, until_signalled
 from headway.lookout import Lookout
 from headway.model import Member, Role, Slot
-from headway.ports import Backend, Broker, DeadLetters, Fleet, Identity
+from headway.ports import Backend, Broker, DeadLetters, Fleet, Identity, KeyStore, Ledger
 from headway.tally import Tally
 from headway.target import FileTarget, RemoteTarget, Target, parse_target
 
@@ -153,7 +157,9 @@ def build(settings: Settings, role: Role, target_text: str = "") -> House:
     target = parse_target(target_text) if role in (Role.SERVE, Role.WORKER) else None
     clock, tally = time.monotonic, Tally()
     place = make_brokerage(settings, tally, clock)
-    parts = make_parts(settings, role, target, place, tally, clock)
+    ledger = make_ledger(settings.ledger) if settings.ledger else None
+    journal = Journal(ledger, settings, tally, clock) if ledger is not None else None
+    parts = make_parts(settings, role, target, place, tally, clock, journal)
 
     def describe() -> Member:
         return _member(settings, role, parts, admin_door.port)
@@ -168,13 +174,13 @@ def build(settings: Settings, role: Role, target_text: str = "") -> House:
         place.broker, leaving, role, parts.slots, direct.broker if direct is not None else None, settings.model
     )
     shown = Process(
-        settings, role, parts.id, tally, place.broker, place.letters, place.fleet, clock, place.now, gateway
+        settings, role, parts.id, tally, place.broker, place.letters, place.fleet, clock, place.now, gateway, ledger
     )
     admin_door = Door.admin(settings, admin.build(shown, ready), new_id, tally)
     public_door = None
-    resources: list[Resource] = []
+    resources: list[Resource] = [] if journal is None else [journal]
     if gateway is not None:
-        identity, beside = make_identity(settings)
+        identity, beside = make_identity(settings, tally)
         app = public.build(gateway, ready, identity)
         resources.extend(beside)
         resources.append(Lookout(gateway, place.fleet, clock))
@@ -201,13 +207,14 @@ def make_parts(
     place: Brokerage,
     tally: Tally,
     clock: Callable[[], float],
+    journal: Journal | None = None,
 ) -> Parts:
     """What a role is made of."""
     gateway = direct = controller = None
     if role in (Role.SERVE, Role.GATEWAY):
         direct = make_direct(settings, tally, clock)
         beside = direct.broker if direct is not None else None
-        gateway = Gateway(settings, [settings.model], place.broker, tally, clock, direct=beside)
+        gateway = Gateway(settings, [settings.model], place.broker, tally, clock, direct=beside, journal=journal)
     id = gateway.name if gateway is not None else settings.name
     batchers: Sequence[Batcher] = ()
     if target is not None:
@@ -371,20 +378,41 @@ def backend_maker(settings: Settings, name: str, target: Target, index: int) -> 
     )
 
 
-def make_identity(settings: Settings) -> tuple[Identity, Sequence[Resource]]:
+def make_identity(settings: Settings, tally: Tally) -> tuple[Identity, Sequence[Resource]]:
     """Who asks, and what must be open for that: who has a key or a token, whichever is configured, or else anybody."""
     if not (settings.keys or settings.jwt):
         return OpenIdentity(settings.default_tier_index), ()
     if not settings.jwt:
-        return _keys(settings)
+        return _keys(settings, tally)
     if not settings.keys:
         return _tokens(settings)
-    (keys, beside), (tokens, sets) = _keys(settings), _tokens(settings)
+    (keys, beside), (tokens, sets) = _keys(settings, tally), _tokens(settings)
     return Either(keys, tokens), (*beside, *sets)
 
 
-def _keys(settings: Settings) -> tuple[Identity, Sequence[Resource]]:
-    return KeysFile(Path(settings.keys), settings), ()
+def _keys(settings: Settings, tally: Tally) -> tuple[Identity, Sequence[Resource]]:
+    ring = KeyRing(make_key_store(settings), settings, tally, time.monotonic, time.time)
+    return ring, (ring,)
+
+
+def make_key_store(settings: Settings, *, create: bool = False) -> KeyStore:
+    """Where API keys are, not yet open.
+
+    Arguments:
+        settings: name a file of keys, or the ledger's database, which is taken when `keys` names nothing.
+        create: whether a file may be missing until the first key is added.
+
+    Raises:
+        SettingError: neither is named, or a package is missing.
+    """
+    if settings.keys not in ("", "ledger"):
+        return KeysFile(Path(settings.keys), create=create)
+    if not settings.ledger:
+        mend = "Name a file with --keys FILE, or a database with --ledger URL."
+        raise SettingError("keys", settings.keys, "does not say where API keys are", mend)
+    if settings.ledger.startswith("sqlite:"):
+        return SqliteKeys(settings.ledger)
+    return _postgres_keys(settings.ledger)
 
 
 def _tokens(settings: Settings) -> tuple[Identity, Sequence[Resource]]:
@@ -406,6 +434,36 @@ def _tokens(settings: Settings) -> tuple[Identity, Sequence[Resource]]:
     ]
     tokens = Tokens(keysets, settings, time.time)
     return tokens, (tokens,)
+
+
+def make_ledger(url: str) -> Ledger:
+    """The ledger in the database of a URL, not yet open."""
+    if url.startswith("sqlite:"):
+        return SqliteLedger(url)
+    with _postgres(url):
+        from headway.ledgers.postgres_ledger import PostgresLedger
+    return PostgresLedger(url)
+
+
+def make_key_store(url: str) -> KeyStore:
+    """The store of API keys in the database of a URL, not yet open."""
+    if url.startswith("sqlite:"):
+        return SqliteKeys(url)
+    with _postgres(url):
+        from headway.ledgers.postgres_keys import PostgresKeys
+    return PostgresKeys(url)
+
+
+@contextlib.contextmanager
+def _postgres(url: str) -> Iterator[None]:
+    """Imports what needs the client of PostgreSQL, which who has another database needs not install."""
+    try:
+        yield
+    except ModuleNotFoundError as exc:
+        if (exc.name or "").partition(".")[0] != "asyncpg":
+            raise
+        mend = "Install it: pip install 'headway[postgres]'."
+        raise SettingError("ledger", shown_url(url), "needs the package asyncpg, which is not here", mend) from exc
 
 
 async def _end(task: asyncio.Task[None]) -> None:

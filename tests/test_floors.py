@@ -27,6 +27,7 @@ FLOORS: dict[str, int] = {
     "brokers": 3,
     "backends": 3,
     "identity": 3,
+    "ledgers": 3,
     "log": 3,
     "attendance": 4,
     "batcher": 4,
@@ -35,6 +36,8 @@ FLOORS: dict[str, int] = {
     "direct": 4,
     "gateway": 4,
     "held": 4,
+    "journal": 4,
+    "keyring": 4,
     "lifecycle": 4,
     "limiter": 4,
     "line": 4,
@@ -65,7 +68,7 @@ PURE = frozenset((
 IMPURE_CALLS = frozenset(["__import__", "eval", "exec", "input", "open", "print"])
 CLOCK_CALLS = frozenset(["monotonic", "now", "perf_counter", "sleep", "time", "today", "utcnow"])
 
-ADAPTERS = ("headway.brokers", "headway.backends")
+ADAPTERS = ("headway.brokers", "headway.backends", "headway.ledgers")
 """Packages whose modules only wiring may import, besides each package itself."""
 
 ADAPTER_EXCEPTIONS: dict[str, str] = {}

@@ -11,7 +11,7 @@ from headway.config import Settings
 from headway.errors import BrokerUnavailable
 from headway.gateway import Gateway
 from headway.model import Role
-from headway.ports import Broker, DeadLetters, Fleet
+from headway.ports import Broker, DeadLetters, Fleet, Ledger
 from headway.tally import Tally
 
 PATIENCE = 0.8
@@ -35,6 +35,7 @@ class Process:
         clock: monotonic seconds of this process.
         now: asks for the broker's clock, on which all its instants are.
         gateway: whose requests are shown and which replays dead letters; None where there is none.
+        ledger: what is known of requests beyond memory; None where nothing is recorded.
     """
 
     settings: Settings
@@ -47,6 +48,7 @@ class Process:
     clock: Callable[[], float]
     now: Callable[[], Awaitable[float]]
     gateway: Gateway | None = None
+    ledger: Ledger | None = None
 
 
 async def soon(asked: Awaitable[T]) -> T:

@@ -61,7 +61,14 @@ def test_a_record_comes_back_as_it_was(database: Database) -> None:
     async def story(ledger: Ledger) -> None:
         one = record()
         other = record(
-            user="ürsula ☃", tenant="", status="failed", batch_size=0, worker="", error="SHED", input="\n", output="🦆" * 9
+            user="ürsula ☃",
+            tenant="",
+            status="failed",
+            batch_size=0,
+            worker="",
+            error="SHED",
+            input="\n",
+            output="🦆" * 9,
         )
         await ledger.write([one, other])
         for kept in (one, other):

@@ -224,4 +224,3 @@ def _children(pid: int) -> set[int]:
             if int((folder / "stat").read_text().rpartition(")")[2].split()[1]) == pid:
                 found.add(int(folder.name))
     return found
-

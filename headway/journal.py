@@ -1,0 +1,288 @@
+"""Tells the ledger of every request, off the way that requests take.
+
+    gateway ─add─▶ notes ─4 times a second, or when there are many─▶ records ─in bulk─▶ ledger
+
+To add a note costs next to nothing, and never waits. Notes hold inputs and outputs, so they are soon made into records,
+which do not, whether the ledger answers or not. While it is slow or away records wait for it, in the order in which they came.
+There is room for so many, those under way included; what comes when it is full is dropped, and counted.
+
+A batch is forgotten only when it is written. One that was written unheard is written again, which changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import islice
+
+import structlog
+
+from headway.config import Settings
+from headway.core.retry import backoff
+from headway.errors import SHOWN, SettingError, StoreUnavailable
+from headway.held import Note
+from headway.model import Record
+from headway.outage import Outage
+from headway.ports import Ledger
+from headway.supervisor import Supervisor
+from headway.tally import Tally
+
+log = structlog.get_logger(__name__)
+
+INTERVAL = 0.25
+"""Seconds after which notes are made into records, and written."""
+BULK = 2000
+"""Records in one batch; as many notes do not wait for the interval."""
+BITE = 250
+"""Notes made into records before the event loop gets its turn."""
+CONTENT_CHARS = 64 << 20
+"""Most characters of inputs and outputs that wait, where they are recorded."""
+FLUSH_WITHIN = 5.0
+"""Seconds for which the end of a process waits for its last records to be written."""
+PRUNE_EVERY = 60.0
+"""Seconds between two looks for records that are too old."""
+PRUNE_BITE = 1000
+"""Records removed at once, so that none that is written waits for long,"""
+PRUNE_PAUSE = 0.05
+"""and seconds before the next are."""
+NAME_LENGTH = 128
+"""Characters that are kept of what names somebody or something; a model that is asked for may have any name."""
+_DAY = 86_400.0
+
+
+class Journal:
+    """The journal of one gateway; see `headway.held.Journal` and `headway.lifecycle.Resource`.
+
+    Arguments:
+        ledger: where records go.
+        settings: for the bound, the age at which records are removed, the names of tiers, and whether inputs and outputs
+            are recorded.
+        tally: counts what is dropped.
+        clock: monotonic seconds.
+        wall: Unix time in seconds.
+        dice: uniform in [0, 1), for pauses.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        settings: Settings,
+        tally: Tally,
+        clock: Callable[[], float],
+        wall: Callable[[], float] = time.time,
+        dice: Callable[[], float] = random.random,
+    ) -> None:
+        self._ledger = ledger
+        self._tiers = settings.tier_names
+        self._bound = settings.ledger_buffer
+        self._retention = settings.ledger_retention_days * _DAY
+        self._content = settings.ledger_content
+        self._tally = tally
+        self._clock = clock
+        self._wall = wall
+        self._dice = dice
+        self._notes: deque[tuple[float, Sequence[Note]]] = deque()
+        self._noted = 0
+        """Notes that are not records yet."""
+        self._records: deque[Record] = deque()
+        """Records that are not written yet, those under way in front."""
+        self._content_size = 0
+        self._batch = BULK
+        """Most records that are written at once; few while one is looked for that the ledger cannot take."""
+        self._many = asyncio.Event()
+        self._there_are_records = asyncio.Event()
+        self._opened = False
+        self._outage = Outage("ledger", clock, "ledger")
+
+    @property
+    def waiting(self) -> int:
+        """Requests whose records are not written yet."""
+        return self._noted + len(self._records)
+
+    def add(self, notes: Sequence[Note]) -> None:
+        """Take notes; never waits."""
+        self._notes.append((self._wall(), notes))
+        self._noted += len(notes)
+        if self._noted >= BULK or self._noted + len(self._records) > self._bound:
+            self._crowd()
+
+    async def open(self) -> None:
+        """Reach the ledger; when it is away, that is tried again while requests are served.
+
+        Raises:
+            SettingError: it will not do.
+        """
+        try:
+            await self._ledger.open()
+            self._opened = True
+        except StoreUnavailable as exc:
+            self._outage.failed(self._clock(), exc)
+
+    def start(self, supervisor: Supervisor) -> None:
+        """Start its loops."""
+        supervisor.start("ledger records", self._gather_on)
+        supervisor.start("ledger", self._write_on)
+        if self._retention:
+            supervisor.start("ledger retention", self._prune_on)
+
+    async def close(self) -> None:
+        """Write what is left, within FLUSH_WITHIN; the rest is dropped and counted. Then let go of the ledger."""
+        try:
+            async with asyncio.timeout(FLUSH_WITHIN):
+                await self._gather()
+                while self._records:
+                    await self._write()
+        except TimeoutError:
+            self._tally.ledger_dropped += self.waiting
+            log.warning("the last records do not get into the ledger", count=self.waiting)
+            self._notes.clear()
+            self._records.clear()
+            self._noted = 0
+        await self._ledger.close()
+
+    def _crowd(self) -> None:
+        """Have many notes made into records soon, and drop those for which there is no room."""
+        excess = self._noted + len(self._records) - self._bound
+        if excess > 0:
+            at, notes = self._notes.pop()
+            kept = notes[: max(0, len(notes) - excess)]
+            self._noted -= len(notes) - len(kept)
+            self._tally.ledger_dropped += len(notes) - len(kept)
+            if kept:
+                self._notes.append((at, kept))
+        self._many.set()
+
+    async def _gather_on(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(INTERVAL):
+                    await self._many.wait()
+            except TimeoutError:
+                pass
+            self._many.clear()
+            await self._gather()
+
+    async def _gather(self) -> None:
+        """Make records of all notes."""
+        turn = 0
+        while self._notes:
+            at, notes = self._notes.popleft()
+            self._noted -= len(notes)
+            for note in notes:
+                self._keep(_record(note, at, self._tiers, self._content))
+            turn += len(notes)
+            if turn >= BITE:
+                turn = 0
+                self._there_are_records.set()
+                await asyncio.sleep(0)
+        if self._records:
+            self._there_are_records.set()
+
+    def _keep(self, record: Record) -> None:
+        if self._content:
+            size = _size(record)
+            if self._content_size + size > CONTENT_CHARS:
+                self._tally.ledger_dropped += 1
+                return
+            self._content_size += size
+        self._records.append(record)
+
+    async def _write_on(self) -> None:
+        while True:
+            await self._there_are_records.wait()
+            while self._records:
+                await self._write()
+            self._there_are_records.clear()
+
+    async def _write(self) -> None:
+        """Write one batch, or find out that it cannot be written now, and pause."""
+        batch = list(islice(self._records, self._batch))
+        failures = 0
+        while True:
+            began = self._clock()
+            try:
+                if not self._opened:
+                    await self._ledger.open()
+                    self._opened = True
+                await self._ledger.write(batch)
+            except (StoreUnavailable, SettingError) as exc:
+                self._outage.failed(began, exc)
+                failures += 1
+                await asyncio.sleep(backoff(failures, self._dice()))
+            except Exception as exc:
+                self._refused(batch, exc)
+                return
+            else:
+                self._outage.over()
+                self._forget(batch)
+                self._batch = min(self._batch * 2, BULK)
+                return
+
+    def _refused(self, batch: Sequence[Record], error: Exception) -> None:
+        """The ledger cannot take some record of a batch: the next ones are smaller, until it stands alone."""
+        if len(batch) > 1:
+            self._batch = max(1, len(batch) // 2)
+            return
+        self._tally.ledger_dropped += 1
+        log.error("the ledger cannot take a record", request_id=batch[0].id, error=type(error).__name__)
+        self._forget(batch)
+
+    def _forget(self, batch: Sequence[Record]) -> None:
+        for _ in batch:
+            self._records.popleft()
+        if self._content:
+            self._content_size -= sum(map(_size, batch))
+
+    async def _prune_on(self) -> None:
+        """Remove what is too old, in bites. The first look is at any time of the first minute: gateways that start
+        together need not look together."""
+        await asyncio.sleep(PRUNE_EVERY * self._dice())
+        while True:
+            try:
+                removed = await self._ledger.prune(self._wall() - self._retention, PRUNE_BITE)
+            except StoreUnavailable as exc:
+                removed = 0
+                log.debug("records that are too old cannot be removed now", error=str(exc))
+            await asyncio.sleep(PRUNE_PAUSE if removed == PRUNE_BITE else PRUNE_EVERY)
+
+
+def _record(note: Note, completed_at: float, tiers: Sequence[str], content: bool) -> Record:
+    caller, entry, seconds, reply = note
+    failure = reply.failure
+    ran = reply.ran if reply.shared is None else None
+    input = output = None
+    if content:
+        input = _storable(entry.input)
+        output = None if reply.output is None else _storable(reply.output)
+    return Record(
+        id=entry.id,
+        user=_name(caller.user),
+        tenant=_name(caller.tenant),
+        tier=tiers[entry.tier],
+        model=_name(entry.model),
+        status="completed" if failure is None else "failed",
+        created_at=completed_at - seconds,
+        completed_at=completed_at,
+        latency_ms=seconds * 1000.0,
+        batch_size=0 if ran is None else ran.size,
+        worker="" if ran is None else ran.worker,
+        error="" if failure is None else SHOWN.get(failure.code, failure.code),
+        input=input,
+        output=output,
+    )
+
+
+def _name(text: str) -> str:
+    return text if text.isprintable() and len(text) <= NAME_LENGTH else _storable(text[:NAME_LENGTH])
+
+
+def _storable(text: str) -> str:
+    """`text` with what a database does not take escaped: what is no Unicode, and U+0000."""
+    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
+
+
+def _size(record: Record) -> int:
+    return len(record.input or "") + len(record.output or "")

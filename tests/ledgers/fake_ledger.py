@@ -1,0 +1,70 @@
+"""A ledger in memory that answers as it is told to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from headway.errors import StoreUnavailable
+from headway.model import Record
+
+
+class FakeLedger:
+    """Keeps records in a list.
+
+    Attributes:
+        away: every call fails.
+        slow: seconds that a call takes.
+        unloved: ids of records that it cannot take.
+        batches: what was written, batch by batch.
+        calls: writes that were asked for.
+        pruned: what was asked of `prune`.
+        old: records that are too old.
+        opened, closed: how often.
+    """
+
+    def __init__(self) -> None:
+        self.away = False
+        self.slow = 0.0
+        self.unloved: set[str] = set()
+        self.batches: list[list[Record]] = []
+        self.calls = 0
+        self.pruned: list[tuple[float, float, int]] = []
+        self.old = 0
+        self.opened = self.closed = 0
+
+    @property
+    def records(self) -> list[Record]:
+        return [record for batch in self.batches for record in batch]
+
+    async def open(self) -> None:
+        await self._answer()
+        self.opened += 1
+
+    async def write(self, records: Sequence[Record]) -> None:
+        self.calls += 1
+        batch = list(records)
+        await self._answer()
+        if self.unloved.intersection(record.id for record in batch):
+            raise ValueError("not that one")
+        self.batches.append(batch)
+
+    async def find(self, id: str) -> Sequence[Record]:
+        await self._answer()
+        return [record for record in self.records if record.id == id]
+
+    async def prune(self, before: float, limit: int) -> int:
+        await self._answer()
+        self.pruned.append((asyncio.get_running_loop().time(), before, limit))
+        removed = min(self.old, limit)
+        self.old -= removed
+        return removed
+
+    async def close(self) -> None:
+        self.closed += 1
+
+    async def _answer(self) -> None:
+        if self.slow:
+            await asyncio.sleep(self.slow)
+        if self.away:
+            raise StoreUnavailable("the ledger is away")

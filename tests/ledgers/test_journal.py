@@ -1,0 +1,345 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+import structlog
+
+from headway import errors, journal
+from headway.config import Settings
+from headway.errors import SettingError
+from headway.held import Note
+from headway.journal import BULK, FLUSH_WITHIN, INTERVAL, PRUNE_BITE, PRUNE_EVERY, Journal
+from headway.model import Caller, Entry, Failure, Ran, Reply, ShareKind
+from headway.supervisor import Supervisor
+from headway.tally import Tally
+from tests import virtual_time
+from tests.ledgers.fake_ledger import FakeLedger
+
+Clock = Callable[[], float]
+
+ALICE = Caller("alice", "acme", 0)
+NOW = 1_790_000_000.0
+RAN = Ran("gpu-0", 32, 0.1, 5.0)
+
+
+def note(number: int = 0, *, caller: Caller = ALICE, seconds: float = 0.25, model: str = "m", **reply: Any) -> Note:
+    entry = Entry(f"id-{number}", model, "secret input", 2, caller.tenant, "g", 1.0, 1.0)
+    given = {"output": "secret output", "ran": RAN} | reply
+    return caller, entry, seconds, Reply(entry.id, entry.tenant, **given)
+
+
+def notes(count: int, first: int = 0) -> list[Note]:
+    return [note(number) for number in range(first, first + count)]
+
+
+class Stand:
+    def __init__(self, clock: Clock, **settings: Any) -> None:
+        self.tally = Tally()
+        self.ledger = FakeLedger()
+        self.supervisor = Supervisor()
+        self.wall = NOW
+        self.journal = Journal(
+            self.ledger, Settings(**settings), self.tally, clock, lambda: self.wall, dice=lambda: 0.5
+        )
+
+    async def stop(self) -> None:
+        await self.supervisor.stop()
+        await self.journal.close()
+
+    @property
+    def ids(self) -> list[int]:
+        return [int(record.id.removeprefix("id-")) for record in self.ledger.records]
+
+
+@contextlib.asynccontextmanager
+async def keeping(clock: Clock, *, away: bool = False, **settings: Any) -> AsyncIterator[Stand]:
+    """A journal that is kept; at the end of the block it is closed."""
+    stand = Stand(clock, **settings)
+    stand.ledger.away = away
+    await stand.journal.open()
+    stand.journal.start(stand.supervisor)
+    try:
+        yield stand
+    finally:
+        await stand.stop()
+
+
+def test_a_note_becomes_a_record() -> None:
+    async def main(clock: Clock) -> None:
+        async with keeping(clock) as it:
+            it.journal.add([note()])
+            it.wall += 100.0
+            await asyncio.sleep(INTERVAL)
+        [record] = it.ledger.records
+        assert (record.id, record.user, record.tenant, record.tier) == ("id-0", "alice", "acme", "free")
+        assert (record.model, record.status, record.error) == ("m", "completed", "")
+        assert (record.created_at, record.completed_at, record.latency_ms) == (NOW - 0.25, NOW, 250.0)
+        assert (record.batch_size, record.worker) == (32, "gpu-0")
+        assert (record.input, record.output) == (None, None)
+
+    virtual_time.run(main)
+
+
+@pytest.mark.parametrize(
+    ("code", "shown"),
+    [
+        (errors.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED"),
+        (errors.CANCELLED, "CANCELLED"),
+        (errors.IDEMPOTENCY_MISUSE, "IDEMPOTENCY_CONFLICT"),
+    ],
+)
+def test_a_failure_is_recorded_by_the_code_that_clients_read_and_never_by_its_text(code: str, shown: str) -> None:
+    async def main(clock: Clock) -> None:
+        async with keeping(clock) as it:
+            it.journal.add([note(output=None, ran=None, failure=Failure(code, "secret text"))])
+        [record] = it.ledger.records
+        assert (record.status, record.error, record.batch_size, record.worker) == ("failed", shown, 0, "")
+        assert "secret" not in repr(record)
+
+    virtual_time.run(main)
+
+
+def test_who_got_anothers_answer_never_ran() -> None:
+    async def main(clock: Clock) -> None:
+        async with keeping(clock) as it:
+            it.journal.add([note(shared=ShareKind.SAME)])
+        [record] = it.ledger.records
+        assert (record.status, record.batch_size, record.worker) == ("completed", 0, "")
+
+    virtual_time.run(main)
+
+
+def test_content_is_recorded_where_that_is_asked_for_and_made_storable() -> None:
+    async def main(clock: Clock) -> None:
+        async with keeping(clock, ledger_content=True) as it:
+            it.journal.add([note(output="nul \0 and \ud800")])
+        [record] = it.ledger.records
+        assert (record.input, record.output) == ("secret input", "nul \\x00 and \\ud800")
+
+    virtual_time.run(main)
+
+
+def test_a_name_that_a_client_made_up_is_cut_and_made_storable() -> None:
+    async def main(clock: Clock) -> None:
+        async with keeping(clock) as it:
+            it.journal.add([note(model="\0\ud800" + "m" * 1000)])
+        [record] = it.ledger.records
+        assert record.model == "\\x00\\ud800" + "m" * (journal.NAME_LENGTH - 2)
+
+    virtual_time.run(main)
+
+
+def test_records_are_written_in_bulk_four_times_a_second() -> None:
+    async def main(clock: Clock) -> None:
+        async with keeping(clock) as it:
+            for number in range(100):
+                it.journal.add([note(number)])
+                await asyncio.sleep(INTERVAL / 50)
+            await asyncio.sleep(INTERVAL)
+            assert it.ids == list(range(100))
+            assert it.ledger.calls <= 4
+
+    virtual_time.run(main)
+
+
+def test_many_notes_do_not_wait_for_the_interval() -> None:
+    async def main(clock: Clock) -> None:
+        async with keeping(clock) as it:
+            began = clock()
+            it.journal.add(notes(BULK * 3))
+            await asyncio.sleep(0.001)
+            assert it.ids == list(range(BULK * 3))
+            assert {len(batch) for batch in it.ledger.batches} <= set(range(1, BULK + 1))
+            assert clock() - began < INTERVAL / 10
+
+    virtual_time.run(main)
+
+
+def test_while_the_ledger_is_away_records_wait_up_to_the_bound_and_what_comes_then_is_dropped_and_counted() -> None:
+    async def main(clock: Clock) -> None:
+        with structlog.testing.capture_logs() as logs:
+            async with keeping(clock, ledger_buffer=1000) as it:
+                it.ledger.away = True
+                for first in range(0, 3000, 30):
+                    it.journal.add(notes(30, first))
+                    await asyncio.sleep(0.1)
+                    assert it.journal.waiting <= 1000
+                assert it.tally.ledger_dropped == 2000
+                it.ledger.away = False
+                await asyncio.sleep(1.0)
+                assert it.ids == list(range(1000))
+                it.journal.add(notes(1000, 5000))
+                await asyncio.sleep(INTERVAL)
+                assert it.ids[1000:] == list(range(5000, 6000))
+                assert it.tally.ledger_dropped == 2000
+        assert [(line["event"], line["log_level"]) for line in logs] == [
+            ("the ledger is out of reach", "warning"),
+            ("the ledger is back", "info"),
+        ]
+
+    virtual_time.run(main)
+
+
+def test_the_bound_holds_for_notes_that_come_at_once_and_while_a_batch_is_under_way() -> None:
+    async def main(clock: Clock) -> None:
+        async with keeping(clock, ledger_buffer=1000) as it:
+            it.ledger.slow = 1.0
+            it.journal.add(notes(1700))
+            assert it.journal.waiting == 1000
+            await asyncio.sleep(0.5)
+            it.journal.add(notes(10, 2000))
+            assert (it.journal.waiting, it.tally.ledger_dropped) == (1000, 710)
+            await asyncio.sleep(1.0)
+            assert it.ids == list(range(1000))
+            it.journal.add(notes(10, 3000))
+            assert (it.journal.waiting, it.tally.ledger_dropped) == (10, 710)
+
+    virtual_time.run(main)
+
+
+def test_a_ledger_that_is_away_is_asked_again_ever_more_seldom_but_at_least_each_second() -> None:
+    async def main(clock: Clock) -> None:
+        async with keeping(clock) as it:
+            it.ledger.away = True
+            it.journal.add(notes(1))
+            await asyncio.sleep(60.0)
+            assert 60 <= it.ledger.calls <= 200
+            it.ledger.away = False
+            await asyncio.sleep(1.0)
+            assert it.ids == [0]
+
+    virtual_time.run(main)
+
+
+def test_a_process_starts_without_its_ledger_and_finds_it_later() -> None:
+    async def main(clock: Clock) -> None:
+        async with keeping(clock, away=True) as it:
+            it.journal.add(notes(5))
+            await asyncio.sleep(5.0)
+            assert (it.ledger.opened, it.ledger.calls) == (0, 0)
+            it.ledger.away = False
+            await asyncio.sleep(1.0)
+            assert (it.ledger.opened, it.ids) == (1, list(range(5)))
+
+    virtual_time.run(main)
+
+
+def test_a_process_does_not_start_with_a_ledger_that_will_never_do() -> None:
+    class Unfit(FakeLedger):
+        async def open(self) -> None:
+            raise SettingError("ledger", "…", "no", "Yes.")
+
+    async def main(clock: Clock) -> None:
+        it = Journal(Unfit(), Settings(), Tally(), clock)
+        with pytest.raises(SettingError):
+            await it.open()
+        await it.close()
+
+    virtual_time.run(main)
+
+
+def test_a_record_that_the_ledger_cannot_take_costs_no_other_one() -> None:
+    async def main(clock: Clock) -> None:
+        with structlog.testing.capture_logs() as logs:
+            async with keeping(clock) as it:
+                it.ledger.unloved = {"id-7", "id-500"}
+                it.journal.add(notes(3000))
+                await asyncio.sleep(1.0)
+                assert it.ids == [number for number in range(3000) if number not in (7, 500)]
+                assert it.tally.ledger_dropped == 2
+                assert it.ledger.calls < 100
+        assert [line["request_id"] for line in logs] == ["id-7", "id-500"]
+
+    virtual_time.run(main)
+
+
+def test_at_the_end_all_that_waits_is_written() -> None:
+    async def main(clock: Clock) -> None:
+        async with keeping(clock) as it:
+            it.journal.add(notes(BULK * 2 + 5))
+        assert it.ids == list(range(BULK * 2 + 5))
+        assert (it.tally.ledger_dropped, it.ledger.closed) == (0, 1)
+
+    virtual_time.run(main)
+
+
+def test_a_batch_that_was_under_way_when_the_loops_ended_is_not_lost() -> None:
+    async def main(clock: Clock) -> None:
+        async with keeping(clock) as it:
+            it.ledger.slow = 1.0
+            it.journal.add(notes(10))
+            await asyncio.sleep(INTERVAL + 0.5)
+            assert it.ledger.calls == 1
+        assert it.ids == list(range(10))
+
+    virtual_time.run(main)
+
+
+def test_the_end_waits_for_a_ledger_that_is_away_only_so_long_and_counts_what_is_lost() -> None:
+    async def main(clock: Clock) -> None:
+        with structlog.testing.capture_logs() as logs:
+            stand = Stand(clock)
+            await stand.journal.open()
+            stand.journal.start(stand.supervisor)
+            stand.ledger.away = True
+            stand.journal.add(notes(10))
+            began = clock()
+            await stand.stop()
+            assert clock() - began <= FLUSH_WITHIN + 0.001
+            assert (stand.tally.ledger_dropped, stand.ledger.closed, stand.journal.waiting) == (10, 1, 0)
+        assert [line["event"] for line in logs] == [
+            "the ledger is out of reach",
+            "the last records do not get into the ledger",
+        ]
+
+    virtual_time.run(main)
+
+
+def test_waiting_content_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "CONTENT_CHARS", 10 * len("secret input" + "secret output"))
+
+    async def main(clock: Clock) -> None:
+        async with keeping(clock, ledger_content=True) as it:
+            it.ledger.away = True
+            it.journal.add(notes(15))
+            await asyncio.sleep(5.0)
+            assert (it.journal.waiting, it.tally.ledger_dropped) == (10, 5)
+            it.ledger.away = False
+            await asyncio.sleep(1.0)
+            it.journal.add(notes(10, 20))
+            await asyncio.sleep(INTERVAL)
+            assert it.ids == [*range(10), *range(20, 30)]
+            assert it.tally.ledger_dropped == 5
+
+    virtual_time.run(main)
+
+
+def test_what_is_too_old_is_removed_now_and_then_in_bites() -> None:
+    async def main(clock: Clock) -> None:
+        async with keeping(clock, ledger_retention_days=2.0) as it:
+            it.ledger.old = 2 * PRUNE_BITE + 1
+            await asyncio.sleep(PRUNE_EVERY)
+            assert it.ledger.old == 0
+            assert {(before, limit) for _, before, limit in it.ledger.pruned} == {(NOW - 2 * 86_400, PRUNE_BITE)}
+            assert len(it.ledger.pruned) == 3
+            it.ledger.away = True
+            it.ledger.old = 1
+            await asyncio.sleep(2 * PRUNE_EVERY)
+            it.ledger.away = False
+            await asyncio.sleep(PRUNE_EVERY)
+            assert it.ledger.old == 0
+
+    virtual_time.run(main)
+
+
+def test_nothing_is_removed_where_records_are_kept_for_ever() -> None:
+    async def main(clock: Clock) -> None:
+        async with keeping(clock, ledger_retention_days=0.0) as it:
+            await asyncio.sleep(10 * PRUNE_EVERY)
+            assert it.ledger.pruned == []
+
+    virtual_time.run(main)

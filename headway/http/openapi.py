@@ -6,6 +6,8 @@ from typing import Any
 
 from headway import __version__, errors
 from headway.config import Settings
+from headway.http.components import LIMITED, MARKED, components, header, parameter, response, schema
+from headway.http.results import LONGEST_WAIT, PATH
 from headway.http.shapes import HOPELESS, anchor
 
 _WHEN: dict[str, str] = {
@@ -13,11 +15,11 @@ _WHEN: dict[str, str] = {
     "type; the message says which, and what was expected.",
     errors.UNAUTHENTICATED: "Keys are configured, and none or a wrong one was sent.",
     errors.FORBIDDEN: "The key is good, but not for this.",
-    errors.NOT_FOUND: "No such model or route.",
+    errors.NOT_FOUND: "No such model, task or route; a task of another tenant is none.",
     errors.METHOD_NOT_ALLOWED: "The route exists, but not with this method; Allow names those it has.",
     errors.REQUEST_TIMEOUT: "Header or body did not arrive in time.",
     errors.IDEMPOTENCY_CONFLICT: "A request with the same id is in flight.",
-    errors.IDEMPOTENCY_MISUSE: "The Idempotency-Key was used for another request.",
+    errors.IDEMPOTENCY_MISUSE: "The Idempotency-Key was used for a request with another body or for another model.",
     errors.PAYLOAD_TOO_LARGE: "The body is larger than the limit; it was not read.",
     errors.HEADERS_TOO_LARGE: "Request line and header are larger than the limit.",
     errors.REJECTED_BY_MODEL: "The model fails on this input even when it runs alone.",
@@ -34,6 +36,7 @@ _WHEN: dict[str, str] = {
 _EXPECTED = (
     errors.BAD_REQUEST,
     errors.UNAUTHENTICATED,
+    errors.FORBIDDEN,
     errors.NOT_FOUND,
     errors.REQUEST_TIMEOUT,
     errors.IDEMPOTENCY_CONFLICT,
@@ -47,10 +50,18 @@ _EXPECTED = (
 )
 """One code for each status that a native route can answer with."""
 
-_NO_NUL = r"^[^\u0000]*$"
-_TEXT = {"type": "string", "pattern": _NO_NUL, "description": "Any text without U+0000."}
-_LATENCY = {"type": "number", "description": "Milliseconds from the complete request to its answer, on the server."}
-_ID = {"type": "string", "pattern": "^req_[0-9a-f-]{36}$"}
+_ASKED = ("RequestId", "Timeout", "Tier", "Prefer", "IdempotencyKey", "CacheControl")
+"""Parameters of a native route."""
+
+_ACCEPTED = {
+    "description": "The request has become a task, as the client prefers; its outcome is kept.",
+    "headers": header("X-Request-Id", "Location", "Preference-Applied", "Retry-After", *LIMITED),
+    "content": {"application/json": {"schema": schema("Task")}},
+    "links": {
+        name: {"operationId": name, "parameters": {"task_id": "$response.body#/task_id"}}
+        for name in ("result", "forget")
+    },
+}
 
 
 def document(settings: Settings) -> dict[str, Any]:
@@ -72,17 +83,11 @@ def document(settings: Settings) -> dict[str, Any]:
             "description": f"Answers single inference requests with model {settings.model!r}, "
             f"in batches of up to {settings.max_batch_size}.",
         },
-        "paths": native | _service(),
-        "components": {
-            "schemas": _schemas(settings),
-            "parameters": _parameters(settings),
-            "headers": {"RequestId": {"description": "The request's id.", "schema": _ID}},
-            "responses": {code: _refusal(code) for code in errors.STATUS},
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
-        },
+        "paths": native | _tasks(settings) | _service(),
+        "components": components(settings),
         "x-headway-errors": [
             {
-                "error": code,
+                "error": errors.SHOWN.get(code, code),
                 "status": status,
                 "title": errors.TITLE[code],
                 "anchor": anchor(code),
@@ -101,21 +106,22 @@ def _native(
         "post": {
             "operationId": operation,
             "summary": summary,
-            "description": "The answer comes on the same connection; there is nothing to poll.",
-            "parameters": [{"$ref": f"#/components/parameters/{name}"} for name in ("RequestId", "Timeout", "Tier")],
+            "description": "The answer comes on the same connection, unless the client prefers a task.",
+            "parameters": [parameter(name) for name in _ASKED],
             "requestBody": {
                 "required": True,
-                "content": {"application/json": {"schema": _schema(request), "example": example}},
+                "content": {"application/json": {"schema": schema(request), "example": example}},
             },
             "responses": {
                 "200": {
                     "description": "The model's answer.",
-                    "headers": {"X-Request-Id": {"$ref": "#/components/headers/RequestId"}},
-                    "content": {"application/json": {"schema": _schema(answer)}},
+                    "headers": header("X-Request-Id", *MARKED, *LIMITED),
+                    "content": {"application/json": {"schema": schema(answer)}},
                 },
-                **{str(errors.STATUS[code]): {"$ref": f"#/components/responses/{code}"} for code in _EXPECTED},
+                "202": _ACCEPTED,
+                **_refusals(*_EXPECTED),
             },
-            "security": [{"key": []}] if settings.keys else [],
+            "security": _security(settings),
         }
     }
 
@@ -131,9 +137,60 @@ def _predict(settings: Settings) -> dict[str, Any]:
         "schema": {"type": "string"},
     })  # fmt: skip
     operation["requestBody"]["content"]["application/octet-stream"] = {
-        "schema": {"type": "string", "pattern": _NO_NUL, "description": "The input itself, in UTF-8, without U+0000."}
+        "schema": {**components(settings)["schemas"]["Input"], "description": "The input itself, in UTF-8."}
     }
     return item
+
+
+def _tasks(settings: Settings) -> dict[str, Any]:
+    wait = {
+        "name": "wait",
+        "in": "query",
+        "description": f"Seconds to wait for the outcome, at most {LONGEST_WAIT:g}.",
+        "schema": {"type": "string", "pattern": r"^[0-9]{1,9}(\.[0-9]{1,6})?$", "example": "20"},
+    }
+    common = (
+        errors.UNAUTHENTICATED,
+        errors.NOT_FOUND,
+        errors.REQUEST_TIMEOUT,
+        errors.PAYLOAD_TOO_LARGE,
+        errors.HEADERS_TOO_LARGE,
+        errors.SERVICE_OVERLOADED,
+    )
+    known = {
+        "description": "What is known of it.",
+        "headers": header("X-Request-Id", "Retry-After", *LIMITED),
+        "content": {"application/json": {"schema": schema("Result")}},
+    }
+    gone = {"description": "It is forgotten, and never gets to a GPU if it has not yet.", "headers": header(*LIMITED)}
+    return {
+        f"{PATH}/{{task_id}}": {
+            "parameters": [parameter("TaskId")],
+            "get": {
+                "operationId": "result",
+                "summary": "Ask for the outcome of a task",
+                "description": f"It is kept for {settings.result_ttl_s:g} seconds. A task of another tenant is unknown.",
+                "parameters": [parameter("RequestId"), wait],
+                "responses": {"200": known, **_refusals(errors.BAD_REQUEST, *common)},
+                "security": _security(settings),
+            },
+            "delete": {
+                "operationId": "forget",
+                "summary": "Cancel a task, or forget its outcome",
+                "parameters": [parameter("RequestId")],
+                "responses": {"204": gone, **_refusals(errors.BAD_REQUEST, *common)},
+                "security": _security(settings),
+            },
+        }
+    }
+
+
+def _refusals(*codes: str) -> dict[str, Any]:
+    return {str(errors.STATUS[code]): response(code) for code in codes}
+
+
+def _security(settings: Settings) -> list[dict[str, list[str]]]:
+    return [{"key": []}] if settings.keys or settings.jwt else []
 
 
 def _service() -> dict[str, Any]:
@@ -146,7 +203,7 @@ def _service() -> dict[str, Any]:
 
 
 def _probe(operation: str, summary: str, good: str, bad: str = "") -> dict[str, Any]:
-    content = {"application/json": {"schema": _schema("Health")}}
+    content = {"application/json": {"schema": schema("Health")}}
     responses = {"200": {"description": good, "content": content}}
     if bad:
         responses[bad] = {"description": "No.", "content": content}
@@ -158,92 +215,3 @@ def _probe(operation: str, summary: str, good: str, bad: str = "") -> dict[str, 
         "schema": {"type": "string"},
     }
     return {"get": {"operationId": operation, "summary": summary, "parameters": [verbose], "responses": responses}}
-
-
-def _schema(name: str) -> dict[str, str]:
-    return {"$ref": f"#/components/schemas/{name}"}
-
-
-def _object(required: tuple[str, ...], properties: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "object", "required": list(required), "properties": properties}
-
-
-def _schemas(settings: Settings) -> dict[str, Any]:
-    metadata = _object(
-        ("tokens_used", "latency_ms", "model_version"),
-        {
-            "tokens_used": {"type": ["integer", "null"], "description": "As the model reports it."},
-            "latency_ms": _LATENCY,
-            "model_version": {"type": "string"},
-        },
-    )
-    predicted = {"request_id": _ID, "output": {"type": "string"}, "latency_ms": _LATENCY}
-    return {
-        "InferenceRequest": _object(
-            ("input",),
-            {
-                "input": _TEXT,
-                "model": {"type": ["string", "null"], "description": f"Left out: {settings.model}."},
-                "parameters": {"type": ["object", "null"], "description": "Handed to the model as it is."},
-                "client_id": {"type": ["string", "null"], "description": "Yours to use; not looked at."},
-            },
-        ),
-        "InferenceAnswer": _object(
-            ("request_id", "output", "metadata"),
-            {"request_id": _ID, "output": {"type": "string"}, "metadata": metadata},
-        ),
-        "PlainRequest": _object(("input",), {"input": _TEXT}),
-        "PlainAnswer": _object(("output", "request_id", "latency_ms"), predicted),
-        "PredictRequest": _object(("model_id", "input_data"), {"model_id": {"type": "string"}, "input_data": _TEXT}),
-        "PredictAnswer": _object(("request_id", "output", "latency_ms"), predicted),
-        "Health": _object(("status",), {"status": {"type": "string"}, "checks": {"type": "object"}}),
-        "Problem": _object(
-            ("type", "title", "status", "detail", "error", "message", "request_id"),
-            {
-                "type": {"type": "string", "description": "Where the error is described."},
-                "title": {"type": "string"},
-                "status": {"type": "integer"},
-                "detail": {"type": "string"},
-                "error": {"type": "string", "enum": list(errors.STATUS)},
-                "message": {"type": "string"},
-                "request_id": _ID,
-                "retry_after_ms": {"type": "integer"},
-            },
-        ),
-    }
-
-
-def _parameters(settings: Settings) -> dict[str, Any]:
-    return {
-        "RequestId": {
-            "name": "X-Request-Id",
-            "in": "header",
-            "description": "A UUID to use as the request's id, with or without req_; anything else is replaced.",
-            "schema": {"type": "string"},
-        },
-        "Timeout": {
-            "name": "X-Request-Timeout-Ms",
-            "in": "header",
-            "description": f"Milliseconds above 0; shortens the deadline of {settings.request_timeout_ms:g} ms.",
-            "schema": {
-                "type": "string",
-                "pattern": r"^[0-9]{1,9}(\.[0-9]{1,6})?$",
-                "not": {"pattern": "^[0.]*$"},
-                "example": "1500",
-            },
-        },
-        "Tier": {
-            "name": "X-Request-Tier",
-            "in": "header",
-            "description": "Lowers the tier; a tier above the caller's own changes nothing.",
-            "schema": {"type": "string", "enum": list(settings.tier_names)},
-        },
-    }
-
-
-def _refusal(code: str) -> dict[str, Any]:
-    return {
-        "description": errors.TITLE[code],
-        "headers": {"X-Request-Id": {"$ref": "#/components/headers/RequestId"}},
-        "content": {"application/problem+json": {"schema": _schema("Problem")}},
-    }

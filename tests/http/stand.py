@@ -12,9 +12,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -30,7 +29,7 @@ from headway.held import Waiter
 from headway.http import public
 from headway.http.door import Door
 from headway.http.readiness import Readiness
-from headway.identity.keys_file import KeysFile
+from headway.identity.callers import make_caller
 from headway.identity.open import OpenIdentity
 from headway.model import Caller, Failure, Item, Reply, ShareKind, Slot, Wait, WorkerInfo, WorkerStatus
 from headway.supervisor import Supervisor
@@ -38,6 +37,22 @@ from headway.tally import Tally
 
 PATIENCE = 10.0
 """Seconds after which a test that hangs is given up."""
+
+
+Keys = Mapping[str, Mapping[str, Any]]
+"""By the text of a key: what is known of its caller, as `make_caller` takes it; user, tenant and tier may be left out."""
+
+
+class Bearers:
+    """Knows the callers of some keys."""
+
+    def __init__(self, keys: Keys, settings: Settings) -> None:
+        usual = {"user": "ada", "tenant": "acme", "tier": "paid"}
+        self._callers = {key.encode(): make_caller(settings, **{**usual, **data}) for key, data in keys.items()}
+
+    def identify(self, authorization: bytes) -> Caller | None:
+        scheme, _, key = authorization.partition(b" ")
+        return self._callers.get(key) if scheme.lower() == b"bearer" else None
 
 
 @dataclass
@@ -284,7 +299,7 @@ def get(path: str, *fields: str, method: str = "GET") -> bytes:
 
 def served(
     main: Callable[[Stand], Coroutine[Any, Any, None]],
-    keys: Path | None = None,
+    keys: Keys | None = None,
     whole: bool = False,
     **settings: Any,
 ) -> None:
@@ -294,18 +309,18 @@ def served(
 
 
 async def _serve(
-    main: Callable[[Stand], Coroutine[Any, Any, None]], keys: Path | None, whole: bool, changes: dict[str, Any]
+    main: Callable[[Stand], Coroutine[Any, Any, None]], keys: Keys | None, whole: bool, changes: dict[str, Any]
 ) -> None:
     unseen: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: unseen.append(context))
-    settings = Settings(**{"port": 0, "keys": str(keys or ""), **changes})
+    settings = Settings(**{"port": 0, "keys": "keys.toml" if keys else "", **changes})
     tally = Tally()
     limits = QueueLimits(tiers=3, max_batch=32, reserved_share=0.1, max_queue=100)
     broker = MemoryBroker({settings.model: limits}, DeadLetterBox(), tally, monotonic, lambda: 0.5)
     real = Gateway(settings, [settings.model], broker, tally, monotonic)
     await broker.beat(WorkerInfo(worker_id="gpu-0", model=settings.model, status=WorkerStatus.HEALTHY))
     gateway = EchoGateway(broker)
-    identity = KeysFile(keys, settings) if keys else OpenIdentity(settings.default_tier_index)
+    identity = Bearers(keys, settings) if keys else OpenIdentity(settings.default_tier_index)
     numbers = itertools.count()
     door = Door.public(
         settings,

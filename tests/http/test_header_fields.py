@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from hashlib import sha256
-from pathlib import Path
-
 import pytest
 
 from headway.http.allowance import Allowances
@@ -163,17 +160,7 @@ def test_a_failure_in_common_is_marked_as_well() -> None:
     served(main)
 
 
-def write_keys(folder: Path, **rates: str) -> Path:
-    path = folder / "keys.toml"
-    rows = [
-        f'[[keys]]\nsha256 = "{sha256(name.encode()).hexdigest()}"\nuser = "{name}"\ntenant = "t"\ntier = "paid"\n{rate}\n'
-        for name, rate in rates.items()
-    ]
-    path.write_text("".join(rows))
-    return path
-
-
-def test_limited_callers_hear_of_their_limits_on_every_answer(tmp_path: Path) -> None:
+def test_limited_callers_hear_of_their_limits_on_every_answer() -> None:
     async def main(stand: Stand) -> None:
         client = await stand.connect()
         key = "Authorization: Bearer ada"
@@ -199,10 +186,10 @@ def test_limited_callers_hear_of_their_limits_on_every_answer(tmp_path: Path) ->
             assert "ratelimit" not in (await client.answer()).header, "of a caller that came before"
         assert "ratelimit" not in unlimited.header
 
-    served(main, keys=write_keys(tmp_path, ada="rate = 2\nburst = 2", bob="rate = 0"), whole=True)
+    served(main, keys={"ada": {"rate": 2.0, "burst": 2.0}, "bob": {"rate": 0.0}}, whole=True)
 
 
-def test_a_task_and_a_late_body_tell_of_the_limits_too(tmp_path: Path) -> None:
+def test_a_task_and_a_late_body_tell_of_the_limits_too() -> None:
     async def main(stand: Stand) -> None:
         key = "Authorization: Bearer ada"
         task = await stand.ask(post(BODY, "/v1/inference", key, "Prefer: respond-async"))
@@ -215,7 +202,7 @@ def test_a_task_and_a_late_body_tell_of_the_limits_too(tmp_path: Path) -> None:
         assert late.error == "REQUEST_TIMEOUT"
         assert "ratelimit" in late.header
 
-    served(main, keys=write_keys(tmp_path, ada=""), whole=True, tier_rates="paid=50")
+    served(main, keys={"ada": {}}, whole=True, tier_rates="paid=50")
 
 
 class Charged:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -191,15 +189,11 @@ def test_every_spelling_of_a_route_is_the_route(target: str) -> None:
     served(main)
 
 
-def write_keys(folder: Path) -> Path:
-    digest = hashlib.sha256(b"secret").hexdigest()
-    path = folder / "keys.toml"
-    path.write_text(f'[[keys]]\nsha256 = "{digest}"\nuser = "ada"\ntenant = "acme"\ntier = "enterprise"\n')
-    return path
+KEYS = {"secret": {"user": "ada", "tenant": "acme", "tier": "enterprise"}}
 
 
 @pytest.mark.parametrize("value", ["", "Basic secret", "Bearer", "Bearer other", "secret", "Bearer secret x"])
-def test_no_good_key_is_401_before_the_body_is_read(tmp_path: Path, value: str) -> None:
+def test_no_good_key_is_401_before_the_body_is_read(value: str) -> None:
     async def main(stand: Stand) -> None:
         fields = [f"Authorization: {value}"] if value else []
         client = await stand.connect()
@@ -214,10 +208,10 @@ def test_no_good_key_is_401_before_the_body_is_read(tmp_path: Path, value: str) 
         assert stand.gateway.asked[0].tier == 0
         assert dict(stand.tally.refusals) == {("unauthenticated", "none"): 1}
 
-    served(main, keys=write_keys(tmp_path))
+    served(main, keys=KEYS)
 
 
-def test_the_key_is_looked_up_for_every_request_under_a_known_head(tmp_path: Path) -> None:
+def test_the_key_is_looked_up_for_every_request_under_a_known_head() -> None:
     async def main(stand: Stand) -> None:
         client = await stand.connect()
         for field, status in (
@@ -230,12 +224,10 @@ def test_the_key_is_looked_up_for_every_request_under_a_known_head(tmp_path: Pat
                 await client.send(post(f'{{"input": "{text}"}}', "/v1/inference", f"Authorization: {field}"))
                 assert (await client.answer()).status == status
 
-    served(main, keys=write_keys(tmp_path))
+    served(main, keys=KEYS)
 
 
-def test_a_key_that_is_revoked_stops_working_on_an_open_connection(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_key_that_is_revoked_stops_working_on_an_open_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main(stand: Stand) -> None:
         client = await stand.connect()
         request = post('{"input": "a"}', "/v1/inference", "Authorization: Bearer secret")
@@ -247,7 +239,7 @@ def test_a_key_that_is_revoked_stops_working_on_an_open_connection(
         assert (await client.answer()).error == "UNAUTHENTICATED"
         assert len(stand.gateway.asked) == 1
 
-    served(main, keys=write_keys(tmp_path))
+    served(main, keys=KEYS)
 
 
 def test_known_heads_with_other_lengths_and_in_pieces() -> None:

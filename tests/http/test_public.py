@@ -13,7 +13,7 @@ from headway import errors
 from headway.config import Settings
 from headway.http import openapi
 from headway.model import WorkerInfo, WorkerStatus
-from tests.http.stand import Stand, get, post, served
+from tests.http.stand import Answer, Stand, get, post, served
 
 
 @pytest.mark.parametrize("path", ["/livez", "/readyz", "/healthz"])
@@ -63,6 +63,9 @@ def test_ready_means_a_warm_worker_and_not_draining() -> None:
         ("TRACE", "/v1/predict", 405, "OPTIONS, POST"),
         ("OPTIONS", "/v1/predict", 204, "OPTIONS, POST"),
         ("OPTIONS", "/docs", 204, "GET, HEAD, OPTIONS"),
+        ("PUT", "/v1/result/x", 405, "DELETE, GET, HEAD, OPTIONS"),
+        ("GET", "/v1/result/", 404, None),
+        ("GET", "/v1/result/x/y", 404, None),
         ("OPTIONS", "/nowhere", 404, None),
     ],
 )
@@ -127,21 +130,32 @@ def test_the_contract_names_every_route_and_error_of_these_settings() -> None:
     async def main(stand: Stand) -> None:
         contract = (await stand.ask(get("/openapi.json"))).json
         assert set(contract["paths"]) == {
-            "/v1/inference", "/api/inference", "/v1/predict", "/livez", "/readyz", "/healthz"
+            "/v1/inference", "/api/inference", "/v1/predict", "/v1/result/{task_id}", "/livez", "/readyz", "/healthz"
         }  # fmt: skip
-        assert [error["error"] for error in contract["x-headway-errors"]] == list(errors.STATUS)
+        assert [error["error"] for error in contract["x-headway-errors"]] == [
+            errors.SHOWN.get(code, code) for code in errors.STATUS
+        ]
         assert contract["components"]["parameters"]["Tier"]["schema"]["enum"] == ["gold", "tin"]
 
     served(main, tiers="gold,tin", default_tier="tin")
 
 
-def _answers(contract: dict[str, Any], path: str, status: int) -> dict[str, Any]:
-    (method,) = contract["paths"][path]
-    answer = contract["paths"][path][method]["responses"][str(status)]
-    if "$ref" in answer:
-        answer = contract["components"]["responses"][answer["$ref"].rpartition("/")[2]]
-    (content,) = answer["content"].values()
-    return {**content["schema"], "components": contract["components"]}
+def _answers(contract: dict[str, Any], path: str, answer: Answer) -> tuple[dict[str, Any], set[str]]:
+    """The schema of an answer, and the fields that its header may have beyond those of every answer."""
+    operations = contract["paths"][path]
+    operation = operations.get("post") or operations["get"]
+    found = operation["responses"][str(answer.status)]
+    if "$ref" in found:
+        found = contract["components"]["responses"][found["$ref"].rpartition("/")[2]]
+    (content,) = found["content"].values()
+    return {**content["schema"], "components": contract["components"]}, {name.lower() for name in found["headers"]}
+
+
+TOLD = frozenset((
+    "location", "preference-applied", "ratelimit", "ratelimit-policy", "idempotency-replayed", "x-headway-cache"
+))  # fmt: skip
+ADA = "Authorization: Bearer ada"
+RESULT = "/v1/result/{task_id}"
 
 
 @pytest.mark.parametrize(
@@ -152,23 +166,74 @@ def _answers(contract: dict[str, Any], path: str, status: int) -> dict[str, Any]
         (post('{"model_id": "m", "input_data": "a"}', "/v1/predict"), "/v1/predict"),
         (post("{}", "/v1/predict"), "/v1/predict"),
         (post("", length=5_000_000), "/v1/inference"),
-        (get("/livez"), "/livez"),
-        (get("/readyz?verbose"), "/readyz"),
+        (post('{"input": "a"}', "/v1/inference", ADA), "/v1/inference"),
+        (post('{"input": "a"}', "/v1/inference", ADA, "Idempotency-Key: k"), "/v1/inference"),
+        (post('{"input": "b"}', "/v1/inference", ADA, "Idempotency-Key: k"), "/v1/inference"),
+        (post('{"input": "a"}', "/api/inference", ADA, "Prefer: respond-async, wait=0"), "/api/inference"),
+        (get("/v1/result/x", ADA), RESULT),
+        (get("/v1/result/x?wait=x", ADA), RESULT),
+        (get("/v1/result/x"), RESULT),
     ],
 )
 def test_answers_keep_the_contract(request_: bytes, path: str) -> None:
     contract = openapi.document(Settings())
 
     async def main(stand: Stand) -> None:
+        await stand.ask(post('{"input": "a"}', "/v1/inference", ADA, "Idempotency-Key: k"))
         answer = await stand.ask(request_)
-        jsonschema_rs.validate(_answers(contract, path, answer.status), answer.json)
+        schema, fields = _answers(contract, path, answer)
+        jsonschema_rs.validate(schema, answer.json)
+        assert TOLD & set(answer.header) <= fields
+
+    served(main, keys={"ada": {}}, whole=True, cache=True)
+
+
+@pytest.mark.parametrize("input", ["a", "bad"])
+def test_a_task_keeps_the_contract_in_all_its_states(input: str) -> None:
+    contract = openapi.document(Settings())
+
+    async def main(stand: Stand) -> None:
+        stand.go.clear()
+        task = await stand.ask(post(f'{{"input": "{input}"}}', "/v1/inference", "Prefer: respond-async"))
+        pending = await stand.ask(get(task.header["location"]))
+        stand.go.set()
+        ended = await stand.ask(get(f"{task.header['location']}?wait=9"))
+        assert {pending.json["status"], ended.json["status"]} < {"PENDING", "SUCCESS", "FAILED"}
+        for answer in (pending, ended):
+            jsonschema_rs.validate(_answers(contract, RESULT, answer)[0], answer.json)
+
+    served(main, whole=True)
+
+
+@pytest.mark.parametrize("path", ["/livez", "/readyz?verbose"])
+def test_probes_keep_the_contract(path: str) -> None:
+    contract = openapi.document(Settings())
+
+    async def main(stand: Stand) -> None:
+        answer = await stand.ask(get(path))
+        found = contract["paths"][path.partition("?")[0]]["get"]["responses"]["200"]["content"]["application/json"]
+        jsonschema_rs.validate({**found["schema"], "components": contract["components"]}, answer.json)
 
     served(main)
 
 
+def test_the_contract_tells_of_the_checks_in_force() -> None:
+    parts = openapi.document(Settings(max_input_chars=9, max_parameters=3, control_chars="refuse"))["components"]
+    shape = parts["schemas"]["Input"]
+    assert shape["maxLength"] == 9
+    assert re.fullmatch(shape["pattern"], "a\tb\n")
+    assert not re.fullmatch(shape["pattern"], "a\x1bb")
+    assert parts["schemas"]["InferenceRequest"]["properties"]["parameters"]["maxProperties"] == 3
+    key = parts["parameters"]["IdempotencyKey"]["schema"]["pattern"]
+    for good in ("k", "a b", '"k"', "k" * 255, '"a\\"b"'):
+        assert re.search(key, good)
+    for bad in ("", '"', '""', "k" * 256, " a", "é"):
+        assert not re.search(key, bad)
+
+
 def test_the_contract_is_valid_openapi() -> None:
     contract = openapi.document(Settings())
-    references = re.findall(r"'\$ref': '#/components/(\w+)/(\w+)'", str(contract))
+    references = re.findall(r"'\$ref': '#/components/(\w+)/([\w-]+)'", str(contract))
     assert references
     for kind, name in references:
         assert name in contract["components"][kind]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.config import Settings
-from headway.errors import SHOWN, STATUS, TITLE, BadRequest
+from headway.errors import SHOWN, STATUS, TITLE, BadRequest, PayloadTooLarge
 from headway.http.shapes import HOPELESS, native, problem, problem_body, problem_header, problem_response
 
 SHAPES = INFERENCE, PLAIN, PREDICT = native(Settings())
@@ -168,3 +170,73 @@ def test_a_message_that_is_no_unicode_is_escaped() -> None:
     assert json.loads(body)["message"] == "bad \\ud800"
     assert b"\r\ncontent-length: %d" % len(body) in head
     assert b"\r\nconnection: close\r\n" in head
+
+
+def reading(**settings: Any) -> Callable[[str], str]:
+    """What the model gets of an input under these settings, whichever way it comes."""
+    shapes = native(Settings(**settings))
+
+    def read(text: str) -> str:
+        bodies = [{"input": text}, {"input": text}, {"model_id": "m", "input_data": text}]
+        inputs = {shape.read(json.dumps(body).encode())[1] for shape, body in zip(shapes, bodies, strict=True)}
+        inputs.add(shapes[2].text(text.encode()))
+        (input,) = inputs
+        return input
+
+    return read
+
+
+def test_an_input_may_be_as_long_as_told() -> None:
+    read = reading(max_input_chars=3)
+    assert read("é😀x") == "é😀x"
+    with pytest.raises(PayloadTooLarge, match=r"4 characters; at most 3 .*max_input_chars"):
+        read("abcd")
+    assert len(reading()("x" * 100_000)) == 100_000
+
+
+CONTROLS = [chr(code) for code in (*range(1, 9), 11, 12, *range(14, 32), *range(127, 160))]
+TEXT = "a\tb\r\nc\u00a0\u200d\u2028é😀\u202e"
+
+
+@pytest.mark.parametrize("control", CONTROLS, ids=ascii)
+def test_control_characters_are_kept_stripped_or_refused(control: str) -> None:
+    text = f"x{control}y{control}"
+    assert reading()(text) == reading(control_chars="keep")(text) == text
+    assert reading(control_chars="strip")(text) == "xy"
+    with pytest.raises(BadRequest, match=rf"U\+{ord(control):04X} at character 1; .*control_chars"):
+        reading(control_chars="refuse")(text)
+
+
+@pytest.mark.parametrize("policy", ["keep", "strip", "refuse"])
+def test_other_characters_are_never_touched_and_nul_never_taken(policy: str) -> None:
+    read = reading(control_chars=policy)
+    assert read(TEXT) == TEXT
+    assert read("") == ""
+    with pytest.raises(BadRequest, match=r"U\+0000"):
+        read("a\0b")
+
+
+def test_parameters_may_be_as_many_as_told() -> None:
+    def body(count: int) -> bytes:
+        return json.dumps({"input": "a", "parameters": {str(number): number for number in range(count)}}).encode()
+
+    read = native(Settings(max_parameters=3))[0].read
+    assert json.loads(read(body(3))[2]) == {"0": 0, "1": 1, "2": 2}
+    with pytest.raises(BadRequest, match=r"4 members; at most 3 .*max_parameters"):
+        read(body(4))
+    with pytest.raises(BadRequest, match="65 members"):
+        INFERENCE.read(body(65))
+
+
+def test_of_a_member_that_is_there_twice_the_last_counts() -> None:
+    body = b'{"input": 1, "input": "a", "parameters": {"x": 1, "x": 2}, "parameters": {"y": 1, "y": 2}, "input": "b"}'
+    with pytest.raises(BadRequest, match=r"`\$.input`"):
+        INFERENCE.read(body)
+    model, text, parameters = INFERENCE.read(body.replace(b'"input": 1, ', b""))
+    assert (model, text) == (None, "b")
+    assert json.loads(parameters) == {"y": 2}
+
+
+def test_members_that_nobody_knows_are_skipped_however_many() -> None:
+    body = b'{"input": "a"' + b"".join(b',"%d":[{}]' % number for number in range(50_000)) + b"}"
+    assert INFERENCE.read(body) == (None, "a", b"")

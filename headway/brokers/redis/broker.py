@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import itertools
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+import msgspec
 import structlog
 import uuid_utils
 
@@ -90,7 +92,7 @@ class RedisBroker:
         self._link = link
         self._link.process = link.process or str(uuid_utils.uuid7())
         self._queues = {
-            model: [Queue(link, model, shard, limits, lease_seconds) for shard in range(shards)]
+            model: [Queue(link, model, shard, _of_shard(limits, shards), lease_seconds) for shard in range(shards)]
             for model, limits in models.items()
         }
         self._every = [queue for queues in self._queues.values() for queue in queues]
@@ -136,10 +138,15 @@ class RedisBroker:
             groups.setdefault(queue, []).append(place)
         if len(groups) == 1:
             [queue] = groups
-            answers = [await queue.enqueue(entries)]
+            answers = [await queue.enqueue(entries, self._places.in_use(queue.model))]
         else:
             parts = ([entries[place] for place in places] for places in groups.values())
-            answers = await _all(*(queue.enqueue(part) for queue, part in zip(groups, parts, strict=True)))
+            answers = await _all(
+                *(
+                    queue.enqueue(part, self._places.in_use(queue.model))
+                    for queue, part in zip(groups, parts, strict=True)
+                )
+            )
         result: list[Failure | None] = [None] * len(entries)
         for places, answer in zip(groups.values(), answers, strict=True):
             for place, verdict in zip(places, answer, strict=True):
@@ -149,8 +156,13 @@ class RedisBroker:
         return result
 
     def owed(self, limit: Limit) -> float:
-        """See Broker."""
-        return 0.0
+        """See Broker. One that spans tenants is spread over the shards in use."""
+        owed = 0.0
+        for model, queues in self._queues.items():
+            of_shards = [queue.owed(limit) for queue in queues]
+            spread = limit.name == "tier"
+            owed = max(owed, sum(of_shards) / self._places.in_use(model) if spread else max(of_shards))
+        return owed
 
     async def claim(self, slot: Slot, policy: Policy) -> Lease | Wait:
         """See Broker."""
@@ -199,6 +211,7 @@ class RedisBroker:
             raise ValueError(f"{len(items)} items for a lease of {len(lease.entries)} entries: one each, in order")
         waited = self._waited.get((lease.slot.model, lease.fence)) or [0.0] * len(items)
         runs: dict[str, list[wire.WireReply]] = {}
+        shared: list[tuple[int, int, bytes]] = []
         bad: list[tuple[int, bytes]] = []
         for place, (entry, item) in enumerate(zip(lease.entries, items, strict=True)):
             failure = None
@@ -207,12 +220,15 @@ class RedisBroker:
                 bad.append((place, wire.encode(wire.WireFailure("item", item.error or "", lease.slot.worker))))
             reply = wire.WireReply(place, entry.id, entry.tenant, item.output, failure, waited[place])
             runs.setdefault(entry.gateway, []).append(reply)
+            if entry.shares:
+                alone = wire.WireRun(wire.SCHEMA, lease.slot.worker, [msgspec.structs.replace(reply, place=0)])
+                shared.append((place, wire.worth(failure), wire.encode(alone)))
         packed = {
             gateway: wire.encode(wire.WireRun(wire.SCHEMA, lease.slot.worker, replies))
             for gateway, replies in runs.items()
         }
         queue, fence = self._queue_of(lease)
-        settled = await queue.complete(fence, packed, bad)
+        settled = await queue.complete(fence, packed, shared, bad)
         self._waited.pop((lease.slot.model, lease.fence), None)
         return settled
 
@@ -255,7 +271,8 @@ class RedisBroker:
 
     async def recall(self, tenant: str, id: str) -> Reply | Stage | None:
         """See Broker."""
-        return await self.stage(tenant, id)
+        found = await _all(*(queue.recall(wire.key_of(tenant, id)) for queue in self._places.where((tenant, id))))
+        return next((one for one in found if one is not None), None)
 
     async def beat(self, worker: WorkerInfo) -> None:
         """See Broker."""
@@ -361,6 +378,14 @@ async def _all(*calls: Awaitable[T]) -> list[T]:
         if isinstance(answer, BaseException):
             raise answer
     return [answer for answer in answers if not isinstance(answer, BaseException)]
+
+
+def _of_shard(limits: QueueLimits, shards: int) -> QueueLimits:
+    """What bounds one shard's queue."""
+    if limits.shed_at is None or shards == 1:
+        return limits
+    last, rest = limits.shed_at
+    return dataclasses.replace(limits, shed_at=(max(1, last // shards), max(1, rest // shards)))
 
 
 def _together(loads: Sequence[Load]) -> Load:

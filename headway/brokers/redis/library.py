@@ -9,7 +9,9 @@ from __future__ import annotations
 import hashlib
 from importlib import resources
 
-from headway.core import admission, departure, health, packing, queue, retry, service_model
+from headway.core import admission, departure, health, packing, queue, retry, service_model, verdicts
+from headway.errors import REJECTED_BY_MODEL
+from headway.model import BatchFailure, Cause
 
 LAYOUT = "headway1"
 """What is stored in the server, and how. Changes when releases on either side of a change could not share it."""
@@ -44,6 +46,7 @@ _NUMBERS: dict[str, float] = {
     "LETTERS": 10_000,
     "LETTER_BYTES": 64 << 20,
     "SCHEMA": 1,
+    "RATE_ROUNDING": 1e-5,  # The server's clock counts from 1970: its instants are off by more than those of ratelimit.py.
     "DEGRADED_AFTER": health.DEGRADED_AFTER,
     "OFFLINE_AFTER": health.OFFLINE_AFTER,
     "LEEWAY": departure.LEEWAY,
@@ -73,12 +76,19 @@ _NUMBERS: dict[str, float] = {
 }
 
 
+def _blamed(cause: Cause) -> bool:
+    return verdicts.death(BatchFailure(cause, "", "")).code == REJECTED_BY_MODEL
+
+
 def _body() -> str:
     folder = resources.files(__package__).joinpath("lua")
     files = [file for file in folder.iterdir() if file.name.endswith(".lua")]
     files.sort(key=lambda file: int(file.name.partition("_")[0]))
     numbers = (f"local {name} = {value!r}" for name, value in _NUMBERS.items())
-    return "\n".join([*numbers, *(file.read_text(encoding="utf-8") for file in files)])
+    blameless = ", ".join(f"{cause.value} = true" for cause in Cause if not _blamed(cause))
+    return "\n".join(
+        [*numbers, f"local BLAMELESS = {{{blameless}}}", *(file.read_text(encoding="utf-8") for file in files)]
+    )
 
 
 _BODY = _body()

@@ -91,7 +91,8 @@ class Places:
         return [one for one in self._queues[queue.model] if one is not queue]
 
     def deal(self, entries: Sequence[Entry]) -> list[Queue]:
-        """The queue of each entry: where it went before, or the next shard's turn, a part of a batch at a time."""
+        """The queue of each entry: where it went before, or the next shard's turn, a part of a batch at a time. One that has
+        anything in common with others of its tenant goes where they go."""
         if self._shards == 1:
             return [self._queues[entry.model][0] for entry in entries]
         counts = Counter(entry.model for entry in entries)
@@ -100,13 +101,15 @@ class Places:
         for place, entry in enumerate(entries):
             key = (entry.tenant, entry.id)
             queue = self._placed.get(key)
-            if queue is None:
+            if entry.limits or entry.shares:
+                queue = self._placed[key] = self._of_tenant(entry)
+            elif queue is None:
                 slots = len(self._census.get(entry.model, []))
                 turn = self._turn + place % parts[entry.model]
                 shard = sharding.in_turn(turn, slots, sharding.active(self._shards, slots))
                 queue = self._placed[key] = self._queues[entry.model][shard]
-                if len(self._placed) > REMEMBERED:
-                    del self._placed[next(iter(self._placed))]
+            if len(self._placed) > REMEMBERED:
+                del self._placed[next(iter(self._placed))]
             dealt.append(queue)
         self._turn += max(parts.values(), default=0)
         return dealt
@@ -121,6 +124,13 @@ class Places:
         if self._placed:
             for key in keys:
                 self._placed.pop(key, None)
+
+    def in_use(self, model: str) -> int:
+        """How many shards of a model are in use."""
+        return sharding.active(self._shards, len(self._census.get(model, [])))
+
+    def _of_tenant(self, entry: Entry) -> Queue:
+        return self._queues[entry.model][sharding.of_tenant(entry.tenant, self.in_use(entry.model))]
 
     def _found_home(self, worker: str, model: str) -> Queue:
         alive = self._census.get(model, [])

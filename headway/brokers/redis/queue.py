@@ -13,11 +13,26 @@ from headway.brokers.redis import wire
 from headway.brokers.redis.bell import Bell
 from headway.brokers.redis.library import RULE_AGE
 from headway.brokers.redis.link import Link, OutOfMemory
+from headway.brokers.redis.owed import Owed
 from headway.core import verdicts
 from headway.core.departure import Load, Policy, Rule
 from headway.core.queue import QueueLimits
+from headway.core.ratelimit import Over
 from headway.errors import BrokerUnavailable
-from headway.model import BatchFailure, Entry, Failure, Lease, Settled, Slot, Stage, Wait, WorkerInfo, WorkerStatus
+from headway.model import (
+    BatchFailure,
+    Entry,
+    Failure,
+    Lease,
+    Limit,
+    Reply,
+    Settled,
+    Slot,
+    Stage,
+    Wait,
+    WorkerInfo,
+    WorkerStatus,
+)
 
 SHARDS = 256
 """Most shards; a fence is the queue's own times this, plus the shard."""
@@ -29,6 +44,7 @@ TRIES = 4
 """How often in a row a claim may be asked for a newer rule."""
 
 _NOTHING_READ = ("", "", 0)
+_STAGES = (None, Stage.QUEUED, Stage.PROCESSING)
 
 
 @dataclass(slots=True)
@@ -81,7 +97,17 @@ class Queue:
         self.losses = 0
         self.headway = -1.0
         self._key = f"{link.prefix}:{{{model}:{shard}}}:"
-        self._limits = (limits.tiers, limits.max_batch, limits.reserved_share, limits.max_queue, lease_seconds)
+        shed_last, shed_rest = limits.shed_at or (-1, -1)
+        self._limits = (
+            limits.tiers,
+            limits.max_batch,
+            limits.reserved_share,
+            limits.max_queue,
+            lease_seconds,
+            shed_last,
+            shed_rest,
+        )
+        self._owed = Owed()
         self._offset = 0.0
         self._load: tuple[float, Load] | None = None
         self._receipts: dict[str, Receipt] = {}
@@ -106,30 +132,37 @@ class Queue:
             while self._receipts:
                 await self._acknowledge(self._receipts.popitem()[1])
 
-    async def enqueue(self, entries: Sequence[Entry]) -> list[Failure | None]:
-        """Offer entries; the verdicts in order, None for an admitted one."""
+    async def enqueue(self, entries: Sequence[Entry], parts: int = 1) -> list[Failure | None]:
+        """Offer entries; the verdicts in order, None for an admitted one. Limits of tiers are spread over so many shards."""
         verdicts_: list[Failure | None] = []
         for start in range(0, len(entries), MOST_ENTRIES):
-            verdicts_ += await self._enqueue_part(entries[start : start + MOST_ENTRIES])
+            verdicts_ += await self._enqueue_part(entries[start : start + MOST_ENTRIES], parts)
         return verdicts_
 
-    async def _enqueue_part(self, entries: Sequence[Entry]) -> list[Failure | None]:
+    def owed(self, limit: Limit) -> float:
+        """Seconds owed to a limit, as far as was heard here."""
+        return self._owed.seconds(limit.id, asyncio.get_running_loop().time())
+
+    async def _enqueue_part(self, entries: Sequence[Entry], parts: int) -> list[Failure | None]:
         receipt = self._receipts.pop(entries[0].gateway, None)
         read = _NOTHING_READ if receipt is None else (receipt.gateway, receipt.last, len(receipt.keys), *receipt.keys)
-        arguments: list[object] = [*read]
+        arguments: list[object] = [*read, wire.pack_extras(entries, parts)]
         for entry in entries:
             arguments += (wire.pack_head(entry), wire.pack_entry(entry))
+        began = asyncio.get_running_loop().time()
         try:
             answer = await self._enqueue(arguments)
         except BrokerUnavailable:
             self._keep(receipt)
             raise
-        now, born, headway, refused = answer
+        now, born, headway, refused, owed = answer
         self._note(now, born)
+        if owed:
+            self._owed.learn(wire.limits_of(entries), [float(seconds) for seconds in owed], began)
         self.headway = float(headway)
         result: list[Failure | None] = [None] * len(entries)
         for place, wait, why in zip(refused[::3], refused[1::3], refused[2::3], strict=True):
-            result[place] = _refusal(why, float(wait))
+            result[place] = _refusal(entries[place], why, float(wait))
         return result
 
     async def _enqueue(self, arguments: Sequence[object]) -> Any:
@@ -162,11 +195,21 @@ class Queue:
                 return Wait(None if math.isinf(until) else until)
         return Wait(self.now() + RULE_AGE)
 
-    async def complete(self, fence: int, runs: dict[str, bytes], bad: Sequence[tuple[int, bytes]]) -> Settled:
-        """End a lease; `runs` are the packed replies by gateway, `bad` places of items that failed, and why."""
+    async def complete(
+        self,
+        fence: int,
+        runs: dict[str, bytes],
+        shared: Sequence[tuple[int, int, bytes]],
+        bad: Sequence[tuple[int, bytes]],
+    ) -> Settled:
+        """End a lease; `runs` are the packed replies by gateway, `shared` places of entries with shares, what their
+        outcomes are worth and those packed alone, `bad` places of items that failed, and why."""
         arguments: list[object] = [fence, len(runs)]
         for gateway, run in runs.items():
             arguments += (gateway, run)
+        arguments += (len(shared), int(not shared or not self.link.scarce))
+        for one in shared:
+            arguments += one
         for place, failure in bad:
             arguments += (place, failure)
         answer = await self._call("complete", *arguments)
@@ -193,7 +236,15 @@ class Queue:
 
     async def stage(self, key: bytes) -> Stage | None:
         """Where an entry stands."""
-        return (None, Stage.QUEUED, Stage.PROCESSING)[await self._call("stage", key)]
+        return _STAGES[await self._call("stage", key)]
+
+    async def recall(self, key: bytes) -> Reply | Stage | None:
+        """Where a task stands, or its outcome."""
+        standing, *fields = await self._call("recall", key)
+        if not fields:
+            return _STAGES[standing]
+        [reply] = wire.read_outcomes(dict(zip(fields[::2], fields[1::2], strict=True)))
+        return reply
 
     async def unlisten(self, worker: str) -> None:
         """A slot waits for its bell no longer."""
@@ -277,6 +328,7 @@ class Queue:
             if self.born != 0.0:
                 self.losses += 1
                 self._receipts.clear()
+                self._owed = Owed()
                 self.bell.wake_all()  # The server no longer knows who listens.
             self.born = found
 
@@ -318,10 +370,10 @@ class Queue:
         return Granted(lease, waited, unreadable)
 
 
-def _refusal(why: int, wait: float) -> Failure:
-    if why == 3:
-        return verdicts.conflict()
-    return verdicts.scarcity(wait) if why == 2 else verdicts.refusal(wait, why == 1)
+def _refusal(entry: Entry, why: int, wait: float) -> Failure:
+    if why >= wire.OVER:
+        return verdicts.over(Over(entry.limits[why - wire.OVER], wait))
+    return wire.refusal(why, wait)
 
 
 def _numbers(rule: Rule) -> tuple[float, ...]:

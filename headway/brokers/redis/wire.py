@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
 
-from headway.core import verdicts
+from headway import errors
+from headway.core import ratelimit, verdicts
 from headway.core.departure import Load
 from headway.model import (
     BatchFailure,
@@ -22,9 +23,12 @@ from headway.model import (
     DeadLetter,
     Entry,
     Failure,
+    Limit,
     Member,
     Ran,
     Reply,
+    Share,
+    ShareKind,
     WorkerInfo,
 )
 
@@ -34,6 +38,10 @@ SCHEMA = 1
 """Version of what this release writes."""
 READABLE = range(1, SCHEMA + 2)
 """Versions that this release reads."""
+
+
+SHED, SCARCE, CONFLICT, MISUSE, NO_TASK, OVER = 1, 2, 3, 4, 5, 16
+"""Why an entry is refused, besides 0, the queue is too long; from OVER on, the place of a limit among its own."""
 
 
 class TooNew(Exception):
@@ -58,6 +66,16 @@ def readable(read: Callable[[bytes], T], packed: Iterable[bytes]) -> list[T]:
     return found
 
 
+class WireShare(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """An answer that an entry may have in common with others; `kind` is the value of a `ShareKind`."""
+
+    kind: str
+    key: str
+    digest: bytes
+    keep: float
+    joins: bool
+
+
 class WireEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """An entry."""
 
@@ -71,6 +89,7 @@ class WireEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     queue_timeout: float
     timeout: float
     parameters: bytes = b""
+    shares: tuple[WireShare, ...] = ()
 
 
 class WireReply(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -105,6 +124,8 @@ _entry = msgspec.msgpack.Decoder(WireEntry)
 _run = msgspec.msgpack.Decoder(WireRun)
 _failure = msgspec.msgpack.Decoder(WireFailure)
 _lates = msgspec.msgpack.Decoder(list[tuple[str, str, int, bool]])
+_passed = msgspec.msgpack.Decoder(list[tuple[str, str, bool]])
+_refusals = msgspec.msgpack.Decoder(list[tuple[str, str, int]])
 _places = msgspec.msgpack.Decoder(list[int])
 _worker = msgspec.msgpack.Decoder(WorkerInfo)
 _member = msgspec.msgpack.Decoder(Member)
@@ -144,6 +165,9 @@ def pack_entry(entry: Entry) -> bytes:
             entry.queue_timeout,
             entry.timeout,
             entry.parameters,
+            tuple(WireShare(s.kind.value, s.key, s.digest, s.keep, s.joins) for s in entry.shares)
+            if entry.shares
+            else (),
         )
     )
 
@@ -162,7 +186,70 @@ def read_entry(payload: bytes) -> Entry:
         found.queue_timeout,
         found.timeout,
         found.parameters,
+        shares=tuple(Share(ShareKind(s.kind), s.key, s.digest, s.keep, s.joins) for s in found.shares)
+        if found.shares
+        else (),
     )
+
+
+def pack_extras(entries: Sequence[Entry], parts: int) -> bytes:
+    """What of these entries counts and is shared, as the server's library takes it; nothing when nothing does.
+
+    Arguments:
+        entries: of one call.
+        parts: shards in use, over which limits of whole tiers are spread.
+    """
+    if not any(entry.limits or entry.shares for entry in entries):
+        return b""
+    limits = limits_of(entries)
+    places = {limit: place for place, limit in enumerate(limits)}
+    charged = [[places[limit] for limit in entry.limits] for entry in entries]
+    shares = {place: _pack_shares(entry) for place, entry in enumerate(entries, 1) if entry.shares}
+    return encode(([_pack_limit(limit, parts) for limit in limits], charged, shares))
+
+
+def limits_of(entries: Iterable[Entry]) -> Sequence[Limit]:
+    """The limits that entries count towards, each once."""
+    return list(dict.fromkeys(limit for entry in entries for limit in entry.limits))
+
+
+def _pack_limit(limit: Limit, parts: int) -> tuple[str, float, float]:
+    if parts > 1 and limit.name == "tier":
+        limit = Limit(limit.id, limit.name, limit.rate / parts, max(1.0, limit.burst / parts))
+    return limit.id, ratelimit.interval(limit), ratelimit.tolerance(limit)
+
+
+def _pack_shares(entry: Entry) -> list[tuple[str, str, str, float, bool, bool]]:
+    return [
+        (
+            share.kind.value,
+            f"{share.kind.value}\0{key_of(entry.tenant, share.key).decode()}",
+            share.digest.hex(),
+            share.keep,
+            share.joins,
+            share.kind is ShareKind.TASK and share.key != entry.id,
+        )
+        for share in entry.shares
+    ]
+
+
+def worth(failure: Failure | None) -> int:
+    """What the outcome of a run is worth to those who ask later, as the library takes it: 2 an output, 1 the verdict that
+    the model rejects the input, 0 nothing."""
+    if failure is None:
+        return 2
+    return int(failure.code == errors.REJECTED_BY_MODEL)
+
+
+def refusal(why: int, wait: float) -> Failure:
+    """What the library's number for a refusal means; those of limits are not among them."""
+    if why == CONFLICT:
+        return verdicts.conflict()
+    if why == MISUSE:
+        return verdicts.misuse()
+    if why == NO_TASK:
+        return verdicts.no_task()
+    return verdicts.scarcity(wait) if why == SCARCE else verdicts.refusal(wait, why == SHED)
 
 
 def pack_failure(failure: BatchFailure) -> bytes:
@@ -224,9 +311,25 @@ def read_bell(packed: bytes) -> tuple[float, bytes, str]:
     return _STAMP.unpack_from(packed)[0], packed[_STAMP.size : end], packed[end:].decode()
 
 
-def read_outcomes(fields: dict[bytes, bytes]) -> list[Reply]:
+def read_outcomes(fields: Mapping[bytes, bytes]) -> list[Reply]:
     """The replies of one entry of a gateway's stream."""
     _check(int(fields[b"v"]))
+    replies = _outcomes(fields)
+    if b"p" not in fields:
+        return replies
+    [found] = replies  # One entry's outcome, for these.
+    return [_passed_on(found, *to) for to in _passed.decode(fields[b"p"])]
+
+
+def _passed_on(found: Reply, key: str, kind: str, kept: bool) -> Reply:
+    tenant, _, id = key.rpartition("\0")
+    shared = ShareKind(kind) if kind else None
+    return Reply(
+        id, tenant, found.output, found.failure, found.ran, found.queued, found.attempts, shared=shared, kept=kept
+    )
+
+
+def _outcomes(fields: Mapping[bytes, bytes]) -> list[Reply]:
     left_at, ended_at, size = float(fields[b"t"]), float(fields[b"e"]), int(fields[b"n"])
     if fields[b"k"] == b"ran":
         run = _run.decode(fields[b"d"])
@@ -242,7 +345,13 @@ def read_outcomes(fields: dict[bytes, bytes]) -> list[Reply]:
     return _failed(fields, left_at, ended_at, size)
 
 
-def _failed(fields: dict[bytes, bytes], left_at: float, ended_at: float, size: int) -> list[Reply]:
+def _failed(fields: Mapping[bytes, bytes], left_at: float, ended_at: float, size: int) -> list[Reply]:
+    if fields[b"k"] == b"refused":
+        return [
+            Reply(id, tenant, failure=refusal(why, float(wait)))
+            for key, wait, why in _refusals.decode(fields[b"d"])
+            for tenant, _, id in [key.rpartition("\0")]
+        ]
     kind, slots = fields[b"k"], int(float(fields[b"s"]))
     batch = None if kind == b"late" else batch_failure(read_failure(fields[b"f"]))
     ran = None if batch is None else Ran(batch.worker, size, ended_at - left_at, left_at)

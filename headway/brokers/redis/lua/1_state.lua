@@ -21,6 +21,12 @@
 --   r:<gateway> stream replies
 --   g          zset    gateway → when it was last heard of
 --   m          string  the process that reaps
+--   w          zset    rate limit → its theoretical arrival time, see 11_limits.lua
+--   v          hash    flight → its leader and the digest, see 9_sharing.lua
+--   v:<flight> zset    entry that follows → its number
+--   vs         hash    entry that leads or follows → its shares
+--   vd         zset    entry that follows → its deadline
+--   k:<flight> string  outcome that is kept
 --   z, o, on, u  hash, zset, strings  dead letters: id → letter, id → its number, the last number, bytes of all
 --
 -- An entry's key is its tenant, a NUL, and its id. A member is an entry's number, in DIGITS hexadecimal digits, and its key;
@@ -55,8 +61,8 @@ local RELATIVE = {
 local TIER_START = {depth = 0, next = 1, last_due = -INF, rate_last = -INF, rate_sum = 0, rate_unseen = 1, drain = 0}
 
 -- Arguments that every step begins with.
-local CLOCK, TIERS, MAX_BATCH, SHARE, MAX_QUEUE, LEASE = 1, 2, 3, 4, 5, 6
-local HEAD = 6
+local CLOCK, TIERS, MAX_BATCH, SHARE, MAX_QUEUE, LEASE, SHED_LAST, SHED_REST = 1, 2, 3, 4, 5, 6, 7, 8
+local HEAD = 8
 
 local function exact(number)
   return string.format('%.17g', number)
@@ -169,7 +175,8 @@ local function move_back(s, seconds)
   for tier, last in ipairs(s.q.rate_last) do
     s.q.rate_last[tier] = last - seconds
   end
-  for _, name in ipairs({'y', 'h'}) do
+  redis.call('ZREMRANGEBYSCORE', s.prefix .. 'w', '-inf', exact(s.now + seconds))
+  for _, name in ipairs({'y', 'h', 'w'}) do
     local all = redis.call('ZRANGE', s.prefix .. name, 0, -1, 'WITHSCORES')
     for i = 1, #all, 2 do
       redis.call('ZADD', s.prefix .. name, exact(tonumber(all[i + 1]) - seconds), all[i])
@@ -189,6 +196,8 @@ local function open(keys, args, looks_only)
     share = tonumber(args[SHARE]),
     max_queue = tonumber(args[MAX_QUEUE]),
     lease_seconds = tonumber(args[LEASE]),
+    shed_last = tonumber(args[SHED_LAST]),
+    shed_rest = tonumber(args[SHED_REST]),
   }
   local packed = redis.call('GET', s.prefix .. 'q')
   if packed then
@@ -207,9 +216,11 @@ local function open(keys, args, looks_only)
   return s
 end
 
--- Headers: tier, number, arrival, queue deadline, deadline, then the gateway's name.
+-- Headers: tier, number, arrival, queue deadline, deadline, then the gateway's name: none when nobody waits for the entry
+-- itself any more. SHARED is added to the tier of one that has shares.
 local HEADER = '>Bdddd'
 local HEADER_BYTES = 33
+local SHARED = 64
 
 local function pack_header(tier, seq, arrived, queue_due, due, gateway)
   return struct.pack(HEADER, tier, seq, arrived, queue_due, due) .. gateway
@@ -217,8 +228,9 @@ end
 
 local function read_header(header)
   local tier, seq, arrived, queue_due, due = struct.unpack(HEADER, header)
+  local shared = tier > SHARED
   return {
-    tier = tier, seq = seq, arrived = arrived, queue_due = queue_due, due = due,
+    tier = shared and tier - SHARED or tier, shared = shared, seq = seq, arrived = arrived, queue_due = queue_due, due = due,
     gateway = string.sub(header, HEADER_BYTES + 1),
   }
 end

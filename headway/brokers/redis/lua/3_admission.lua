@@ -33,6 +33,15 @@ local function refuse(s, tier, queue_timeout, timeout)
     local pace = pace_of(q, tier)
     return pace > 0 and math.max(1 / pace, MIN_WAIT) or UNKNOWN_WAIT, false
   end
+  local over = 0
+  if tier > 1 and s.shed_last >= 0 then
+    over = q.fresh + 1 - (tier == s.tiers and s.shed_last or s.shed_rest)
+  end
+  if over > 0 then
+    gate(s)
+    local pace = pace_of(q, 1)
+    return pace > 0 and math.max(over / pace, MIN_WAIT) or UNKNOWN_WAIT, true
+  end
   local ahead = 0
   for above = 1, tier do
     ahead = ahead + q.depth[above]

@@ -1,7 +1,8 @@
 -- How a lease ends: completed, released, or outlived.
 
 -- complete: a batch came back. Arguments after the head: fence, how many gateways, for each its name and its packed
--- replies; then for each item that failed by itself: its place and why. Returns answered, departed, load; or nothing.
+-- replies; how many entries have shares, whether outcomes may be kept, for each such entry its place, what its outcome is
+-- worth and its packed reply alone; then for each item that failed by itself: its place and why. Returns answered, departed, load; or nothing.
 redis.register_function{function_name = VERSION .. '_complete', flags = {'allow-oom'}, callback = function(keys, args)
   local s = open(keys, args)
   local q, now = s.q, s.now
@@ -13,11 +14,15 @@ redis.register_function{function_name = VERSION .. '_complete', flags = {'allow-
   observe_batch(q, #lease.members, now - lease.left_at)
   q.gate_at = -INF
   local at = HEAD + 3
+  local present = {}
+  for _, entry in ipairs(entries) do
+    present[entry.gateway] = true
+  end
   local unwanted = ''
-  if #entries < #lease.members then
+  if #entries < #lease.members or present[''] then
     local there, places = {}, {}
     for _, entry in ipairs(entries) do
-      there[entry.place] = true
+      there[entry.place] = entry.gateway ~= ''
     end
     for place = 1, #lease.members do
       if not there[place] then
@@ -27,10 +32,6 @@ redis.register_function{function_name = VERSION .. '_complete', flags = {'allow-
     unwanted = cmsgpack.pack(places)
   end
   if #entries > 0 then
-    local present = {}
-    for _, entry in ipairs(entries) do
-      present[entry.gateway] = true
-    end
     for _ = 1, tonumber(args[HEAD + 2]) do
       if present[args[at]] then
         send(s, args[at], 'k', 'ran', 'd', args[at + 1], 't', exact(lease.left_at), 'e', exact(now),
@@ -44,6 +45,13 @@ redis.register_function{function_name = VERSION .. '_complete', flags = {'allow-
     place_of[entry.place - 1] = entry
   end
   at = HEAD + 3 + 2 * tonumber(args[HEAD + 2])
+  local alone = {}
+  s.scarce = args[at + 1] == '0'
+  for i = at + 2, at + 1 + 3 * tonumber(args[at]), 3 do
+    alone[tonumber(args[i])] = {worth = tonumber(args[i + 1]), fields = {'k', 'ran', 'd', args[i + 2],
+      't', exact(lease.left_at), 'e', exact(now), 'n', #lease.members, 'a', lease.attempts, 'x', ''}}
+  end
+  at = at + 2 + 3 * tonumber(args[at])
   for i = at, #args, 2 do
     local entry = place_of[tonumber(args[i])]
     if entry then
@@ -51,6 +59,12 @@ redis.register_function{function_name = VERSION .. '_complete', flags = {'allow-
     end
   end
   mark(s, entries)
+  for _, entry in ipairs(entries) do
+    if entry.shared then
+      local outcome = alone[entry.place - 1]
+      conclude(s, outcome or late_outcome(s, entry), {whose(entry.key, '', false, false)}, not outcome)
+    end
+  end
   local told = load_of(s)
   save(s)
   return {#entries, #lease.members - #entries, told}

@@ -86,15 +86,16 @@ redis.register_function{function_name = VERSION .. '_glance', flags = {'no-write
   return {q.fresh + q.suspects, q.slots}
 end}
 
--- stage: where an entry stands: 0 not known or at its end, 1 waiting, 2 running.
-redis.register_function{function_name = VERSION .. '_stage', flags = {'allow-oom'}, callback = function(keys, args)
-  local s = open(keys, args)
-  local header = redis.call('HGET', s.prefix .. 'e', args[HEAD + 1])
-  if not header or is_answered(header) then
+-- Where an entry stands: 0 not known or at its end, 1 waiting, 2 running. One that follows stands where its leader does.
+local function standing(s, key)
+  local entry = live(s, key)
+  if entry and entry.shared then
+    entry = live(s, root_of(s, key))
+  end
+  if not entry then
     return 0
   end
-  local entry = read_header(header)
-  local member = member_of(entry.seq, args[HEAD + 1])
+  local member = member_of(entry.seq, entry.key)
   if is_waiting(s, entry.tier, member) then
     return 1
   end
@@ -106,6 +107,30 @@ redis.register_function{function_name = VERSION .. '_stage', flags = {'allow-oom
     end
   end
   return 2
+end
+
+-- stage: where an entry stands that somebody waits for.
+redis.register_function{function_name = VERSION .. '_stage', flags = {'allow-oom'}, callback = function(keys, args)
+  local s = open(keys, args)
+  local entry = live(s, args[HEAD + 1])
+  return entry and entry.gateway ~= '' and standing(s, entry.key) or 0
+end}
+
+-- recall: where a task stands, and if it has its outcome, that, as a stream has it.
+redis.register_function{function_name = VERSION .. '_recall', flags = {'allow-oom'}, callback = function(keys, args)
+  local s = open(keys, args)
+  local flight = TASK .. '\0' .. args[HEAD + 1]
+  local leader = leader_of(s, flight)
+  if leader then
+    return {standing(s, leader)}
+  end
+  local found = kept_under(s, flight)
+  if not found then
+    return {0}
+  end
+  local fields = found[4]
+  fields[#fields + 1], fields[#fields + 2] = 'p', cmsgpack.pack({{args[HEAD + 1], found[6], found[7]}})
+  return {0, 'v', tostring(SCHEMA), unpack(fields)}
 end}
 
 -- Streams of gateways that were not heard of for long: those are gone, and with them whoever waited. One that has entries
@@ -165,6 +190,8 @@ redis.register_function{function_name = VERSION .. '_reap', flags = {'allow-oom'
     end
   end
   expire(s)
+  expire_followers(s)
+  forget_paid(s)
   recount(s)
   if q.swept_at + SWEEP_SECONDS <= now then
     q.swept_at = now

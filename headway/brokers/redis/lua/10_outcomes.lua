@@ -1,39 +1,35 @@
--- Outcomes: each goes into the stream of the gateway that waits for it, and the entry is marked until that was read.
+-- Outcomes of entries that got no output.
 
-local STREAM_CAP = 100000
-
-local function send(s, gateway, ...)
-  redis.call('XADD', s.prefix .. 'r:' .. gateway, 'MAXLEN', '~', STREAM_CAP, '*', 'v', SCHEMA, ...)
-end
-
-local function mark(s, entries)
-  local keys, marks = {}, {}
-  for i, entry in ipairs(entries) do
-    keys[i] = entry.key
-    marks[2 * i - 1], marks[2 * i] = entry.key, '!' .. entry.gateway
-  end
-  if #keys > 0 then
-    call_all('HSET', s.prefix .. 'e', marks)
-    call_all('HDEL', s.prefix .. 'p', keys)
-  end
+-- What a batch's failure says of an entry that is blamed for it.
+local function worth_of(kind, failure)
+  return kind == 'dead' and not BLAMELESS[cmsgpack.unpack(failure)[1]] and VERDICT or 0
 end
 
 -- Tell the gateways of entries that got no output. `kind` is late, dead or spent; `failure` is what the batch failed of.
 local function send_failures(s, kind, entries, attempts, left_at, size, failure)
-  local of = {}
+  local of, shared = {}, {}
   for _, entry in ipairs(entries) do
-    local list = of[entry.gateway]
-    if not list then
-      list = {}
-      of[entry.gateway] = list
+    local told = {entry.key, exact((left_at or s.now) - entry.arrived), attempts, s.now >= entry.queue_due}
+    if entry.gateway ~= '' then
+      local list = of[entry.gateway]
+      if not list then
+        list = {}
+        of[entry.gateway] = list
+      end
+      list[#list + 1] = told
     end
-    list[#list + 1] = {entry.key, exact((left_at or s.now) - entry.arrived), attempts, s.now >= entry.queue_due}
+    if entry.shared then
+      shared[#shared + 1] = told
+    end
   end
   for gateway, list in pairs(of) do
-    send(s, gateway, 'k', kind, 'd', cmsgpack.pack(list), 't', exact(left_at or s.now), 'e', exact(s.now),
-      'n', size or 0, 's', s.q.slots, 'f', failure or '')
+    send(s, gateway, unpack(failure_fields(s, kind, list, left_at, size, failure)))
   end
   mark(s, entries)
+  for _, told in ipairs(shared) do
+    local fields = failure_fields(s, kind, {told}, left_at, size, failure)
+    conclude(s, {fields = fields, worth = worth_of(kind, failure)}, {whose(told[1], '', false, false)}, kind == 'late')
+  end
 end
 
 -- Keep a dead letter; the oldest go when there are too many, or too many bytes of them.

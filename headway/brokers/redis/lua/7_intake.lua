@@ -1,0 +1,78 @@
+-- Into the lanes: what a step lets in is gathered, and written down together.
+
+local function new_intake(s)
+  local intake = {headers = {}, payloads = {}, odd = {}, lanes = {}, lines = {}, latest = {}, stamps = {}}
+  for tier = 1, s.tiers do
+    intake.lanes[tier], intake.lines[tier], intake.latest[tier] = {}, {}, {}
+  end
+  return intake
+end
+
+local function round_of(s, tier, tenant, latest)
+  local of = latest[tier]
+  local last = of[tenant]
+  if not last then
+    last = tonumber(redis.call('ZSCORE', s.prefix .. 't' .. tier, tenant) or 0)
+  end
+  local round = math.max(last + 1, s.q.next[tier])
+  of[tenant] = round
+  return round
+end
+
+-- The header of an entry that arrives: it gets the next number.
+local function new_header(s, entry)
+  s.q.seq = s.q.seq + 1
+  entry.seq = s.q.seq
+  local tier = entry.shared and entry.tier + SHARED or entry.tier
+  return pack_header(tier, entry.seq, s.now, entry.queue_due, entry.due, entry.gateway)
+end
+
+-- Let an entry wait in its lane.
+local function take_in(s, intake, entry, payload)
+  local q, tier, queue_due = s.q, entry.tier, entry.queue_due
+  local headers, payloads = intake.headers, intake.payloads
+  headers[#headers + 1], headers[#headers + 2] = entry.key, new_header(s, entry)
+  if payload then
+    payloads[#payloads + 1], payloads[#payloads + 2] = entry.key, payload
+  end
+  local member = member_of(entry.seq, entry.key)
+  local round = round_of(s, tier, tenant_of(entry.key), intake.latest)
+  local lane, line, stamps = intake.lanes[tier], intake.lines[tier], intake.stamps
+  lane[#lane + 1], lane[#lane + 2] = round, member
+  if not stamps[queue_due] then
+    stamps[queue_due] = struct.pack(STAMP, s.now, queue_due)
+  end
+  line[#line + 1] = stamps[queue_due] .. member
+  if queue_due < q.last_due[tier] then
+    local odd = intake.odd
+    odd[#odd + 1], odd[#odd + 2] = queue_due, member
+  else
+    q.last_due[tier] = queue_due
+  end
+  q.depth[tier] = q.depth[tier] + 1
+  q.fresh = q.fresh + 1
+  q.newest = s.now
+  q.oldest = math.min(q.oldest, s.now)
+  q.due = math.min(q.due, queue_due)
+end
+
+local function write_down(s, intake)
+  local p = s.prefix
+  call_all('HSET', p .. 'e', intake.headers)
+  call_all('HSET', p .. 'p', intake.payloads)
+  if #intake.odd > 0 then
+    call_all('ZADD', p .. 'd', intake.odd)
+    s.q.odd = s.q.odd + #intake.odd / 2
+  end
+  for tier = 1, s.tiers do
+    if #intake.lanes[tier] > 0 then
+      call_all('ZADD', p .. 'l' .. tier, intake.lanes[tier])
+      call_all('RPUSH', p .. 'a' .. tier, intake.lines[tier])
+      local rounds = {}
+      for tenant, round in pairs(intake.latest[tier]) do
+        rounds[#rounds + 1], rounds[#rounds + 2] = round, tenant
+      end
+      call_all('ZADD', p .. 't' .. tier, rounds)
+    end
+  end
+end

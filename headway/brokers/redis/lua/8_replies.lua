@@ -1,0 +1,32 @@
+-- Replies: each goes into the stream of the gateway that waits for it, and the entry is marked until that was read.
+
+local STREAM_CAP = 100000
+
+local function send(s, gateway, ...)
+  redis.call('XADD', s.prefix .. 'r:' .. gateway, 'MAXLEN', '~', STREAM_CAP, '*', 'v', SCHEMA, ...)
+end
+
+-- Entries have their outcomes. One that nobody waits for is forgotten at once.
+local function mark(s, entries)
+  local keys, marks, unwanted = {}, {}, {}
+  for i, entry in ipairs(entries) do
+    keys[i] = entry.key
+    if entry.gateway == '' then
+      unwanted[#unwanted + 1] = entry.key
+    else
+      marks[#marks + 1], marks[#marks + 2] = entry.key, '!' .. entry.gateway
+    end
+  end
+  if #keys > 0 then
+    call_all('HSET', s.prefix .. 'e', marks)
+    call_all('HDEL', s.prefix .. 'e', unwanted)
+    call_all('HDEL', s.prefix .. 'p', keys)
+  end
+end
+
+-- What a stream has of entries that got no output. `kind` is late, dead, spent or refused; `list` says which and more,
+-- `failure` is what the batch failed of.
+local function failure_fields(s, kind, list, left_at, size, failure)
+  return {'k', kind, 'd', cmsgpack.pack(list), 't', exact(left_at or s.now), 'e', exact(s.now), 'n', size or 0,
+    's', s.q.slots, 'f', failure or ''}
+end

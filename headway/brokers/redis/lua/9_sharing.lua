@@ -1,0 +1,352 @@
+-- One answer for several entries of a tenant: as `core.sharing`. What is known under a share is a flight: who leads it and
+-- who follows, or the outcome that is kept.
+--
+-- A share is a list: kind, flight, digest, seconds to keep, whether it joins a leader, whether it waits for one only. The
+-- record of an entry has its shares, the places of those that it leads, the flight that it follows, or '', and once
+-- nobody waits for the entry itself, the gateway that did. An outcome has the fields that a stream has of it, and its
+-- worth: ANSWER, VERDICT, or 0 when it is of no use to those who ask later.
+
+local VERDICT, TASK
+local live, leader_of, kept_under, root_of, find_flight, lead, join, store_record, conclude, whose, late_outcome
+local withdraw, want_again, expire_followers
+
+do  -- A library has room for 200 local names, so what others have no use for ends with this.
+
+local KIND, FLIGHT, DIGEST, KEEP, JOINS, WAITS = 1, 2, 3, 4, 5, 6
+local ANSWER = 2
+local MISUSE, NO_TASK = 4, 5
+local BY_KEY = 'key'
+VERDICT, TASK = 1, 'task'
+
+local function record_of(s, key)
+  local packed = redis.call('HGET', s.prefix .. 'vs', key)
+  return packed and cmsgpack.unpack(packed)
+end
+
+function store_record(s, key, record)
+  redis.call('HSET', s.prefix .. 'vs', key, cmsgpack.pack(record))
+end
+
+-- The header of an entry that has no outcome yet, read.
+function live(s, key)
+  local header = redis.call('HGET', s.prefix .. 'e', key)
+  if header and not is_answered(header) then
+    local entry = read_header(header)
+    entry.key = key
+    return entry
+  end
+  return nil
+end
+
+function leader_of(s, flight)
+  local packed = redis.call('HGET', s.prefix .. 'v', flight)
+  if packed then
+    local found = cmsgpack.unpack(packed)
+    return found[1], found[2]
+  end
+  return nil
+end
+
+-- The outcome that is kept under a flight: digest, until when, seconds, fields, whose it was, the kind it came by, whether
+-- it had been kept before, its worth.
+function kept_under(s, flight)
+  local packed = redis.call('GET', s.prefix .. 'k:' .. flight)
+  local found = packed and cmsgpack.unpack(packed)
+  if found and (found[2] <= s.now or found[2] > s.now + found[3] + CLOCK_STEP) then
+    redis.call('DEL', s.prefix .. 'k:' .. flight)
+    return nil
+  end
+  return found
+end
+
+-- What is known under a share, if anything is. A leader that ended unnoticed, in a process of another release, leads
+-- nothing; its followers get the next one's outcome.
+local function flight_of(s, share)
+  local leader, digest = leader_of(s, share[FLIGHT])
+  if leader and ((s.entered and s.entered[leader]) or live(s, leader)) then
+    return {leader = leader, digest = digest}
+  end
+  local found = kept_under(s, share[FLIGHT])
+  return found and {digest = found[1], kept = found}
+end
+
+-- The entry that runs for another, or that one itself.
+function root_of(s, key)
+  while true do
+    local record = record_of(s, key)
+    local leader = record and record.follows ~= '' and leader_of(s, record.follows)
+    if not leader then
+      return key
+    end
+    key = leader
+  end
+end
+
+-- Look for an answer in common with others: why an entry may not come in, or else the flight to join and its share.
+-- None: it has to run. One that is offered anew does not join those that wait for it.
+function find_flight(s, shares, anew)
+  for _, share in ipairs(shares) do
+    local flight = flight_of(s, share)
+    if flight and anew and flight.leader and root_of(s, flight.leader) == anew then
+      flight = nil
+    elseif not flight and share[WAITS] then
+      return NO_TASK
+    end
+    if flight then
+      if flight.digest ~= share[DIGEST] then
+        return MISUSE
+      elseif flight.kept or share[JOINS] then
+        return nil, flight, share
+      end
+    end
+  end
+  return nil
+end
+
+-- The entry is the first under those of its shares that nobody is under yet.
+function lead(s, key, record)
+  for place, share in ipairs(record.shares) do
+    if not flight_of(s, share) then
+      redis.call('HSET', s.prefix .. 'v', share[FLIGHT], cmsgpack.pack({key, share[DIGEST]}))
+      record.led[#record.led + 1] = place
+    end
+  end
+end
+
+local function follow(s, entry, record, flight)
+  record.follows = flight
+  redis.call('ZADD', s.prefix .. 'v:' .. flight, exact(entry.seq), entry.key)
+  redis.call('ZADD', s.prefix .. 'vd', exact(entry.due), entry.key)
+end
+
+local function unfollow(s, key, flight)
+  redis.call('ZREM', s.prefix .. 'v:' .. flight, key)
+  redis.call('ZREM', s.prefix .. 'vd', key)
+end
+
+local function keep(s, share, outcome, one)
+  local useful = share[KIND] == TASK or outcome.worth == ANSWER or (outcome.worth == VERDICT and share[KIND] == BY_KEY)
+  if useful and share[KEEP] > 0 and not s.scarce then
+    redis.call('SET', s.prefix .. 'k:' .. share[FLIGHT], cmsgpack.pack({
+      share[DIGEST], s.now + share[KEEP], share[KEEP], outcome.fields, one.key, one.kind, one.kept, outcome.worth,
+    }), 'PX', math.ceil(share[KEEP] * 1000))
+  end
+end
+
+-- The followers of a flight, which ends.
+local function take_followers(s, flight)
+  redis.call('HDEL', s.prefix .. 'v', flight)
+  local followers = redis.call('ZRANGE', s.prefix .. 'v:' .. flight, 0, -1)
+  if #followers > 0 then
+    redis.call('DEL', s.prefix .. 'v:' .. flight)
+    call_all('ZREM', s.prefix .. 'vd', followers)
+  end
+  return followers
+end
+
+function whose(key, kind, kept, tell)
+  return {key = key, kind = kind, kept = kept, tell = tell}
+end
+
+local offer_anew
+
+-- Entries have an outcome, and so have those that follow them. `ended` has for each its key, the kind of the share by which
+-- it came, whether it was kept, and whether the gateway has to be told. `late`: only because their own time is over.
+function conclude(s, outcome, ended, late)
+  local told, answered, anew, at = {}, {}, {}, 1
+  while ended[at] do
+    local one = ended[at]
+    local entry = one.tell and live(s, one.key)
+    if entry then
+      answered[#answered + 1] = entry
+      if entry.gateway ~= '' then
+        told[entry.gateway] = told[entry.gateway] or {}
+        table.insert(told[entry.gateway], {one.key, one.kind, one.kept})
+      end
+    end
+    local record = record_of(s, one.key)
+    if record then
+      redis.call('HDEL', s.prefix .. 'vs', one.key)
+      for _, place in ipairs(record.led) do
+        local share = record.shares[place]
+        for _, follower in ipairs(take_followers(s, share[FLIGHT])) do
+          if late and share[KIND] ~= TASK then
+            anew[#anew + 1] = follower
+          else
+            ended[#ended + 1] = whose(follower, share[KIND], false, true)
+          end
+        end
+        keep(s, share, outcome, one)
+      end
+    end
+    at = at + 1
+  end
+  for gateway, list in pairs(told) do
+    local fields = {unpack(outcome.fields)}
+    fields[#fields + 1], fields[#fields + 2] = 'p', cmsgpack.pack(list)
+    send(s, gateway, unpack(fields))
+  end
+  mark(s, answered)
+  for _, follower in ipairs(anew) do
+    offer_anew(s, follower)
+  end
+end
+
+local function refused_outcome(s, key, wait, why)
+  return {fields = failure_fields(s, 'refused', {{key, exact(wait), why}}), worth = 0}
+end
+
+function late_outcome(s, entry, slots)
+  local list = {{entry.key, exact(s.now - entry.arrived), 0, s.now >= entry.queue_due}}
+  local fields = failure_fields(s, 'late', list)
+  fields[12] = slots or fields[12]
+  return {fields = fields, worth = 0}
+end
+
+local function end_alone(s, key, outcome)
+  conclude(s, outcome, {whose(key, '', false, true)}, false)
+end
+
+-- An entry joins a flight: it gets what is kept, or follows the leader.
+function join(s, entry, record, flight, share)
+  redis.call('HSET', s.prefix .. 'e', entry.key, new_header(s, entry))
+  lead(s, entry.key, record)
+  if flight.kept then
+    store_record(s, entry.key, record)
+    conclude(s, {fields = flight.kept[4], worth = flight.kept[8]},
+      {whose(entry.key, share[KIND], true, true)}, false)
+  else
+    follow(s, entry, record, share[FLIGHT])
+    store_record(s, entry.key, record)
+  end
+end
+
+-- A follower whose leader was too late: it runs itself, or joins another, in the time that it has left. What it leads it
+-- goes on leading.
+offer_anew = function(s, key)
+  local entry, record = live(s, key), record_of(s, key)
+  if not entry or not record then
+    return
+  end
+  local left = entry.due - s.now
+  if left <= 0 then
+    end_alone(s, key, late_outcome(s, entry, 1))
+    return
+  end
+  local queue_timeout = math.min(entry.queue_due - entry.arrived, left)
+  entry.queue_due, record.follows = s.now + queue_timeout, ''
+  local why, flight, share = find_flight(s, record.shares, key)
+  if why then
+    end_alone(s, key, refused_outcome(s, key, 0, why))
+    return
+  end
+  if flight then
+    join(s, entry, record, flight, share)
+    return
+  end
+  observe_arrival(s.q, entry.tier, s.now)
+  local wait, shed = refuse(s, entry.tier, queue_timeout, left)
+  if wait then
+    store_record(s, key, record)
+    end_alone(s, key, refused_outcome(s, key, wait, shed and 1 or 0))
+    return
+  end
+  local intake = new_intake(s)
+  take_in(s, intake, entry)
+  write_down(s, intake)
+  lead(s, key, record)
+  store_record(s, key, record)
+end
+
+-- Take an entry out that is not to run any more.
+local function drop(s, entry)
+  entry.member = member_of(entry.seq, entry.key)
+  if not drop_from_lane(s, entry) and s.q.groups > 0 then
+    drop_suspect(s, entry.member, read_groups(s))
+  end
+  look_again(s)
+end
+
+-- Let go of an entry that nobody waits for, unless others follow it, and of those that only ran for it.
+local function let_go(s, key)
+  while true do
+    local entry, record = live(s, key), record_of(s, key)
+    if not entry or not record or entry.gateway ~= '' then
+      return
+    end
+    for _, place in ipairs(record.led) do
+      if redis.call('EXISTS', s.prefix .. 'v:' .. record.shares[place][FLIGHT]) == 1 then
+        return
+      end
+    end
+    for _, place in ipairs(record.led) do
+      redis.call('HDEL', s.prefix .. 'v', record.shares[place][FLIGHT])
+    end
+    redis.call('HDEL', s.prefix .. 'vs', key)
+    redis.call('HDEL', s.prefix .. 'e', key)
+    redis.call('HDEL', s.prefix .. 'p', key)
+    if record.follows == '' then
+      drop(s, entry)
+      return
+    end
+    unfollow(s, key, record.follows)
+    key = leader_of(s, record.follows)
+    if not key then
+      return
+    end
+  end
+end
+
+-- Nobody waits for an entry with shares itself any more. A task of its own ends with that, for those who wait for it too.
+function withdraw(s, entry)
+  local record = record_of(s, entry.key) or {shares = {}, led = {}, follows = ''}
+  local led = {}
+  for _, place in ipairs(record.led) do
+    local share = record.shares[place]
+    if share[KIND] == TASK then
+      for _, follower in ipairs(take_followers(s, share[FLIGHT])) do
+        end_alone(s, follower, refused_outcome(s, follower, 0, NO_TASK))
+      end
+    else
+      led[#led + 1] = place
+    end
+  end
+  record.led, record.gateway = led, entry.gateway
+  store_record(s, entry.key, record)
+  redis.call('HSET', s.prefix .. 'e', entry.key,
+    pack_header(entry.tier + SHARED, entry.seq, entry.arrived, entry.queue_due, entry.due, ''))
+  let_go(s, entry.key)
+end
+
+-- The same entry comes again after it was withdrawn and went on for others: it is waited for once more. False when it is
+-- another gateway's.
+function want_again(s, entry, gateway)
+  local record = record_of(s, entry.key)
+  if not record or record.gateway ~= gateway then
+    return false
+  end
+  record.gateway = nil
+  redis.call('HSET', s.prefix .. 'e', entry.key,
+    pack_header(entry.tier + SHARED, entry.seq, entry.arrived, entry.queue_due, entry.due, gateway))
+  lead(s, entry.key, record)
+  store_record(s, entry.key, record)
+  return true
+end
+
+-- Answer followers whose own time is over.
+function expire_followers(s)
+  for _, key in ipairs(redis.call('ZRANGEBYSCORE', s.prefix .. 'vd', '-inf', exact(s.now))) do
+    local entry, record = live(s, key), record_of(s, key)
+    redis.call('ZREM', s.prefix .. 'vd', key)
+    if entry and record and record.follows ~= '' then
+      unfollow(s, key, record.follows)
+      local leader = leader_of(s, record.follows)
+      end_alone(s, key, late_outcome(s, entry, 1))
+      if leader then
+        let_go(s, leader)
+      end
+    end
+  end
+end
+
+end

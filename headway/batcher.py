@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 
 import structlog
 
+from headway.core import health
 from headway.core.breaker import Breaker, State
 from headway.core.departure import RETRY, Policy
 from headway.core.health import BEAT_EVERY
@@ -45,8 +46,8 @@ START_BACKOFF = 0.25
 """Seconds between the first two attempts to start a backend; doubles with each that fails."""
 START_BACKOFF_CAP = 30.0
 """Longest such pause, seconds."""
-BUSY_WEIGHT = 0.3
-"""Weight of the last second in the utilisation."""
+BUSY_WEIGHT = 0.16
+"""Weight of the time since the last heartbeat in the utilisation: that of the last second is 0.3."""
 LEAST_PATIENCE = 1.0
 """Least seconds for which a broker that is out of reach is told again what came of a batch: those who ride with the
 first to give up may have more time."""
@@ -74,6 +75,8 @@ class Batcher:
         tally: counts.
         clock: monotonic seconds.
         dice: uniform in [0, 1), for pauses.
+        memory: reads the share of the memory in use that the slot lives in. While it is scarce the slot goes on, but does
+            not count as capacity.
     """
 
     def __init__(
@@ -88,6 +91,7 @@ class Batcher:
         clock: Callable[[], float],
         *,
         dice: Callable[[], float] = random.random,
+        memory: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.slot = slot
         self._make_backend = make_backend
@@ -98,6 +102,8 @@ class Batcher:
         self._tally = tally
         self._clock = clock
         self._dice = dice
+        self._memory = memory
+        self._scarce = False
         self._outage = Outage(slot.worker, clock)
         self._unanswered = 0
         self._backend: Backend | None = None
@@ -365,20 +371,37 @@ class Batcher:
 
     async def _beat(self) -> None:
         self._tally.breaker_state[self.slot.worker] = self._breaker.state(self._clock())
+        memory = self._memory()
+        status, reason = self._standing(memory)
         beat = WorkerInfo(
             worker_id=self.slot.worker,
             model=self.slot.model,
-            status=self._status,
+            status=status,
             utilisation=self._utilisation,
             in_flight=int(self._running_since is not None),
             restarts=max(self._restarts, 0),
             pid=self._backend.pid if self._backend is not None else 0,
+            memory=memory,
+            reason=reason,
         )
         with contextlib.suppress(BrokerUnavailable):  # The next one will tell.
             await self._broker.beat(beat)
 
+    def _standing(self, memory: float) -> tuple[WorkerStatus, str]:
+        """What to tell of the slot: its status, and why it is not healthy."""
+        before, self._scarce = self._scarce, health.scarce(memory, self._scarce)
+        if self._scarce is not before:
+            say = log.warning if self._scarce else log.info
+            say("memory is scarce" if self._scarce else "memory is ample again", worker=self.slot.worker,
+                used=round(memory, 3))  # fmt: skip
+        if self._status is WorkerStatus.DEGRADED:
+            return self._status, "rests after failed batches"
+        if self._scarce and self._status is WorkerStatus.HEALTHY:
+            return WorkerStatus.DEGRADED, f"{memory:.0%} of the memory is in use"
+        return self._status, ""
+
     async def _beat_on(self) -> None:
-        """A heartbeat each second: renews the lease of what runs, and tells the busy share of the seconds before."""
+        """A heartbeat twice a second: renews the lease of what runs, and tells the busy share of the seconds before."""
         last = self._clock()
         counted = self._busy
         while True:

@@ -266,6 +266,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
         last_heartbeat: broker instant.
         restarts: how often its process was replaced.
         pid: process id of the child, 0 for a remote API.
+        memory: share of the memory in use that its process lives in, 0 to 1.
+        reason: why it is degraded or offline, in words; empty when it is not, or was told to be.
     """
 
     worker_id: str
@@ -276,6 +278,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     last_heartbeat: float = 0.0
     restarts: int = 0
     pid: int = 0
+    memory: float = 0.0
+    reason: str = ""
 
 
 class Role(enum.Enum):

@@ -29,6 +29,7 @@ import typer
 
 from headway import __version__, reload
 from headway.attendance import Attendance
+from headway.backends.host_memory import HostMemory
 from headway.backends.http import HttpBackend
 from headway.backends.process import ProcessBackend
 from headway.banner import banner
@@ -52,8 +53,8 @@ from headway.http.readiness import Readiness
 from headway.identity.either import Either
 from headway.identity.keys_file import KeysFile
 from headway.identity.open import OpenIdentity
-from headway.keyring import KeyRing
 from headway.journal import Journal
+from headway.keyring import KeyRing
 from headway.ledgers.sqlite_keys import SqliteKeys
 from headway.ledgers.sqlite_ledger import SqliteLedger
 from headway.lifecycle import Link, Resource, Service, until_signalled
@@ -345,6 +346,7 @@ def make_batchers(
     """One batcher for each name. Slots of one remote API share its breaker; a GPU process has its own."""
     policy = policies.build(settings.policy, None if settings.max_wait_ms is None else settings.max_wait_ms / 1000)
     shared = Breaker(BREAKER_THRESHOLD, BREAKER_COOLDOWN) if isinstance(target, RemoteTarget) else None
+    memory = HostMemory(clock)
     return [
         Batcher(
             Slot(name, settings.model, settings.max_batch_size),
@@ -355,6 +357,7 @@ def make_batchers(
             Limits(settings.gpu_timeout_ms / 1000),
             tally,
             clock,
+            memory=memory.used,
         )
         for index, name in enumerate(names)
     ]
@@ -445,10 +448,7 @@ def make_ledger(url: str) -> Ledger:
     return PostgresLedger(url)
 
 
-def make_key_store(url: str) -> KeyStore:
-    """The store of API keys in the database of a URL, not yet open."""
-    if url.startswith("sqlite:"):
-        return SqliteKeys(url)
+def _postgres_keys(url: str) -> KeyStore:
     with _postgres(url):
         from headway.ledgers.postgres_keys import PostgresKeys
     return PostgresKeys(url)

@@ -15,6 +15,10 @@ BEAT_EVERY = 0.5
 """Seconds between heartbeats."""
 DEGRADED_AFTER = 1.5
 OFFLINE_AFTER = 10.0
+MEMORY_SCARCE = 0.9
+"""Share of its memory in use above which a worker counts as lost capacity."""
+MEMORY_AMPLE = 0.85
+"""Share below which it counts again."""
 
 
 def judged(status: WorkerStatus, age: float) -> WorkerStatus:
@@ -29,4 +33,11 @@ def judged(status: WorkerStatus, age: float) -> WorkerStatus:
 def believed(worker: WorkerInfo, now: float) -> WorkerInfo:
     """A line of the registry as it is to be believed at instant `now`."""
     status = judged(worker.status, now - worker.last_heartbeat)
-    return worker if status is worker.status else msgspec.structs.replace(worker, status=status)
+    if status is worker.status:
+        return worker
+    return msgspec.structs.replace(worker, status=status, reason="no heartbeat")
+
+
+def scarce(used: float, before: bool) -> bool:
+    """Whether memory of which this share is in use counts as scarce; `before`: whether it did until now."""
+    return used > MEMORY_SCARCE or (before and used >= MEMORY_AMPLE)

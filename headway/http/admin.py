@@ -1,7 +1,7 @@
 """The admin port: health, workers, the fleet, dead letters, metrics. For operators, never for clients.
 
-Everything but `/livez`, `/readyz` and `/healthz` asks for the service token when one is configured. Without a token the
-port listens on loopback only, and answers only to names of loopback: a web page that has its own name resolve
+Everything but `/livez`, `/readyz` and `/healthz` asks for the service token when one is configured; while it is being
+rotated there are two. A client's key is good nowhere here, and is told so. Without a token the port listens on loopback only, and answers only to names of loopback: a web page that has its own name resolve
 to 127.0.0.1 (DNS rebinding) is turned away.
 
 While the broker is away every route still answers: with 503, or with what this process knows by itself.
@@ -31,6 +31,7 @@ from headway.http.form import ID_PREFIX, as_json, id_in, instant, text, tier_nam
 from headway.http.process import Process, soon
 from headway.http.readiness import Readiness
 from headway.http.refusals import handlers, refusal
+from headway.identity.api_key import LIVE
 from headway.model import Capacity, Member, TierDepth, WorkerInfo, WorkerStatus
 
 _OPEN = ("/livez", "/readyz", "/healthz")
@@ -62,11 +63,11 @@ def build(process: Process, ready: Readiness) -> ASGIApp:
 
 
 class _Guard:
-    """Lets in who has the token; without one, who came by a loopback name."""
+    """Lets in who has a token; without one, who came by a loopback name. Nobody with a client's key."""
 
-    def __init__(self, app: ASGIApp, token: str) -> None:
+    def __init__(self, app: ASGIApp, tokens: str) -> None:
         self._app = app
-        self._token = token.encode()
+        self._tokens = [token.encode() for token in tokens.split(",") if token]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in _OPEN:
@@ -77,9 +78,13 @@ class _Guard:
         await self._app(scope, receive, send)
 
     def _refusal(self, headers: Headers, id: str) -> Response | None:
-        if self._token:
-            scheme, _, credential = headers.get("authorization", "").partition(" ")
-            if scheme.lower() == "bearer" and hmac.compare_digest(credential.strip().encode("latin-1"), self._token):
+        scheme, _, text = headers.get("authorization", "").partition(" ")
+        credential = text.strip().encode("latin-1") if scheme.lower() == "bearer" else b""
+        if credential.startswith(LIVE):
+            message = "this is a client's key, which is good on the public port only: send the service token"
+            return refusal(id, errors.FORBIDDEN, message)
+        if self._tokens:
+            if any([hmac.compare_digest(credential, token) for token in self._tokens]):  # noqa: C419 - all are compared
                 return None
             return refusal(id, errors.UNAUTHENTICATED, "this route needs the service token: Authorization: Bearer …")
         if is_loopback(_host(headers.get("host", ""))):
@@ -149,6 +154,8 @@ class _Routes:
                     "last_heartbeat": instant(wall - _age(worker.last_heartbeat, now)),
                     "restarts": worker.restarts,
                     "pid": worker.pid,
+                    "memory": round(worker.memory, 4),
+                    "reason": worker.reason,
                 }
                 for worker in listed
             ]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from headway.core.health import judged
-from headway.model import WorkerStatus
+from headway.core.health import believed, judged, scarce
+from headway.model import WorkerInfo, WorkerStatus
 
 HEALTHY, DEGRADED, OFFLINE, STARTING = (
     WorkerStatus.HEALTHY,
@@ -30,3 +30,17 @@ HEALTHY, DEGRADED, OFFLINE, STARTING = (
 )
 def test_silence_is_not_health(said: WorkerStatus, age: float, believed: WorkerStatus) -> None:
     assert judged(said, age) is believed
+
+
+def test_the_reason_is_the_silence() -> None:
+    worker = WorkerInfo(worker_id="gpu-0", model="m", status=HEALTHY, last_heartbeat=10.0)
+    assert believed(worker, 11.0).reason == ""
+    assert believed(worker, 12.0).reason == "no heartbeat"
+
+
+def test_memory_that_swings_around_a_mark_does_not_swing_the_capacity() -> None:
+    told, before = [], False
+    for used in (0.5, 0.89, 0.91, 0.89, 0.86, 0.91, 0.85, 0.84, 0.86, 0.9, 0.95):
+        before = scarce(used, before)
+        told.append(before)
+    assert told == [False, False, True, True, True, True, True, False, False, False, True]

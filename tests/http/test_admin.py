@@ -172,6 +172,8 @@ def test_workers_are_listed() -> None:
             "in_flight": 0,
             "restarts": 0,
             "pid": 4242,
+            "memory": 0.0,
+            "reason": "",
         }
 
     played(scene)

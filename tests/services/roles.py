@@ -70,7 +70,13 @@ class Fleets:
         return self._service(gateway, [], doors, attendance, link, resources=[lookout]), gateway
 
     def worker(
-        self, name: str, *backends: FakeBackend, pid: int = 1, id: str = "", link: Link | None = None
+        self,
+        name: str,
+        *backends: FakeBackend,
+        pid: int = 1,
+        id: str = "",
+        link: Link | None = None,
+        memory: Callable[[], float] = lambda: 0.0,
     ) -> Service:
         batchers = [
             Batcher(
@@ -82,6 +88,7 @@ class Fleets:
                 Limits(3.0),
                 self.tally,
                 self.clock,
+                memory=memory,
             )
             for index, backend in enumerate(backends)
         ]

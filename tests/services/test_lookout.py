@@ -235,3 +235,58 @@ def test_gateways_of_another_model_share_limits_and_no_capacity() -> None:
         assert gateway.limiter.throttle.rate == pytest.approx(100.0)
 
     played(scene)
+
+
+def test_a_worker_whose_memory_is_scarce_works_on_and_counts_as_lost_capacity() -> None:
+    async def scene(fleets: Fleets) -> None:
+        used = 0.5
+        backends = [FakeBackend(BATCH_SECONDS), FakeBackend(BATCH_SECONDS)]
+        await fleets.worker("full", backends[0], memory=lambda: used).start()
+        await fleets.worker("fine", backends[1]).start()
+        entrance, gateway = fleets.gateway()
+        control, _ = fleets.controller("control")
+        await control.start()
+        await entrance.start()
+
+        async def seen() -> tuple[float, dict[str, tuple[str, str]]]:
+            """What the throttle lets in, and what is told of the workers, once figures have settled."""
+            await flood(gateway, FREE, 100.0, 3.0)
+            workers = {one.worker_id: (one.status.value, one.reason) for one in await fleets.broker.workers()}
+            return gateway.limiter.throttle.rate, workers
+
+        fine = ("healthy", "")
+        whole = 2 * PER_WORKER * USABLE
+        rate, workers = await seen()
+        assert rate == pytest.approx(whole, rel=0.05)
+        assert workers == {"full/gpu-0": fine, "fine/gpu-0": fine}
+        used = 0.93
+        rate, workers = await seen()
+        assert rate == pytest.approx(whole / 2, rel=0.05)
+        assert workers == {"full/gpu-0": ("degraded", "93% of the memory is in use"), "fine/gpu-0": fine}
+        before = len(backends[0].batches)
+        await seen()
+        assert len(backends[0].batches) > before, "it goes on"
+        used = 0.87
+        assert (await seen())[0] == pytest.approx(whole / 2, rel=0.05), "not ample yet"
+        used = 0.8
+        rate, workers = await seen()
+        assert rate == pytest.approx(whole, rel=0.05)
+        assert workers["full/gpu-0"] == fine
+
+    played(scene)
+
+
+def test_when_all_memory_is_scarce_the_lowest_tier_is_refused_and_the_others_are_served() -> None:
+    async def scene(fleets: Fleets) -> None:
+        await fleets.worker("full", FakeBackend(BATCH_SECONDS), memory=lambda: 0.95).start()
+        entrance, gateway = fleets.gateway()
+        control, _ = fleets.controller("control")
+        await control.start()
+        await entrance.start()
+        await asyncio.sleep(1.5)
+        paid, free = await asyncio.gather(flood(gateway, PAID, 10.0, 3.0), flood(gateway, FREE, 10.0, 3.0))
+        await asyncio.sleep(2.0)
+        assert (paid.ok, paid.refused) == (30, {})
+        assert (free.ok, free.refused) == (0, {"capacity": 30})
+
+    played(scene)

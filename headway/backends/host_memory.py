@@ -1,0 +1,102 @@
+"""How full the memory is that this process and its children live in.
+
+That is the tightest of: each control group from its own up to the root that has a limit, as a container has
+(cgroup v2: `memory.max`; v1: `memory.limit_in_bytes`), and the machine. File pages that the kernel can drop at once count
+as free: in a group those of the list `inactive_file`, as Kubernetes counts, and of the machine all that is not
+`MemAvailable`. What the system does not tell counts as empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+READ_EVERY = 0.4
+"""Seconds for which a reading is good: slots of one process ask for the same one."""
+NO_LIMIT = 1 << 60
+"""Bytes from which a limit of cgroup v1 means none."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """Names of a control group's files, by version."""
+
+    limit: str
+    used: str
+    droppable: str
+
+
+_V2 = _Kind("memory.max", "memory.current", "inactive_file")
+_V1 = _Kind("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+
+
+class HostMemory:
+    """Reads it.
+
+    Arguments:
+        clock: monotonic seconds.
+        root: of the file system.
+    """
+
+    def __init__(self, clock: Callable[[], float], root: Path = Path("/")) -> None:
+        self._clock = clock
+        self._meminfo = root / "proc/meminfo"
+        self._groups = list(_groups(root))
+        self._read_at: float | None = None
+        self._share = 0.0
+
+    def used(self) -> float:
+        """The share in use, 0 to 1."""
+        now = self._clock()
+        if self._read_at is None or now - self._read_at >= READ_EVERY:
+            self._read_at = now
+            self._share = max([self._of_machine(), *(_of_group(path, kind) for path, kind in self._groups)])
+        return self._share
+
+    def _of_machine(self) -> float:
+        figures = _figures(self._meminfo)
+        total, available = figures.get("MemTotal:", 0), figures.get("MemAvailable:")
+        return 1.0 - available / total if total and available is not None else 0.0
+
+
+def _groups(root: Path) -> Iterator[tuple[Path, _Kind]]:
+    """The control groups of this process that limit memory, with those above them."""
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, own = rest.partition(":")
+        if not controllers:
+            mount, kind = root / "sys/fs/cgroup", _V2
+        elif "memory" in controllers.split(","):
+            mount, kind = root / "sys/fs/cgroup/memory", _V1
+        else:
+            continue
+        place = PurePosixPath(own.lstrip("/"))
+        # Inside a container the group's path may be that outside, of which only the root is to be seen.
+        for group in (place, *place.parents):
+            if (mount / group / kind.limit).exists():
+                yield mount / group, kind
+
+
+def _of_group(path: Path, kind: _Kind) -> float:
+    try:
+        limit, used = int(_text(path / kind.limit)), int(_text(path / kind.used))
+    except ValueError:  # `max`, or gone.
+        return 0.0
+    if not 0 < limit < NO_LIMIT:
+        return 0.0
+    droppable = _figures(path / "memory.stat").get(kind.droppable, 0)
+    return min(max(used - droppable, 0) / limit, 1.0)
+
+
+def _figures(path: Path) -> dict[str, int]:
+    """The lines NAME NUMBER of a file."""
+    words = (line.split() for line in _text(path).splitlines())
+    return {word[0]: int(word[1]) for word in words if len(word) > 1 and word[1].isdigit()}
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

@@ -127,6 +127,10 @@ def families(state: State) -> Iterator[Metric]:
         ("model", "kind", "how"), tally.shared,
     )  # fmt: skip
     yield _counter("ledger_dropped", "Records that the ledger never got.", (), {(): tally.ledger_dropped})
+    yield _gauge(
+        "keys_age_seconds", "How old the API keys are that requests are checked by.",
+        (), {} if tally.keys_age is None else {(): tally.keys_age},
+    )  # fmt: skip
     yield _counter(
         "direct", "Requests answered by the fallback, for want of a broker.", ("model",), _keyed(tally.direct)
     )

@@ -74,6 +74,8 @@ class Tally:
         """(model, kind of the share, `joined` or `kept`): answered with the outcome of another request."""
         self.ledger_dropped = 0
         """Records that the ledger never got."""
+        self.keys_age: float | None = None
+        """Seconds since the store of API keys last answered, as of the last time it was asked; None without keys."""
         self.direct: defaultdict[str, int] = defaultdict(int)
         """model: answered by the gateway's own fallback."""
         self.retries: defaultdict[str, int] = defaultdict(int)

@@ -95,7 +95,10 @@ BAD_FLAGS: list[tuple[dict[str, Any], str, str]] = [
     ({"policy": "table", "max_wait_ms": "10"}, "--max-wait-ms = 10.0:", "no effect with --policy table"),
     ({"admin_host": "0.0.0.0"}, "--admin-host = '0.0.0.0':", "HEADWAY_ADMIN_TOKEN"),
     ({"admin_port": "8000"}, "--admin-port = 8000:", "public port too (--port)"),
-    ({"keys": "nowhere.toml"}, "--keys = 'nowhere.toml':", "no such file"),
+    ({"keys": "ledger"}, "--keys = 'ledger':", "--ledger"),
+    ({"admin_token": "a,b,c"}, "--admin-token = '…':", "two with a comma"),
+    ({"admin_token": "a,"}, "--admin-token = '…':", "NEW,OLD"),
+    ({"admin_token": "hw_live_x"}, "--admin-token = '…':", "client's key"),
     ({"log_json": "perhaps"}, "--log-json = 'perhaps':", "Use true or false."),
     ({"remote_format": "xml"}, "--remote-format = 'xml':", "Use list or inputs."),
 ]

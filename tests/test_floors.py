@@ -29,6 +29,7 @@ FLOORS: dict[str, int] = {
     "identity": 3,
     "ledgers": 3,
     "log": 3,
+    "answered": 4,
     "attendance": 4,
     "batcher": 4,
     "controller": 4,

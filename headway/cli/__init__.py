@@ -76,6 +76,12 @@ def _dlq() -> Found:
     return dlq
 
 
+def _keys() -> Found:
+    from headway.cli.keys import keys
+
+    return keys
+
+
 def _bench() -> Found:
     from headway.cli.bench import bench
 
@@ -103,6 +109,7 @@ COMMANDS: dict[str, tuple[Callable[[], Found], str, str]] = {
     "status": (_status, "Operate", "Show how a running service is doing."),
     "top": (_top, "Operate", "The same, shown live."),
     "dlq": (_dlq, "Operate", "List, show, replay and purge dead letters."),
+    "keys": (_keys, "Operate", "Create, list, revoke and rotate API keys."),
     "bench": (_bench, "Measure and plan", "Put open-loop load on a URL; latency and errors."),
     "plan": (_plan, "Measure and plan", "Say how many GPUs a load and a promise need."),
     "simulate": (_simulate, "Measure and plan", "Run the production policies under virtual time."),

@@ -65,7 +65,8 @@ class Admin:
         self._url = f"{parts.scheme}://{parts.netloc}"
         self._kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         self._host, self._port = parts.hostname, port
-        self._header = {"authorization": f"Bearer {token}"} if token else {}
+        first = token.partition(",")[0]  # A service takes two while its token changes.
+        self._header = {"authorization": f"Bearer {first}"} if first else {}
 
     def get(self, path: str, query: Mapping[str, int] | None = None) -> Any:
         """The decoded answer to a GET. Raises AdminError, as the methods below do."""

@@ -122,17 +122,21 @@ def _admin(settings: Settings) -> None:
     if not settings.admin_token and not is_loopback(settings.admin_host):
         mend = "Set HEADWAY_ADMIN_TOKEN, or bind the admin port to 127.0.0.1."
         _refuse(settings, "admin_host", "is not loopback and `admin_token` is not set", mend)
+    tokens = settings.admin_token.split(",") if settings.admin_token else []
+    if not all(tokens) or len(tokens) > 2:
+        reason = "must be one token, or two with a comma between them"
+        _refuse(settings, "admin_token", reason, "Write NEW,OLD while you change it.")
+    if any(token.startswith("hw_live_") for token in tokens):
+        mend = "Make a service token: headway keys create --service."
+        _refuse(settings, "admin_token", "is a client's key", mend)
     if settings.port and settings.port == settings.admin_port and settings.host == settings.admin_host:
         _refuse(settings, "admin_port", "is the public port too (`port`)", "Give each its own.")
 
 
 def _files(settings: Settings) -> None:
-    if settings.keys == "ledger":
-        if not settings.ledger:
-            reason = "is the ledger's database, and `ledger` is not set"
-            _refuse(settings, "keys", reason, "Set `ledger`, or name a TOML file of keys.")
-    elif settings.keys and not is_file(Path(settings.keys)):
-        _refuse(settings, "keys", "no such file", "Name a TOML file of keys, or leave it out.")
+    if settings.keys == "ledger" and not settings.ledger:
+        reason = "is the ledger's database, and `ledger` is not set"
+        _refuse(settings, "keys", reason, "Set `ledger`, or name a TOML file of keys.")
     if settings.jwt and not is_file(Path(settings.jwt)):
         _refuse(settings, "jwt", "no such file", "Name a TOML file of issuers, or leave it out.")
 

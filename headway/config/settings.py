@@ -199,7 +199,8 @@ class Settings:
     admin_token: str = _setting(
         "",
         _ADMIN_LOG,
-        "Service token that admin routes ask for (Authorization: Bearer …); better set in the environment.",
+        "Service token that admin routes ask for (Authorization: Bearer …), while it changes NEW,OLD; better set in the "
+        "environment.",
         show=_hidden,
     )
     log_level: str = _setting("info", _ADMIN_LOG, "Least important line that is logged: debug, info, warning or error.")

@@ -25,9 +25,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headway import __version__, errors, metrics
 from headway.config import is_loopback
-from headway.errors import BrokerUnavailable, NotFound
-from headway.http import letters, readiness
-from headway.http.form import ID_PREFIX, as_json, id_in, instant, text, tier_name
+from headway.errors import BrokerUnavailable
+from headway.http import letters, readiness, requests
+from headway.http.form import as_json, instant, tier_name
 from headway.http.process import Process, soon
 from headway.http.readiness import Readiness
 from headway.http.refusals import handlers, refusal
@@ -52,7 +52,7 @@ def build(process: Process, ready: Readiness) -> ASGIApp:
             Route("/internal/health", on.health),
             Route("/internal/workers", on.workers),
             Route("/internal/fleet", on.fleet),
-            Route("/internal/requests/{id}", on.request),
+            *requests.routes(process),
             *letters.routes(process),
         ],
         exception_handlers=handlers(),
@@ -169,21 +169,6 @@ class _Routes:
             "id": process.id,
             "members": [_member(member, now) for member in members],
             "capacities": [_capacity(capacity, now) for capacity in capacities],
-        })  # fmt: skip
-
-    async def request(self, request: Request) -> Response:
-        gateway, id = self._process.gateway, id_in(request)
-        if gateway is None:
-            raise NotFound(f"a {self._process.role.value} holds no requests; ask the admin port of their gateway")
-        known = await gateway.status(id)
-        if known is None:
-            raise NotFound(f"no request {ID_PREFIX}{id} is held, and none among the last ones answered")
-        failure = known.failure
-        return as_json({
-            "request_id": ID_PREFIX + id,
-            "status": known.stage.value,
-            "latency_ms": round(known.seconds * 1000, 3),
-            "error": None if failure is None else {"error": failure.code, "message": text(failure.message)},
         })  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headway.errors import RequestError, Unauthenticated
 from headway.http.refusals import refusal
+from headway.identity.api_key import SERVICE
 from headway.ports import Identity
 
 
@@ -41,6 +42,8 @@ class Guard:
 
 def stranger(authorization: bytes) -> Unauthenticated:
     """The error of a request by nobody known, whose `Authorization` had this value."""
+    if authorization[7:].strip().startswith(SERVICE):
+        return Unauthenticated("this is a service token, which is good on the admin port only: send a client's key")
     if authorization:
         return Unauthenticated("the credential is not valid")
     return Unauthenticated("a key is required: send Authorization: Bearer KEY")

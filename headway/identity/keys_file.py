@@ -1,91 +1,267 @@
-"""API keys from a TOML file that holds only their SHA-256.
+"""API keys in a TOML file, for set-ups without a database.
 
     [[keys]]
-    sha256 = "9f86d081…"     # hex digest of the key's text
+    id = "4hT9bLq2XwZ0"      # the part of the key's text after hw_live_
+    sha256 = "9f86d081…"     # hex digest of its secret
     user = "alice"
     tenant = "acme"
     tier = "paid"
-    rate = 1000              # requests a minute; left out: 1000, 0: no limit
+    models = ["minilm"]      # the only models it may ask; left out: all
+    rate = 1000              # requests a minute of this key; left out: it counts towards its user's limit; 0: no limit
     burst = 50               # requests at once; left out: ten seconds' worth of the rate
+    created_at = 2026-11-01T12:00:00Z
+    expires_at = 2027-02-01T12:00:00Z
+    replaces = "…"           # id of the key that it was made to replace
 
-A key is looked up by the digest of what was sent. That keeps no secret in memory and needs no comparison
-in constant time: who could learn from the timing of a dictionary lookup would have to find preimages first.
+All from `models` on may be left out. The file may be written by hand or by `headway keys`, which writes it anew as a whole:
+comments in it are lost then. Readers never see half of it, since the new file takes the place of the old one; writers
+take turns by a lock on its folder.
 """
 
 from __future__ import annotations
 
-import hashlib
+import asyncio
+import contextlib
+import fcntl
+import os
 import re
+import tempfile
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
+from time import monotonic, sleep
 
 import msgspec
 
-from headway.config import Settings
-from headway.errors import SettingError
-from headway.identity.callers import make_caller
-from headway.model import Caller
+from headway.errors import SettingError, StoreUnavailable
+from headway.identity.api_key import is_id
+from headway.model import Key
 
+LOCK_WITHIN = 5.0
+"""Seconds for which a writer waits for another."""
+_LOCK_EVERY = 0.02
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
-_sha256 = hashlib.sha256
+_MEND = "A key has id, sha256, user, tenant and tier, and may have models, rate, burst, created_at, expires_at and replaces."
+
+_Stamp = tuple[int, int, int]
 
 
-class _Key(msgspec.Struct, forbid_unknown_fields=True):
+class _Row(msgspec.Struct, forbid_unknown_fields=True):
+    id: str
     sha256: str
     user: str
     tenant: str
     tier: str
+    models: tuple[str, ...] = ()
     rate: float | None = None
     burst: float | None = None
+    created_at: float | datetime = 0.0
+    expires_at: float | datetime | None = None
+    replaces: str = ""
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
-    keys: list[dict[str, object]]
+    keys: list[dict[str, object]] = []
 
 
 class KeysFile:
-    """Knows the callers of one file of keys.
+    """See `headway.ports.KeyStore`. A key that is taken out of the file by hand has expired.
 
     Arguments:
         path: the file.
-        settings: for tiers and rates.
-
-    Raises:
-        SettingError: the file cannot be read, or one of its keys is wrong; names the key by its position.
+        create: whether it may be missing until the first key is added.
     """
 
-    def __init__(self, path: Path, settings: Settings) -> None:
-        tiers = settings.tier_names
-        self._callers: dict[bytes, Caller] = {}
-        positions: dict[bytes, int] = {}
-        for position, row in enumerate(_rows(path), start=1):
-            where = f"{path}: keys[{position}]"
-            key = _key(where, row, tiers)
-            digest = bytes.fromhex(key.sha256)
-            if digest in positions:
-                raise SettingError(
-                    f"{where}.sha256", key.sha256, f"is the same as of keys[{positions[digest]}]", "Remove one of them."
-                )
-            positions[digest] = position
-            self._callers[digest] = make_caller(
-                settings,
-                key.user,
-                key.tenant,
-                key.tier,
-                key=key.sha256[:12].lower(),
-                rate=key.rate,
-                burst=key.burst,
-            )
+    def __init__(self, path: Path, *, create: bool = False) -> None:
+        self._path = path
+        self._create = create
+        self._stamp: _Stamp | None = None
+        self._known: dict[str, Key] = {}
+        self._changed: dict[str, int] = {}
+        self._revision = 0
 
-    def __len__(self) -> int:
-        return len(self._callers)
+    async def open(self) -> None:
+        """Read the file.
 
-    def identify(self, authorization: bytes) -> Caller | None:
-        """The caller whose key this `Authorization` header carries (`Bearer KEY`); None for any other."""
-        if authorization[:7].lower() != b"bearer ":
+        Raises:
+            SettingError: it cannot be read, or one of its keys is wrong; names the key by its position.
+        """
+        await asyncio.to_thread(self._read, self._create)
+
+    async def add(self, key: Key) -> None:
+        """See KeyStore."""
+
+        def change(keys: dict[str, Key]) -> bool:
+            if key.id in keys:
+                raise ValueError(f"there is a key with the id {key.id!r} already")
+            keys[key.id] = key
+            return True
+
+        await self._change(change)
+
+    async def get(self, id: str) -> Key | None:
+        """See KeyStore."""
+        return (await self._load()).get(id)
+
+    async def expire(self, id: str, at: float) -> bool:
+        """See KeyStore."""
+
+        def change(keys: dict[str, Key]) -> bool:
+            if id not in keys:
+                return False
+            end = keys[id].expires_at
+            keys[id] = msgspec.structs.replace(keys[id], expires_at=at if end is None else min(at, end))
+            return True
+
+        return await self._change(change)
+
+    async def keys(self) -> Sequence[Key]:
+        """See KeyStore."""
+        return _in_order((await self._load()).values())
+
+    async def changes(self, since: int) -> tuple[int, Sequence[Key]]:
+        """See KeyStore. Revisions count from when this object was made."""
+        stamp = await asyncio.to_thread(self._look)
+        if stamp is None or stamp != self._stamp:
+            self._note(stamp, await self._load())
+        changed = [self._known[id] for id, revision in self._changed.items() if revision > since]
+        return self._revision, _in_order(changed)
+
+    async def close(self) -> None:
+        """Nothing is held open."""
+
+    def _look(self) -> _Stamp | None:
+        """What changes with every change of the file; None when it cannot be seen."""
+        try:
+            found = self._path.stat()
+        except OSError:
             return None
-        return self._callers.get(_sha256(authorization[7:].strip()).digest())
+        return found.st_ino, found.st_mtime_ns, found.st_size
+
+    def _note(self, stamp: _Stamp | None, keys: Mapping[str, Key]) -> None:
+        """Remember what the file says now, and what of it is new."""
+        gone = {
+            id: msgspec.structs.replace(key, expires_at=0.0)
+            for id, key in self._known.items()
+            if id not in keys and key.expires_at != 0.0
+        }
+        changed = {id: key for id, key in keys.items() if self._known.get(id) != key} | gone
+        if changed or not self._revision:
+            self._revision += 1
+        self._known |= changed
+        self._changed |= dict.fromkeys(changed, self._revision)
+        self._stamp = stamp
+
+    async def _load(self) -> dict[str, Key]:
+        """The keys in the file. One that has become wrong while it is in use is like a store that does not answer."""
+        try:
+            return await asyncio.to_thread(self._read, self._create)
+        except SettingError as exc:
+            raise StoreUnavailable(str(exc)) from exc
+
+    def _read(self, missing_is_empty: bool) -> dict[str, Key]:
+        if missing_is_empty and not self._path.exists():
+            return {}
+        return _parsed(self._path)
+
+    async def _change(self, change: Callable[[dict[str, Key]], bool]) -> bool:
+        try:
+            return await asyncio.to_thread(self._change_now, change)
+        except SettingError as exc:
+            raise StoreUnavailable(str(exc)) from exc
+        except OSError as exc:
+            raise StoreUnavailable(f"{self._path} cannot be written: {exc.strerror}") from exc
+
+    def _change_now(self, change: Callable[[dict[str, Key]], bool]) -> bool:
+        path = self._path.resolve()
+        with _turn(path.parent):
+            keys = self._read(True)
+            done = change(keys)
+            if done:
+                _replace(path, _written(_in_order(keys.values())))
+            return done
+
+
+def _in_order(keys: Sequence[Key] | object) -> list[Key]:
+    return sorted(keys, key=lambda key: (key.created_at, key.id))  # type: ignore[call-overload, no-any-return]
+
+
+@contextlib.contextmanager
+def _turn(folder: Path) -> Iterator[None]:
+    """Be the only one who writes into a folder."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        until = monotonic() + LOCK_WITHIN
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if monotonic() >= until:
+                    raise StoreUnavailable(f"another process has been writing into {folder} for long") from None
+                sleep(_LOCK_EVERY)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _replace(path: Path, text: str) -> None:
+    """Put `text` in the place of a file at once. A new one is for its owner alone; another keeps its permissions."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            if path.exists():
+                os.fchmod(file.fileno(), path.stat().st_mode & 0o777)
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _written(keys: Sequence[Key]) -> str:
+    parts = ["# API keys: digests of their secrets, and whose they are. Written by `headway keys`.\n"]
+    for key in keys:
+        fields: dict[str, str | None] = {
+            "id": _text(key.id),
+            "sha256": _text(key.digest.hex()),
+            "user": _text(key.user),
+            "tenant": _text(key.tenant),
+            "tier": _text(key.tier),
+            "models": f"[{', '.join(map(_text, key.models))}]" if key.models else None,
+            "rate": None if key.rate is None else repr(key.rate),
+            "burst": None if key.burst is None else repr(key.burst),
+            "created_at": _instant(key.created_at),
+            "expires_at": None if key.expires_at is None else _instant(key.expires_at),
+            "replaces": _text(key.replaces) if key.replaces else None,
+        }
+        lines = [f"{name} = {value}\n" for name, value in fields.items() if value is not None]
+        parts.append("".join(["[[keys]]\n", *lines]))
+    return "\n".join(parts)
+
+
+def _text(text: str) -> str:
+    return msgspec.json.encode(text).decode()  # What JSON escapes, TOML reads the same.
+
+
+def _instant(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
+
+
+def _parsed(path: Path) -> dict[str, Key]:
+    keys: dict[str, Key] = {}
+    positions: dict[str, int] = {}
+    for position, row in enumerate(_rows(path), start=1):
+        where = f"{path}: keys[{position}]"
+        key = _key(where, row)
+        if key.id in keys:
+            reason = f"is the same as of keys[{positions[key.id]}]"
+            raise SettingError(f"{where}.id", key.id, reason, "Remove one of them.")
+        keys[key.id], positions[key.id] = key, position
+    return keys
 
 
 def _rows(path: Path) -> list[dict[str, object]]:
@@ -93,28 +269,59 @@ def _rows(path: Path) -> list[dict[str, object]]:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
         return msgspec.convert(table, _File).keys
     except OSError as exc:
-        raise SettingError("keys", str(path), f"cannot be read: {exc.strerror}", "Name a readable file.") from exc
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+        mend = "Name a readable file; headway keys create makes one."
+        raise SettingError("keys", str(path), f"cannot be read: {exc.strerror}", mend) from exc
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise SettingError("keys", str(path), f"is not valid TOML: {exc}", "Mend the file.") from exc
     except msgspec.ValidationError as exc:
         raise SettingError("keys", str(path), str(exc), "Write every key as a table [[keys]].") from exc
 
 
-def _key(where: str, row: dict[str, object], tiers: Sequence[str]) -> _Key:
+def _key(where: str, row: dict[str, object]) -> Key:
     try:
-        key = msgspec.convert(row, _Key)
+        found = msgspec.convert(row, _Row)
     except msgspec.ValidationError as exc:
-        shown = {name: value for name, value in row.items() if name != "sha256"}
-        raise SettingError(where, shown, str(exc), "A key has sha256, user, tenant, tier, rate and burst.") from None
-    if _DIGEST.fullmatch(key.sha256) is None:
-        # It may be the key itself, pasted by mistake: never show it.
-        raise SettingError(f"{where}.sha256", "…", "is not 64 hexadecimal digits", "Write the SHA-256 of the key.")
-    if key.tier not in tiers:
-        raise SettingError(f"{where}.tier", key.tier, "is no tier", f"Use {' or '.join(tiers)}.")
-    for name, text in (("user", key.user), ("tenant", key.tenant)):
+        # Whatever stands in a wrong place may be a key, pasted by mistake: only names are shown.
+        raise SettingError(where, sorted(row), str(exc), _MEND) from None
+    if not is_id(found.id):
+        reason, mend = "is not 12 letters and digits", "Write what stands between hw_live_ and the next _ in the key."
+        raise SettingError(f"{where}.id", "…", reason, mend)
+    if _DIGEST.fullmatch(found.sha256) is None:
+        mend = "Let headway keys create make the key, and write down its digest."
+        raise SettingError(f"{where}.sha256", "…", "is not 64 hexadecimal digits", mend)
+    for name in ("user", "tenant", "tier"):
+        text = getattr(found, name)
         if not text or len(text) > 128 or not text.isprintable():
             raise SettingError(f"{where}.{name}", text, "must be 1 to 128 printable characters", "Choose another name.")
-    for name, number in (("rate", key.rate), ("burst", key.burst)):
+    for name in ("rate", "burst"):
+        number = getattr(found, name)
         if number is not None and not 0 <= number <= 1e9:
             raise SettingError(f"{where}.{name}", number, "must lie between 0 and 1e9", "Choose a value in that range.")
-    return key
+    for model in found.models:
+        if not model or len(model) > 128 or not model.isprintable():
+            raise SettingError(f"{where}.models", model, "must be names of models", 'For example ["minilm"].')
+    return Key(
+        id=found.id,
+        digest=bytes.fromhex(found.sha256),
+        user=found.user,
+        tenant=found.tenant,
+        tier=found.tier,
+        models=found.models,
+        rate=found.rate,
+        burst=found.burst,
+        created_at=_seconds(where, "created_at", found.created_at),
+        expires_at=None if found.expires_at is None else _seconds(where, "expires_at", found.expires_at),
+        replaces=found.replaces,
+    )
+
+
+def _seconds(where: str, name: str, value: float | datetime) -> float:
+    """An instant as Unix time."""
+    if isinstance(value, datetime):
+        if value.tzinfo is None:
+            mend = "Say in which time zone, for example 2027-02-01T12:00:00Z."
+            raise SettingError(f"{where}.{name}", str(value), "has no time zone", mend)
+        return value.timestamp()
+    if not 0 <= value <= 2e11:
+        raise SettingError(f"{where}.{name}", value, "is no Unix time", "For example 2027-02-01T12:00:00Z.")
+    return value

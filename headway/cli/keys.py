@@ -1,0 +1,304 @@
+"""`headway keys`: who may ask, and with which rights."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+import typer
+
+from headway.cli.admin import AsJson, pretty, table
+from headway.cli.flags import with_settings
+from headway.config import Settings
+from headway.errors import HeadwayError, SettingError
+from headway.identity.api_key import LIVE, NOISE, SERVICE, digest, generate, is_id, parse
+from headway.model import Key
+from headway.ports import KeyStore
+
+_T = TypeVar("_T")
+
+_PLACE = ("keys", "ledger")
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_LONGEST = 36_500 * 86_400.0
+_MOST_LIVE = 2
+
+keys = typer.Typer(
+    name="keys",
+    help="API keys: create, list, revoke, rotate. They are kept in a file (--keys) or in the ledger's database (--ledger).",
+    add_completion=False,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_Id = Annotated[str, typer.Argument(metavar="ID", help="Id of a key, as keys list shows it.", show_default=False)]
+_Expires = Annotated[
+    str, typer.Option(metavar="DURATION", help="Until it ends: 90d, 12h, 30m or 45s.", show_default=False)
+]
+
+
+class KeysError(HeadwayError):
+    """What was asked of a key cannot be done."""
+
+
+@keys.command()
+@with_settings((*_PLACE, "tiers", "default_tier"))
+def create(
+    settings: Settings,
+    user: Annotated[str, typer.Option(metavar="TEXT", help="Who it is for, unique in the tenant.")] = "",
+    tenant: Annotated[str, typer.Option(metavar="TEXT", help="Who pays.")] = "",
+    tier: Annotated[str, typer.Option(metavar="TEXT", help="One of the tiers.")] = "",
+    rate: Annotated[
+        str,
+        typer.Option(
+            metavar="RATE",
+            help="Requests of this key: 1000/min or 20/s, 0 for no limit; left out, it counts towards its user's limit.",
+        ),
+    ] = "",
+    burst: Annotated[
+        str, typer.Option(metavar="N", help="Requests at once; left out, ten seconds' worth of the rate.")
+    ] = "",
+    models: Annotated[str, typer.Option(metavar="A,B", help="The only models it may ask; left out, all.")] = "",
+    expires: _Expires = "",
+    service: Annotated[
+        bool, typer.Option("--service", help="Make a service token for HEADWAY_ADMIN_TOKEN; it is kept nowhere.")
+    ] = False,
+) -> None:
+    """Make a key, and print it: this once, since only its digest is kept.
+
+    headway keys create --user alice --tenant acme --tier paid --expires 90d --keys keys.toml
+    """
+    if service:
+        if user or tenant or tier or rate or burst or models or expires:
+            raise typer.BadParameter("a service token has no attributes; give --service alone")
+        _hand_out(generate(SERVICE, os.urandom(NOISE)), "Set HEADWAY_ADMIN_TOKEN to it where the service runs.")
+        return
+    if tier not in settings.tier_names:
+        raise SettingError("--tier", tier, "is no tier", f"Use {' or '.join(settings.tier_names)}.")
+    now = time.time()
+    new = Key(
+        id="",
+        digest=b"",
+        user=_name("--user", user),
+        tenant=_name("--tenant", tenant),
+        tier=tier,
+        models=tuple(_name("--models", part.strip()) for part in models.split(",")) if models else (),
+        rate=_rate(rate) if rate else None,
+        burst=_burst(burst, rate),
+        created_at=now,
+        expires_at=now + duration("--expires", expires, least=1.0) if expires else None,
+    )
+    text, key = _fresh(new)
+    _with(settings, lambda store: store.add(key), create=True)
+    _hand_out(text, f"Kept in {_place(settings)}.")
+
+
+@keys.command("list")
+@with_settings(_PLACE)
+def list_keys(settings: Settings, json: AsJson = False) -> None:
+    """List all keys, oldest first, ended ones included. What would let anybody in is not known here."""
+    now = time.time()
+    rows = [_shown(key, now) for key in _with(settings, lambda store: store.keys())]
+    if json:
+        typer.echo(pretty({"keys": rows}))
+    elif not rows:
+        typer.echo("no keys")
+    else:
+        head = ("ID", "USER", "TENANT", "TIER", "RATE", "BURST", "MODELS", "CREATED", "EXPIRES", "STATE", "REPLACES")
+        typer.echo(table(head, [tuple(map(_cell, row.values())) for row in rows]))
+
+
+@keys.command()
+@with_settings(_PLACE)
+def revoke(settings: Settings, id: _Id) -> None:
+    """End a key at once. Services that run refuse it within 5 s."""
+    known = _id(id)
+    now = time.time()
+
+    async def end(store: KeyStore) -> Key:
+        key = await _existing(store, known)
+        await store.expire(known, now)
+        return key
+
+    key = _with(settings, end)
+    ended = not _live(key, now)
+    typer.echo(f"{known} had ended already" if ended else f"{known} revoked: {key.user} of {key.tenant}")
+
+
+@keys.command()
+@with_settings(_PLACE)
+def rotate(
+    settings: Settings,
+    id: _Id,
+    grace: Annotated[str, typer.Option(metavar="DURATION", help="Until the old one ends.")] = "24h",
+    expires: _Expires = "",
+) -> None:
+    """Make a key to replace another, with the same rights, and print it. The old one ends after the grace.
+
+    The new one lives as long as the old one was meant to, unless --expires says otherwise.
+    """
+    known = _id(id)
+    now = time.time()
+    until = now + duration("--grace", grace, least=0.0)
+    lifetime = duration("--expires", expires, least=1.0) if expires else None
+
+    async def replace(store: KeyStore) -> None:
+        old = await _existing(store, known)
+        _check_rotation(old, await store.keys(), now)
+        span = lifetime if lifetime or old.expires_at is None else old.expires_at - old.created_at
+        text, new = _fresh(
+            msgspec.structs.replace(
+                old, created_at=now, expires_at=None if span is None else now + span, replaces=old.id
+            )
+        )
+        await store.add(new)
+        # Printed before the old one is given an end: should that fail, the new one is not lost.
+        _hand_out(text, f"Kept in {_place(settings)}. It replaces {old.id}, which ends after {grace}.")
+        await store.expire(old.id, until)
+
+    _with(settings, replace)
+
+
+def duration(flag: str, text: str, least: float) -> float:
+    """Seconds of `90d`, `12h`, `30m` or `45s`.
+
+    Raises:
+        SettingError: it is none, or less than `least`.
+    """
+    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)([smhd])", text)
+    seconds = float(found[1]) * _UNITS[found[2]] if found else -1.0
+    if seconds < 0:
+        raise SettingError(flag, text, "is no duration", "For example 90d, 12h, 30m or 45s.")
+    if not least <= seconds <= _LONGEST:
+        raise SettingError(flag, text, "must lie between 1s and 36500d" if least else "is too long", "Choose another.")
+    return seconds
+
+
+def _rate(text: str) -> float:
+    """Requests a minute of `1000`, `1000/min` or `20/s`."""
+    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)(/min|/s)?", text)
+    rate = float(found[1]) * (60.0 if found[2] == "/s" else 1.0) if found else -1.0
+    if not 0 <= rate <= 1e9:
+        raise SettingError("--rate", text, "is no rate", "For example 1000/min or 20/s; 0 for no limit.")
+    return rate
+
+
+def _burst(text: str, rate: str) -> float | None:
+    if not text:
+        return None
+    if not rate:
+        reason = "has no effect without a rate of the key's own"
+        raise SettingError("--burst", text, reason, "Give --rate, too, or leave it out.")
+    if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < 1:
+        raise SettingError("--burst", text, "is no whole number above 0", "For example 50.")
+    return float(text)
+
+
+def _name(flag: str, text: str) -> str:
+    if not text or len(text) > 128 or not text.isprintable():
+        raise SettingError(flag, text, "must be 1 to 128 printable characters", "Choose a name.")
+    return text
+
+
+def _id(text: str) -> str:
+    """The id that a user means, who may have pasted the whole key."""
+    found = parse(text.encode(errors="replace"))
+    id = found[0] if found else text.removeprefix(LIVE.decode())
+    if not is_id(id):  # It may be part of a secret: it is not shown.
+        raise SettingError("ID", "…", "is no id of a key", "headway keys list shows the ids: 12 letters and digits.")
+    return id
+
+
+async def _existing(store: KeyStore, id: str) -> Key:
+    key = await store.get(id)
+    if key is None:
+        raise KeysError(f"there is no key with the id {id}; headway keys list shows all")
+    return key
+
+
+def _check_rotation(old: Key, all_keys: Sequence[Key], now: float) -> None:
+    """Of keys that came from one another no more than two may live."""
+    if not _live(old, now):
+        raise KeysError(f"{old.id} has ended; make another with headway keys create")
+    line = {old.id}
+    while more := {
+        end
+        for key in all_keys
+        for here, end in ((key.id, key.replaces), (key.replaces, key.id))
+        if key.replaces and here in line and end not in line
+    }:
+        line |= more
+    live = [key.id for key in all_keys if key.id in line and _live(key, now)]
+    if len(live) >= _MOST_LIVE:
+        raise KeysError(f"{' and '.join(live)} both live, which is the most; wait until one ends, or revoke it")
+
+
+def _live(key: Key, now: float) -> bool:
+    return key.expires_at is None or key.expires_at > now
+
+
+def _fresh(attributes: Key) -> tuple[str, Key]:
+    """The text of a new key, and what is kept of it."""
+    text = generate(LIVE, os.urandom(NOISE))
+    found = parse(text.encode())
+    assert found is not None  # noqa: S101 - it was made just now; for the type checker
+    return text, msgspec.structs.replace(attributes, id=found[0], digest=digest(found[1]))
+
+
+def _hand_out(text: str, note: str) -> None:
+    """Print a secret alone on standard output, and what there is to say elsewhere."""
+    typer.echo(text)
+    typer.echo(f"{note} It is shown this once.", err=True)
+
+
+def _shown(key: Key, now: float) -> dict[str, Any]:
+    return {
+        "id": key.id,
+        "user": key.user,
+        "tenant": key.tenant,
+        "tier": key.tier,
+        "rate": key.rate,
+        "burst": key.burst,
+        "models": list(key.models),
+        "created_at": _instant(key.created_at),
+        "expires_at": None if key.expires_at is None else _instant(key.expires_at),
+        "state": "live" if _live(key, now) else "ended",
+        "replaces": key.replaces or None,
+    }
+
+
+def _instant(seconds: float) -> str:
+    return datetime.fromtimestamp(int(seconds), UTC).isoformat().replace("+00:00", "Z")
+
+
+def _cell(value: object) -> str:
+    if value is None or value == []:
+        return "–"
+    if isinstance(value, list):
+        return ",".join(value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _place(settings: Settings) -> str:
+    return settings.keys if settings.keys not in ("", "ledger") else "the ledger's database"
+
+
+def _with(settings: Settings, work: Callable[[KeyStore], Awaitable[_T]], *, create: bool = False) -> _T:
+    """Do `work` with the store of keys."""
+    from headway import wiring
+
+    store = wiring.make_key_store(settings, create=create)
+
+    async def whole() -> _T:
+        try:
+            await store.open()
+            return await work(store)
+        finally:
+            await store.close()
+
+    return asyncio.run(whole())

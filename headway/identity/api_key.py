@@ -1,0 +1,77 @@
+"""The text of an API key, and of a service token.
+
+    hw_live_<id>_<secret><checksum>     a client's key, for the public port
+    hw_svc_<id>_<secret><checksum>      a service token, for the admin port
+
+All three parts are letters and digits (base 62): an id of 12, by which the key is looked up; a secret of 22, which are 131
+random bits; and the CRC-32 of all before it in 6. The checksum is no protection: it tells a typing error from a wrong key
+without a lookup, and lets scanners for leaked secrets tell a key from what looks like one.
+
+What is kept of a key is the SHA-256 of its secret. A slow hash would add nothing: there is no guessing 131 bits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import string
+from zlib import crc32
+
+LIVE = b"hw_live_"
+"""What a client's key begins with."""
+SERVICE = b"hw_svc_"
+"""What a service token begins with."""
+
+NOISE = 32
+"""Random bytes that a key is made from: enough that no secret is any likelier than another."""
+
+_DIGITS = string.digits + string.ascii_uppercase + string.ascii_lowercase
+_ID = 12
+_SECRET = 22
+_CHECKSUM = 6
+_FORM = re.compile(rb"hw_live_([0-9A-Za-z]{12})_([0-9A-Za-z]{22})([0-9A-Za-z]{6})")
+_ID_FORM = re.compile(rf"[0-9A-Za-z]{{{_ID}}}")
+
+
+def generate(prefix: bytes, noise: bytes) -> str:
+    """The text of a new key.
+
+    Arguments:
+        prefix: LIVE or SERVICE.
+        noise: NOISE random bytes, from nothing that can be foreseen.
+
+    Raises:
+        ValueError: there are too few of them.
+    """
+    if len(noise) < NOISE:
+        raise ValueError(f"a key needs {NOISE} random bytes, not {len(noise)}")
+    drawn = _base62(int.from_bytes(noise), _ID + _SECRET)
+    text = f"{prefix.decode()}{drawn[:_ID]}_{drawn[_ID:]}"
+    return text + _base62(crc32(text.encode()), _CHECKSUM)
+
+
+def parse(text: bytes) -> tuple[str, bytes] | None:
+    """Id and secret of a client's key; None for any other text, one with a typing error among them."""
+    found = _FORM.fullmatch(text)
+    if found is None or _base62(crc32(text[:-_CHECKSUM]), _CHECKSUM).encode() != found[3]:
+        return None
+    return found[1].decode(), found[2]
+
+
+def digest(secret: bytes) -> bytes:
+    """What is kept of a secret."""
+    return hashlib.sha256(secret).digest()
+
+
+def is_id(text: str) -> bool:
+    """Whether `text` has the form of a key's id."""
+    return _ID_FORM.fullmatch(text) is not None
+
+
+def _base62(number: int, length: int) -> str:
+    """The last `length` digits of a number."""
+    digits = []
+    for _ in range(length):
+        number, digit = divmod(number, 62)
+        digits.append(_DIGITS[digit])
+    return "".join(reversed(digits))

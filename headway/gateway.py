@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -22,6 +21,7 @@ import structlog
 import uuid_utils
 
 from headway import errors
+from headway.answered import Answered, waiting
 from headway.config import Settings
 from headway.core import verdicts
 from headway.core.sharing import digest
@@ -39,8 +39,6 @@ log = structlog.get_logger(__name__)
 
 RETRY_AFTER = (1.0, 30.0)
 """Least and most seconds after which a client is told to try again while the broker is away: as long as that lasts."""
-REMEMBERED = 10_000
-"""Answered requests that `status` still knows; their inputs and outputs are not kept."""
 
 
 @dataclass(slots=True)
@@ -100,7 +98,7 @@ class Gateway:
         self._journal = journal
         self._held: dict[tuple[str, str], Held] = {}
         self._deadlines = Deadlines(clock, self._overdue)
-        self._recent: deque[tuple[str, float, Failure | None]] = deque(maxlen=REMEMBERED)
+        self._answered = Answered(clock)
         self._emptied = asyncio.Event()
         patience = settings.broker_timeout_ms / 1000
         self._shared = Line(broker, self.name, self, settings.max_queue, patience, clock, dice)
@@ -286,18 +284,16 @@ class Gateway:
         for held in list(self._held.values()):
             self._settle(held, failure)
 
-    async def status(self, id: str) -> Standing | None:
-        """What is known of request `id`; None when it is not held and not among the last ones answered."""
-        for (tenant, held_id), held in self._held.items():
-            if held_id == id:
+    async def status(self, id: str, tenant: str | None = None) -> Standing | None:
+        """What is known of request `id`, of the newest where several tenants have one and none is named; None when it
+        is not held and not among the last ones answered."""
+        for held in reversed(self._held.values()):
+            if held.entry.id == id and tenant in (None, held.entry.tenant):
                 stage = None
                 with contextlib.suppress(BrokerUnavailable):
-                    stage = await held.line.broker.stage(tenant, id)
-                return Standing(stage or Stage.QUEUED, self._clock() - held.since)
-        for answered, latency, failure in reversed(self._recent):
-            if answered == id:
-                return Standing(Stage.COMPLETED if failure is None else Stage.FAILED, latency, failure)
-        return None
+                    stage = await held.line.broker.stage(held.entry.tenant, id)
+                return waiting(held, stage, self._clock())
+        return self._answered.find(id, tenant)
 
     def _objection(self, caller: Caller, entry: Entry) -> Failure | None:
         model = entry.model
@@ -414,7 +410,7 @@ class Gateway:
             if reply.ran is not sampled and reply.ran is not None:
                 sampled = reply.ran
                 self.tally.overhead_seconds.observe(max(0.0, latency - reply.queued - sampled.seconds))
-            self._recent.append((reply.id, latency, reply.failure))
+            self._answered.add(caller, entry, now, latency, reply)
             self._tell(held.waiter, reply)
         for (model, tier), series in told.items():
             name = self._tiers[tier]
@@ -452,7 +448,7 @@ class Gateway:
         reply = Reply(entry.id, entry.tenant, None, failure)
         self._count(held, failure.code.lower())
         if held.caller is not None:
-            self._recent.append((entry.id, latency, failure))
+            self._answered.add(held.caller, entry, held.since + latency, latency, reply)
             if admitted:
                 self.tally.request_seconds[entry.model, self._tiers[entry.tier]].observe(latency)
             if self._journal is not None:

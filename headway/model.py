@@ -238,11 +238,28 @@ class Stage(enum.Enum):
 
 
 class Standing(msgspec.Struct, frozen=True, gc=False):
-    """What is known of a request: its stage, its latency in seconds so far, and why it failed if it did."""
+    """What a gateway knows of a request.
+
+    Attributes:
+        stage: see Stage.
+        seconds: its latency so far.
+        failure: why it failed, if it did.
+        tenant, user: who asked.
+        model: the model asked.
+        tier: index of the tier it was queued in.
+        since: seconds since it had its outcome; None while it has none.
+        ran: the batch that the outcome came from, if it came from one.
+    """
 
     stage: Stage
     seconds: float
-    failure: Failure | None = None
+    failure: Failure | None
+    tenant: str
+    user: str
+    model: str
+    tier: int
+    since: float | None = None
+    ran: Ran | None = None
 
 
 class WorkerStatus(enum.Enum):

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headway import errors
-from headway.errors import BrokerUnavailable, RequestError
+from headway.errors import BrokerUnavailable, RequestError, StoreUnavailable
 from headway.http.shapes import problem, problem_body, problem_header
 
 Handler = Callable[[Request, Exception], Awaitable[Response]]
@@ -62,4 +62,13 @@ def handlers(hint: str = "") -> Mapping[Any, Handler]:
         message = "an unexpected fault of the server; its log says more"
         return refusal(request.state.request_id, errors.INTERNAL, message)
 
-    return {RequestError: refused, BrokerUnavailable: away, HTTPException: no_route, Exception: broken}
+    async def unrecorded(request: Request, exc: Exception) -> Response:
+        return refusal(request.state.request_id, errors.SERVICE_OVERLOADED, str(exc), 1.0, "ledger")
+
+    return {
+        RequestError: refused,
+        BrokerUnavailable: away,
+        StoreUnavailable: unrecorded,
+        HTTPException: no_route,
+        Exception: broken,
+    }

@@ -6,7 +6,6 @@ Revisions are given out under a lock, which is held until they can be seen: who 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import asyncpg
 import msgspec

@@ -14,6 +14,7 @@ import queue
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
 from headway.config import shown_url
@@ -200,11 +201,11 @@ class _Hand:
                     self._connection = self._connect()
                 outcome = work(self._connection)
             except BaseException as exc:
-                settle: tuple[Callable[..., None], object] = (done.set_exception, exc)
+                settle = partial(done.set_exception, exc)
             else:
-                settle = (done.set_result, outcome)
+                settle = partial(done.set_result, outcome)
             with contextlib.suppress(RuntimeError):  # The loop has been closed.
-                loop.call_soon_threadsafe(*settle)
+                loop.call_soon_threadsafe(settle)
 
         if thread is None and self._thread is None:
             self._thread = threading.Thread(target=self._work_on, name=self._name, daemon=True)

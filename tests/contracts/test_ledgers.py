@@ -126,7 +126,7 @@ def test_an_unknown_id_has_no_record(database: Database, id: str) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"id": "no uuid"}, {"user": "lone \ud800 surrogate"}])
-def test_records_are_written_all_or_none(database: Database, wrong: dict[str, str]) -> None:
+def test_records_are_written_all_or_none(database: Database, wrong: dict[str, Any]) -> None:
     async def story(ledger: Ledger) -> None:
         good = [record() for _ in range(200)]
         with pytest.raises(ValueError):

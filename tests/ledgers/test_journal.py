@@ -28,7 +28,7 @@ RAN = Ran("gpu-0", 32, 0.1, 5.0)
 
 def note(number: int = 0, *, caller: Caller = ALICE, seconds: float = 0.25, model: str = "m", **reply: Any) -> Note:
     entry = Entry(f"id-{number}", model, "secret input", 2, caller.tenant, "g", 1.0, 1.0)
-    given = {"output": "secret output", "ran": RAN} | reply
+    given: dict[str, Any] = {"output": "secret output", "ran": RAN} | reply
     return caller, entry, seconds, Reply(entry.id, entry.tenant, **given)
 
 

@@ -24,7 +24,7 @@ from headway.http.process import Process
 from headway.http.readiness import Readiness
 from headway.lifecycle import Service
 from headway.model import Caller, Member, Reply, Role, Slot
-from headway.ports import Broker
+from headway.ports import Broker, Ledger
 from headway.tally import Tally
 from tests.services.fake_backend import FakeBackend
 
@@ -71,13 +71,16 @@ class Stand:
             attendance=self.attendance,
         )
 
-    def admin_app(self, role: Role = Role.SERVE, broker: Any = None, direct: Broker | None = None) -> ASGIApp:
+    def admin_app(
+        self, role: Role = Role.SERVE, broker: Any = None, direct: Broker | None = None, ledger: Ledger | None = None
+    ) -> ASGIApp:
         """What the admin port of this process answers with; only `serve` and `gateway` have a gateway.
 
         Arguments:
             role: of the process.
             broker: stands for broker, dead letters and fleet.
             direct: asked in the place of a broker that is away.
+            ledger: where requests are recorded, if anywhere.
         """
         slots = frozenset(batcher.slot.worker for batcher in self.batchers)
         ready = Readiness(broker or self.broker, lambda: self.attendance.leaving, role, slots, direct)
@@ -92,6 +95,7 @@ class Stand:
             clock=self._clock,
             now=self._now,
             gateway=self.gateway if role in (Role.SERVE, Role.GATEWAY) else None,
+            ledger=ledger,
         )
         return admin.build(process, ready)
 

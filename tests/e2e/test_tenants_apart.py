@@ -1,0 +1,263 @@
+"""Two tenants who do all they can to reach what is the other's: by the same ids, the same keys, the same words.
+
+Every output carries a mark of its run. No mark may ever be seen by both.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from tests.e2e.client import PATIENCE
+from tests.e2e.server import ROOT, serving
+from tests.servers.redis import RedisServer
+
+TARGET = "tests.targets.runs:Numbered"
+TENANTS = ("acme", "globex")
+IDS = tuple(f"0192c8a4-5f6e-7d01-9abc-00000000000{number}" for number in range(3))
+"""Both tenants choose their ids among these."""
+SHARED = ("--cache", "--collapse", "--keys", "keys.toml", "--user-rate", "0")
+TOKEN = "hw-operator-canary"
+
+tenants = st.sampled_from(TENANTS)
+ids = st.sampled_from(IDS)
+texts = st.sampled_from(("one", "two"))
+idempotency_keys = st.sampled_from(("", "", "k1", "k2"))
+
+
+@dataclass
+class Told:
+    """What came back."""
+
+    status: int
+    header: http.client.HTTPMessage
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def mark(self) -> str:
+        """The run that the output is of."""
+        return str(self.json["output"]).rpartition("|")[2]
+
+
+@dataclass
+class Stage:
+    """A service, its tenants' keys, and what is known to be whose."""
+
+    ports: list[int]
+    admin_port: int
+    keys: dict[str, list[str]]
+    marks: dict[str, str] = field(default_factory=dict)
+    """Mark of a run to the tenant who saw it."""
+
+    def ask(self, port: int, method: str, path: str, body: bytes = b"", **fields: str) -> Told:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+        try:
+            header = {name.replace("_", "-"): value for name, value in fields.items() if value}
+            connection.request(method, path, body or None, header)
+            response = connection.getresponse()
+            return Told(response.status, response.headers, response.read())
+        finally:
+            connection.close()
+
+    def saw(self, tenant: str, told: Told) -> str:
+        """Note whose a run is; it must be of one tenant alone."""
+        assert self.marks.setdefault(told.mark, tenant) == tenant
+        return told.mark
+
+
+class Adversaries(RuleBasedStateMachine):
+    """What the two may do. Each history begins with tenants' state left by the one before, so names are fresh."""
+
+    stage: Stage
+    histories = 0
+
+    @initialize()
+    def begin(self) -> None:
+        Adversaries.histories += 1
+        self.suffix = f"{Adversaries.histories}-{id(self)}"
+        self.bound: dict[tuple[str, str], tuple[str, str]] = {}
+        """(tenant, idempotency key) to the text it was used for and the mark of its answer."""
+        self.tasks: dict[str, dict[str, str]] = {tenant: {} for tenant in TENANTS}
+        """Of each tenant: id of a task to its mark, empty as long as that is not known."""
+        self.turn = 0
+
+    def send(self, tenant: str, method: str, path: str, body: bytes = b"", **fields: str) -> Told:
+        """By either key of the tenant, through either gateway, in turn."""
+        stage, self.turn = self.stage, self.turn + 1
+        key = stage.keys[tenant][self.turn % 2]
+        port = stage.ports[self.turn // 2 % len(stage.ports)]
+        return stage.ask(port, method, path, body, authorization=f"Bearer {key}", **fields)
+
+    def own(self, id: str) -> str:
+        """An id that both tenants use in this history, and in no other."""
+        return f"{id[:19]}{Adversaries.histories:04x}{id[23:]}"
+
+    @rule(tenant=tenants, text=texts, key=idempotency_keys, route=st.sampled_from(("/v1/inference", "/api/inference")))
+    def asks(self, tenant: str, text: str, key: str, route: str) -> None:
+        body = json.dumps({"input": text}).encode()
+        name = f"{key}-{self.suffix}" if key else ""
+        told = self.send(tenant, "POST", route, body, idempotency_key=name)
+        before = self.bound.get((tenant, key)) if key else None
+        if before is not None and before[0] != text:
+            assert told.status == 422
+            assert told.json["error"] == "IDEMPOTENCY_CONFLICT"
+            assert before[1] not in told.body.decode()
+            return
+        assert told.status == 200, told.body
+        mark = self.stage.saw(tenant, told)
+        if before is not None:
+            assert mark == before[1]
+            assert told.header["idempotency-replayed"] == "true"
+        elif key:
+            self.bound[tenant, key] = text, mark
+
+    @rule(tenant=tenants, text=texts, id=ids)
+    def leaves_a_task(self, tenant: str, text: str, id: str) -> None:
+        id = self.own(id)
+        body = json.dumps({"input": text}).encode()
+        told = self.send(tenant, "POST", "/v1/inference", body, prefer="respond-async", x_request_id=id)
+        if id in self.tasks[tenant]:
+            assert told.status in (202, 409), told.body
+        else:
+            assert told.status == 202, told.body
+        if told.status == 202:
+            assert told.json["task_id"] == f"req_{id}"
+            self.tasks[tenant].setdefault(id, "")
+
+    @rule(tenant=tenants, id=ids, wait=st.sampled_from(("", "?wait=20")))
+    def looks(self, tenant: str, id: str, wait: str) -> None:
+        id = self.own(id)
+        told = self.send(tenant, "GET", f"/v1/result/req_{id}{wait}")
+        if id not in self.tasks[tenant]:
+            self.is_nothing(told)
+            return
+        assert told.status == 200, told.body
+        assert told.json["status"] in (("SUCCESS",) if wait else ("PENDING", "SUCCESS"))
+        if told.json["status"] == "SUCCESS":
+            self.tasks[tenant][id] = self.stage.saw(tenant, told)
+
+    @rule(tenant=tenants, id=ids)
+    def forgets(self, tenant: str, id: str) -> None:
+        id = self.own(id)
+        told = self.send(tenant, "DELETE", f"/v1/result/{id}")
+        if self.tasks[tenant].pop(id, None) is None:
+            self.is_nothing(told)
+        else:
+            assert told.status == 204
+            self.is_nothing(self.send(tenant, "GET", f"/v1/result/{id}"))
+
+    @rule(
+        tenant=tenants, path=st.sampled_from(("/internal/health", "/internal/dlq", "/internal/requests/x", "/metrics"))
+    )
+    def tries_the_admin_port(self, tenant: str, path: str) -> None:
+        stage = self.stage
+        for key in stage.keys[tenant]:
+            told = stage.ask(stage.admin_port, "GET", path, authorization=f"Bearer {key}")
+            assert told.status == 403, told.body
+
+    @rule(forged=st.sampled_from(("cut", "changed", "operator", "none", "both")))
+    def comes_with_a_credential_that_is_none(self, forged: str) -> None:
+        stage = self.stage
+        first, second = stage.keys["acme"][0], stage.keys["globex"][0]
+        credential = {
+            "cut": first[:-1],
+            "changed": first[:-1] + ("A" if first[-1] != "A" else "B"),
+            "operator": TOKEN,
+            "none": "",
+            "both": f"{first},{second}",
+        }[forged]
+        for method, path in (("POST", "/v1/inference"), ("GET", f"/v1/result/{IDS[0]}")):
+            body = b'{"input": "x"}' if method == "POST" else b""
+            fields = {"authorization": f"Bearer {credential}"} if credential else {}
+            told = stage.ask(stage.ports[0], method, path, body, **fields)
+            assert told.status == 401, told.body
+            assert first not in told.body.decode() and second not in told.body.decode()
+
+    @invariant()
+    def others_keep_what_is_theirs(self) -> None:
+        """What one did has taken nothing from the other."""
+        if self.turn % 5 != 0:
+            return
+        for tenant in TENANTS:
+            for id, mark in self.tasks[tenant].items():
+                told = self.send(tenant, "GET", f"/v1/result/{id}")
+                assert told.status == 200, told.body
+                if mark:
+                    assert told.mark == mark
+
+    def is_nothing(self, told: Told) -> None:
+        """The one answer for what is not there and what is not yours."""
+        assert told.status == 404, told.body
+        document = told.json
+        assert (document["error"], document["message"]) == (
+            "NOT_FOUND",
+            "no such task: unknown, expired, cancelled, or not yours",
+        )
+
+
+def made_keys(folder: Path) -> dict[str, list[str]]:
+    """Two keys of each tenant, of users of the same names, in keys.toml."""
+    keys: dict[str, list[str]] = {}
+    for tenant in TENANTS:
+        for user in ("ann", "bob"):
+            command = [sys.executable, "-m", "headway", "keys", "create", "--user", user, "--tenant", tenant]
+            done = subprocess.run(
+                [*command, "--tier", "paid", "--keys", "keys.toml"],
+                cwd=folder,
+                env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
+                capture_output=True,
+                text=True,
+                timeout=PATIENCE,
+                check=True,
+            )
+            found = next(word for word in done.stdout.split() if word.startswith("hw_live_"))
+            keys.setdefault(tenant, []).append(found)
+    return keys
+
+
+@pytest.fixture(params=["one process", "two gateways over Redis"])
+def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stage]:
+    keys = made_keys(tmp_path)
+    with ExitStack() as stack:
+        if request.param == "one process":
+            server = stack.enter_context(serving(tmp_path, *SHARED, target=TARGET, lawful=False))
+            yield Stage([server.port], server.admin_port, keys)
+        else:
+            redis = stack.enter_context(RedisServer("valkey", tmp_path / "redis"))
+            broker = ("--broker", redis.url)
+            stack.enter_context(serving(tmp_path, *broker, target=TARGET, role="worker", lawful=False))
+            gateways = [
+                stack.enter_context(serving(tmp_path, *broker, *SHARED, role="gateway", lawful=False)) for _ in range(2)
+            ]
+            yield Stage([gateway.port for gateway in gateways], gateways[0].admin_port, keys)
+
+
+def test_nothing_of_one_tenant_is_reachable_by_the_other(stage: Stage) -> None:
+    class Here(Adversaries):
+        pass
+
+    Here.stage = stage
+    run: Callable[..., None] = run_state_machine_as_test
+    run(
+        Here,
+        settings=settings(
+            max_examples=15, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+        ),
+    )
+    assert set(stage.marks.values()) == set(TENANTS)

@@ -138,14 +138,11 @@ class RedisBroker:
             groups.setdefault(queue, []).append(place)
         if len(groups) == 1:
             [queue] = groups
-            answers = [await queue.enqueue(entries, self._places.in_use(queue.model))]
+            answers = [await queue.enqueue(entries, self._parts(queue.model))]
         else:
             parts = ([entries[place] for place in places] for places in groups.values())
             answers = await _all(
-                *(
-                    queue.enqueue(part, self._places.in_use(queue.model))
-                    for queue, part in zip(groups, parts, strict=True)
-                )
+                *(queue.enqueue(part, self._parts(queue.model)) for queue, part in zip(groups, parts, strict=True))
             )
         result: list[Failure | None] = [None] * len(entries)
         for places, answer in zip(groups.values(), answers, strict=True):
@@ -156,12 +153,11 @@ class RedisBroker:
         return result
 
     def owed(self, limit: Limit) -> float:
-        """See Broker. One that spans tenants is spread over the shards in use."""
+        """See Broker."""
         owed = 0.0
         for model, queues in self._queues.items():
-            of_shards = [queue.owed(limit) for queue in queues]
-            spread = limit.name == "tier"
-            owed = max(owed, sum(of_shards) / self._places.in_use(model) if spread else max(of_shards))
+            parts, of_shards = self._parts(model), [queue.owed(limit) for queue in queues]
+            owed = max(owed, sum(of_shards) / parts if limit.name == "tier" and parts > 1 else max(of_shards))
         return owed
 
     async def claim(self, slot: Slot, policy: Policy) -> Lease | Wait:
@@ -362,6 +358,10 @@ class RedisBroker:
                 if sharding.behind(depth, slots, slot.max_batch):
                     self._hints[slot] = queue
                     return
+
+    def _parts(self, model: str) -> int:
+        """How many counts a limit that spans tenants is spread over."""
+        return self._places.in_use(model) if self._link.clustered else 1
 
     async def _look(self) -> list[Look]:
         return await _all(*(queue.look() for queue in self._every))

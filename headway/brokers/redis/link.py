@@ -160,6 +160,11 @@ class Link:
         return [(id, dict(zip(flat[::2], flat[1::2], strict=True))) for id, flat in found[0][1]] if found else []
 
     @property
+    def clustered(self) -> bool:
+        """Whether keys lie on several servers, so that a step cannot use any two of them."""
+        return self._calls.mode == "cluster"
+
+    @property
     def scarce(self) -> bool:
         """Whether the server's memory was nearly full when last looked at, about a second ago at most."""
         loop = asyncio.get_running_loop()

@@ -106,6 +106,7 @@ class Queue:
             lease_seconds,
             shed_last,
             shed_rest,
+            f"{self._key}w" if link.clustered else f"{link.prefix}:{{limits}}:w",
         )
         self._owed = Owed()
         self._offset = 0.0

@@ -1,6 +1,21 @@
--- Rate limits: as `core.ratelimit`, one theoretical arrival time for each in the sorted set `w`, until nothing is owed.
+-- Rate limits: as `core.ratelimit`, one theoretical arrival time for each in a sorted set, until nothing is owed. Beside them
+-- it has LATEST: the instant of the last charge, less than 0. By that it is seen that the clock was put back. On one server
+-- all queues have one such set; in a cluster, where a step cannot leave its node, each has its own.
 --
 -- A limit is a list: its id, the seconds that a request adds to what is owed, the most seconds that may be owed.
+
+local LATEST = ''
+
+-- The clock was put back: what is owed stays as it is.
+local function put_back(s, latest)
+  redis.call('ZREMRANGEBYSCORE', s.limits, 0, exact(latest))
+  local all = redis.call('ZRANGEBYSCORE', s.limits, '(' .. exact(latest), '+inf', 'WITHSCORES')
+  local moved = {exact(-s.now), LATEST}
+  for i = 1, #all, 2 do
+    moved[#moved + 1], moved[#moved + 2] = exact(tonumber(all[i + 1]) - latest + s.now), all[i]
+  end
+  call_all('ZADD', s.limits, moved)
+end
 
 local function open_book(s, limits)
   local ids, book = {}, {limits = limits, owed = {}, charged = {}}
@@ -8,34 +23,38 @@ local function open_book(s, limits)
     ids[i] = limit[1]
   end
   if #ids > 0 then
-    for i, tat in ipairs(call_each('ZMSCORE', s.prefix .. 'w', ids)) do
-      -- Not more than the burst's worth, or whoever puts the clock back locks everybody out.
-      book.owed[ids[i]] = math.min(math.max(tonumber(tat or 0) - s.now, 0), limits[i][3])
+    ids[#ids + 1] = LATEST
+    local found = call_each('ZMSCORE', s.limits, ids)
+    local latest = -tonumber(found[#ids] or 0)
+    if s.now < latest - CLOCK_STEP then
+      put_back(s, latest)
+      found = call_each('ZMSCORE', s.limits, ids)
+    end
+    for i = 1, #limits do
+      book.owed[ids[i]] = math.max(tonumber(found[i] or 0) - s.now, 0)
     end
   end
   return book
 end
 
--- Charge an entry to all its limits or to none. Returns the place of the limit that it is over for longest among its own,
--- and the seconds until it would not be.
-local function charge(book, places)
-  local owed, worst, longest = {}, nil, RATE_ROUNDING
+-- Of the limits that an entry is over, the place of the one that takes longest among its own, and how long in seconds.
+local function over_limit(book, places)
+  local worst, longest = nil, RATE_ROUNDING
   for i, place in ipairs(places) do
     local limit = book.limits[place + 1]
-    owed[i] = book.owed[limit[1]] + limit[2]
-    local wait = owed[i] - limit[3]
+    local wait = book.owed[limit[1]] + limit[2] - limit[3]
     if wait > longest then
       worst, longest = i - 1, wait
     end
   end
-  if worst then
-    return worst, longest
+  return worst, longest
+end
+
+local function charge(book, places)
+  for _, place in ipairs(places) do
+    local id, interval = unpack(book.limits[place + 1])
+    book.owed[id], book.charged[id] = book.owed[id] + interval, true
   end
-  for i, place in ipairs(places) do
-    local id = book.limits[place + 1][1]
-    book.owed[id], book.charged[id] = owed[i], true
-  end
-  return nil
 end
 
 -- Write down what is owed. Returns it for each limit, in order.
@@ -44,7 +63,10 @@ local function close_book(s, book)
   for id in pairs(book.charged) do
     tats[#tats + 1], tats[#tats + 2] = exact(s.now + book.owed[id]), id
   end
-  call_all('ZADD', s.prefix .. 'w', tats)
+  if #tats > 0 then
+    tats[#tats + 1], tats[#tats + 2] = exact(-s.now), LATEST
+    call_all('ZADD', s.limits, tats)
+  end
   for i, limit in ipairs(book.limits) do
     owed[i] = exact(book.owed[limit[1]])
   end
@@ -52,5 +74,7 @@ local function close_book(s, book)
 end
 
 local function forget_paid(s)
-  redis.call('ZREMRANGEBYSCORE', s.prefix .. 'w', '-inf', exact(s.now))
+  if redis.call('ZREMRANGEBYSCORE', s.limits, 0, exact(s.now)) > 0 and redis.call('ZCARD', s.limits) == 1 then
+    redis.call('DEL', s.limits)
+  end
 end

@@ -58,16 +58,11 @@ end
 
 -- One that is known: true when it is to be let in as it is; false when another gateway's is; nil when it is new after all,
 -- as its outcome went to another gateway.
-local function is_known(s, header, key, gateway)
+local function is_known(header, gateway)
   if is_answered(header) then
     return string.sub(header, 2) == gateway or nil
   end
-  local entry = read_header(header)
-  if entry.gateway == '' then
-    entry.key = key
-    return want_again(s, entry, gateway)
-  end
-  return entry.gateway == gateway
+  return read_header(header).gateway == gateway
 end
 
 -- Let a new entry run, or share another's answer. Returns why not, and the seconds until it would be let in.
@@ -124,7 +119,7 @@ local function enqueue(keys, args, scarce)
     if not seen[key] then
       local before = nil
       if known[i] then
-        before = is_known(s, known[i], key, gateways[i])
+        before = is_known(known[i], gateways[i])
       end
       local why, wait = nil, 0
       if before == false then
@@ -134,7 +129,7 @@ local function enqueue(keys, args, scarce)
           observe_arrival(s.q, tiers[i], s.now)
           why, wait = 2, SCARCE_WAIT
         elseif limits_of[i] then
-          why, wait = charge(book, limits_of[i])
+          why, wait = over_limit(book, limits_of[i])
           why = why and OVER + why
         end
         if not why then
@@ -142,6 +137,9 @@ local function enqueue(keys, args, scarce)
             key = key, tier = tiers[i], queue_due = s.now + math.min(queue_timeouts[i], timeouts[i]),
             due = s.now + timeouts[i], gateway = gateways[i], shared = shares_of[i] ~= nil,
           }, args[at + (i - 1) * ENTRY + 1], {queue_timeouts[i], timeouts[i]}, shares_of[i])
+          if not why and limits_of[i] then
+            charge(book, limits_of[i])
+          end
         end
       end
       seen[key] = before ~= nil or not why

@@ -95,7 +95,7 @@ local function standing(s, key)
   if not entry then
     return 0
   end
-  local member = member_of(entry.seq, entry.key)
+  local member = member_found(entry)
   if is_waiting(s, entry.tier, member) then
     return 1
   end
@@ -113,7 +113,7 @@ end
 redis.register_function{function_name = VERSION .. '_stage', flags = {'allow-oom'}, callback = function(keys, args)
   local s = open(keys, args)
   local entry = live(s, args[HEAD + 1])
-  return entry and entry.gateway ~= '' and standing(s, entry.key) or 0
+  return entry and standing(s, entry.key) or 0
 end}
 
 -- recall: where a task stands, and if it has its outcome, that, as a stream has it.

@@ -3,8 +3,8 @@
 -- Every key of a queue begins with the same hash-tagged prefix, so all of them lie on one node of a cluster:
 --
 --   q          string  the figures below, packed as doubles
---   e          hash    entry key → header; '!' and the gateway once it has its outcome and that was not read yet
---   p          hash    entry key → payload, as the gateway packed it
+--   e          hash    entry → header; '!' and the gateway once it has its outcome and that was not read yet
+--   p          hash    entry → payload, as the gateway packed it
 --   l<tier>    zset    lane: member → number of its round
 --   a<tier>    list    lane: its line, see 4_lanes.lua
 --   t<tier>    zset    tenant → round of its last entry in the lane
@@ -21,7 +21,6 @@
 --   r:<gateway> stream replies
 --   g          zset    gateway → when it was last heard of
 --   m          string  the process that reaps
---   w          zset    rate limit → its theoretical arrival time, see 11_limits.lua
 --   v          hash    flight → its leader and the digest, see 9_sharing.lua
 --   v:<flight> zset    entry that follows → its number
 --   vs         hash    entry that leads or follows → its shares
@@ -32,7 +31,10 @@
 -- An entry's key is its tenant, a NUL, and its id. A member is an entry's number, in DIGITS hexadecimal digits, and its key;
 -- so members sort by arrival. Numbers are never used again: a key that is enqueued anew is a new member. There are more
 -- digits than needed, for a member of 64 bytes or less would let sorted sets be stored as lists, which are searched from
--- end to end.
+-- end to end. An entry that went on for others when nobody waited for it itself any more is found by its member instead of
+-- its key, which is free for another.
+--
+-- Rate limits have a key of their own, see 11_limits.lua.
 
 -- Globals are out of reach while a library loads, `math` among them.
 local INF = 1 / 0
@@ -61,8 +63,8 @@ local RELATIVE = {
 local TIER_START = {depth = 0, next = 1, last_due = -INF, rate_last = -INF, rate_sum = 0, rate_unseen = 1, drain = 0}
 
 -- Arguments that every step begins with.
-local CLOCK, TIERS, MAX_BATCH, SHARE, MAX_QUEUE, LEASE, SHED_LAST, SHED_REST = 1, 2, 3, 4, 5, 6, 7, 8
-local HEAD = 8
+local CLOCK, TIERS, MAX_BATCH, SHARE, MAX_QUEUE, LEASE, SHED_LAST, SHED_REST, LIMITS = 1, 2, 3, 4, 5, 6, 7, 8, 9
+local HEAD = 9
 
 local function exact(number)
   return string.format('%.17g', number)
@@ -175,8 +177,7 @@ local function move_back(s, seconds)
   for tier, last in ipairs(s.q.rate_last) do
     s.q.rate_last[tier] = last - seconds
   end
-  redis.call('ZREMRANGEBYSCORE', s.prefix .. 'w', '-inf', exact(s.now + seconds))
-  for _, name in ipairs({'y', 'h', 'w'}) do
+  for _, name in ipairs({'y', 'h'}) do
     local all = redis.call('ZRANGE', s.prefix .. name, 0, -1, 'WITHSCORES')
     for i = 1, #all, 2 do
       redis.call('ZADD', s.prefix .. name, exact(tonumber(all[i + 1]) - seconds), all[i])
@@ -198,6 +199,7 @@ local function open(keys, args, looks_only)
     lease_seconds = tonumber(args[LEASE]),
     shed_last = tonumber(args[SHED_LAST]),
     shed_rest = tonumber(args[SHED_REST]),
+    limits = args[LIMITS],
   }
   local packed = redis.call('GET', s.prefix .. 'q')
   if packed then
@@ -264,16 +266,28 @@ local function wanted(s, members)
   for i = 1, #members do
     keys[i] = key_of(members[i])
   end
-  local headers, found = call_each('HMGET', s.prefix .. 'e', keys), {}
+  local headers, found, missing = call_each('HMGET', s.prefix .. 'e', keys), {}, {}
   for i = 1, #members do
     local header = headers[i]
-    if header and not is_answered(header) then
-      local entry = read_header(header)
-      if entry.seq == seq_of(members[i]) then
-        entry.key, entry.member, entry.place = keys[i], members[i], i
-        found[#found + 1] = entry
-      end
+    local entry = header and not is_answered(header) and read_header(header)
+    if entry and entry.seq == seq_of(members[i]) then
+      found[i], entry.key = entry, keys[i]
+    else
+      missing[#missing + 1] = members[i]
     end
   end
-  return found
+  headers = call_each('HMGET', s.prefix .. 'e', missing)
+  local entries, at = {}, 0
+  for i = 1, #members do
+    local entry = found[i]
+    if not entry then
+      at = at + 1
+      entry = headers[at] and read_header(headers[at])
+    end
+    if entry then
+      entry.key, entry.member, entry.place = entry.key or members[i], members[i], i
+      entries[#entries + 1] = entry
+    end
+  end
+  return entries
 end

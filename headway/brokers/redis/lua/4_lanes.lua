@@ -106,7 +106,7 @@ local function drop_from_lane(s, entry)
   if q.depth[tier] == 0 then
     start_afresh(s, tier)
   else
-    local tenant = tenant_of(entry.key)
+    local tenant = tenant_of(key_of(entry.member))
     local latest = tonumber(redis.call('ZSCORE', s.prefix .. 't' .. tier, tenant) or 0)
     if latest >= q.next[tier] then
       redis.call('ZADD', s.prefix .. 't' .. tier, latest - 1, tenant)

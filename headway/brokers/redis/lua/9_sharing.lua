@@ -7,8 +7,8 @@
 -- worth: ANSWER, VERDICT, or 0 when it is of no use to those who ask later.
 
 local VERDICT, TASK
-local live, leader_of, kept_under, root_of, find_flight, lead, join, store_record, conclude, whose, late_outcome
-local withdraw, want_again, expire_followers
+local live, member_found, leader_of, kept_under, root_of, find_flight, lead, join, store_record, conclude, whose, late_outcome
+local withdraw, expire_followers
 
 do  -- A library has room for 200 local names, so what others have no use for ends with this.
 
@@ -36,6 +36,11 @@ function live(s, key)
     return entry
   end
   return nil
+end
+
+-- The member of an entry that was found under a name.
+function member_found(entry)
+  return entry.gateway == '' and entry.key or member_of(entry.seq, entry.key)
 end
 
 function leader_of(s, flight)
@@ -83,16 +88,15 @@ function root_of(s, key)
 end
 
 -- Look for an answer in common with others: why an entry may not come in, or else the flight to join and its share.
--- None: it has to run. One that is offered anew does not join those that wait for it.
-function find_flight(s, shares, anew)
+-- None: it has to run.
+function find_flight(s, shares)
   for _, share in ipairs(shares) do
     local flight = flight_of(s, share)
-    if flight and anew and flight.leader and root_of(s, flight.leader) == anew then
-      flight = nil
-    elseif not flight and share[WAITS] then
-      return NO_TASK
-    end
-    if flight then
+    if not flight then
+      if share[WAITS] then
+        return NO_TASK
+      end
+    else
       if flight.digest ~= share[DIGEST] then
         return MISUSE
       elseif flight.kept or share[JOINS] then
@@ -106,7 +110,7 @@ end
 -- The entry is the first under those of its shares that nobody is under yet.
 function lead(s, key, record)
   for place, share in ipairs(record.shares) do
-    if not flight_of(s, share) then
+    if not share[WAITS] and not flight_of(s, share) then
       redis.call('HSET', s.prefix .. 'v', share[FLIGHT], cmsgpack.pack({key, share[DIGEST]}))
       record.led[#record.led + 1] = place
     end
@@ -148,6 +152,28 @@ function whose(key, kind, kept, tell)
   return {key = key, kind = kind, kept = kept, tell = tell}
 end
 
+-- All that follow, each before those that follow it, are to be offered anew. Who left is forgotten.
+local function scatter(s, followers, anew)
+  local loose, at = {followers}, 1
+  while loose[at] do
+    for _, key in ipairs(loose[at]) do
+      local entry, record = live(s, key), record_of(s, key)
+      if entry and record then
+        for _, place in ipairs(record.led) do
+          loose[#loose + 1] = take_followers(s, record.shares[place][FLIGHT])
+        end
+        redis.call('HDEL', s.prefix .. 'vs', key)
+        if entry.gateway == '' then
+          mark(s, {entry})
+        else
+          anew[#anew + 1] = {entry = entry, shares = record.shares}
+        end
+      end
+    end
+    at = at + 1
+  end
+end
+
 local offer_anew
 
 -- Entries have an outcome, and so have those that follow them. `ended` has for each its key, the kind of the share by which
@@ -169,10 +195,11 @@ function conclude(s, outcome, ended, late)
       redis.call('HDEL', s.prefix .. 'vs', one.key)
       for _, place in ipairs(record.led) do
         local share = record.shares[place]
-        for _, follower in ipairs(take_followers(s, share[FLIGHT])) do
-          if late and share[KIND] ~= TASK then
-            anew[#anew + 1] = follower
-          else
+        local followers = take_followers(s, share[FLIGHT])
+        if late and share[KIND] ~= TASK then
+          scatter(s, followers, anew)
+        else
+          for _, follower in ipairs(followers) do
             ended[#ended + 1] = whose(follower, share[KIND], false, true)
           end
         end
@@ -187,8 +214,8 @@ function conclude(s, outcome, ended, late)
     send(s, gateway, unpack(fields))
   end
   mark(s, answered)
-  for _, follower in ipairs(anew) do
-    offer_anew(s, follower)
+  for _, one in ipairs(anew) do
+    offer_anew(s, one)
   end
 end
 
@@ -221,50 +248,53 @@ function join(s, entry, record, flight, share)
   end
 end
 
--- A follower whose leader was too late: it runs itself, or joins another, in the time that it has left. What it leads it
--- goes on leading.
-offer_anew = function(s, key)
-  local entry, record = live(s, key), record_of(s, key)
-  if not entry or not record then
-    return
-  end
+-- A follower whose leader was too late: it runs itself, or joins another, in the time that it has left.
+offer_anew = function(s, one)
+  local entry, record, why, wait = one.entry, {shares = one.shares, led = {}, follows = ''}, nil, 0
   local left = entry.due - s.now
-  if left <= 0 then
-    end_alone(s, key, late_outcome(s, entry, 1))
-    return
-  end
   local queue_timeout = math.min(entry.queue_due - entry.arrived, left)
-  entry.queue_due, record.follows = s.now + queue_timeout, ''
-  local why, flight, share = find_flight(s, record.shares, key)
-  if why then
-    end_alone(s, key, refused_outcome(s, key, 0, why))
-    return
+  local outcome = left <= 0 and late_outcome(s, entry, 1)
+  if not outcome then
+    local flight, share
+    why, flight, share = find_flight(s, record.shares)
+    entry.queue_due = s.now + queue_timeout
+    if flight then
+      join(s, entry, record, flight, share)
+      return
+    end
+    if not why then
+      observe_arrival(s.q, entry.tier, s.now)
+      local shed
+      wait, shed = refuse(s, entry.tier, queue_timeout, left)
+      why = wait and (shed and 1 or 0)
+    end
+    outcome = why and refused_outcome(s, entry.key, wait, why)
   end
-  if flight then
-    join(s, entry, record, flight, share)
-    return
+  if not outcome then
+    local intake = new_intake(s)
+    take_in(s, intake, entry)
+    write_down(s, intake)
   end
-  observe_arrival(s.q, entry.tier, s.now)
-  local wait, shed = refuse(s, entry.tier, queue_timeout, left)
-  if wait then
-    store_record(s, key, record)
-    end_alone(s, key, refused_outcome(s, key, wait, shed and 1 or 0))
-    return
+  lead(s, entry.key, record)
+  store_record(s, entry.key, record)
+  if outcome then  -- If it is a task, that is its outcome.
+    end_alone(s, entry.key, outcome)
   end
-  local intake = new_intake(s)
-  take_in(s, intake, entry)
-  write_down(s, intake)
-  lead(s, key, record)
-  store_record(s, key, record)
 end
 
 -- Take an entry out that is not to run any more.
 local function drop(s, entry)
-  entry.member = member_of(entry.seq, entry.key)
+  entry.member = member_found(entry)
   if not drop_from_lane(s, entry) and s.q.groups > 0 then
     drop_suspect(s, entry.member, read_groups(s))
   end
   look_again(s)
+end
+
+local function forget(s, key)
+  for _, name in ipairs({'vs', 'e', 'p'}) do
+    redis.call('HDEL', s.prefix .. name, key)
+  end
 end
 
 -- Let go of an entry that nobody waits for, unless others follow it, and of those that only ran for it.
@@ -282,9 +312,7 @@ local function let_go(s, key)
     for _, place in ipairs(record.led) do
       redis.call('HDEL', s.prefix .. 'v', record.shares[place][FLIGHT])
     end
-    redis.call('HDEL', s.prefix .. 'vs', key)
-    redis.call('HDEL', s.prefix .. 'e', key)
-    redis.call('HDEL', s.prefix .. 'p', key)
+    forget(s, key)
     if record.follows == '' then
       drop(s, entry)
       return
@@ -297,10 +325,11 @@ local function let_go(s, key)
   end
 end
 
--- Nobody waits for an entry with shares itself any more. A task of its own ends with that, for those who wait for it too.
+-- Nobody waits for an entry with shares itself any more. Should it go on for others, it does so under its member, and its
+-- key is free. A task of its own ends here, for those who wait for it, too.
 function withdraw(s, entry)
-  local record = record_of(s, entry.key) or {shares = {}, led = {}, follows = ''}
-  local led = {}
+  local p, key, member = s.prefix, entry.key, member_found(entry)
+  local record, led = record_of(s, key) or {shares = {}, led = {}, follows = ''}, {}
   for _, place in ipairs(record.led) do
     local share = record.shares[place]
     if share[KIND] == TASK then
@@ -309,28 +338,22 @@ function withdraw(s, entry)
       end
     else
       led[#led + 1] = place
+      redis.call('HSET', p .. 'v', share[FLIGHT], cmsgpack.pack({member, share[DIGEST]}))
     end
   end
-  record.led, record.gateway = led, entry.gateway
-  store_record(s, entry.key, record)
-  redis.call('HSET', s.prefix .. 'e', entry.key,
-    pack_header(entry.tier + SHARED, entry.seq, entry.arrived, entry.queue_due, entry.due, ''))
-  let_go(s, entry.key)
-end
-
--- The same entry comes again after it was withdrawn and went on for others: it is waited for once more. False when it is
--- another gateway's.
-function want_again(s, entry, gateway)
-  local record = record_of(s, entry.key)
-  if not record or record.gateway ~= gateway then
-    return false
+  record.led = led
+  if record.follows ~= '' then
+    unfollow(s, key, record.follows)
+    entry.key = member
+    follow(s, entry, record, record.follows)
   end
-  record.gateway = nil
-  redis.call('HSET', s.prefix .. 'e', entry.key,
-    pack_header(entry.tier + SHARED, entry.seq, entry.arrived, entry.queue_due, entry.due, gateway))
-  lead(s, entry.key, record)
-  store_record(s, entry.key, record)
-  return true
+  local payload = redis.call('HGET', p .. 'p', key)
+  forget(s, key)
+  redis.call('HSET', p .. 'e', member,
+    pack_header(entry.tier + SHARED, entry.seq, entry.arrived, entry.queue_due, entry.due, ''))
+  redis.call('HSET', p .. 'p', member, payload or '')
+  store_record(s, member, record)
+  let_go(s, member)
 end
 
 -- Answer followers whose own time is over.
@@ -341,7 +364,7 @@ function expire_followers(s)
     if entry and record and record.follows ~= '' then
       unfollow(s, key, record.follows)
       local leader = leader_of(s, record.follows)
-      end_alone(s, key, late_outcome(s, entry, 1))
+      conclude(s, late_outcome(s, entry, 1), {whose(key, '', false, true)}, true)
       if leader then
         let_go(s, leader)
       end

@@ -237,7 +237,7 @@ class Gateway:
             BrokerUnavailable: that cannot be told now.
         """
         held = self._held.get((tenant, id))
-        if held is not None and held.entry.shares and held.entry.shares[0].kind is ShareKind.TASK:
+        if held is not None and held.task:
             return await held.line.broker.stage(tenant, id) or Stage.QUEUED
         if self._direct is not None and (found := await self._direct.broker.recall(tenant, id)) is not None:
             return found
@@ -482,7 +482,8 @@ class Gateway:
     def _expire(self, held: Held) -> None:
         message = f"the total deadline of {held.entry.timeout * 1000:.0f} ms passed"
         self._settle(held, Failure(errors.DEADLINE_EXCEEDED, message, None, "total"))
-        self._withdraw(held)
+        if not held.task or held.admitted is not None:  # The broker tells who asks for a task that it was too late.
+            self._withdraw(held)
 
 
 def _no_room(line: Line) -> Failure:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from headway.line import Line
-from headway.model import Caller, Entry, Reply
+from headway.model import Caller, Entry, Reply, ShareKind
 
 
 class Waiter(Protocol):
@@ -53,6 +53,12 @@ class Held:
         self.deadline = deadline
         self.line = line
         self.admitted = admitted
+
+    @property
+    def task(self) -> bool:
+        """Whether its outcome is asked for by its id, so that the broker keeps it."""
+        shares = self.entry.shares
+        return bool(shares) and shares[0].kind is ShareKind.TASK and shares[0].key == self.entry.id
 
 
 class _Nobody:

@@ -1,0 +1,69 @@
+"""Identical requests of a running service: one run for a thousand at once, and none for a thousand later."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+from tests.e2e.client import Answer, Gate, request, wait_until
+from tests.e2e.server import Server, serving
+from tests.targets.counted import runs_in
+
+MANY = 1000
+PATIENT = "--request-timeout-ms", "30000", "--queue-timeout-ms", "30000", "--gpu-timeout-ms", "30000"
+
+
+def ask_all(server: Server, text: str, gate: Gate | None = None) -> list[Answer]:
+    """The answers to as many requests at once; the gate is opened when all of them wait."""
+    body = request(json.dumps({"input": text}).encode())
+    connections = [server.connect() for _ in range(MANY)]
+    for connection in connections:
+        connection.send(body)
+    if gate is not None:
+        gate.reached()
+        wait_until(lambda: server.health()["pending"] == MANY)
+        gate.open()
+    answers = []
+    for connection in connections:
+        answers.append(connection.answer())
+        connection.close()
+    return answers
+
+
+def test_a_thousand_at_once_run_once_and_a_thousand_later_not_at_all(tmp_path: Path) -> None:
+    flags = "--cache", "--collapse", *PATIENT
+    with serving(tmp_path, *flags, target="tests.targets.counted:Counted", lawful=False) as server:
+        gate = Gate(tmp_path)
+        at_once = ask_all(server, gate.text(), gate)
+        assert {answer.status for answer in at_once} == {200}
+        assert {answer.json["output"] for answer in at_once} == {gate.text().upper()}
+        assert len({answer.json["request_id"] for answer in at_once}) == MANY
+        assert Counter(answer.header["x-headway-cache"] for answer in at_once) == {None: 1, "collapsed": MANY - 1}
+        later = ask_all(server, gate.text())
+        assert {answer.json["output"] for answer in later} == {gate.text().upper()}
+        assert Counter(answer.header["x-headway-cache"] for answer in later) == {"hit": MANY}
+        assert runs_in(tmp_path) == [gate.text()]
+        metrics = server.metrics()
+        assert metrics.value("requests_total", outcome="ok") == 2 * MANY
+
+
+def test_failures_are_not_kept_and_who_wants_it_fresh_gets_it_fresh(tmp_path: Path) -> None:
+    with serving(tmp_path, "--cache", target="tests.targets.counted:Counted", lawful=False) as server:
+        line = server.connect()
+
+        def ask(text: str, *fields: str) -> Answer:
+            line.send(request(json.dumps({"input": text}).encode(), "/v1/inference", *fields))
+            return line.answer()
+
+        assert [ask("exception").error for _ in range(2)] == ["REJECTED_BY_MODEL"] * 2
+        marks = [ask("a", *fields).header["x-headway-cache"] for fields in ((), (), ("Cache-Control: no-cache",), ())]
+        assert marks == [None, "hit", None, "hit"]
+        assert runs_in(tmp_path) == ["exception", "exception", "a", "a"]
+
+
+def test_nothing_is_shared_unless_it_is_asked_for(tmp_path: Path) -> None:
+    with serving(tmp_path, target="tests.targets.counted:Counted") as server:
+        for _ in range(2):
+            assert server.ask("a").answer().header["x-headway-cache"] is None
+        assert runs_in(tmp_path) == ["a", "a"]

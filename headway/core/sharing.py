@@ -29,7 +29,7 @@ from headway.model import Failure, Reply, Share, ShareKind
 FlightKey = tuple[str, ShareKind, str]
 """Tenant, kind and key."""
 
-OVERHEAD = 500
+OVERHEAD = 800
 """Bytes that a kept outcome takes beside its text."""
 STALE = 64
 """Followers of old that may be remembered before they are looked for."""
@@ -299,7 +299,8 @@ class Sharing:
             del self._flights[flight.key]
             return
         flight.leader, flight.reply, flight.until = None, reply, now + share.keep
-        flight.size = OVERHEAD + len(reply.output or "") * 4 + len(share.key)
+        text = reply.output if reply.failure is None else reply.failure.message
+        flight.size = OVERHEAD + len(text or "") * 4 + len(share.key)
         self._kept[share.kind is not ShareKind.SAME][flight] = None
         self._bytes += flight.size
         while self._bytes > self._most_bytes:

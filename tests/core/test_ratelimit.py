@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.core.ratelimit import check, remaining
+from headway.core.ratelimit import Over, charge, check, remaining
 from headway.model import Limit
 
 QUOTAS = st.builds(
@@ -107,3 +107,26 @@ def test_a_thousand_a_minute_is_that() -> None:
         verdict = check(quota, tat, 1, step * 0.03)
         tat, passed = verdict.tat, passed + verdict.allowed
     assert passed == pytest.approx(10_000 + 10, abs=2)
+
+
+@given(st.lists(QUOTAS, min_size=1, max_size=3), GAPS)
+def test_several_limits_are_charged_all_or_none(quotas: list[Limit], gaps: list[int]) -> None:
+    """As each would judge by itself; of those it does not conform to, the one that takes longest is named."""
+    limits = [Limit(f"u{place}", quota.name, quota.rate, quota.burst) for place, quota in enumerate(quotas)]
+    tats: dict[str, float] = {}
+    now = 100.0
+    for gap in gaps:
+        now += gap / 1000
+        each = [check(limit, tats.get(limit.id, 0.0), 1.0, now) for limit in limits]
+        charged = charge(limits, dict(tats), now)
+        if isinstance(charged, Over):
+            assert charged.retry_after == max(verdict.retry_after for verdict in each)
+            assert not each[limits.index(charged.limit)].allowed
+        else:
+            assert all(verdict.allowed for verdict in each)
+            assert charged == [verdict.tat for verdict in each]
+            tats.update(zip((limit.id for limit in limits), charged, strict=True))
+
+
+def test_no_limit_charges_nothing() -> None:
+    assert charge((), {}, 100.0) == []

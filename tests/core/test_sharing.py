@@ -445,7 +445,6 @@ def test_what_is_kept_stays_within_its_bound(text: str) -> None:
         after, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    print("RATIO", (after - before) / bound)
     assert after - before < bound
     assert isinstance(sharing.recall("t", f"{1999:036}", NOW), Reply)
 

@@ -175,9 +175,8 @@ async def test_only_who_has_the_outcome_in_common_is_told(harness: Harness) -> N
     await run_alone(harness, "first")
     assert list(await harness.peer().enqueue([sharing("third", key(), gateway="g2")])) == [None]
     assert set(await drained(harness, "g1")) == {"first"}
-    there, cursor = await harness.peer().replies("g2", 0)
+    there, _ = await harness.peer().replies("g2", 0)
     assert [(reply.id, reply.kept) for reply in there] == [("second", False), ("third", True)]
-    assert await drained(harness, "g2", cursor) == {}
 
 
 @story

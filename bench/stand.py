@@ -8,10 +8,8 @@ results say so. Everything listens on 127.0.0.1 only, on ports the system choose
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import re
-import secrets
 import shutil
 import signal
 import socket
@@ -28,6 +26,8 @@ import processes
 from findings import OUT
 from processes import Process
 from prometheus_client.parser import text_string_to_metric_families
+
+from headway.identity.api_key import LIVE, NOISE, digest, generate, parse
 
 HERE = Path(__file__).parent
 TARGETS = HERE / "targets.py"
@@ -276,10 +276,11 @@ def emulated(batch_ms: float, max_batch: int, workers: int, *flags: str, name: s
 
 def write_key(path: Path, tier: str = "enterprise") -> str:
     """Write a keys file with one fresh key, whose rate limit is counted but too high to be met; returns the key."""
-    key = secrets.token_urlsafe(24)
-    digest = hashlib.sha256(key.encode()).hexdigest()
+    key = generate(LIVE, os.urandom(NOISE))
+    id, secret = parse(key.encode()) or ("", b"")
     path.write_text(
-        f'[[keys]]\nsha256 = "{digest}"\nuser = "bench"\ntenant = "bench"\ntier = "{tier}"\nrate = 1e9\nburst = 1e9\n',
+        f'[[keys]]\nid = "{id}"\nsha256 = "{digest(secret).hex()}"\n'
+        f'user = "bench"\ntenant = "bench"\ntier = "{tier}"\nrate = 1e9\nburst = 1e9\n',
         encoding="utf-8",
     )
     return key

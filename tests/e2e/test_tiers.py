@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.client import wait_until
 from tests.e2e.server import Server, serving
+from tests.identity.writing import entry, key_of
 
 KEYS = {
-    "enterprise-canary": ("acme", "enterprise", 0, 1),
-    "paid-canary": ("acme", "paid", 0, 1),
-    "free-canary": ("globex", "free", 0, 1),
-    "limited-canary": ("globex", "free", 1, 3),
+    "enterprise": ("acme", "enterprise", 0, 1),
+    "paid": ("acme", "paid", 0, 1),
+    "free": ("globex", "free", 0, 1),
+    "limited": ("globex", "free", 1, 3),
 }
-"""Key to tenant, tier, requests a minute (0: no limit), and burst."""
+"""Name of a key to tenant, tier, requests a minute (0: no limit), and burst."""
 
 
 @pytest.fixture
@@ -24,16 +24,15 @@ def keys(tmp_path: Path) -> str:
     path = tmp_path / "keys.toml"
     path.write_text(
         "".join(
-            f'[[keys]]\nsha256 = "{sha256(key.encode()).hexdigest()}"\nuser = "{key[0]}"\ntenant = "{tenant}"\n'
-            f'tier = "{tier}"\nrate = {rate}\nburst = {burst}\n'
+            entry(key, key[0], tenant, tier, f"rate = {rate}\nburst = {burst}")
             for key, (tenant, tier, rate, burst) in KEYS.items()
         )
     )
     return str(path)
 
 
-def bearer(tier: str) -> str:
-    return f"Authorization: Bearer {tier}-canary"
+def bearer(name: str) -> str:
+    return f"Authorization: Bearer {key_of(name)}"
 
 
 def printed(server: Server) -> list[str]:
@@ -63,7 +62,7 @@ def test_higher_tiers_ride_first_and_the_lowest_rides_too(tmp_path: Path, keys: 
 
 def test_who_has_no_key_or_a_wrong_one_is_turned_away(tmp_path: Path, keys: str) -> None:
     with serving(tmp_path, "--keys", keys) as server:
-        for fields in ([], ["Authorization: Bearer wrong-canary"], ["Authorization: Basic paid-canary"]):
+        for fields in ([], [bearer("wrong")], [f"Authorization: Basic {key_of('paid')}"]):
             asked = server.ask("let me in", *fields)
             assert asked.refusal() == "UNAUTHENTICATED"
         server.ask("let me in", bearer("paid")).output()
@@ -94,7 +93,7 @@ def test_no_key_and_no_input_is_written_anywhere(tmp_path: Path, keys: str) -> N
         server.ask("raise", bearer("paid")).answer()
         server.ask("none", bearer("limited")).answer()
         server.ask("exit", bearer("enterprise"), parameters={"key": "parameter-canary"}).answer()
-        server.ask("input-canary", "Authorization: Bearer wrong-canary").answer()
+        server.ask("input-canary", bearer("wrong")).answer()
         told = [server.log_text(), server.banner(), server.admin("/metrics").body.decode()]
         told += [str(server.letters()), str(server.health()), str(server.workers())]
         told += [server.admin(f"/internal/requests/req_{asked.id}").body.decode() for asked in server.asked]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 from tests.e2e.client import wait_until
 from tests.e2e.server import launched, serving
 from tests.identity.issuing import ISSUER, jwk, jwks, publishing, token
+from tests.identity.writing import entry, key_of
 
 
 def issuers(folder: Path, jwks_at: str) -> str:
@@ -29,9 +29,7 @@ def bearer(name: str = "first", **changed: Any) -> str:
 
 def test_tokens_and_keys_side_by_side(tmp_path: Path) -> None:
     keys = tmp_path / "keys.toml"
-    keys.write_text(
-        f'[[keys]]\nsha256 = "{sha256(b"canary-key").hexdigest()}"\nuser = "bob"\ntenant = "globex"\ntier = "free"\n'
-    )
+    keys.write_text(entry("bob", "bob", "globex", "free"))
     with publishing() as publisher:
         publisher.body = jwks(jwk("RS256"))
         flags = ("--jwt", issuers(tmp_path, publisher.url), "--keys", str(keys), "--log-level", "debug")
@@ -40,8 +38,8 @@ def test_tokens_and_keys_side_by_side(tmp_path: Path) -> None:
             line = server.connect()
             for number in range(3):
                 server.ask(f"hello {number}", good, on=line).output()
-            server.ask("hello", "Authorization: Bearer canary-key").output()
-            refused = (
+            server.ask("hello", f"Authorization: Bearer {key_of('bob')}").output()
+            refused: tuple[list[str], ...] = (
                 [],
                 [bearer(aud="canary-audience")],
                 [bearer("other", header={"kid": "first"})],

@@ -91,9 +91,11 @@ def test_a_store_that_comes_late_is_waited_for() -> None:
 
     async def main(clock: Clock) -> None:
         house = service(clock, notes, Noting("a", notes, StoreUnavailable("away"), StoreUnavailable("away")))
+        began = clock()
         await house.start()
-        assert clock() == pytest.approx(2 * CONNECT_EVERY)
+        took = clock() - began
         await house.stop()
+        assert took == pytest.approx(2 * CONNECT_EVERY, abs=0.1)
 
     run(main)
     assert notes[:4] == ["open a", "open a", "open a", "start a"]
@@ -104,10 +106,11 @@ def test_a_store_that_does_not_come_ends_the_start() -> None:
 
     async def main(clock: Clock) -> None:
         away = [StoreUnavailable("it is away.")] * 1000
+        began = clock()
         with pytest.raises(StoreUnavailable, match=r"it is away; given up after 30 s\. Start it") as caught:
             await service(clock, notes, Noting("a", notes), Noting("b", notes, *away)).start()
         assert "--ledger" in str(caught.value)
-        assert clock() == pytest.approx(CONNECT_WITHIN, abs=CONNECT_EVERY)
+        assert clock() - began == pytest.approx(CONNECT_WITHIN, abs=CONNECT_EVERY)
 
     run(main)
     assert notes[-2:] == ["close b", "close a"]

@@ -1,0 +1,227 @@
+"""What a file of keys must say, and how it is written."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import threading
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from headway.errors import SettingError, StoreUnavailable
+from headway.identity import keys_file
+from headway.identity.keys_file import KeysFile
+from headway.model import Key
+from tests.identity.writing import digest_of, entry, id_of, key_of
+
+T = TypeVar("T")
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(work)
+
+
+def written(folder: Path, text: str | bytes) -> KeysFile:
+    path = folder / "keys.toml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return KeysFile(path)
+
+
+def key(name: str, **changed: Any) -> Key:
+    usual: dict[str, Any] = {"user": "ada", "tenant": "acme", "tier": "paid", "created_at": 5.0}
+    return Key(id=id_of(name), digest=digest_of(name), **{**usual, **changed})
+
+
+def test_a_file_written_by_hand(tmp_path: Path) -> None:
+    more = 'models = ["a", "b"]\nrate = 60\nburst = 5\ncreated_at = 2026-11-01T12:00:00Z\nexpires_at = 1800000000'
+    store = written(tmp_path, "# by hand\n" + entry("second", more=more) + entry("first", "bob"))
+    run(store.open())
+    first, second = run(store.keys())
+    assert first == key("first", user="bob", created_at=0.0)
+    assert second == key(
+        "second", models=("a", "b"), rate=60.0, burst=5.0, created_at=1793534400.0, expires_at=1800000000.0
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "setting", "says"),
+    [
+        (b"\xff", "keys", "not valid TOML"),
+        ("[[keys]", "keys", "not valid TOML"),
+        ("key = 3", "keys", "key"),
+        ("keys = 3", "keys", "Expected `array`"),
+        (entry("a") + '[[keys]]\nuser = "x"', "keys[2]", "missing"),
+        (entry("a") + entry("b", more="admin = true"), "keys[2]", "admin"),
+        (entry("a", more='rate = "fast"'), "keys[1]", "rate"),
+        (entry("a", more="rate = -1"), "keys[1].rate", "between"),
+        (entry("a", more="rate = nan"), "keys[1].rate", "between"),
+        (entry("a", more="burst = inf"), "keys[1].burst", "between"),
+        (entry("a", more="expires_at = 2026-11-01T12:00:00"), "keys[1].expires_at", "time zone"),
+        (entry("a", more="expires_at = -1"), "keys[1].expires_at", "Unix time"),
+        (entry("a", more="created_at = nan"), "keys[1].created_at", "Unix time"),
+        (entry("a", more='models = [""]'), "keys[1].models", "names of models"),
+        (entry("a") + entry("a", "eve"), "keys[2].id", "keys[1]"),
+        (entry("a").replace(id_of("a"), "short"), "keys[1].id", "12 letters and digits"),
+        (entry("a", user=""), "keys[1].user", "printable"),
+        (entry("a", user="a\\nb"), "keys[1].user", "printable"),
+        (entry("a", tier=""), "keys[1].tier", "printable"),
+        (entry("a").replace('sha256 = "', 'sha256 = "x'), "keys[1].sha256", "64 hexadecimal digits"),
+    ],
+)
+def test_a_wrong_file_says_where_and_why(text: str | bytes, setting: str, says: str, tmp_path: Path) -> None:
+    with pytest.raises(SettingError) as caught:
+        run(written(tmp_path, text).open())
+    assert setting in caught.value.setting
+    assert says in f"{caught.value.setting} {caught.value.reason}"
+    assert caught.value.mend
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "nowhere.toml"):
+        with pytest.raises(SettingError, match="cannot be read"):
+            run(KeysFile(path).open())
+
+
+def test_a_key_pasted_into_the_wrong_place_is_not_repeated(tmp_path: Path) -> None:
+    secret = key_of("a")
+    for text in (
+        entry("a").replace(digest_of("a").hex(), secret),
+        entry("a").replace(id_of("a"), secret),
+        f'[[keys]]\nsha256 = "{secret}"',
+        entry("a", more=f'key = "{secret}"'),
+    ):
+        with pytest.raises(SettingError) as caught:
+            run(written(tmp_path, text).open())
+        assert "canary" not in str(caught.value)
+
+
+def test_the_first_key_makes_the_file_for_its_owner_alone(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    store = KeysFile(path, create=True)
+
+    async def main() -> None:
+        await store.open()
+        assert await store.keys() == []
+        assert not path.exists()
+        await store.add(key("a"))
+
+    run(main())
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert run(KeysFile(path).keys()) == [key("a")]
+    assert [one.name for one in tmp_path.iterdir()] == ["keys.toml"], "nothing else is left"
+
+
+def test_another_file_keeps_its_permissions_and_its_place(tmp_path: Path) -> None:
+    real = tmp_path / "elsewhere"
+    real.mkdir()
+    store = written(real, entry("a"))
+    (real / "keys.toml").chmod(0o640)
+    (tmp_path / "link.toml").symlink_to(real / "keys.toml")
+    run(KeysFile(tmp_path / "link.toml").add(key("b")))
+    assert (tmp_path / "link.toml").is_symlink()
+    assert (real / "keys.toml").stat().st_mode & 0o777 == 0o640
+    assert len(run(store.keys())) == 2
+
+
+texts = st.text(st.characters(exclude_categories=("C", "Z"), include_characters=" "), min_size=1, max_size=20)
+numbers = st.none() | st.floats(0, 1e9)
+instants = st.integers(0, 4_000_000_000_000).map(lambda number: number / 1000)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@given(
+    made=st.builds(
+        Key,
+        id=st.text("0123456789abcXYZ", min_size=12, max_size=12),
+        digest=st.binary(min_size=32, max_size=32),
+        user=texts,
+        tenant=texts,
+        tier=texts,
+        models=st.lists(texts, max_size=3).map(tuple),
+        rate=numbers,
+        burst=numbers,
+        created_at=instants,
+        expires_at=st.none() | instants,
+        replaces=st.sampled_from(("", "0123456789ab")),
+    )
+)
+def test_what_is_written_is_read_the_same(made: Key, tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    path.unlink(missing_ok=True)
+    store = KeysFile(path)
+    run(store.add(made))
+    assert run(store.get(made.id)) == made
+
+
+def test_writers_take_turns(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    names = [f"key{letter}" for letter in "abcdefghijkl"]
+    threads = [threading.Thread(target=lambda name=name: run(KeysFile(path).add(key(name)))) for name in names]  # type: ignore[misc]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {one.id for one in run(KeysFile(path).keys())} == set(map(id_of, names))
+
+
+def test_a_writer_that_stays_is_not_waited_for_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keys_file, "LOCK_WITHIN", 0.0)
+    store = written(tmp_path, entry("a"))
+    folder = os.open(tmp_path, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        with pytest.raises(StoreUnavailable, match="another process"):
+            run(store.expire(id_of("a"), 9.0))
+    finally:
+        os.close(folder)
+    assert run(store.expire(id_of("a"), 9.0))
+
+
+def test_changes_by_hand_are_seen(tmp_path: Path) -> None:
+    store = written(tmp_path, entry("a") + entry("b"))
+
+    async def main() -> None:
+        first, keys = await store.changes(0)
+        assert {one.id for one in keys} == {id_of("a"), id_of("b")}
+        assert await store.changes(first) == (first, [])
+        written(tmp_path, entry("b", "bob") + entry("c"))
+        second, keys = await store.changes(first)
+        assert second > first
+        assert {one.id: (one.user, one.expires_at) for one in keys} == {
+            id_of("a"): ("ada", 0.0),
+            id_of("b"): ("bob", None),
+            id_of("c"): ("ada", None),
+        }, "what is gone has expired"
+        assert await store.changes(second) == (second, [])
+        written(tmp_path, entry("a") + entry("b", "bob") + entry("c"))
+        _, keys = await store.changes(second)
+        assert [(one.id, one.expires_at) for one in keys] == [(id_of("a"), None)]
+
+    run(main())
+
+
+def test_a_file_that_becomes_wrong_is_a_store_that_does_not_answer(tmp_path: Path) -> None:
+    store = written(tmp_path, entry("a"))
+
+    async def main() -> None:
+        revision, _ = await store.changes(0)
+        written(tmp_path, "[[keys]")
+        with pytest.raises(StoreUnavailable, match="not valid TOML"):
+            await store.changes(revision)
+        with pytest.raises(StoreUnavailable):
+            await store.add(key("b"))
+        (tmp_path / "keys.toml").unlink()
+        with pytest.raises(StoreUnavailable, match="cannot be read"):
+            await store.changes(revision)
+        written(tmp_path, entry("a", "bob"))
+        _, [now] = await store.changes(revision)
+        assert now == msgspec.structs.replace(key("a", user="bob"), created_at=0.0)
+
+    run(main())

@@ -163,7 +163,7 @@ def test_what_is_written_is_read_the_same(made: Key, tmp_path: Path) -> None:
 def test_writers_take_turns(tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
     names = [f"key{letter}" for letter in "abcdefghijkl"]
-    threads = [threading.Thread(target=lambda name=name: run(KeysFile(path).add(key(name)))) for name in names]  # type: ignore[misc]
+    threads = [threading.Thread(target=lambda name=name: run(KeysFile(path).add(key(name)))) for name in names]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -3,6 +3,7 @@
 #   make serve               two emulated GPUs on http://127.0.0.1:8000
 #   make test                the tests
 #   make check               format, lint, types, tests: what has to pass before a change lands
+#   make fuzz                damaged inputs for every parser at the door, a million in all; or CASES=…, SEED=…
 #   make bench               the benchmarks; tables on stdout, JSON in bench/out
 #   make triton              Triton's server, which a benchmark measures beside ours
 #   make example-embeddings  a real model (all-MiniLM-L6-v2) on http://127.0.0.1:8000
@@ -15,6 +16,8 @@
 
 PYTHON ?= python3
 ARGS ?=
+CASES ?= 1000000
+SEED ?=
 
 MAKEFLAGS += --no-print-directory
 BIN := .venv/bin
@@ -25,7 +28,7 @@ LOCK := $(BIN)/uv pip compile --no-config --universal --python-version 3.11 --ge
 	$(if $(UPGRADE),--upgrade) pyproject.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check format bench triton example-embeddings lock audit clean
+.PHONY: help setup serve test check format fuzz bench triton example-embeddings lock audit clean
 
 help:
 	@sed -n '/^#   make/s/^#   //p' Makefile
@@ -47,6 +50,9 @@ check: .venv/.ready
 format: .venv/.ready
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+fuzz: .venv/.ready
+	$(BIN)/python -m tests.fuzz --cases $(CASES) $(if $(SEED),--seed $(SEED))
 
 bench: .venv/.ready-bench
 	$(BIN)/python bench/run.py $(ARGS)

@@ -106,9 +106,9 @@ def _rows(path: Path) -> list[dict[str, object]]:
         return msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), _File).issuers
     except OSError as exc:
         raise SettingError("jwt", str(path), f"cannot be read: {exc.strerror}", "Name a readable file.") from exc
-    except (ValueError, RecursionError) as exc:
-        if isinstance(exc, msgspec.ValidationError):
-            raise SettingError("jwt", str(path), str(exc), "Write every issuer as a table [[issuers]].") from exc
+    except msgspec.ValidationError as exc:
+        raise SettingError("jwt", str(path), str(exc), "Write every issuer as a table [[issuers]].") from exc
+    except (ValueError, RecursionError) as exc:  # No TOML, no UTF-8, or a number of thousands of digits.
         raise SettingError("jwt", str(path), f"is not valid TOML: {exc}", "Mend the file.") from exc
 
 

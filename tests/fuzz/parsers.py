@@ -1,0 +1,72 @@
+"""Every parser at the door, with what it promises of any bytes whatever: it raises what its documentation says and
+nothing else, and what it lets through is sound.
+
+A parser is a function of bytes that raises AssertionError, or anything at all, when the promise is broken.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from tests.fuzz import credentials, requests, wire
+from tests.fuzz.mutation import Codec, Mutator
+
+
+@dataclass(frozen=True)
+class Parser:
+    """What is fuzzed.
+
+    Attributes:
+        name: what it reads.
+        check: feeds it one input.
+        seeds: good inputs.
+        words: pieces that mean something to it.
+        codec: how they are read, if they are trees of values.
+    """
+
+    name: str
+    check: Callable[[bytes], None]
+    seeds: Sequence[bytes]
+    words: Sequence[bytes] = ()
+    codec: Codec | None = None
+
+    def inputs(self, seed: int) -> Iterator[bytes]:
+        """Inputs without end, the same ones from the same seed."""
+        mutator = Mutator(self.seeds, self.words, f"{seed} {self.name}", self.codec)
+        while True:
+            yield mutator.next()
+
+
+JSON = Codec(json.loads, lambda tree: json.dumps(tree).encode())
+MSGPACK = Codec(msgspec.msgpack.decode, msgspec.msgpack.encode)
+REPLY = Codec(wire.unpacked_fields, wire.packed_fields)
+
+
+def parsers(folder: Path) -> list[Parser]:
+    """All of them.
+
+    Arguments:
+        folder: for those that read files.
+    """
+    issuers, keys = credentials.Files(folder / "issuers.toml"), credentials.Files(folder / "keys.toml")
+    return [
+        Parser("request head", requests.check_head, requests.HEADS, requests.HEAD_WORDS),
+        Parser("header values", requests.check_values, requests.VALUES, requests.VALUE_WORDS),
+        Parser("chunked body", requests.check_chunks, requests.CHUNKED, requests.CHUNK_WORDS),
+        Parser("native bodies", requests.check_body, requests.BODIES, requests.BODY_WORDS),
+        Parser("API key", credentials.check_key, credentials.KEYS, credentials.KEY_WORDS),
+        Parser("token", credentials.check_token, credentials.TOKENS, credentials.TOKEN_WORDS),
+        Parser("signed claims", credentials.check_claims, credentials.CLAIMS, credentials.CLAIM_WORDS, JSON),
+        Parser("key set", credentials.check_jwks, credentials.KEY_SETS, credentials.KEY_SET_WORDS, JSON),
+        Parser("file of issuers", issuers.check_issuers, credentials.ISSUERS, credentials.TOML_WORDS),
+        Parser("file of keys", keys.check_keys, credentials.KEY_FILES, credentials.TOML_WORDS),
+        Parser("entry in Redis", wire.check_entry, wire.ENTRIES, wire.WORDS, MSGPACK),
+        Parser("dead letter in Redis", wire.check_letter, wire.LETTERS, wire.WORDS),
+        Parser("reply in Redis", wire.check_reply, wire.REPLIES, wire.WORDS, REPLY),
+        Parser("registry in Redis", wire.check_registry, wire.REGISTRY, wire.WORDS),
+    ]

@@ -1,0 +1,112 @@
+"""A few thousand damaged inputs for every parser; `make fuzz` has more. And that this would notice."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import resource
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headway.http.chunks import Chunks
+from headway.http.head import read_head
+from headway.identity import api_key
+from headway.identity.jwt.keysets import read_keys
+from tests.fuzz import __main__ as program
+from tests.fuzz import credentials, requests, wire
+from tests.fuzz.parsers import Parser, parsers
+from tests.identity.issuing import claims
+
+NAMES = [parser.name for parser in parsers(Path())]
+CASES = 500
+"""Inputs for one parser in one test."""
+
+
+def parser(name: str, folder: Path) -> Parser:
+    return next(one for one in parsers(folder) if one.name == name)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", NAMES)
+def test_damaged_inputs(name: str, seed: int, tmp_path: Path) -> None:
+    chosen = parser(name, tmp_path)
+    for data in itertools.islice(chosen.inputs(seed), CASES):
+        try:
+            chosen.check(data)
+        except Exception as exc:
+            exc.add_note(f"input: {data!r}")
+            raise
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_any_bytes(name: str, tmp_path: Path) -> None:
+    chosen = parser(name, tmp_path)
+
+    @settings(max_examples=50)
+    @given(st.binary(max_size=200))
+    def check(data: bytes) -> None:
+        chosen.check(data)
+
+    check()
+
+
+_SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+_TREES = st.recursive(_SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner))
+
+
+@settings(max_examples=40)
+@given(st.dictionaries(st.sampled_from([*claims(), "nbf", "iat"]), _TREES))
+def test_any_claims(changed: dict[str, Any]) -> None:
+    credentials.check_claims(json.dumps({**claims(), **changed}).encode())
+
+
+def test_what_is_good_gets_through(tmp_path: Path) -> None:
+    """A parser that refused everything would keep all promises."""
+    for head in requests.HEADS:
+        read_head(head)
+    for body in requests.CHUNKED:
+        chunks = Chunks(1000, 1000)
+        chunks.feed(body)
+        assert chunks.done
+    assert api_key.parse(credentials.KEYS[0]) is not None
+    assert all(read_keys(text, "ES256") for text in credentials.KEY_SETS)
+    for text in credentials.TOKENS[: len(credentials._GENUINE)]:
+        assert credentials._EITHER.identify(text) is not None
+    for name in NAMES:
+        chosen = parser(name, tmp_path)
+        for seed in chosen.seeds:
+            chosen.check(seed)
+    assert all(wire.read_reply(reply) for reply in wire.REPLIES)
+
+
+def test_the_same_seed_makes_the_same_inputs(tmp_path: Path) -> None:
+    for name in NAMES:
+        first, again, other = (list(itertools.islice(parser(name, tmp_path).inputs(seed), 30)) for seed in (1, 1, 2))
+        assert first == again
+        assert first != other
+
+
+def test_a_broken_promise_is_shown_and_ends_with_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fragile(data: bytes) -> None:
+        if b"!" in data:
+            raise KeyError("fragile")
+
+    broken = Parser("fragile", fragile, [b"good"], [b"!"])
+    assert program.fuzz(broken, 2000, seed=1) == program.SHOWN
+    shown = capsys.readouterr().out
+    assert "KeyError: 'fragile'" in shown
+    assert "fragile, seed 1, case " in shown
+    assert program.fuzz(Parser("sturdy", lambda data: None, [b"good"]), 100, seed=1) == 0
+    monkeypatch.setattr(program, "parsers", lambda folder: [broken])
+    monkeypatch.setattr(resource, "setrlimit", lambda *limits: None)
+    monkeypatch.setattr(structlog, "configure", lambda **options: None)
+    monkeypatch.setattr(sys, "argv", ["fuzz", "--cases", "2000", "--seed", "1"])
+    assert program.main() == 1

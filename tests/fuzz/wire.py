@@ -1,0 +1,145 @@
+"""What is read out of Redis: written by our own, or by a release to come, or by nobody who is meant to."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from headway.brokers.redis import wire
+from headway.model import (
+    BatchFailure,
+    Capacity,
+    Cause,
+    Entry,
+    Failure,
+    Member,
+    Reply,
+    Role,
+    Share,
+    ShareKind,
+    WorkerInfo,
+    WorkerStatus,
+)
+
+_ENTRY = Entry(
+    "0190b9a5-0000-7000-8000-000000000000", "default", "hello", 1, "acme", "gateway", 1.0, 5.0, b'{"a":1}',
+    shares=(Share(ShareKind.KEY, "k", b"digest", 600.0, True),),
+)  # fmt: skip
+_PLAIN = Entry("id", "default", "héllo", 0, "t", "g", 1.0, 5.0)
+_FAILURE = wire.pack_failure(BatchFailure(Cause.RAISED, "ValueError: x", "gpu-0"))
+
+ENTRIES = (
+    wire.pack_entry(_ENTRY),
+    wire.pack_entry(_PLAIN),
+    _FAILURE,
+)
+LETTERS = (wire.pack_letter(1000.0, 3, _FAILURE, wire.pack_entry(_ENTRY)),)
+
+_RUN = wire.encode(
+    wire.WireRun(
+        1,
+        "gpu-0",
+        [
+            wire.WireReply(0, "id", "t", "HELLO", None, 0.1),
+            wire.WireReply(1, "other", "t", None, Failure("INTERNAL", "why", 1.0, "gpu"), 0.1),
+        ],
+    )
+)
+_LATES = wire.encode([("t\0id", "0.5", 1, True)])
+
+
+def _fields(**changed: bytes) -> bytes:
+    fields = {"v": b"1", "t": b"1000.5", "e": b"1001", "n": b"2", "a": b"1", "x": b"", "s": b"2", "f": _FAILURE}
+    return wire.encode({name.encode(): value for name, value in {**fields, **changed}.items()})
+
+
+REPLIES = (
+    _fields(k=b"ran", d=_RUN),
+    _fields(k=b"ran", d=_RUN, x=wire.encode([1]), p=wire.encode([("t\0a", "same", True), ("t\0b", "", False)])),
+    _fields(k=b"late", d=_LATES),
+    _fields(k=b"dead", d=_LATES),
+    _fields(k=b"spent", d=_LATES),
+    _fields(k=b"refused", d=wire.encode([("t\0id", "1.5", 3)])),
+)
+
+_STAMP = struct.pack("<d", 1000.0)
+REGISTRY = (
+    _STAMP + wire.encode(WorkerInfo(worker_id="gpu-0", model="default", status=WorkerStatus.HEALTHY)),
+    _STAMP + wire.encode(Member(id="id", role=Role.GATEWAY, host="host", pid=1)),
+    _STAMP
+    + msgspec.msgpack.encode(
+        Capacity(model="default", healthy=1, degraded=0, items_per_second=10.0, usable_per_second=8.0)
+    ),
+    _STAMP * (wire._LOAD.size // 8),
+    _STAMP * (1 + wire._LOAD.size // 8) + b"gpu-0",
+)
+
+WORDS = (
+    b"\xc0", b"\xc1", b"\xc2", b"\xc3", b"\xc4\xff", b"\xc6\xff\xff\xff\xff", b"\xd9\xff", b"\xdb\xff\xff\xff\xff", b"\xdd\xff\xff\xff\xff",
+    b"\xdf\xff\xff\xff\xff", b"\xcb\x7f\xf8\x00\x00\x00\x00\x00\x00", b"\xcf\xff\xff\xff\xff\xff\xff\xff\xff", b"\xd3\x80\x00\x00\x00\x00\x00\x00\x00",
+    b"\x91" * 2000, b"\x81\xa1a" * 500, b"\xc7\x0c\xff", b"\xd6\xff", b"\x02", b"inf", b"nan", b"1e308", b"-1", b"same", b"key", b"ran", b"late",
+)  # fmt: skip
+
+
+def _quietly(read: Callable[[bytes], object], data: bytes) -> object:
+    try:
+        return read(data)
+    except wire.UNREADABLE as exc:
+        assert wire.reason(exc)
+        return None
+
+
+def check_entry(data: bytes) -> None:
+    """An entry or a failure is read whole or not at all."""
+    entry = _quietly(wire.read_entry, data)
+    if entry is not None:
+        assert isinstance(entry, Entry)
+        assert isinstance(entry.input, str)
+        assert isinstance(entry.tier, int)
+    _quietly(wire.read_failure, data)
+
+
+def check_letter(data: bytes) -> None:
+    """A dead letter, likewise."""
+    _quietly(wire.read_letter, data)
+
+
+_PACKED = (b"d", b"f", b"p", b"x")
+
+
+def unpacked_fields(data: bytes) -> Any:
+    """The fields of a stream's entry, with what is packed in them unpacked too."""
+    fields = msgspec.msgpack.decode(data)
+    return {
+        name: msgspec.msgpack.decode(value) if name in _PACKED and value else value for name, value in fields.items()
+    }
+
+
+def packed_fields(tree: Any) -> bytes:
+    """The reverse."""
+    if isinstance(tree, dict):
+        tree = {name: wire.encode(value) if name in _PACKED and value != b"" else value for name, value in tree.items()}
+    return wire.encode(tree)
+
+
+def read_reply(data: bytes) -> list[Reply]:
+    """Replies of the fields of a stream's entry, which are packed here. Raises UNREADABLE."""
+    return wire.read_outcomes(msgspec.msgpack.decode(data, type=dict[bytes, bytes]))
+
+
+def check_reply(data: bytes) -> None:
+    """Replies, as a gateway reads them out of its stream."""
+    replies = _quietly(read_reply, data)
+    for reply in replies if isinstance(replies, list) else ():
+        assert reply.failure is None or reply.failure.message
+
+
+def check_registry(data: bytes) -> None:
+    """Workers, processes, capacities, and what is known of a model's load."""
+    for read in (wire.read_worker, wire.read_member, wire.read_capacity, wire.read_load, wire.read_bell):
+        _quietly(read, data)
+    _quietly(wire.read_instants, data)
+    _quietly(wire.read_stamped, data)

@@ -48,7 +48,7 @@ class TooNew(Exception):
     """What was read is of a later release than this one can read; the text says which."""
 
 
-UNREADABLE = (TooNew, msgspec.MsgspecError, ValueError, KeyError, struct.error)
+UNREADABLE = (TooNew, msgspec.MsgspecError, ValueError, KeyError, OverflowError, RecursionError, struct.error)
 """What reading may raise."""
 
 

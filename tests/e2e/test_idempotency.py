@@ -7,8 +7,8 @@ from collections import Counter
 from pathlib import Path
 
 from tests.e2e.client import Answer, Connection, Gate, request, wait_until
-from tests.e2e.credentials import write_keys
 from tests.e2e.server import serving
+from tests.identity.writing import entry, key_of
 from tests.targets.counted import runs_in
 
 TARGET = "tests.targets.counted:Counted"
@@ -81,12 +81,12 @@ def test_a_failure_that_may_pass_is_tried_again(tmp_path: Path) -> None:
 
 
 def test_keys_of_two_tenants_have_nothing_to_do_with_each_other(tmp_path: Path) -> None:
-    mine, yours = write_keys(tmp_path / "keys.toml", "mine", "yours")
+    (tmp_path / "keys.toml").write_text("".join(entry(name, tenant=name) for name in ("mine", "yours")))
     with serving(tmp_path, "--keys", "keys.toml", target=TARGET, lawful=False) as server:
         line = server.connect()
-        for fields in ((f"Authorization: Bearer {mine}",), (f"Authorization: Bearer {yours}",)):
-            answer = ask(line, "a" if mine in fields[0] else "b", "k", *fields)
+        for name in ("mine", "yours"):
+            answer = ask(line, name, "k", f"Authorization: Bearer {key_of(name)}")
             assert (answer.status, answer.header["idempotency-replayed"]) == (200, None)
             assert answer.header["ratelimit-policy"] == '"user";q=1000;w=60'
             assert answer.header["ratelimit"].startswith('"user";r=')
-        assert runs_in(tmp_path) == ["a", "b"]
+        assert runs_in(tmp_path) == ["mine", "yours"]

@@ -31,7 +31,7 @@ class Queued:
     handed back), GONE, or FOLLOWS (waits for another's outcome); lanes and due lines drop what is no longer QUEUED when they meet it.
     """
 
-    __slots__ = ("arrived", "attempts", "due", "entry", "queue_due", "state")
+    __slots__ = ("arrived", "attempts", "due", "entry", "queue_due", "round", "state")
 
     def __init__(self, entry: Entry, now: float) -> None:
         timeout, queue_timeout = entry.timeout, entry.queue_timeout
@@ -40,13 +40,14 @@ class Queued:
         self.due = now + timeout
         self.queue_due = now + (queue_timeout if queue_timeout < timeout else timeout)
         self.attempts = 0
+        self.round = 0
         self.state = QUEUED
 
 
 class Lane:
     """One tier's waiting entries, fair between tenants. `depth` counts those still queued."""
 
-    __slots__ = ("_arrivals", "_latest", "_next", "_round", "_rounds", "depth")
+    __slots__ = ("_arrivals", "_latest", "_next", "_round", "_rounds", "_to_come", "_wide", "depth")
 
     def __init__(self) -> None:
         self._round: list[Queued] = []
@@ -55,6 +56,10 @@ class Lane:
         """Rounds that have not begun; their numbers have no gap."""
         self._next = 1
         """Number of the first round that has not begun."""
+        self._wide: dict[int, int] = {}
+        """How many are still queued of each round that has not begun."""
+        self._to_come = 0
+        """How many that is together."""
         self._latest: dict[str, int] = {}
         """The round of each tenant's last entry."""
         self._arrivals: deque[Queued] = deque()
@@ -66,14 +71,24 @@ class Lane:
         number = self._latest.get(tenant, 0) + 1
         if number < self._next:
             number = self._next
-        self._latest[tenant] = number
+        self._latest[tenant] = queued.round = number
         places = self._rounds.get(number)
         if places is None:
             self._rounds[number] = [queued]
+            self._wide[number] = 1
         else:
             places.append(queued)
+            self._wide[number] += 1
+        self._to_come += 1
         self._arrivals.append(queued)
         self.depth += 1
+
+    def ahead(self, tenant: str) -> int:
+        """At most how many are served before the next entry of a tenant: what is left of the round being served, and for
+        each round up to its own as many as are in the first of them. A tenant's entries are in consecutive rounds, so later
+        ones are no wider; whoever floods fills rounds of its own, and is behind few that others are behind."""
+        rounds = max(self._latest.get(tenant, 0) + 2 - self._next, 1)
+        return min(self.depth, self.depth - self._to_come + rounds * self._wide.get(self._next, 0))
 
     def pop(self) -> Queued | None:
         """Take the entry whose turn it is; it is RUNNING from then on."""
@@ -97,6 +112,9 @@ class Lane:
         latest = self._latest.get(tenant, 0)
         if latest >= self._next:
             self._latest[tenant] = latest - 1
+        if queued.round >= self._next:
+            self._wide[queued.round] -= 1
+            self._to_come -= 1
         self.depth -= 1
         if self.depth == 0:
             self._start_afresh()
@@ -112,6 +130,7 @@ class Lane:
         """Start the next round."""
         self._round = self._rounds.pop(self._next)
         self._round.reverse()
+        self._to_come -= self._wide.pop(self._next)
         self._next += 1
         if len(self._latest) > self.depth + FORGET_ABOVE:
             self._latest = {tenant: number for tenant, number in self._latest.items() if number >= self._next}
@@ -121,6 +140,8 @@ class Lane:
         """Nobody waits, so nobody is behind anybody; let go of all that is no longer queued."""
         self._round = []
         self._rounds.clear()
+        self._wide.clear()
+        self._to_come = 0
         self._latest.clear()
         self._arrivals.clear()
 

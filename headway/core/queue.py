@@ -164,8 +164,7 @@ class ModelQueue:
             ahead = lane.depth
             for above in self._lanes[:tier]:
                 ahead += above.depth
-            refused = self._gate_now(now).judge(ahead, self._lanes[0].depth, tier, entry) if ahead else None
-            if refused is not None:
+            if ahead and (refused := self._judged(entry, ahead, now)) is not None:
                 return refused
         self._newest = now
         queued = Queued(entry, now)
@@ -173,6 +172,14 @@ class ModelQueue:
         self._due.push(queued)
         self._fresh += 1
         return queued
+
+    def _judged(self, entry: Entry, ahead: int, now: float) -> admission.Refused | None:
+        """Judge an entry by what waits in its tier and above; one that would be refused, by what is served before it."""
+        gate, lane, first = self._gate_now(now), self._lanes[entry.tier], self._lanes[0].depth
+        refused = gate.judge(ahead, first, entry.tier, entry)
+        if refused is not None and (served_before := lane.ahead(entry.tenant)) < lane.depth:
+            refused = gate.judge(ahead - lane.depth + served_before, first, entry.tier, entry)
+        return refused
 
     def load(self, now: float) -> Load:
         """What is known at this instant."""

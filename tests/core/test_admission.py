@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -145,3 +147,46 @@ class TestInAQueue:
         admitted = [not isinstance(queue.offer(entry(f"late-{n}", timeout=1.0), 2.0), Refused) for n in range(1000)]
         assert 100 <= sum(admitted) <= 200
         assert admitted == sorted(admitted, reverse=True)
+
+    def test_who_floods_is_refused_for_its_own_backlog_and_nobody_else_is(self) -> None:
+        """One tenant alone asks for half as much again as there is, ten others for four tenths of it together."""
+        queue = ModelQueue(QueueLimits(tiers=1, max_batch=20))
+        flood = [(number / 1200, entry(f"flood-{number}", tenant="flood")) for number in range(7200)]
+        others = [(number / 320, entry(f"other-{number}", tenant=f"t-{number % 10}")) for number in range(1920)]
+        coming = sorted(flood + others, key=lambda arrival: arrival[0])
+        seen = drive(queue, policies.build("paced", None), coming, 4, lambda size: 0.1, until=9.0)
+        assert {asked.tenant for _, asked, _ in seen.refused} == {"flood"}
+        assert {asked.tenant for _, asked in seen.expired} <= {"flood"}
+        waits = sorted(back - came for came, back, asked in seen.answered if asked.tenant != "flood")
+        assert len(waits) == len(others)
+        assert waits[int(0.95 * len(waits))] < 0.15
+
+    def test_depths_that_are_set_bound_the_lowest_tier_first_and_the_highest_never(self) -> None:
+        queue = ModelQueue(QueueLimits(tiers=3, max_batch=8, shed_at=(10, 20)))
+        admitted = [0, 0, 0]
+        for number in range(90):
+            tier = 2 - number // 30
+            verdict = queue.offer(entry(str(number), tier=tier), 0.0)
+            if isinstance(verdict, Refused):
+                assert verdict.tier_only
+                assert verdict.wait > 0.0
+            else:
+                admitted[tier] += 1
+        assert admitted == [30, 10, 10]
+
+    def test_the_usual_depths_refuse_in_a_healthy_queue_and_the_deadlines_do_not(self) -> None:
+        """10,000/s in batches of 100 at 91 % of capacity: hundreds wait at an instant, and none is late."""
+        refused = {}
+        for shed_at in (None, (100, 500)):
+            queue = ModelQueue(QueueLimits(tiers=3, max_batch=100, shed_at=shed_at))
+            dice = random.Random(7)
+            now = 0.0
+            coming: list[tuple[float, Entry]] = []
+            while now < 1.5:
+                now += dice.expovariate(10_000)
+                coming.append((now, entry(str(len(coming)), tier=2)))
+            seen = drive(queue, policies.build("paced", None), coming, 11, lambda size: 0.1, until=2.0)
+            refused[shed_at] = len(seen.refused)
+            assert not seen.expired
+        assert refused[None] == 0
+        assert refused[100, 500] > 100

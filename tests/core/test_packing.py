@@ -299,3 +299,35 @@ class TestTurns:
 
 def test_states_are_told_apart() -> None:
     assert len({QUEUED, RUNNING, GONE}) == 3
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["push", "push", "push", "pop", "drop"]), st.sampled_from("abcd")), max_size=60)
+)
+def test_what_is_served_before_an_entry_is_never_more_than_a_lane_says(steps: list[tuple[str, str]]) -> None:
+    """Unless entries are dropped, which leaves gaps; then the lane still counts what it holds."""
+    lane, gaps = Lane(), False
+    waiting: list[Queued] = []
+    for number, (what, tenant) in enumerate(steps):
+        if what == "push":
+            said = lane.ahead(tenant)
+            queued = Queued(entry(str(number), tenant=tenant), 0.0)
+            assert 0 <= said <= lane.depth
+            if not gaps:
+                assert said >= served_before(waiting, tenant, lane)
+            lane.push(queued)
+            waiting.append(queued)
+        elif what == "pop" and waiting:
+            popped = lane.pop()
+            assert popped is not None
+            waiting.remove(popped)
+        elif what == "drop" and waiting:
+            lane.drop(waiting.pop(0))
+            gaps = bool(waiting)
+    assert lane.depth == len(waiting)
+
+
+def served_before(waiting: list[Queued], tenant: str, lane: Lane) -> int:
+    """How many of those that wait are in rounds up to the one in which the tenant's next entry would be."""
+    own = max((queued.round for queued in waiting if queued.entry.tenant == tenant), default=0) + 1
+    return sum(queued.round <= max(own, lane._next) for queued in waiting)

@@ -54,7 +54,7 @@ def test_a_slot_stays_capacity_through_an_outage_and_says_so_at_once_to_a_broker
             [worker] = await fleet.server.inner.workers()
             assert worker.status is WorkerStatus.HEALTHY
             [claim, *_] = [at for at, _, _ in fleet.server.named("claim") if at >= back]
-            assert next(at for at, _, _ in fleet.server.named("beat") if at >= back) == claim
+            assert claim in [at for at, _, _ in fleet.server.named("beat") if at >= back]
             assert fleet.backends[0].starts == 1
 
     run(main)

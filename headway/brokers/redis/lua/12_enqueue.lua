@@ -82,7 +82,9 @@ local function admit(s, intake, entry, payload, timeouts, shares)
     return nil
   end
   observe_arrival(s.q, entry.tier, s.now)
-  local wait, shed = refuse(s, entry.tier, timeouts[1], timeouts[2])
+  local wait, shed = refuse(s, entry.tier, timeouts[1], timeouts[2], function()
+    return served_before(s, intake, entry)
+  end)
   if wait then
     return shed and 1 or 0, wait
   end

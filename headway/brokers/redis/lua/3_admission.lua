@@ -25,8 +25,9 @@ local function pace_of(q, tier)
   return math.max(q.drain[tier], q.drain[1] * LEAST_SHARE)
 end
 
--- Nil when admitted; else the seconds until it would be, and whether the highest tier would be.
-local function refuse(s, tier, queue_timeout, timeout)
+-- Nil when admitted; else the seconds until it would be, and whether the highest tier would be. `served_before` counts those
+-- of its own lane that are served before it.
+local function refuse(s, tier, queue_timeout, timeout, served_before)
   local q = s.q
   if q.fresh >= s.max_queue then
     gate(s)
@@ -55,6 +56,10 @@ local function refuse(s, tier, queue_timeout, timeout)
   end
   local most = allowed(q, tier, queue_timeout, timeout)
   if ahead < most then
+    return nil
+  end
+  ahead = ahead - q.depth[tier] + served_before()
+  if ahead == 0 or ahead < most then
     return nil
   end
   local wait = math.max((ahead - math.max(most, 0)) / pace_of(q, tier), MIN_WAIT)

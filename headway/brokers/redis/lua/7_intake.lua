@@ -1,9 +1,9 @@
 -- Into the lanes: what a step lets in is gathered, and written down together.
 
 local function new_intake(s)
-  local intake = {headers = {}, payloads = {}, odd = {}, lanes = {}, lines = {}, latest = {}, stamps = {}}
+  local intake = {headers = {}, payloads = {}, odd = {}, lanes = {}, lines = {}, latest = {}, stamps = {}, joined = {}, counted = {}}
   for tier = 1, s.tiers do
-    intake.lanes[tier], intake.lines[tier], intake.latest[tier] = {}, {}, {}
+    intake.lanes[tier], intake.lines[tier], intake.latest[tier], intake.joined[tier] = {}, {}, {}, 0
   end
   return intake
 end
@@ -17,6 +17,20 @@ local function round_of(s, tier, tenant, latest)
   local round = math.max(last + 1, s.q.next[tier])
   of[tenant] = round
   return round
+end
+
+-- At most how many of an entry's lane are served before it, as `core.packing.Lane.ahead`. What this step has let in is not
+-- in the lanes yet; all of it is in rounds that have not begun.
+local function served_before(s, intake, entry)
+  local q, tier, counted = s.q, entry.tier, intake.counted[entry.tier]
+  local tenant, lane = tenant_of(entry.key), s.prefix .. 'l' .. entry.tier
+  if not counted then
+    counted = {redis.call('ZCOUNT', lane, '-inf', '(' .. q.next[tier]), redis.call('ZCOUNT', lane, q.next[tier], q.next[tier])}
+    intake.counted[tier] = counted
+  end
+  local last = intake.latest[tier][tenant] or tonumber(redis.call('ZSCORE', s.prefix .. 't' .. tier, tenant) or 0)
+  local rounds = math.max(last + 2 - q.next[tier], 1)
+  return math.min(q.depth[tier], counted[1] + rounds * (counted[2] + intake.joined[tier]))
 end
 
 -- The header of an entry that arrives: it gets the next number.
@@ -39,6 +53,9 @@ local function take_in(s, intake, entry, payload)
   local round = round_of(s, tier, tenant_of(entry.key), intake.latest)
   local lane, line, stamps = intake.lanes[tier], intake.lines[tier], intake.stamps
   lane[#lane + 1], lane[#lane + 2] = round, member
+  if round == q.next[tier] then
+    intake.joined[tier] = intake.joined[tier] + 1
+  end
   if not stamps[queue_due] then
     stamps[queue_due] = struct.pack(STAMP, s.now, queue_due)
   end

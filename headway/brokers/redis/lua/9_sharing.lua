@@ -219,8 +219,8 @@ function conclude(s, outcome, ended, late)
   end
 end
 
-local function refused_outcome(s, key, wait, why)
-  return {fields = failure_fields(s, 'refused', {{key, exact(wait), why}}), worth = 0}
+local function refused_outcome(s, key, wait, why, waited)
+  return {fields = failure_fields(s, 'refused', {{key, exact(wait), why, exact(waited)}}), worth = 0}
 end
 
 function late_outcome(s, entry, slots)
@@ -265,10 +265,12 @@ offer_anew = function(s, one)
     if not why then
       observe_arrival(s.q, entry.tier, s.now)
       local shed
-      wait, shed = refuse(s, entry.tier, queue_timeout, left)
+      wait, shed = refuse(s, entry.tier, queue_timeout, left, function()
+        return served_before(s, new_intake(s), entry)
+      end)
       why = wait and (shed and 1 or 0)
     end
-    outcome = why and refused_outcome(s, entry.key, wait, why)
+    outcome = why and refused_outcome(s, entry.key, wait, why, s.now - entry.arrived)
   end
   if not outcome then
     local intake = new_intake(s)
@@ -334,7 +336,7 @@ function withdraw(s, entry)
     local share = record.shares[place]
     if share[KIND] == TASK then
       for _, follower in ipairs(take_followers(s, share[FLIGHT])) do
-        end_alone(s, follower, refused_outcome(s, follower, 0, NO_TASK))
+        end_alone(s, follower, refused_outcome(s, follower, 0, NO_TASK, 0))
       end
     else
       led[#led + 1] = place

@@ -1,0 +1,248 @@
+"""`headway keys`, in a process of its own where its streams or its environment matter, else in this one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import sqlite3
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.cli import keys as command
+from headway.cli import main
+from headway.errors import SettingError
+from headway.identity.api_key import digest, parse
+from headway.identity.keys_file import KeysFile
+from headway.model import Key
+from tests.cli.command import run
+
+WHO = ("--user", "alice", "--tenant", "acme", "--tier", "paid")
+
+
+@pytest.fixture(autouse=True)
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No settings but those of a test."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("CONFIG", "KEYS", "LEDGER", "TIERS", "DEFAULT_TIER"):
+        monkeypatch.delenv(f"HEADWAY_{name}", raising=False)
+
+
+class Result:
+    """What a command came to."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+
+@pytest.fixture
+def keys(capsys: pytest.CaptureFixture[str]) -> Any:
+    """Runs `headway keys …` in this process."""
+
+    def act(*arguments: str, file: str = "keys.toml") -> Result:
+        with pytest.raises(SystemExit) as ended:
+            main(["keys", *arguments, *(["--keys", file] if file else [])])
+        return Result(int(ended.value.code or 0), *capsys.readouterr())
+
+    return act
+
+
+def kept(path: str = "keys.toml") -> Sequence[Key]:
+    return asyncio.run(KeysFile(Path(path)).keys())
+
+
+def test_a_key_is_shown_once_and_its_digest_is_kept(keys: Any) -> None:
+    began = time.time()
+    done = keys("create", *WHO, "--rate", "20/s", "--burst", "5", "--models", "a, b", "--expires", "90d")
+    assert done.code == 0
+    found = parse(done.out.strip().encode())
+    assert found is not None
+    assert "shown this once" in done.err
+    [key] = kept()
+    assert (key.id, key.digest) == (found[0], digest(found[1]))
+    assert (key.user, key.tenant, key.tier, key.models) == ("alice", "acme", "paid", ("a", "b"))
+    assert (key.rate, key.burst, key.replaces) == (1200.0, 5.0, "")
+    assert began - 1 <= key.created_at <= time.time() + 1
+    assert key.expires_at == pytest.approx(key.created_at + 90 * 86_400)
+    assert found[1].decode() not in Path("keys.toml").read_text()
+
+
+def test_what_is_left_out_is_left_open(keys: Any) -> None:
+    keys("create", *WHO)
+    [key] = kept()
+    assert (key.models, key.rate, key.burst, key.expires_at) == ((), None, None, None)
+
+
+def test_the_list_has_no_secrets(keys: Any) -> None:
+    assert keys("create", *WHO).code == 0
+    text = keys("create", *WHO, "--expires", "45s", "--rate", "0").out.strip()
+    secrets = [text, *(key.digest.hex() for key in kept())]
+    table, listed = keys("list").out, keys("list", "--json").out
+    for key in kept():
+        assert key.id in table
+    rows = json.loads(listed)["keys"]
+    assert [row["id"] for row in rows] == [key.id for key in kept()]
+    assert {row["state"] for row in rows} == {"live"}
+    assert [row["expires_at"] is None for row in rows] == [True, False]
+    for secret in secrets:
+        assert secret[-28:] not in table + listed
+        assert secret not in table + listed
+
+
+def test_an_empty_list(keys: Any) -> None:
+    Path("keys.toml").write_text("")
+    assert keys("list").out == "no keys\n"
+    assert json.loads(keys("list", "--json").out) == {"keys": []}
+
+
+@pytest.mark.parametrize("form", ["{id}", "hw_live_{id}", "{text}"])
+def test_a_revoked_key_has_ended(keys: Any, form: str) -> None:
+    text = keys("create", *WHO).out.strip()
+    [key] = kept()
+    named = form.format(id=key.id, text=text)
+    done = keys("revoke", named)
+    assert (done.code, done.out) == (0, f"{key.id} revoked: alice of acme\n")
+    [ended] = kept()
+    assert ended.expires_at is not None
+    assert ended.expires_at <= time.time()
+    assert "had ended already" in keys("revoke", named).out
+    assert kept() == [ended]
+    assert json.loads(keys("list", "--json").out)["keys"][0]["state"] == "ended"
+
+
+def test_rotation_makes_a_second_key_and_gives_the_first_an_end(keys: Any) -> None:
+    keys("create", *WHO, "--rate", "60", "--models", "m", "--expires", "10d")
+    [old] = kept()
+    done = keys("rotate", old.id, "--grace", "2h")
+    found = parse(done.out.strip().encode())
+    assert found is not None
+    first, second = kept()
+    assert first.id == old.id
+    assert first.expires_at == pytest.approx(second.created_at + 7200)
+    assert (second.id, second.replaces) == (found[0], old.id)
+    assert (second.user, second.tenant, second.tier) == ("alice", "acme", "paid")
+    assert (second.models, second.rate, second.burst) == (("m",), 60.0, None)
+    assert second.expires_at == pytest.approx(second.created_at + 10 * 86_400)
+
+
+def test_no_more_than_two_keys_of_a_line_live(keys: Any) -> None:
+    keys("create", *WHO)
+    keys("create", *WHO)
+    first, other = kept()
+    keys("rotate", first.id)
+    second = next(key for key in kept() if key.replaces == first.id)
+    for id in (first.id, second.id):
+        refused = keys("rotate", id)
+        assert (refused.code, refused.out) == (1, "")
+        assert f"{first.id} and {second.id} both live" in refused.err
+    assert keys("rotate", other.id).code == 0, "another line"
+    keys("revoke", first.id)
+    assert keys("rotate", first.id).code == 1, "one that has ended"
+    assert keys("rotate", second.id, "--grace", "0s", "--expires", "1d").code == 0
+    third = next(key for key in kept() if key.replaces == second.id)
+    assert third.expires_at == pytest.approx(third.created_at + 86_400)
+    assert keys("rotate", third.id).code == 0, "a grace of nothing leaves one"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (
+            ("create", "--user", "a", "--tenant", "b", "--tier", "gold"),
+            "--tier = 'gold': is no tier. Use enterprise or",
+        ),
+        (("create", "--tenant", "b", "--tier", "paid"), "--user = '': must be 1 to 128 printable"),
+        (("create", *WHO[:2], "--tenant", "a\nb", *WHO[4:]), "--tenant = 'a\\nb': must be"),
+        (("create", *WHO, "--models", "a,,b"), "--models = '': must be"),
+        (("create", *WHO, "--rate", "fast"), "--rate = 'fast': is no rate. For example 1000/min"),
+        (("create", *WHO, "--rate", "999999999/s"), "is no rate"),
+        (("create", *WHO, "--burst", "5"), "--burst = '5': has no effect without"),
+        (("create", *WHO, "--rate", "60", "--burst", "0"), "--burst = '0': is no whole number"),
+        (("create", *WHO, "--expires", "-3d"), "--expires = '-3d': is no duration"),
+        (("create", *WHO, "--expires", "0d"), "--expires = '0d': must lie between"),
+        (("create", *WHO, "--expires", "99999d"), "must lie between 1s and 36500d"),
+        (("create", *WHO, "--expires", "tomorrow"), "For example 90d, 12h, 30m or 45s"),
+        (("rotate", "a" * 12, "--grace", "soon"), "--grace = 'soon': is no duration"),
+        (("revoke", "canary"), "ID = '…': is no id of a key"),
+        (("rotate", "canary"), "headway keys list shows the ids"),
+    ],
+)
+def test_what_is_wrong_is_said_with_value_and_mend(keys: Any, arguments: Sequence[str], says: str) -> None:
+    done = keys(*arguments)
+    assert (done.code, done.out) == (3, "")
+    assert says in done.err
+    assert "canary" not in done.err
+    assert not Path("keys.toml").exists()
+
+
+@pytest.mark.parametrize("action", ["revoke", "rotate"])
+def test_an_unknown_id(keys: Any, action: str) -> None:
+    keys("create", *WHO)
+    done = keys(action, "a" * 12)
+    assert (done.code, done.out) == (1, "")
+    assert f"there is no key with the id {'a' * 12}" in done.err
+
+
+def test_no_place_or_one_that_will_not_do(keys: Any) -> None:
+    nowhere = keys("list", file="")
+    assert (nowhere.code, nowhere.out) == (3, "")
+    assert "--keys = ''" in nowhere.err and "--ledger URL" in nowhere.err
+    missing = keys("list", file="missing.toml")
+    assert missing.code == 3
+    assert "--keys = 'missing.toml': cannot be read" in missing.err
+    assert keys("create", *WHO, file="no/folder/keys.toml").code == 1
+
+
+def test_a_database_that_is_away_is_said_to_be(keys: Any) -> None:
+    done = keys("list", "--ledger", "postgresql://user:canary@127.0.0.1:1/headway", file="")
+    assert (done.code, done.out) == (1, "")
+    assert done.err.startswith("headway: ")
+    assert "canary" not in done.err
+
+
+def test_a_service_token_is_kept_nowhere(keys: Any, tmp_path: Path) -> None:
+    done = keys("create", "--service", file="")
+    assert done.code == 0
+    assert re.fullmatch(r"hw_svc_[0-9A-Za-z]{12}_[0-9A-Za-z]{28}\n", done.out)
+    assert "HEADWAY_ADMIN_TOKEN" in done.err
+    assert list(tmp_path.iterdir()) == []
+    assert keys("create", "--service", *WHO, file="").code == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90d", 7_776_000), ("12h", 43_200), ("30m", 1800), ("45s", 45), ("1.5h", 5400)]
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert command.duration("--expires", text, 1.0) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "90", "d", "90 d", "1h30m", "\N{ARABIC-INDIC DIGIT ONE}d", "1e3s", "nan", "-1s"])
+def test_no_durations(text: str) -> None:
+    with pytest.raises(SettingError):
+        command.duration("--expires", text, 0.0)
+
+
+def test_environment_and_file_say_where_keys_are_too(tmp_path: Path) -> None:
+    ledger = f"sqlite:///{tmp_path}/headway.db"
+    made = run(["keys", "create", *WHO], tmp_path, HEADWAY_LEDGER=ledger)
+    assert made.returncode == 0, made.stderr
+    found = parse(made.stdout.strip().encode())
+    assert found is not None
+    assert "ledger's database" in made.stderr
+    (tmp_path / "headway.toml").write_text(f'keys = "ledger"\nledger = "{ledger}"\ntiers = "paid,gold"\n')
+    assert run(["keys", "create", *WHO[:4], "--tier", "gold"], tmp_path).returncode == 0
+    listed = json.loads(run(["keys", "list", "--json"], tmp_path).stdout)["keys"]
+    assert listed[0]["id"] == found[0]
+    assert len(listed) == 2
+    database = sqlite3.connect(tmp_path / "headway.db")
+    try:
+        assert found[1] not in b"".join(digest for (digest,) in database.execute("SELECT digest FROM headway_keys"))
+    finally:
+        database.close()
+    elsewhere = run(["keys", "create", *WHO], tmp_path, HEADWAY_KEYS="keys.toml")
+    assert elsewhere.returncode == 0, elsewhere.stderr
+    assert len(kept(str(tmp_path / "keys.toml"))) == 1

@@ -7,8 +7,7 @@ burst does again.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from math import ceil
 from typing import Protocol
 
 from headway.core import ratelimit
@@ -28,14 +27,8 @@ class Charging(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Terms:
-    """One limit, with what its figures are made from."""
-
-    limit: Limit
-    name: bytes
-    tolerance: float
-    interval: float
+_Terms = tuple[Limit, bytes, float, float]
+"""One limit; both lines up to the figures, if it is the one that is told of; its tolerance and its interval."""
 
 
 class Allowances:
@@ -47,42 +40,48 @@ class Allowances:
 
     def __init__(self, gateway: Charging) -> None:
         self._gateway = gateway
-        self._known: dict[tuple[Limit, ...], tuple[bytes, tuple[_Terms, ...]]] = {}
+        self._known: dict[tuple[Limit, ...], tuple[_Terms, ...]] = {}
 
     def lines(self, limits: tuple[Limit, ...]) -> bytes:
         """The two lines of a header, each with its end, for a caller with these limits; at least one."""
-        policy, terms = self._known.get(limits) or self._learn(limits)
-        least, tightest, wait = math.inf, b"", 0.0
+        terms = self._known.get(limits)
+        if terms is None:
+            terms = self._learn(limits)
         owed_of = self._gateway.broker.owed
-        for term in terms:
-            owed = owed_of(term.limit)
-            left = (term.tolerance - owed) / term.interval
+        limit, text, tolerance, interval = terms[0]
+        wait = owed_of(limit)
+        least = (tolerance - wait) / interval
+        for limit, other, tolerance, interval in terms[1:]:
+            owed = owed_of(limit)
+            left = (tolerance - owed) / interval
             if left < least:
-                least, tightest, wait = left, term.name, owed
-        left = int(least + ratelimit.ROUNDING)
-        return b'%bratelimit: "%b";r=%d;t=%d\r\n' % (policy, tightest, left if left > 0 else 0, math.ceil(wait))
+                least, text, wait = left, other, owed
+        whole = int(least + ratelimit.ROUNDING)
+        return b"%b%d;t=%d\r\n" % (text, whole if whole > 0 else 0, ceil(wait))
 
     def fields(self, limits: tuple[Limit, ...]) -> dict[str, str]:
         """The same by name; empty for a caller without limits."""
         lines = self.lines(limits).decode("ascii").splitlines() if limits else []
         return {name: value for name, _, value in (line.partition(": ") for line in lines)}
 
-    def _learn(self, limits: tuple[Limit, ...]) -> tuple[bytes, tuple[_Terms, ...]]:
+    def _learn(self, limits: tuple[Limit, ...]) -> tuple[_Terms, ...]:
         if len(self._known) >= REMEMBERED:
             self._known.clear()
         policies = ", ".join(_policy(limit) for limit in limits)
-        known = self._known[limits] = (
-            f"ratelimit-policy: {policies}\r\n".encode("ascii"),
-            tuple(
-                _Terms(limit, limit.name.encode("ascii"), ratelimit.tolerance(limit), ratelimit.interval(limit))
-                for limit in limits
-            ),
+        terms = self._known[limits] = tuple(
+            (
+                limit,
+                f'ratelimit-policy: {policies}\r\nratelimit: "{limit.name}";r='.encode("ascii"),
+                ratelimit.tolerance(limit),
+                ratelimit.interval(limit),
+            )
+            for limit in limits
         )
-        return known
+        return terms
 
 
 def _policy(limit: Limit) -> str:
     """One item: its quota is a whole number, so that a rate below one a minute has a longer window."""
     if limit.rate >= 1.0:
         return f'"{limit.name}";q={int(limit.rate)};w=60'
-    return f'"{limit.name}";q=1;w={math.ceil(60.0 / limit.rate)}'
+    return f'"{limit.name}";q=1;w={ceil(60.0 / limit.rate)}'

@@ -171,13 +171,12 @@ class Gateway:
         if failure is not None:
             self._refuse(waiter, caller, entry, failure)
         else:
-            self._hold(waiter, caller, entry, admitted)
+            self._hold(waiter, caller, entry, self._line, admitted)
 
     def _hold(
-        self, waiter: Waiter, caller: Caller | None, entry: Entry, admitted: Callable[[], None] | None = None
+        self, waiter: Waiter, caller: Caller | None, entry: Entry, line: Line, admitted: Callable[[], None] | None
     ) -> None:
         now = self._clock()
-        line = self._line
         key = (entry.tenant, entry.id)
         held = Held(waiter, caller, entry, now, now + entry.timeout, line, admitted)
         self._held[key] = held
@@ -238,7 +237,9 @@ class Gateway:
         """
         held = self._held.get((tenant, id))
         if held is not None and held.task:
-            return await held.line.broker.stage(tenant, id) or Stage.QUEUED
+            line, told = held.line, held.admitted is None
+            found = await line.broker.recall(tenant, id)
+            return found or (None if told and line.certain else Stage.QUEUED)  # It may be cancelled elsewhere.
         if self._direct is not None and (found := await self._direct.broker.recall(tenant, id)) is not None:
             return found
         return await self._shared.broker.recall(tenant, id)
@@ -250,8 +251,8 @@ class Gateway:
             new_id(), self.settings.model, "", 0, tenant, self.name, seconds, seconds,
             shares=(Share(ShareKind.TASK, id),),
         )  # fmt: skip
-        waiter = FutureWaiter()
-        self._hold(waiter, None, entry)
+        waiter, task = FutureWaiter(), self._held.get((tenant, id))
+        self._hold(waiter, None, entry, task.line if task is not None else self._line, None)
         try:
             reply = await waiter.reply
         except asyncio.CancelledError:
@@ -403,11 +404,11 @@ class Gateway:
             if series is None:
                 series = told[entry.model, entry.tier] = _Told([], [])
             series.latencies.append(latency)
-            series.waits.append(reply.queued)
+            series.waits.append(0.0 if reply.kept else reply.queued)
             if reply.failure is not None:
                 series.failed += 1
                 self._count(held, reply.failure.code.lower())
-            if reply.ran is not sampled and reply.ran is not None:
+            if reply.ran is not sampled and reply.ran is not None and reply.shared is None:
                 sampled = reply.ran
                 self.tally.overhead_seconds.observe(max(0.0, latency - reply.queued - sampled.seconds))
             self._answered.add(caller, entry, now, latency, reply)

@@ -15,9 +15,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
+import msgspec
+
 from headway.core.retry import backoff
 from headway.core.service_model import ArrivalRate
-from headway.errors import BrokerUnavailable
+from headway.errors import NOT_FOUND, BrokerUnavailable
 from headway.model import Entry, Failure, Reply
 from headway.outage import Outage
 from headway.ports import Broker
@@ -140,6 +142,12 @@ class Line:
         since = self._outage.since
         return 0.0 if since is None else self._clock() - since
 
+    @property
+    def certain(self) -> bool:
+        """Whether the broker has all that it took and has not ended, as far as is known: it has lost nothing that is
+        not offered again yet."""
+        return not (self._doubtful or self._redo.open or self._outage.since) and self.broker.epoch == self._epoch
+
     def wake(self) -> None:
         """The outbox is no longer empty."""
         self._work.set()
@@ -212,8 +220,8 @@ class Line:
             raise
         for entry, failure in zip(entries, verdicts, strict=True):
             if failure is not None:
-                if admitted and failure.reason == SCARCE:
-                    continue
+                if admitted and (failure.reason == SCARCE or failure.code == NOT_FOUND):
+                    continue  # What somebody waits for may be offered again after the one who waits.
                 self._holder.refused(self, entry, failure)
             elif entry.shares:
                 self._holder.admitted(self, entry)
@@ -228,6 +236,8 @@ class Line:
         offered = self._holder.renewed(self, entries)
         if not offered:
             return
+        if admitted:  # They have been charged.
+            offered = [msgspec.structs.replace(entry, limits=()) if entry.limits else entry for entry in offered]
         await self._offer(offered, admitted)
         wanted = {_key(entry) for entry in self._holder.renewed(self, offered)}
         for entry in offered:

@@ -40,9 +40,12 @@ class Redo:
         self._offer = offer
         self._dice = dice
         self._due = asyncio.Event()
+        self.open = False
+        """Whether it has been asked for and is not done."""
 
     def ask(self) -> None:
         """Have everything offered again soon."""
+        self.open = True
         self._due.set()
 
     async def run(self) -> None:
@@ -57,4 +60,6 @@ class Redo:
                     await self._offer(entries[start : start + CHUNK])
                 except BrokerUnavailable:
                     break  # It will be asked for again when the broker is back.
+            else:
+                self.open = self._due.is_set()
             await asyncio.sleep(REST)

@@ -17,6 +17,7 @@ from headway.core.queue import QueueLimits
 from headway.direct import Direct
 from headway.errors import BrokerUnavailable
 from headway.gateway import Gateway, new_id
+from headway.held import Note
 from headway.model import Caller, Reply, Slot
 from headway.ports import Broker
 from headway.supervisor import Supervisor
@@ -36,6 +37,9 @@ class Asked:
         self.replies: list[Reply] = []
         self.told = asyncio.Event()
         self.answered_at = 0.0
+        self.id = ""
+        self.admitted = asyncio.Event()
+        """Set when it is a task."""
         self._clock = clock
 
     def answer(self, reply: Reply) -> None:
@@ -56,6 +60,21 @@ class Asked:
             return self.reply.failure.code
         assert self.reply.output == self.text.upper()
         return "ok"
+
+
+class Notes:
+    """A journal that takes everything down."""
+
+    def __init__(self) -> None:
+        self.notes: list[Note] = []
+
+    def add(self, notes: Sequence[Note]) -> None:
+        self.notes += notes
+
+    @property
+    def outcomes(self) -> list[tuple[str, str]]:
+        """Inputs and what came of them: `ok` or the code of the failure."""
+        return [(entry.input, reply.failure.code if reply.failure else "ok") for _, entry, _, reply in self.notes]
 
 
 class Fleet:
@@ -81,6 +100,8 @@ class Fleet:
         self.server = Server(clock, limits, self.tally)
         self._dice = dice.random
         self._supervisor = Supervisor()
+        self._supervisors = [Supervisor() for _ in range(gateways)]
+        self.journals = [Notes() for _ in range(gateways)]
         self._tasks: list[asyncio.Task[None]] = []
         self.batchers = [
             self._batcher(f"gpu-{number}", backend, Connection(self.server)) for number, backend in enumerate(backends)
@@ -97,9 +118,10 @@ class Fleet:
                 self.tally,
                 clock,
                 direct=self.direct.broker if self.direct else None,
+                journal=journal,
                 dice=self._dice,
             )
-            for _ in range(gateways)
+            for journal in self.journals
         ]
 
     @property
@@ -109,8 +131,8 @@ class Fleet:
     async def __aenter__(self) -> Fleet:
         for batcher in self.batchers:
             await batcher.start()
-        for gateway in self.gateways:
-            gateway.start(self._supervisor)
+        for gateway, supervisor in zip(self.gateways, self._supervisors, strict=True):
+            gateway.start(supervisor)
         if self.direct is not None:
             self.direct.start(self._supervisor)
         self.serving = [batcher.run(self._supervisor) for batcher in self.batchers]
@@ -118,7 +140,8 @@ class Fleet:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._supervisor.stop()
+        for supervisor in (self._supervisor, *self._supervisors):
+            await supervisor.stop()
         for batcher in self.batchers:
             await batcher.stop()
         if self.direct is not None:
@@ -133,10 +156,20 @@ class Fleet:
         id: str = "",
         caller: Caller = ANYBODY,
         tier: int = 1,
+        key: str = "",
+        task: bool = False,
     ) -> Asked:
         asked = Asked(text, self.clock)
-        self.gateways[gateway].submit(asked, caller, id or new_id(), "m", text, b"", tier, timeout)
+        asked.id = id or new_id()
+        admitted = asked.admitted.set if task else None
+        self.gateways[gateway].submit(
+            asked, caller, asked.id, "m", text, b"", tier, timeout, key=key, admitted=admitted
+        )
         return asked
+
+    async def kill(self, gateway: int) -> None:
+        """A gateway does nothing more, and nobody is told."""
+        await self._supervisors[gateway].stop()
 
     async def answered(self, *asked: Asked) -> list[str]:
         """Their outcomes, when all are there."""

@@ -1,0 +1,338 @@
+"""Tasks, idempotency keys and shared answers at gateways over one broker, and what the journals are told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from headway import errors
+from headway.errors import BrokerUnavailable
+from headway.held import FutureWaiter
+from headway.model import Caller, Failure, Limit, Reply, ShareKind, Stage
+from tests.services.fake_backend import FakeBackend
+from tests.services.fleet import ANYBODY, Fleet
+from tests.virtual_time import run
+
+Clock = Callable[[], float]
+TENANT = ANYBODY.tenant
+
+
+def output(found: Reply | Stage | None) -> str | None:
+    assert isinstance(found, Reply)
+    return found.output
+
+
+async def busy(fleet: Fleet) -> None:
+    """Give the one GPU something to do, so that what comes next waits."""
+    fleet.ask("busy")
+    await asyncio.sleep(0.05)
+    assert all(backend.busy for backend in fleet.backends)
+
+
+def scene(**how: Any) -> Callable[[Callable[[Fleet, Clock], Coroutine[Any, Any, None]]], Callable[[], None]]:
+    """Makes a test of a coroutine function over two gateways and a GPU that takes a second."""
+
+    def made(act: Callable[[Fleet, Clock], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+        async def main(clock: Clock) -> None:
+            async with Fleet(clock, FakeBackend(1.0), **{"gateways": 2, "model": "m", **how}) as fleet:
+                await act(fleet, clock)
+
+        def test() -> None:
+            run(main)
+
+        test.__name__, test.__doc__ = act.__name__, act.__doc__
+        return test
+
+    return made
+
+
+@scene()
+async def test_a_task_can_be_asked_for_at_any_gateway_from_its_admission_on(fleet: Fleet, clock: Clock) -> None:
+    here, there = fleet.gateways
+    asked = fleet.ask("a", task=True)
+    assert not asked.admitted.is_set()
+    await asked.admitted.wait()
+    assert clock() == asked.at
+    assert isinstance(await here.recall(TENANT, asked.id), Stage)
+    assert isinstance(await there.recall(TENANT, asked.id), Stage)
+    assert await there.recall("another", asked.id) is await here.recall("another", asked.id) is None
+    here.detach(TENANT, asked.id)
+    await asyncio.sleep(1.5)
+    assert asked.replies == []
+    assert output(await here.recall(TENANT, asked.id)) == output(await there.recall(TENANT, asked.id)) == "A"
+    assert await there.recall("another", asked.id) is None
+    assert fleet.journals[0].outcomes == [("a", "ok")]
+    await asyncio.sleep(fleet.settings.result_ttl_s)
+    assert await here.recall(TENANT, asked.id) is await there.recall(TENANT, asked.id) is None
+
+
+@scene()
+async def test_a_task_that_is_waited_for_is_answered_like_any_request(fleet: Fleet, clock: Clock) -> None:
+    asked = fleet.ask("a", task=True)
+    assert await fleet.answered(asked) == ["ok"]
+    assert output(await fleet.gateways[1].recall(TENANT, asked.id)) == "A"
+
+
+@scene()
+async def test_a_request_that_is_no_task_is_not_kept(fleet: Fleet, clock: Clock) -> None:
+    asked = fleet.ask("a")
+    assert await fleet.answered(asked) == ["ok"]
+    assert await fleet.gateways[0].recall(TENANT, asked.id) is None
+    assert await fleet.gateways[1].recall(TENANT, asked.id) is None
+
+
+@scene()
+async def test_a_refused_task_is_none(fleet: Fleet, clock: Clock) -> None:
+    limit = Limit("key:k", "key", 60.0, 1.0)
+    caller = Caller("user", TENANT, 1, (limit,))
+    first = fleet.ask("a", caller=caller, task=True)
+    second = fleet.ask("b", caller=caller, task=True, gateway=1)
+    assert await fleet.answered(second) == [errors.RATE_LIMITED]
+    assert not second.admitted.is_set()
+    assert await fleet.gateways[1].recall(TENANT, second.id) is None
+    assert await fleet.answered(first) == ["ok"]
+    assert [journal.outcomes for journal in fleet.journals] == [[("a", "ok")], [("b", errors.RATE_LIMITED)]]
+
+
+@scene()
+async def test_who_follows_a_task_gets_its_outcome_in_time_or_nothing_and_is_no_request(
+    fleet: Fleet, clock: Clock
+) -> None:
+    asked = fleet.ask("a", task=True)
+    await asked.admitted.wait()
+    follows = [asyncio.ensure_future(gateway.follow(TENANT, asked.id, 5.0)) for gateway in fleet.gateways]
+    began = clock()
+    for gateway in fleet.gateways:
+        assert await gateway.follow(TENANT, asked.id, 0.25) is None
+    assert clock() - began == pytest.approx(0.5, abs=0.1)
+    assert [output(await follow) for follow in follows] == ["A", "A"]
+    assert output(await fleet.gateways[1].follow(TENANT, asked.id, 5.0)) == "A"
+    assert await fleet.gateways[1].follow("another", asked.id, 5.0) is None
+    assert await fleet.gateways[1].follow(TENANT, "unknown", 5.0) is None
+    assert clock() - began < 1.2
+    assert [journal.outcomes for journal in fleet.journals] == [[("a", "ok")], []]
+    assert dict(fleet.tally.requests) == {("m", "paid", "ok"): 1}
+    assert not fleet.tally.shared
+    assert not fleet.tally.refusals
+    assert [gateway.pending for gateway in fleet.gateways] == [0, 0]
+
+
+@scene()
+async def test_who_stops_following_leaves_the_task_as_it_is(fleet: Fleet, clock: Clock) -> None:
+    asked = fleet.ask("a", task=True)
+    await asked.admitted.wait()
+    follow = asyncio.ensure_future(fleet.gateways[1].follow(TENANT, asked.id, 5.0))
+    await asyncio.sleep(0.1)
+    follow.cancel()
+    await asyncio.gather(follow, return_exceptions=True)
+    assert fleet.gateways[1].pending == 0
+    assert await fleet.answered(asked) == ["ok"]
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_task_that_is_cancelled_before_it_runs_never_does_and_is_unknown_everywhere(at: int) -> None:
+    @scene(max_batch=1)
+    async def cancels(fleet: Fleet, clock: Clock) -> None:
+        await busy(fleet)
+        asked = fleet.ask("a", task=True)
+        await asked.admitted.wait()
+        fleet.gateway.detach(TENANT, asked.id)
+        follow = asyncio.ensure_future(fleet.gateways[1 - at].follow(TENANT, asked.id, 5.0))
+        await asyncio.sleep(0.1)
+        await fleet.gateways[at].cancel(TENANT, asked.id)
+        assert await follow is None
+        for gateway in fleet.gateways:
+            assert await gateway.recall(TENANT, asked.id) is None
+        await asyncio.sleep(5.0)
+        assert fleet.runs("a") == 0
+        assert asked.replies == []
+        for gateway in fleet.gateways:
+            assert await gateway.recall(TENANT, asked.id) is None
+        [came] = [outcome for text, outcome in fleet.journals[0].outcomes if text == "a"]
+        assert came == (errors.DEADLINE_EXCEEDED if at else errors.CANCELLED)
+
+    cancels()
+
+
+@scene()
+async def test_a_kept_outcome_is_forgotten_at_another_gateway(fleet: Fleet, clock: Clock) -> None:
+    asked = fleet.ask("a", task=True)
+    assert await fleet.answered(asked) == ["ok"]
+    await fleet.gateways[1].cancel("another", asked.id)
+    assert output(await fleet.gateways[0].recall(TENANT, asked.id)) == "A"
+    await fleet.gateways[1].cancel(TENANT, asked.id)
+    assert await fleet.gateways[0].recall(TENANT, asked.id) is None
+
+
+@scene()
+async def test_while_the_broker_is_away_nothing_is_said_of_tasks(fleet: Fleet, clock: Clock) -> None:
+    asked = fleet.ask("a", task=True)
+    await asked.admitted.wait()
+    await fleet.server.become("refuse")
+    for gateway in fleet.gateways:
+        with pytest.raises(BrokerUnavailable):
+            await gateway.recall(TENANT, asked.id)
+    with pytest.raises(BrokerUnavailable):
+        await fleet.gateways[1].cancel(TENANT, asked.id)
+    await fleet.server.become("fine")
+    assert await fleet.answered(asked) == ["ok"]
+
+
+@scene()
+async def test_one_key_is_one_run_wherever_it_is_sent(fleet: Fleet, clock: Clock) -> None:
+    first = fleet.ask("a", key="k")
+    await asyncio.sleep(0.5)
+    second = fleet.ask("a", key="k", gateway=1)
+    other = fleet.ask("b", key="k", gateway=1)
+    assert await fleet.answered(first, second, other) == ["ok", "ok", errors.IDEMPOTENCY_MISUSE]
+    third = fleet.ask("a", key="k", gateway=1)
+    foreign = fleet.ask("b", key="k", gateway=1, caller=Caller("u", "another", 1))
+    assert await fleet.answered(third, foreign) == ["ok", "ok"]
+    assert [(one.reply.shared, one.reply.kept) for one in (first, second, third, foreign)] == [
+        (None, False),
+        (ShareKind.KEY, False),
+        (ShareKind.KEY, True),
+        (None, False),
+    ]
+    assert (fleet.runs("a"), fleet.runs("b")) == (1, 1)
+    assert fleet.tally.shared == {("m", "key", "joined"): 1, ("m", "key", "kept"): 1}
+    assert fleet.journals[1].outcomes == [("b", errors.IDEMPOTENCY_MISUSE), ("a", "ok"), ("a", "ok"), ("b", "ok")]
+
+
+@scene()
+async def test_what_was_asked_of_a_gateway_that_died_is_answered_under_its_key_and_its_id(
+    fleet: Fleet, clock: Clock
+) -> None:
+    lost = fleet.ask("a", key="k", task=True)
+    await lost.admitted.wait()
+    await fleet.kill(0)
+    again = fleet.ask("a", key="k", gateway=1)
+    assert await fleet.answered(again) == ["ok"]
+    assert output(await fleet.gateways[1].recall(TENANT, lost.id)) == "A"
+    assert await fleet.answered(fleet.ask("a", key="k", gateway=1)) == ["ok"]
+    assert fleet.runs("a") == 1
+    assert lost.replies == []
+
+
+@scene(max_batch=1, cache=True, collapse=True)
+async def test_a_broker_that_lost_its_data_gets_leaders_and_followers_back_from_all_gateways(
+    fleet: Fleet, clock: Clock
+) -> None:
+    await busy(fleet)
+    first = fleet.ask("a", timeout=30.0, task=True)
+    joined = [fleet.ask("a", timeout=30.0, gateway=number % 2, key=f"{number}") for number in range(6)]
+    await asyncio.sleep(0.1)
+    follow = asyncio.ensure_future(fleet.gateways[1].follow(TENANT, first.id, 20.0))
+    await asyncio.sleep(0.1)
+    assert fleet.runs("a") == 0
+    fleet.server.lose_everything()
+    fleet.server.cut()
+    assert set(await fleet.answered(first, *joined)) == {"ok"}
+    assert fleet.runs("a") == 1
+    found = await follow
+    assert found is None or found.output == "A"
+    assert output(await fleet.gateways[1].recall(TENANT, first.id)) == "A"
+    outcomes = fleet.journals[0].outcomes + fleet.journals[1].outcomes
+    assert outcomes.count(("a", "ok")) == 7
+
+
+@scene(max_batch=1)
+async def test_what_was_charged_is_offered_again_without_charge(fleet: Fleet, clock: Clock) -> None:
+    """A burst that was let in over minutes is not refused when the broker has lost what it had."""
+    caller = Caller("user", TENANT, 1, (Limit("key:k", "key", 60.0, 2.0),))
+    asked = []
+    for number in range(4):
+        asked += [fleet.ask(f"{number} {place}", caller=caller, timeout=60.0) for place in range(2)]
+        await asyncio.sleep(2.0)
+    late = [fleet.ask(f"late {place}", caller=caller, timeout=60.0) for place in range(2)]
+    await asyncio.sleep(0.1)
+    fleet.server.lose_everything()
+    fleet.server.cut()
+    assert set(await fleet.answered(*asked, *late)) == {"ok"}
+
+
+@scene(cache=True, collapse=True)
+async def test_a_thousand_at_once_are_one_run_and_a_thousand_more_are_none(fleet: Fleet, clock: Clock) -> None:
+    at_once = [fleet.ask("a", gateway=number % 2) for number in range(1000)]
+    assert set(await fleet.answered(*at_once)) == {"ok"}
+    later = [fleet.ask("a", gateway=number % 2) for number in range(1000)]
+    assert set(await fleet.answered(*later)) == {"ok"}
+    assert clock() - later[0].at < 0.1
+    assert fleet.runs("a") == 1
+    assert fleet.tally.shared == {("m", "same", "joined"): 999, ("m", "same", "kept"): 1000}
+    assert [len(journal.notes) for journal in fleet.journals] == [1000, 1000]
+
+
+@scene(max_batch=1)
+async def test_the_journal_is_told_once_of_every_request_whatever_becomes_of_it(fleet: Fleet, clock: Clock) -> None:
+    await busy(fleet)
+    gateway = fleet.gateway
+    limited = Caller("user", TENANT, 1, (Limit("key:k", "key", 60.0, 1.0),))
+    answered = fleet.ask("answered")
+    fleet.ask("drained")
+    gone = fleet.ask("gone")
+    expired = fleet.ask("expired", timeout=0.5)
+    task = fleet.ask("task", task=True, timeout=0.7)
+    fleet.ask("charged", caller=limited)
+    await asyncio.sleep(0.1)
+    over = fleet.ask("over", caller=limited)
+    gateway.submit(unknown := FutureWaiter(), ANYBODY, "unknown", "no such model", "unknown", b"", 1, 4.0)
+    gateway.abandon(TENANT, gone.id)
+    gateway.detach(TENANT, task.id)
+    await fleet.answered(answered, expired, over)
+    assert (await unknown.reply).failure is not None
+    gateway.refuse_all(Failure(errors.DRAINING, "shutting down"))
+    await gateway.emptied()
+    await asyncio.sleep(10.0)
+    assert sorted(fleet.journals[0].outcomes) == sorted(
+        [
+            ("busy", "ok"),
+            ("answered", "ok"),
+            ("drained", errors.DRAINING),
+            ("gone", errors.CANCELLED),
+            ("expired", errors.DEADLINE_EXCEEDED),
+            ("task", errors.DEADLINE_EXCEEDED),
+            ("charged", errors.DRAINING),
+            ("over", errors.RATE_LIMITED),
+            ("unknown", errors.NOT_FOUND),
+        ]
+    )
+
+
+@scene(fallback=FakeBackend(0.1), gateways=1)
+async def test_in_direct_mode_tasks_are_kept_and_told_and_noted_once(fleet: Fleet, clock: Clock) -> None:
+    gateway = fleet.gateway
+    moved = fleet.ask("moved", task=True, timeout=30.0)
+    await moved.admitted.wait()
+    await fleet.server.become("refuse")
+    fleet.server.cut()
+    await asyncio.sleep(1.5)
+    direct = fleet.ask("direct", task=True, timeout=30.0)
+    await direct.admitted.wait()
+    assert isinstance(await gateway.recall(TENANT, direct.id), Stage)
+    assert output(await gateway.follow(TENANT, direct.id, 5.0)) == "DIRECT"
+    assert await fleet.answered(moved, direct) == ["ok", "ok"]
+    for asked in (moved, direct):
+        assert output(await gateway.recall(TENANT, asked.id)) == asked.text.upper()
+    await fleet.server.become("fine")
+    await asyncio.sleep(5.0)
+    assert output(await gateway.recall(TENANT, direct.id)) == "DIRECT"
+    assert sorted(fleet.journals[0].outcomes) == [("direct", "ok"), ("moved", "ok")]
+    await gateway.cancel(TENANT, direct.id)
+    assert await gateway.recall(TENANT, direct.id) is None
+
+
+@scene(fallback=FakeBackend(2.0), gateways=1)
+async def test_a_task_that_runs_direct_is_followed_there_when_the_broker_is_back(fleet: Fleet, clock: Clock) -> None:
+    await fleet.server.become("refuse")
+    fleet.ask("notices")
+    await asyncio.sleep(1.5)
+    asked = fleet.ask("a", task=True, timeout=30.0)
+    await asked.admitted.wait()
+    await fleet.server.become("fine")
+    await asyncio.sleep(0.6)
+    assert fleet.gateway.broker is not fleet.direct.broker  # type: ignore[union-attr]
+    assert output(await fleet.gateway.follow(TENANT, asked.id, 10.0)) == "A"

@@ -62,7 +62,7 @@ REPLIES = (
     _fields(k=b"late", d=_LATES),
     _fields(k=b"dead", d=_LATES),
     _fields(k=b"spent", d=_LATES),
-    _fields(k=b"refused", d=wire.encode([("t\0id", "1.5", 3)])),
+    _fields(k=b"refused", d=wire.encode([("t\0id", "1.5", 3, "0.5")])),
 )
 
 _STAMP = struct.pack("<d", 1000.0)

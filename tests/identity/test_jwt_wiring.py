@@ -1,0 +1,65 @@
+"""Who is asked, with issuers named and not."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+from headway import wiring
+from headway.config import Settings
+from headway.errors import SettingError
+from headway.identity.either import Either
+from headway.identity.jwt.tokens import Tokens
+from headway.tally import Tally
+from tests.identity.issuing import ISSUER, jwk, jwks
+
+
+@pytest.fixture
+def issuers(tmp_path: Path) -> str:
+    (tmp_path / "jwks.json").write_bytes(jwks(jwk("ES256")))
+    path = tmp_path / "issuers.toml"
+    path.write_text(
+        f'[[issuers]]\nissuer = "{ISSUER}"\naudience = "headway"\njwks = "jwks.json"\nalgorithm = "ES256"\n'
+    )
+    return str(path)
+
+
+def test_tokens_alone(issuers: str) -> None:
+    async def main() -> None:
+        identity, resources = wiring.make_identity(Settings(jwt=issuers), Tally())
+        assert isinstance(identity, Tokens)
+        assert list(resources) == [identity]
+        for resource in resources:
+            await resource.open()
+        for resource in resources:
+            await resource.close()
+
+    asyncio.run(main())
+
+
+def test_tokens_beside_keys(issuers: str, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text("keys = []\n")
+
+    async def main() -> None:
+        identity, resources = wiring.make_identity(Settings(jwt=issuers, keys=str(keys)), Tally())
+        assert isinstance(identity, Either)
+        assert any(isinstance(resource, Tokens) for resource in resources)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("package", ["jwt", "cryptography"])
+def test_without_what_checks_tokens_naming_issuers_is_a_bad_setting(
+    package: str, issuers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == package or ".identity.jwt." in name]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(
+        SettingError, match=r"PyJWT\[crypto\], which is not here. Install it: pip install 'headway\[jwt\]'"
+    ):
+        wiring.make_identity(Settings(jwt=issuers), Tally())

@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from headway.gateway import new_id
 from headway.model import Caller, Entry, Item, Role
 from tests import virtual_time
+from tests.identity.writing import key_of
 from tests.services.fake_backend import FakeBackend
 from tests.services.stand import Stand
 
@@ -303,6 +304,30 @@ def test_the_service_token_is_asked_for(path: str) -> None:
             assert (await port.ask("GET", free, host="10.0.0.7")).status == 200
 
     played(scene, admin_token="s3cret")
+
+
+def test_while_the_token_changes_there_are_two() -> None:
+    async def scene(stage: Stand, port: Port) -> None:
+        for right in ("Bearer new", "Bearer old"):
+            assert (await port.ask("GET", "/internal/health", token=right)).status == 200
+        for wrong in ("Bearer new,old", "Bearer ", "Bearer ,", "Bearer newold"):
+            assert (await port.ask("GET", "/internal/health", token=wrong)).status == 401
+
+    played(scene, admin_token="new,old")
+
+
+@pytest.mark.parametrize("settings", [{}, {"admin_token": "s3cret"}])
+@pytest.mark.parametrize("path", ["/internal/health", "/internal/dlq/x", "/metrics", "/nowhere"])
+def test_a_clients_key_is_good_nowhere_here(path: str, settings: dict[str, str]) -> None:
+    async def scene(stage: Stand, port: Port) -> None:
+        for text in (key_of("a"), key_of("a")[:-1], "hw_live_"):
+            refused = await port.ask("GET", path, token=f"Bearer {text}")
+            assert (refused.status, refused.json["error"]) == (403, "FORBIDDEN")
+            assert "client's key" in refused.json["message"]
+            assert b"canary" not in refused.body
+        assert (await port.ask("GET", "/livez", token=f"Bearer {key_of('a')}")).status == 200
+
+    played(scene, **settings)
 
 
 def test_without_a_token_only_loopback_names_are_answered() -> None:

@@ -1,0 +1,107 @@
+"""Keys that come and go while several processes serve, as clients and operators see it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from time import monotonic
+
+import pytest
+
+from tests.cli.command import run
+from tests.e2e.client import PATIENCE, wait_until
+from tests.e2e.server import Server, launched, serving
+
+KNOWN_WITHIN = 5.0
+"""Seconds after which every gateway must know that a key was revoked."""
+WHO = ("--user", "alice", "--tenant", "acme", "--tier", "paid")
+
+
+def keys(folder: Path, *arguments: str) -> str:
+    """What `headway keys …` prints."""
+    done = run(["keys", *arguments], folder)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def accepted(server: Server, key: str) -> bool:
+    """Whether a key is good there; where it is not, the answer says so and no more."""
+    asked = server.ask("hello", f"Authorization: Bearer {key}")
+    answer = asked.answer()
+    if answer.status == 200:
+        return True
+    assert (answer.status, asked.outcome) == (401, "UNAUTHENTICATED")
+    assert key[-28:] not in answer.body.decode()
+    return False
+
+
+@pytest.mark.parametrize("place", ["file", "sqlite"])
+def test_every_gateway_hears_of_new_rotated_and_revoked_keys(tmp_path: Path, place: str) -> None:
+    where = ("--keys", "keys.toml") if place == "file" else ("--ledger", f"sqlite:///{tmp_path}/headway.db")
+    first = keys(tmp_path, "create", *WHO, *where)
+    flags = where if place == "file" else ("--keys", "ledger", *where)
+    with contextlib.ExitStack() as stack:
+        gateways = [stack.enter_context(serving(tmp_path, *flags)) for _ in range(2)]
+        assert all(accepted(gateway, first) for gateway in gateways)
+
+        second = keys(tmp_path, "rotate", first.split("_")[2], "--grace", "1h", *where)
+        wait_until(lambda: all(accepted(gateway, second) for gateway in gateways))
+        assert all(accepted(gateway, first) for gateway in gateways), "both live during the grace"
+
+        keys(tmp_path, "revoke", first.split("_")[2], *where)
+        since = monotonic()
+        wait_until(lambda: not any(accepted(gateway, first) for gateway in gateways))
+        assert monotonic() - since < KNOWN_WITHIN
+        assert all(accepted(gateway, second) for gateway in gateways)
+        assert all(gateway.metrics().value("keys_age_seconds") < KNOWN_WITHIN for gateway in gateways)
+
+        listed = json.loads(keys(tmp_path, "list", "--json", *where))["keys"]
+        assert [row["state"] for row in listed] == ["ended", "live"]
+        told = [text for gateway in gateways for text in (gateway.log_text(), gateway.banner())]
+        told.append((tmp_path / "keys.toml").read_text() if place == "file" else "")
+        for key in (first, second):
+            assert not any(key[-28:-6] in text for text in told)
+
+
+def test_while_the_file_is_broken_the_last_known_keys_go_on(tmp_path: Path) -> None:
+    key = keys(tmp_path, "create", *WHO, "--keys", "keys.toml")
+    file = tmp_path / "keys.toml"
+    good = file.read_text()
+    with serving(tmp_path, "--keys", "keys.toml") as server:
+        server.expected = {"the store of keys is out of reach"}
+        file.write_text(good.replace("[[keys]]", "[[keys]"))
+        wait_until(lambda: server.log("the store of keys is out of reach"))
+        assert accepted(server, key)
+        file.write_text("")
+        wait_until(lambda: not accepted(server, key))
+        file.write_text(good)
+        wait_until(lambda: accepted(server, key))
+
+
+@pytest.mark.parametrize(("text", "says"), [(None, "cannot be read"), ("[[keys]", "is not valid TOML")])
+def test_a_file_that_will_not_do_ends_the_start(tmp_path: Path, text: str | None, says: str) -> None:
+    if text is not None:
+        (tmp_path / "keys.toml").write_text(text)
+    with launched(tmp_path, "--keys", "keys.toml") as server:
+        assert server.process.wait(PATIENCE) == 3
+        assert "--keys = 'keys.toml'" in server.log_text()
+        assert says in server.log_text()
+
+
+def test_each_port_has_its_own_credentials(tmp_path: Path) -> None:
+    key = keys(tmp_path, "create", *WHO, "--keys", "keys.toml")
+    token, other = keys(tmp_path, "create", "--service"), keys(tmp_path, "create", "--service")
+    environ = {"HEADWAY_ADMIN_TOKEN": f"{other},{token}"}
+    with serving(tmp_path, "--keys", "keys.toml", lawful=False, environ=environ) as server:
+        admin = {"HEADWAY_ADMIN": f"http://127.0.0.1:{server.admin_port}"}
+        for good in (token, other, f"{other},{token}"):
+            assert run(["status"], tmp_path, **admin, HEADWAY_ADMIN_TOKEN=good).returncode == 0
+        refused = run(["status"], tmp_path, **admin, HEADWAY_ADMIN_TOKEN=key)
+        assert refused.returncode == 1
+        assert "client's key" in refused.stderr
+        assert "(403)" in refused.stderr
+        answer = server.ask("hello", f"Authorization: Bearer {token}").answer()
+        assert answer.status == 401
+        assert "service token" in answer.json["message"]
+        assert accepted(server, key)

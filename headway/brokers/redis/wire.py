@@ -125,7 +125,7 @@ _run = msgspec.msgpack.Decoder(WireRun)
 _failure = msgspec.msgpack.Decoder(WireFailure)
 _lates = msgspec.msgpack.Decoder(list[tuple[str, str, int, bool]])
 _passed = msgspec.msgpack.Decoder(list[tuple[str, str, bool]])
-_refusals = msgspec.msgpack.Decoder(list[tuple[str, str, int]])
+_refusals = msgspec.msgpack.Decoder(list[tuple[str, str, int, str]])
 _places = msgspec.msgpack.Decoder(list[int])
 _worker = msgspec.msgpack.Decoder(WorkerInfo)
 _member = msgspec.msgpack.Decoder(Member)
@@ -348,8 +348,8 @@ def _outcomes(fields: Mapping[bytes, bytes]) -> list[Reply]:
 def _failed(fields: Mapping[bytes, bytes], left_at: float, ended_at: float, size: int) -> list[Reply]:
     if fields[b"k"] == b"refused":
         return [
-            Reply(id, tenant, failure=refusal(why, float(wait)))
-            for key, wait, why in _refusals.decode(fields[b"d"])
+            Reply(id, tenant, failure=refusal(why, float(wait)), queued=float(waited))
+            for key, wait, why, waited in _refusals.decode(fields[b"d"])
             for tenant, _, id in [key.rpartition("\0")]
         ]
     kind, slots = fields[b"k"], int(float(fields[b"s"]))

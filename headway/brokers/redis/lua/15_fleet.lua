@@ -189,8 +189,8 @@ redis.register_function{function_name = VERSION .. '_reap', flags = {'allow-oom'
         {tonumber(args[HEAD + 2]), tonumber(args[HEAD + 3])})
     end
   end
-  expire(s)
   expire_followers(s)
+  expire(s)
   forget_paid(s)
   recount(s)
   if q.swept_at + SWEEP_SECONDS <= now then

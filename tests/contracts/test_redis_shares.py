@@ -1,0 +1,223 @@
+"""The broker over Redis counts and shares as the one in the process does: the same random trace, run through both, comes
+out the same.
+
+What is compared after each step: who is admitted and what others are told, what is owed, which entries ride, where each
+stands, what is kept of tasks, and in the end what every gateway has heard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from typing import Any
+
+import pytest
+
+from headway.brokers.letters import DeadLetterBox
+from headway.brokers.memory import LEASE_SECONDS, MemoryBroker
+from headway.brokers.redis.broker import RedisBroker
+from headway.brokers.redis.link import Link
+from headway.core.queue import QueueLimits
+from headway.model import (
+    BatchFailure,
+    Cause,
+    Entry,
+    Failure,
+    Item,
+    Lease,
+    Limit,
+    Reply,
+    Share,
+    ShareKind,
+    Stage,
+    WorkerInfo,
+    WorkerStatus,
+)
+from headway.ports import Broker
+from headway.tally import Tally
+from tests.contracts.brokers import AT_ONCE, ask, ids, slot
+from tests.servers.redis import SharedServers
+from tests.virtual_time import ServedLoop
+
+LIMITS = QueueLimits(tiers=3, max_batch=4, reserved_share=0.2, max_queue=12, shed_at=(5, 8))
+STEPS = 150
+SEEDS = range(10)
+GATEWAYS = ("g1", "g2")
+RATES = (
+    Limit("key:a", "key", 60.0, 3.0),
+    Limit("user:a", "user", 30.0, 8.0),
+    Limit("tier:1", "tier", 120.0, 6.0),
+)
+KEEP = (0.0, 40.0, 90.0)
+"""Seconds of the trace. What the server keeps ends in real time, too, but no trace takes as long."""
+
+
+class Pair:
+    """One broker over the server, which two processes see, and one here, driven alike."""
+
+    def __init__(self, seed: int, links: list[Link], now: Any) -> None:
+        self.dice = random.Random(seed)
+        self.there = [RedisBroker(link, {"m": LIMITS}, Tally(), lambda: 0.5, lease_seconds=LEASE_SECONDS) for link in links]
+        self.here = MemoryBroker({"m": LIMITS}, DeadLetterBox(), Tally(), now, lambda: 0.5)
+        self.asked: list[Entry] = []
+        self.running: list[tuple[RedisBroker, Lease, Lease]] = []
+
+    def either(self) -> RedisBroker:
+        return self.dice.choice(self.there)
+
+    def shares(self, id: str) -> tuple[Share, ...]:
+        dice = self.dice
+        if self.asked and dice.random() < 0.1:
+            return (Share(ShareKind.TASK, dice.choice(self.asked).id),)
+        found = []
+        if dice.random() < 0.4:
+            found.append(Share(ShareKind.TASK, id, b"", dice.choice(KEEP)))
+        if dice.random() < 0.5:
+            digest = b"x" if dice.random() < 0.1 else b""
+            found.append(Share(ShareKind.KEY, dice.choice("kl"), digest, dice.choice(KEEP)))
+        if dice.random() < 0.5:
+            found.append(Share(ShareKind.SAME, dice.choice("st"), b"", dice.choice(KEEP), dice.random() < 0.8))
+        return tuple(found)
+
+    def entry(self) -> Entry:
+        dice = self.dice
+        old = dice.choice(self.asked) if self.asked and dice.random() < 0.1 else None
+        new = ask(
+            tier=dice.randrange(3),
+            tenant=dice.choice("aab"),
+            gateway=dice.choice(GATEWAYS) if old is None else dice.choice((old.gateway, *GATEWAYS)),
+            queue_timeout=dice.choice((2.0, 60.0)),
+            timeout=dice.choice((5.0, 120.0)),
+            id=None if old is None else old.id,
+            limits=tuple(limit for limit in RATES if dice.random() < 0.2),
+        )
+        found = Entry(**{**_fields(new), "shares": self.shares(new.id)})
+        self.asked.append(found)
+        return found
+
+    async def enqueue(self) -> None:
+        entries = [self.entry() for _ in range(self.dice.choice((1, 1, 2, 5)))]
+        broker = self.either()
+        there, here = await broker.enqueue(entries), await self.here.enqueue(entries)
+        assert [_told(verdict) for verdict in there] == [_told(verdict) for verdict in here]
+        for limit in {limit for entry in entries for limit in entry.limits}:
+            assert broker.owed(limit) == pytest.approx(self.here.owed(limit), abs=1e-6)
+
+    async def claim(self) -> None:
+        size = self.dice.choice((1, 2, 4))
+        worker = self.either()
+        there = await worker.claim(slot("gpu-0", "m", size), AT_ONCE)
+        here = await self.here.claim(slot("gpu-0", "m", size), AT_ONCE)
+        assert isinstance(there, Lease) == isinstance(here, Lease)
+        if isinstance(there, Lease) and isinstance(here, Lease):
+            assert ids(there.entries) == ids(here.entries)
+            assert [entry.shares for entry in there.entries] == [entry.shares for entry in here.entries]
+            self.running.append((worker, there, here))
+
+    async def end(self) -> None:
+        if not self.running:
+            return
+        dice = self.dice
+        worker, there, here = self.running.pop(dice.randrange(len(self.running)))
+        how = dice.choice(("complete", "complete", "complete", "fail", "hand back"))
+        if how == "complete":
+            items = [
+                dice.choice((Item(f"out of {entry.input}"),) * 3 + (Item(None, "no"), Item(None, "no", True)))
+                for entry in here.entries
+            ]
+            assert await worker.complete(there, items) == await self.here.complete(here, items)
+        elif how == "fail":
+            failure = BatchFailure(dice.choice(tuple(Cause)), "it broke", "gpu-0")
+            assert await worker.release(there, failure) == await self.here.release(here, failure)
+        else:
+            assert await worker.release(there) == await self.here.release(here)
+
+    async def cancel(self) -> None:
+        if self.asked:
+            chosen = self.dice.choices(self.asked, k=self.dice.choice((1, 1, 3)))
+            keys = [(entry.tenant, entry.id) for entry in chosen]
+            await self.either().cancel(keys)
+            await self.here.cancel(keys)
+
+    async def reap(self) -> None:
+        await self.there[0].reap()
+        await self.here.reap()
+
+    async def compare(self) -> None:
+        there, here = await self.there[0].depths(), await self.here.depths()
+        assert [(one.tier, one.depth) for one in there] == [(one.tier, one.depth) for one in here]
+        broker = self.either()
+        for entry in self.dice.sample(self.asked, min(3, len(self.asked))):
+            assert await broker.stage(entry.tenant, entry.id) == await self.here.stage(entry.tenant, entry.id)
+            recalled = await broker.recall(entry.tenant, entry.id), await self.here.recall(entry.tenant, entry.id)
+            assert _seen(recalled[0]) == _seen(recalled[1])
+
+
+def _fields(entry: Entry) -> dict[str, Any]:
+    return {name: getattr(entry, name) for name in entry.__struct_fields__}
+
+
+def _told(verdict: Failure | None) -> object:
+    if verdict is None:
+        return None
+    wait = None if verdict.retry_after is None else pytest.approx(verdict.retry_after, abs=1e-6)
+    return (verdict.code, verdict.reason, verdict.message, wait)
+
+
+def _seen(found: Reply | Stage | None) -> object:
+    if not isinstance(found, Reply):
+        return found
+    failure = None if found.failure is None else (found.failure.code, found.failure.reason, found.failure.message)
+    size = None if found.ran is None else (found.ran.worker, found.ran.size)
+    return (found.id, found.tenant, found.output, failure, size, round(found.queued, 3), found.attempts, found.shared, found.kept)
+
+
+async def heard(broker: Broker, gateway: str, loop: ServedLoop) -> list[Reply]:
+    reading = asyncio.ensure_future(broker.replies(gateway, 0))
+    await loop.settle()
+    if not reading.done():
+        reading.cancel()
+        return []
+    replies, _ = await reading
+    return sorted(replies, key=lambda reply: (reply.id, reply.tenant))
+
+
+async def trace(pair: Pair, loop: ServedLoop) -> None:
+    dice = pair.dice
+    worker = WorkerInfo(worker_id="gpu-0", model="m", status=WorkerStatus.HEALTHY)
+    steps = (pair.enqueue, pair.enqueue, pair.enqueue, pair.claim, pair.end, pair.cancel, pair.reap)
+    for _ in range(STEPS):
+        await pair.there[0].beat(worker)
+        await pair.here.beat(worker)
+        await dice.choice(steps)()
+        await pair.compare()
+        await asyncio.sleep(dice.choice((0.0, 0.0, 0.01, 0.5, 3.0)))
+    for gateway in GATEWAYS:
+        there = [_seen(reply) for reply in await heard(pair.either(), gateway, loop)]
+        here = [_seen(reply) for reply in await heard(pair.here, gateway, loop)]
+        assert there == here
+
+
+@pytest.mark.parametrize("kind", ["valkey", "redis"])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_random_trace_is_counted_and_shared_the_same(seed: int, kind: str, servers: SharedServers) -> None:
+    server = servers.of(kind)
+    with asyncio.Runner(loop_factory=lambda: ServedLoop(server.url)) as runner:
+        loop = runner.get_loop()
+        assert isinstance(loop, ServedLoop)
+        links = [Link(server.url, timeout=math.inf, clock=loop.time) for _ in range(2)]
+
+        async def main() -> None:
+            for link in links:
+                await link.open()
+            pair = Pair(seed, links, loop.time)
+            try:
+                await trace(pair, loop)
+            finally:
+                for broker in pair.there:
+                    await broker.close()
+                for link in links:
+                    await link.close()
+
+        runner.run(main())

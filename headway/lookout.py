@@ -63,7 +63,7 @@ class Lookout:
         finally:
             if self._clock() - self._heard_at > STALE_AFTER and self._gateway.limiter.throttle.rate != math.inf:
                 log.info("nothing is heard of the fleet's capacity any more; the lowest tier is not throttled")
-                self._gateway.limiter.throttle.set_rate(math.inf, self._clock())
+                self._set(math.inf)
 
     def _follow(self, capacities: Sequence[Capacity], members: Sequence[Member]) -> None:
         gateway, now = self._gateway, self._clock()
@@ -80,7 +80,15 @@ class Lookout:
         alike = [one for one in others if one.model == capacity.model]
         flows = [Flow(one.higher_per_second, one.lowest_per_second) for one in alike]
         rate = room(capacity, gateway.settings.reserved_share, [own, *flows]) * share(own, flows)
-        gateway.limiter.throttle.set_rate(rate, now)
+        self._set(rate)
+
+    def _set(self, rate: float) -> None:
+        gateway = self._gateway
+        gateway.limiter.throttle.set_rate(rate, self._clock())
+        if rate < math.inf:
+            gateway.tally.throttle[gateway.settings.model] = rate
+        else:
+            gateway.tally.throttle.pop(gateway.settings.model, None)
 
     def _others(self, members: Sequence[Member]) -> list[Member]:
         """The other gateways that are there. Instants are the broker's, so the newest one is the measure."""

@@ -117,6 +117,10 @@ def families(state: State) -> Iterator[Metric]:
         "capacity_items_per_second", "What the healthy workers of a model do at most together, as measured.",
         ("model",), {(c.model,): c.items_per_second for c in state.capacities},
     )  # fmt: skip
+    yield _gauge(
+        "throttle_per_second", "Requests of the lowest tier that this gateway lets in a second; none: all of them.",
+        ("model",), _keyed(tally.throttle),
+    )  # fmt: skip
     yield _gauge("broker_up", "Whether the broker answered this scrape.", (), {(): int(state.broker_up)})
     yield _counter(
         "worker_restarts", "How often a worker's process was replaced.", ("worker",), _keyed(tally.worker_restarts)

@@ -76,6 +76,8 @@ class Tally:
         """Records that the ledger never got."""
         self.keys_age: float | None = None
         """Seconds since the store of API keys last answered, as of the last time it was asked; None without keys."""
+        self.throttle: dict[str, float] = {}
+        """model: requests of the lowest tier a second that this gateway lets in; none while it lets in all."""
         self.direct: defaultdict[str, int] = defaultdict(int)
         """model: answered by the gateway's own fallback."""
         self.retries: defaultdict[str, int] = defaultdict(int)

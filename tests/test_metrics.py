@@ -29,6 +29,7 @@ NAMES = {
     "headway_gpu_utilization": ("gauge", {"model", "worker"}),
     "headway_workers": ("gauge", {"model", "status"}),
     "headway_capacity_items_per_second": ("gauge", {"model"}),
+    "headway_throttle_per_second": ("gauge", {"model"}),
     "headway_broker_up": ("gauge", set()),
     "headway_worker_restarts": ("counter", {"worker"}),
     "headway_refusals": ("counter", {"reason", "tier"}),
@@ -52,6 +53,7 @@ def full_state() -> State:
     tally.gpu_seconds["m", "gpu-0"].observe(0.1)
     tally.refusals["overloaded", "free"] = 5
     tally.direct["m"] = 3
+    tally.throttle["m"] = 140.0
     tally.retries["crashed"] = 2
     tally.wasted_seconds["departed"] = 0.25
     tally.overhead_seconds.observe(0.0007)

@@ -1,0 +1,213 @@
+"""Whatever happens in whatever order: who has an answer in common with others gets one, the right one, and once.
+
+A naive model of what was let in, with a bucket for a limit that everybody counts towards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
+
+from headway import errors
+from headway.model import Cause, Entry, Item, Lease, Limit, Reply, ShareKind, Stage
+from tests.contracts.brokers import AT_ONCE, HARNESSES, Harness, ask, failed, output, slot
+from tests.contracts.shares import key, poll, same, task
+from tests.servers.redis import SharedServers
+
+T = TypeVar("T")
+Key = tuple[str, str]
+
+GATEWAYS = ("g1", "g2")
+LIMIT = Limit("key:k", "key", 600.0, 12.0)
+BOUNDARY = 0.01
+"""Requests by which the bucket may be off."""
+EXPLORE = settings(max_examples=50, stateful_step_count=40, deadline=None, derandomize=False)
+EXPLORE_SERVER = settings(EXPLORE, max_examples=15)
+
+ASKED = st.tuples(
+    st.sampled_from("tttu"),
+    st.sampled_from("aab"),
+    st.sampled_from(["s", "ks", "k", "tks", "tk", "t"]),
+    st.sampled_from(GATEWAYS),
+    st.sampled_from([1.0, 30.0, 200.0]),
+    st.booleans(),
+)
+"""Tenant, text, kinds of shares, gateway, time, whether it counts towards the limit."""
+
+
+class SharingLaws(RuleBasedStateMachine):
+    made: Callable[[], Harness]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.harness = self.made()
+        self.broker = self.harness.broker
+        self.let_in: dict[Key, Entry] = {}
+        self.texts: dict[Key, str] = {}
+        """What each waits for the answer to."""
+        self.gone: set[Key] = set()
+        self.outcomes: dict[Key, Reply] = {}
+        self.cursors = dict.fromkeys(GATEWAYS, 0)
+        self.leases: list[Lease] = []
+        self.numbers = itertools.count()
+        self.tokens, self.filled_at = LIMIT.burst, self.harness.now()
+
+    def do(self, act: Coroutine[Any, Any, T]) -> T:
+        return self.harness.run(act)
+
+    def fill(self) -> None:
+        now = self.harness.now()
+        self.tokens = min(LIMIT.burst, self.tokens + (now - self.filled_at) * LIMIT.rate / 60.0)
+        self.filled_at = now
+
+    @rule(several=st.lists(ASKED, min_size=1, max_size=5), peer=st.booleans())
+    def enqueue(self, several: list[tuple[str, str, str, str, float, bool]], peer: bool) -> None:
+        entries = []
+        for tenant, text, kinds, gateway, timeout, limited in several:
+            id = f"id-{next(self.numbers)}"
+            shares = {"t": task(id), "k": key("k", text.encode(), 5.0), "s": same(text, 5.0)}
+            entries.append(
+                ask(
+                    text, id=id, tenant=tenant, gateway=gateway, timeout=timeout, queue_timeout=timeout,
+                    limits=(LIMIT,) if limited else (), shares=tuple(shares[kind] for kind in kinds),
+                )
+            )  # fmt: skip
+        self.fill()
+        broker = self.harness.peer() if peer else self.broker
+        for entry, verdict in zip(entries, self.do(broker.enqueue(entries)), strict=True):
+            over = verdict is not None and verdict.code == errors.RATE_LIMITED
+            assert entry.limits or not over
+            if entry.limits:
+                assert self.tokens < 1.0 + BOUNDARY if over else self.tokens > 1.0 - BOUNDARY
+            if verdict is None:
+                self.tokens -= len(entry.limits)
+                self.admit(entry, entry.input)
+            else:
+                known = (errors.RATE_LIMITED, errors.IDEMPOTENCY_MISUSE, errors.SHED, errors.SERVICE_OVERLOADED)
+                assert verdict.code in known
+
+    def admit(self, entry: Entry, text: str) -> None:
+        self.let_in[entry.tenant, entry.id] = entry
+        self.texts[entry.tenant, entry.id] = text
+
+    @precondition(lambda self: self.let_in)
+    @rule(data=st.data(), gateway=st.sampled_from(GATEWAYS), timeout=st.sampled_from([1.0, 200.0]))
+    def wait_for(self, data: st.DataObject, gateway: str, timeout: float) -> None:
+        tenant, id = data.draw(st.sampled_from(sorted(self.let_in)[-6:]))
+        entry = poll(f"poll-{next(self.numbers)}", id, tenant=tenant, gateway=gateway, timeout=timeout)
+        [verdict] = self.do(self.broker.enqueue([entry]))
+        if verdict is None:
+            assert any(share.kind is ShareKind.TASK and share.key == id for share in self.let_in[tenant, id].shares)
+            self.admit(entry, self.texts[tenant, id])
+        else:
+            assert verdict.code == errors.NOT_FOUND
+
+    @precondition(lambda self: self.let_in)
+    @rule(data=st.data())
+    def enqueue_again(self, data: st.DataObject) -> None:
+        known = data.draw(st.sampled_from(sorted(self.let_in)))
+        if known not in self.gone and known not in self.outcomes:
+            assert self.do(self.harness.peer().enqueue([self.let_in[known]])) == [None]
+
+    @rule(limit=st.integers(1, 4), times=st.integers(1, 2))
+    def claim(self, limit: int, times: int) -> None:
+        for number in range(times):
+            claimed = self.do(self.broker.claim(slot(f"gpu-{number}", limit=limit), AT_ONCE))
+            if isinstance(claimed, Lease):
+                assert all(not rider.id.startswith("poll") for rider in claimed.entries)
+                self.leases.append(claimed)
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data(), wrong=st.booleans())
+    def complete(self, data: st.DataObject, wrong: bool) -> None:
+        lease = self.leases.pop(data.draw(st.integers(0, len(self.leases) - 1)))
+        items = [Item(None, "cannot") if wrong else Item(output(rider.input)) for rider in lease.entries]
+        self.do(self.broker.complete(lease, items))
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data(), cause=st.sampled_from([None, Cause.RAISED, Cause.REMOTE]))
+    def release(self, data: st.DataObject, cause: Cause | None) -> None:
+        lease = self.leases.pop(data.draw(st.integers(0, len(self.leases) - 1)))
+        self.do(self.broker.release(lease, None if cause is None else failed(cause)))
+
+    @precondition(lambda self: self.let_in)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        chosen = data.draw(st.sampled_from(sorted(self.let_in)[-10:]))
+        standing = self.do(self.broker.stage(*chosen))
+        self.do(self.harness.peer().cancel([chosen]))
+        if standing is not None:
+            self.gone.add(chosen)
+        assert self.do(self.broker.stage(*chosen)) is None
+        assert self.do(self.broker.recall(*chosen)) is None
+
+    @rule(seconds=st.sampled_from([0.05, 0.3, 1.1, 6.0]))
+    def advance(self, seconds: float) -> None:
+        self.do(self.harness.advance(seconds))
+
+    @rule()
+    def reap(self) -> None:
+        self.do(self.broker.reap())
+
+    @rule(gateway=st.sampled_from(GATEWAYS))
+    def read(self, gateway: str) -> None:
+        for reply in self.do(self._read(gateway)):
+            known = reply.tenant, reply.id
+            assert known not in self.gone
+            assert known not in self.outcomes
+            self.outcomes[known] = reply
+            assert self.let_in[known].gateway == gateway
+            assert (reply.output is None) != (reply.failure is None)
+            if reply.output is not None:
+                assert reply.output == output(self.texts[known])
+            assert not reply.kept or reply.shared is not None
+            assert reply.shared is None or reply.shared in {share.kind for share in self.let_in[known].shares}
+            assert self.do(self.broker.stage(*known)) is None
+
+    async def _read(self, gateway: str) -> list[Reply]:
+        reader = asyncio.ensure_future(self.broker.replies(gateway, self.cursors[gateway]))
+        await self.harness.settle()
+        if not reader.done():
+            reader.cancel()
+            return []
+        replies, self.cursors[gateway] = await reader
+        return list(replies)
+
+    def teardown(self) -> None:
+        try:
+            self.drain()
+        finally:
+            self.harness.close()
+
+    def drain(self) -> None:
+        """Run what is left: everybody has one outcome but for who left; then nothing waits or runs."""
+        for _ in range(60):
+            self.advance(0.6)
+            claimed = self.do(self.broker.claim(slot("last"), AT_ONCE))
+            if isinstance(claimed, Lease):
+                self.do(self.harness.answer(claimed))
+            elif all(self.do(self.broker.stage(*known)) is None for known in self.let_in):
+                break
+            else:
+                self.do(self.harness.advance(self.harness.lease_seconds))
+                self.reap()
+        for gateway in GATEWAYS:
+            self.read(gateway)
+        assert set(self.outcomes) == set(self.let_in) - self.gone
+        assert not any(one.depth for one in self.do(self.broker.depths()))
+        for tenant, id in self.let_in:
+            assert not isinstance(self.do(self.broker.recall(tenant, id)), Stage)
+
+
+@pytest.mark.parametrize("kind", HARNESSES)
+def test_answers_in_common_come_to_everybody_once_however_things_interleave(kind: str, servers: SharedServers) -> None:
+    made = staticmethod(lambda: HARNESSES[kind](servers))
+    explore = EXPLORE if kind == "memory" else EXPLORE_SERVER
+    run_state_machine_as_test(type("Laws", (SharingLaws,), {"made": made}), settings=explore)

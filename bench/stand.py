@@ -276,14 +276,20 @@ def emulated(batch_ms: float, max_batch: int, workers: int, *flags: str, name: s
 
 def write_key(path: Path, tier: str = "enterprise") -> str:
     """Write a keys file with one fresh key, whose rate limit is counted but too high to be met; returns the key."""
-    key = generate(LIVE, os.urandom(NOISE))
-    id, secret = parse(key.encode()) or ("", b"")
+    id, hashed, key = fresh_key()
     path.write_text(
-        f'[[keys]]\nid = "{id}"\nsha256 = "{digest(secret).hex()}"\n'
+        f'[[keys]]\nid = "{id}"\nsha256 = "{hashed}"\n'
         f'user = "bench"\ntenant = "bench"\ntier = "{tier}"\nrate = 1e9\nburst = 1e9\n',
         encoding="utf-8",
     )
     return key
+
+
+def fresh_key() -> tuple[str, str, str]:
+    """A new API key: its id, the hex digest of its secret, and itself."""
+    key = generate(LIVE, os.urandom(NOISE))
+    id, secret = parse(key.encode()) or ("", b"")
+    return id, digest(secret).hex(), key
 
 
 def free_port() -> int:

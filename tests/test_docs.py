@@ -49,6 +49,7 @@ def test_every_flag_in_the_documents_is_one(
 ) -> None:
     monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 160)
     commands = [[name] for name in COMMANDS] + [["dlq", name] for name in ("list", "show", "replay", "purge")]
+    commands += [["keys", name] for name in ("create", "list", "revoke", "rotate")]
     for command in commands:
         assert code_of([*command, "--help"]) == 0
     known = set(re.findall(r"--[a-z][a-z0-9-]*", capsys.readouterr().out))

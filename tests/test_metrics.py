@@ -33,6 +33,7 @@ NAMES = {
     "headway_broker_up": ("gauge", set()),
     "headway_worker_restarts": ("counter", {"worker"}),
     "headway_refusals": ("counter", {"reason", "tier"}),
+    "headway_keys_age_seconds": ("gauge", set()),
     "headway_direct": ("counter", {"model"}),
     "headway_retries": ("counter", {"cause"}),
     "headway_dlq_depth": ("gauge", set()),
@@ -52,6 +53,7 @@ def full_state() -> State:
     tally.batches["m", "full"] = 3
     tally.gpu_seconds["m", "gpu-0"].observe(0.1)
     tally.refusals["overloaded", "free"] = 5
+    tally.keys_age = 0.25
     tally.direct["m"] = 3
     tally.throttle["m"] = 140.0
     tally.retries["crashed"] = 2

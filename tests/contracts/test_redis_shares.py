@@ -58,7 +58,9 @@ class Pair:
 
     def __init__(self, seed: int, links: list[Link], now: Any) -> None:
         self.dice = random.Random(seed)
-        self.there = [RedisBroker(link, {"m": LIMITS}, Tally(), lambda: 0.5, lease_seconds=LEASE_SECONDS) for link in links]
+        self.there = [
+            RedisBroker(link, {"m": LIMITS}, Tally(), lambda: 0.5, lease_seconds=LEASE_SECONDS) for link in links
+        ]
         self.here = MemoryBroker({"m": LIMITS}, DeadLetterBox(), Tally(), now, lambda: 0.5)
         self.asked: list[Entry] = []
         self.running: list[tuple[RedisBroker, Lease, Lease]] = []
@@ -80,13 +82,13 @@ class Pair:
             found.append(Share(ShareKind.SAME, dice.choice("st"), b"", dice.choice(KEEP), dice.random() < 0.8))
         return tuple(found)
 
-    def entry(self) -> Entry:
+    def entry(self, gateway: str) -> Entry:
         dice = self.dice
         old = dice.choice(self.asked) if self.asked and dice.random() < 0.1 else None
         new = ask(
             tier=dice.randrange(3),
             tenant=dice.choice("aab"),
-            gateway=dice.choice(GATEWAYS) if old is None else dice.choice((old.gateway, *GATEWAYS)),
+            gateway=gateway,
             queue_timeout=dice.choice((2.0, 60.0)),
             timeout=dice.choice((5.0, 120.0)),
             id=None if old is None else old.id,
@@ -97,7 +99,8 @@ class Pair:
         return found
 
     async def enqueue(self) -> None:
-        entries = [self.entry() for _ in range(self.dice.choice((1, 1, 2, 5)))]
+        gateway = self.dice.choice(GATEWAYS)
+        entries = [self.entry(gateway) for _ in range(self.dice.choice((1, 1, 2, 5)))]
         broker = self.either()
         there, here = await broker.enqueue(entries), await self.here.enqueue(entries)
         assert [_told(verdict) for verdict in there] == [_told(verdict) for verdict in here]
@@ -170,7 +173,17 @@ def _seen(found: Reply | Stage | None) -> object:
         return found
     failure = None if found.failure is None else (found.failure.code, found.failure.reason, found.failure.message)
     size = None if found.ran is None else (found.ran.worker, found.ran.size)
-    return (found.id, found.tenant, found.output, failure, size, round(found.queued, 3), found.attempts, found.shared, found.kept)
+    return (
+        found.id,
+        found.tenant,
+        found.output,
+        failure,
+        size,
+        round(found.queued, 3),
+        found.attempts,
+        found.shared,
+        found.kept,
+    )
 
 
 async def heard(broker: Broker, gateway: str, loop: ServedLoop) -> list[Reply]:

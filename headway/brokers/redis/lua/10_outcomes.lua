@@ -25,11 +25,11 @@ local function send_failures(s, kind, entries, attempts, left_at, size, failure)
   for gateway, list in pairs(of) do
     send(s, gateway, unpack(failure_fields(s, kind, list, left_at, size, failure)))
   end
-  mark(s, entries)
   for _, told in ipairs(shared) do
     local fields = failure_fields(s, kind, {told}, left_at, size, failure)
     conclude(s, {fields = fields, worth = worth_of(kind, failure)}, {whose(told[1], '', false, false)}, kind == 'late')
   end
+  mark(s, entries)
 end
 
 -- Keep a dead letter; the oldest go when there are too many, or too many bytes of them.
@@ -82,6 +82,9 @@ local function expire(s)
     for _, entry in ipairs(late) do
       drop_from_lane(s, entry)
     end
+    table.sort(late, function(one, other)
+      return one.queue_due < other.queue_due or (one.queue_due == other.queue_due and one.seq < other.seq)
+    end)
     send_failures(s, 'late', late, 0)
     look_again(s)
   end

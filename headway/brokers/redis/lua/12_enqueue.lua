@@ -144,7 +144,7 @@ local function enqueue(keys, args, scarce)
           end
         end
       end
-      seen[key] = before ~= nil or not why
+      seen[key] = not why
       if why then
         turn_away(refused, i, wait, why)
       end

@@ -58,13 +58,13 @@ redis.register_function{function_name = VERSION .. '_complete', flags = {'allow-
       bury(s, entry.key, lease.attempts, args[i + 1])
     end
   end
-  mark(s, entries)
   for _, entry in ipairs(entries) do
     if entry.shared then
       local outcome = alone[entry.place - 1]
       conclude(s, outcome or late_outcome(s, entry), {whose(entry.key, '', false, false)}, not outcome)
     end
   end
+  mark(s, entries)
   local told = load_of(s)
   save(s)
   return {#entries, #lease.members - #entries, told}

@@ -97,7 +97,7 @@ function find_flight(s, shares)
         return NO_TASK
       end
     else
-      if flight.digest ~= share[DIGEST] then
+      if flight.digest ~= share[DIGEST] and not share[WAITS] then
         return MISUSE
       elseif flight.kept or share[JOINS] then
         return nil, flight, share

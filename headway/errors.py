@@ -79,7 +79,7 @@ TITLE: dict[str, str] = {
     METHOD_NOT_ALLOWED: "Not with this method",
     REQUEST_TIMEOUT: "The request took too long to arrive",
     IDEMPOTENCY_CONFLICT: "The idempotency key is in use",
-    IDEMPOTENCY_MISUSE: "The idempotency key was used for another request",
+    IDEMPOTENCY_MISUSE: "The idempotency key, or the id of a task, was used for another request",
     PAYLOAD_TOO_LARGE: "The body is too large",
     HEADERS_TOO_LARGE: "The header is too large",
     REJECTED_BY_MODEL: "The model fails on this input",

@@ -191,9 +191,9 @@ class Gateway:
     ) -> tuple[Share, ...]:
         """What a request may have in common with others of its tenant."""
         settings, shares = self.settings, []
-        asked = digest(model, settings.model_version, input, parameters) if key or same else b""
+        asked = digest(model, settings.model_version, input, parameters) if key or same or task else b""
         if task:
-            shares.append(Share(ShareKind.TASK, id, b"", settings.result_ttl_s))
+            shares.append(Share(ShareKind.TASK, id, asked, settings.result_ttl_s))
         if key:
             shares.append(Share(ShareKind.KEY, key, asked, settings.result_ttl_s))
         if same:

@@ -52,7 +52,8 @@ class Share(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         kind: see ShareKind.
         key: unique within tenant and kind.
-        digest: of what is asked; under one key, another digest is a conflict. Empty where the key says it all.
+        digest: of what is asked; under one key, another digest is a conflict. Empty where the key says it all, and of
+            one who only waits.
         keep: seconds for which an outcome is kept; 0: not at all.
         joins: whether it joins a leader that has no outcome yet; if not, it runs beside it.
     """

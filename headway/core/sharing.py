@@ -137,11 +137,12 @@ class Sharing:
         found = None
         for share in queued.entry.shares:
             flight = self._flight(queued, share, now)
+            waits = share.kind is ShareKind.TASK and not _own(queued, share)
             if flight is None:
-                if share.kind is ShareKind.TASK and not _own(queued, share):
+                if waits:
                     return verdicts.no_task()
                 continue
-            if flight.share.digest != share.digest:
+            if flight.share.digest != share.digest and not waits:
                 return verdicts.misuse()
             if flight.reply is not None or share.joins:
                 found = flight

@@ -41,8 +41,8 @@ def over(found: Over) -> Failure:
 
 
 def misuse() -> Failure:
-    """Not admitted: its idempotency key has been used for another request."""
-    message = "this Idempotency-Key was used for another request; use a new key for each request"
+    """Not admitted: its idempotency key, or its id if it is a task, has been used for another request."""
+    message = "this Idempotency-Key, or this id of a task, was used for another request; use a new one for each request"
     return Failure(errors.IDEMPOTENCY_MISUSE, message, None, "conflict")
 
 

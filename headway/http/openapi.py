@@ -19,7 +19,7 @@ _WHEN: dict[str, str] = {
     errors.METHOD_NOT_ALLOWED: "The route exists, but not with this method; Allow names those it has.",
     errors.REQUEST_TIMEOUT: "Header or body did not arrive in time.",
     errors.IDEMPOTENCY_CONFLICT: "A request with the same id is in flight.",
-    errors.IDEMPOTENCY_MISUSE: "The Idempotency-Key was used for a request with another body or for another model.",
+    errors.IDEMPOTENCY_MISUSE: "The Idempotency-Key, or the X-Request-Id of a task, was used for a request with another body or model.",
     errors.PAYLOAD_TOO_LARGE: "The body is larger than the limit; it was not read.",
     errors.HEADERS_TOO_LARGE: "Request line and header are larger than the limit.",
     errors.REJECTED_BY_MODEL: "The model fails on this input even when it runs alone.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headway import errors
-from headway.model import Cause, Item, Lease, ShareKind
+from headway.model import Cause, Entry, Item, Lease, Share, ShareKind
 from tests.contracts.brokers import (
     AT_ONCE,
     MAX_BATCH,
@@ -146,6 +146,23 @@ async def test_an_entry_without_shares_meets_nobody(harness: Harness) -> None:
     assert sorted(ids(lease.entries)) == ["first", "plain"]
     await harness.answer(lease)
     assert came_by((await drained(harness))["plain"]) == (None, False)
+
+
+@story
+async def test_another_task_under_the_same_id_is_a_conflict_and_who_waits_need_not_know_what_was_asked(
+    harness: Harness,
+) -> None:
+    def asked(digest: bytes, gateway: str = "g") -> Entry:
+        return sharing("first", Share(ShareKind.TASK, "first", digest, TTL), gateway=gateway)
+
+    await admit(harness, asked(b"one"), poll("waits", "first"))
+    await run_alone(harness, "first")
+    assert set(await drained(harness)) == {"first", "waits"}
+    verdict = await refused(harness, asked(b"another", "h"))
+    assert (verdict.code, verdict.reason) == (errors.IDEMPOTENCY_MISUSE, "conflict")
+    await admit(harness, asked(b"one", "i"), poll("later", "first", gateway="i"))
+    assert set(await drained(harness, "i")) == {"first", "later"}
+    await nothing_runs(harness)
 
 
 @story

@@ -303,3 +303,22 @@ def test_a_stranger_is_refused_before_a_body_is_read() -> None:
         assert (await client.answer()).error == "UNAUTHENTICATED"
 
     served(main, keys={"key": {}}, whole=True)
+
+
+def test_an_id_means_one_task_and_no_other() -> None:
+    async def main(stand: Stand) -> None:
+        fields = "/v1/inference", ASYNC, f"X-Request-Id: {UUID}"
+        for _ in range(2):
+            task_of(await stand.ask(post('{"input": "a"}', *fields)))
+            assert (await stand.ask(get(f"/v1/result/{UUID}?wait=9"))).json["output"] == "A"
+        other = await stand.ask(post('{"input": "b"}', *fields))
+        assert (other.status, other.error) == (422, "IDEMPOTENCY_CONFLICT")
+        assert (await stand.ask(get(f"/v1/result/{UUID}"))).json["output"] == "A"
+        plain = await stand.ask(post('{"input": "b"}', "/v1/inference", f"X-Request-Id: {UUID}"))
+        assert plain.json["output"] == "B", "what is no task has nothing to do with it"
+        assert (await stand.ask(delete(f"/v1/result/{UUID}"))).status == 204
+        task_of(await stand.ask(post('{"input": "b"}', *fields)))
+        assert (await stand.ask(get(f"/v1/result/{UUID}?wait=9"))).json["output"] == "B"
+        assert stand.runs == ["a", "b", "b"]
+
+    served(main, whole=True)

@@ -17,6 +17,7 @@ import argparse
 import asyncio
 import contextlib
 import itertools
+import math
 import random
 import sqlite3
 import statistics
@@ -47,7 +48,7 @@ TARGETS = {"sqlite": 5_000.0, "postgres": 10_000.0}
 """Rows per second that each is to take."""
 MOST_COST = 1.10
 """Largest ratio of CPU time with a ledger to that without."""
-RATE = 1_000.0
+RATE = 2_000.0
 BACKLOG = 10_000
 """Rows that wait for the database while as many are added as it takes."""
 BUFFER = 20_000
@@ -89,7 +90,8 @@ def main() -> int:
 def _postgres() -> Iterator[PostgresServer]:
     with PostgresServer(**_DURABLE) as server:
         for process in family(server.pid):  # What it starts later comes from the first, and stays there too.
-            stand.move_to_load_core(process.pid)
+            with contextlib.suppress(ProcessLookupError):
+                stand.move_to_load_core(process.pid)
         yield server
 
 
@@ -157,7 +159,7 @@ def _count(postgres: PostgresServer, url: str) -> int:
 def _cost(findings: Findings, folder: Path, postgres: PostgresServer, rate: float, seconds: float, rounds: int) -> None:
     urls = {"off": "", "sqlite": f"sqlite:///{folder}/cost.db", "postgres": postgres.fresh()}
     runs: dict[str, list[Measured]] = {name: [] for name in urls}
-    workers = max(1, round(rate * 1.1 / 1000))
+    workers = math.ceil(rate * 1.3 / 1000)
     with contextlib.ExitStack() as stack:
         servers = {
             name: stack.enter_context(
@@ -195,7 +197,7 @@ def _cost(findings: Findings, folder: Path, postgres: PostgresServer, rate: floa
 def _outage(findings: Findings, postgres: PostgresServer, rate: float, seconds: float) -> None:
     """The first half of the outage the server stands still, in the second it is gone."""
     url = postgres.fresh()
-    workers = max(1, round(rate * 1.1 / 1000))
+    workers = math.ceil(rate * 1.3 / 1000)
     flags = ("--ledger", url, "--ledger-buffer", str(BUFFER))
     with stand.emulated(100, 100, workers, *flags, name="ledger_outage") as server:
         open_loop(server, rate, 2.0)

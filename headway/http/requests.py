@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from headway import errors
-from headway.errors import BrokerUnavailable, NotFound, StoreUnavailable
+from headway.errors import BrokerUnavailable, NotFound, SettingError, StoreUnavailable
 from headway.http.form import ID_PREFIX, as_json, id_in, instant, text, tier_name
 from headway.http.process import PATIENCE, Process, soon
 from headway.model import Record, Stage, Standing
@@ -67,7 +67,7 @@ async def _recorded(ledger: Ledger, id: str) -> Sequence[Record]:
         return await asyncio.wait_for(ledger.find(id), PATIENCE)
     except TimeoutError:
         why = f"it does not answer within {PATIENCE * 1000:.0f} ms"
-    except StoreUnavailable as exc:
+    except (StoreUnavailable, SettingError) as exc:
         why = str(exc)
     raise StoreUnavailable(f"the request is not known here, and the ledger cannot be asked now: {why}")
 

@@ -61,6 +61,8 @@ class PostgresLink:
                 await connection.execute("SET LOCAL statement_timeout = 0")
                 await connection.execute("SELECT pg_advisory_xact_lock($1)", LOCK)
                 await _bring_up_to_date(connection, self.shown)
+            async with self.asking():
+                pass
         except StoreUnavailable as exc:
             if isinstance(exc.__cause__, _REFUSALS):
                 raise SettingError("ledger", self.shown, str(exc.__cause__), _MEND) from None

@@ -58,6 +58,7 @@ class SqliteFile:
             StoreUnavailable: it is locked, or its disk does not do.
         """
         await self._writer.do(self._prepare)
+        await self._reader.do(lambda connection: connection.execute("SELECT 1 FROM headway_schema").fetchall())
 
     async def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Do `work` in a transaction, all or nothing.
@@ -90,7 +91,10 @@ class SqliteFile:
         connection = sqlite3.connect(
             self._path, timeout=BUSY_WITHIN, isolation_level=None, check_same_thread=False, cached_statements=16
         )
-        connection.execute("PRAGMA synchronous = NORMAL")
+        with self._fit(), contextlib.ExitStack() as undone:
+            undone.callback(connection.close)
+            connection.execute("PRAGMA synchronous = NORMAL")
+            undone.pop_all()
         return connection
 
     def _make(self) -> None:
@@ -105,10 +109,16 @@ class SqliteFile:
             raise self._unfit(getattr(exc, "strerror", None) or str(exc)) from None
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
-        try:
+        with self._fit():
             connection.execute("PRAGMA journal_mode = WAL")
             with _transaction(connection):
                 _bring_up_to_date(connection, self.shown)
+
+    @contextlib.contextmanager
+    def _fit(self) -> Iterator[None]:
+        """Tell errors that pass from those that do not."""
+        try:
+            yield
         except sqlite3.DatabaseError as exc:
             if exc.sqlite_errorcode & 0xFF in _UNFIT:
                 raise self._unfit(str(exc)) from None

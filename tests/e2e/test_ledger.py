@@ -1,0 +1,202 @@
+"""The ledger of a running service: what is in it, and what becomes of it when its database or its disk fails."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.client import Gate, wait_until
+from tests.e2e.fleet import HARDY, PATIENT, fleet
+from tests.e2e.server import Server, launched, serving
+from tests.servers.postgres import PostgresServer, SharedPostgres
+from tests.servers.redis import SharedServers
+
+AWAY = {"the ledger is out of reach"}
+COUNT = "SELECT count(*) FROM headway_requests"
+LEAST = 100
+"""Least rows that `--ledger-buffer` makes room for."""
+OUTCOMES = "SELECT CASE status WHEN 'completed' THEN 'ok' ELSE error END FROM headway_requests"
+
+
+def sqlite(path: Path, query: str) -> list[tuple[str | int, ...]]:
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        return connection.execute(query).fetchall()
+
+
+def ask_some(server: Server, count: int) -> None:
+    """Ask and be answered, so many times."""
+    first = len(server.asked)
+    for number in range(first, first + count):
+        server.ask(f"number {number}").output()
+
+
+def dropped(server: Server) -> int:
+    return int(server.metrics().value("ledger_dropped_total"))
+
+
+@pytest.fixture
+def own() -> Iterator[PostgresServer]:
+    """A PostgreSQL to do harm to."""
+    with PostgresServer() as server:
+        yield server
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_every_request_is_recorded_without_its_input_and_found_after_a_restart(
+    tmp_path: Path, kind: str, postgres: SharedPostgres
+) -> None:
+    path = tmp_path / "ledger.db"
+    url = f"sqlite:///{path}" if kind == "sqlite" else postgres.server().fresh()
+    query: Callable[[str], list[tuple[str | int, ...]]] = lambda text: (  # noqa: E731
+        sqlite(path, text) if kind == "sqlite" else [tuple(row) for row in postgres.server().query(text, url=url)]
+    )
+    with serving(tmp_path, "--ledger", url, "--max-queue", "1") as server:
+        with server.held_back():
+            queued = server.ask("canary-input")
+            server.queued(1)
+            assert server.ask("no room").refusal() == "SERVICE_OVERLOADED"
+        queued.output()
+        unknown = server.ask("canary-input", model="nobody")
+        assert unknown.refusal() == "NOT_FOUND"
+        gate = Gate(tmp_path)
+        left = server.ask(gate.text("canary-input"))
+        gate.reached()
+        left.leave()
+        wait_until(lambda: server.metrics().value("requests_total", outcome="cancelled") == 1)
+        gate.open()
+        server.ask("the last one").output()
+    outcomes = sorted(str(outcome) for (outcome,) in query(OUTCOMES))
+    assert outcomes == sorted(asked.outcome.replace("cancelled", "CANCELLED") for asked in server.asked)
+    assert "canary" not in str(query("SELECT * FROM headway_requests"))
+    [[tier, model, size, worker, slow]] = query(
+        "SELECT tier, model, batch_size, worker, completed_at - created_at > "
+        + ("0" if kind == "sqlite" else "interval '0'")
+        + f" FROM headway_requests WHERE id = {_id(queued.id, kind)}"
+    )
+    assert (tier, model, size, worker, bool(slow)) == ("paid", "default", 1, "gpu-0", True)
+    with serving(tmp_path, "--ledger", url) as again:
+        for asked, status in ((queued, "completed"), (unknown, "failed"), (left, "failed")):
+            known = again.admin(f"/internal/requests/req_{asked.id}")
+            assert (known.status, known.json["status"]) == (200, status)
+        assert again.admin(f"/internal/requests/req_{unknown.id}").json["error"]["error"] == "NOT_FOUND"
+
+
+def _id(id: str, kind: str) -> str:
+    return f"x'{id.replace('-', '')}'" if kind == "sqlite" else f"'{id}'"
+
+
+def test_inputs_and_outputs_are_recorded_where_that_is_asked_for(tmp_path: Path) -> None:
+    with serving(tmp_path, "--ledger", "sqlite:///ledger.db", "--ledger-content") as server:
+        server.ask("hello").output()
+    assert sqlite(tmp_path / "ledger.db", "SELECT input, output FROM headway_requests") == [("hello", "HELLO")]
+
+
+def test_a_database_that_stands_still_or_is_killed_fails_no_request(tmp_path: Path, own: PostgresServer) -> None:
+    url = own.fresh()
+
+    def rows() -> int:
+        return int(own.query(COUNT, url=url)[0][0])
+
+    with serving(tmp_path, "--ledger", url, "--ledger-buffer", str(LEAST)) as server:
+        server.expected |= AWAY
+        ask_some(server, 20)
+        wait_until(lambda: rows() == 20)
+        own.pause()
+        ask_some(server, LEAST + 50)
+        assert dropped(server) == 50
+        own.resume()
+        wait_until(lambda: rows() == 20 + LEAST)
+        own.kill()
+        ask_some(server, LEAST)
+        server.logged("the ledger is out of reach")
+        lost = server.admin("/internal/requests/00000000-0000-7000-8000-000000000000")
+        assert (lost.status, lost.error) == (503, "SERVICE_OVERLOADED")
+        assert server.get("/readyz").status == 200
+        own.start()
+        wait_until(lambda: rows() == 20 + 2 * LEAST)
+        server.logged("the ledger is back")
+        ask_some(server, 20)
+        wait_until(lambda: rows() == 40 + 2 * LEAST)
+        assert dropped(server) == 50
+    assert rows() + 50 == len(server.asked)
+
+
+def test_a_service_comes_up_without_its_database_and_records_once_that_is_there(
+    tmp_path: Path, own: PostgresServer
+) -> None:
+    url = own.fresh()
+    own.kill()
+    with launched(tmp_path, "--ledger", url) as server:
+        server.expected |= AWAY
+        server.ready()
+        ask_some(server, 5)
+        own.start()
+        server.logged("the ledger is back")
+        ask_some(server, 5)
+        server.signal()
+        server.check_end()
+    assert own.query(COUNT, url=url)[0][0] == 10
+
+
+def test_a_service_ends_though_its_database_is_away(tmp_path: Path, own: PostgresServer) -> None:
+    with launched(tmp_path, "--ledger", own.fresh()) as server:
+        server.expected |= AWAY | {"the last records do not get into the ledger"}
+        server.ready()
+        own.kill()
+        ask_some(server, 5)
+        server.signal()
+        server.check_end()
+        assert server.log("the last records do not get into the ledger")[0]["count"] == 5
+
+
+def test_a_full_disk_fails_no_request(tmp_path: Path) -> None:
+    """No file may grow beyond a size, and then it may again."""
+    most, hard = 128 << 10, resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+
+    def small_disk() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
+
+    flags = ("--ledger", "sqlite:///ledger.db", "--ledger-buffer", str(LEAST))
+    with serving(tmp_path, *flags, before=small_disk) as server:
+        server.expected |= AWAY
+
+        def is_full() -> bool:
+            ask_some(server, 10)
+            return dropped(server) > 0
+
+        wait_until(is_full)
+        server.logged("the ledger is out of reach")
+        assert server.get("/readyz").status == 200
+        resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (hard, hard))
+        server.logged("the ledger is back")
+        before = dropped(server)
+        ask_some(server, 10)
+        assert dropped(server) == before
+    assert sqlite(tmp_path / "ledger.db", COUNT) == [(len(server.asked) - before,)]
+
+
+def test_roles_without_clients_answer_from_the_ledger(tmp_path: Path, servers: SharedServers) -> None:
+    ledger = ("--ledger", f"sqlite:///{tmp_path}/ledger.db")
+    with fleet(
+        tmp_path, servers.of("valkey"), workers=1, gateway_flags=(*PATIENT, *ledger), worker_flags=(*HARDY, *ledger)
+    ) as it:
+        [gateway], [worker] = it.gateways, it.workers
+        asked = gateway.ask("hello")
+        asked.output()
+        known = wait_until(
+            lambda: answer if (answer := worker.admin(f"/internal/requests/{asked.id}")).status == 200 else None
+        )
+        assert (known.json["status"], known.json["tenant"], known.json["batch_size"]) == ("completed", "default", 1)
+
+
+def test_an_unfit_ledger_stops_the_start_and_its_password_is_not_shown(tmp_path: Path, own: PostgresServer) -> None:
+    url = own.url.replace("headway@", "headway:canary-password@").replace("/postgres", "/nowhere")
+    with launched(tmp_path, "--ledger", url, logs_json=False) as server:
+        assert server.ended() == 3
+        assert 'database "nowhere" does not exist' in server.log_text()
+        assert "canary" not in server.log_text() + server.banner()

@@ -1,0 +1,199 @@
+"""What cannot be a ledger is refused when it is opened, and what does not answer is told as that."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sqlite3
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headway import wiring
+from headway.errors import SettingError, StoreUnavailable
+from headway.ledgers import postgres_link, sqlite_file
+from headway.ports import Ledger
+from headway.wiring import make_ledger
+from tests.contracts.test_ledgers import record
+from tests.servers.postgres import PostgresServer
+
+UNREACHABLE = "postgresql://headway:canary@127.0.0.1:1/headway"
+
+
+async def opened(url: str) -> Ledger:
+    ledger = make_ledger(url)
+    try:
+        await ledger.open()
+    except BaseException:
+        await ledger.close()
+        raise
+    return ledger
+
+
+@pytest.fixture(scope="module")
+def own() -> Iterator[PostgresServer]:
+    """A PostgreSQL to do harm to."""
+    with PostgresServer() as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("sqlite:///text", "not a database"),
+        ("sqlite:///missing/ledger.db", "No such file or directory"),
+        ("sqlite:///folder", "Is a directory"),
+        ("sqlite:///:memory:", "is no path"),
+        ("sqlite:///file:ledger.db?mode=memory", "is no path"),
+        ("sqlite:///nul\0byte", "null byte"),
+        ("postgresql://headway:canary@127.0.0.1:port/x", "is no URL that asyncpg understands"),
+        ("postgresql://headway:canary@127.0.0.1:1/x?sslmode=canary", "is no URL that asyncpg understands"),
+    ],
+)
+def test_what_will_never_do_is_a_wrong_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, reason: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("text").write_text("this is no database, but long enough to look like one" * 10)
+    Path("folder").mkdir()
+    with pytest.raises(SettingError) as caught:
+        asyncio.run(opened(url))
+    assert caught.value.setting == "ledger"
+    assert reason in caught.value.reason
+    assert "canary" not in str(caught.value)
+
+
+def test_a_file_is_made_for_its_owner_only(tmp_path: Path) -> None:
+    async def main() -> None:
+        ledger = await opened(f"sqlite:///{tmp_path}/ledger.db")
+        await ledger.write([record()])
+        files = await asyncio.to_thread(lambda: list(tmp_path.iterdir()))
+        assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
+        await ledger.close()
+
+    before = os.umask(0o022)
+    try:
+        asyncio.run(main())
+    finally:
+        os.umask(before)
+
+
+def test_what_another_process_has_locked_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite_file, "BUSY_WITHIN", 0.01)
+    path = tmp_path / "ledger.db"
+
+    async def main() -> None:
+        ledger = await opened(f"sqlite:///{path}")
+        kept = record()
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            with pytest.raises(StoreUnavailable, match="locked"):
+                await ledger.write([kept])
+            assert await ledger.find(kept.id) == []
+            other.execute("ROLLBACK")
+        await ledger.write([kept])
+        assert await ledger.find(kept.id) == [kept]
+        await ledger.close()
+
+    asyncio.run(main())
+
+
+def test_a_disk_that_hangs_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call is given up, and the next ones wait for it no longer either; when the disk is back they go on."""
+    path = tmp_path / "ledger.db"
+
+    async def main() -> None:
+        ledger = await opened(f"sqlite:///{path}")
+        monkeypatch.setattr(sqlite_file, "CALL_WITHIN", 0.02)
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            for _ in range(3):
+                with pytest.raises(StoreUnavailable, match=r"within 0\.02 s"):
+                    await ledger.write([record()])
+            other.execute("ROLLBACK")
+        monkeypatch.setattr(sqlite_file, "CALL_WITHIN", 30.0)
+        kept = record()
+        await ledger.write([kept])
+        assert await ledger.find(kept.id) == [kept]
+        await ledger.close()
+
+    asyncio.run(main())
+
+
+def test_a_server_that_is_not_there_does_not_answer_and_its_password_is_not_told() -> None:
+    with pytest.raises(StoreUnavailable) as caught:
+        asyncio.run(opened(UNREACHABLE))
+    assert "canary" not in str(caught.value)
+
+
+def test_a_server_that_stands_still_does_not_answer_and_is_reached_again(
+    own: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = own.fresh()
+
+    async def main() -> None:
+        ledger = await opened(url)
+        kept = record()
+        own.pause()
+        try:
+            monkeypatch.setattr(postgres_link, "CALL_WITHIN", 0.05)
+            for _ in range(2):  # On the connection that there was, and on a new one.
+                with pytest.raises(StoreUnavailable, match=r"within 0\.05 s"):
+                    await ledger.write([kept])
+            with pytest.raises(StoreUnavailable, match=r"within 0\.05 s"):
+                await ledger.find(kept.id)
+        finally:
+            own.resume()
+        monkeypatch.setattr(postgres_link, "CALL_WITHIN", 30.0)
+        await ledger.write([kept])
+        assert await ledger.find(kept.id) == [kept]
+        await ledger.close()
+
+    asyncio.run(main())
+
+
+def test_a_server_that_was_restarted_is_reached_again(own: PostgresServer) -> None:
+    url = own.fresh()
+
+    async def main() -> None:
+        ledger = await opened(url)
+        kept = record()
+        own.kill()
+        with pytest.raises(StoreUnavailable):
+            await ledger.write([kept])
+        await asyncio.to_thread(own.start)
+        await ledger.write([kept])
+        await ledger.close()
+
+    asyncio.run(main())
+    assert own.query("SELECT count(*) FROM headway_requests", url=url)[0][0] == 1
+
+
+def test_who_may_not_make_tables_is_refused_unless_they_are_there(own: PostgresServer) -> None:
+    url = own.fresh()
+    own.query("CREATE ROLE clerk LOGIN")
+    clerk = url.replace("headway@", "clerk@")
+
+    async def main(url: str) -> None:
+        ledger = await opened(url)
+        await ledger.write([record()])
+        await ledger.close()
+
+    with pytest.raises(SettingError, match="permission denied"):
+        asyncio.run(main(clerk))
+    asyncio.run(main(url))
+    own.query("GRANT SELECT, INSERT ON ALL TABLES IN SCHEMA public TO clerk", url=url)
+    asyncio.run(main(clerk))
+
+
+def test_a_missing_client_is_named_with_its_mend(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [*sys.modules]:
+        if name.startswith("headway.ledgers.postgres") or name.partition(".")[0] == "asyncpg":
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "asyncpg", None)
+    with pytest.raises(SettingError, match=r"pip install 'headway\[postgres\]'") as caught:
+        wiring.make_ledger(UNREACHABLE)
+    assert "canary" not in str(caught.value)

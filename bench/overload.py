@@ -5,7 +5,8 @@
 
 3,000 requests/s are offered to 2,000/s of capacity (two GPUs made of sleep, 100 ms a batch of at most 100), under a
 promise of 200 ms, which is also the server's deadline. 5 % ask as enterprise, 25 % as paid, 70 % as free. Enterprise
-is the tier of requests without a key here, because X-Request-Tier may only lower a tier.
+is the tier of requests without a key here, because X-Request-Tier may only lower a tier. The target utilisation is 1: at
+less, the lowest tier is held to less than the GPUs can do.
 """
 
 from __future__ import annotations
@@ -59,7 +60,15 @@ def main() -> int:
     findings.say(f"{OFFERED:,.0f}/s offered to {CAPACITY:,.0f}/s for {options.seconds:g} s; {stand.PINNING}.")
     deadline = ("--request-timeout-ms", f"{PROMISE_MS:g}", "--queue-timeout-ms", f"{PROMISE_MS:g}")
     with stand.emulated(
-        BATCH_MS, MAX_BATCH, GPUS, *deadline, "--default-tier", "enterprise", name="overload"
+        BATCH_MS,
+        MAX_BATCH,
+        GPUS,
+        *deadline,
+        "--default-tier",
+        "enterprise",
+        "--target-utilisation",
+        "1",
+        name="overload",
     ) as server:
         open_loop(server, CAPACITY / 2, WARM_UP, "--mix", MIX)
         watch = Watch(server)

@@ -24,6 +24,6 @@ def gateway(settings: Settings) -> None:
     Every flag is also an environment variable (--broker: HEADWAY_BROKER) and a key of headway.toml (broker). A flag beats
     the environment, which beats the file. --max-batch-size, --tiers and --shards must be the same for all processes.
 
-    Exit codes: 0 stopped in good order, 1 the broker does not answer, 3 a bad setting.
+    Exit codes: 0 stopped in good order, 1 the broker or the database of keys does not answer, 3 a bad setting.
     """
     run(settings, Role.GATEWAY)

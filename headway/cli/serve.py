@@ -21,7 +21,7 @@ def serve(target: TargetText, settings: Settings) -> None:
     Every flag is also an environment variable (--max-batch-size: HEADWAY_MAX_BATCH_SIZE) and a key of
     headway.toml (max_batch_size). A flag beats the environment, which beats the file.
 
-    Exit codes: 0 stopped in good order, 1 the broker does not answer, 3 a bad setting, 4 the target cannot be loaded or
-    breaks the rules.
+    Exit codes: 0 stopped in good order, 1 the broker or the database of keys does not answer, 3 a bad setting, 4 the target
+    cannot be loaded or breaks the rules.
     """
     run(settings, Role.SERVE, target)

@@ -26,6 +26,7 @@ NOISE = 32
 """Random bytes that a key is made from: enough that no secret is any likelier than another."""
 
 _DIGITS = string.digits + string.ascii_uppercase + string.ascii_lowercase
+_PAIRS = [(first + second).encode() for first in _DIGITS for second in _DIGITS]
 _ID = 12
 _SECRET = 22
 _CHECKSUM = 6
@@ -47,13 +48,13 @@ def generate(prefix: bytes, noise: bytes) -> str:
         raise ValueError(f"a key needs {NOISE} random bytes, not {len(noise)}")
     drawn = _base62(int.from_bytes(noise), _ID + _SECRET)
     text = f"{prefix.decode()}{drawn[:_ID]}_{drawn[_ID:]}"
-    return text + _base62(crc32(text.encode()), _CHECKSUM)
+    return text + _checksum(text.encode()).decode()
 
 
 def parse(text: bytes) -> tuple[str, bytes] | None:
     """Id and secret of a client's key; None for any other text, one with a typing error among them."""
     found = _FORM.fullmatch(text)
-    if found is None or _base62(crc32(text[:-_CHECKSUM]), _CHECKSUM).encode() != found[3]:
+    if found is None or _checksum(text[:-_CHECKSUM]) != found[3]:
         return None
     return found[1].decode(), found[2]
 
@@ -66,6 +67,13 @@ def digest(secret: bytes) -> bytes:
 def is_id(text: str) -> bool:
     """Whether `text` has the form of a key's id."""
     return _ID_FORM.fullmatch(text) is not None
+
+
+def _checksum(text: bytes) -> bytes:
+    """Six digits; taken two at a time, since a checksum is made for every request."""
+    rest, last = divmod(crc32(text), 3844)
+    first, middle = divmod(rest, 3844)
+    return _PAIRS[first] + _PAIRS[middle] + _PAIRS[last]
 
 
 def _base62(number: int, length: int) -> str:

@@ -27,7 +27,7 @@ import os
 import re
 import tempfile
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic, sleep
@@ -183,8 +183,8 @@ class KeysFile:
             return done
 
 
-def _in_order(keys: Sequence[Key] | object) -> list[Key]:
-    return sorted(keys, key=lambda key: (key.created_at, key.id))  # type: ignore[call-overload, no-any-return]
+def _in_order(keys: Iterable[Key]) -> list[Key]:
+    return sorted(keys, key=lambda key: (key.created_at, key.id))
 
 
 @contextlib.contextmanager
@@ -271,10 +271,10 @@ def _rows(path: Path) -> list[dict[str, object]]:
     except OSError as exc:
         mend = "Name a readable file; headway keys create makes one."
         raise SettingError("keys", str(path), f"cannot be read: {exc.strerror}", mend) from exc
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise SettingError("keys", str(path), f"is not valid TOML: {exc}", "Mend the file.") from exc
     except msgspec.ValidationError as exc:
         raise SettingError("keys", str(path), str(exc), "Write every key as a table [[keys]].") from exc
+    except (ValueError, RecursionError) as exc:  # No TOML, no UTF-8, or a number of thousands of digits.
+        raise SettingError("keys", str(path), f"is not valid TOML: {exc}", "Mend the file.") from exc
 
 
 def _key(where: str, row: dict[str, object]) -> Key:

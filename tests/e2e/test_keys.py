@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
 
@@ -12,6 +13,7 @@ import pytest
 from tests.cli.command import run
 from tests.e2e.client import PATIENCE, wait_until
 from tests.e2e.server import Server, launched, serving
+from tests.servers.postgres import SharedPostgres
 
 KNOWN_WITHIN = 5.0
 """Seconds after which every gateway must know that a key was revoked."""
@@ -36,9 +38,18 @@ def accepted(server: Server, key: str) -> bool:
     return False
 
 
-@pytest.mark.parametrize("place", ["file", "sqlite"])
-def test_every_gateway_hears_of_new_rotated_and_revoked_keys(tmp_path: Path, place: str) -> None:
-    where = ("--keys", "keys.toml") if place == "file" else ("--ledger", f"sqlite:///{tmp_path}/headway.db")
+PLACES: dict[str, Callable[[Path, SharedPostgres], tuple[str, str]]] = {
+    "file": lambda folder, postgres: ("--keys", "keys.toml"),
+    "sqlite": lambda folder, postgres: ("--ledger", f"sqlite:///{folder}/headway.db"),
+    "postgres": lambda folder, postgres: ("--ledger", postgres.server().fresh()),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_every_gateway_hears_of_new_rotated_and_revoked_keys(
+    tmp_path: Path, place: str, postgres: SharedPostgres
+) -> None:
+    where = PLACES[place](tmp_path, postgres)
     first = keys(tmp_path, "create", *WHO, *where)
     flags = where if place == "file" else ("--keys", "ledger", *where)
     with contextlib.ExitStack() as stack:

@@ -400,7 +400,7 @@ class MemoryBroker:
             self._deliver(late, replies, now, late=True)
 
     def _deliver(self, members: Sequence[Queued], replies: Sequence[Reply], now: float, *, late: bool = False) -> None:
-        """Put one reply for each of `members` into its gateway's mailbox. `late`: they are failures for want of time."""
+        """Put a reply for each of `members` into its gateway's mailbox. `late`: they are failures for want of time."""
         if not replies:
             return
         if self._sharing.active:

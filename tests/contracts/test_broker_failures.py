@@ -253,8 +253,8 @@ async def test_a_short_deadline_fires_on_time_after_a_long_silence(harness: Harn
 @story
 async def test_with_healthy_workers_the_queue_deadline_is_504(harness: Harness) -> None:
     await harness.healthy("gpu-0")
-    await harness.broker.enqueue([ask(id="a", queue_timeout=2.0, timeout=4.0)])
-    await harness.reaping(2.0 + harness.grain)
+    await harness.broker.enqueue([ask(id="a", queue_timeout=1.0, timeout=4.0)])
+    await harness.reaping(1.0 + harness.grain)
     reply = (await drained(harness))["a"]
     assert reply.failure is not None
     assert (reply.failure.code, reply.failure.reason) == (errors.DEADLINE_EXCEEDED, "queue")
@@ -292,6 +292,7 @@ async def test_a_retry_ends_at_the_total_deadline(harness: Harness) -> None:
     await harness.broker.release(await harness.claim(), failed())
     await harness.reaping(1.0)
     assert await drained(harness) == {}
+    await harness.healthy("gpu-0")
     await harness.reaping(0.6 + harness.grain)
     reply = (await drained(harness))["a"]
     assert reply.failure is not None

@@ -52,6 +52,7 @@ PROGRAMS = {
         "one queue for all gateways and hosts", ("--rounds", "1", "--seconds", "10"), ("--seconds", "60")
     ),
     "claims": Program("claims by many hosts", ("--seconds", "4"), ("--seconds", "15")),
+    "ledger": Program("rows per second, and what they cost", ("--seconds", "4"), ("--rounds", "10", "--seconds", "10")),
     "chaos": Program("everything is killed, Redis too", ("--seconds", "60"), ("--seconds", "600")),
     "soak": Program("does anything grow?", ("--minutes", "0.5"), ("--minutes", "20")),
 }

@@ -1,0 +1,109 @@
+"""Limits that follow what is there: workers are killed, memory runs out, the lowest tier floods, gateways share a limit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from time import monotonic
+
+import pytest
+
+from headway.identity.api_key import LIVE, NOISE, digest, generate, parse
+from tests.e2e.client import wait_until
+from tests.e2e.fleet import PATIENT, fleet
+from tests.e2e.server import ROOT, Server, serving
+from tests.servers.redis import RedisServer
+
+GPU = f"{ROOT / 'examples' / 'emulated_gpu.py'}:EmulatedGPU"
+
+
+def throttle(gateway: Server) -> float:
+    return gateway.metrics().value("throttle_per_second")
+
+
+def test_limits_follow_the_workers_that_are_killed_and_come_back(tmp_path: Path) -> None:
+    with (
+        RedisServer("valkey", tmp_path / "redis") as redis,
+        fleet(tmp_path, redis, workers=4, controllers=1) as it,
+    ):
+        [gateway] = it.gateways
+        gateway.ask("measured").output()
+        whole = wait_until(lambda: throttle(gateway))
+        usable = 0.7 * gateway.metrics().value("capacity_items_per_second")
+        assert whole == pytest.approx(usable, rel=0.01)
+        for host in list(it.workers[:2]):
+            it.kill(host)
+        wait_until(lambda: throttle(gateway) == pytest.approx(whole / 2, rel=0.01))
+        for _ in range(2):
+            it.start("worker")
+        wait_until(lambda: throttle(gateway) == pytest.approx(whole, rel=0.01))
+
+
+def test_a_flood_of_the_lowest_tier_is_held_and_the_others_pass(tmp_path: Path) -> None:
+    flags = ("--max-batch-size", "1", "--target-utilisation", "0.1", *PATIENT)
+    with serving(tmp_path, *flags, target=GPU, environ={"HEADWAY_EMULATED_MS": "50"}) as server:
+        server.ask("measured").output()
+        wait_until(lambda: throttle(server))
+        free = [server.ask(f"free {number}", "X-Request-Tier: free") for number in range(40)]
+        paid = [server.ask(f"paid {number}") for number in range(10)]
+        answers = [asked.answer() for asked in free]
+        for asked in paid:
+            asked.output()
+        refused = [answer for answer in answers if answer.status == 429]
+        assert 0 < len(refused) <= 30
+        assert {answer.status for answer in answers} == {200, 429}
+        for answer in refused:
+            assert answer.error == "SHED"
+            assert answer.header["x-headway-dropped-reason"] == "capacity"
+            assert int(answer.header["retry-after"]) >= 1
+        assert server.metrics().value("refusals_total", reason="capacity", tier="free") == len(refused)
+
+
+def test_a_worker_whose_memory_runs_out_works_on_and_says_so(tmp_path: Path) -> None:
+    """Its process reads a machine's memory that the test has made up."""
+    meminfo = tmp_path / "machine" / "proc" / "meminfo"
+    meminfo.parent.mkdir(parents=True)
+
+    def available(share: int) -> None:
+        fresh = meminfo.with_suffix(".new")
+        fresh.write_text(f"MemTotal: 100 kB\nMemAvailable: {share} kB\n")
+        fresh.replace(meminfo)
+
+    available(50)
+    (tmp_path / "sitecustomize.py").write_text(
+        "from pathlib import Path\n"
+        "from headway.backends.host_memory import HostMemory\n"
+        f"HostMemory.__init__.__defaults__ = (Path({str(meminfo.parent.parent)!r}),)\n"
+    )
+    with serving(tmp_path, environ={"PYTHONPATH": f"{tmp_path}:{ROOT}"}) as server:
+        server.expected = {"memory is scarce"}
+        server.ask("while there is room").output()
+        available(7)
+        [worker] = wait_until(lambda: [one for one in server.workers() if one["status"] == "degraded"])
+        assert (worker["reason"], worker["memory"]) == ("93% of the memory is in use", 0.93)
+        server.ask("while there is none").output()
+        wait_until(lambda: server.metrics().value("capacity_items_per_second") == 0.0)
+        available(40)
+        server.all_healthy()
+        wait_until(lambda: server.metrics().value("capacity_items_per_second"))
+
+
+def test_four_gateways_count_one_limit(tmp_path: Path) -> None:
+    key = generate(LIVE, bytes(range(NOISE)))
+    id, secret = parse(key.encode()) or ("", b"")
+    (tmp_path / "keys.toml").write_text(
+        f'[[keys]]\nid = "{id}"\nsha256 = "{digest(secret).hex()}"\nuser = "u"\ntenant = "t"\ntier = "paid"\n'
+        "rate = 6\nburst = 10\n"
+    )
+    flags = (*PATIENT, "--keys", str(tmp_path / "keys.toml"))
+    with (
+        RedisServer("valkey", tmp_path / "redis") as redis,
+        fleet(tmp_path, redis, gateways=4, workers=1, gateway_flags=flags) as it,
+    ):
+        begun = monotonic()
+        asked = [
+            gateway.ask(f"{number}", f"Authorization: Bearer {key}") for number in range(6) for gateway in it.gateways
+        ]
+        statuses = [one.answer().status for one in asked]
+        most = 10 + int((monotonic() - begun) * 0.1) + 1
+        assert 10 <= statuses.count(200) <= most
+        assert statuses.count(200) + statuses.count(429) == 24

@@ -338,11 +338,18 @@ def _outcomes(fields: Mapping[bytes, bytes]) -> list[Reply]:
         attempts = int(fields[b"a"])
         gone = frozenset(_places.decode(fields[b"x"])) if fields[b"x"] else ()
         return [
-            Reply(one.id, one.tenant, one.output, one.failure, ran, one.queued, attempts)
+            Reply(one.id, one.tenant, one.output, _known(one.failure), ran, one.queued, attempts)
             for one in run.replies
             if one.place not in gone
         ]
     return _failed(fields, left_at, ended_at, size)
+
+
+def _known(failure: Failure | None) -> Failure | None:
+    """A failure with a code that can be answered here: a worker of a later release may have more of them."""
+    if failure is None or failure.code in errors.STATUS:
+        return failure
+    return msgspec.structs.replace(failure, code=errors.INTERNAL)
 
 
 def _failed(fields: Mapping[bytes, bytes], left_at: float, ended_at: float, size: int) -> list[Reply]:

@@ -9,6 +9,7 @@ from headway.config import Settings
 from headway.errors import RequestError
 from headway.http.chunks import Chunks
 from headway.http.head import END, Head, read_head, suspect
+from headway.http.hot_lane import _split
 from headway.http.order import MOST_KEY, Order, take_order
 from headway.http.shapes import native
 
@@ -114,7 +115,8 @@ def check_head(data: bytes) -> None:
     assert all(b"\r" not in value and b"\n" not in value and b"\0" not in value for _, value in head.fields)
     for end in {1, len(raw) // 3, len(raw) // 2, len(raw) - 4}:
         assert suspect(raw[:end]) is None, raw[:end]
-    _check_orders(head, head.target.partition(b"?")[2])
+    _, query = _split(head.target)
+    _check_orders(head, query)
 
 
 def check_values(data: bytes) -> None:

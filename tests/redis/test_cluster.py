@@ -14,7 +14,19 @@ from headway.brokers.redis.broker import RedisBroker
 from headway.brokers.redis.fleet import RedisFleet
 from headway.brokers.redis.letters import RedisDeadLetters
 from headway.errors import BrokerUnavailable, SettingError
-from headway.model import Item, Lease, Member, Role, Stage, Wait, WorkerInfo, WorkerStatus
+from headway.model import (
+    Item,
+    Lease,
+    Limit,
+    Member,
+    Role,
+    Share,
+    ShareKind,
+    Stage,
+    Wait,
+    WorkerInfo,
+    WorkerStatus,
+)
 from tests.contracts.brokers import AT_ONCE, MAX_BATCH, ask, failed, ids, output, slot
 from tests.e2e.client import wait_until
 from tests.redis.stand import GRACE, TIMEOUT, brokers, opened, real, refused, until
@@ -281,3 +293,31 @@ async def test_a_cluster_and_a_server_are_told_apart(cluster: ClusterSetup, tmp_
     with RedisServer("valkey", tmp_path) as server, pytest.raises(SettingError, match=r"is no cluster.*redis://"):
         async with opened(f"redis+cluster://127.0.0.1:{server.port}"):
             pass
+
+
+@real
+async def test_limits_and_answers_in_common_need_no_other_node(cluster: ClusterSetup) -> None:
+    limit, spread = Limit("key:k", "key", 60.0, 3.0), Limit("tier:1", "tier", 6000.0, 400.0)
+    async with brokers(cluster.url, count=2, shards=SHARDS) as [here, there]:
+        await beaten(there)
+        for tenant in ("one", "two", "three", "four", "five", "six"):
+            shares = (Share(ShareKind.KEY, "k", b"", 60.0),)
+            asked = [ask("text", tenant=tenant, gateway=f"g {tenant}", shares=shares) for _ in range(2)]
+            assert await here.enqueue(asked[:1]) == [None]
+            assert await there.enqueue(asked[1:]) == [None]
+            reading = asyncio.create_task(there.replies(f"g {tenant}", 0))
+            [lease] = await drained(there)
+            assert ids(lease.entries) == [asked[0].id]
+            found: dict[str, str | None] = {}
+            while len(found) < 2:
+                replies, cursor = await reading
+                found |= {reply.id: reply.output for reply in replies}
+                reading = asyncio.create_task(there.replies(f"g {tenant}", cursor))
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+            assert found == dict.fromkeys([entry.id for entry in asked], output("text"))
+        counted = [ask(limits=(limit, spread)) for _ in range(5)]
+        assert [verdict is None for verdict in await here.enqueue(counted)] == [True] * 3 + [False] * 2
+        assert 1.0 < here.owed(limit) <= 3.0
+        assert here.owed(spread) > 0.0
+        assert there.owed(limit) == 0.0

@@ -10,6 +10,7 @@ import pytest
 
 from headway.model import Entry, Item, Lease, Reply, Stage, Wait, WorkerInfo, WorkerStatus
 from headway.ports import Broker
+from tests.contracts import shares as common
 from tests.contracts.brokers import (
     AT_ONCE,
     MAX_BATCH,
@@ -239,3 +240,23 @@ async def test_each_entry_of_each_model_has_one_reply(harness: Stand) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
     assert set(replies) == set(asked)
     assert all(reply.output == output(asked[id].input) for id, reply in replies.items())
+
+
+@story
+async def test_what_a_tenant_has_in_common_meets_in_one_shard(harness: Stand) -> None:
+    await beaten(harness, WORKERS)
+    tenants = [f"tenant {number}" for number in range(12)]
+    for at, broker in enumerate([harness.broker, harness.peer()]):
+        entries = [
+            common.sharing(f"{at} {tenant}", common.task(f"{at} {tenant}"), common.key(), tenant=tenant)
+            for tenant in tenants
+        ]
+        assert list(await broker.enqueue(entries)) == [None] * len(tenants)
+    held = harness.held()
+    assert sum(held) == 2 * len(tenants)
+    assert min(held) > 0
+    assert sum(one.depth for one in await harness.broker.depths()) == len(tenants)
+    for tenant in tenants:
+        assert await harness.peer().recall(tenant, f"0 {tenant}") is Stage.QUEUED
+    await harness.peer().cancel([(tenant, f"{at} {tenant}") for tenant in tenants for at in range(2)])
+    assert harness.held() == [0] * harness.shards

@@ -1,0 +1,194 @@
+"""Answers in common as they lie in the server: between gateways, after losses, when memory runs out, and what is left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+import pytest
+
+from headway.brokers.redis import wire
+from headway.brokers.redis.link import Link
+from headway.model import Entry, Item, Reply, ShareKind
+from headway.ports import Broker
+from tests.contracts.brokers import AT_ONCE, ask, failed, holds, output, slot, story
+from tests.contracts.shares import TTL, admit, came_by, key, nothing_runs, poll, run_alone, same, sharing, task
+from tests.redis.stand import Stand
+from tests.redis.test_leftovers import FIGURES, HOUSEKEEPING, LETTERS, acknowledged
+from tests.servers.redis import KINDS, RedisServer
+
+
+@pytest.fixture(params=KINDS)
+def harness(request: pytest.FixtureRequest, own: Callable[[str], RedisServer]) -> Iterator[Stand]:
+    made = Stand(own(request.param))
+    yield made
+    made.close()
+
+
+async def heard(broker: Broker, gateway: str) -> dict[str, Reply]:
+    """What a gateway hears of next; there must be something."""
+    replies, _ = await broker.replies(gateway, 0)
+    return {reply.id: reply for reply in replies}
+
+
+@story
+async def test_gateways_have_an_answer_in_common(harness: Stand) -> None:
+    here, there = harness.broker, harness.peer()
+    assert list(await here.enqueue([sharing("first", key(), gateway="g1")])) == [None]
+    assert list(await there.enqueue([sharing("second", key(), gateway="g2")])) == [None]
+    assert list(await there.enqueue([sharing("second", key(), gateway="g2")])) == [None]  # Its answer was lost, say.
+    await run_alone(harness, "first")
+    await nothing_runs(harness)
+    assert list(await there.enqueue([sharing("third", key(), gateway="g3")])) == [None]
+    replies = {**await heard(here, "g1"), **await heard(there, "g2"), **await heard(there, "g3")}
+    assert {id: (reply.output, came_by(reply)) for id, reply in replies.items()} == {
+        "first": (output("asked"), (None, False)),
+        "second": (output("asked"), (ShareKind.KEY, False)),
+        "third": (output("asked"), (ShareKind.KEY, True)),
+    }
+
+
+@story
+async def test_the_answer_that_a_dead_gateway_asked_for_is_found_by_the_next(harness: Stand) -> None:
+    await admit(harness, sharing("first", task("first"), key(), gateway="dead"))
+    lease = await harness.claim()
+    assert list(await harness.peer().enqueue([sharing("again", key(), gateway="g2")])) == [None]
+    await harness.answer(lease)
+    assert (await heard(harness.peer(), "g2"))["again"].output == output("asked")
+    await nothing_runs(harness)
+    kept = await harness.peer().recall("t", "first")
+    assert isinstance(kept, Reply)
+    assert kept.output == output("asked")
+
+
+@story
+async def test_after_a_loss_the_first_that_comes_again_leads(harness: Stand) -> None:
+    first, second = sharing("first", key(), same(), gateway="g1"), sharing("second", key(), gateway="g2")
+    await admit(harness, first)
+    assert list(await harness.peer().enqueue([second])) == [None]
+    before = await harness.claim()
+    harness.server.flush()
+    assert list(await harness.peer().enqueue([second])) == [None]
+    await admit(harness, first)
+    assert (await harness.broker.complete(before, [Item("lost")])).fenced
+    await run_alone(harness, "second")
+    await nothing_runs(harness)
+    assert (await heard(harness.broker, "g1"))["first"].output == output("asked")
+    assert (await heard(harness.peer(), "g2"))["second"].output == output("asked")
+
+
+@story
+async def test_a_leader_that_ended_unnoticed_leads_nobody(harness: Stand) -> None:
+    """As when a worker of an earlier release has answered it."""
+    await admit(harness, sharing("first", same()), sharing("second", same()))
+    await harness.claim()
+    harness.server.command("HSET", harness.key("e"), wire.key_of("t", "first"), b"!g")
+    await admit(harness, sharing("third", same()))
+    await run_alone(harness, "third")
+    assert {"second", "third"} <= set(await heard(harness.broker, "g"))
+
+
+def lasting(harness: Stand) -> dict[str, int]:
+    """The outcomes that are kept, and for how many milliseconds."""
+    there = harness.keys()
+    kept = [name for name in there if name.startswith("k:")]
+    return {name.split("\0")[-1]: harness.server.command("PTTL", harness.key(name)) for name in kept}
+
+
+@story
+async def test_what_is_kept_ends_and_nothing_else_is_left(harness: Stand) -> None:
+    await harness.healthy("gpu-0")
+    for round in range(3):
+        one = f"one {round}"
+        await admit(
+            harness,
+            sharing(one, task(one), key(one), same(one), tenant="t"),
+            sharing(f"two {round}", key(one), same(f"other {round}", keep=0.0)),
+            sharing(f"left {round}", key(one)),
+            sharing(f"hasty {round}", same(one), timeout=0.1),
+            poll(f"poll {round}", one),
+        )
+        await harness.broker.cancel([("t", f"left {round}")])
+        if round == 1:
+            await harness.broker.cancel([("t", one)])
+        if round == 2:
+            await harness.broker.release(await harness.claim(), failed())
+        await harness.reaping(0.5)
+        await harness.answer(await harness.claim())
+        await admit(harness, sharing(f"hit {round}", key(one)))
+    await admit(harness, sharing("gone", same()), sharing("too", same()))
+    await harness.broker.cancel([("t", "gone"), ("t", "too")])
+    assert await acknowledged(harness) >= 3 * 4
+    await harness.healthy("gpu-0")
+    await harness.reaping(1.0)
+    kept = lasting(harness)
+    assert set(kept) == {"one 0", "one 1", "one 2"}
+    assert all(0 < left <= TTL * 1000 for left in kept.values())
+    there = harness.keys()
+    assert {name for name in there if not name.startswith("k:")} <= FIGURES | HOUSEKEEPING | LETTERS | {"r:g"}
+    await harness.broker.cancel([("t", "one 0")])
+    assert await harness.broker.recall("t", "one 0") is None
+
+
+@story
+async def test_what_has_ended_by_the_servers_clock_is_not_found(harness: Stand) -> None:
+    await admit(harness, sharing("first", task("first"), key()))
+    await run_alone(harness, "first")
+    assert len(lasting(harness)) == 2
+    harness.clock_error -= 1000.0  # The clock is put back: nothing is kept for longer than it was to be.
+    await harness.broker.reap()
+    assert await harness.broker.recall("t", "first") is None
+    harness.clock_error += 1000.0 + 2 * TTL
+    await admit(harness, sharing("second", key()))
+    await run_alone(harness, "second")
+
+
+@story
+async def test_when_memory_is_scarce_nothing_is_kept(harness: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    await admit(harness, sharing("first", task("first"), key(), same()), sharing("second", key()))
+    lease = await harness.claim()
+    monkeypatch.setattr(Link, "scarce", True)
+    await harness.answer(lease)
+    assert {id: reply.output for id, reply in (await heard(harness.broker, "g")).items()} == dict.fromkeys(
+        ["first", "second"], output("asked")
+    )
+    assert lasting(harness) == {}
+    monkeypatch.undo()
+    await admit(harness, sharing("third", key()))
+    await run_alone(harness, "third")
+
+
+class _Entry0(msgspec.Struct, array_like=True):
+    """An entry as a release without shares writes it."""
+
+    schema: int
+    id: str
+    model: str
+    input: str
+    tier: int
+    tenant: str
+    gateway: str
+    queue_timeout: float
+    timeout: float
+    parameters: bytes = b""
+
+
+def test_releases_with_and_without_shares_read_each_others_entries() -> None:
+    entry = sharing("id", task("id"), key(), same(joins=False))
+    assert wire.read_entry(wire.pack_entry(entry)).shares == entry.shares
+    plain: Entry = ask(id="plain")
+    theirs = msgspec.msgpack.decode(wire.pack_entry(entry), type=_Entry0)
+    assert (theirs.id, theirs.timeout) == (entry.id, entry.timeout)
+    fields: Sequence[object] = msgspec.structs.astuple(
+        _Entry0(wire.SCHEMA, "plain", "m", plain.input, 1, "t", "g", 60.0, 120.0)
+    )
+    assert wire.read_entry(msgspec.msgpack.encode(fields)) == plain
+
+
+@story
+async def test_an_entry_without_shares_leaves_no_record(harness: Stand) -> None:
+    await admit(harness, ask(id="plain"))
+    assert not harness.keys() & {"v", "vs", "vd"}
+    await harness.broker.cancel([("t", "plain")])
+    holds(await harness.broker.claim(slot(), AT_ONCE))
+    assert await acknowledged(harness) == 0

@@ -10,7 +10,7 @@ import pytest
 
 from headway import errors
 from headway.brokers.redis import wire
-from headway.model import Capacity, Entry, Lease, Member, Role, Wait, WorkerInfo, WorkerStatus
+from headway.model import Capacity, Entry, Failure, Lease, Member, Role, Wait, WorkerInfo, WorkerStatus
 from tests.contracts.brokers import AT_ONCE, ask, drained, failed, ids, output, slot, story
 from tests.redis.stand import Stand
 from tests.servers.redis import KINDS, SharedServers
@@ -185,3 +185,12 @@ async def test_what_a_later_release_says_of_itself_hides_nobody(harness: Stand) 
     assert [worker.worker_id for worker in await harness.broker.workers()] == ["gpu-0"]
     assert [member.id for member in await harness.fleet.members()] == ["a"]
     assert [capacity.model for capacity in await harness.fleet.capacities()] == ["m"]
+
+
+def test_a_code_of_a_later_release_is_answered_as_a_fault_of_the_server() -> None:
+    newer = wire.WireReply(0, "a", "t", None, Failure("FROM_THE_FUTURE", "why"), 0.0)
+    known = wire.WireReply(1, "b", "t", None, Failure(errors.REJECTED_BY_MODEL, "why"), 0.0)
+    run = wire.encode(wire.WireRun(wire.SCHEMA, "gpu-0", [newer, known]))
+    fields = {b"v": b"1", b"k": b"ran", b"t": b"1", b"e": b"2", b"n": b"2", b"a": b"1", b"x": b"", b"d": run}
+    codes = [reply.failure.code for reply in wire.read_outcomes(fields) if reply.failure is not None]
+    assert codes == [errors.INTERNAL, errors.REJECTED_BY_MODEL]

@@ -261,3 +261,16 @@ def test_a_file_without_a_key_set_is_an_error_at_the_start(content: bytes | None
 
     with pytest.raises(SettingError, match="no key set"):
         run(main)
+
+
+@pytest.mark.parametrize(
+    ("url", "warned"),
+    [("http://idp/jwks", True), ("https://idp/jwks", False), ("http://127.0.0.1:1/", False), ("http://[::1]/", False)],
+)
+def test_keys_that_come_in_the_clear_are_warned_of(url: str, warned: bool) -> None:
+    async def main(clock: Callable[[], float]) -> None:
+        with capture_logs() as logs:
+            await KeySet(issuer(jwks=url), Shelf(clock, jwks(jwk("ES256"))), clock).open()
+        assert [line["log_level"] for line in logs] == ["warning"] * warned
+
+    run(main)

@@ -20,10 +20,10 @@ from headway.errors import SERVICE_OVERLOADED, RequestError, Unauthenticated
 from headway.identity.either import Either
 from headway.identity.jwt.issuers import ALGORITHMS, Issuer
 from headway.identity.jwt.keysets import AGAIN, KeySet
-from headway.identity.jwt.sources import Unreadable
+from headway.identity.jwt.sources import Unreadable, UrlSource
 from headway.identity.jwt.tokens import MAX_TOKEN, Tokens
 from headway.model import Caller
-from tests.identity.issuing import ISSUER, NOW, bearer, claims, issuer, jwk, jwks, private_key, token
+from tests.identity.issuing import ISSUER, NOW, bearer, claims, issuer, jwk, jwks, private_key, publishing, token
 
 SETTINGS = Settings()
 
@@ -348,6 +348,34 @@ def test_an_unknown_key_is_asked_for_and_then_refused(world: World) -> None:
         world.caller(token("ES256", "new"))
     world.refresh()
     assert world.caller(token("ES256", "new")) is not None
+
+
+def test_a_key_is_rotated_at_a_real_server() -> None:
+    async def main() -> None:
+        keyset = KeySet(issuer(jwks=publisher.url), UrlSource(publisher.url), lambda: NOW)
+        tokens = Tokens([keyset], SETTINGS, lambda: NOW)
+        old, new = bearer(token()), bearer(token("ES256", "new"))
+        publisher.body = jwks(jwk("ES256"))
+        await tokens.open()
+        assert tokens.identify(old) is not None
+        assert tokens.identify(new) is None
+        publisher.body = jwks(jwk("ES256"), jwk("ES256", "new"))
+        await keyset.refresh()
+        assert tokens.identify(old) is tokens.identify(old) is not None
+        assert tokens.identify(new) is not None
+        publisher.body, publisher.status = b"<html>", 502
+        await keyset.refresh()
+        publisher.status = 200
+        await keyset.refresh()
+        assert tokens.identify(old) is not None, "what is no key set changes nothing"
+        publisher.body = jwks(jwk("ES256", "new"))
+        await keyset.refresh()
+        assert tokens.identify(old) is None
+        assert tokens.identify(new) is not None
+        await tokens.close()
+
+    with publishing() as publisher:
+        asyncio.run(main())
 
 
 def test_while_an_issuer_was_never_there_its_tokens_cannot_be_told() -> None:

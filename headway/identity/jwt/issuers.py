@@ -60,6 +60,12 @@ class Issuer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """Its keys are behind a URL, not in a file."""
         return "://" in self.jwks
 
+    @property
+    def exposed(self) -> bool:
+        """Its keys come over a network in the clear, where somebody could put in others."""
+        url = urlsplit(self.jwks) if self.remote else None
+        return url is not None and url.scheme == "http" and url.hostname not in ("localhost", "127.0.0.1", "::1")
+
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
     issuers: list[dict[str, object]]

@@ -105,6 +105,10 @@ class KeySet:
 
     async def open(self) -> None:
         """Read it. Raises SettingError when it is in a file that is none; a URL may come up later."""
+        if self.issuer.exposed:
+            log.warning(
+                "the issuer's keys are fetched without TLS: who is in between can forge tokens", **self._about()
+            )
         await self.refresh()
         if not self.there and not self.issuer.remote:
             reason, mend = "there is no key set in it", 'Name a file with {"keys": […]} in it, a JWK set.'

@@ -67,9 +67,9 @@ end
 
 -- Let a new entry run, or share another's answer. Returns why not, and the seconds until it would be let in.
 local function admit(s, intake, entry, payload, timeouts, shares)
-  local flight, share, why
+  local flight, share, why, free
   if shares then
-    why, flight, share = find_flight(s, shares)
+    why, flight, share, free = find_flight(s, shares)
     if why then
       return why, 0
     end
@@ -78,7 +78,7 @@ local function admit(s, intake, entry, payload, timeouts, shares)
   if flight then
     s.joined = true
     redis.call('HSET', s.prefix .. 'p', entry.key, payload)
-    join(s, entry, record, flight, share)
+    join(s, entry, record, flight, share, free)
     return nil
   end
   observe_arrival(s.q, entry.tier, s.now)
@@ -91,7 +91,7 @@ local function admit(s, intake, entry, payload, timeouts, shares)
   take_in(s, intake, entry, payload)
   s.entered[entry.key] = true
   if shares then
-    lead(s, entry.key, record)
+    lead(s, entry.key, record, free)
     store_record(s, entry.key, record)
   end
   return nil

@@ -88,29 +88,31 @@ function root_of(s, key)
 end
 
 -- Look for an answer in common with others: why an entry may not come in, or else the flight to join and its share.
--- None: it has to run.
+-- None: it has to run. Also the places of shares that nobody is under.
 function find_flight(s, shares)
-  for _, share in ipairs(shares) do
+  local free = {}
+  for place, share in ipairs(shares) do
     local flight = flight_of(s, share)
     if not flight then
       if share[WAITS] then
         return NO_TASK
       end
+      free[place] = true
     else
       if flight.digest ~= share[DIGEST] and not share[WAITS] then
         return MISUSE
       elseif flight.kept or share[JOINS] then
-        return nil, flight, share
+        return nil, flight, share, free
       end
     end
   end
-  return nil
+  return nil, nil, nil, free
 end
 
 -- The entry is the first under those of its shares that nobody is under yet.
-function lead(s, key, record)
+function lead(s, key, record, free)
   for place, share in ipairs(record.shares) do
-    if not share[WAITS] and not flight_of(s, share) then
+    if not share[WAITS] and (free[place] or not flight_of(s, share)) then
       redis.call('HSET', s.prefix .. 'v', share[FLIGHT], cmsgpack.pack({key, share[DIGEST]}))
       record.led[#record.led + 1] = place
     end
@@ -235,9 +237,9 @@ local function end_alone(s, key, outcome)
 end
 
 -- An entry joins a flight: it gets what is kept, or follows the leader.
-function join(s, entry, record, flight, share)
+function join(s, entry, record, flight, share, free)
   redis.call('HSET', s.prefix .. 'e', entry.key, new_header(s, entry))
-  lead(s, entry.key, record)
+  lead(s, entry.key, record, free)
   if flight.kept then
     store_record(s, entry.key, record)
     conclude(s, {fields = flight.kept[4], worth = flight.kept[8]},
@@ -253,13 +255,13 @@ offer_anew = function(s, one)
   local entry, record, why, wait = one.entry, {shares = one.shares, led = {}, follows = ''}, nil, 0
   local left = entry.due - s.now
   local queue_timeout = math.min(entry.queue_due - entry.arrived, left)
-  local outcome = left <= 0 and late_outcome(s, entry, 1)
+  local outcome, free = left <= 0 and late_outcome(s, entry, 1), {}
   if not outcome then
     local flight, share
-    why, flight, share = find_flight(s, record.shares)
+    why, flight, share, free = find_flight(s, record.shares)
     entry.queue_due = s.now + queue_timeout
     if flight then
-      join(s, entry, record, flight, share)
+      join(s, entry, record, flight, share, free)
       return
     end
     if not why then
@@ -277,7 +279,7 @@ offer_anew = function(s, one)
     take_in(s, intake, entry)
     write_down(s, intake)
   end
-  lead(s, entry.key, record)
+  lead(s, entry.key, record, free or {})
   store_record(s, entry.key, record)
   if outcome then  -- If it is a task, that is its outcome.
     end_alone(s, entry.key, outcome)

@@ -51,7 +51,7 @@ TOKENS = (
     *(b"Bearer " + text for text in sorted(_GENUINE)),
     b"Bearer " + token("EdDSA", "stranger", header={"kid": "first"}),
     b"Bearer " + token("EdDSA", exp=1),
-    b"Bearer " + token("ES256", "other"),
+    b"Bearer " + token("EdDSA").replace(b"eyJhbGciOiJFZERTQSI", b"eyJhbGciOiJFUzI1NiI"),
 )
 TOKEN_WORDS = (
     b".", b"eyJhbGciOiJub25lIn0", b"eyJhbGciOiJIUzI1NiJ9", b"eyJ", b"=", b"-", b"_", b"bearer ", b"Basic ", b"hw_live_",
@@ -77,7 +77,7 @@ KEYS = (
 KEY_WORDS = (b"hw_live_", b"hw_svc_", b"_", b"Bearer ", "٣".encode(), b"\n")
 
 KEY_SETS = (
-    jwks(jwk("EdDSA"), jwk("ES256", "other"), jwk("RS256", "third")),
+    jwks(jwk("EdDSA"), jwk("ES256", "other"), {"kty": "RSA", "kid": "third", "n": "x" * 342, "e": "AQAB"}),
     jwks(jwk("ES256", use="sig", alg="ES256", key_ops=["verify"])),
 )
 KEY_SET_WORDS = (

@@ -76,6 +76,7 @@ def test_what_is_good_gets_through(tmp_path: Path) -> None:
         assert chunks.done
     assert api_key.parse(credentials.KEYS[0]) is not None
     assert all(read_keys(text, "ES256") for text in credentials.KEY_SETS)
+    assert read_keys(credentials.KEY_SETS[0], "RS256")
     for text in credentials.TOKENS[: len(credentials._GENUINE)]:
         assert credentials._EITHER.identify(text) is not None
     for name in NAMES:

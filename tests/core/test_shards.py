@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from headway.core.shards import SLOTS_EACH, active, behind, home, in_turn, part, parts, slots_at
+from headway.core.shards import SLOTS_EACH, active, behind, home, in_turn, of_tenant, part, parts, slots_at
 
 FLEETS = list(itertools.product((1, 2, 5, 11, 16, 64), (1, 2, 3, 4, 16)))
 
@@ -72,6 +72,19 @@ class TestInTurn:
 
     def test_while_no_worker_lives(self) -> None:
         assert in_turn(7, 0, 1) == 0
+
+
+class TestOfTenant:
+    def test_one_more_shard_moves_only_who_goes_there(self) -> None:
+        tenants = [f"tenant {number}" for number in range(2000)]
+        for count in range(1, 17):
+            before, after = ([of_tenant(tenant, shards) for tenant in tenants] for shards in (count, count + 1))
+            assert max(before) < count
+            assert {there for here, there in zip(before, after, strict=True) if here != there} == {count}
+            assert 0.5 < after.count(count) / (len(tenants) / (count + 1)) < 1.5
+
+    def test_any_text_will_do(self) -> None:
+        assert of_tenant("", 1) == of_tenant("\ud800", 1) == 0
 
 
 class TestPart:

@@ -8,8 +8,11 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from headway.model import Entry, Item, Lease, Reply, Stage, Wait, WorkerInfo, WorkerStatus
+from headway.brokers.redis.broker import RedisBroker
+from headway.core.queue import QueueLimits
+from headway.model import Entry, Failure, Item, Lease, Reply, Stage, Wait, WorkerInfo, WorkerStatus
 from headway.ports import Broker
+from headway.tally import Tally
 from tests.contracts import shares as common
 from tests.contracts.brokers import (
     AT_ONCE,
@@ -260,3 +263,22 @@ async def test_what_a_tenant_has_in_common_meets_in_one_shard(harness: Stand) ->
         assert await harness.peer().recall(tenant, f"0 {tenant}") is Stage.QUEUED
     await harness.peer().cancel([(tenant, f"{at} {tenant}") for tenant in tenants for at in range(2)])
     assert harness.held() == [0] * harness.shards
+
+
+@story
+async def test_a_tier_is_refused_from_the_depth_that_the_shards_in_use_come_to(harness: Stand) -> None:
+    deep = QueueLimits(tiers=3, max_batch=MAX_BATCH, max_queue=1000, shed_at=(8, 40))
+    made = RedisBroker(harness.broker._link, {"m": deep}, Tally(), lambda: 0.0, harness.shards)  # type: ignore[attr-defined]
+    for workers, counts in (((), (8, 40)), (WORKERS, (8, 40))):
+        await beaten(harness, workers)
+        await harness.advance(1.1)
+        await made.enqueue([])
+        for tier, count in ((2, counts[0]), (1, counts[1])):
+            verdicts: list[Failure | None] = []
+            for _ in range(count + harness.shards):
+                verdicts += await made.enqueue([ask(tier=tier)])
+            assert sum(verdict is None for verdict in verdicts) == count - (0 if tier == 2 else counts[0])
+            assert {verdict.reason for verdict in verdicts if verdict is not None} == {"shed"}
+        assert await made.enqueue([ask(tier=0)]) == [None]
+        harness.server.flush()
+    await made.close()

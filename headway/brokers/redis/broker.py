@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import itertools
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -92,7 +91,7 @@ class RedisBroker:
         self._link = link
         self._link.process = link.process or str(uuid_utils.uuid7())
         self._queues = {
-            model: [Queue(link, model, shard, _of_shard(limits, shards), lease_seconds) for shard in range(shards)]
+            model: [Queue(link, model, shard, limits, lease_seconds) for shard in range(shards)]
             for model, limits in models.items()
         }
         self._every = [queue for queues in self._queues.values() for queue in queues]
@@ -138,12 +137,10 @@ class RedisBroker:
             groups.setdefault(queue, []).append(place)
         if len(groups) == 1:
             [queue] = groups
-            answers = [await queue.enqueue(entries, self._parts(queue.model))]
+            answers = [await queue.enqueue(entries)]
         else:
             parts = ([entries[place] for place in places] for places in groups.values())
-            answers = await _all(
-                *(queue.enqueue(part, self._parts(queue.model)) for queue, part in zip(groups, parts, strict=True))
-            )
+            answers = await _all(*(queue.enqueue(part) for queue, part in zip(groups, parts, strict=True)))
         result: list[Failure | None] = [None] * len(entries)
         for places, answer in zip(groups.values(), answers, strict=True):
             for place, verdict in zip(places, answer, strict=True):
@@ -155,9 +152,9 @@ class RedisBroker:
     def owed(self, limit: Limit) -> float:
         """See Broker."""
         owed = 0.0
-        for model, queues in self._queues.items():
-            parts, of_shards = self._parts(model), [queue.owed(limit) for queue in queues]
-            owed = max(owed, sum(of_shards) / parts if limit.name == "tier" and parts > 1 else max(of_shards))
+        for queues in self._queues.values():
+            of_shards, counts = [queue.owed(limit) for queue in queues], queues[0].counts
+            owed = max(owed, sum(of_shards) / counts if limit.name == "tier" and counts > 1 else max(of_shards))
         return owed
 
     async def claim(self, slot: Slot, policy: Policy) -> Lease | Wait:
@@ -359,10 +356,6 @@ class RedisBroker:
                     self._hints[slot] = queue
                     return
 
-    def _parts(self, model: str) -> int:
-        """How many counts a limit that spans tenants is spread over."""
-        return self._places.in_use(model) if self._link.clustered else 1
-
     async def _look(self) -> list[Look]:
         return await _all(*(queue.look() for queue in self._every))
 
@@ -378,14 +371,6 @@ async def _all(*calls: Awaitable[T]) -> list[T]:
         if isinstance(answer, BaseException):
             raise answer
     return [answer for answer in answers if not isinstance(answer, BaseException)]
-
-
-def _of_shard(limits: QueueLimits, shards: int) -> QueueLimits:
-    """What bounds one shard's queue."""
-    if limits.shed_at is None or shards == 1:
-        return limits
-    last, rest = limits.shed_at
-    return dataclasses.replace(limits, shed_at=(max(1, last // shards), max(1, rest // shards)))
 
 
 def _together(loads: Sequence[Load]) -> Load:

@@ -101,7 +101,7 @@ class Places:
         for place, entry in enumerate(entries):
             key = (entry.tenant, entry.id)
             queue = self._placed.get(key)
-            if entry.limits or entry.shares:
+            if queue is None and (entry.limits or entry.shares):
                 queue = self._placed[key] = self._of_tenant(entry)
             elif queue is None:
                 slots = len(self._census.get(entry.model, []))
@@ -125,12 +125,11 @@ class Places:
             for key in keys:
                 self._placed.pop(key, None)
 
-    def in_use(self, model: str) -> int:
-        """How many shards of a model are in use."""
+    def _in_use(self, model: str) -> int:
         return sharding.active(self._shards, len(self._census.get(model, [])))
 
     def _of_tenant(self, entry: Entry) -> Queue:
-        return self._queues[entry.model][sharding.of_tenant(entry.tenant, self.in_use(entry.model))]
+        return self._queues[entry.model][sharding.of_tenant(entry.tenant, self._in_use(entry.model))]
 
     def _found_home(self, worker: str, model: str) -> Queue:
         alive = self._census.get(model, [])
@@ -143,3 +142,6 @@ class Places:
                 if worker.status is WorkerStatus.HEALTHY:
                     census.setdefault(worker.model, []).append(worker.worker_id)
             self._census = census
+            for model, queues in self._queues.items():
+                for queue in queues:
+                    queue.in_use = self._in_use(model)

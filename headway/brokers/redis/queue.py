@@ -87,6 +87,7 @@ class Queue:
         born: instant at which the server's state of this queue began; another one after it was lost. 0: not known yet.
         losses: how often it was lost.
         headway: seconds between departures, below 0 when the policy does not space them.
+        in_use: shards that the model's load is spread over now.
     """
 
     def __init__(self, link: Link, model: str, shard: int, limits: QueueLimits, lease_seconds: float) -> None:
@@ -97,17 +98,16 @@ class Queue:
         self.losses = 0
         self.headway = -1.0
         self._key = f"{link.prefix}:{{{model}:{shard}}}:"
-        shed_last, shed_rest = limits.shed_at or (-1, -1)
+        self.in_use = 1
         self._limits = (
             limits.tiers,
             limits.max_batch,
             limits.reserved_share,
             limits.max_queue,
             lease_seconds,
-            shed_last,
-            shed_rest,
-            f"{self._key}w" if link.clustered else f"{link.prefix}:{{limits}}:w",
         )
+        self._shed_at = limits.shed_at
+        self._counts_key = f"{self._key}w" if link.clustered else f"{link.prefix}:{{limits}}:w"
         self._owed = Owed()
         self._offset = 0.0
         self._load: tuple[float, Load] | None = None
@@ -133,21 +133,26 @@ class Queue:
             while self._receipts:
                 await self._acknowledge(self._receipts.popitem()[1])
 
-    async def enqueue(self, entries: Sequence[Entry], parts: int = 1) -> list[Failure | None]:
-        """Offer entries; the verdicts in order, None for an admitted one. Limits of tiers are spread over so many shards."""
+    @property
+    def counts(self) -> int:
+        """How many counts a limit that spans tenants is spread over."""
+        return self.in_use if self.link.clustered else 1
+
+    async def enqueue(self, entries: Sequence[Entry]) -> list[Failure | None]:
+        """Offer entries; the verdicts in order, None for an admitted one."""
         verdicts_: list[Failure | None] = []
         for start in range(0, len(entries), MOST_ENTRIES):
-            verdicts_ += await self._enqueue_part(entries[start : start + MOST_ENTRIES], parts)
+            verdicts_ += await self._enqueue_part(entries[start : start + MOST_ENTRIES])
         return verdicts_
 
     def owed(self, limit: Limit) -> float:
         """Seconds owed to a limit, as far as was heard here."""
         return self._owed.seconds(limit.id, asyncio.get_running_loop().time())
 
-    async def _enqueue_part(self, entries: Sequence[Entry], parts: int) -> list[Failure | None]:
+    async def _enqueue_part(self, entries: Sequence[Entry]) -> list[Failure | None]:
         receipt = self._receipts.pop(entries[0].gateway, None)
         read = _NOTHING_READ if receipt is None else (receipt.gateway, receipt.last, len(receipt.keys), *receipt.keys)
-        arguments: list[object] = [*read, wire.pack_extras(entries, parts)]
+        arguments: list[object] = [*read, wire.pack_extras(entries, self.counts)]
         for entry in entries:
             arguments += (wire.pack_head(entry), wire.pack_entry(entry))
         began = asyncio.get_running_loop().time()
@@ -317,7 +322,8 @@ class Queue:
                 self._telling = asyncio.get_running_loop().create_task(self._tell())
 
     def _head(self) -> tuple[object, ...]:
-        return (self.link.clock_text(), *self._limits)
+        shed_at = (-1, -1) if self._shed_at is None else [max(1, depth // self.in_use) for depth in self._shed_at]
+        return (self.link.clock_text(), *self._limits, *shed_at, self._counts_key)
 
     async def _call(self, function: str, *arguments: object) -> Any:
         return await self.link.call(function, self._key, *self._head(), *arguments)

@@ -192,12 +192,12 @@ def read_entry(payload: bytes) -> Entry:
     )
 
 
-def pack_extras(entries: Sequence[Entry], parts: int) -> bytes:
+def pack_extras(entries: Sequence[Entry], counts: int) -> bytes:
     """What of these entries counts and is shared, as the server's library takes it; nothing when nothing does.
 
     Arguments:
         entries: of one call.
-        parts: shards in use, over which limits of whole tiers are spread.
+        counts: over how many limits of whole tiers are spread.
     """
     if not any(entry.limits or entry.shares for entry in entries):
         return b""
@@ -205,7 +205,7 @@ def pack_extras(entries: Sequence[Entry], parts: int) -> bytes:
     places = {limit: place for place, limit in enumerate(limits)}
     charged = [[places[limit] for limit in entry.limits] for entry in entries]
     shares = {place: _pack_shares(entry) for place, entry in enumerate(entries, 1) if entry.shares}
-    return encode(([_pack_limit(limit, parts) for limit in limits], charged, shares))
+    return encode(([_pack_limit(limit, counts) for limit in limits], charged, shares))
 
 
 def limits_of(entries: Iterable[Entry]) -> Sequence[Limit]:
@@ -213,9 +213,9 @@ def limits_of(entries: Iterable[Entry]) -> Sequence[Limit]:
     return list(dict.fromkeys(limit for entry in entries for limit in entry.limits))
 
 
-def _pack_limit(limit: Limit, parts: int) -> tuple[str, float, float]:
-    if parts > 1 and limit.name == "tier":
-        limit = Limit(limit.id, limit.name, limit.rate / parts, max(1.0, limit.burst / parts))
+def _pack_limit(limit: Limit, counts: int) -> tuple[str, float, float]:
+    if counts > 1 and limit.name == "tier":
+        limit = Limit(limit.id, limit.name, limit.rate / counts, max(1.0, limit.burst / counts))
     return limit.id, ratelimit.interval(limit), ratelimit.tolerance(limit)
 
 

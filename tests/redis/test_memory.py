@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from headway import errors
-from headway.model import Entry, Failure, Member, Role, Stage, Wait, WorkerInfo, WorkerStatus
+from headway.model import Entry, Failure, Limit, Member, Role, Share, ShareKind, Stage, Wait, WorkerInfo, WorkerStatus
 from tests.contracts.brokers import AT_ONCE, ask, drained, failed, ids, slot, story
 from tests.redis.stand import Stand
 from tests.servers.redis import KINDS, RedisServer
@@ -103,3 +103,19 @@ async def test_an_idle_system_finds_out_by_itself(harness: Stand, server: RedisS
 async def test_four_fifths_are_no_reason_to_refuse(harness: Stand, server: RedisServer) -> None:
     fill(server, 0.7)
     assert await offered(harness, ask()) == [None]
+
+
+@story
+async def test_who_is_refused_for_memory_is_not_charged_and_joins_nobody(harness: Stand, server: RedisServer) -> None:
+    limit = Limit("key:k", "key", 60.0, 1.0)
+    share = Share(ShareKind.KEY, "k", b"", 60.0)
+    first = ask(limits=(limit,), shares=(share,), gateway="g1")
+    await harness.broker.enqueue([first])
+    fill(server, 0.9)
+    verdicts = await offered(harness, first, ask(limits=(limit,)), ask(shares=(share,)))
+    assert verdicts[0] is None
+    assert all(for_memory(verdict) for verdict in verdicts[1:])
+    fill(server, 0.0)
+    await harness.advance(60.0)
+    await offered(harness, ask())
+    assert await harness.broker.enqueue([ask(limits=(limit,))]) == [None]

@@ -9,6 +9,7 @@ import pytest
 
 from headway.brokers.redis import library
 from headway.core.departure import Rule
+from headway.core.health import DEGRADED_AFTER
 from headway.model import Item, Lease, Wait, WorkerInfo, WorkerStatus
 from tests.contracts.brokers import AT_ONCE, MAX_BATCH, Fixed, ask, drained, failed, slot, story
 from tests.redis.stand import Stand
@@ -165,7 +166,7 @@ async def test_a_slot_that_was_only_late_with_its_heartbeat_claims_again(harness
     await harness.healthy("late")
     assert await harness.broker.claim(slot("late"), AT_ONCE) == Wait(None)
     listening = asyncio.create_task(harness.broker.listen(slot("late"), None))
-    await harness.reaping(2.9)
+    await harness.reaping(DEGRADED_AFTER - 0.1)
     assert not listening.done()
     await harness.reaping(0.3)
     assert listening.done()

@@ -18,19 +18,23 @@ from headway.model import Record
 ROWS = 50
 """In one statement; what SQLite has always taken are 999 values in one."""
 
-_COLUMNS = (
-    "id, user_id, tenant, tier, model, status, created_at, completed_at, latency_ms, batch_size, worker, error, input, "
-    "output"
-)
-_WIDTH = 14
+_NAMES = (
+    "id", "user_id", "tenant", "tier", "model", "status", "created_at", "completed_at", "latency_ms", "batch_size",
+    "worker", "error", "input", "output",
+)  # fmt: skip
+_COLUMNS = ", ".join(_NAMES)
+_ALL = len(_NAMES)
+_BUT_CONTENT = _ALL - 2
+"""Columns that are written where no input and no output is kept: each value costs time."""
 
 
-def _insert(rows: int) -> str:
-    row = f"({', '.join('?' * _WIDTH)})"
-    return f"INSERT OR IGNORE INTO headway_requests ({_COLUMNS}) VALUES {', '.join([row] * rows)}"  # noqa: S608
+def _insert(rows: int, width: int) -> str:
+    """A statement for so many rows of the first `width` columns."""
+    row = f"({', '.join('?' * width)})"
+    return f"INSERT OR IGNORE INTO headway_requests ({', '.join(_NAMES[:width])}) VALUES {', '.join([row] * rows)}"  # noqa: S608
 
 
-_INSERT = _insert(ROWS)
+_FULL = {width: _insert(ROWS, width) for width in (_BUT_CONTENT, _ALL)}
 _FIND = f"SELECT {_COLUMNS} FROM headway_requests WHERE id = ? ORDER BY completed_at DESC"  # noqa: S608
 _PRUNE = """
 DELETE FROM headway_requests WHERE (id, tenant) IN (
@@ -57,8 +61,9 @@ class SqliteLedger:
         """See Ledger."""
 
         def work(connection: sqlite3.Connection) -> None:
+            content = any(record.input is not None or record.output is not None for record in records)
             for start in range(0, len(records), ROWS):
-                _write(connection, records[start : start + ROWS])
+                _write(connection, records[start : start + ROWS], _ALL if content else _BUT_CONTENT)
 
         await self._file.write(work)
 
@@ -80,14 +85,12 @@ class SqliteLedger:
         await self._file.close()
 
 
-def _write(connection: sqlite3.Connection, records: Sequence[Record]) -> None:
+def _write(connection: sqlite3.Connection, records: Sequence[Record], width: int) -> None:
     values: list[object] = []
     for record in records:
-        values += astuple(record)
-    for at in range(0, len(values), _WIDTH):
-        id: str = values[at]  # type: ignore[assignment]
-        values[at] = bytes.fromhex(id.replace("-", ""))
-    connection.execute(_INSERT if len(records) == ROWS else _insert(len(records)), values)
+        values.append(bytes.fromhex(record.id.replace("-", "")))
+        values += astuple(record)[1:width]
+    connection.execute(_FULL[width] if len(records) == ROWS else _insert(len(records), width), values)
 
 
 def _record(row: tuple[object, ...]) -> Record:

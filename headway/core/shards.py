@@ -18,7 +18,7 @@ adaptive load sharing", Performance Evaluation 6, 1986).
 
 from __future__ import annotations
 
-import zlib
+import hashlib
 from bisect import bisect_left
 from collections.abc import Sequence
 
@@ -84,7 +84,8 @@ def of_tenant(tenant: str, active: int) -> int:
         tenant: whose.
         active: shards in use.
     """
-    state, shard, following = zlib.crc32(tenant.encode("utf-8", "surrogatepass")), 0, 0
+    hashed = hashlib.sha256(tenant.encode("utf-8", "surrogatepass")).digest()
+    state, shard, following = int.from_bytes(hashed[:8]), 0, 0
     while following < active:
         shard = following
         state = (state * 2862933555777941757 + 1) % 2**64

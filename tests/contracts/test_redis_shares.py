@@ -144,6 +144,7 @@ class Pair:
             await self.here.cancel(keys)
 
     async def reap(self) -> None:
+        self.there[0]._reap_at.clear()  # Or it would not do so twice in an instant.
         await self.there[0].reap()
         await self.here.reap()
 

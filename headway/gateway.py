@@ -30,7 +30,7 @@ from headway.errors import BrokerUnavailable
 from headway.held import NOBODY, FutureWaiter, Held, Journal, Note, Waiter
 from headway.limiter import Limiter
 from headway.line import Line
-from headway.model import Caller, Entry, Failure, Reply, Share, ShareKind, Stage, Standing
+from headway.model import Caller, Entry, Failure, Limit, Reply, Share, ShareKind, Stage, Standing
 from headway.ports import Broker
 from headway.supervisor import Supervisor
 from headway.tally import Tally
@@ -164,14 +164,18 @@ class Gateway:
             shares = self._shares(id, model, input, parameters, key, admitted is not None, sharing)
             patience = patience if admitted is None else timeout
         limits = caller.limits
-        if limits and self._line is not self._shared:
-            limits = self.limiter.parts(limits)
+        if limits:
+            limits = self.counted(limits)
         entry = Entry(id, model, input, tier, caller.tenant, self.name, patience, timeout, parameters, limits, shares)
         failure = self._objection(caller, entry)
         if failure is not None:
             self._refuse(waiter, caller, entry, failure)
         else:
             self._hold(waiter, caller, entry, self._line, admitted)
+
+    def counted(self, limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
+        """Limits as they are counted now: whole by the broker that all share, in part while this gateway is alone."""
+        return limits if self._line is self._shared else self.limiter.parts(limits)
 
     def _hold(
         self, waiter: Waiter, caller: Caller | None, entry: Entry, line: Line, admitted: Callable[[], None] | None

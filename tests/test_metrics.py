@@ -34,6 +34,8 @@ NAMES = {
     "headway_worker_restarts": ("counter", {"worker"}),
     "headway_refusals": ("counter", {"reason", "tier"}),
     "headway_keys_age_seconds": ("gauge", set()),
+    "headway_shared": ("counter", {"model", "kind", "how"}),
+    "headway_ledger_dropped": ("counter", set()),
     "headway_direct": ("counter", {"model"}),
     "headway_retries": ("counter", {"cause"}),
     "headway_dlq_depth": ("gauge", set()),
@@ -54,6 +56,8 @@ def full_state() -> State:
     tally.gpu_seconds["m", "gpu-0"].observe(0.1)
     tally.refusals["overloaded", "free"] = 5
     tally.keys_age = 0.25
+    tally.shared["m", "same", "joined"] = 9
+    tally.ledger_dropped = 8
     tally.direct["m"] = 3
     tally.throttle["m"] = 140.0
     tally.retries["crashed"] = 2
@@ -97,6 +101,8 @@ def test_every_metric_has_its_name_type_and_labels() -> None:
         ("workers", {"model": "m", "status": "degraded"}, 0),
         ("worker_restarts", {"worker": "gpu-0"}, 4),
         ("refusals", {"reason": "overloaded", "tier": "free"}, 5),
+        ("shared", {"model": "m", "kind": "same", "how": "joined"}, 9),
+        ("ledger_dropped", {}, 8),
         ("retries", {"cause": "crashed"}, 2),
         ("dlq_depth", {}, 6),
         ("wasted_gpu_seconds", {"cause": "departed"}, 0.25),

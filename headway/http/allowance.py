@@ -26,6 +26,10 @@ class Charging(Protocol):
         """The broker that does now."""
         ...
 
+    def counted(self, limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
+        """Limits as they are counted now."""
+        ...
+
 
 _Terms = tuple[Limit, bytes, float, float]
 """One limit; both lines up to the figures, if it is the one that is told of; its tolerance and its interval."""
@@ -44,6 +48,7 @@ class Allowances:
 
     def lines(self, limits: tuple[Limit, ...]) -> bytes:
         """The two lines of a header, each with its end, for a caller with these limits; at least one."""
+        limits = self._gateway.counted(limits)
         terms = self._known.get(limits)
         if terms is None:
             terms = self._learn(limits)

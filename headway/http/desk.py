@@ -17,7 +17,7 @@ from headway.config import Settings
 from headway.held import Waiter
 from headway.http.allowance import Allowances
 from headway.http.shapes import native
-from headway.model import Caller
+from headway.model import Caller, Limit
 from headway.ports import Broker, Identity
 from headway.tally import Tally
 
@@ -45,6 +45,10 @@ class Intake(Protocol):
     @property
     def broker(self) -> Broker:
         """Where requests that come now go."""
+        ...
+
+    def counted(self, limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
+        """Limits as they are counted now."""
         ...
 
     def submit(

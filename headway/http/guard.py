@@ -11,6 +11,7 @@ from headway.errors import RequestError, Unauthenticated
 from headway.http.refusals import refusal
 from headway.identity.api_key import SERVICE
 from headway.ports import Identity
+from headway.tally import Tally
 
 
 class Guard:
@@ -19,11 +20,13 @@ class Guard:
     Arguments:
         app: what is guarded.
         identity: says who asks.
+        tally: refusals are counted here.
     """
 
-    def __init__(self, app: ASGIApp, identity: Identity) -> None:
+    def __init__(self, app: ASGIApp, identity: Identity, tally: Tally) -> None:
         self._app = app
         self._identity = identity
+        self._tally = tally
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request in, or answer why not."""
@@ -33,6 +36,7 @@ class Guard:
             if caller is None:
                 raise stranger(authorization)
         except RequestError as exc:
+            self._tally.refusals[exc.code.lower(), "none"] += 1
             answer = refusal(scope["state"]["request_id"], exc.code, exc.message, exc.retry_after)
             await answer(scope, receive, send)
             return

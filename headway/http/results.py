@@ -51,7 +51,7 @@ class Result(msgspec.Struct, gc=False, omit_defaults=True):
 def routes(gateway: Gateway, identity: Identity) -> list[Route]:
     """The route, for those whom `identity` knows."""
     tasks = _Tasks(gateway)
-    guard = Middleware(Guard, identity)
+    guard = Middleware(Guard, identity, gateway.tally)
     return [Route(f"{PATH}/{{task_id}}", tasks.answer, methods=["GET", "DELETE"], middleware=[guard])]
 
 

@@ -31,7 +31,7 @@ from headway.http.door import Door
 from headway.http.readiness import Readiness
 from headway.identity.callers import make_caller
 from headway.identity.open import OpenIdentity
-from headway.model import Caller, Failure, Item, Reply, ShareKind, Slot, Wait, WorkerInfo, WorkerStatus
+from headway.model import Caller, Failure, Item, Limit, Reply, ShareKind, Slot, Wait, WorkerInfo, WorkerStatus
 from headway.supervisor import Supervisor
 from headway.tally import Tally
 
@@ -97,6 +97,9 @@ class EchoGateway:
         self.abandoned: list[tuple[str, str]] = []
         self.waiting: list[Asked] = []
         self._news = asyncio.Event()
+
+    def counted(self, limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
+        return limits
 
     def submit(
         self,

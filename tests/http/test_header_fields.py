@@ -218,6 +218,9 @@ class Charged:
     def owed(self, limit: Limit) -> float:
         return self._owed[limit.name]
 
+    def counted(self, limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
+        return limits
+
 
 @pytest.mark.parametrize(
     ("owed", "field"),

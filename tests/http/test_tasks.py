@@ -291,6 +291,7 @@ def test_another_tenant_knows_nothing_of_it() -> None:
         for credential in ((), ("Authorization: Bearer x",)):
             assert (await stand.ask(get(f"/v1/result/{id}", *credential))).error == "UNAUTHENTICATED"
             assert (await stand.ask(delete(f"/v1/result/{id}", *credential))).error == "UNAUTHENTICATED"
+        assert stand.tally.refusals["unauthenticated", "none"] == 4
         assert (await stand.ask(get(f"/v1/result/{id}", mine))).json["output"] == "A"
 
     served(main, keys={name: {"tenant": name} for name in ("mine", "yours")}, whole=True)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from headway.http.allowance import Allowances
 from headway.model import Caller, Limit
 from tests.services.fake_backend import FakeBackend
 from tests.services.fleet import Fleet
@@ -40,6 +41,8 @@ def test_while_the_broker_is_away_a_gateway_counts_its_part_of_a_limit() -> None
             fleet.gateway.limiter.gateways = 4
             assert await admitted(fleet, 50.0, 10.0) == pytest.approx(10 * 10 + 40, abs=2)
             await gone_direct(fleet)
+            told = Allowances(fleet.gateway).fields(LIMITED.limits)
+            assert told["ratelimit-policy"] == '"user";q=150;w=60'
             assert await admitted(fleet, 50.0, 20.0) == pytest.approx((20 * 10 + 40) / 4, abs=2)
             await fleet.server.become("fine")
             await asyncio.sleep(5.0)

@@ -37,9 +37,6 @@ from headway.tally import Tally
 
 log = structlog.get_logger(__name__)
 
-RETRY_AFTER = (1.0, 30.0)
-"""Least and most seconds after which a client is told to try again while the broker is away: as long as that lasts."""
-
 
 @dataclass(slots=True)
 class _Told:
@@ -215,10 +212,7 @@ class Gateway:
         """The client left: its waiter hears nothing more, and the entry does not run if it has not yet."""
         held = self._held.pop((tenant, id), None)
         if held is not None:
-            self._count(held, "cancelled")
-            if self._journal is not None and held.caller is not None:
-                left = Reply(id, tenant, None, Failure(errors.CANCELLED, "the client left"))
-                self._journal.add([(held.caller, held.entry, self._clock() - held.since, left)])
+            self._note_cancelled(held)
             self._withdraw(held)
 
     async def ask(
@@ -276,7 +270,7 @@ class Gateway:
             self._tell(held.waiter, Reply(id, tenant, None, verdicts.no_task()))
         for line in (self._shared, self._direct):
             if line is not None:
-                await line.broker.cancel([(tenant, id)])
+                await line.broker.cancel([(tenant, id)], self.name)
 
     async def emptied(self) -> None:
         """Return as soon as no request is held."""
@@ -314,7 +308,7 @@ class Gateway:
             return Failure(errors.IDEMPOTENCY_CONFLICT, f"a request with id {entry.id} is in flight; use a new id")
         line = self._line
         if len(line.outbox) >= line.room:
-            return _no_room(line)
+            return line.no_room()
         return self.limiter.objection(entry, line.broker, line is self._direct)
 
     def _refuse(self, waiter: Waiter, caller: Caller, entry: Entry, failure: Failure) -> None:
@@ -399,6 +393,10 @@ class Gateway:
             if caller is None:
                 self._tell(held.waiter, reply)
                 continue
+            if reply.failure is not None and reply.failure.reason == verdicts.CANCELLED:
+                self._note_cancelled(held)
+                self._tell(held.waiter, reply)
+                continue
             if self._journal is not None:
                 notes.append((caller, entry, latency, reply))
             if reply.shared is not None:
@@ -472,6 +470,12 @@ class Gateway:
         if held.caller is not None:
             self.tally.requests[held.entry.model, self._tiers[held.entry.tier], outcome] += 1
 
+    def _note_cancelled(self, held: Held) -> None:
+        self._count(held, "cancelled")
+        if self._journal is not None and held.caller is not None:
+            left = Reply(held.entry.id, held.entry.tenant, None, Failure(errors.CANCELLED, "the client left"))
+            self._journal.add([(held.caller, held.entry, self._clock() - held.since, left)])
+
     def _withdraw(self, held: Held) -> None:
         held.line.withdraw((held.entry.tenant, held.entry.id))
         if not self._held:
@@ -489,12 +493,3 @@ class Gateway:
         self._settle(held, Failure(errors.DEADLINE_EXCEEDED, message, None, "total"))
         if not held.task or held.admitted is not None:  # The broker tells who asks for a task that it was too late.
             self._withdraw(held)
-
-
-def _no_room(line: Line) -> Failure:
-    """The refusal of a request that `line` has no room for. An outage is taken to last as long again as it has."""
-    if line.silent > 0.0:
-        least, most = RETRY_AFTER
-        wait = min(max(line.silent, least), most)
-        return Failure(errors.SERVICE_OVERLOADED, "the queue is out of reach; try again later", wait, "broker")
-    return Failure(errors.SERVICE_OVERLOADED, "more requests wait than can be handed on", RETRY_AFTER[0], "overloaded")

@@ -17,6 +17,7 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
+from headway import errors
 from headway.core.retry import backoff
 from headway.core.service_model import ArrivalRate
 from headway.errors import NOT_FOUND, BrokerUnavailable
@@ -26,6 +27,8 @@ from headway.ports import Broker
 from headway.redo import CHUNK, Redo
 from headway.supervisor import Supervisor
 
+RETRY_AFTER = (1.0, 30.0)
+"""Least and most seconds after which a client is told to try again while the broker is away: as long as that lasts."""
 WORTH_GATHERING = 2.0
 """Entries gather between calls to the broker only when at least so many arrive meanwhile: a lone one goes at once."""
 LOOK_EVERY = 0.5
@@ -148,6 +151,15 @@ class Line:
         not offered again yet."""
         return not (self._doubtful or self._redo.open or self._outage.since) and self.broker.epoch == self._epoch
 
+    def no_room(self) -> Failure:
+        """The refusal of a request that there is no room for. An outage is taken to last as long again as it has."""
+        if self.silent > 0.0:
+            least, most = RETRY_AFTER
+            wait = min(max(self.silent, least), most)
+            return Failure(errors.SERVICE_OVERLOADED, "the queue is out of reach; try again later", wait, "broker")
+        message = "more requests wait than can be handed on"
+        return Failure(errors.SERVICE_OVERLOADED, message, RETRY_AFTER[0], "overloaded")
+
     def wake(self) -> None:
         """The outbox is no longer empty."""
         self._work.set()
@@ -205,7 +217,7 @@ class Line:
         takes changes, which a look at it would not."""
         while True:
             departed = self._departed[:CHUNK]
-            await self._ask(self.broker.cancel(departed or [("", self._gateway)]))
+            await self._ask(self.broker.cancel(departed or [("", self._gateway)], self._gateway))
             del self._departed[: len(departed)]
             if not self._departed:
                 return

@@ -95,9 +95,10 @@ class Broker(Protocol):
         """Renew a lease by its full length from now on; False when it was no longer valid."""
         ...
 
-    async def cancel(self, tenant_ids: Sequence[tuple[str, str]]) -> None:
+    async def cancel(self, tenant_ids: Sequence[tuple[str, str]], by: str = "") -> None:
         """Forget entries by (tenant, id): queued ones never reach a GPU, running ones are not replied to. One that
-        others have joined runs on for them. What is kept of a task is forgotten with it."""
+        others have joined runs on for them. What is kept of a task is forgotten with it. `by` is the gateway that cancels: an entry of another one ends with
+        a reply that says so; if empty, nobody is told."""
         ...
 
     async def replies(self, gateway: str, after: int) -> tuple[Sequence[Reply], int]:

@@ -226,7 +226,7 @@ class MemoryBroker:
         running.expires_at = self._clock() + LEASE_SECONDS
         return True
 
-    async def cancel(self, tenant_ids: Sequence[tuple[str, str]]) -> None:
+    async def cancel(self, tenant_ids: Sequence[tuple[str, str]], by: str = "") -> None:
         """See Broker."""
         for key in tenant_ids:
             queued = self._entries.get(key)
@@ -234,6 +234,9 @@ class MemoryBroker:
             if queued is None or queued.state == GONE:  # What is replied to stays known until that is read.
                 continue
             del self._entries[key]
+            if by not in ("", queued.entry.gateway):
+                told = Reply(queued.entry.id, queued.entry.tenant, None, verdicts.cancelled())
+                self._mailbox(queued.entry.gateway).put((told,))
             if self._sharing.active and queued.entry.shares:
                 self._ripple(self._sharing.cancel(queued), self._clock())
             else:

@@ -8,6 +8,9 @@ from headway import errors
 from headway.core.ratelimit import Over
 from headway.model import BatchFailure, Cause, Failure, Item
 
+CANCELLED = "cancelled"
+"""Reason of an entry that was cancelled."""
+
 
 def refusal(wait: float, tier_only: bool) -> Failure:
     """Not admitted; `wait` is the seconds until it would be, `tier_only` whether the highest tier would be now."""
@@ -49,6 +52,11 @@ def misuse() -> Failure:
 def no_task() -> Failure:
     """Nothing to wait for."""
     return Failure(errors.NOT_FOUND, "no such task: unknown, expired, cancelled, or not yours", None, "")
+
+
+def cancelled() -> Failure:
+    """Cancelled, at another gateway than the one that holds it."""
+    return Failure(errors.NOT_FOUND, no_task().message, None, CANCELLED)
 
 
 def lateness(waited: float, attempts: int, slots: int, queue_due: bool) -> Failure:

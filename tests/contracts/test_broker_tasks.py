@@ -135,6 +135,30 @@ async def test_a_task_that_is_cancelled_is_forgotten_and_who_waits_is_told(harne
     assert (await refused(harness, poll("again", "first"))).code == errors.NOT_FOUND
 
 
+@pytest.mark.parametrize("running", [False, True])
+@story
+async def test_a_gateway_is_told_of_its_entries_that_another_cancels(harness: Harness, running: bool) -> None:
+    led, plain, own = sharing("led", task("led"), key()), ask(id="plain"), ask(id="own")
+    await admit(harness, led, plain, own, sharing("joined", key()))
+    lease = await harness.claim() if running else None
+    await harness.peer().cancel([("t", "led"), ("t", "plain"), ("t", "unknown")], "another gateway")
+    await harness.peer().cancel([("t", "own")], own.gateway)
+    told = await drained(harness)
+    assert set(told) == {"led", "plain"}
+    for reply in told.values():
+        assert reply.failure is not None
+        assert (reply.failure.code, reply.failure.reason) == (errors.NOT_FOUND, "cancelled")
+        assert await harness.broker.stage("t", reply.id) is None
+    if lease is None:
+        lease = await harness.claim()
+    assert set(ids(lease.entries)) == ({"led", "plain", "own"} if running else {"led"})
+    await harness.broker.complete(lease, [Item(f"output of {entry.id}") for entry in lease.entries])
+    assert {id: reply.output for id, reply in (await drained(harness)).items() if id not in told} == {
+        "joined": "output of led"
+    }
+    await nothing_runs(harness)
+
+
 @story
 async def test_what_is_kept_of_a_task_is_forgotten_when_it_is_cancelled(harness: Harness) -> None:
     await admit(harness, sharing("first", task("first"), key()))

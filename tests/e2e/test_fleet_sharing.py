@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.e2e.client import Answer, Connection, Gate, request, wait_until
-from tests.e2e.fleet import AWAY
 from tests.e2e.server import Server, launched
 from tests.servers.redis import RedisServer
 from tests.targets.counted import runs_in
@@ -20,7 +19,7 @@ PATIENT = "--request-timeout-ms", "30000", "--gpu-timeout-ms", "30000", "--queue
 @contextmanager
 def two_gateways(folder: Path, *flags: str) -> Iterator[tuple[Server, Server]]:
     """One with a worker, one without."""
-    target, flags = "tests.targets.counted:Counted", (*PATIENT, *flags)
+    target, flags = "tests.targets.counted:Counted", (*PATIENT, "--broker-timeout-ms", "5000", *flags)
     with (
         RedisServer("valkey", folder / "redis") as redis,
         launched(folder, "--broker", redis.url, *flags, target=target) as first,
@@ -31,7 +30,6 @@ def two_gateways(folder: Path, *flags: str) -> Iterator[tuple[Server, Server]]:
         wait_until(lambda: second.get("/readyz").status == 200)
         yield first, second
         for server in (second, first):
-            server.expected |= AWAY  # On a busy machine Redis may be slow to answer.
             server.signal()
             server.check_end()
 
@@ -68,8 +66,7 @@ def test_any_gateway_tells_of_a_task(tmp_path: Path) -> None:
 
 
 def test_a_task_is_cancelled_at_any_gateway(tmp_path: Path) -> None:
-    # The gateway that took it in hears nothing of that: it holds the task until its deadline, also when it is to end.
-    with two_gateways(tmp_path, "--task-timeout-ms", "2000") as servers:
+    with two_gateways(tmp_path) as servers:
         here, there = (server.connect() for server in servers)
         gate = Gate(tmp_path)
         send(here, gate.text())
@@ -78,6 +75,7 @@ def test_a_task_is_cancelled_at_any_gateway(tmp_path: Path) -> None:
         other = servers[0].connect()
         assert poll(other, path, "DELETE").status == 204
         assert poll(there, path).error == "NOT_FOUND"
+        wait_until(lambda: servers[1].health()["pending"] == 0)
         gate.open()
         assert here.answer().status == 200
         assert ask(there, "next").status == 200

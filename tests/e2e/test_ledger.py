@@ -167,10 +167,9 @@ def test_a_full_disk_fails_no_request(tmp_path: Path) -> None:
 
         def is_full() -> bool:
             ask_some(server, 10)
-            return dropped(server) > 0
+            return bool(server.log("the ledger is out of reach")) and dropped(server) > 0
 
         wait_until(is_full)
-        server.logged("the ledger is out of reach")
         assert server.get("/readyz").status == 200
         resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (hard, hard))
         server.logged("the ledger is back")

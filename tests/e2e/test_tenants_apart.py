@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from tests.e2e.client import PATIENCE
-from tests.e2e.server import ROOT, serving
+from tests.e2e.server import ROOT, launched, serving
 from tests.servers.redis import RedisServer
 
 TARGET = "tests.targets.runs:Numbered"
@@ -95,6 +95,8 @@ class Adversaries(RuleBasedStateMachine):
         """(tenant, idempotency key) to the text it was used for and the mark of its answer."""
         self.tasks: dict[str, dict[str, str]] = {tenant: {} for tenant in TENANTS}
         """Of each tenant: id of a task to its mark, empty as long as that is not known."""
+        self.texts: dict[tuple[str, str], str] = {}
+        """(tenant, id of a task) to its text."""
         self.turn = 0
 
     def send(self, tenant: str, method: str, path: str, body: bytes = b"", **fields: str) -> Told:
@@ -132,13 +134,12 @@ class Adversaries(RuleBasedStateMachine):
         id = self.own(id)
         body = json.dumps({"input": text}).encode()
         told = self.send(tenant, "POST", "/v1/inference", body, prefer="respond-async", x_request_id=id)
-        if id in self.tasks[tenant]:
-            assert told.status in (202, 409), told.body
-        else:
+        if id not in self.tasks[tenant]:
             assert told.status == 202, told.body
-        if told.status == 202:
             assert told.json["task_id"] == f"req_{id}"
-            self.tasks[tenant].setdefault(id, "")
+            self.tasks[tenant][id], self.texts[tenant, id] = "", text
+        elif told.status != 409:  # That is one that is in flight.
+            assert told.status == (202 if self.texts[tenant, id] == text else 422), told.body
 
     @rule(tenant=tenants, id=ids, wait=st.sampled_from(("", "?wait=20")))
     def looks(self, tenant: str, id: str, wait: str) -> None:
@@ -240,12 +241,16 @@ def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stage]:
             yield Stage([server.port], server.admin_port, keys)
         else:
             redis = stack.enter_context(RedisServer("valkey", tmp_path / "redis"))
-            broker = ("--broker", redis.url)
-            stack.enter_context(serving(tmp_path, *broker, target=TARGET, role="worker", lawful=False))
-            gateways = [
-                stack.enter_context(serving(tmp_path, *broker, *SHARED, role="gateway", lawful=False)) for _ in range(2)
-            ]
+            broker = ("--broker", redis.url, "--broker-timeout-ms", "5000")
+            up = [stack.enter_context(launched(tmp_path, *broker, target=TARGET, role="worker"))]
+            up += [stack.enter_context(launched(tmp_path, *broker, *SHARED, role="gateway")) for _ in range(2)]
+            for server in up:
+                server.ready()
+            gateways = up[1:]
             yield Stage([gateway.port for gateway in gateways], gateways[0].admin_port, keys)
+            for server in reversed(up):
+                server.signal()
+                server.check_end()
 
 
 def test_nothing_of_one_tenant_is_reachable_by_the_other(stage: Stage) -> None:

@@ -199,8 +199,8 @@ class Connection:
     async def extend(self, lease: Lease) -> bool:
         return await self._call("extend", lease, lambda inner: inner.extend(lease))
 
-    async def cancel(self, tenant_ids: Sequence[tuple[str, str]]) -> None:
-        await self._call("cancel", list(tenant_ids), lambda inner: inner.cancel(tenant_ids))
+    async def cancel(self, tenant_ids: Sequence[tuple[str, str]], by: str = "") -> None:
+        await self._call("cancel", list(tenant_ids), lambda inner: inner.cancel(tenant_ids, by))
 
     async def replies(self, gateway: str, after: int) -> tuple[Sequence[Reply], int]:
         read = await self.server.wait_for("replies", (gateway, after), lambda inner: inner.replies(gateway, after))

@@ -239,13 +239,13 @@ class RedisBroker:
         queue, fence = self._queue_of(lease)
         return await queue.extend(fence)
 
-    async def cancel(self, tenant_ids: Sequence[tuple[str, str]]) -> None:
+    async def cancel(self, tenant_ids: Sequence[tuple[str, str]], by: str = "") -> None:
         """See Broker."""
         groups: dict[Queue, list[bytes]] = {}
         for tenant, id in tenant_ids:
             for queue in self._places.where((tenant, id)):
                 groups.setdefault(queue, []).append(wire.key_of(tenant, id))
-        await _all(*(queue.cancel(keys) for queue, keys in groups.items()))
+        await _all(*(queue.cancel(keys, by) for queue, keys in groups.items()))
         self._places.forget(tenant_ids)
 
     async def replies(self, gateway: str, after: int) -> tuple[Sequence[Reply], int]:

@@ -235,10 +235,10 @@ class Queue:
         """Renew a lease."""
         return bool(await self._call("extend", fence))
 
-    async def cancel(self, keys: Sequence[bytes]) -> None:
-        """Forget entries."""
+    async def cancel(self, keys: Sequence[bytes], by: str) -> None:
+        """Forget entries; other gateways than `by` are told of theirs."""
         for start in range(0, len(keys), MOST_ENTRIES):
-            self._note(*await self._call("cancel", *keys[start : start + MOST_ENTRIES]))
+            self._note(*await self._call("cancel", by, *keys[start : start + MOST_ENTRIES]))
 
     async def stage(self, key: bytes) -> Stage | None:
         """Where an entry stands."""

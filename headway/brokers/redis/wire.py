@@ -40,7 +40,7 @@ READABLE = range(1, SCHEMA + 2)
 """Versions that this release reads."""
 
 
-SHED, SCARCE, CONFLICT, MISUSE, NO_TASK, OVER = 1, 2, 3, 4, 5, 16
+SHED, SCARCE, CONFLICT, MISUSE, NO_TASK, CANCELLED, OVER = 1, 2, 3, 4, 5, 6, 16
 """Why an entry is refused, besides 0, the queue is too long; from OVER on, the place of a limit among its own."""
 
 
@@ -249,6 +249,8 @@ def refusal(why: int, wait: float) -> Failure:
         return verdicts.misuse()
     if why == NO_TASK:
         return verdicts.no_task()
+    if why == CANCELLED:
+        return verdicts.cancelled()
     return verdicts.scarcity(wait) if why == SCARCE else verdicts.refusal(wait, why == SHED)
 
 

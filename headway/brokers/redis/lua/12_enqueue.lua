@@ -9,7 +9,7 @@
 do
 
 local ENTRY = 2
-local CONFLICT, OVER = 3, 16
+local CONFLICT, CANCELLED, OVER = 3, 6, 16
 local ENTRY_HEAD = '>BI2dd'
 local ENTRY_HEAD_BYTES = 19
 
@@ -175,11 +175,12 @@ redis.register_function{function_name = VERSION .. '_acknowledge', flags = {'all
   return {exact(s.now), exact(s.q.born)}
 end}
 
--- cancel: forget entries by their keys. Queued ones never reach a GPU, running ones are not replied to.
+-- cancel: forget entries by their keys. Queued ones never reach a GPU, running ones are not replied to. Arguments after the
+-- head: who cancels, then the keys; other gateways are told of theirs, unless nobody says who cancels.
 redis.register_function{function_name = VERSION .. '_cancel', flags = {'allow-oom'}, callback = function(keys, args)
   local s = open(keys, args)
-  local names = {}
-  for i = HEAD + 1, #args do
+  local by, names, told = args[HEAD + 1], {}, {}
+  for i = HEAD + 2, #args do
     names[#names + 1] = args[i]
   end
   local headers, dropped, forgotten = call_each('HMGET', s.prefix .. 'e', names), {}, {}
@@ -192,6 +193,10 @@ redis.register_function{function_name = VERSION .. '_cancel', flags = {'allow-oo
       forgotten[#forgotten + 1] = s.prefix .. 'k:' .. TASK .. '\0' .. key
     end
     if entry and entry.gateway ~= '' then
+      if by ~= '' and by ~= entry.gateway then
+        told[entry.gateway] = told[entry.gateway] or {}
+        table.insert(told[entry.gateway], {key, '0', CANCELLED, exact(s.now - entry.arrived)})
+      end
       entry.key, entry.member = key, member_of(entry.seq, key)
       if entry.shared then
         withdraw(s, entry)
@@ -210,6 +215,9 @@ redis.register_function{function_name = VERSION .. '_cancel', flags = {'allow-oo
     call_all('HDEL', s.prefix .. 'e', dropped)
     call_all('HDEL', s.prefix .. 'p', dropped)
     look_again(s)
+  end
+  for gateway, list in pairs(told) do
+    send(s, gateway, unpack(failure_fields(s, 'refused', list)))
   end
   save(s)
   return {exact(s.now), exact(s.q.born)}

@@ -56,9 +56,9 @@ class Limiter:
             alone: that is a broker of this gateway's own: the fleet's capacity does not bound it.
         """
         for limit in entry.limits:
-            over = ratelimit.check(limit, broker.owed(limit), 1.0, 0.0)
-            if not over.allowed:
-                return verdicts.over(Over(limit, over.retry_after))
+            wait = ratelimit.wait(limit, broker.owed(limit))
+            if wait > 0.0:
+                return verdicts.over(Over(limit, wait))
         if entry.tier < self._lowest:
             self.throttle.higher += 1
         elif self._lowest and not alone and (wait := self.throttle.admit(self._clock())) > 0.0:

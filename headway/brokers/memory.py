@@ -316,21 +316,23 @@ class MemoryBroker:
 
     def _admit(self, entry: Entry, now: float) -> Failure | None:
         """Judge an entry that is not known; it is charged when it is admitted."""
-        charged = ratelimit.charge(entry.limits, self._tats, now) if entry.limits else ()
+        limits = entry.limits
+        charged = ratelimit.charge(limits, self._tats, now) if limits else ()
         if isinstance(charged, Over):
             return verdicts.over(charged)
         refusal = self._join(entry, now) if entry.shares else self._offer(entry, now)
-        if refusal is None and charged:
-            self._charge(entry.limits, charged, now)
+        if refusal is None and limits:
+            tats = self._tats
+            for limit, tat in zip(limits, charged):  # noqa: B905 - checking the lengths takes as long as all of it
+                tats[limit.id] = tat
+            if len(tats) > self._tats_most:
+                self._forget_paid(now)
         return refusal
 
-    def _charge(self, limits: Sequence[Limit], charged: Sequence[float], now: float) -> None:
-        tats = self._tats
-        for limit, tat in zip(limits, charged, strict=True):
-            tats[limit.id] = tat
-        if len(tats) > self._tats_most:
-            self._tats = {id: tat for id, tat in tats.items() if tat > now}
-            self._tats_most = max(LEAST_TATS, 2 * len(self._tats))
+    def _forget_paid(self, now: float) -> None:
+        """Forget limits of which nothing is owed."""
+        self._tats = {id: tat for id, tat in self._tats.items() if tat > now}
+        self._tats_most = max(LEAST_TATS, 2 * len(self._tats))
 
     def _offer(self, entry: Entry, now: float) -> Failure | None:
         offered = self._queues[entry.model].offer(entry, now)

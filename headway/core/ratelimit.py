@@ -1,14 +1,13 @@
 """The rate limit: GCRA, the generic cell rate algorithm (ITU-T I.371), in its virtual scheduling form.
 
 One number a key, the theoretical arrival time (TAT). With an emission interval T = 60 / rate and a burst
-tolerance τ = T · burst, a request of cost c conforms when its TAT after it, less τ, is not in the future:
+tolerance τ = T · burst, a request conforms when the TAT after it, less τ, is not in the future:
 
-    tat' = max(tat, now) + c·T;   conforms when tat' − τ ≤ now
+    tat' = max(tat, now) + T;   conforms when tat' − τ ≤ now
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -25,15 +24,6 @@ def part(limit: Limit, of: int) -> Limit:
     return Limit(limit.id, limit.name, limit.rate / of, max(limit.burst / of, 1.0))
 
 
-class Verdict(msgspec.Struct, frozen=True, gc=False):
-    """`tat` is to be stored when `allowed`. `retry_after` is the seconds until the same request fits, infinite when
-    it costs more than the burst."""
-
-    allowed: bool
-    tat: float
-    retry_after: float
-
-
 def interval(limit: Limit) -> float:
     """Seconds that a request of cost 1 adds to what is owed."""
     return 60.0 / limit.rate
@@ -44,22 +34,12 @@ def tolerance(limit: Limit) -> float:
     return 60.0 / limit.rate * (limit.burst if limit.burst > 1.0 else 1.0)
 
 
-def check(limit: Limit, tat: float, cost: float, now: float) -> Verdict:
-    """Judge a request.
-
-    Arguments:
-        limit: what it counts towards.
-        tat: the stored theoretical arrival time; anything in the past for a new one.
-        cost: in requests; 1 for each input.
-        now: an instant on the clock that `tat` was made with.
-    """
-    base = tat if tat > now else now
-    most = tolerance(limit)
-    after = base + cost * interval(limit)
-    if after - most <= now + ROUNDING:
-        return Verdict(True, after, 0.0)
-    fits_ever = cost * interval(limit) <= most + ROUNDING
-    return Verdict(False, base, after - most - now if fits_ever else math.inf)
+def wait(limit: Limit, owed: float) -> float:
+    """Seconds until a request conforms, when `owed` seconds are owed; 0 when it does now."""
+    step = 60.0 / limit.rate
+    burst = limit.burst
+    late = owed + step - (step * burst if burst > 1.0 else step)
+    return late if late > ROUNDING else 0.0
 
 
 class Over(msgspec.Struct, frozen=True, gc=False):
@@ -80,13 +60,13 @@ def charge(limits: Sequence[Limit], tats: Mapping[str, float], now: float) -> Ov
     Returns:
         The times to store, in the order of `limits`; or, of those it does not conform to, the one that takes longest.
     """
-    verdicts = [check(limit, tats.get(limit.id, 0.0), 1.0, now) for limit in limits]
-    worst = max(range(len(limits)), key=lambda at: verdicts[at].retry_after, default=-1)
-    if worst >= 0 and not verdicts[worst].allowed:
-        return Over(limits[worst], verdicts[worst].retry_after)
-    return [verdict.tat for verdict in verdicts]
-
-
-def remaining(limit: Limit, owed: float) -> int:
-    """Whole requests that fit now, when `owed` seconds are owed."""
-    return max(0, int((tolerance(limit) - owed) / interval(limit) + ROUNDING))
+    charged: list[float] = []
+    worst, longest = None, 0.0
+    for limit in limits:
+        tat = tats.get(limit.id, now)
+        base = tat if tat > now else now
+        late = wait(limit, base - now)
+        if late > longest:
+            worst, longest = limit, late
+        charged.append(base + 60.0 / limit.rate)
+    return charged if worst is None else Over(worst, longest)

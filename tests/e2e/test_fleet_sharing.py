@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
 
 from tests.e2e.client import Answer, Connection, Gate, request, wait_until
 from tests.e2e.server import Server, launched
@@ -30,8 +33,9 @@ def two_gateways(folder: Path, *flags: str) -> Iterator[tuple[Server, Server]]:
         wait_until(lambda: second.get("/readyz").status == 200)
         yield first, second
         for server in (second, first):
-            server.signal()
-            server.check_end()
+            if server.process.poll() is None:
+                server.signal()
+                server.check_end()
 
 
 def send(connection: Connection, text: str, *fields: str) -> None:
@@ -108,3 +112,24 @@ def test_a_key_means_the_same_at_every_gateway(tmp_path: Path) -> None:
         assert (again.json["output"], again.header["idempotency-replayed"]) == ("A", "true")
         assert ask(there, "b", "Idempotency-Key: k").status == 422
         assert runs_in(tmp_path) == ["a"]
+
+
+def test_what_a_killed_gateway_had_is_answered_under_its_key_by_another_and_runs_once(tmp_path: Path) -> None:
+    with two_gateways(tmp_path) as (first, second):
+        gate, key = Gate(tmp_path), "Idempotency-Key: k"
+        held = second.connect()
+        send(held, gate.text(), key)
+        gate.reached()
+        second.signal(signal.SIGKILL)
+        assert second.ended() == -signal.SIGKILL
+        with pytest.raises(ConnectionError):
+            held.answer()
+        again = first.connect()
+        send(again, gate.text(), key)
+        wait_until(lambda: first.health()["pending"] == 1)
+        gate.open()
+        answer = again.answer()
+        assert (answer.status, answer.header["idempotency-replayed"]) == (200, "true")
+        later = ask(first.connect(), gate.text(), key)
+        assert (later.status, later.json["output"]) == (200, answer.json["output"])
+        assert runs_in(tmp_path) == [gate.text()]

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
-import subprocess
-import sys
 import time
 import uuid
 from pathlib import Path
@@ -16,7 +13,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
 
 from tests.e2e.client import PATIENCE, wait_until
-from tests.e2e.server import ROOT, Server, serving
+from tests.e2e.server import Server, serving
+from tests.identity.writing import entry, key_of
 
 FLAGS = ("--keys", "keys.toml", "--jwt", "issuers.toml", "--ledger", "sqlite:///ledger.db", "--cache")
 ISSUERS = """
@@ -29,16 +27,6 @@ algorithm = "RS256"
 ASKED = (
     "/internal/health", "/internal/workers", "/internal/fleet", "/internal/dlq", "/metrics", "/readyz?verbose",
 )  # fmt: skip
-
-
-def made_key(folder: Path) -> str:
-    command = [sys.executable, "-m", "headway", "keys", "create", "--user", "u", "--tenant", "t", "--tier", "paid"]
-    environ = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]}
-    done = subprocess.run(
-        [*command, "--keys", "keys.toml"], cwd=folder, env=environ, capture_output=True, text=True, check=True,
-        timeout=PATIENCE,
-    )  # fmt: skip
-    return next(word for word in done.stdout.split() if word.startswith("hw_live_"))
 
 
 def made_tokens(folder: Path) -> dict[str, str]:
@@ -71,7 +59,8 @@ def ask(server: Server, credential: str, text: str, **fields: str) -> tuple[int,
 
 @pytest.mark.parametrize("readable", [False, True])
 def test_no_key_token_or_input_is_to_be_seen(tmp_path: Path, readable: bool) -> None:
-    key, tokens = made_key(tmp_path), made_tokens(tmp_path)
+    (tmp_path / "keys.toml").write_text(entry("canary"))
+    key, tokens = key_of("canary"), made_tokens(tmp_path)
     (private := tmp_path / "private").mkdir()
     for name in ("keys.toml", "jwks.json", "issuers.toml"):
         (tmp_path / name).rename(private / name)

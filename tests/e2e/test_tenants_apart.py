@@ -7,21 +7,19 @@ from __future__ import annotations
 
 import http.client
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from tests.e2e.client import PATIENCE
-from tests.e2e.server import ROOT, launched, serving
+from tests.e2e.client import PATIENCE, Answer
+from tests.e2e.server import launched, serving
+from tests.identity.writing import entry, key_of
 from tests.servers.redis import RedisServer
 
 TARGET = "tests.targets.runs:Numbered"
@@ -37,22 +35,9 @@ texts = st.sampled_from(("one", "two"))
 idempotency_keys = st.sampled_from(("", "", "k1", "k2"))
 
 
-@dataclass
-class Told:
-    """What came back."""
-
-    status: int
-    header: http.client.HTTPMessage
-    body: bytes
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.body)
-
-    @property
-    def mark(self) -> str:
-        """The run that the output is of."""
-        return str(self.json["output"]).rpartition("|")[2]
+def mark_of(answer: Answer) -> str:
+    """The run that an output is of."""
+    return str(answer.json["output"]).rpartition("|")[2]
 
 
 @dataclass
@@ -65,20 +50,20 @@ class Stage:
     marks: dict[str, str] = field(default_factory=dict)
     """Mark of a run to the tenant who saw it."""
 
-    def ask(self, port: int, method: str, path: str, body: bytes = b"", **fields: str) -> Told:
+    def ask(self, port: int, method: str, path: str, body: bytes = b"", **fields: str) -> Answer:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
         try:
             header = {name.replace("_", "-"): value for name, value in fields.items() if value}
             connection.request(method, path, body or None, header)
             response = connection.getresponse()
-            return Told(response.status, response.headers, response.read())
+            return Answer(response.status, response.headers, response.read())
         finally:
             connection.close()
 
-    def saw(self, tenant: str, told: Told) -> str:
+    def saw(self, tenant: str, told: Answer) -> str:
         """Note whose a run is; it must be of one tenant alone."""
-        assert self.marks.setdefault(told.mark, tenant) == tenant
-        return told.mark
+        assert self.marks.setdefault(mark_of(told), tenant) == tenant
+        return mark_of(told)
 
 
 class Adversaries(RuleBasedStateMachine):
@@ -99,7 +84,7 @@ class Adversaries(RuleBasedStateMachine):
         """(tenant, id of a task) to its text."""
         self.turn = 0
 
-    def send(self, tenant: str, method: str, path: str, body: bytes = b"", **fields: str) -> Told:
+    def send(self, tenant: str, method: str, path: str, body: bytes = b"", **fields: str) -> Answer:
         """By either key of the tenant, through either gateway, in turn."""
         stage, self.turn = self.stage, self.turn + 1
         key = stage.keys[tenant][self.turn % 2]
@@ -200,9 +185,9 @@ class Adversaries(RuleBasedStateMachine):
                 told = self.send(tenant, "GET", f"/v1/result/{id}")
                 assert told.status == 200, told.body
                 if mark:
-                    assert told.mark == mark
+                    assert mark_of(told) == mark
 
-    def is_nothing(self, told: Told) -> None:
+    def is_nothing(self, told: Answer) -> None:
         """The one answer for what is not there and what is not yours."""
         assert told.status == 404, told.body
         document = told.json
@@ -214,22 +199,10 @@ class Adversaries(RuleBasedStateMachine):
 
 def made_keys(folder: Path) -> dict[str, list[str]]:
     """Two keys of each tenant, of users of the same names, in keys.toml."""
-    keys: dict[str, list[str]] = {}
-    for tenant in TENANTS:
-        for user in ("ann", "bob"):
-            command = [sys.executable, "-m", "headway", "keys", "create", "--user", user, "--tenant", tenant]
-            done = subprocess.run(
-                [*command, "--tier", "paid", "--keys", "keys.toml"],
-                cwd=folder,
-                env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
-                capture_output=True,
-                text=True,
-                timeout=PATIENCE,
-                check=True,
-            )
-            found = next(word for word in done.stdout.split() if word.startswith("hw_live_"))
-            keys.setdefault(tenant, []).append(found)
-    return keys
+    users = ("ann", "bob")
+    rows = [entry(tenant + user, user, tenant) for tenant in TENANTS for user in users]
+    (folder / "keys.toml").write_text("".join(rows))
+    return {tenant: [key_of(tenant + user) for user in users] for tenant in TENANTS}
 
 
 @pytest.fixture(params=["one process", "two gateways over Redis"])

@@ -297,6 +297,8 @@ def test_a_url_that_is_no_brokers_is_refused(url: str, reason: str, mend: str) -
         ("redis://user:can ary@", "…"),
         ("user:canary@broker", "…"),
         ("broker", "broker"),
+        ("sqlite:///some/where/headway.db", "sqlite:///some/where/headway.db"),
+        ("sqlite:///headway.db?key=canary", "sqlite:///headway.db"),
         ("", ""),
     ],
 )

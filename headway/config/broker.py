@@ -71,6 +71,8 @@ def _option_fault(scheme: str, rest: str) -> tuple[str, str] | None:
 def shown_url(url: str) -> str:
     """`url` fit to be printed: without user, password and options, and hardly anything when it is not well formed."""
     scheme, colon, rest = url.partition("://")
+    if scheme == "sqlite" and rest.isprintable():
+        return url.partition("?")[0]  # a path, and no place for a password
     if not colon:
         return "…" if re.search("[@?#]", url) else url
     address, *options = re.split("[?#]", rest, maxsplit=1)

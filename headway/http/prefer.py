@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 _PREFERENCE = re.compile(rb'(?:[^,"]|"(?:[^"\\]|\\.)*"?)+')
-_SECONDS = re.compile(rb"[0-9]{1,9}")
+_SECONDS = re.compile(rb"[0-9]{1,30}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,8 @@ class SqliteFile:
     def __init__(self, url: str) -> None:
         self.shown = shown_url(url)
         self._path = url.removeprefix(_SCHEME)
+        self._opened: tuple[int, int] | None = None
+        """Which file that was, by device and inode."""
         self._writer = _Hand("ledger writer", self._connected)
         self._reader = _Hand("ledger reader", self._connected)
 
@@ -71,6 +73,7 @@ class SqliteFile:
         """
 
         def in_transaction(connection: sqlite3.Connection) -> T:
+            self._check_place()
             with _transaction(connection):
                 return work(connection)
 
@@ -98,7 +101,23 @@ class SqliteFile:
             undone.callback(connection.close)
             connection.execute("PRAGMA synchronous = NORMAL")
             undone.pop_all()
+        self._opened = self._there()
         return connection
+
+    def _there(self) -> tuple[int, int] | None:
+        try:
+            found = os.stat(self._path)
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
+
+    def _check_place(self) -> None:
+        """A file that was moved takes rows on, where nobody looks for them. It is not made anew: what belongs to the one
+        that was moved lies beside it still, and would get into it."""
+        if self._there() != self._opened:
+            raise StoreUnavailable(
+                "the ledger's file was moved or removed; put it back, or end all processes that use it and start again"
+            )
 
     def _make(self) -> None:
         """Make the file, readable by its owner only, as it tells who asked what."""

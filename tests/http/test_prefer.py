@@ -31,7 +31,7 @@ AT_ONCE = Wish(0.0, b"respond-async")
         (b"respond-async, wait=soon", AT_ONCE),
         (b"respond-async, wait=-1", AT_ONCE),
         (b"respond-async, wait=1.5", AT_ONCE),
-        (b"respond-async, wait=99999999999999999999", AT_ONCE),
+        (b"respond-async, wait=99999999999999999999", Wish(1e20, b"respond-async, wait=99999999999999999999")),
         (b'handling=lenient, return=minimal, respond-async, "', AT_ONCE),
         (b"wait=10", None),
         (b"respond-async=no", None),

@@ -197,3 +197,28 @@ def test_a_missing_client_is_named_with_its_mend(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(SettingError, match=r"pip install 'headway\[postgres\]'") as caught:
         wiring.make_ledger(UNREACHABLE)
     assert "canary" not in str(caught.value)
+
+
+def test_a_file_that_is_moved_takes_no_rows_until_it_is_back(tmp_path: Path) -> None:
+    path, away = tmp_path / "ledger.db", tmp_path / "elsewhere.db"
+    before, meanwhile, after = record(), record(), record()
+
+    async def main() -> None:
+        ledger = await opened(f"sqlite:///{path}")
+        try:
+            await ledger.write([before])
+            path.rename(away)
+            for _ in range(2):
+                with pytest.raises(StoreUnavailable, match="moved or removed"):
+                    await ledger.write([meanwhile])
+            assert not path.exists()
+            path.write_text("another file in its place")
+            with pytest.raises(StoreUnavailable, match="moved or removed"):
+                await ledger.write([meanwhile])
+            away.rename(path)
+            await ledger.write([after])
+            assert [len(await ledger.find(one.id)) for one in (before, meanwhile, after)] == [1, 0, 1]
+        finally:
+            await ledger.close()
+
+    asyncio.run(main())

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from headway.config import shown_url
@@ -106,7 +107,7 @@ class SqliteFile:
 
     def _there(self) -> tuple[int, int] | None:
         try:
-            found = os.stat(self._path)
+            found = Path(self._path).stat()
         except OSError:
             return None
         return found.st_dev, found.st_ino

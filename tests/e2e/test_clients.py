@@ -80,7 +80,8 @@ def test_each_deadline_says_which_it_was(tmp_path: Path) -> None:
         assert "was killed" in server.logged("worker process ended")["how"], "by the GPU deadline, held or not"
         server.ask("after").output()
         assert "never run" not in server.log_text()
-        assert server.metrics().value("wasted_gpu_seconds_total", cause="timeout") >= 1
+        wasted = server.metrics().value("wasted_gpu_seconds_total", cause="timeout")
+        assert wasted > 0.9, "but for the milliseconds in which timers count"
 
 
 def test_an_input_that_is_never_done_is_turned_down_at_the_gpu_deadline(tmp_path: Path) -> None:

@@ -266,7 +266,8 @@ def make_brokerage(settings: Settings, tally: Tally, clock: Callable[[], float])
     async def now() -> float:
         return clock()
 
-    return Brokerage(MemoryBroker(models, letters, tally, clock, random.random), letters, MemoryFleet(clock), now)
+    broker = MemoryBroker(models, letters, tally, clock, random.random, settings.kept_mb << 20)
+    return Brokerage(broker, letters, MemoryFleet(clock), now)
 
 
 def _redis(settings: Settings, models: dict[str, QueueLimits], tally: Tally) -> Brokerage:
@@ -323,7 +324,8 @@ def make_direct(settings: Settings, tally: Tally, clock: Callable[[], float]) ->
         raise SettingError("fallback", shown_url(settings.fallback), f"is no target: {exc}", mend) from None
     slots = settings.fallback_concurrency
     own = dataclasses.replace(settings, workers=slots, devices=",".join(["cpu"] * slots))
-    broker = MemoryBroker({settings.model: _limits(settings)}, DeadLetterBox(), tally, clock, random.random)
+    models, letters = {settings.model: _limits(settings)}, DeadLetterBox()
+    broker = MemoryBroker(models, letters, tally, clock, random.random, settings.kept_mb << 20)
     names = [f"{settings.name}/fallback-{index}" for index in range(slots)]
     return Direct(broker, make_batchers(own, names, target, broker, tally, clock))
 

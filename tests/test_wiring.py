@@ -17,10 +17,12 @@ import pytest
 from headway import wiring
 from headway.config import Settings
 from headway.errors import SettingError, TargetError
-from headway.model import Role
+from headway.model import Item, Lease, Role
 from headway.tally import Tally
 from headway.target import parse_target
 from headway.wiring import House
+from tests.contracts.brokers import AT_ONCE, ask, slot
+from tests.contracts.shares import task
 
 BROKER = "redis://:canary@127.0.0.1:1/0"
 TARGET = "tests.targets.gates:Gated"
@@ -114,3 +116,18 @@ def test_without_its_client_the_redis_broker_is_a_bad_setting(monkeypatch: pytes
         "Install it: pip install 'headway[redis]'."
     )
     assert built(Role.SERVE, TARGET).public is not None
+
+
+def test_outcomes_are_kept_in_the_memory_that_is_set() -> None:
+    broker = wiring.make_brokerage(Settings(kept_mb=1), Tally(), lambda: 0.0).broker
+    asked = [ask(id=id, model="default", shares=(task(id),)) for id in ("oldest", "older", "newest")]
+
+    async def run() -> list[bool]:
+        for entry in asked:
+            assert await broker.enqueue([entry]) == [None]
+            lease = await broker.claim(slot(model="default"), AT_ONCE)
+            assert isinstance(lease, Lease)
+            await broker.complete(lease, [Item("x" * 100_000)])
+        return [await broker.recall(entry.tenant, entry.id) is not None for entry in asked]
+
+    assert asyncio.run(run()) == [False, True, True]

@@ -6,18 +6,14 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
+from headway.ledgers.key_rows import COLUMNS, IN_ORDER, LATEST, NEXT, SELECT, key_of, row_of
 from headway.ledgers.sqlite_file import SqliteFile
 from headway.model import Key
 
-_COLUMNS = "id, digest, user_id, tenant, tier, models, rate, burst, created_at, expires_at, replaces"
-_NEXT = "(SELECT coalesce(max(revision), 0) + 1 FROM headway_keys)"
-_ADD = f"INSERT INTO headway_keys ({_COLUMNS}, revision) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, {_NEXT})"  # noqa: S608
+_ADD = f"INSERT INTO headway_keys ({COLUMNS}, revision) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, {NEXT})"  # noqa: S608
 _EXPIRE = f"""
-UPDATE headway_keys SET expires_at = min(coalesce(expires_at, ?1), ?1), revision = {_NEXT} WHERE id = ?2
+UPDATE headway_keys SET expires_at = min(coalesce(expires_at, ?1), ?1), revision = {NEXT} WHERE id = ?2
 """  # noqa: S608
-_SELECT = f"SELECT {_COLUMNS} FROM headway_keys"  # noqa: S608
 
 
 class SqliteKeys:
@@ -39,7 +35,7 @@ class SqliteKeys:
 
         def work(connection: sqlite3.Connection) -> None:
             try:
-                connection.execute(_ADD, _row(key))
+                connection.execute(_ADD, row_of(key))
             except sqlite3.IntegrityError:
                 raise ValueError(f"there is a key with the id {key.id!r} already") from None
 
@@ -47,8 +43,8 @@ class SqliteKeys:
 
     async def get(self, id: str) -> Key | None:
         """See KeyStore."""
-        rows = await self._rows(f"{_SELECT} WHERE id = ?", id)
-        return _key(rows[0]) if rows else None
+        rows = await self._rows(f"{SELECT} WHERE id = ?", id)
+        return key_of(rows[0]) if rows else None
 
     async def expire(self, id: str, at: float) -> bool:
         """See KeyStore."""
@@ -56,15 +52,15 @@ class SqliteKeys:
 
     async def keys(self) -> Sequence[Key]:
         """See KeyStore."""
-        return [_key(row) for row in await self._rows(f"{_SELECT} ORDER BY created_at, id")]
+        return [key_of(row) for row in await self._rows(IN_ORDER)]
 
     async def changes(self, since: int) -> tuple[int, Sequence[Key]]:
         """See KeyStore."""
-        query = f"SELECT {_COLUMNS}, revision FROM headway_keys WHERE revision > ? ORDER BY revision"  # noqa: S608
+        query = f"SELECT {COLUMNS}, revision FROM headway_keys WHERE revision > ? ORDER BY revision"  # noqa: S608
         rows = await self._rows(query, since)
         if rows:
-            return rows[-1][-1], [_key(row) for row in rows]
-        [[now]] = await self._rows("SELECT coalesce(max(revision), 0) FROM headway_keys")
+            return rows[-1][-1], [key_of(row) for row in rows]
+        [[now]] = await self._rows(LATEST)
         return min(now, since), ()  # What was added between the two questions comes with the next.
 
     async def close(self) -> None:
@@ -73,28 +69,3 @@ class SqliteKeys:
 
     async def _rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
         return await self._file.read(lambda connection: connection.execute(query, values).fetchall())
-
-
-def _row(key: Key) -> tuple[object, ...]:
-    models = msgspec.json.encode(key.models).decode()
-    return (
-        key.id, key.digest, key.user, key.tenant, key.tier, models, key.rate, key.burst, key.created_at, key.expires_at,
-        key.replaces,
-    )  # fmt: skip
-
-
-def _key(row: tuple[Any, ...]) -> Key:
-    id, digest, user, tenant, tier, models, rate, burst, created_at, expires_at, replaces, *_ = row
-    return Key(
-        id=id,
-        digest=digest,
-        user=user,
-        tenant=tenant,
-        tier=tier,
-        models=msgspec.json.decode(models, type=tuple[str, ...]),
-        rate=rate,
-        burst=burst,
-        created_at=created_at,
-        expires_at=expires_at,
-        replaces=replaces,
-    )

@@ -174,27 +174,16 @@ async def test_another_node_in_the_place_of_one_that_is_silent_is_found(cluster:
         source, target = nodes_of(cluster)[2], cluster.servers[0]
         source.pause()
         try:
-            others = [server for server in cluster.servers if server is not source]
-            for server in others:
-                server.command("CLUSTER", "BUMPEPOCH")
-            give(cluster, 2, target, *others)
+            cluster.give(slot_of(cluster, 2), target)
             entries = [ask() for _ in range(8)]
             assert await until(lambda: broker.enqueue(entries), 3 * TIMEOUT + GRACE) == [None] * 8
             assert sum(len(lease.entries) for lease in await drained(broker)) == 8
         finally:
             source.resume()
-            target.command("DEL", *target.command("KEYS", "headway:{m:2}:*"))
+            target.command("FLUSHALL")
             source.command("FLUSHALL")
-            give(cluster, 2, source, source, *others)
+            cluster.give(slot_of(cluster, 2), source)
             wait_until(cluster.whole)
-
-
-def give(cluster: ClusterSetup, shard: int, owner: RedisServer, *tell: RedisServer) -> None:
-    """A shard's slot is another node's from now on."""
-    number = slot_of(cluster, shard)
-    name = owner.command("CLUSTER", "MYID")
-    for server in tell or cluster.servers:
-        server.command("CLUSTER", "SETSLOT", number, "NODE", name)
 
 
 def slot_of(cluster: ClusterSetup, shard: int) -> int:
@@ -206,12 +195,12 @@ def slot_of(cluster: ClusterSetup, shard: int) -> int:
 def moved(cluster: ClusterSetup, shard: int, source: RedisServer, target: RedisServer) -> Iterator[None]:
     """A slot without keys is another node's, for a while."""
     source.command("FLUSHALL")
-    give(cluster, shard, target, target, source, *cluster.servers)
+    cluster.give(slot_of(cluster, shard), target)
     try:
         yield
     finally:
         target.command("FLUSHALL")
-        give(cluster, shard, source, source, target, *cluster.servers)
+        cluster.give(slot_of(cluster, shard), source)
         wait_until(cluster.whole)
 
 

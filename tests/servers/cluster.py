@@ -49,6 +49,27 @@ class ClusterSetup:
         found = [one.command("CLUSTER", "INFO") for one in self.servers]
         return all(b"cluster_state:ok\r\n" in info and known in info for info in found)
 
+    def give(self, slot: int, owner: RedisServer) -> None:
+        """A slot is the owner's from now on, in the eyes of all that are not paused.
+
+        What nodes still tell each other of its time before would undo that at whoever hears of it last. Where claims
+        differ, the greatest epoch prevails: so the owner's must be that, and all must know it.
+        """
+        awake = [server for server in self.servers if not server.paused]
+        name = owner.command("CLUSTER", "MYID")
+
+        def settled() -> bool:
+            known = [_epochs(server) for server in awake]
+            if any(epochs[name] <= epoch for epochs in known for other, epoch in epochs.items() if other != name):
+                owner.command("CLUSTER", "BUMPEPOCH")
+                return False
+            astray = [server for server in awake if _owner(server, slot) != name]
+            for server in astray:
+                server.command("CLUSTER", "SETSLOT", slot, "NODE", name)
+            return not astray
+
+        wait_until(settled)
+
     def __enter__(self) -> Self:
         for bus in self._buses:
             self._running.enter_context(closing(bus))
@@ -77,4 +98,17 @@ class ClusterSetup:
         return range(SLOTS * number // size, SLOTS * (number + 1) // size)
 
 
-_CLUSTER = ("cluster-enabled yes", "cluster-node-timeout 2000", "cluster-require-full-coverage yes")
+def _epochs(server: RedisServer) -> dict[bytes, int]:
+    """The epochs of all nodes, by their names, as a server knows them."""
+    rows = (line.split() for line in server.command("CLUSTER", "NODES").splitlines())
+    return {row[0]: int(row[6]) for row in rows}
+
+
+def _owner(server: RedisServer, slot: int) -> bytes:
+    """The name of the node that has a slot, as a server sees it; empty for nobody."""
+    rows = server.command("CLUSTER", "SLOTS")
+    return next((node[2] for first, last, node, *_ in rows if first <= slot <= last), b"")
+
+
+# A node that a test pauses is silent, but not given up by the others, however long the test takes.
+_CLUSTER = ("cluster-enabled yes", "cluster-node-timeout 60000", "cluster-require-full-coverage yes")

@@ -98,6 +98,9 @@ class RedisServer(RunningServer):
         password: what it asks for, if anything; part of its URL.
         durable: a write is on disk before it is answered, so that the next start brings all of it back.
         sentinel: it is a Sentinel.
+
+    Attributes:
+        paused: it does nothing now.
     """
 
     def __init__(
@@ -105,6 +108,7 @@ class RedisServer(RunningServer):
     ) -> None:
         self.kind = kind
         self.folder = folder
+        self.paused = False
         self._sentinel = sentinel
         self._program = program(kind)
         self._port = Port()
@@ -146,7 +150,7 @@ class RedisServer(RunningServer):
         with (self.folder / "server.log").open("ab") as log:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.folder)
         the_reaper().watch(process.pid)
-        self._process = process
+        self._process, self.paused = process, False
         wait_until(self.answers)
 
     def answers(self) -> bool:
@@ -177,9 +181,11 @@ class RedisServer(RunningServer):
     def pause(self) -> None:
         """Have it do nothing until `resume` (SIGSTOP): its connections stay open."""
         os.kill(self.pid, signal.SIGSTOP)
+        self.paused = True
 
     def resume(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
+        self.paused = False
 
     def close(self) -> None:
         """End it if it runs, and give up its port."""

@@ -67,8 +67,9 @@ class Controller:
 
     async def _publish(self) -> None:
         workers, loads = await self._broker.workers(), await self._broker.loads()
+        target, scarce = self._target_utilisation, self._broker.scarce
         for model in sorted({*loads, *(worker.model for worker in workers)}):
-            await self._fleet.publish(capacity(model, workers, loads.get(model), self._target_utilisation))
+            await self._fleet.publish(capacity(model, workers, loads.get(model), target, scarce))
 
     def _become(self, leader: bool) -> None:
         if leader is not self.leads:

@@ -350,7 +350,8 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
         healthy: slots that serve.
         degraded: slots that were heard of, but not lately, or rest.
         items_per_second: what the healthy slots do at most together, as measured; 0 before the first batch.
-        usable_per_second: the same times the target utilisation.
+        usable_per_second: the same times the target utilisation; 0 while the broker's memory is scarce.
+        scarce: the broker's memory is scarce.
         measured_at: broker instant; set by the broker.
     """
 
@@ -359,6 +360,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     degraded: int
     items_per_second: float
     usable_per_second: float
+    scarce: bool = False
     measured_at: float = 0.0
 
 

@@ -59,6 +59,11 @@ class Broker(Protocol):
         restart without its data; empty while no call has succeeded. Cursors of `replies` begin at 0 again with it."""
         ...
 
+    @property
+    def scarce(self) -> bool:
+        """Whether memory for what waits was nearly used up when last looked at: then nothing new is taken in."""
+        ...
+
     async def enqueue(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
         """Admit or refuse each entry; the result is in the same order, None for an admitted one. One that joins
         another's answer is admitted too, and gets its reply like any other.

@@ -113,6 +113,11 @@ class MemoryBroker:
         """See Broker. What is lost with the process is lost with all who could ask."""
         return "process"
 
+    @property
+    def scarce(self) -> bool:
+        """See Broker. What waits is bounded by its number."""
+        return False
+
     async def enqueue(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
         """See Broker."""
         now = self._clock()

@@ -98,6 +98,8 @@ def _capacity(capacity: dict[str, Any]) -> str:
     slots = f"{capacity['healthy']} healthy"
     if capacity["degraded"]:
         slots += f", {capacity['degraded']} degraded"
+    if capacity.get("scarce"):  # A process of an earlier version does not tell.
+        slots += ", the broker's memory is scarce"
     if capacity["age_seconds"] > STALE:
         slots += f", {capacity['age_seconds']:.0f} s ago"
     if not capacity["items_per_second"]:

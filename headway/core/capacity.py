@@ -9,7 +9,9 @@ from headway.core.service_model import REACH
 from headway.model import Capacity, WorkerInfo, WorkerStatus
 
 
-def capacity(model: str, workers: Sequence[WorkerInfo], load: Load | None, target_utilisation: float) -> Capacity:
+def capacity(
+    model: str, workers: Sequence[WorkerInfo], load: Load | None, target_utilisation: float, scarce: bool = False
+) -> Capacity:
     """The capacity of one model: healthy slots × B/ℓ(B), a full batch over the time that it takes.
 
     Arguments:
@@ -17,6 +19,7 @@ def capacity(model: str, workers: Sequence[WorkerInfo], load: Load | None, targe
         workers: the registry.
         load: what is known of the model, None when nothing is.
         target_utilisation: share of what was measured that the fleet is meant to carry, 0 to 1.
+        scarce: the broker is short of memory and takes nothing in, so that none of it is of use.
     """
     statuses = [worker.status for worker in workers if worker.model == model]
     healthy = statuses.count(WorkerStatus.HEALTHY)
@@ -26,7 +29,8 @@ def capacity(model: str, workers: Sequence[WorkerInfo], load: Load | None, targe
         healthy=healthy,
         degraded=statuses.count(WorkerStatus.DEGRADED),
         items_per_second=items,
-        usable_per_second=items * target_utilisation,
+        usable_per_second=0.0 if scarce else items * target_utilisation,
+        scarce=scarce,
     )
 
 

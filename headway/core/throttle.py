@@ -48,6 +48,8 @@ def room(capacity: Capacity, reserved_share: float, flows: Sequence[Flow]) -> fl
         reserved_share: of the usable capacity, 0 to 1, that is kept for the lowest tier.
         flows: of all gateways.
     """
+    if capacity.scarce:
+        return 0.0
     if capacity.usable_per_second <= 0.0:
         # Either no batch was measured yet, or there is nobody at all; or workers are there and none of them counts.
         return 0.0 if capacity.healthy == 0 and capacity.degraded > 0 else math.inf

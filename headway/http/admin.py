@@ -214,6 +214,7 @@ def _capacity(capacity: Capacity, now: float) -> dict[str, Any]:
         "degraded": capacity.degraded,
         "items_per_second": round(capacity.items_per_second, 2),
         "usable_per_second": round(capacity.usable_per_second, 2),
+        "scarce": capacity.scarce,
         "age_seconds": round(_age(capacity.measured_at, now), 3),
     }
 

@@ -31,6 +31,12 @@ def test_half_the_workers_gone_is_half_the_capacity() -> None:
     assert half.usable_per_second == pytest.approx(whole.usable_per_second / 2)
 
 
+def test_while_the_memory_of_the_broker_is_scarce_none_of_it_is_of_use() -> None:
+    found = capacity("m", workers(WorkerStatus.HEALTHY), GPU, 0.7, scarce=True)
+    assert found.items_per_second == pytest.approx(1000)
+    assert (found.usable_per_second, found.scarce) == (0.0, True)
+
+
 def test_a_line_through_small_batches_is_not_believed_far_beyond_them() -> None:
     """One of two small batches was slow by accident: by the line, a full batch would take ten seconds."""
     scarce = Load(rate=1.0, alpha=0.0, beta=0.1, slots=1, max_batch=100, largest=2.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,6 +48,11 @@ def test_workers_of_which_none_counts_have_no_room() -> None:
     throttle = Throttle()
     throttle.set_rate(0.0, 0.0)
     assert 0.0 < throttle.admit(0.0) < math.inf
+
+
+def test_a_broker_that_takes_nothing_in_has_no_room_either_whatever_is_known_of_its_workers() -> None:
+    for known in (capacity(1400), capacity(0, healthy=2)):
+        assert room(msgspec.structs.replace(known, scarce=True), 0.1, [Flow(10, 10)]) == 0.0
 
 
 @given(FLOWS)

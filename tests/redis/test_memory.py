@@ -100,6 +100,26 @@ async def test_an_idle_system_finds_out_by_itself(harness: Stand, server: RedisS
 
 
 @story
+async def test_who_asks_for_it_is_told_that_memory_is_scarce(harness: Stand, server: RedisServer) -> None:
+    """A controller, say, that offers nothing itself."""
+
+    async def scarce() -> bool:
+        await harness.advance(1.1)
+        asked = harness.broker.scarce
+        await harness.settle()
+        return harness.broker.scarce or asked
+
+    assert not await scarce()
+    fill(server, 0.9)
+    assert await scarce()
+    fill(server, 0.7)
+    await harness.advance(1.1)
+    assert harness.broker.scarce, "nobody has looked since"
+    await harness.settle()
+    assert not harness.broker.scarce
+
+
+@story
 async def test_four_fifths_are_no_reason_to_refuse(harness: Stand, server: RedisServer) -> None:
     fill(server, 0.7)
     assert await offered(harness, ask()) == [None]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from headway.brokers.memory import MemoryBroker
 from headway.errors import BrokerUnavailable
 from headway.gateway import Gateway, new_id
 from headway.lookout import STALE_AFTER
@@ -288,5 +289,30 @@ def test_when_all_memory_is_scarce_the_lowest_tier_is_refused_and_the_others_are
         await asyncio.sleep(2.0)
         assert (paid.ok, paid.refused) == (30, {})
         assert (free.ok, free.refused) == (0, {"capacity": 30})
+
+    played(scene)
+
+
+def test_while_the_memory_of_the_broker_is_scarce_the_lowest_tier_is_held_at_the_door(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    short = False
+    monkeypatch.setattr(MemoryBroker, "scarce", property(lambda broker: short))
+
+    async def scene(fleets: Fleets) -> None:
+        nonlocal short
+        gateway, _ = await up(fleets, 2)
+        whole = 2 * PER_WORKER * USABLE
+        await flood(gateway, FREE, 100.0, 3.0)
+        assert gateway.limiter.throttle.rate == pytest.approx(whole, rel=0.05)
+        short = True
+        await asyncio.sleep(1.0)
+        free = await flood(gateway, FREE, 10.0, 1.0)
+        assert (free.ok, free.refused) == (0, {"capacity": 10})
+        [told] = await fleets.fleet.capacities()
+        assert (told.scarce, told.healthy, told.usable_per_second) == (True, 2, 0.0)
+        short = False
+        await asyncio.sleep(1.0)
+        assert gateway.limiter.throttle.rate == pytest.approx(whole, rel=0.05)
 
     played(scene)

@@ -165,6 +165,10 @@ class Connection:
     def epoch(self) -> str:
         return self._epoch
 
+    @property
+    def scarce(self) -> bool:
+        return self.server.inner.scarce
+
     async def _call(self, name: str, what: Any, do: Callable[[MemoryBroker], Awaitable[T]]) -> T:
         result = await self.server.call(name, what, do)
         self._epoch = self.server.epoch

@@ -122,6 +122,11 @@ class RedisBroker:
             return ""
         return str(sum(queue.losses for queue in self._every))
 
+    @property
+    def scarce(self) -> bool:
+        """See Broker: above four fifths of `maxmemory`, at any server."""
+        return self._link.scarce
+
     async def close(self) -> None:
         """Stop listening and reading; the link stays open."""
         await self._places.close()

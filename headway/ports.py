@@ -170,22 +170,24 @@ class Fleet(Protocol):
 
 
 class DeadLetters(Protocol):
-    """Keeps the entries that made the model fail, bounded; the oldest goes first."""
+    """Keeps the entries that made the model fail, bounded; the oldest goes first.
+
+    An entry is known by its tenant and id. Who asks by the id alone means whatever tenants have one of that id."""
 
     async def add(self, letter: DeadLetter) -> None:
-        """Keep a letter."""
+        """Keep a letter, in the place of an earlier one of the same entry."""
         ...
 
     async def list(self, limit: int = 100) -> Sequence[DeadLetter]:
         """The newest letters."""
         ...
 
-    async def get(self, id: str) -> DeadLetter | None:
-        """The letter of entry `id`."""
+    async def find(self, id: str, tenant: str | None = None) -> Sequence[DeadLetter]:
+        """The letters of entry `id`."""
         ...
 
-    async def remove(self, id: str) -> bool:
-        """Purge a letter; False when there is none."""
+    async def remove(self, id: str, tenant: str | None = None) -> int:
+        """Purge the letters of entry `id`; how many there were."""
         ...
 
     async def count(self) -> int:

@@ -17,36 +17,49 @@ class DeadLetterBox:
     """
 
     def __init__(self, capacity: int = 10_000, capacity_bytes: int = 64 << 20) -> None:
-        self._letters: dict[str, DeadLetter] = {}
+        self._letters: dict[tuple[str, str], DeadLetter] = {}
         self._capacity = capacity
         self._capacity_bytes = capacity_bytes
         self._bytes = 0
 
     async def add(self, letter: DeadLetter) -> None:
         """See DeadLetters."""
-        await self.remove(letter.entry.id)
-        self._letters[letter.entry.id] = letter
+        key = _key(letter)
+        if key in self._letters:
+            self._drop(key)
+        self._letters[key] = letter
         self._bytes += _letter_bytes(letter)
         while len(self._letters) > self._capacity or self._bytes > self._capacity_bytes:
-            await self.remove(next(iter(self._letters)))
+            self._drop(next(iter(self._letters)))
 
     async def list(self, limit: int = 100) -> Sequence[DeadLetter]:
         """See DeadLetters."""
         return list(itertools.islice(reversed(self._letters.values()), limit))
 
-    async def get(self, id: str) -> DeadLetter | None:
+    async def find(self, id: str, tenant: str | None = None) -> Sequence[DeadLetter]:
         """See DeadLetters."""
-        return self._letters.get(id)
+        if tenant is not None:
+            letter = self._letters.get((tenant, id))
+            return () if letter is None else (letter,)
+        return [letter for (_, known), letter in self._letters.items() if known == id]
 
-    async def remove(self, id: str) -> bool:
+    async def remove(self, id: str, tenant: str | None = None) -> int:
         """See DeadLetters."""
-        letter = self._letters.pop(id, None)
-        self._bytes -= _letter_bytes(letter) if letter is not None else 0
-        return letter is not None
+        found = await self.find(id, tenant)
+        for letter in found:
+            self._drop(_key(letter))
+        return len(found)
 
     async def count(self) -> int:
         """See DeadLetters."""
         return len(self._letters)
+
+    def _drop(self, key: tuple[str, str]) -> None:
+        self._bytes -= _letter_bytes(self._letters.pop(key))
+
+
+def _key(letter: DeadLetter) -> tuple[str, str]:
+    return letter.entry.tenant, letter.entry.id
 
 
 def _letter_bytes(letter: DeadLetter) -> int:

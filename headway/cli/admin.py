@@ -108,9 +108,10 @@ class Admin:
         return answer
 
 
-def letter_path(id: str) -> str:
-    """Where the dead letter `id` lives."""
-    return f"/internal/dlq/{quote(id, safe='')}"
+def letter_path(id: str, tenant: str | None, act: str = "") -> str:
+    """Where the dead letter `id` lives, or what can be done with it; of a tenant, or of the only one that has it."""
+    of = "" if tenant is None else f"?{urlencode({'tenant': tenant})}"
+    return f"/internal/dlq/{quote(id, safe='')}{act}{of}"
 
 
 def pretty(answer: Any) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -24,7 +24,10 @@ _Id = Annotated[str, typer.Argument(metavar="ID", help="Request id, with or with
 _Ids = Annotated[
     list[str] | None, typer.Argument(metavar="ID…", help="Request ids, with or without req_.", show_default=False)
 ]
-_All = Annotated[bool, typer.Option("--all", help="Every letter there is.")]
+_All = Annotated[bool, typer.Option("--all", help="Every letter there is, or every one of --tenant.")]
+_Tenant = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Whose, when several tenants have one of an id.", show_default=False)
+]
 
 
 @dlq.command("list")
@@ -50,14 +53,19 @@ def list_letters(
 
 
 @dlq.command()
-def show(id: _Id, admin: AdminUrl = DEFAULT_URL, token: Token = "") -> None:
+def show(id: _Id, tenant: _Tenant = None, admin: AdminUrl = DEFAULT_URL, token: Token = "") -> None:
     """Show one dead letter, its input included, as JSON."""
-    typer.echo(pretty(Admin(admin, token).get(letter_path(id))))
+    typer.echo(pretty(Admin(admin, token).get(letter_path(id, tenant))))
 
 
 @dlq.command()
 def replay(
-    ids: _Ids = None, all_: _All = False, admin: AdminUrl = DEFAULT_URL, token: Token = "", json: AsJson = False
+    ids: _Ids = None,
+    all_: _All = False,
+    tenant: _Tenant = None,
+    admin: AdminUrl = DEFAULT_URL,
+    token: Token = "",
+    json: AsJson = False,
 ) -> None:
     """Run dead letters again, one after the other. One that succeeds is removed, one that fails is kept.
 
@@ -65,17 +73,18 @@ def replay(
     """
     port = Admin(admin, token)
 
-    def again(id: str) -> None:
-        answer = port.post(f"{letter_path(id)}/replay")
+    def again(id: str, tenant: str | None) -> None:
+        answer = port.post(letter_path(id, tenant, "/replay"))
         typer.echo(pretty(answer) if json else f"{id} succeeded after {answer['latency_ms']:.0f} ms")
 
-    _each(_chosen(port, ids, all_), again)
+    _each(_chosen(port, ids, all_, tenant), again)
 
 
 @dlq.command()
 def purge(
     ids: _Ids = None,
     all_: _All = False,
+    tenant: _Tenant = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before purging all.")] = False,
     admin: AdminUrl = DEFAULT_URL,
     token: Token = "",
@@ -85,31 +94,33 @@ def purge(
     Exit codes: 0 all removed, 1 some were not there.
     """
     port = Admin(admin, token)
-    chosen = _chosen(port, ids, all_)
+    chosen = _chosen(port, ids, all_, tenant)
     if all_ and chosen and not yes:
         typer.confirm(f"Remove {len(chosen)} dead letters for good?", abort=True)
 
-    def remove(id: str) -> None:
-        port.delete(letter_path(id))
+    def remove(id: str, tenant: str | None) -> None:
+        port.delete(letter_path(id, tenant))
         typer.echo(f"{id} removed")
 
     _each(chosen, remove)
 
 
-def _chosen(port: Admin, ids: list[str] | None, everything: bool) -> list[str]:
+def _chosen(port: Admin, ids: list[str] | None, everything: bool, tenant: str | None) -> list[tuple[str, str | None]]:
+    """Ids, and whose they are as far as that is known."""
     if bool(ids) == everything:
         raise typer.BadParameter("name ids, or give --all for every letter: one of the two")
     if ids:
-        return ids
-    return [letter["id"] for letter in port.get("/internal/dlq", {"limit": _MANY})["letters"]]
+        return [(id, tenant) for id in ids]
+    letters = port.get("/internal/dlq", {"limit": _MANY})["letters"]
+    return [(letter["id"], letter["tenant"]) for letter in letters if tenant in (None, letter["tenant"])]
 
 
-def _each(ids: list[str], act: Callable[[str], None]) -> None:
-    """Act on every id, also after one failed; an error that has to do with no id ends it."""
+def _each(chosen: Sequence[tuple[str, str | None]], act: Callable[[str, str | None], None]) -> None:
+    """Act on every letter, also after one failed; an error that has to do with none of them ends it."""
     failed = 0
-    for id in ids:
+    for id, tenant in chosen:
         try:
-            act(id)
+            act(id, tenant)
         except AdminError as exc:
             if exc.status in (0, 401, 403):
                 raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -46,12 +47,14 @@ class _Routes:
         return as_json({"count": await soon(self._letters.count()), "letters": listed})
 
     async def letter(self, request: Request) -> Response:
-        id = id_in(request)
         if request.method == "DELETE":
-            if not await soon(self._letters.remove(id)):
-                raise _no_letter(id)
+            id, tenant = id_in(request), request.query_params.get("tenant")
+            if tenant is None:
+                _one(id, await soon(self._letters.find(id)))
+            if not await soon(self._letters.remove(id, tenant)):
+                raise _no_letter(id, tenant)
             return Response(status_code=204)
-        letter = await self._find(id)
+        letter = await self._find(request)
         entry = letter.entry
         parameters = msgspec.Raw(entry.parameters or b"{}")
         return as_json({**_described(letter, self._tiers), "input": entry.input, "parameters": parameters})
@@ -60,7 +63,7 @@ class _Routes:
         gateway = self._process.gateway
         if gateway is None:
             raise NotFound(f"a {self._process.role.value} takes no requests; replay it at the admin port of a gateway")
-        letter = await self._find(id_in(request))
+        letter = await self._find(request)
         entry, fresh = letter.entry, new_id()
         begun = self._process.clock()
         reply = await gateway.ask(
@@ -74,10 +77,10 @@ class _Routes:
         )
         if reply.failure is not None:
             # It may have died once more, under its fresh id; it stays known under its first.
-            await soon(self._letters.remove(fresh))
+            await soon(self._letters.remove(fresh, entry.tenant))
             failure = reply.failure
             return refusal(ID_PREFIX + fresh, failure.code, failure.message, failure.retry_after, failure.reason)
-        await soon(self._letters.remove(entry.id))
+        await soon(self._letters.remove(entry.id, entry.tenant))
         return as_json({
             "request_id": ID_PREFIX + fresh,
             "replayed": ID_PREFIX + entry.id,
@@ -85,11 +88,20 @@ class _Routes:
             "latency_ms": round((self._process.clock() - begun) * 1000, 3),
         })  # fmt: skip
 
-    async def _find(self, id: str) -> DeadLetter:
-        letter = await soon(self._letters.get(id))
+    async def _find(self, request: Request) -> DeadLetter:
+        id, tenant = id_in(request), request.query_params.get("tenant")
+        letter = _one(id, await soon(self._letters.find(id, tenant)))
         if letter is None:
-            raise _no_letter(id)
+            raise _no_letter(id, tenant)
         return letter
+
+
+def _one(id: str, letters: Sequence[DeadLetter]) -> DeadLetter | None:
+    """The one letter that is meant by an id; ids are only each tenant's own."""
+    if len(letters) > 1:
+        tenants = ", ".join(sorted(repr(letter.entry.tenant) for letter in letters))
+        raise BadRequest(f"{len(letters)} tenants have a dead letter {ID_PREFIX}{id}: {tenants}; say ?tenant= which")
+    return letters[0] if letters else None
 
 
 def _described(letter: DeadLetter, tiers: tuple[str, ...]) -> dict[str, Any]:
@@ -108,7 +120,8 @@ def _described(letter: DeadLetter, tiers: tuple[str, ...]) -> dict[str, Any]:
     }
 
 
-def _no_letter(id: str) -> NotFound:
+def _no_letter(id: str, tenant: str | None) -> NotFound:
+    of = "" if tenant is None else " of this tenant"
     return NotFound(
-        f"no dead letter {ID_PREFIX}{id}; it was replayed or purged, pushed out by newer ones, or never was"
+        f"no dead letter {ID_PREFIX}{id}{of}; it was replayed or purged, pushed out by newer ones, or never was"
     )

@@ -66,13 +66,13 @@ class Running:
         self.loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(10)
 
-    def bury(self, *texts: str) -> list[str]:
+    def bury(self, *texts: str, caller: Caller = TENANT, id: str = "") -> list[str]:
         """Let inputs die; returns their ids as shown."""
 
         async def ask(text: str) -> str:
-            id = new_id()
-            await self.stand.gateway.ask(TENANT, id, "m", text, b"", 1, 4.0)
-            return f"req_{id}"
+            own = id or new_id()
+            await self.stand.gateway.ask(caller, own, "m", text, b"", 1, 4.0)
+            return f"req_{own}"
 
         return [asyncio.run_coroutine_threadsafe(ask(text), self.loop).result(10) for text in texts]
 
@@ -147,6 +147,24 @@ def test_purge(service: Running, capsys: pytest.CaptureFixture[str], monkeypatch
     monkeypatch.setattr("typer.confirm", lambda question, abort: pytest.fail("was asked in spite of --yes"))
     assert code_of(["dlq", "purge", "--all", "--yes"]) == 0
     assert capsys.readouterr().out == f"{ids[2]} removed\n{ids[1]} removed\n"
+
+
+def test_letters_of_tenants_that_chose_the_same_id_are_told_apart(
+    service: Running, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for tenant in ("one", "two", "three"):
+        service.bury(f"poison of {tenant}", caller=Caller("somebody", tenant, 1), id="x")
+    assert code_of(["dlq", "show", "x"]) == 1
+    assert "3 tenants have a dead letter req_x" in capsys.readouterr().err
+    assert code_of(["dlq", "show", "x", "--tenant", "two"]) == 0
+    assert json.loads(capsys.readouterr().out)["input"] == "poison of two"
+    assert code_of(["dlq", "purge", "x", "--tenant", "two"]) == 0
+    service.backend.cured = True
+    capsys.readouterr()
+    assert code_of(["dlq", "replay", "--all", "--tenant", "three", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["output"] == "POISON OF THREE"
+    assert code_of(["dlq", "purge", "--all", "--yes"]) == 0
+    assert capsys.readouterr().out == "req_x removed\n"
 
 
 def test_purging_everything_asks_first(

@@ -102,8 +102,10 @@ def test_the_whole_fleet_is_shown(port: Port) -> None:
         "GPUs busy     50%",
         "waiting       4 paid, 3 free, oldest 250 ms",
         "dead letters  2",
-        "capacity      default: 700 of 1000 inputs/s, 1 healthy, 1 degraded, the broker's memory is scarce; "
-        "other: not measured yet, 1 healthy, 12 s ago",
+        (
+            "capacity      default: 700 of 1000 inputs/s, 1 healthy, 1 degraded, the broker's memory is scarce; "
+            "other: not measured yet, 1 healthy, 12 s ago"
+        ),
         "policy        paced",
         "version       1.0",
     ]

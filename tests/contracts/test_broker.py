@@ -246,8 +246,7 @@ async def test_one_input_that_fails_leaves_its_batch_mates_alone(harness: Harnes
     assert (bad_failure.code, bad_failure.message) == (errors.REJECTED_BY_MODEL, "cannot read this")
     assert odd_failure is not None
     assert odd_failure.code == errors.BACKEND_ERROR
-    letter = await harness.dead.get("bad")
-    assert letter is not None
+    [letter] = await harness.dead.find("bad")
     assert (letter.entry, letter.error, letter.attempts) == (bad, "cannot read this", 1)
     assert await harness.dead.count() == 2
 

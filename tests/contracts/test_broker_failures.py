@@ -191,8 +191,7 @@ async def test_who_fails_alone_hears_why_and_is_kept_as_a_dead_letter(
     assert reply.failure is not None
     assert (reply.failure.code, reply.failure.message, reply.attempts) == (code, "no good", 3)
     assert reply.failure.reason == cause.value
-    letter = await harness.dead.get("a")
-    assert letter is not None
+    [letter] = await harness.dead.find("a")
     assert (letter.entry, letter.error, letter.cause) == (entry, "no good", cause.value)
     assert (letter.attempts, letter.worker) == (3, "gpu-2")
 
@@ -207,8 +206,7 @@ async def test_the_client_hears_only_what_it_may(harness: Harness) -> None:
     told = (await drained(harness))["a"].failure
     assert told is not None
     assert told.message == "ValueError"
-    letter = await harness.dead.get("a")
-    assert letter is not None
+    [letter] = await harness.dead.find("a")
     assert letter.error == failure.message
 
 

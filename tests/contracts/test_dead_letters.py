@@ -9,8 +9,8 @@ from headway.model import Cause, DeadLetter, Entry
 from tests.contracts.brokers import MODELS, Harness, ask, failed, story
 
 
-def letter(id: str, size: int = 10, model: str = "m", died_at: float = 0.0) -> DeadLetter:
-    entry = Entry(id, model, "x" * size, 0, "t", "g", 1.0, 1.0, b'{"temperature":0.5}')
+def letter(id: str, size: int = 10, model: str = "m", died_at: float = 0.0, tenant: str = "t") -> DeadLetter:
+    entry = Entry(id, model, "x" * size, 0, tenant, "g", 1.0, 1.0, b'{"temperature":0.5}')
     return DeadLetter(entry=entry, error="bad", cause="raised", attempts=3, worker="gpu-0", died_at=died_at)
 
 
@@ -23,8 +23,10 @@ async def test_letters_are_kept_as_they_are_newest_first(harness: Harness) -> No
     assert list(await harness.dead.list()) == letters[::-1]
     assert list(await harness.dead.list(2)) == letters[:2:-1]
     assert await harness.dead.count() == 5
-    assert await harness.dead.get("id-3") == letters[3]
-    assert await harness.dead.get("unknown") is None
+    for tenant in (None, "t"):
+        assert list(await harness.dead.find("id-3", tenant)) == [letters[3]]
+        assert list(await harness.dead.find("unknown", tenant)) == []
+    assert list(await harness.dead.find("id-3", "another")) == []
 
 
 @story
@@ -34,7 +36,7 @@ async def test_a_letter_is_purged_once(harness: Harness) -> None:
     assert await harness.dead.remove("a")
     assert not await harness.dead.remove("a")
     assert not await harness.dead.remove("unknown")
-    assert await harness.dead.get("a") is None
+    assert list(await harness.dead.find("a")) == []
     assert [one.entry.id for one in await harness.dead.list()] == ["b"]
     assert await harness.dead.count() == 1
 
@@ -50,9 +52,26 @@ async def test_who_dies_again_has_one_letter_the_last(harness: Harness) -> None:
         await harness.advance(1.0)
     newest, other = await harness.dead.list()
     assert (newest.entry, newest.error, other.entry.id) == (entry, "it crashed", "b")
-    assert newest == await harness.dead.get("a")
+    assert list(await harness.dead.find("a")) == [newest]
     assert newest.died_at > 2.0
     assert await harness.dead.count() == 2
+
+
+@story
+async def test_letters_of_two_tenants_with_one_id_are_two(harness: Harness) -> None:
+    letters = {tenant: letter("a", tenant=tenant, died_at=at) for at, tenant in enumerate(("t", "u", "v"))}
+    for one in letters.values():
+        await harness.dead.add(one)
+    await harness.dead.add(letter("ba"))
+    assert await harness.dead.count() == 4
+    for tenant, one in letters.items():
+        assert list(await harness.dead.find("a", tenant)) == [one]
+    assert {one.entry.tenant for one in await harness.dead.find("a")} == set(letters)
+    assert await harness.dead.remove("a", "u") == 1
+    assert await harness.dead.remove("a", "u") == 0
+    assert {one.entry.tenant for one in await harness.dead.find("a")} == {"t", "v"}
+    assert await harness.dead.remove("a") == 2
+    assert [one.entry.id for one in await harness.dead.list()] == ["ba"]
 
 
 def kept(box: DeadLetterBox) -> list[str]:

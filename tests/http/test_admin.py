@@ -290,6 +290,28 @@ def test_a_letter_is_purged_once() -> None:
     played(scene)
 
 
+def test_of_two_tenants_with_one_id_it_is_said_whose_letter_is_meant() -> None:
+    async def scene(stand: Stand, port: Port) -> None:
+        for tenant in ("acme", "böse&co"):
+            await stand.gateway.ask(Caller("somebody", tenant, 2), "x", "m", f"poison of {tenant}", b"", 0, 4.0)
+        for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/replay")):
+            unclear = await port.ask(method, f"/internal/dlq/x{path}")
+            assert (unclear.status, unclear.json["error"]) == (400, "BAD_REQUEST")
+            assert "2 tenants have a dead letter req_x: 'acme', 'böse&co'; say ?tenant= which" in unclear.json["detail"]
+        assert (await port.get("/internal/dlq")).json["count"] == 2
+        of_one, of_nobody = "/internal/dlq/x?tenant=b%C3%B6se%26co", "/internal/dlq/x?tenant=nobody"
+        assert (await port.get(of_one)).json["input"] == "poison of böse&co"
+        for method in ("GET", "DELETE"):
+            unknown = await port.ask(method, of_nobody)
+            assert unknown.status == 404
+            assert "req_x of this tenant" in unknown.json["detail"]
+        assert (await port.ask("DELETE", of_one)).status == 204
+        assert (await port.get("/internal/dlq/x")).json["tenant"] == "acme"
+        assert (await port.ask("DELETE", "/internal/dlq/x")).status == 204
+
+    played(scene)
+
+
 @pytest.mark.parametrize("path", ["/internal/health", "/internal/dlq", "/metrics", "/nowhere"])
 def test_the_service_token_is_asked_for(path: str) -> None:
     async def scene(stand: Stand, port: Port) -> None:

@@ -35,7 +35,7 @@ class RedisDeadLetters:
         model = f"{{{letter.entry.model}:"
         key = next((key for key in self._keys if model in key), self._keys[0])
         packed = wire.pack_letter(letter.died_at, letter.attempts, failure, wire.pack_entry(letter.entry))
-        await self._link.call("bury", key, letter.entry.id, packed)
+        await self._link.call("bury", key, wire.key_of(letter.entry.tenant, letter.entry.id), packed)
 
     async def list(self, limit: int = 100) -> Sequence[DeadLetter]:
         """See DeadLetters."""
@@ -48,14 +48,16 @@ class RedisDeadLetters:
         found.sort(key=lambda letter: letter.died_at, reverse=True)
         return found[:limit]
 
-    async def get(self, id: str) -> DeadLetter | None:
-        """See DeadLetters."""
-        found = [one for one in await self._ask("letter", id) if one is not None]
-        return _read(found[0]) if found else None
+    async def find(self, id: str, tenant: str | None = None) -> Sequence[DeadLetter]:
+        """See DeadLetters. Who died again in another shard has a letter there, too: the newest is the one."""
+        found = await self._ask("letters_of", *_whose(id, tenant))
+        letters = [letter for packed in found for one in packed if (letter := _read(one)) is not None]
+        letters.sort(key=lambda letter: letter.died_at)
+        return list({letter.entry.tenant: letter for letter in letters}.values())
 
-    async def remove(self, id: str) -> bool:
+    async def remove(self, id: str, tenant: str | None = None) -> int:
         """See DeadLetters."""
-        return any(await self._ask("unbury", id))
+        return sum(await self._ask("unbury", *_whose(id, tenant)))
 
     async def count(self) -> int:
         """See DeadLetters."""
@@ -63,6 +65,10 @@ class RedisDeadLetters:
 
     async def _ask(self, function: str, *arguments: object) -> Sequence[Any]:
         return await asyncio.gather(*(self._link.call(function, key, *arguments) for key in self._keys))
+
+
+def _whose(id: str, tenant: str | None) -> tuple[str, ...]:
+    return (id,) if tenant is None else (id, tenant)
 
 
 def _read(packed: bytes) -> DeadLetter | None:

@@ -33,11 +33,11 @@ local function send_failures(s, kind, entries, attempts, left_at, size, failure)
 end
 
 -- Keep a dead letter; the oldest go when there are too many, or too many bytes of them.
-local function keep_letter(prefix, id, letter)
-  local before = redis.call('HGET', prefix .. 'z', id)
+local function keep_letter(prefix, key, letter)
+  local before = redis.call('HGET', prefix .. 'z', key)
   local number = redis.call('INCR', prefix .. 'on')
-  redis.call('HSET', prefix .. 'z', id, letter)
-  redis.call('ZADD', prefix .. 'o', number, id)
+  redis.call('HSET', prefix .. 'z', key, letter)
+  redis.call('ZADD', prefix .. 'o', number, key)
   local bytes = redis.call('INCRBY', prefix .. 'u', #letter - (before and #before or 0))
   while redis.call('ZCARD', prefix .. 'o') > LETTERS or bytes > LETTER_BYTES do
     local oldest = redis.call('ZPOPMIN', prefix .. 'o')[1]
@@ -53,7 +53,7 @@ end
 local function bury(s, key, attempts, failure)
   local payload = redis.call('HGET', s.prefix .. 'p', key)
   local letter = struct.pack('>ddI4', s.now, attempts, #failure) .. failure .. (payload or '')
-  keep_letter(s.prefix, string.match(key, '%z([^%z]*)$'), letter)
+  keep_letter(s.prefix, key, letter)
 end
 
 -- Answer and take out what waited too long.

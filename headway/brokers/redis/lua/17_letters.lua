@@ -14,18 +14,40 @@ redis.register_function{function_name = VERSION .. '_letters', flags = {'no-writ
   return {count, call_each('HMGET', keys[1] .. 'z', redis.call('ZRANGE', keys[1] .. 'o', 0, wanted_count - 1, 'REV'))}
 end}
 
-redis.register_function{function_name = VERSION .. '_letter', flags = {'no-writes', 'allow-oom'}, callback = function(keys, args)
-  return redis.call('HGET', keys[1] .. 'z', args[1])
+-- The keys of an id's letters: of one tenant, or of whatever tenants. Those of all are looked through for that, some
+-- thousands at most: only people ask without a tenant.
+local function keys_of(prefix, id, tenant)
+  if tenant then
+    return {tenant .. '\0' .. id}
+  end
+  local found, ending = {}, '\0' .. id
+  for _, key in ipairs(redis.call('HKEYS', prefix .. 'z')) do
+    if string.sub(key, -#ending) == ending then
+      found[#found + 1] = key
+    end
+  end
+  return found
+end
+
+redis.register_function{function_name = VERSION .. '_letters_of', flags = {'no-writes', 'allow-oom'}, callback = function(keys, args)
+  local letters = {}
+  for _, key in ipairs(keys_of(keys[1], args[1], args[2])) do
+    letters[#letters + 1] = redis.call('HGET', keys[1] .. 'z', key) or nil
+  end
+  return letters
 end}
 
--- unbury: remove one.
+-- unbury: remove them; how many there were.
 redis.register_function{function_name = VERSION .. '_unbury', flags = {'allow-oom'}, callback = function(keys, args)
-  local letter = redis.call('HGET', keys[1] .. 'z', args[1])
-  if not letter then
-    return 0
+  local count = 0
+  for _, key in ipairs(keys_of(keys[1], args[1], args[2])) do
+    local letter = redis.call('HGET', keys[1] .. 'z', key)
+    if letter then
+      redis.call('HDEL', keys[1] .. 'z', key)
+      redis.call('ZREM', keys[1] .. 'o', key)
+      redis.call('INCRBY', keys[1] .. 'u', -#letter)
+      count = count + 1
+    end
   end
-  redis.call('HDEL', keys[1] .. 'z', args[1])
-  redis.call('ZREM', keys[1] .. 'o', args[1])
-  redis.call('INCRBY', keys[1] .. 'u', -#letter)
-  return 1
+  return count
 end}

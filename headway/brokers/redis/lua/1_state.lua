@@ -26,7 +26,7 @@
 --   vs         hash    entry that leads or follows → its shares
 --   vd         zset    entry that follows → its deadline
 --   k:<flight> string  outcome that is kept
---   z, o, on, u  hash, zset, strings  dead letters: id → letter, id → its number, the last number, bytes of all
+--   z, o, on, u  hash, zset, strings  dead letters: key → letter, key → its number, the last number, bytes of all
 --
 -- An entry's key is its tenant, a NUL, and its id. A member is an entry's number, in DIGITS hexadecimal digits, and its key;
 -- so members sort by arrival. Numbers are never used again: a key that is enqueued anew is a new member. There are more

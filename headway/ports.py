@@ -248,7 +248,7 @@ class KeyStore(Protocol):
         ...
 
     async def add(self, key: Key) -> None:
-        """Keep a new key. Raises ValueError when its id is taken."""
+        """Keep a new key. Raises ValueError when its id is taken, or when what it replaces has a living replacement."""
         ...
 
     async def get(self, id: str) -> Key | None:

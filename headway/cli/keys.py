@@ -156,7 +156,10 @@ def rotate(
                 old, created_at=now, expires_at=None if span is None else now + span, replaces=old.id
             )
         )
-        await store.add(new)
+        try:
+            await store.add(new)
+        except ValueError as exc:  # Somebody was faster.
+            raise KeysError(str(exc)) from None
         # Printed before the old one is given an end: should that fail, the new one is not lost.
         _hand_out(text, f"Kept in {_place(settings)}. It replaces {old.id}, which ends after {grace}.")
         await store.expire(old.id, until)

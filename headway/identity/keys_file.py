@@ -34,6 +34,7 @@ from time import monotonic, sleep
 
 import msgspec
 
+from headway.core.rotation import check_new
 from headway.errors import SettingError, StoreUnavailable
 from headway.identity.api_key import is_id
 from headway.model import Key
@@ -93,8 +94,7 @@ class KeysFile:
         """See KeyStore."""
 
         def change(keys: dict[str, Key]) -> bool:
-            if key.id in keys:
-                raise ValueError(f"there is a key with the id {key.id!r} already")
+            check_new(key, keys.values())
             keys[key.id] = key
             return True
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from headway.core.rotation import check_new
 from headway.ledgers.key_rows import COLUMNS, IN_ORDER, LATEST, NEXT, SELECT, key_of, row_of
 from headway.ledgers.postgres_link import PostgresLink
 from headway.model import Key
@@ -14,6 +15,7 @@ from headway.model import Key
 LOCK = 0x4865616477617932
 """Number of the advisory lock under which keys are changed."""
 
+_ALIKE = f"{SELECT} WHERE id = $1 OR replaces = $2"
 _ADD = f"""
 INSERT INTO headway_keys ({COLUMNS}, revision) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, {NEXT})
 """  # noqa: S608
@@ -41,8 +43,7 @@ class PostgresKeys:
         """See KeyStore."""
         async with self._link.writing() as connection, connection.transaction():
             await connection.execute("SELECT pg_advisory_xact_lock($1)", LOCK)
-            if await connection.fetchval("SELECT 1 FROM headway_keys WHERE id = $1", key.id):
-                raise ValueError(f"there is a key with the id {key.id!r} already")
+            check_new(key, map(key_of, await connection.fetch(_ALIKE, key.id, key.replaces)))
             await connection.execute(_ADD, *row_of(key))
 
     async def get(self, id: str) -> Key | None:

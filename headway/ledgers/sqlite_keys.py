@@ -6,10 +6,12 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any
 
+from headway.core.rotation import check_new
 from headway.ledgers.key_rows import COLUMNS, IN_ORDER, LATEST, NEXT, SELECT, key_of, row_of
 from headway.ledgers.sqlite_file import SqliteFile
 from headway.model import Key
 
+_ALIKE = f"{SELECT} WHERE id = ? OR replaces = ?"
 _ADD = f"INSERT INTO headway_keys ({COLUMNS}, revision) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, {NEXT})"  # noqa: S608
 _EXPIRE = f"""
 UPDATE headway_keys SET expires_at = min(coalesce(expires_at, ?1), ?1), revision = {NEXT} WHERE id = ?2
@@ -34,10 +36,8 @@ class SqliteKeys:
         """See KeyStore."""
 
         def work(connection: sqlite3.Connection) -> None:
-            try:
-                connection.execute(_ADD, row_of(key))
-            except sqlite3.IntegrityError:
-                raise ValueError(f"there is a key with the id {key.id!r} already") from None
+            check_new(key, map(key_of, connection.execute(_ALIKE, (key.id, key.replaces))))
+            connection.execute(_ADD, row_of(key))
 
         await self._file.write(work)
 

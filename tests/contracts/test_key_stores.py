@@ -131,6 +131,24 @@ def test_an_id_is_taken_once(place: Maker) -> None:
     opened(place, story)
 
 
+def test_of_two_rotations_at_once_one_wins(place: Maker) -> None:
+    async def story(first: KeyStore, second: KeyStore) -> None:
+        await first.add(key("a"))
+        await first.add(key("other"))
+        rivals = [store.add(key(name, AT + 1, replaces=id_of("a"))) for store, name in ((first, "b"), (second, "c"))]
+        lost = [error for error in await asyncio.gather(*rivals, return_exceptions=True) if error is not None]
+        [winner] = [one for one in await first.keys() if one.replaces]
+        assert [str(error) for error in lost] == [f"{id_of('a')} has just been replaced by {winner.id}, which lives"]
+        assert isinstance(lost[0], ValueError)
+        await first.add(key("d", AT + 1, replaces=id_of("other")))
+        await first.expire(winner.id, AT + 2)
+        with pytest.raises(ValueError, match=winner.id):
+            await second.add(key("e", AT + 1.5, replaces=id_of("a")))
+        await second.add(key("e", AT + 2, replaces=id_of("a")))
+
+    opened(place, story, count=2)
+
+
 def test_keys_are_told_oldest_first(place: Maker) -> None:
     async def story(store: KeyStore) -> None:
         for name, created_at in (("c", AT + 2), ("a", AT + 1), ("b", AT)):

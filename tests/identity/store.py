@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from headway.core.rotation import check_new
 from headway.errors import StoreUnavailable
 from headway.model import Key
 
@@ -36,8 +37,7 @@ class StoreInMemory:
 
     async def add(self, key: Key) -> None:
         await self._reached()
-        if key.id in self._keys:
-            raise ValueError(f"there is a key with the id {key.id!r} already")
+        check_new(key, self._keys.values())
         self._put(key)
 
     async def get(self, id: str) -> Key | None:

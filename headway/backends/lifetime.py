@@ -137,6 +137,8 @@ class Lifetime:
         self._pipeless: asyncio.TimerHandle | None = None
         self._waiter: asyncio.Future[Word] | None = None
         self._received = bytearray()
+        self._nonsense = False
+        """It has sent what is no word; nothing that follows is one."""
         self._unsent = memoryview(b"")
         self._process, self._socket = _spawn(arguments, environment, worker)
         self.pid = self._process.pid
@@ -242,6 +244,8 @@ class Lifetime:
 
     def _readable(self) -> bool:
         """Take what the child has sent; False when there is no more."""
+        if self._nonsense:
+            return False
         try:
             chunk = self._socket.recv(_READ)
         except BlockingIOError:
@@ -255,6 +259,7 @@ class Lifetime:
         try:
             self._take_words()
         except (NoFrame, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            self._nonsense = True
             self._received.clear()
             self._loop.remove_reader(self._socket)
             self.kill("wrote something on its pipe to Headway that is no answer")

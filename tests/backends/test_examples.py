@@ -20,7 +20,7 @@ from tests.backends.entries import batch
 from tests.backends.recorder import Recorder
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-LONG = 10.0
+LONG = 30.0
 
 
 def test_the_emulated_gpu_enforces_the_rules_of_a_real_one(monkeypatch: pytest.MonkeyPatch) -> None:

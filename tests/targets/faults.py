@@ -57,7 +57,9 @@ def answer(inputs: list[str]) -> Any:
             case "text":
                 return "x" * len(inputs)
             case "scribble":
-                scribble()
+                scribble(b"this is no frame at all")
+            case "babble":
+                scribble(bytes(1 << 16))  # As much as is read at once.
             case "flood":
                 sys.stdout.write("flood\n" * 200_000)
             case "noise":
@@ -92,9 +94,9 @@ def _is_socket(fd: int) -> bool:
         return False
 
 
-def scribble() -> None:
+def scribble(nonsense: bytes) -> None:
     for fd in sockets():
-        os.write(fd, b"this is no frame at all")
+        os.write(fd, nonsense)
 
 
 def forge() -> None:

@@ -62,6 +62,7 @@ class Attendance:
             if not namesake:
                 await self._attend()
                 self._entered = True
+                await self._compare()
                 return
             if attempt == 0:
                 log.info("waits until its name is free", name=self._describe().id, in_use=namesake)
@@ -84,6 +85,19 @@ class Attendance:
 
     async def _attend(self) -> None:
         await self._fleet.attend(self._describe())
+
+    async def _compare(self) -> None:
+        """Say in which settings this process differs from others, though all must agree."""
+        me, told = self._describe(), set()
+        for member in await self._fleet.members():
+            for name, own in me.shared.items():
+                theirs = member.shared.get(name, own)
+                if theirs != own and (name, theirs) not in told:
+                    told.add((name, theirs))
+                    log.warning(
+                        "a setting differs from that of another process, and must be the same in all of a fleet",
+                        setting=name, here=own, there=theirs, process=member.id, host=member.host,
+                    )  # fmt: skip
 
     async def _namesake(self) -> str:
         """Who else has this process's id or the id of one of its slots; empty when nobody has."""

@@ -324,6 +324,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
         leads: whether it is the leading controller.
         model: that a gateway serves.
         lowest_per_second, higher_per_second: requests that come to a gateway, of the lowest tier and of the others.
+        shared: settings in which all of a fleet must agree, by name.
         last_seen: broker instant; set by the broker.
     """
 
@@ -339,6 +340,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""
     higher_per_second: float = 0.0
     lowest_per_second: float = 0.0
+    shared: dict[str, str] = {}
     last_seen: float = 0.0
 
 

@@ -242,6 +242,7 @@ def _member(settings: Settings, role: Role, parts: Parts, admin_port: int) -> Me
         higher_per_second=flow.higher,
         lowest_per_second=flow.lowest,
         leads=controller is not None and controller.leads,
+        shared={"shards": str(settings.shards), "tiers": ",".join(settings.tier_names)},
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from headway.attendance import Attendance
 from headway.errors import BrokerUnavailable, SettingError
 from headway.lifecycle import CONNECT_WITHIN, Service
 from headway.model import Capacity, Member, Role, WorkerStatus
@@ -400,6 +401,27 @@ def test_the_name_of_a_process_that_was_killed_is_free_in_a_while() -> None:
         await heir.start()
         assert fleets.clock() - begun == pytest.approx(10.5, abs=1.0)
         await ended(heir)
+
+    played(scene)
+
+
+def test_a_setting_that_must_be_the_same_everywhere_and_is_not_is_told_by_whoever_comes_later() -> None:
+    async def scene(fleets: Fleets) -> None:
+        async def told(id: str, **shared: str) -> list[tuple[str, str, str, str]]:
+            member = Member(id=id, role=Role.WORKER, host="here", pid=1, shared=shared)
+            with capture_logs() as logs:
+                await Attendance(fleets.fleet, lambda: member, fleets.clock, fleets.broker).enter()
+            assert all(line["log_level"] == "warning" for line in logs)
+            return [(line["setting"], line["here"], line["there"], line["process"]) for line in logs]
+
+        assert await told("of an earlier version") == []
+        assert await told("first", shards="16", tiers="a,b") == []
+        assert await told("second", shards="16", tiers="a,b") == []
+        assert await told("odd", shards="1", tiers="a,b") == [("shards", "1", "16", "first")]
+        assert await told("last", shards="16", tiers="a") == [
+            ("tiers", "a", "a,b", "first"),
+            ("shards", "16", "1", "odd"),
+        ]
 
     played(scene)
 

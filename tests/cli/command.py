@@ -25,7 +25,7 @@ def run(arguments: Sequence[str], cwd: Path, **environ: str) -> subprocess.Compl
         env={**inherited, "PYTHONPATH": str(ROOT), "COLUMNS": "100", **environ},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
 

@@ -22,7 +22,7 @@ def modules_after(statement: str) -> set[str]:
         f"import sys\ntry:\n    {statement}\nexcept SystemExit: pass\nimport json\nprint(json.dumps(list(sys.modules)))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True, timeout=120
     )
     return {name.split(".")[0] for name in json.loads(done.stdout.splitlines()[-1])}
 

@@ -3,8 +3,8 @@
     served(main)  opens the door, runs the coroutine function `main(stand)`, closes the door, and fails when
                   something was left open or went wrong unseen.
 
-The event loop is uvloop, as in production. Nothing here waits for time to pass: deadlines are tested by
-sweeping with a later instant.
+The event loop is uvloop, as in production. Nothing here waits for time to pass, and none passes for the door and the
+broker: deadlines are tested by sweeping with a later instant.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
+import pytest
 import uvloop
 
 from headway.brokers.letters import DeadLetterBox
@@ -26,7 +27,7 @@ from headway.core import policies
 from headway.core.queue import QueueLimits
 from headway.gateway import Gateway
 from headway.held import Waiter
-from headway.http import public
+from headway.http import connection, door, hot_lane, public
 from headway.http.door import Door
 from headway.http.readiness import Readiness
 from headway.identity.callers import make_caller
@@ -35,9 +36,10 @@ from headway.model import Caller, Failure, Item, Limit, Reply, ShareKind, Slot, 
 from headway.supervisor import Supervisor
 from headway.tally import Tally
 
-PATIENCE = 10.0
+PATIENCE = 30.0
 """Seconds after which a test that hangs is given up."""
-
+INSTANT = 1000.0
+"""When everything happens at the door."""
 
 Keys = Mapping[str, Mapping[str, Any]]
 """By the text of a key: what is known of its caller, as `make_caller` takes it; user, tenant and tier may be left out."""
@@ -259,7 +261,7 @@ class Stand:
 
     def later(self, seconds: float) -> None:
         """Let the door look at its connections as if `seconds` had passed."""
-        self.door.sweep(monotonic() + seconds)
+        self.door.sweep(INSTANT + seconds)
 
 
 async def _work(stand: Stand) -> None:
@@ -307,7 +309,9 @@ def served(
     **settings: Any,
 ) -> None:
     """Run `main` against an open door. `whole`: the real gateway is behind it, and one worker, in place of the echo."""
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with pytest.MonkeyPatch.context() as patch, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        for module in (connection, door, hot_lane):
+            patch.setattr(module, "monotonic", lambda: INSTANT)
         runner.run(_serve(main, keys, whole, settings))
 
 
@@ -316,10 +320,11 @@ async def _serve(
 ) -> None:
     unseen: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: unseen.append(context))
-    settings = Settings(**{"port": 0, "keys": "keys.toml" if keys else "", **changes})
+    ample = {"request_timeout_ms": 30_000.0} if whole else {}
+    settings = Settings(**{"port": 0, "keys": "keys.toml" if keys else "", **ample, **changes})
     tally = Tally()
     limits = QueueLimits(tiers=3, max_batch=32, reserved_share=0.1, max_queue=100)
-    broker = MemoryBroker({settings.model: limits}, DeadLetterBox(), tally, monotonic, lambda: 0.5)
+    broker = MemoryBroker({settings.model: limits}, DeadLetterBox(), tally, lambda: INSTANT, lambda: 0.5)
     real = Gateway(settings, [settings.model], broker, tally, monotonic)
     await broker.beat(WorkerInfo(worker_id="gpu-0", model=settings.model, status=WorkerStatus.HEALTHY))
     gateway = EchoGateway(broker)

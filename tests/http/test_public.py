@@ -197,7 +197,7 @@ def test_a_task_keeps_the_contract_in_all_its_states(input: str) -> None:
         task = await stand.ask(post(f'{{"input": "{input}"}}', "/v1/inference", "Prefer: respond-async"))
         pending = await stand.ask(get(task.header["location"]))
         stand.go.set()
-        ended = await stand.ask(get(f"{task.header['location']}?wait=9"))
+        ended = await stand.ask(get(f"{task.header['location']}?wait=25"))
         assert {pending.json["status"], ended.json["status"]} < {"PENDING", "SUCCESS", "FAILED"}
         for answer in (pending, ended):
             jsonschema_rs.validate(_answers(contract, RESULT, answer)[0], answer.json)

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from headway.errors import BrokerUnavailable
+from headway.http.desk import GRACE
 from headway.model import Failure, Reply
 from tests.http.stand import Answer, Stand, get, post, served, settled
 
@@ -46,7 +47,7 @@ def test_a_task_is_handed_over_and_its_outcome_asked_for(path: str) -> None:
         assert pending.header["retry-after"] == "1"
         stand.go.set()
         for shown in (id, id.removeprefix("req_"), id.upper().replace("REQ_", "req_")):
-            await client.send(get(f"/v1/result/{shown}?wait=9"))
+            await client.send(get(f"/v1/result/{shown}?wait=25"))
             done = await client.answer()
             assert (done.status, done.json) == (200, {"task_id": id, "status": "SUCCESS", "output": "A"})
             assert done.header["cache-control"] == "no-store"
@@ -59,7 +60,7 @@ def test_a_task_is_handed_over_and_its_outcome_asked_for(path: str) -> None:
 def test_a_failed_task_says_why_as_a_problem_does() -> None:
     async def main(stand: Stand) -> None:
         id = task_of(await stand.ask(post('{"input": "bad"}', "/v1/inference", ASYNC)))
-        answer = await stand.ask(get(f"/v1/result/{id}?wait=9"))
+        answer = await stand.ask(get(f"/v1/result/{id}?wait=25"))
         assert (answer.status, answer.json["status"]) == (200, "FAILED")
         assert "output" not in answer.json
         error = answer.json["error"]
@@ -71,13 +72,13 @@ def test_a_failed_task_says_why_as_a_problem_does() -> None:
 
 def test_one_that_is_done_in_time_is_answered_as_ever() -> None:
     async def main(stand: Stand) -> None:
-        answer = await stand.ask(post('{"input": "a"}', "/v1/inference", f"{ASYNC}, wait=9"))
+        answer = await stand.ask(post('{"input": "a"}', "/v1/inference", f"{ASYNC}, wait=25"))
         assert (answer.status, answer.json["output"]) == (200, "A")
         assert "preference-applied" not in answer.header
         again = await stand.ask(get(f"/v1/result/{answer.header['x-request-id']}"))
         assert again.json["output"] == "A"
 
-    served(main, whole=True, request_timeout_ms=9000.0)
+    served(main, whole=True)
 
 
 def test_one_that_is_not_is_handed_over_under_the_same_id() -> None:
@@ -85,13 +86,13 @@ def test_one_that_is_not_is_handed_over_under_the_same_id() -> None:
         gateway = stand.gateway
         gateway.hold = True
         client = await stand.connect()
-        fields = (f"{ASYNC}, wait=9", "X-Request-Timeout-Ms: 20", f"X-Request-Id: {UUID}")
+        fields = (f"{ASYNC}, wait=25", "X-Request-Timeout-Ms: 20", f"X-Request-Id: {UUID}")
         await client.send(post('{"input": "a"}', "/v1/inference", *fields) + get("/livez"))
         await gateway.until(lambda: bool(gateway.waiting))
         gateway.admit()
         answer = await client.answer()
         assert task_of(answer) == f"req_{UUID}"
-        assert answer.header["preference-applied"] == "respond-async, wait=9"
+        assert answer.header["preference-applied"] == "respond-async, wait=25"
         assert gateway.detached == [("default", UUID)]
         assert (await client.answer()).json == {"status": "ok"}, "the next request is read"
         client.leave()
@@ -178,7 +179,7 @@ def test_a_task_that_is_forgotten_never_runs() -> None:
         await settled(lambda: stand.runs == ["first"])
         waiting = task_of(await stand.ask(post('{"input": "second"}', "/v1/inference", ASYNC)))
         watcher = await stand.connect()
-        await watcher.send(get(f"/v1/result/{waiting}?wait=9"))
+        await watcher.send(get(f"/v1/result/{waiting}?wait=25"))
         await settled(lambda: stand.real.pending == 3)
         for id in (waiting, running):
             gone = await stand.ask(delete(f"/v1/result/{id}"))
@@ -196,13 +197,13 @@ def test_who_waits_for_the_answer_itself_hears_that_it_was_forgotten() -> None:
     async def main(stand: Stand) -> None:
         stand.go.clear()
         client = await stand.connect()
-        await client.send(post('{"input": "a"}', "/v1/inference", f"{ASYNC}, wait=9", f"X-Request-Id: {UUID}"))
+        await client.send(post('{"input": "a"}', "/v1/inference", f"{ASYNC}, wait=25", f"X-Request-Id: {UUID}"))
         await settled(lambda: stand.runs == ["a"])
         assert (await stand.ask(delete(f"/v1/result/{UUID}"))).status == 204
         assert (await client.answer()).error == "NOT_FOUND"
         stand.go.set()
 
-    served(main, whole=True, request_timeout_ms=9000.0)
+    served(main, whole=True)
 
 
 def test_a_client_that_leaves_ends_its_wait() -> None:
@@ -210,12 +211,12 @@ def test_a_client_that_leaves_ends_its_wait() -> None:
         stand.go.clear()
         id = task_of(await stand.ask(post('{"input": "a"}', "/v1/inference", ASYNC)))
         client = await stand.connect()
-        await client.send(get(f"/v1/result/{id}?wait=9"))
+        await client.send(get(f"/v1/result/{id}?wait=25"))
         await settled(lambda: stand.real.pending == 2)
         client.leave()
         await settled(lambda: stand.real.pending == 1)
         stand.go.set()
-        assert (await stand.ask(get(f"/v1/result/{id}?wait=9"))).json["output"] == "A"
+        assert (await stand.ask(get(f"/v1/result/{id}?wait=25"))).json["output"] == "A"
 
     served(main, whole=True)
 
@@ -225,12 +226,13 @@ def test_a_shutdown_ends_every_wait() -> None:
         stand.go.clear()
         id = task_of(await stand.ask(post('{"input": "a"}', "/v1/inference", ASYNC)))
         client = await stand.connect()
-        await client.send(get(f"/v1/result/{id}?wait=9"))
+        await client.send(get(f"/v1/result/{id}?wait=25"))
         await settled(lambda: stand.real.pending == 2)
         draining = asyncio.ensure_future(stand.door.drain())
         answer = await client.answer()
         assert (answer.json["status"], answer.header["connection"]) == ("PENDING", "close")
         client.leave()
+        stand.later(GRACE)
         await draining
         stand.go.set()
 
@@ -279,9 +281,9 @@ def test_another_tenant_knows_nothing_of_it() -> None:
 
     async def main(stand: Stand) -> None:
         id = task_of(await stand.ask(post('{"input": "a"}', "/v1/inference", ASYNC, mine)))
-        assert (await stand.ask(get(f"/v1/result/{id}?wait=9", mine))).json["output"] == "A"
+        assert (await stand.ask(get(f"/v1/result/{id}?wait=25", mine))).json["output"] == "A"
         never = await stand.ask(get(f"/v1/result/{UUID}", yours))
-        for request in (get(f"/v1/result/{id}", yours), get(f"/v1/result/{id}?wait=9", yours),
+        for request in (get(f"/v1/result/{id}", yours), get(f"/v1/result/{id}?wait=25", yours),
                         delete(f"/v1/result/{id}", yours)):  # fmt: skip
             foreign = await stand.ask(request)
             assert foreign.status == 404
@@ -311,7 +313,7 @@ def test_an_id_means_one_task_and_no_other() -> None:
         fields = "/v1/inference", ASYNC, f"X-Request-Id: {UUID}"
         for _ in range(2):
             task_of(await stand.ask(post('{"input": "a"}', *fields)))
-            assert (await stand.ask(get(f"/v1/result/{UUID}?wait=9"))).json["output"] == "A"
+            assert (await stand.ask(get(f"/v1/result/{UUID}?wait=25"))).json["output"] == "A"
         other = await stand.ask(post('{"input": "b"}', *fields))
         assert (other.status, other.error) == (422, "IDEMPOTENCY_CONFLICT")
         assert (await stand.ask(get(f"/v1/result/{UUID}"))).json["output"] == "A"
@@ -319,7 +321,7 @@ def test_an_id_means_one_task_and_no_other() -> None:
         assert plain.json["output"] == "B", "what is no task has nothing to do with it"
         assert (await stand.ask(delete(f"/v1/result/{UUID}"))).status == 204
         task_of(await stand.ask(post('{"input": "b"}', *fields)))
-        assert (await stand.ask(get(f"/v1/result/{UUID}?wait=9"))).json["output"] == "B"
+        assert (await stand.ask(get(f"/v1/result/{UUID}?wait=25"))).json["output"] == "B"
         assert stand.runs == ["a", "b", "b"]
 
     served(main, whole=True)

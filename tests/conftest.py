@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
+from hypothesis.internal.constants_ast import Constants
 
 from tests.servers.postgres import SharedPostgres
 from tests.servers.redis import SharedServers
@@ -13,6 +15,9 @@ from tests.servers.redis import SharedServers
 # The machine that checks is shared and slow at times: a case may take long, and the same cases run every time.
 settings.register_profile("house", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("house")
+# Cases are drawn from literals in the sources too, as far as these have been imported: other cases after every change,
+# and where a test runs alone.
+providers._get_local_constants = Constants
 
 
 @pytest.fixture(scope="session")

@@ -161,14 +161,16 @@ def test_time_goes_on_when_the_server_is_killed_and_when_it_is_back(tmp_path: Pa
 
 
 def test_a_server_that_hangs_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.virtual_time.PATIENCE", 0.05)
     with RedisServer("valkey", tmp_path) as server:
 
         async def main(loop: ServedLoop, asked: Any) -> None:
             await asyncio.sleep(1.0)
             server.pause()
-            with pytest.raises(RuntimeError, match="does not answer"):
+            loop.forget()
+            with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="does not answer"):
+                patch.setattr("tests.virtual_time.PATIENCE", 0.05)
                 loop.hear()
+            loop.forget()
             server.resume()
 
         served(server.url, main)

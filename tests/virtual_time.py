@@ -24,7 +24,7 @@ from urllib.parse import unquote, urlsplit
 
 T = TypeVar("T")
 
-PATIENCE = 5.0
+PATIENCE = 30.0
 """Real seconds for which a server is waited for."""
 GRAIN = 0.001
 """Real seconds after which a server that is busy is asked again."""
@@ -118,9 +118,13 @@ class ServedLoop(VirtualLoop):
     def hear(self) -> bool:
         return all(line.hear() for line in self._lines)
 
-    def close(self) -> None:
+    def forget(self) -> None:
+        """Ask over other connections from now on."""
         for line in self._lines:
             line.close()
+
+    def close(self) -> None:
+        self.forget()
         super().close()
 
 

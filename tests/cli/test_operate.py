@@ -216,10 +216,10 @@ def test_a_url_that_is_none_is_a_bad_setting(url: str, capsys: pytest.CaptureFix
 
 
 def test_nobody_there_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}"
-    assert code_of(["status", "--admin", url]) == 1
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # Nobody listens there, and nobody else can.
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        assert code_of(["status", "--admin", url]) == 1
     error = capsys.readouterr().err
     assert error.startswith(f"headway: {url} does not answer: Connection refused.")
     assert "--admin" in error

@@ -12,6 +12,12 @@ from headway.identity.jwt.sources import MAX_BYTES, MAX_REDIRECTS, Unreadable, U
 from tests.identity.issuing import Publisher, jwk, jwks, publishing
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine is waited for."""
+    monkeypatch.setattr(sources, "TIMEOUT", 60.0)
+
+
 def read(publisher: Publisher) -> bytes | None:
     return asyncio.run(UrlSource(publisher.url).read())
 
@@ -64,10 +70,10 @@ def test_nobody_is_waited_for_longer_than_the_timeout(monkeypatch: pytest.Monkey
 
 
 def test_nobody_is_there() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    with pytest.raises(Unreadable, match="cannot be fetched"):
-        asyncio.run(UrlSource(f"http://127.0.0.1:{port}/").read())
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # Nobody listens there, and nobody else can.
+        with pytest.raises(Unreadable, match="cannot be fetched"):
+            asyncio.run(UrlSource(f"http://127.0.0.1:{taken.getsockname()[1]}/").read())
 
 
 @pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf", b"\x00" * 100])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import itertools
 import os
 import threading
 from collections.abc import Coroutine
@@ -28,9 +29,14 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     return asyncio.run(work)
 
 
+instant = itertools.count(1_700_000_000)
+
+
 def written(folder: Path, text: str | bytes) -> KeysFile:
+    """A file of keys, with a modification time of its own, whatever the file system's grain."""
     path = folder / "keys.toml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    os.utime(path, (at := next(instant), at))
     return KeysFile(path)
 
 
@@ -160,7 +166,8 @@ def test_what_is_written_is_read_the_same(made: Key, tmp_path: Path) -> None:
     assert run(store.get(made.id)) == made
 
 
-def test_writers_take_turns(tmp_path: Path) -> None:
+def test_writers_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keys_file, "LOCK_WITHIN", 60.0)
     path = tmp_path / "keys.toml"
     names = [f"key{letter}" for letter in "abcdefghijkl"]
     threads = [threading.Thread(target=lambda name=name: run(KeysFile(path).add(key(name)))) for name in names]

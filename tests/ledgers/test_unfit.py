@@ -20,6 +20,7 @@ from headway.wiring import make_ledger
 from tests.contracts.test_ledgers import record
 from tests.servers.postgres import PostgresServer
 
+LONG = 60.0
 UNREACHABLE = "postgresql://headway:canary@127.0.0.1:1/headway"
 
 
@@ -31,6 +32,14 @@ async def opened(url: str) -> Ledger:
         await ledger.close()
         raise
     return ledger
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What answers is waited for, however busy the machine is."""
+    for name in ("CALL_WITHIN", "CLOSE_WITHIN"):
+        for module in (sqlite_file, postgres_link):
+            monkeypatch.setattr(module, name, LONG)
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +112,7 @@ def test_what_another_process_has_locked_does_not_answer(tmp_path: Path, monkeyp
 
 def test_a_disk_that_hangs_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The call is given up, and the next ones wait for it no longer either; when the disk is back they go on."""
+    monkeypatch.setattr(sqlite_file, "BUSY_WITHIN", LONG)
     path = tmp_path / "ledger.db"
 
     async def main() -> None:
@@ -114,7 +124,7 @@ def test_a_disk_that_hangs_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.M
                 with pytest.raises(StoreUnavailable, match=r"within 0\.02 s"):
                     await ledger.write([record()])
             other.execute("ROLLBACK")
-        monkeypatch.setattr(sqlite_file, "CALL_WITHIN", 30.0)
+        monkeypatch.setattr(sqlite_file, "CALL_WITHIN", LONG)
         kept = record()
         await ledger.write([kept])
         assert await ledger.find(kept.id) == [kept]
@@ -147,7 +157,7 @@ def test_a_server_that_stands_still_does_not_answer_and_is_reached_again(
                 await ledger.find(kept.id)
         finally:
             own.resume()
-        monkeypatch.setattr(postgres_link, "CALL_WITHIN", 30.0)
+        monkeypatch.setattr(postgres_link, "CALL_WITHIN", LONG)
         await ledger.write([kept])
         assert await ledger.find(kept.id) == [kept]
         await ledger.close()

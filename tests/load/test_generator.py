@@ -275,7 +275,7 @@ def test_an_answer_too_many_costs_the_connection_and_no_request() -> None:
 
 
 def test_what_could_not_be_sent_in_time_times_out_too() -> None:
-    record, server = load(_nothing, connections=1, timeout=0.03)
+    record, server = load(_nothing, connections=1, timeout=0.03, rate=10_000.0, duration=0.005)
     found = outcomes(record)
     assert found.keys() == {"timeout", "timeout before it was sent"}
     assert sum(found.values()) == ALL
@@ -326,7 +326,7 @@ def test_stopping_ends_the_load_with_an_outcome_for_every_request_sent() -> None
     found = outcomes(record)
     assert record.interrupted
     assert found["interrupted"] >= 6
-    assert sum(found.values()) == sum(record.sent) < 1000
+    assert sum(found.values()) == sum(record.sent) < 60_000
 
 
 def test_stopping_before_the_first_request() -> None:

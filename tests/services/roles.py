@@ -63,7 +63,7 @@ class Fleets:
         self._made: list[Service] = []
 
     def gateway(self, link: Link | None = None) -> tuple[Service, Gateway]:
-        gateway = Gateway(self.settings, ["m"], self.broker, self.tally, self.clock)
+        gateway = Gateway(self.settings, ["m"], self.broker, self.tally, self.clock, dice=lambda: 0.5)
         doors = [FakeDoor("public", self.told), FakeDoor("admin", self.told)]
         attendance = self._attendance(gateway.name, Role.GATEWAY, gateway=gateway)
         lookout = Lookout(gateway, self.fleet, self.clock)
@@ -88,6 +88,7 @@ class Fleets:
                 Limits(3.0),
                 self.tally,
                 self.clock,
+                dice=lambda: 0.5,
                 memory=memory,
             )
             for index, backend in enumerate(backends)

@@ -42,7 +42,7 @@ class Stand:
         self.dead = DeadLetterBox()
         limits = QueueLimits(tiers=3, max_batch=max_batch)
         self.broker = MemoryBroker({"m": limits}, self.dead, self.tally, clock, lambda: 0.5)
-        self.gateway = Gateway(self.settings, ["m"], self.broker, self.tally, clock)
+        self.gateway = Gateway(self.settings, ["m"], self.broker, self.tally, clock, dice=lambda: 0.5)
         wait = None if self.settings.max_wait_ms is None else self.settings.max_wait_ms / 1000
         self.policy = policies.build(self.settings.policy, wait)
         self.batchers = [
@@ -55,6 +55,7 @@ class Stand:
                 Limits(self.settings.gpu_timeout_ms / 1000),
                 self.tally,
                 clock,
+                dice=lambda: 0.5,
             )
             for index, backend in enumerate(backends)
         ]

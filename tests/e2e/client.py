@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 
 from headway import errors
 
-PATIENCE = 30.0
-"""Seconds after which what does not happen is given up."""
+PATIENCE = 60.0
+"""Seconds after which what does not happen is given up; more than any time-out of a request."""
 
 _T = TypeVar("_T")
 _pause = threading.Event()
@@ -212,6 +212,12 @@ class Gate:
         assert self._held is not None
         os.close(self._held)
         self._held = None
+
+    def holds(self, pid: int) -> bool:
+        """Whether this process waits here."""
+        with contextlib.suppress(OSError):
+            return any(entry.samefile(self._path) for entry in Path(f"/proc/{pid}/fd").iterdir())
+        return False
 
     def dissolve(self) -> None:
         """Let every batch go on that has come, is about to come, or comes later."""

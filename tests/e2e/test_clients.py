@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 from time import monotonic
 
@@ -11,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.e2e.client import Asked, Gate, wait_until
+from tests.e2e.fleet import pause, resume
 from tests.e2e.server import Server, serving
 
 UNHAPPY = {"batch failed", "worker process ended"}
@@ -52,7 +52,7 @@ def test_a_client_that_leaves_in_flight_frees_the_slot_and_is_counted_as_waste(t
 def test_an_answer_after_the_total_deadline_is_dropped_and_recorded(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
         gate = Gate(tmp_path)
-        late = server.ask(gate.text(), "X-Request-Timeout-Ms: 150")
+        late = server.ask(gate.text(), "X-Request-Timeout-Ms: 4000")
         gate.reached()
         assert late.refusal() == "DEADLINE_EXCEEDED"
         gate.open()
@@ -65,10 +65,10 @@ def test_an_answer_after_the_total_deadline_is_dropped_and_recorded(tmp_path: Pa
 
 
 def test_each_deadline_says_which_it_was(tmp_path: Path) -> None:
-    with serving(tmp_path, "--queue-timeout-ms", "200", "--gpu-timeout-ms", "1000") as server:
+    with serving(tmp_path, "--queue-timeout-ms", "4000", "--gpu-timeout-ms", "10000") as server:
         server.expected = UNHAPPY
         gate = Gate(tmp_path)
-        running = server.ask(gate.text(), "X-Request-Timeout-Ms: 600")
+        running = server.ask(gate.text(), "X-Request-Timeout-Ms: 9000")
         gate.reached()
         queued = server.ask("print never run")
         answer = queued.answer()
@@ -76,21 +76,22 @@ def test_each_deadline_says_which_it_was(tmp_path: Path) -> None:
         assert "queue deadline" in answer.message
         answer = running.answer()
         assert (answer.status, running.outcome) == (504, "DEADLINE_EXCEEDED")
-        assert "total deadline of 600 ms" in answer.message
+        assert "total deadline of 9000 ms" in answer.message
         assert "was killed" in server.logged("worker process ended")["how"], "by the GPU deadline, held or not"
+        server.all_healthy()
         server.ask("after").output()
         assert "never run" not in server.log_text()
         wasted = server.metrics().value("wasted_gpu_seconds_total", cause="timeout")
-        assert wasted > 0.9, "but for the milliseconds in which timers count"
+        assert wasted > 9.9, "but for the milliseconds in which timers count"
 
 
 def test_an_input_that_is_never_done_is_turned_down_at_the_gpu_deadline(tmp_path: Path) -> None:
-    with serving(tmp_path, "--gpu-timeout-ms", "200", "--request-timeout-ms", "20000") as server:
+    with serving(tmp_path, "--gpu-timeout-ms", "2000") as server:
         server.expected = UNHAPPY
         hanging = server.ask("sleep")
         answer = hanging.answer()
         assert (answer.status, hanging.outcome) == (422, "REJECTED_BY_MODEL")
-        assert "0.2 s" in answer.message
+        assert "2 s" in answer.message
         assert server.letters()[0]["attempts"] == 3
         server.ask("after").output()
 
@@ -114,17 +115,17 @@ def test_where_a_request_stands_can_be_asked(tmp_path: Path) -> None:
 
 
 def test_a_service_that_was_stopped_throws_no_answer_away_and_gives_none_too_late(tmp_path: Path) -> None:
-    with serving(tmp_path, "--gpu-timeout-ms", "500") as server:
+    with serving(tmp_path, "--gpu-timeout-ms", "5000") as server:
         gate = Gate(tmp_path)
         running = server.ask(gate.text())
         gate.reached()
-        late = server.ask("print overdue", "X-Request-Timeout-Ms: 500")
+        late = server.ask("print overdue", "X-Request-Timeout-Ms: 5000")
         server.queued(1)
-        server.signal(signal.SIGSTOP)
+        pause(server)
         gate.open()
-        resumed = monotonic() + 1.0
+        resumed = monotonic() + 5.5
         wait_until(lambda: monotonic() > resumed)
-        server.signal(signal.SIGCONT)
+        resume(server)
         running.output()
         assert late.refusal() == "DEADLINE_EXCEEDED"
         assert server.metrics().value("retries_total") == 0
@@ -132,7 +133,7 @@ def test_a_service_that_was_stopped_throws_no_answer_away_and_gives_none_too_lat
 
 
 def test_large_inputs_and_outputs_come_back_whole(tmp_path: Path) -> None:
-    with serving(tmp_path, "--workers", "2", "--request-timeout-ms", "20000", "--queue-timeout-ms", "20000") as server:
+    with serving(tmp_path, "--workers", "2") as server:
         with server.held_back(workers=2):
             asked = [server.ask(f"{number} {chr(97 + number) * 1_000_000}") for number in range(16)]
         for one in asked:
@@ -155,7 +156,7 @@ STEPS = st.lists(
 
 
 def test_a_storm_of_departures_never_wedges_the_batcher(tmp_path: Path) -> None:
-    with serving(tmp_path, "--workers", "2", "--max-batch-size", "8", "--request-timeout-ms", "20000") as server:
+    with serving(tmp_path, "--workers", "2", "--max-batch-size", "8") as server:
         server.expected = UNHAPPY | {"worker output dropped"}
 
         @settings(max_examples=60)
@@ -193,7 +194,7 @@ class Storm:
                     else:
                         one.leave(reset=step == "reset")
         for gate in gates:
-            gate.open()
+            gate.dissolve()
         for one in self._open:
             one.answer()
         self._server.ask("still alive").output()

@@ -39,7 +39,7 @@ def explore(server: Server, folder: Path, *flags: str) -> str:
         *("--checks", "all", "--mode", "all", "--seed", "1", "--no-color"),
         *("--report", "har", "--report-har-path", str(seen), *flags),
     ]
-    done = subprocess.run(command, cwd=folder, env={**os.environ}, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, cwd=folder, env={**os.environ}, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout[-20_000:] + done.stderr[-2_000:]
     answers = seen.read_text().split('"response":')[1:]
     assert len(answers) > 100

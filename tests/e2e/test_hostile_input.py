@@ -20,7 +20,7 @@ POISON = f"x\r\n2026-01-01T00:00:00Z [critical] {FORGED}\x1b[2J\x1b]0;{FORGED}\x
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("fields"), "--header-timeout-ms", "2000", lawful=False) as server:
+    with serving(tmp_path_factory.mktemp("fields"), lawful=False) as server:
         yield server
         assert server.metrics().value("requests_total", outcome="internal") == 0
 
@@ -95,12 +95,13 @@ def test_odd_preferences_are_read_or_passed_over(server: Server, fields: tuple[b
     connection.close()
 
 
-def test_who_does_not_finish_a_question_about_a_task_is_cut_off(server: Server) -> None:
-    half = server.connect()
-    half.send(b"GET /v1/result/req_0189f7a4-1111-7222-8333-444455556666?wait=60 HTTP/1.1\r\nHost: e2e\r\nX-Slow:")
-    assert half.answer().error == "REQUEST_TIMEOUT"
-    assert half.ended()
-    half.close()
+def test_who_does_not_finish_a_question_about_a_task_is_cut_off(tmp_path: Path) -> None:
+    with serving(tmp_path, "--header-timeout-ms", "5000", lawful=False) as server:
+        half = server.connect()
+        half.send(b"GET /v1/result/req_0189f7a4-1111-7222-8333-444455556666?wait=60 HTTP/1.1\r\nHost: e2e\r\nX-Slow:")
+        assert half.answer().error == "REQUEST_TIMEOUT"
+        assert half.ended()
+        half.close()
 
 
 POLICIES = {"keep": "A\x07B\tC\n\x85D", "strip": "AB\tC\nD", "refuse": None}

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.e2e.client import Gate, wait_until
-from tests.e2e.server import Metrics, Server, serving
+from tests.e2e.server import TIERS, Metrics, Server, serving
 from tests.targets.gates import BROKEN
 
 PROMISED = {
@@ -38,7 +38,7 @@ def watched(server: Server) -> Iterator[Movement]:
 
 
 def test_every_metric_moves(tmp_path: Path) -> None:
-    with serving(tmp_path, "--model", "m", "--request-timeout-ms", "10000", "--gpu-timeout-ms", "4000") as server:
+    with serving(tmp_path, *TIERS, "--model", "m") as server:
         server.expected = {"batch failed", "worker process ended", "probe failed", "worker does not start"}
         with watched(server) as moved:
             server.ask("one", on=server.connect()).output()
@@ -50,17 +50,18 @@ def test_every_metric_moves(tmp_path: Path) -> None:
         assert moved.of("gpu_batch_seconds_count", model="m", worker="gpu-0") == 1
         assert moved.of("batching_overhead_seconds_count") == 1
         assert moved.of("batching_overhead_seconds_sum") < moved.of("request_seconds_sum")
-        assert moved.after.by("workers", "status") == {"healthy": 1}
+        wait_until(lambda: server.metrics().by("workers", "status") == {"healthy": 1})
 
-        with watched(server) as moved, server.held_back():
-            asked = [server.ask(f"queued {number}", "X-Request-Tier: free") for number in range(32)]
-            server.queued(32)
-            waiting = server.metrics()
-            assert waiting.by("queue_depth", "tier") == {"free": 32}
-            wait_until(lambda: server.metrics().value("queue_oldest_seconds", tier="free") > 0.05)
-            wait_until(lambda: server.metrics().value("gpu_utilization", worker="gpu-0") > 0)
-        for one in asked:
-            one.output()
+        with watched(server) as moved:
+            with server.held_back():
+                asked = [server.ask(f"queued {number}", "X-Request-Tier: free") for number in range(32)]
+                server.queued(32)
+                waiting = server.metrics()
+                assert waiting.by("queue_depth", "tier") == {"free": 32}
+                wait_until(lambda: server.metrics().value("queue_oldest_seconds", tier="free") > 0.05)
+                wait_until(lambda: server.metrics().value("gpu_utilization", worker="gpu-0") > 0)
+            for one in asked:
+                one.output()
         assert moved.of("batches_total", reason="full") == 1
         assert moved.of("batch_fill_ratio_sum") == 1 + 1 / 32
         assert moved.of("batch_size_sum") == 33
@@ -140,7 +141,8 @@ def failures_move(server: Server) -> None:
 
 
 def test_load_beyond_capacity_is_refused_by_tier_and_said_so(tmp_path: Path) -> None:
-    with serving(tmp_path, "--max-batch-size", "2", "--max-queue", "6") as server, watched(server) as moved:
+    flags = *TIERS, "--max-batch-size", "2", "--max-queue", "6"
+    with serving(tmp_path, *flags) as server, watched(server) as moved:
         with server.held_back():
             free = [server.ask(f"queued {number}", "X-Request-Tier: free") for number in range(6)]
             server.queued(6)

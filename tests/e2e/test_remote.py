@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from contextlib import ExitStack
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 
@@ -23,7 +23,7 @@ def test_what_passes_is_waited_out_as_long_as_the_api_asks(tmp_path: Path) -> No
         server.ask("patience").output()
         first, second, third = api.calls[-3:]
         assert first.inputs == second.inputs == third.inputs == ["patience"]
-        assert second.at - first.at >= 1.0
+        assert second.at - first.at > 0.99, "but for the milliseconds in which timers count"
         api.script.extend([moods.cut, moods.status(500)])
         server.ask("again").output()
         metrics = server.metrics()
@@ -57,12 +57,13 @@ def test_what_does_not_pass_is_told_to_the_client(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mood", [moods.hang, moods.trickle])
 def test_an_api_that_does_not_come_to_an_end_is_cut_off_at_the_deadline(tmp_path: Path, mood: Mood) -> None:
-    with remote() as api, serving(tmp_path, "--gpu-timeout-ms", "200", target=api.url) as server:
+    with remote() as api, serving(tmp_path, "--gpu-timeout-ms", "2000", target=api.url) as server:
         server.expected = UNHAPPY
         api.script.append(mood)
         server.ask("once").output()
-        assert server.metrics().value("retries_total", cause="timeout") == 1
-        assert server.metrics().value("wasted_gpu_seconds_total", cause="timeout") > 0.1
+        metrics = server.metrics()
+        assert metrics.value("retries_total") == metrics.value("retries_total", cause="timeout") >= 1
+        assert metrics.value("wasted_gpu_seconds_total", cause="timeout") > 1.9
 
 
 def test_an_input_that_the_api_refuses_is_told_from_its_batch_mates(tmp_path: Path) -> None:
@@ -101,19 +102,24 @@ def test_a_broken_api_is_left_in_peace_until_it_is_well(tmp_path: Path) -> None:
         assert len(api.calls) - before < 20, "few probes, not a storm"
         api.mood = moods.well
         wait_until(lambda: server.get("/readyz").status == 200)
-        server.ask("well again").output()
+        wait_until(lambda: server.ask("well again").answer().status == 200)
         server.all_healthy()
         wait_until(lambda: server.metrics().value("breaker_state") == 0)
 
 
 def test_an_api_that_is_gone_and_comes_back_is_used_again(tmp_path: Path) -> None:
     with ExitStack() as stack:
-        with remote() as api:
+        # Bound, it is nobody else's meanwhile; who does not listen there does not hinder who does.
+        place = stack.enter_context(socket.socket())
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        place.bind(("127.0.0.1", 0))
+        port = place.getsockname()[1]
+        with remote(port) as api:
             server = stack.enter_context(serving(tmp_path, "--remote-token", "s3cret-canary", target=api.url))
             server.expected = UNHAPPY
             server.ask("before").output()
             assert api.calls[-1].authorization == "Bearer s3cret-canary"
         assert server.ask("meanwhile").refusal() == "BACKEND_ERROR"
-        with remote(urlsplit(api.url).port or 0):
+        with remote(port):
             server.ask("after").output()
         assert "s3cret-canary" not in server.log_text() + server.banner() + str(server.letters())

@@ -8,14 +8,24 @@ import os
 import signal
 import socket
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-from tests.e2e.client import Gate, request, wait_until
+from headway.http.desk import GRACE
+from tests.e2e.client import PATIENCE, Gate, request, wait_until
 from tests.e2e.server import ROOT, launched, serving
 from tests.targets.gates import SETUP_GATE
 
 UNHAPPY = {"batch failed", "worker process ended"}
+
+
+class Line(NamedTuple):
+    """A connection that is kept, and when a request last left on it, in seconds of the loop."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    used: float
 
 
 class Load:
@@ -23,7 +33,8 @@ class Load:
 
     Attributes:
         sent, answered: how many, up to now.
-        wrong: what was answered and is not the right answer, or what befell a connection that carried a request.
+        wrong: what was answered and is not the right answer, or what befell a connection that carried a request; but who
+            is silent for so long that a draining service leaves it without a word cannot know that.
     """
 
     def __init__(self, port: int, rate: float) -> None:
@@ -33,13 +44,14 @@ class Load:
 
     async def run(self, connections: int, signal_after: int, send_signal: asyncio.Event) -> None:
         """Send requests until every connection has heard that it ends; set the event after so many answers."""
-        idle: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Queue()
-        for _ in range(connections):
-            idle.put_nowait(await asyncio.open_connection("127.0.0.1", self._port))
-        self._left = connections
+        idle: asyncio.Queue[Line] = asyncio.Queue()
         loop = asyncio.get_running_loop()
+        for _ in range(connections):
+            begun = loop.time()
+            idle.put_nowait(Line(*await asyncio.open_connection("127.0.0.1", self._port), begun))
+        self._left = connections
         due = loop.time()
-        async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+        async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as tasks:
             while self._left:
                 if self.answered >= signal_after:
                     send_signal.set()
@@ -47,18 +59,16 @@ class Load:
                 if (pause := due - loop.time()) > 0:
                     await asyncio.sleep(pause)
                 if not idle.empty():
-                    tasks.create_task(self._ask(idle, *idle.get_nowait()))
+                    tasks.create_task(self._ask(idle, idle.get_nowait()))
 
-    async def _ask(
-        self,
-        idle: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]],
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-    ) -> None:
+    async def _ask(self, idle: asyncio.Queue[Line], line: Line) -> None:
+        reader, writer, used = line
         self.sent += 1
         text = f"request {self.sent}"
+        begun = asyncio.get_running_loop().time()
         writer.write(request(json.dumps({"input": text}).encode()))
-        last = True
+        silent = asyncio.get_running_loop().time() - used > GRACE / 2
+        last, head = True, b""
         try:
             head = await reader.readuntil(b"\r\n\r\n")
             length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
@@ -70,12 +80,15 @@ class Load:
             if last and await reader.read():
                 self.wrong.append("bytes after the last answer")
         except (OSError, asyncio.IncompleteReadError) as exc:
-            self.wrong.append(exc)
+            if silent and not head and not getattr(exc, "partial", b""):
+                self.sent -= 1
+            else:
+                self.wrong.append(exc)
         if last:
             self._left -= 1
             writer.close()
         else:
-            idle.put_nowait((reader, writer))
+            idle.put_nowait(Line(reader, writer, begun))
 
 
 def closed(port: int) -> bool:
@@ -86,7 +99,7 @@ def closed(port: int) -> bool:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_under_load_fails_no_request(tmp_path: Path, number: signal.Signals) -> None:
-    flags = "--workers", "2", "--max-batch-size", "100", "--drain-timeout-ms", "10000"
+    flags = "--workers", "2", "--max-batch-size", "100"
     target, slow = str(ROOT / "examples/emulated_gpu.py:EmulatedGPU"), {"HEADWAY_EMULATED_MS": "40"}
     with launched(tmp_path, *flags, target=target, environ=slow) as server:
         server.ready()
@@ -126,7 +139,7 @@ def test_what_waits_and_what_runs_is_answered_while_draining(tmp_path: Path) -> 
 
 
 def test_a_second_signal_ends_the_drain_with_503_for_what_is_held(tmp_path: Path) -> None:
-    with launched(tmp_path, "--gpu-timeout-ms", "30000", "--request-timeout-ms", "30000") as server:
+    with launched(tmp_path) as server:
         server.ready()
         gate = Gate(tmp_path)
         held = [server.ask(gate.text())]
@@ -200,10 +213,9 @@ def test_a_signal_while_all_workers_load_again_ends_it(tmp_path: Path) -> None:
 
 
 def test_a_killed_service_leaves_no_worker_behind(tmp_path: Path) -> None:
-    with launched(tmp_path, "--workers", "2", "--gpu-timeout-ms", "30000") as server:
+    with launched(tmp_path, "--workers", "2") as server:
         server.ready()
-        server.ask("hang").leave()
-        server.ask("hang").leave()
+        server.ask("hang")
         wait_until(lambda: sum(worker["in_flight"] for worker in server.workers()))
         server.signal(signal.SIGKILL)
         assert server.ended() == -signal.SIGKILL

@@ -91,14 +91,14 @@ def test_what_is_cancelled_or_left_never_runs(tmp_path: Path) -> None:
 
 
 def test_a_task_has_a_deadline_and_its_outcome_an_end(tmp_path: Path) -> None:
-    flags = *PATIENT, "--task-timeout-ms", "300", "--queue-timeout-ms", "200", "--result-ttl-s", "3"
+    flags = *PATIENT, "--task-timeout-ms", "5000", "--queue-timeout-ms", "4000", "--result-ttl-s", "5"
     with serving(tmp_path, *flags, **COUNTED) as server:
         gate, line = Gate(tmp_path), server.connect()
         line.send(request(json.dumps({"input": gate.text()}).encode()))
         gate.reached()
-        late = task(server.connect(), "late")
         other = server.connect()
-        error = wait_until(lambda: poll(other, late).json.get("error"))
+        late = task(other, "late")
+        error = poll(other, f"{late}?wait=60").json["error"]
         assert (error["error"], error["status"]) == ("DEADLINE_EXCEEDED", 504)
         wait_until(lambda: poll(other, late).status == 404)
         gate.open()

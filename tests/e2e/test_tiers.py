@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.client import wait_until
-from tests.e2e.server import Server, serving
+from tests.e2e.server import TIERS, Server, serving
 from tests.identity.writing import entry, key_of
 
 KEYS = {
@@ -40,7 +40,7 @@ def printed(server: Server) -> list[str]:
 
 
 def test_higher_tiers_ride_first_and_the_lowest_rides_too(tmp_path: Path, keys: str) -> None:
-    with serving(tmp_path, "--keys", keys, "--max-batch-size", "8", lawful=False) as server:
+    with serving(tmp_path, *TIERS, "--keys", keys, "--max-batch-size", "8", lawful=False) as server:
         hold = server.ask("print hold", bearer("free"))
         hold.output()
         with server.without_workers():
@@ -51,7 +51,7 @@ def test_higher_tiers_ride_first_and_the_lowest_rides_too(tmp_path: Path, keys: 
             lowered = server.ask("print lowered", bearer("enterprise"), "X-Request-Tier: free")
             server.queued(22)
             depths = {queue["tier"]: queue["depth"] for queue in server.health()["queues"]}
-            assert depths == {"enterprise": 5, "paid": 4, "free": 13}
+            assert depths == {"enterprise": 5, "paid": 4, "free": 13, "last": 0}
         for one in (*asked, lowered):
             one.output()
         wait_until(lambda: len(printed(server)) == 23)
@@ -61,7 +61,7 @@ def test_higher_tiers_ride_first_and_the_lowest_rides_too(tmp_path: Path, keys: 
 
 
 def test_who_has_no_key_or_a_wrong_one_is_turned_away(tmp_path: Path, keys: str) -> None:
-    with serving(tmp_path, "--keys", keys) as server:
+    with serving(tmp_path, *TIERS, "--keys", keys) as server:
         for fields in ([], [bearer("wrong")], [f"Authorization: Basic {key_of('paid')}"]):
             asked = server.ask("let me in", *fields)
             assert asked.refusal() == "UNAUTHENTICATED"
@@ -73,7 +73,7 @@ def test_who_has_no_key_or_a_wrong_one_is_turned_away(tmp_path: Path, keys: str)
 
 
 def test_the_rate_limit_holds_for_its_key_alone(tmp_path: Path, keys: str) -> None:
-    with serving(tmp_path, "--keys", keys) as server:
+    with serving(tmp_path, *TIERS, "--keys", keys) as server:
         line = server.connect()
         for number in range(3):
             server.ask(f"within {number}", bearer("limited"), on=line).output()
@@ -87,7 +87,7 @@ def test_the_rate_limit_holds_for_its_key_alone(tmp_path: Path, keys: str) -> No
 
 
 def test_no_key_and_no_input_is_written_anywhere(tmp_path: Path, keys: str) -> None:
-    with serving(tmp_path, "--keys", keys, "--log-level", "debug") as server:
+    with serving(tmp_path, *TIERS, "--keys", keys, "--log-level", "debug") as server:
         server.expected = {"batch failed", "worker process ended"}
         server.ask("input-canary", bearer("paid")).output()
         server.ask("raise", bearer("paid")).answer()

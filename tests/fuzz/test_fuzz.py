@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import resource
 import sys
 from pathlib import Path
@@ -100,6 +101,7 @@ def test_a_broken_promise_is_shown_and_ends_with_an_error(
         if b"!" in data:
             raise KeyError("fragile")
 
+    monkeypatch.setattr(program, "SLOW", math.inf)
     broken = Parser("fragile", fragile, [b"good"], [b"!"])
     assert program.fuzz(broken, 2000, seed=1) == program.SHOWN
     shown = capsys.readouterr().out

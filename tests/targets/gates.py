@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import sys
@@ -32,7 +33,7 @@ class Gated:
     """Answers each input in capitals, unless it is one of the words above or one of `faults`."""
 
     def setup(self, device: str) -> None:
-        if Path(SETUP_GATE).exists():
+        with contextlib.suppress(FileNotFoundError):
             Path(SETUP_GATE).read_bytes()
 
     def __call__(self, inputs: list[str]) -> Any:

@@ -16,7 +16,7 @@ from tests.e2e.server import serving
 
 UNHAPPY = {"batch failed", "worker process ended", "worker output dropped"}
 POISON = {"raise": "REJECTED_BY_MODEL", "segfault": "REJECTED_BY_MODEL", "short": "BACKEND_ERROR"}
-PATIENT = "--request-timeout-ms", "30000", "--queue-timeout-ms", "20000"
+PATIENT = "--request-timeout-ms", "30000", "--queue-timeout-ms", "30000", "--gpu-timeout-ms", "30000"
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])

@@ -11,7 +11,7 @@ from time import monotonic
 import pytest
 
 from tests.e2e.client import Gate, wait_until
-from tests.e2e.fleet import CUT_OFF, LEASE, fleet, gate_of, pause, resume
+from tests.e2e.fleet import CUT_OFF, FORGETFUL, LATE, LEASE, fleet, gate_of, pause, resume
 from tests.servers.proxy import ChaosProxy
 from tests.servers.redis import RedisServer
 
@@ -41,10 +41,8 @@ def test_a_killed_gateway_takes_only_its_own_clients_with_it(tmp_path: Path, red
         it.start("gateway").ask("in its place").output()
 
 
-def test_what_a_killed_worker_ran_is_given_to_another_within_lease_and_a_second(
-    tmp_path: Path, redis: RedisServer
-) -> None:
-    with fleet(tmp_path, redis) as it:
+def test_what_a_killed_worker_ran_is_given_to_another_when_its_lease_ends(tmp_path: Path, redis: RedisServer) -> None:
+    with fleet(tmp_path, redis, worker_flags=FORGETFUL) as it:
         [gateway] = it.gateways
         gate = Gate(tmp_path)
         with gateway.held_back(workers=2):
@@ -54,7 +52,7 @@ def test_what_a_killed_worker_ran_is_given_to_another_within_lease_and_a_second(
         killed_at = monotonic()
         it.kill(victim)
         gate.reached()
-        assert it.begun(asked[0], 2).begun - killed_at < LEASE + 1.0
+        assert it.begun(asked[0], 2).begun - killed_at < LEASE + LATE
         gate.open()
         for one in asked:
             one.output()
@@ -83,19 +81,19 @@ def test_a_batch_whose_worker_process_is_killed_runs_again_and_its_host_lives_on
             assert len(it.runs(one)) == 2
         wait_until(lambda: it.retries("crashed") == 3)
         assert host.metrics().value("retries_total", cause="crashed") == 3
+        wait_until(lambda: host.metrics().value("worker_restarts_total") == 1)
         gateway.all_healthy()
-        assert host.metrics().value("worker_restarts_total") == 1
 
 
 def test_a_worker_killed_before_it_could_hand_in_its_answers_leaves_one_answer_to_each(
     tmp_path: Path, redis: RedisServer
 ) -> None:
     """Its call is held up on the way, and comes after another worker has answered: that changes nothing."""
-    with ChaosProxy(redis.port) as network, fleet(tmp_path, redis, workers=1) as it:
+    with ChaosProxy(redis.port) as network, fleet(tmp_path, redis, workers=1, worker_flags=FORGETFUL) as it:
         [gateway], [other] = it.gateways, it.workers
         it.expected |= CUT_OFF
         busy, elsewhere = gate_of(it, gateway)
-        victim = it.start("worker", "--broker-timeout-ms", "300", url=f"redis://127.0.0.1:{network.port}/0")
+        victim = it.start("worker", "--broker-timeout-ms", "3000", url=f"redis://127.0.0.1:{network.port}/0")
         gate, asked = gate_of(it, gateway)
         first = it.begun(asked)
         assert it.host(first) is victim
@@ -129,7 +127,7 @@ def test_a_worker_killed_before_it_heard_that_its_answers_were_taken_leaves_noth
 
 
 def test_what_several_take_back_at_once_is_given_out_once(tmp_path: Path, redis: RedisServer) -> None:
-    with fleet(tmp_path, redis, gateways=2, controllers=2) as it:
+    with fleet(tmp_path, redis, gateways=2, controllers=2, worker_flags=FORGETFUL) as it:
         it.expected |= CUT_OFF
         gateway = it.gateways[0]
         gate = Gate(tmp_path)
@@ -163,7 +161,7 @@ def test_while_all_workers_are_gone_requests_are_held_up_to_their_queue_deadline
         held = [patient.ask(f"held {number}") for number in range(10)]
         answer = late.answer()
         assert (answer.status, answer.error) == (503, "NO_WORKERS")
-        assert monotonic() - asked_at >= 3.5
+        assert monotonic() - asked_at >= 3.4  # The server's clock is another one.
         assert patient.get("/readyz").status == 503
         assert patient.get("/livez").status == 200
         it.start("worker")

@@ -9,7 +9,7 @@ from time import monotonic
 import pytest
 
 from tests.e2e.client import wait_until
-from tests.e2e.fleet import CUT_OFF, fleet, gate_of, pause, resume
+from tests.e2e.fleet import CUT_OFF, FORGETFUL, fleet, gate_of, pause, resume
 from tests.servers.redis import RedisServer
 
 
@@ -22,7 +22,7 @@ def redis(tmp_path: Path) -> Iterator[RedisServer]:
 def test_the_late_answers_of_a_worker_that_stood_still_past_its_lease_are_dropped(
     tmp_path: Path, redis: RedisServer
 ) -> None:
-    with fleet(tmp_path, redis) as it:
+    with fleet(tmp_path, redis, worker_flags=FORGETFUL) as it:
         it.expected |= CUT_OFF
         [gateway] = it.gateways
         gate, asked = gate_of(it, gateway)
@@ -42,7 +42,7 @@ def test_the_late_answers_of_a_worker_that_stood_still_past_its_lease_are_droppe
 
 
 def test_a_gateway_that_stood_still_answers_504_to_whom_it_is_too_late_for(tmp_path: Path, redis: RedisServer) -> None:
-    timeout = 2.5
+    timeout = 8.0
     flags = ("--queue-timeout-ms", f"{timeout * 1000:g}", "--request-timeout-ms", f"{timeout * 1000:g}")
     with fleet(tmp_path, redis, gateways=2, workers=1) as it:
         it.expected |= CUT_OFF

@@ -7,12 +7,14 @@ import select
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import inf
 from pathlib import Path
 from time import monotonic
 
 import pytest
 
-from tests.e2e.client import Asked, Connection, wait_until
+from headway.http.desk import GRACE
+from tests.e2e.client import Answer, Asked, Connection, wait_until
 from tests.e2e.fleet import Fleet, fleet, gate_of
 from tests.e2e.server import Server
 from tests.servers.redis import RedisServer
@@ -21,6 +23,9 @@ RATE = 80.0
 """Requests a second."""
 CALLERS = 16
 """Clients, each with one connection at a time: more than are busy at once."""
+SILENT = GRACE / 2
+"""Seconds without an answer from which on a gateway that ends may close a connection as the next request comes: a client
+has to send that again. What it loses in less time is lost."""
 
 
 @pytest.fixture
@@ -33,13 +38,13 @@ class Load:
     """Clients that send at fixed instants, whatever becomes of the requests before, over connections that they keep.
 
     Attributes:
-        gateways: to which new connections are made, as by a balancer; those there are go on until they are ended.
         asked: all that was sent.
         faults: what befell a client that should not.
     """
 
     def __init__(self, gateways: list[Server]) -> None:
-        self.gateways = gateways
+        self._gateways = gateways
+        self._connecting = threading.Lock()
         self.asked: list[Asked] = []
         self.faults: list[BaseException] = []
         self._begun = monotonic()
@@ -56,33 +61,67 @@ class Load:
         for thread in self._threads:
             thread.join()
 
+    def replace(self, old: Server, new: Server) -> None:
+        """Have new connections made to another gateway, as a balancer does. The old one knows of all that were made to
+        it; they go on until they are ended."""
+        with self._connecting:
+            self._gateways = [*(one for one in self._gateways if one is not old), new]
+        assert old.get("/livez").status == 200
+
     def answered(self, more: int) -> None:
         """Wait until so many more have been answered."""
         before = len(self.asked)
         wait_until(lambda: self.faults or sum(bool(asked.outcome) for asked in self.asked[before:]) >= more)
 
     def _call(self) -> None:
-        line: tuple[Server, Connection] | None = None
+        line: _Line | None = None
         try:
             while True:
                 number = next(self._numbers)
                 if self._over.wait(max(0.0, self._begun + number / RATE - monotonic())):
                     return
-                if line is None or _ended(line[1]):
+                if line is None or _ended(line.connection):
                     line = self._connect(number)
-                gateway, connection = line
-                asked = gateway.ask(f"request {number}", on=connection)
+                asked = Asked(f"request {number}", line.gateway.answer_to(f"request {number}"), line.connection)
                 self.asked.append(asked)
-                answer = asked.answer()
+                try:
+                    answer = line.ask(asked)
+                except ConnectionError:
+                    if asked.connection.held or line.silent_for() < SILENT:
+                        raise
+                    line = self._connect(number)
+                    asked.connection = line.connection
+                    answer = line.ask(asked)
+                line.gateway.asked.append(asked)
                 if answer.header["connection"] == "close":
                     line = None
         except BaseException as fault:
             self.faults.append(fault)
 
-    def _connect(self, number: int) -> tuple[Server, Connection]:
-        gateways = self.gateways
-        gateway = gateways[number % len(gateways)]
-        return gateway, gateway.connect()
+    def _connect(self, number: int) -> _Line:
+        with self._connecting:
+            gateway = self._gateways[number % len(self._gateways)]
+            return _Line(gateway, gateway.connect())
+
+
+class _Line:
+    """A caller's connection to a gateway."""
+
+    def __init__(self, gateway: Server, connection: Connection) -> None:
+        self.gateway = gateway
+        self.connection = connection
+        self._answered_at = inf
+
+    def silent_for(self) -> float:
+        """Seconds since its last answer; without one it was never idle."""
+        return monotonic() - self._answered_at
+
+    def ask(self, asked: Asked) -> Answer:
+        """Send a request, and wait for its answer."""
+        asked.send()
+        answer = asked.answer()
+        self._answered_at = monotonic()
+        return answer
 
 
 @contextmanager
@@ -116,7 +155,7 @@ def test_a_rolling_restart_of_every_role_fails_no_request(tmp_path: Path, redis:
             for old, new in [(old, it.launch(old.role)) for old in it.everybody()]:
                 it.up(new)
                 if old.role == "gateway":
-                    clients.gateways = [*(one for one in clients.gateways if one is not old), new]
+                    clients.replace(old, new)
                 clients.answered(10)
                 if old.role == "worker":
                     busy(it, old)

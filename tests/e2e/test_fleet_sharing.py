@@ -16,16 +16,21 @@ from tests.e2e.server import Server, launched
 from tests.servers.redis import RedisServer
 from tests.targets.counted import runs_in
 
-PATIENT = "--request-timeout-ms", "30000", "--gpu-timeout-ms", "30000", "--queue-timeout-ms", "30000"
+PATIENT = (
+    *("--request-timeout-ms", "30000", "--gpu-timeout-ms", "30000", "--queue-timeout-ms", "30000"),
+    *("--broker-timeout-ms", "20000"),
+)
+LEASE = ("--lease-ms", "60000")
+"""Longer than any machine stands still: what runs runs once."""
 
 
 @contextmanager
 def two_gateways(folder: Path, *flags: str) -> Iterator[tuple[Server, Server]]:
     """One with a worker, one without."""
-    target, flags = "tests.targets.counted:Counted", (*PATIENT, "--broker-timeout-ms", "5000", *flags)
+    target, flags = "tests.targets.counted:Counted", (*PATIENT, *flags)
     with (
         RedisServer("valkey", folder / "redis") as redis,
-        launched(folder, "--broker", redis.url, *flags, target=target) as first,
+        launched(folder, "--broker", redis.url, *flags, *LEASE, target=target) as first,
         launched(folder, "--broker", redis.url, *flags, role="gateway") as second,
     ):
         first.ready()

@@ -1,0 +1,14 @@
+"""Settings of the tests of the load generator."""
+
+from __future__ import annotations
+
+import pytest
+
+from headway.load import pool
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that stands still for some seconds costs no connection."""
+    for name in ("_PATIENCE", "_STALE"):
+        monkeypatch.setattr(pool, name, 60.0)

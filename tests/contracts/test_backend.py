@@ -18,7 +18,7 @@ from headway.target import ModuleTarget, RemoteTarget
 from tests.backends.entries import batch
 from tests.backends.remote import faults, served
 
-LONG = 10.0
+LONG = 60.0
 SHORT = 0.15
 
 Build = Callable[[], AbstractAsyncContextManager[Backend]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import threading
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from headway.brokers.redis import link as links
 from headway.brokers.redis.link import Link
 from headway.config import load
 from headway.errors import BrokerUnavailable, SettingError
-from tests.redis.stand import opened, served
+from tests.redis.stand import opened, run, served
 from tests.servers.redis import KINDS, RedisServer
 from tests.servers.tls import PASSWORD, Authority, TlsServer
 
@@ -29,7 +28,7 @@ def refusal(url: str) -> SettingError:
             raise AssertionError("it is taken")
 
     with pytest.raises(SettingError) as caught:
-        asyncio.run(act())
+        run(act())
     assert caught.value.setting == "broker"
     assert PASSWORD not in str(caught.value)
     assert quote(PASSWORD, safe="") not in str(caught.value)
@@ -44,12 +43,12 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsServer]:
 
 def test_a_named_user_is_served_over_tls(tls: TlsServer) -> None:
     load({"broker": tls.url_of()}, {})
-    asyncio.run(served(tls.url_of()))
+    run(served(tls.url_of()))
 
 
 def test_the_rights_that_are_asked_for_are_enough(tmp_path: Path) -> None:
     with TlsServer(tmp_path, rules=f"~headway:* {links.NEEDED}") as server:
-        asyncio.run(served(server.url_of()))
+        run(served(server.url_of()))
 
 
 def test_a_wrong_password_is_refused(tls: TlsServer) -> None:
@@ -78,7 +77,7 @@ def test_another_hosts_certificate_is_refused_unless_that_is_allowed(tmp_path: P
         certificate, key = server.authority.issue("other", "DNS:elsewhere.example")
         server.command("CONFIG", "SET", "tls-cert-file", str(certificate), "tls-key-file", str(key))
         assert "IP address mismatch" in refusal(server.url_of()).reason
-        asyncio.run(served(f"{server.url_of()}&ssl_check_hostname=false"))
+        run(served(f"{server.url_of()}&ssl_check_hostname=false"))
 
 
 def test_a_server_that_asks_for_a_certificate_gets_it(tmp_path: Path) -> None:
@@ -86,8 +85,8 @@ def test_a_server_that_asks_for_a_certificate_gets_it(tmp_path: Path) -> None:
         certificate, key = server.authority.issue("client", "DNS:client.example")
         server.command("CONFIG", "SET", "tls-auth-clients", "yes")
         with pytest.raises(BrokerUnavailable):
-            asyncio.run(served(server.url_of()))
-        asyncio.run(served(f"{server.url_of()}&ssl_certfile={certificate}&ssl_keyfile={key}"))
+            run(served(server.url_of()))
+        run(served(f"{server.url_of()}&ssl_certfile={certificate}&ssl_keyfile={key}"))
 
 
 @pytest.mark.parametrize("option", ["ssl_ca_certs", "ssl_certfile"])
@@ -120,13 +119,13 @@ def test_a_user_without_the_rights_is_refused(case: str, tmp_path: Path) -> None
 
 def test_who_may_not_bring_the_library_uses_what_is_there(tmp_path: Path) -> None:
     with TlsServer(tmp_path, rules=RIGHTS["nothing to bring"][0]) as server:
-        asyncio.run(served(server.url))
-        asyncio.run(served(server.url_of()))
+        run(served(server.url))
+        run(served(server.url_of()))
 
 
 def test_who_may_not_see_the_policy_is_trusted_to_have_set_it(tmp_path: Path) -> None:
     with TlsServer(tmp_path, rules=f"~headway:* {links.NEEDED} -config") as server:
-        asyncio.run(served(server.url_of()))
+        run(served(server.url_of()))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -175,7 +174,7 @@ def test_a_server_without_functions_is_refused(version: str) -> None:
 
 def test_a_server_that_is_not_there_may_come_yet(tmp_path: Path) -> None:
     with RedisServer("valkey", tmp_path) as server:
-        asyncio.run(served(server.url))
+        run(served(server.url))
         server.stop()
         with pytest.raises(BrokerUnavailable, match="Connect call failed"):
-            asyncio.run(served(server.url))
+            run(served(server.url))

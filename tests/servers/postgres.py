@@ -105,7 +105,7 @@ class PostgresServer(RunningPostgres):
         data = self._folder / "data"
         if not data.exists():
             locale = ("--no-locale", "--encoding=UTF8", "--no-sync", "--no-instructions")
-            self._run("initdb", "-D", data, "-U", USER, "--auth=trust", *locale).wait(PATIENCE)
+            self._run("initdb", "-D", data, "-U", USER, "--auth=trust", *locale).wait(4 * PATIENCE)
         options = [f"-c{name}={value}" for name, value in self._options.items()]
         where = (f"-cunix_socket_directories={self._folder}", f"-cport={self._port.number}")
         self._process = self._run("postgres", "-D", data, *options, *where)

@@ -14,11 +14,14 @@ from tests.servers.redis import RedisServer
 
 SERVICE = "headway"
 DOWN_AFTER = 1_000
-"""Milliseconds after which a server that does not answer is taken for gone: longer than a busy machine lets one wait."""
+"""Milliseconds after which a server that does not answer is taken for gone, while somebody waits for that."""
+NEVER = 3_600_000
+"""The same at all other times: a server may be as late as it likes on a busy machine."""
 
 
 class SentinelSetup:
-    """`with` starts it, and it is whole: every Sentinel knows the others and the replica, which is in step.
+    """`with` starts it, and it is whole: every Sentinel knows the others and the replica, which is in step. They put the
+    replica in the primary's place from `fail_over` on, or when it is asked who is the primary and that has been ended.
 
     Arguments:
         kind: one of `redis.KINDS`.
@@ -38,13 +41,14 @@ class SentinelSetup:
         self.servers = [first, second]
         watch = [
             f"sentinel monitor {SERVICE} {LOOPBACK} {first.port} {sentinels // 2 + 1}",
-            f"sentinel down-after-milliseconds {SERVICE} {DOWN_AFTER}",
+            f"sentinel down-after-milliseconds {SERVICE} {NEVER}",
             f"sentinel failover-timeout {SERVICE} 2000",
         ]
         self.sentinels = [
             RedisServer(kind, folder / f"sentinel-{number}", *watch, sentinel=True) for number in range(sentinels)
         ]
         self._running = ExitStack()
+        self._gone_after = NEVER
 
     @property
     def url(self) -> str:
@@ -53,8 +57,14 @@ class SentinelSetup:
 
     @property
     def primary(self) -> RedisServer:
-        """The server that all Sentinels hold for the primary, and that is one."""
-        return wait_until(self._found)
+        """The server that all Sentinels hold for the primary, and that is one. From now on it stays that."""
+        found = wait_until(self._found)
+        self._take_for_gone_after(NEVER)
+        return found
+
+    def fail_over(self) -> None:
+        """From now on, and until it is asked who is the primary, one that does not answer is taken for gone."""
+        self._take_for_gone_after(DOWN_AFTER)
 
     @property
     def replica(self) -> RedisServer:
@@ -96,6 +106,13 @@ class SentinelSetup:
         followed = seen.get("master_link_status") == "up" and seen["slave_repl_offset"] >= written
         return followed and all(self._sees_all(one) for one in self.sentinels)
 
+    def _take_for_gone_after(self, milliseconds: int) -> None:
+        if self._gone_after != milliseconds:
+            for one in self.sentinels:
+                if one.runs and not one.paused:
+                    one.command("SENTINEL", "SET", SERVICE, "down-after-milliseconds", milliseconds)
+        self._gone_after = milliseconds
+
     def _found(self) -> RedisServer | None:
         with suppress(redis.ConnectionError):
             return self._agreed()
@@ -108,6 +125,7 @@ class SentinelSetup:
         port = int(told.pop())
         found = next(server for server in self.servers if server.port == port)
         if not found.runs:
+            self.fail_over()
             return None
         return found if found.command("ROLE")[0] == b"master" else None
 
@@ -122,6 +140,8 @@ _REPLICATION = ("repl-diskless-sync-delay 0", "repl-ping-replica-period 1", "min
 _IMPATIENT = (
     # A replica is only chosen when it was heard of five ping periods ago at most, which must be more than a second.
     *("INFO-PERIOD", 100, "PING-PERIOD", 250, "ASK-PERIOD", 100, "PUBLISH-PERIOD", 100),
-    *("ELECTION-TIMEOUT", 500, "MIN-LINK-RECONNECT-PERIOD", 100),
+    *("ELECTION-TIMEOUT", 2000, "MIN-LINK-RECONNECT-PERIOD", 100),
+    # Who stood still for so long trusts nothing that it has seen, but usually does so for half a minute.
+    *("TILT-TRIGGER", 900, "TILT-PERIOD", 1000),
 )
 """How often Sentinels look and tell, in milliseconds: usually seconds pass."""

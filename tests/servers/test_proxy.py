@@ -10,6 +10,7 @@ from contextlib import closing
 
 import pytest
 
+from tests.e2e.client import PATIENCE, wait_until
 from tests.servers.ports import Port
 from tests.servers.proxy import ChaosProxy
 
@@ -45,7 +46,7 @@ def echo(accepted: socket.socket) -> None:
 
 
 def connect(proxy: ChaosProxy) -> closing[socket.socket]:
-    return closing(socket.create_connection(("127.0.0.1", proxy.port), timeout=10.0))
+    return closing(socket.create_connection(("127.0.0.1", proxy.port), timeout=PATIENCE))
 
 
 def exactly(end: socket.socket, size: int) -> bytes:
@@ -63,7 +64,7 @@ def silent(end: socket.socket) -> bool:
     except TimeoutError:
         return True
     finally:
-        end.settimeout(10.0)
+        end.settimeout(PATIENCE)
     return False
 
 
@@ -126,7 +127,7 @@ def test_a_cut_reaches_those_that_wait_in_a_black_hole(proxy: ChaosProxy) -> Non
     with connect(proxy) as end:
         end.sendall(b"a")
         assert silent(end)
-        assert proxy.cut() == 1
+        assert wait_until(proxy.cut) == 1
         with pytest.raises(ConnectionResetError):
             end.recv(1)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from tests.e2e.client import wait_until
+from tests.e2e.client import PATIENCE, wait_until
 from tests.servers.redis import FOREIGN, KINDS, REQUIRED, RedisServer, RunningServer, SharedServers, client, lacking
 
 kinds = pytest.mark.parametrize("kind", KINDS)
@@ -20,7 +20,7 @@ kinds = pytest.mark.parametrize("kind", KINDS)
 def alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
 
 
@@ -58,7 +58,7 @@ def test_a_paused_server_answers_when_it_goes_on(kind: str, tmp_path: Path) -> N
         connection.send_command("PING")
         assert not connection.can_read(timeout=0.05)
         server.resume()
-        assert connection.can_read(timeout=10.0)
+        assert connection.can_read(timeout=PATIENCE)
         connection.read_response()
         asked.connection_pool.release(connection)
 

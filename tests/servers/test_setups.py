@@ -40,6 +40,7 @@ def test_sentinels_fail_over_and_the_old_primary_follows_the_new(kind: str, tmp_
 def test_one_sentinel_is_enough(tmp_path: Path) -> None:
     with SentinelSetup("valkey", tmp_path, sentinels=1) as setup:
         setup.primary.pause()
+        setup.fail_over()
         sentinel, second = setup.sentinels[0], str(setup.servers[1].port).encode()
         wait_until(lambda: sentinel.command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE)[1] == second)
         setup.servers[0].resume()

@@ -7,6 +7,7 @@ import resource
 import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from tests.servers.postgres import PostgresServer, SharedPostgres
 from tests.servers.redis import SharedServers
 
 AWAY = {"the ledger is out of reach"}
+"""What a process says whose database does not answer in time, as on a disk that is busy."""
 COUNT = "SELECT count(*) FROM headway_requests"
 LEAST = 100
 """Least rows that `--ledger-buffer` makes room for."""
@@ -33,6 +35,14 @@ def ask_some(server: Server, count: int) -> None:
     first = len(server.asked)
     for number in range(first, first + count):
         server.ask(f"number {number}").output()
+
+
+@contextlib.contextmanager
+def recording(folder: Path, *flags: str, **how: Any) -> Iterator[Server]:
+    """A service with a ledger; it may take its time."""
+    with serving(folder, *flags, **how) as server:
+        server.expected |= AWAY
+        yield server
 
 
 def dropped(server: Server) -> int:
@@ -55,7 +65,7 @@ def test_every_request_is_recorded_without_its_input_and_found_after_a_restart(
     query: Callable[[str], list[tuple[str | int, ...]]] = lambda text: (  # noqa: E731
         sqlite(path, text) if kind == "sqlite" else [tuple(row) for row in postgres.server().query(text, url=url)]
     )
-    with serving(tmp_path, "--ledger", url, "--max-queue", "1") as server:
+    with recording(tmp_path, "--ledger", url, "--max-queue", "1") as server:
         with server.held_back():
             queued = server.ask("canary-input")
             server.queued(1)
@@ -79,7 +89,7 @@ def test_every_request_is_recorded_without_its_input_and_found_after_a_restart(
         + f" FROM headway_requests WHERE id = {_id(queued.id, kind)}"
     )
     assert (tier, model, size, worker, bool(slow)) == ("paid", "default", 1, "gpu-0", True)
-    with serving(tmp_path, "--ledger", url) as again:
+    with recording(tmp_path, "--ledger", url) as again:
         for asked, status in ((queued, "completed"), (unknown, "failed"), (left, "failed")):
             known = again.admin(f"/internal/requests/req_{asked.id}")
             assert (known.status, known.json["status"]) == (200, status)
@@ -91,7 +101,7 @@ def _id(id: str, kind: str) -> str:
 
 
 def test_inputs_and_outputs_are_recorded_where_that_is_asked_for(tmp_path: Path) -> None:
-    with serving(tmp_path, "--ledger", "sqlite:///ledger.db", "--ledger-content") as server:
+    with recording(tmp_path, "--ledger", "sqlite:///ledger.db", "--ledger-content") as server:
         server.ask("hello").output()
     assert sqlite(tmp_path / "ledger.db", "SELECT input, output FROM headway_requests") == [("hello", "HELLO")]
 
@@ -102,23 +112,28 @@ def test_a_database_that_stands_still_or_is_killed_fails_no_request(tmp_path: Pa
     def rows() -> int:
         return int(own.query(COUNT, url=url)[0][0])
 
-    with serving(tmp_path, "--ledger", url, "--ledger-buffer", str(LEAST)) as server:
-        server.expected |= AWAY
+    def written() -> int:
+        """How many rows there are; 0 as long as the service may not know that it has written them."""
+        busy = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'headway' AND state <> 'idle'"
+        found = rows()
+        return 0 if own.query(busy)[0][0] else found
+
+    with recording(tmp_path, "--ledger", url, "--ledger-buffer", str(LEAST)) as server:
         ask_some(server, 20)
-        wait_until(lambda: rows() == 20)
+        wait_until(lambda: written() == 20)
         own.pause()
         ask_some(server, LEAST + 50)
-        assert dropped(server) == 50
+        wait_until(lambda: dropped(server) == 50)
         own.resume()
-        wait_until(lambda: rows() == 20 + LEAST)
+        wait_until(lambda: written() == 20 + LEAST)
         own.kill()
         ask_some(server, LEAST)
         server.logged("the ledger is out of reach")
         lost = server.admin("/internal/requests/00000000-0000-7000-8000-000000000000")
         assert (lost.status, lost.error) == (503, "SERVICE_OVERLOADED")
-        assert server.get("/readyz").status == 200
+        wait_until(lambda: server.get("/readyz").status == 200)
         own.start()
-        wait_until(lambda: rows() == 20 + 2 * LEAST)
+        wait_until(lambda: written() == 20 + 2 * LEAST)
         server.logged("the ledger is back")
         ask_some(server, 20)
         wait_until(lambda: rows() == 40 + 2 * LEAST)
@@ -162,15 +177,14 @@ def test_a_full_disk_fails_no_request(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
 
     flags = ("--ledger", "sqlite:///ledger.db", "--ledger-buffer", str(LEAST))
-    with serving(tmp_path, *flags, before=small_disk) as server:
-        server.expected |= AWAY
+    with recording(tmp_path, *flags, before=small_disk) as server:
 
         def is_full() -> bool:
             ask_some(server, 10)
             return bool(server.log("the ledger is out of reach")) and dropped(server) > 0
 
         wait_until(is_full)
-        assert server.get("/readyz").status == 200
+        wait_until(lambda: server.get("/readyz").status == 200)
         resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (hard, hard))
         server.logged("the ledger is back")
         before = dropped(server)
@@ -184,6 +198,7 @@ def test_roles_without_clients_answer_from_the_ledger(tmp_path: Path, servers: S
     with fleet(
         tmp_path, servers.of("valkey"), workers=1, gateway_flags=(*PATIENT, *ledger), worker_flags=(*HARDY, *ledger)
     ) as it:
+        it.expected |= AWAY
         [gateway], [worker] = it.gateways, it.workers
         asked = gateway.ask("hello")
         asked.output()

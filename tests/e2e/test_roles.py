@@ -8,13 +8,14 @@ import pty
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.e2e.client import PATIENCE, Gate, wait_until
-from tests.e2e.fleet import CUT_OFF, fleet
+from tests.e2e.fleet import CUT_OFF, HARDY, PATIENT, fleet
 from tests.e2e.server import ROOT, Server, launched, run_cli
 from tests.servers.redis import RedisServer
 
@@ -27,10 +28,43 @@ def redis(tmp_path: Path) -> Iterator[RedisServer]:
         yield server
 
 
+def members(server: Server) -> dict[str, dict[str, Any]]:
+    """The processes that this one knows, by their ids; none while the broker takes its time."""
+    return {str(member["id"]): member for member in server.admin("/internal/fleet").json.get("members", ())}
+
+
 def leader(server: Server) -> str:
     """Id of the controller that leads; empty when none is seen to."""
-    members = server.admin("/internal/fleet").json["members"]
-    return next((str(member["id"]) for member in members if member["leads"]), "")
+    return next((id for id, member in members(server).items() if member["leads"]), "")
+
+
+def shown(server: Server, folder: Path, *arguments: str) -> str:
+    """What a command shows once it finds that the process serves."""
+
+    def output() -> str:
+        ended = run_cli(server, folder, *arguments)
+        return ended.stdout if ended.returncode == 0 else ""
+
+    return wait_until(output)
+
+
+def check_view(server: Server, ids: set[str], pids: set[int], slots: Sequence[str], folder: Path) -> None:
+    """A process knows all processes and slots, and tells of them wherever it is asked; a busy broker is waited for."""
+    known = wait_until(lambda: known if (known := members(server)).keys() == ids else None)
+    assert {member["pid"] for member in known.values()} == pids
+    assert [worker["worker_id"] for worker in server.workers()] == list(slots)
+    wait_until(lambda: server.metrics().value("workers", model="default", status="healthy") == len(slots))
+    wait_until(lambda: server.metrics().value("broker_up") == 1)
+    assert server.admin("/livez").status == 200
+    for path in ("/readyz", "/healthz"):
+        wait_until(lambda path=path: server.admin(path).status == 200)  # type: ignore[misc]
+
+    def shows_all() -> bool:
+        text = shown(server, folder, "status")
+        capacity = [line for line in text.splitlines() if line.startswith("capacity")]
+        return all(id in text for id in (*ids, *slots)) and "of " in "".join(capacity)
+
+    wait_until(shows_all)
 
 
 def test_every_role_shows_the_whole_fleet(tmp_path: Path, redis: RedisServer) -> None:
@@ -39,24 +73,13 @@ def test_every_role_shows_the_whole_fleet(tmp_path: Path, redis: RedisServer) ->
             it.gateways[number % 2].ask(f"text {number}").output()
         wait_until(lambda: leader(it.gateways[0]) == "controller-4")
         wait_until(lambda: it.workers[0].metrics().value("capacity_items_per_second", model="default"))
+        ids = {str(server.health()["id"]) for server in it.everybody()}
+        slots = ("worker-0/gpu-0", "worker-1/gpu-0")
+        pids = {server.process.pid for server in it.everybody()}
         for server in it.everybody():
-            members = {member["id"]: member for member in server.admin("/internal/fleet").json["members"]}
-            assert {server.health()["id"] for server in it.everybody()} == set(members)
-            assert {member["pid"] for member in members.values()} == {one.process.pid for one in it.everybody()}
-            assert {worker["worker_id"] for worker in server.workers()} == {"worker-0/gpu-0", "worker-1/gpu-0"}
-            assert server.metrics().value("workers", model="default", status="healthy") == 2
-            assert server.metrics().value("broker_up") == 1
-            for path in ("/livez", "/readyz", "/healthz"):
-                assert server.admin(path).status == 200
-            shown = run_cli(server, tmp_path, "status")
-            assert shown.returncode == 0, shown.stderr
-            for id in (*members, "worker-0/gpu-0", "worker-1/gpu-0"):
-                assert id in shown.stdout
-            assert "of " in next(line for line in shown.stdout.splitlines() if line.startswith("capacity"))
-        once = run_cli(it.controllers[0], tmp_path, "top")
-        assert once.returncode == 0
-        assert "controller-4" in once.stdout
-        assert json.loads(run_cli(it.workers[0], tmp_path, "status", "--json").stdout)["role"] == "worker"
+            check_view(server, ids, pids, slots, tmp_path)
+        assert "controller-4" in shown(it.controllers[0], tmp_path, "top")
+        assert json.loads(shown(it.workers[0], tmp_path, "status", "--json"))["role"] == "worker"
 
 
 def test_top_shows_what_changes_until_ctrl_c(tmp_path: Path, redis: RedisServer) -> None:
@@ -109,8 +132,8 @@ def test_each_role_ends_in_good_order_while_requests_run(tmp_path: Path, redis: 
         runner.logged("draining")
         it.gateways[0].signal()
         it.gateways[0].logged("draining")
-        assert runner.admin("/readyz").json == {"status": "draining"}
-        assert it.gateways[0].admin("/readyz").json == {"status": "draining"}
+        for server in (runner, it.gateways[0]):
+            wait_until(lambda server=server: server.admin("/readyz").json == {"status": "draining"})  # type: ignore[misc]
         assert it.gateways[1].ask("meanwhile").output() == "MEANWHILE"
         gate.open()
         asked.output()
@@ -119,13 +142,12 @@ def test_each_role_ends_in_good_order_while_requests_run(tmp_path: Path, redis: 
         it.end(next(one for one in it.controllers if one.health()["id"] == first))
         second = wait_until(lambda: leader(it.gateways[0]))
         assert second != first
-        statuses = {worker["worker_id"]: worker["status"] for worker in it.gateways[0].workers()}
-        assert sorted(statuses.values()) == ["healthy", "offline"]
-        assert it.gateways[0].admin("/readyz").json == {"status": "ok"}
+        wait_until(lambda: sorted(one["status"] for one in it.gateways[0].workers()) == ["healthy", "offline"])
+        wait_until(lambda: it.gateways[0].admin("/readyz").json == {"status": "ok"})
 
 
 def test_serve_over_a_broker_shares_its_workers(tmp_path: Path, redis: RedisServer) -> None:
-    flags = ("--broker", redis.url)
+    flags = ("--broker", redis.url, *PATIENT, *HARDY, "--broker-timeout-ms", "20000")
     with (
         launched(tmp_path, *flags, "--name", "one") as one,
         launched(tmp_path, *flags, "--name", "two") as two,
@@ -150,12 +172,12 @@ def test_serve_over_a_broker_shares_its_workers(tmp_path: Path, redis: RedisServ
 
 def test_a_process_that_starts_before_its_broker_waits_for_it(tmp_path: Path) -> None:
     redis = RedisServer("valkey", tmp_path / "redis")
-    with launched(tmp_path, "--broker", redis.url, role="controller") as early:
+    with launched(tmp_path, "--broker", redis.url, "--broker-timeout-ms", "20000", role="controller") as early:
         early.expected.add("the broker does not answer yet")
         early.logged("the broker does not answer yet", given_up_after=30.0)
         with redis:
             early.ready()
-            assert early.health()["status"] == "ok"
+            early.all_healthy()
             early.signal()
             early.check_end()
 

@@ -76,10 +76,10 @@ def test_no_key_token_or_input_is_to_be_seen(tmp_path: Path, readable: bool) -> 
     ]
     said = []
     with serving(
-        tmp_path, *FLAGS, "--log-level", "debug", "--request-timeout-ms", "20000", target="tests.targets.runs:Picky",
+        tmp_path, *FLAGS, "--log-level", "debug", target="tests.targets.runs:Picky",
         logs_json=not readable, lawful=False,
     ) as server:  # fmt: skip
-        server.expected = {"worker process ended", "batch failed"}
+        server.expected = {"worker process ended", "batch failed", "the ledger is out of reach"}
         statuses = {
             name: ask(server, credential, f"{canary} {name}")[0]
             for name, credential in {"key": key, "wrong": wrong, "nonsense": canary, **tokens}.items()
@@ -93,7 +93,7 @@ def test_no_key_token_or_input_is_to_be_seen(tmp_path: Path, readable: bool) -> 
             said.append(body)
         ask(server, key, canary, idempotency_key=canary, x_request_tier=canary, prefer=f"wait={canary}")
         ask(server, key, canary + "\0")
-        wait_until(lambda: server.admin("/internal/dlq").json["count"] == 2)
+        wait_until(lambda: server.admin("/internal/dlq").json.get("count") == 2)
         said += [server.admin(path).body for path in ASKED]
         ids = [letter["id"] for letter in server.letters()]
         said += [server.admin(f"/internal/requests/{id}").body for id in ids]

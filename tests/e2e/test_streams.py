@@ -13,16 +13,17 @@ import pytest
 
 from tests.e2e.client import wait_until
 from tests.e2e.server import Server, launched
+from tests.servers.ports import Port
 
 Where = Callable[[], AbstractContextManager[int]]
 
 
 @pytest.fixture
-def port() -> int:
-    """One that was free a moment ago."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+def port() -> Iterator[int]:
+    """One that nobody else is given."""
+    held = Port()
+    yield held.number
+    held.close()
 
 
 @contextlib.contextmanager
@@ -51,7 +52,7 @@ def full_disk() -> Iterator[int]:
 def serve_through(server: Server, port: int) -> None:
     """Ask until it serves; have it log more than a pipe holds; end it."""
     server.port = port
-    wait_until(lambda: listening(port))
+    wait_until(lambda: listening(port) and server.get("/readyz").status == 200)
     line = server.connect()
     for number in range(40):
         server.ask(f"print {number}" + " and so on" * 300, on=line).output()

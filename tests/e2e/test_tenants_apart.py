@@ -214,7 +214,7 @@ def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stage]:
             yield Stage([server.port], server.admin_port, keys)
         else:
             redis = stack.enter_context(RedisServer("valkey", tmp_path / "redis"))
-            broker = ("--broker", redis.url, "--broker-timeout-ms", "5000")
+            broker = ("--broker", redis.url, "--broker-timeout-ms", "20000")
             up = [stack.enter_context(launched(tmp_path, *broker, target=TARGET, role="worker"))]
             up += [stack.enter_context(launched(tmp_path, *broker, *SHARED, role="gateway")) for _ in range(2)]
             for server in up:

@@ -28,7 +28,7 @@ GATEWAYS = ("g1", "g2")
 LIMIT = Limit("key:k", "key", 600.0, 12.0)
 BOUNDARY = 0.01
 """Requests by which the bucket may be off."""
-EXPLORE = settings(max_examples=50, stateful_step_count=40, deadline=None, derandomize=False)
+EXPLORE = settings(max_examples=50, stateful_step_count=40)
 EXPLORE_SERVER = settings(EXPLORE, max_examples=15)
 
 ASKED = st.tuples(

@@ -209,7 +209,7 @@ def test_nothing_is_missed_between_two_questions(place: Maker) -> None:
             for name in names[number::4]:
                 await writers[number].add(key(name))
 
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             await asyncio.gather(read(), *map(write, range(4)))
         assert seen == set(map(id_of, names))
 

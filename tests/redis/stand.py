@@ -113,9 +113,9 @@ T = TypeVar("T")
 
 
 @asynccontextmanager
-async def opened(url: str, timeout: float = PATIENCE) -> AsyncIterator[Link]:
+async def opened(url: str, timeout: float = PATIENCE, clock: Callable[[], float] | None = None) -> AsyncIterator[Link]:
     """A link to a server, in real time."""
-    link = Link(url, timeout=timeout)
+    link = Link(url, timeout=timeout, clock=clock)
     try:
         await link.open()
         yield link

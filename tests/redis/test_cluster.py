@@ -111,7 +111,7 @@ async def test_everything_works_across_nodes(cluster: ClusterSetup, clock: Stead
 
 @real
 async def test_the_fleet_and_the_dead_letters_are_there_too(cluster: ClusterSetup, clock: Steady) -> None:
-    async with brokers(cluster.url, shards=SHARDS, clock=clock) as [broker], opened(cluster.url) as link:
+    async with brokers(cluster.url, shards=SHARDS, clock=clock) as [broker], opened(cluster.url, clock=clock) as link:
         fleet, letters = RedisFleet(link), RedisDeadLetters(link, ["m"], SHARDS)
         await fleet.attend(Member(id="a", role=Role.GATEWAY, host="h", pid=1))
         assert [member.id for member in await fleet.members()] == ["a"]

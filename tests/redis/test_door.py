@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
 
@@ -142,7 +142,7 @@ def stub(version: str) -> Iterator[str]:
     info = f"# Server\r\nredis_version:{version}\r\nredis_mode:standalone\r\n".encode()
 
     def serve(accepted: socket.socket) -> None:
-        with accepted:
+        with accepted, suppress(OSError):
             while received := accepted.recv(1 << 16):
                 for _ in range(received.count(b"*")):
                     wanted = b"INFO" in received

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from headway import errors
 from headway.core.admission import Gate
 from headway.deadlines import DEADLINE_GRAIN
-from headway.gateway import new_id
 from tests.services.fake_backend import FakeBackend
 from tests.services.fleet import ANYBODY, Asked, Fleet
 from tests.services.troubled import MODES
@@ -90,7 +89,7 @@ class Story:
     async def _ask_on(self) -> None:
         while True:
             number = len(self.asked)
-            id = new_id()
+            id = f"id-{number}"
             asked = self.fleet.ask(f"t{number}", id=id, gateway=number % len(self.fleet.gateways), timeout=self.timeout)
             self.asked.append(asked)
             if self.dice.random() < 0.05:

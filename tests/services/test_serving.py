@@ -384,7 +384,7 @@ def test_random_cancellations_never_wedge_a_batcher() -> None:
                 if number % 3:
                     tasks[(number * 7) % len(tasks)].cancel()
                 if number % 50 == 49:
-                    for inner in asyncio.all_tasks():
+                    for inner in sorted(asyncio.all_tasks(), key=asyncio.Task.get_name):
                         name = inner.get_name()
                         if name.startswith("Task-") and inner is not asyncio.current_task() and inner not in tasks:
                             inner.cancel()

@@ -48,9 +48,15 @@ TIERS = "--tiers", "enterprise,paid,free,last"
 LONGEST_MS = "30000"
 """The longest time-out that a request may have."""
 HELD_UP = frozenset(
-    ("the store of keys is out of reach", "the store does not answer yet", "worker process must be killed to end")
+    (
+        "the store of keys is out of reach",
+        "the store does not answer yet",
+        "worker process must be killed to end",
+        "memory is scarce",
+    )
 )
-"""What a process may say at any time, whose machine is too busy to have it, or its child, run for seconds."""
+"""What a process may say at any time, on a machine that is busy: it, or its child, is not run for seconds, or others take
+the memory."""
 
 _PUBLIC = re.compile(r"public +http://127\.0\.0\.1:(\d+)")
 _ADMIN = re.compile(r"admin +http://127\.0\.0\.1:(\d+)")

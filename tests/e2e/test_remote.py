@@ -90,7 +90,7 @@ def test_a_broken_api_is_left_in_peace_until_it_is_well(tmp_path: Path) -> None:
         api.mood = moods.status(500)
 
         def opened() -> bool:
-            server.ask("in vain").answer()
+            server.ask("in vain", "X-Request-Timeout-Ms: 4000").answer()
             return min(server.metrics().value("breaker_state", backend=f"remote-{n}") for n in (0, 1)) > 0
 
         wait_until(opened)

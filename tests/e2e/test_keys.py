@@ -16,6 +16,8 @@ from tests.servers.postgres import SharedPostgres
 
 KNOWN_WITHIN = 5.0
 """Seconds after which every gateway must know that a key was revoked, unless its machine is held up."""
+UNLIMITED = ("--user-rate", "0")
+"""For who asks again and again until something is known."""
 WHO = ("--user", "alice", "--tenant", "acme", "--tier", "paid")
 
 
@@ -53,7 +55,7 @@ def test_every_gateway_hears_of_new_rotated_and_revoked_keys(
     first = keys(tmp_path, "create", *WHO, *where)
     flags = where if place == "file" else ("--keys", "ledger", *where)
     with contextlib.ExitStack() as stack:
-        gateways = [stack.enter_context(serving(tmp_path, *flags)) for _ in range(2)]
+        gateways = [stack.enter_context(serving(tmp_path, *UNLIMITED, *flags)) for _ in range(2)]
         assert all(accepted(gateway, first) for gateway in gateways)
 
         second = keys(tmp_path, "rotate", first.split("_")[2], "--grace", "1h", *where)
@@ -77,7 +79,7 @@ def test_while_the_file_is_broken_the_last_known_keys_go_on(tmp_path: Path) -> N
     key = keys(tmp_path, "create", *WHO, "--keys", "keys.toml")
     file = tmp_path / "keys.toml"
     good = file.read_text()
-    with serving(tmp_path, "--keys", "keys.toml") as server:
+    with serving(tmp_path, *UNLIMITED, "--keys", "keys.toml") as server:
         server.expected = {"the store of keys is out of reach"}
         file.write_text(good.replace("[[keys]]", "[[keys]"))
         wait_until(lambda: server.log("the store of keys is out of reach"))

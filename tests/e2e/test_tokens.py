@@ -67,7 +67,7 @@ def test_tokens_and_keys_side_by_side(tmp_path: Path) -> None:
 def test_an_issuer_that_comes_up_late(tmp_path: Path) -> None:
     with publishing() as publisher:
         publisher.status = 500
-        with serving(tmp_path, "--jwt", issuers(tmp_path, publisher.url), lawful=False) as server:
+        with serving(tmp_path, "--user-rate", "0", "--jwt", issuers(tmp_path, publisher.url), lawful=False) as server:
             server.expected = {"no token of the issuer can be checked yet"}
             server.logged("no token of the issuer can be checked yet")
             asked = server.ask("too early", bearer())
@@ -81,7 +81,7 @@ def test_an_issuer_that_comes_up_late(tmp_path: Path) -> None:
 def test_a_key_is_rotated(tmp_path: Path) -> None:
     keys = tmp_path / "jwks.json"
     keys.write_bytes(jwks(jwk("RS256")))
-    with serving(tmp_path, "--jwt", issuers(tmp_path, keys.name), lawful=False) as server:
+    with serving(tmp_path, "--user-rate", "0", "--jwt", issuers(tmp_path, keys.name), lawful=False) as server:
         old, new = bearer(), bearer("next")
         line = server.connect()
         server.ask("before", old).output()

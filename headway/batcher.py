@@ -31,7 +31,15 @@ from headway.core.breaker import Breaker, State
 from headway.core.departure import RETRY, Policy
 from headway.core.health import BEAT_EVERY
 from headway.core.retry import backoff
-from headway.errors import BackendError, BadOutput, BatchTimeout, BrokerUnavailable, HeadwayError, WorkerCrashed
+from headway.errors import (
+    BackendError,
+    BadOutput,
+    BatchTimeout,
+    BrokerUnavailable,
+    HeadwayError,
+    WorkerAbsent,
+    WorkerCrashed,
+)
 from headway.model import WARM_UP, BatchFailure, Cause, Entry, Item, Lease, Slot, Wait, WorkerInfo, WorkerStatus
 from headway.outage import Outage
 from headway.ports import Backend, Broker
@@ -255,6 +263,9 @@ class Batcher:
         self._running_since = since = self._clock()
         try:
             items = await backend.run(lease.entries, self._limits.gpu_timeout)
+        except WorkerAbsent:
+            self._retire = True
+            await self._tell(lease, lambda: self._broker.release(lease), since)
         except BackendError as exc:
             broken = backend.pid != 0 and isinstance(exc, WorkerCrashed | BatchTimeout)
             await self._failed(lease, BatchFailure(exc.cause, str(exc), self.slot.worker, exc.shown), since, broken)

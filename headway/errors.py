@@ -152,6 +152,10 @@ class WorkerCrashed(BackendError):
     cause = Cause.CRASHED
 
 
+class WorkerAbsent(WorkerCrashed):
+    """The worker process was gone before it could be given the batch, which nobody has run."""
+
+
 class BatchTimeout(BackendError):
     """No answer by the GPU deadline; the worker was killed."""
 

@@ -21,7 +21,15 @@ import msgspec
 
 from headway.backends.frames import MAX_FRAME, Answer, Failed, Ready, Refused, Run
 from headway.backends.lifetime import Lifetime, Log, Word
-from headway.errors import BackendError, BadOutput, BatchRaised, BatchTimeout, TargetError, WorkerCrashed
+from headway.errors import (
+    BackendError,
+    BadOutput,
+    BatchRaised,
+    BatchTimeout,
+    TargetError,
+    WorkerAbsent,
+    WorkerCrashed,
+)
 from headway.model import WARM_UP, Entry, Item
 from headway.target import FileTarget, ModuleTarget
 
@@ -117,11 +125,12 @@ class ProcessBackend:
             BatchRaised: user code raised.
             BadOutput: it returned no list, or one of another length.
             BatchTimeout: no answer within `timeout`.
-            WorkerCrashed: the child died, or was not there.
+            WorkerCrashed: the child died.
+            WorkerAbsent: it was not there.
         """
         child = self._child
         if child is None or child.doomed:
-            raise WorkerCrashed(f"worker {self._worker} has no process; it must be started")
+            raise WorkerAbsent(f"worker {self._worker} has no process; it must be started")
         if self._busy:
             raise RuntimeError(f"worker {self._worker} was given a batch while it runs one")
         parameters = [entry.parameters for entry in entries] if self._takes_parameters else None

@@ -20,7 +20,7 @@ import pytest
 
 from headway.backends import lifetime
 from headway.backends.process import ProcessBackend
-from headway.errors import BatchRaised, BatchTimeout, TargetError, WorkerCrashed
+from headway.errors import BatchRaised, BatchTimeout, TargetError, WorkerAbsent, WorkerCrashed
 from headway.model import Item
 from headway.target import FileTarget, ModuleTarget
 from tests.backends.entries import batch
@@ -304,7 +304,7 @@ def test_a_process_that_dies_in_a_batch_fails_it_and_can_be_started_again(
         assert says in str(caught.value)
         assert "gpu-0" in str(caught.value)
         await backend.gone()
-        with pytest.raises(WorkerCrashed, match="must be started"):
+        with pytest.raises(WorkerAbsent, match="must be started"):
             await backend.run(batch("a"), LONG)
         await backend.start()
         assert not alive(pid)

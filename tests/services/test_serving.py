@@ -9,8 +9,8 @@ import pytest
 
 from headway import errors
 from headway.core.breaker import State
-from headway.core.retry import RetryBudget
-from headway.errors import BackendError, BatchRaised, WorkerCrashed
+from headway.core.retry import MAX_ATTEMPTS, RetryBudget
+from headway.errors import BackendError, BatchRaised, WorkerAbsent, WorkerCrashed
 from headway.gateway import new_id
 from headway.model import Caller, Entry, Failure, Limit, Reply, WorkerStatus
 from tests.services.fake_backend import FakeBackend
@@ -140,6 +140,20 @@ def test_a_crashed_worker_is_replaced_and_its_batch_is_retried() -> None:
             assert reply.output == "SURVIVOR" and reply.attempts == 2
             assert backend.starts == 2
             assert stand.tally.retries["crashed"] == 1
+
+    run(main)
+
+
+def test_a_batch_that_comes_when_its_worker_has_just_died_is_not_charged() -> None:
+    async def main(clock: Clock) -> None:
+        gone = [WorkerAbsent("it has no process") for _ in range(MAX_ATTEMPTS)]
+        backend = FakeBackend(0.1, lambda entries: gone.pop() if gone else None)
+        async with Stand(clock, backend) as stand:
+            reply = await stand.ask("innocent")
+            assert reply.output == "INNOCENT" and reply.attempts == 1
+            assert backend.starts == 1 + MAX_ATTEMPTS
+            assert not stand.tally.retries["crashed"]
+            assert await stand.dead.list() == []
 
     run(main)
 

@@ -448,7 +448,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One request in the ledger.
 
     Attributes:
-        id: UUIDv7 text; unique together with `tenant`.
+        id: UUIDv7 text; what a client chose may be that of several, but not of two that wait.
         user, tenant: who asked.
         tier: name of the tier it was queued in.
         model: the model asked.

@@ -280,7 +280,7 @@ class Ledger(Protocol):
         ...
 
     async def write(self, records: Sequence[Record]) -> None:
-        """Keep records, all or none; one that is there already, by (tenant, id), is left as it is."""
+        """Keep records, all or none; one that is there already, by (tenant, id, completed_at), is left."""
         ...
 
     async def find(self, id: str) -> Sequence[Record]:

@@ -36,7 +36,7 @@ _TYPES = {
 _COLUMNS = ", ".join(_TYPES)
 _ARRAYS = ", ".join(f"${number}::{type}[]" for number, type in enumerate(_TYPES.values(), 1))
 _INSERT = f"""
-INSERT INTO headway_requests ({_COLUMNS}) SELECT * FROM unnest({_ARRAYS}) ON CONFLICT (id, tenant) DO NOTHING
+INSERT INTO headway_requests ({_COLUMNS}) SELECT * FROM unnest({_ARRAYS}) ON CONFLICT DO NOTHING
 """  # noqa: S608
 _FIND = f"SELECT {_COLUMNS} FROM headway_requests WHERE id = $1 ORDER BY completed_at DESC"  # noqa: S608
 _PRUNE = """

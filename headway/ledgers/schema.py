@@ -4,7 +4,7 @@ Steps are only ever added at the end. `headway_schema` says which have been done
 done than are known here belongs to a later version, and is left alone.
 
 A request is found by its id, so the primary key begins with it; ids sort by time, so that new rows come to the end of the
-index. The one other index is for the removal by age. `user` is a word of SQL: that column is `user_id`.
+index. A client may choose an id twice: the instant tells two requests of one id from one that is written twice. The one other index is for the removal by age. `user` is a word of SQL: that column is `user_id`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SQLITE: Steps = (
             error TEXT NOT NULL,
             input TEXT,
             output TEXT,
-            PRIMARY KEY (id, tenant)
+            PRIMARY KEY (id, tenant, completed_at)
         ) WITHOUT ROWID
         """,
         "CREATE INDEX headway_requests_completed ON headway_requests (completed_at)",
@@ -75,7 +75,7 @@ POSTGRES: Steps = (
             error text NOT NULL,
             input text,
             output text,
-            PRIMARY KEY (id, tenant)
+            PRIMARY KEY (id, tenant, completed_at)
         )
         """,
         "CREATE INDEX headway_requests_completed ON headway_requests (completed_at)",

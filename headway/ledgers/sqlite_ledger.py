@@ -37,8 +37,8 @@ def _insert(rows: int, width: int) -> str:
 _FULL = {width: _insert(ROWS, width) for width in (_BUT_CONTENT, _ALL)}
 _FIND = f"SELECT {_COLUMNS} FROM headway_requests WHERE id = ? ORDER BY completed_at DESC"  # noqa: S608
 _PRUNE = """
-DELETE FROM headway_requests WHERE (id, tenant) IN (
-    SELECT id, tenant FROM headway_requests WHERE completed_at < ? ORDER BY completed_at LIMIT ?
+DELETE FROM headway_requests WHERE (id, tenant, completed_at) IN (
+    SELECT id, tenant, completed_at FROM headway_requests WHERE completed_at < ? ORDER BY completed_at LIMIT ?
 )
 """
 

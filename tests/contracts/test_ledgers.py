@@ -105,6 +105,22 @@ def test_what_is_there_already_is_left_as_it_is(database: Database) -> None:
     assert database.query("SELECT count(*) FROM headway_requests")[0][0] == 3
 
 
+def test_of_two_requests_with_one_id_each_has_a_record(database: Database) -> None:
+    """As when a client chooses its ids, and one twice: once while the first waits, and once afterwards."""
+
+    async def story(ledger: Ledger) -> None:
+        id = new_id()
+        refused = msgspec.structs.replace(record(id), status="failed", error="IDEMPOTENCY_CONFLICT")
+        first, second = record(id, completed_at=AT + 1), record(id, completed_at=AT + 2)
+        for records in ([refused], [first, refused], [second], [second, first]):
+            await ledger.write(records)
+        assert list(await ledger.find(id)) == [second, first, refused]
+        assert await ledger.prune(AT + 1.5, 10) == 2
+        assert list(await ledger.find(id)) == [second]
+
+    opened(database, story)
+
+
 def test_an_id_of_several_tenants_has_a_record_of_each_the_newest_first(database: Database) -> None:
     async def story(ledger: Ledger) -> None:
         id = new_id()

@@ -150,10 +150,10 @@ def test_what_several_take_back_at_once_is_given_out_once(tmp_path: Path, redis:
 def test_while_all_workers_are_gone_requests_are_held_up_to_their_queue_deadline(
     tmp_path: Path, redis: RedisServer
 ) -> None:
-    """A killed worker counts for 3 s more; who waits longer for a GPU than that hears that there is none."""
+    """A killed worker counts for a while; who waits longer for a GPU than that hears that there is none."""
     with fleet(tmp_path, redis) as it:
         patient = it.gateways[0]
-        hasty = it.start("gateway", "--queue-timeout-ms", "3500")
+        hasty = it.start("gateway", "--queue-timeout-ms", "8000")
         for worker in tuple(it.workers):
             it.kill(worker)
         asked_at = monotonic()
@@ -161,7 +161,7 @@ def test_while_all_workers_are_gone_requests_are_held_up_to_their_queue_deadline
         held = [patient.ask(f"held {number}") for number in range(10)]
         answer = late.answer()
         assert (answer.status, answer.error) == (503, "NO_WORKERS")
-        assert monotonic() - asked_at >= 3.4  # The server's clock is another one.
+        assert monotonic() - asked_at >= 7.9  # The server's clock is another one.
         assert patient.get("/readyz").status == 503
         assert patient.get("/livez").status == 200
         it.start("worker")

@@ -27,6 +27,8 @@ _PLACE = ("keys", "ledger")
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _LONGEST = 36_500 * 86_400.0
 _MOST_LIVE = 2
+_REVOKED = 0.0
+"""The end of a key that is not to be valid on any host, whatever its clock says."""
 
 keys = typer.Typer(
     name="keys",
@@ -122,7 +124,7 @@ def revoke(settings: Settings, id: _Id) -> None:
 
     async def end(store: KeyStore) -> Key:
         key = await _existing(store, known)
-        await store.expire(known, now)
+        await store.expire(known, _REVOKED)
         return key
 
     key = _with(settings, end)
@@ -144,12 +146,17 @@ def rotate(
     """
     known = _id(id)
     now = time.time()
-    until = now + duration("--grace", grace, least=0.0)
+    patience = duration("--grace", grace, least=0.0)
+    until = now + patience if patience else _REVOKED
     lifetime = duration("--expires", expires, least=1.0) if expires else None
 
     async def replace(store: KeyStore) -> None:
         old = await _existing(store, known)
-        _check_rotation(old, await store.keys(), now)
+        everything = await store.keys()
+        _check_rotation(old, everything, now)
+        if lifetime is None and old.expires_at is not None and (before := _replacement(old, everything)):
+            reason = f"{old.id} was replaced by {before} and ends at {_instant(old.expires_at)}"
+            raise KeysError(f"{reason}; say with --expires how long the new one is to live")
         span = lifetime if lifetime or old.expires_at is None else old.expires_at - old.created_at
         text, new = _fresh(
             msgspec.structs.replace(
@@ -161,7 +168,9 @@ def rotate(
         except ValueError as exc:  # Somebody was faster.
             raise KeysError(str(exc)) from None
         # Printed before the old one is given an end: should that fail, the new one is not lost.
-        _hand_out(text, f"Kept in {_place(settings)}. It replaces {old.id}, which ends after {grace}.")
+        ends = until if old.expires_at is None else min(until, old.expires_at)
+        when = f"at {_instant(ends)}" if ends else "at once"
+        _hand_out(text, f"Kept in {_place(settings)}. It replaces {old.id}, which ends {when}.")
         await store.expire(old.id, until)
 
     _with(settings, replace)
@@ -241,6 +250,17 @@ def _check_rotation(old: Key, all_keys: Sequence[Key], now: float) -> None:
         raise KeysError(f"{' and '.join(live)} both live, which is the most; wait until one ends, or revoke it")
 
 
+def _replacement(old: Key, all_keys: Sequence[Key]) -> str:
+    """Id of a key that was made to replace another; empty when there is none."""
+    return next((key.id for key in reversed(all_keys) if key.replaces == old.id), "")
+
+
+def _state(key: Key, now: float) -> str:
+    if _live(key, now):
+        return "live"
+    return "revoked" if key.expires_at == _REVOKED else "ended"
+
+
 def _live(key: Key, now: float) -> bool:
     return key.expires_at is None or key.expires_at > now
 
@@ -269,8 +289,8 @@ def _shown(key: Key, now: float) -> dict[str, Any]:
         "burst": key.burst,
         "models": list(key.models),
         "created_at": _instant(key.created_at),
-        "expires_at": None if key.expires_at is None else _instant(key.expires_at),
-        "state": "live" if _live(key, now) else "ended",
+        "expires_at": _instant(key.expires_at) if key.expires_at else None,
+        "state": _state(key, now),
         "replaces": key.replaces or None,
     }
 

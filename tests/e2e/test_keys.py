@@ -68,7 +68,7 @@ def test_every_gateway_hears_of_new_rotated_and_revoked_keys(
         wait_until(lambda: all(gateway.metrics().value("keys_age_seconds") < KNOWN_WITHIN for gateway in gateways))
 
         listed = json.loads(keys(tmp_path, "list", "--json", *where))["keys"]
-        assert [row["state"] for row in listed] == ["ended", "live"]
+        assert [row["state"] for row in listed] == ["revoked", "live"]
         told = [text for gateway in gateways for text in (gateway.log_text(), gateway.banner())]
         told.append((tmp_path / "keys.toml").read_text() if place == "file" else "")
         for key in (first, second):

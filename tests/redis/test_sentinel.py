@@ -49,6 +49,7 @@ async def test_calls_go_on_with_the_new_primary(setup: SentinelSetup) -> None:
         await refused(listening)
         setup.fail_over()
         assert await until(lambda: broker.stage("t", "a")) is Stage.QUEUED
+        assert setup.primary is second
         assert await broker.enqueue([entry]) == [None]
         lease = await until(lambda: answered(broker))
         assert [rider.id for rider in lease.entries] == ["a"]
@@ -70,6 +71,7 @@ async def test_a_primary_that_falls_silent_is_left_and_not_believed_when_it_spea
                 await refused(broker.claim(slot(), AT_ONCE))
                 setup.fail_over()
                 lease = await until(lambda: broker.claim(slot(), AT_ONCE))
+            assert setup.primary is not first
         finally:
             first.resume()
         assert isinstance(lease, Lease)

@@ -43,6 +43,7 @@ def test_one_sentinel_is_enough(tmp_path: Path) -> None:
         setup.fail_over()
         sentinel, second = setup.sentinels[0], str(setup.servers[1].port).encode()
         wait_until(lambda: sentinel.command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE)[1] == second)
+        assert setup.primary is setup.servers[1]
         setup.servers[0].resume()
         wait_until(setup.in_step)
 

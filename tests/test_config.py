@@ -266,6 +266,9 @@ def test_a_url_of_each_kind_of_broker_is_taken(url: str) -> None:
         ("redis://bröker", "beyond ASCII", "Percent-encode it."),
         ("redis://a,b", "names several hosts", "redis+sentinel:// or redis+cluster://"),
         ("redis://broker/zero", "names a database that is no number", "For example"),
+        ("redis://broker/2147483648", "names a database that no server has", "For example"),
+        (f"redis://broker/{'9' * 5000}", "names a database that no server has", "For example"),
+        ("redis+sentinel://a,b/master/2147483648", "names a database that no server has", "For example"),
         ("redis+sentinel://a,b", "names no service", "/mymaster."),
         ("redis+sentinel://a,b/", "names no service", "/mymaster."),
         ("redis+cluster://a,b/3", "names a database, of which a cluster has but one", "Leave it out."),
@@ -311,3 +314,50 @@ def test_a_brokers_password_is_never_shown(url: str, shown: str) -> None:
             told = str(exc)
         assert "canary" not in told
         assert "ary@" not in told
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "sqlite:///headway.db",
+        "sqlite:////var/lib/headway.db",
+        "postgresql://headway@127.0.0.1/headway",
+        "postgres://user:p%40ss%2Fword@db.example:6432/headway?sslmode=verify-full&sslrootcert=%2Fetc%2Fca.pem",
+        "postgresql://user:12345678@[::1]:5432/x",
+        "postgresql://user@[fe80::1%25eth0]/x",
+        "postgresql://a:5432,b:,c/x",
+        "postgresql://%2Frun%2Fpostgresql/x",
+        "postgresql:///x?host=/run/postgresql,b:5433&port=5432",
+        "postgresql://user@db/x?user=a@b",
+    ],
+)
+def test_a_url_of_each_kind_of_database_is_taken(url: str) -> None:
+    assert load({"ledger": url}, {}).ledger == url
+
+
+@pytest.mark.parametrize(
+    ("url", "reason", "mend"),
+    [
+        ("headway.db", "is no URL of a database", "For example sqlite:///headway.db or postgresql://"),
+        ("sqlite:///", "is no URL of a database", "For example"),
+        ("mysql://canary@h/x", "is no URL of a database", "For example"),
+        ("postgresql://a:canary@127.0.0.1:99999/x", "names a port that is no number from 1 to 65535", "HOST:PORT"),
+        ("postgresql://a:canary@127.0.0.1:0/x", "names a port", "HOST:PORT"),
+        ("postgresql://a:canary@127.0.0.1:-1/x", "names a port", "HOST:PORT"),
+        ("postgresql://a:canary@127.0.0.1:port/x", "names a port", "HOST:PORT"),
+        ("postgresql://a,[::1]:65536/x", "names a port", "HOST:PORT"),
+        ("postgresql://a/x?port=5432,70000", "names a port", "HOST:PORT"),
+        ("postgresql://a/x?host=b:70000", "names a port", "HOST:PORT"),
+        ("postgresql://a:can/ary@127.0.0.1/x", "names a port", "In a password / is written %2F"),
+        ("postgresql://a:1#canary@127.0.0.1/x", "holds a #", "# %23"),
+        ("postgresql://a:can@ary@127.0.0.1/x", "holds more than one @", "@ %40"),
+    ],
+)
+def test_a_url_that_is_no_databases_is_refused(url: str, reason: str, mend: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        load({}, {"HEADWAY_LEDGER": url})
+    assert caught.value.setting == "HEADWAY_LEDGER"
+    assert reason in caught.value.reason
+    assert mend in caught.value.mend
+    assert "canary" not in str(caught.value)
+    assert "ary@" not in str(caught.value)

@@ -8,6 +8,7 @@ A flag beats the environment, which beats the file, which beats the default.
     checks     what is refused, and how to mend it
     sources    flags, environment and file, merged
     broker     the URL of a broker
+    database   the URL of a database
 """
 
 from headway.config.broker import shown_url

@@ -16,7 +16,7 @@ from dataclasses import Field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from headway.config.broker import fault
+from headway.config import broker, database
 from headway.errors import SettingError
 
 if TYPE_CHECKING:
@@ -142,10 +142,9 @@ def _files(settings: Settings) -> None:
 
 
 def _ledger(settings: Settings) -> None:
-    form = r"sqlite:///.+|postgres(ql)?://.+"
-    if settings.ledger and re.fullmatch(form, settings.ledger) is None:
-        mend = "For example sqlite:///headway.db or postgresql://headway@127.0.0.1/headway."
-        _refuse(settings, "ledger", "is no URL of a database", mend)
+    wrong = database.fault(settings.ledger) if settings.ledger else None
+    if wrong is not None:
+        _refuse(settings, "ledger", *wrong)
 
 
 def _shed_depths(settings: Settings) -> None:
@@ -168,7 +167,7 @@ def _tier_rates(settings: Settings) -> None:
 
 
 def _broker(settings: Settings) -> None:
-    wrong = fault(settings.broker) if settings.broker else None
+    wrong = broker.fault(settings.broker) if settings.broker else None
     if wrong is not None:
         _refuse(settings, "broker", *wrong)
 

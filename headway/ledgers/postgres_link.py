@@ -128,7 +128,10 @@ class _Line:
     async def _connected(self) -> asyncpg.Connection:
         if self._connection is None or self._connection.is_closed():
             limits = {"application_name": "headway", "statement_timeout": f"{CALL_WITHIN * 1000:.0f}"}
-            self._connection = await asyncpg.connect(self._url, server_settings=limits)
+            try:
+                self._connection = await asyncpg.connect(self._url, server_settings=limits)
+            except OverflowError:
+                raise ValueError("a port beyond 65535") from None
         return self._connection
 
     def _cut(self) -> None:

@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 
 from headway import wiring
+from headway.cli import EXIT_SETTING
 from headway.errors import SettingError, StoreUnavailable
 from headway.ledgers import postgres_link, sqlite_file
 from headway.ports import Ledger
 from headway.wiring import make_ledger
+from tests.cli.command import code_of
 from tests.contracts.test_ledgers import record
 from tests.servers.postgres import PostgresServer
 
@@ -59,6 +61,7 @@ def own() -> Iterator[PostgresServer]:
         ("sqlite:///file:ledger.db?mode=memory", "is no path"),
         ("sqlite:///nul\0byte", "null byte"),
         ("postgresql://headway:canary@127.0.0.1:port/x", "is no URL that asyncpg understands"),
+        ("postgresql://headway:canary@127.0.0.1:99999/x", "is no URL that asyncpg understands"),
         ("postgresql://headway:canary@127.0.0.1:1/x?sslmode=canary", "is no URL that asyncpg understands"),
     ],
 )
@@ -73,6 +76,14 @@ def test_what_will_never_do_is_a_wrong_setting(
     assert caught.value.setting == "ledger"
     assert reason in caught.value.reason
     assert "canary" not in str(caught.value)
+
+
+@pytest.mark.parametrize("port", [-1, 0, 99_999])
+def test_a_port_that_no_server_can_have_is_a_wrong_setting(port: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert code_of(["keys", "list", "--ledger", f"postgresql://headway:canary@127.0.0.1:{port}/x"]) == EXIT_SETTING
+    told = capsys.readouterr().err
+    assert f"--ledger = 'postgresql://…@127.0.0.1:{port}/x': names a port" in told
+    assert "canary" not in told
 
 
 def test_a_file_is_made_for_its_owner_only(tmp_path: Path) -> None:

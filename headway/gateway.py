@@ -272,6 +272,10 @@ class Gateway:
             if line is not None:
                 await line.broker.cancel([(tenant, id)], self.name)
 
+    def out_of_reach(self) -> Failure:
+        """What a client hears when `recall` or `cancel` could not reach the broker."""
+        return self._shared.out_of_reach()
+
     async def emptied(self) -> None:
         """Return as soon as no request is held."""
         while self._held:

@@ -154,11 +154,15 @@ class Line:
     def no_room(self) -> Failure:
         """The refusal of a request that there is no room for. An outage is taken to last as long again as it has."""
         if self.silent > 0.0:
-            least, most = RETRY_AFTER
-            wait = min(max(self.silent, least), most)
-            return Failure(errors.SERVICE_OVERLOADED, "the queue is out of reach; try again later", wait, "broker")
+            return self.out_of_reach()
         message = "more requests wait than can be handed on"
         return Failure(errors.SERVICE_OVERLOADED, message, RETRY_AFTER[0], "overloaded")
+
+    def out_of_reach(self) -> Failure:
+        """What is said of a broker that does not answer: not where it is, since clients read it."""
+        least, most = RETRY_AFTER
+        wait = min(max(self.silent, least), most)
+        return Failure(errors.SERVICE_OVERLOADED, "the queue is out of reach; try again later", wait, "broker")
 
     def wake(self) -> None:
         """The outbox is no longer empty."""

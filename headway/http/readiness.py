@@ -51,9 +51,9 @@ class Readiness:
         """The word, and what it comes from. Waits for the broker, but not for long."""
         try:
             return self._look_at(await soon(self.broker.workers()))
-        except BrokerUnavailable as exc:
+        except BrokerUnavailable:
             _, checks = self._look_at(await self.direct.workers() if self.direct is not None else ())
-            return await self.alone(), {**checks, "broker": str(exc)}
+            return await self.alone(), {**checks, "broker": "out of reach"}
 
     async def alone(self) -> str:
         """The word while the broker is away: `degraded` if what is asked in its place works."""

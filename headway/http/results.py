@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from headway.core import verdicts
-from headway.errors import INTERNAL, BadRequest, NotFound, RequestError
+from headway.errors import INTERNAL, BadRequest, BrokerUnavailable, NotFound, RequestError
 from headway.gateway import Gateway
 from headway.http.allowance import Allowances
 from headway.http.guard import Guard
@@ -74,6 +74,10 @@ class _Tasks:
                 response = await self._tell(request, caller.tenant, id, wait)
         except RequestError as exc:
             response = refusal(request.state.request_id, exc.code, exc.message, exc.retry_after)
+        except BrokerUnavailable:
+            failure = self._gateway.out_of_reach()
+            shown = request.state.request_id
+            response = refusal(shown, failure.code, failure.message, failure.retry_after, failure.reason)
         response.headers.update(self._allowances.fields(caller.limits))
         response.headers["cache-control"] = "no-store"
         return response

@@ -164,6 +164,7 @@ def test_who_is_replaced_once_more_is_told_to_say_how_long_the_new_one_lives(key
     third = max(kept(), key=lambda key: key.created_at)
     assert third.expires_at == pytest.approx(third.created_at + 10 * 86_400)
     [ended] = [key for key in kept() if key.id == first.id]
+    assert ended.expires_at is not None
     assert ended.expires_at == pytest.approx(second.created_at + 3600), "sooner than the grace"
     told = datetime.fromtimestamp(int(ended.expires_at), UTC).isoformat().replace("+00:00", "Z")
     assert f"which ends at {told}" in done.err

@@ -252,7 +252,7 @@ def test_a_wait_that_is_over_is_answered_with_how_it_stands() -> None:
 
 def test_while_the_broker_is_away_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     async def away(*args: object) -> Reply:
-        raise BrokerUnavailable("the broker does not answer")
+        raise BrokerUnavailable("the broker at redis://secret:6379/0 does not answer")
 
     async def main(stand: Stand) -> None:
         monkeypatch.setattr(stand.broker, "recall", away)
@@ -260,6 +260,8 @@ def test_while_the_broker_is_away_nothing_is_known(monkeypatch: pytest.MonkeyPat
             answer = await stand.ask(request)
             assert (answer.status, answer.error) == (503, "SERVICE_OVERLOADED")
             assert answer.header["x-headway-dropped-reason"] == "broker"
+            assert b"the queue is out of reach" in answer.body
+            assert b"redis" not in answer.body, "where the broker is concerns no client"
 
     served(main, whole=True)
 

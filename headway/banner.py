@@ -43,13 +43,11 @@ def _lines(settings: Settings, role: Role, target: Target | None, port: int, adm
             f"  limits   queue {settings.queue_timeout_ms:g} ms, {gpu}in all {settings.request_timeout_ms:g} ms; "
             f"body {settings.max_body_bytes} bytes"
         )
-        who = f"keys from {settings.keys}" if settings.keys else f"no keys: everybody is {settings.default_tier}"
-        yield f"  tiers    {' > '.join(settings.tier_names)}; {who}"
+        yield f"  tiers    {' > '.join(settings.tier_names)}; {_who(settings)}"
         if settings.broker:
             yield f"  fallback {_fallback(settings)}"
-        key = " -H 'Authorization: Bearer YOUR_KEY'" if settings.keys else ""
         yield "Try it:"
-        yield f'  curl {url}/v1/inference{key} -d \'{{"input": "hello"}}\''
+        yield f'  curl {url}/v1/inference{_credential(settings)} -d \'{{"input": "hello"}}\''
         return
     if role is Role.WORKER:
         yield f"  limits   GPU {settings.gpu_timeout_ms:g} ms; a lease lasts {settings.lease_ms:g} ms"
@@ -87,6 +85,20 @@ def _slots(settings: Settings, target: Target) -> str:
     remote = isinstance(target, RemoteTarget)
     one, many = ("call in flight", "calls in flight") if remote else ("GPU worker process", "GPU worker processes")
     return f"{settings.workers} {one if settings.workers == 1 else many}"
+
+
+def _who(settings: Settings) -> str:
+    """Whose credentials are taken."""
+    keys = f"keys from {settings.keys}" if settings.keys else ""
+    tokens = f"tokens of {settings.jwt}" if settings.jwt else ""
+    return " and ".join(filter(None, (keys, tokens))) or f"no keys: everybody is {settings.default_tier}"
+
+
+def _credential(settings: Settings) -> str:
+    """The header field that a request needs, as curl takes it."""
+    if not (settings.keys or settings.jwt):
+        return ""
+    return f" -H 'Authorization: Bearer {'YOUR_KEY' if settings.keys else 'YOUR_TOKEN'}'"
 
 
 def _fallback(settings: Settings) -> str:

@@ -30,6 +30,19 @@ def test_with_keys_it_says_where_they_are(tmp_path: Path) -> None:
     assert "-H 'Authorization: Bearer YOUR_KEY'" in shown
 
 
+@pytest.mark.parametrize("beside", ["", "keys.toml", "ledger"])
+def test_tokens_are_credentials_too(beside: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("issuers.toml", "keys.toml"):
+        (tmp_path / name).touch()
+    settings = Settings(keys=beside, jwt="issuers.toml", ledger="sqlite:///headway.db" if beside == "ledger" else "")
+    shown = banner(settings, Role.SERVE, LOCAL, 8000, 9000)
+    whose = f"keys from {beside} and tokens of issuers.toml" if beside else "tokens of issuers.toml"
+    assert f"free; {whose}\n" in shown
+    assert "everybody" not in shown
+    assert f"-H 'Authorization: Bearer {'YOUR_KEY' if beside else 'YOUR_TOKEN'}'" in shown
+
+
 @pytest.mark.parametrize(
     ("policy", "words"),
     [

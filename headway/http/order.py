@@ -24,7 +24,7 @@ MOST_KEY = 255
 _ID = re.compile(rb"(?:req_)?([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})")
 _KEY = re.compile(rb'[\x21\x23-\x7e](?:[\x20-\x7e]{0,253}[\x21-\x7e])?|"(?:[\x20\x21\x23-\x5b\x5d-\x7e]|\\["\\])+"')
 _ESCAPED = re.compile(rb'\\(["\\])')
-_MILLISECONDS = re.compile(rb"[0-9]{1,9}(?:\.[0-9]{1,6})?")
+_MILLISECONDS = re.compile(rb"[0-9]+(?:\.[0-9]+)?")
 
 
 class Order:

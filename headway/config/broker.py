@@ -15,6 +15,8 @@ OPTIONS = {
     "sentinel_password": "its password",
 }
 """What may follow a `?`, as NAME=VALUE, joined by `&`, and what it means."""
+LAST_DATABASE = 2**31 - 1
+"""The highest number of a database that a server understands, however many it has."""
 
 _EXAMPLE = "For example redis://127.0.0.1:6379/0."
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_.-]{1,253})(?::([0-9]{1,5}))?")
@@ -48,6 +50,9 @@ def fault(url: str) -> tuple[str, str] | None:
         return "names a database that is no number", _EXAMPLE
     if scheme.endswith("cluster") and path.strip("/0"):
         return "names a database, of which a cluster has but one", "Leave it out."
+    database = path.partition("/")[2] if scheme.endswith("sentinel") else path.strip("/")
+    if float(database or 0) > LAST_DATABASE:
+        return "names a database that no server has", _EXAMPLE
     return _option_fault(scheme, rest)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
@@ -134,6 +134,15 @@ def test_a_server_that_would_evict_is_refused(kind: str, tmp_path: Path) -> None
         refused = refusal(server.url)
         assert refused.reason.startswith("has maxmemory-policy volatile-lru: ")
         assert "CONFIG SET maxmemory-policy noeviction" in refused.mend
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_database_that_the_server_lacks_is_refused(kind: str, own: Callable[[str], RedisServer]) -> None:
+    url = own(kind).url.rpartition("/")[0]
+    run(served(f"{url}/15"))
+    refused = refusal(f"{url}/16")
+    assert refused.reason == "names a database that the server does not have"
+    assert "`databases`" in refused.mend
 
 
 @contextmanager

@@ -119,6 +119,11 @@ class Link:
             raise SettingError(
                 "broker", self._shown, "is no cluster", "Begin the URL with redis:// or rediss://."
             ) from exc
+        except NoDatabase as exc:
+            mend = (
+                "Name a lower one, as in redis://HOST:PORT/0, or raise `databases` in the server's configuration file."
+            )
+            raise SettingError("broker", self._shown, "names a database that the server does not have", mend) from exc
         except NotTrusted as exc:
             mend = "Name the host as its certificate does; rediss://HOST:PORT/0?ssl_ca_certs=FILE names an authority to trust."
             raise SettingError("broker", self._shown, f"is not trusted: {str(exc).rstrip('.')}", mend) from exc
@@ -262,6 +267,10 @@ class NoCluster(BrokerUnavailable):
     """The server is not part of a cluster."""
 
 
+class NoDatabase(BrokerUnavailable):
+    """The server has no database of this number."""
+
+
 class OutOfMemory(BrokerUnavailable):
     """The server has no room for anything new. What was asked was not done."""
 
@@ -278,6 +287,8 @@ def _told(exc: BaseException, shown: str) -> BrokerUnavailable:
             return NotTrusted(said)
         if "cluster support disabled" in text:
             return NoCluster(said)
+        if "DB index is out of range" in text:
+            return NoDatabase(said)
         cause = cause.__cause__ or cause.__context__
     return BrokerUnavailable(said)
 

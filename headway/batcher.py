@@ -275,7 +275,8 @@ class Batcher:
             raise
         except Exception as exc:
             log.exception("the backend broke", worker=self.slot.worker)
-            await self._failed(lease, BatchFailure(Cause.RAISED, repr(exc), self.slot.worker), since, broken=True)
+            failure = BatchFailure(Cause.RAISED, repr(exc), self.slot.worker, "the worker broke")
+            await self._failed(lease, failure, since, broken=True)
         else:
             await self._succeeded(lease, items, since)
         finally:

@@ -218,8 +218,9 @@ class ProcessBackend:
         try:
             return await waiter
         except ChildProcessError as end:
-            whose = f"worker {self._worker}: its process"
-            raise WorkerCrashed(f"{whose} {end}", f"{whose} {child.cause}") from None
+            raise WorkerCrashed(
+                f"worker {self._worker}: its process {end}", f"the worker's process {child.cause}"
+            ) from None
         finally:
             timer.cancel()
             if waiter.cancelled():
@@ -229,16 +230,16 @@ class ProcessBackend:
         child.catch_up()
         if not waiter.done():
             child.kill(f"was killed, its batch had run for {timeout:g} s")
-            waiter.set_exception(
-                BatchTimeout(f"worker {self._worker} had no answer within {timeout:g} s; it was killed")
-            )
+            late = f"had no answer within {timeout:g} s"
+            waiter.set_exception(BatchTimeout(f"worker {self._worker} {late}; it was killed", f"the worker {late}"))
 
     def _items(self, child: Lifetime, word: Word, expected: int) -> list[Item]:
         if isinstance(word, Failed):
             raise (BadOutput if word.bad_output else BatchRaised)(word.message)
         if not isinstance(word, Answer) or word.number != self._number or len(word.outputs) != expected:
             child.kill("answered something else than it was asked")
-            raise WorkerCrashed(f"worker {self._worker}: its process answered something else than it was asked")
+            odd = "process answered something else than it was asked"
+            raise WorkerCrashed(f"worker {self._worker}: its {odd}", f"the worker's {odd}")
         items = [Item(output) for output in word.outputs]
         for place, (error, fault) in word.errors.items():
             items[place] = Item(None, error, fault)

@@ -30,8 +30,8 @@ def over_capacity(wait: float) -> Failure:
 
 
 def conflict() -> Failure:
-    """Not admitted, because it is in flight already, at another gateway: that one gets the answer."""
-    message = "a request with this id is in flight at another gateway; use a new id"
+    """Not admitted, because it is in flight already: who asked first gets the answer."""
+    message = "a request with this id is in flight; use a new id or, if it is a task, ask for its result"
     return Failure(errors.IDEMPOTENCY_CONFLICT, message, None, "conflict")
 
 
@@ -82,12 +82,12 @@ def death(failure: BatchFailure) -> Failure:
     """What the one hears whose batch of one failed for the last time."""
     blamed = failure.cause in (Cause.RAISED, Cause.CRASHED, Cause.TIMEOUT)
     code = errors.REJECTED_BY_MODEL if blamed else errors.BACKEND_ERROR
-    return Failure(code, failure.shown or failure.message, None, failure.cause.value)
+    return Failure(code, _shown(failure), None, failure.cause.value)
 
 
 def spent(failure: BatchFailure, size: int) -> Failure:
     """No more tries, as too many fail. In a batch of several, the failure's text may be about another's input."""
-    what = (failure.shown or failure.message) if size == 1 else f"the batch failed ({failure.cause.value})"
+    what = _shown(failure) if size == 1 else f"the batch failed ({failure.cause.value})"
     return Failure(errors.BACKEND_ERROR, f"{what}; the retry budget is spent", reason=failure.cause.value)
 
 
@@ -95,6 +95,13 @@ def item_failure(item: Item) -> Failure:
     """The black box gave no output for this one input."""
     code = errors.BACKEND_ERROR if item.fault else errors.REJECTED_BY_MODEL
     return Failure(code, item.error or "the model gave no output for this input", None, "item")
+
+
+def _shown(failure: BatchFailure) -> str:
+    """What a client may read of it. Which host a worker is on is no client's business."""
+    if failure.cause is Cause.LEASE_LOST and not failure.shown:
+        return "the worker did not report in time"
+    return failure.shown or failure.message
 
 
 _WHOSE = {"key": "this key", "user": "this user", "tier": "all users of this tier together"}

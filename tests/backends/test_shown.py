@@ -1,4 +1,5 @@
-"""What a client may read of a crash: how it ended, never what the worker wrote, which may be about others."""
+"""What a client may read of a failed run: how it ended and what its own input raised; not which worker that was, nor what
+that one wrote, which may be about others."""
 
 from __future__ import annotations
 
@@ -7,22 +8,42 @@ import asyncio
 import pytest
 
 from headway.backends.process import ProcessBackend
-from headway.errors import WorkerCrashed
+from headway.errors import BackendError, BatchRaised, BatchTimeout, WorkerCrashed
 from headway.target import ModuleTarget
 from tests.backends.entries import batch
 from tests.backends.recorder import Recorder
 
 
-def test_a_crash_is_shown_without_last_words() -> None:
-    async def main() -> None:
+def fails_with(word: str, kind: type[BackendError], timeout: float) -> BackendError:
+    """What a batch of this word comes to."""
+
+    async def main() -> BackendError:
         target = ModuleTarget("tests.targets.faults", "answer")
-        backend = ProcessBackend(target, worker="gpu-0", device="cpu", start_timeout=30.0, log=Recorder())
+        backend = ProcessBackend(target, worker="host-7/gpu-0", device="cpu", start_timeout=60.0, log=Recorder())
         await backend.start()
         try:
-            with pytest.raises(WorkerCrashed, match="out of") as caught:
-                await backend.run(batch("last-words"), 30.0)
+            with pytest.raises(kind) as caught:
+                await backend.run(batch(word), timeout)
         finally:
             await backend.stop()
-        assert caught.value.shown == "worker gpu-0: its process ended with exit code 9"
+        return caught.value
 
-    asyncio.run(main())
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("word", "kind", "timeout", "told", "shown"),
+    [
+        ("last-words", WorkerCrashed, 60.0, "out of", "the worker's process ended with exit code 9"),
+        ("hang", BatchTimeout, 0.1, "it was killed", "the worker had no answer within 0.1 s"),
+        ("forge", WorkerCrashed, 60.0, "", "the worker's process answered something else than it was asked"),
+        ("raise", BatchRaised, 60.0, "what is", "ValueError: what is\nthis"),
+    ],
+)
+def test_a_client_reads_how_its_run_ended(
+    word: str, kind: type[BackendError], timeout: float, told: str, shown: str
+) -> None:
+    error = fails_with(word, kind, timeout)
+    assert error.shown == shown
+    assert told in str(error)
+    assert ("host-7/gpu-0" in str(error)) == (kind is not BatchRaised)

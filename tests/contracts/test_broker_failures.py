@@ -75,7 +75,9 @@ async def test_an_input_that_kills_its_worker_spends_its_budget(harness: Harness
     assert (claims, reply.attempts) == (3, 3)
     assert reply.failure is not None
     assert reply.failure.code == errors.BACKEND_ERROR
-    assert await harness.dead.count() == 1
+    assert reply.failure.message == "the worker did not report in time", "which one is for operators"
+    [letter] = await harness.dead.find("killer")
+    assert "worker gpu-2 did not report" in letter.error
 
 
 @story

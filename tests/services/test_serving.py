@@ -12,7 +12,7 @@ from headway.core.breaker import State
 from headway.core.retry import MAX_ATTEMPTS, RetryBudget
 from headway.errors import BackendError, BatchRaised, WorkerAbsent, WorkerCrashed
 from headway.gateway import new_id
-from headway.model import Caller, Entry, Failure, Limit, Reply, WorkerStatus
+from headway.model import Caller, Entry, Failure, Item, Limit, Reply, WorkerStatus
 from tests.services.fake_backend import FakeBackend
 from tests.services.stand import ANYBODY, Stand
 from tests.virtual_time import run
@@ -328,6 +328,22 @@ def test_an_exception_in_a_waiter_hurts_nobody_else() -> None:
         async with Stand(clock, FakeBackend(0.1)) as stand:
             stand.gateway.submit(Broken(), ANYBODY, new_id(), "m", "a", b"", 1, 4.0)
             assert (await stand.ask("b")).output == "B"
+
+    run(main)
+
+
+def test_a_fault_inside_is_told_to_operators_alone() -> None:
+    class Faulty(FakeBackend):
+        async def run(self, entries: Sequence[Entry], timeout: float) -> Sequence[Item]:
+            raise OSError(28, "No space left on device", "/srv/model")
+
+    async def main(clock: Clock) -> None:
+        async with Stand(clock, Faulty()) as stand:
+            failure = (await stand.ask("x")).failure
+            assert failure is not None
+            assert failure.message == "the worker broke"
+            [letter] = await stand.dead.list(10)
+            assert "No space left" in letter.error
 
     run(main)
 

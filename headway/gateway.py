@@ -309,7 +309,7 @@ class Gateway:
             known = ", ".join(sorted(caller.models))
             return Failure(errors.FORBIDDEN, f"this credential is not for the model {model!r}, only for: {known}")
         if (entry.tenant, entry.id) in self._held:
-            return Failure(errors.IDEMPOTENCY_CONFLICT, f"a request with id {entry.id} is in flight; use a new id")
+            return verdicts.conflict()
         line = self._line
         if len(line.outbox) >= line.room:
             return line.no_room()

@@ -120,6 +120,17 @@ async def test_who_asks_for_it_is_told_that_memory_is_scarce(harness: Stand, ser
 
 
 @story
+async def test_a_shortage_that_is_over_refuses_nobody_however_long_nobody_has_looked(
+    harness: Stand, server: RedisServer
+) -> None:
+    fill(server, 0.9)
+    assert for_memory((await offered(harness, ask(), ask()))[1])
+    fill(server, 0.0)
+    await harness.advance(25.0)
+    assert await harness.broker.enqueue([ask()]) == [None]
+
+
+@story
 async def test_four_fifths_are_no_reason_to_refuse(harness: Stand, server: RedisServer) -> None:
     fill(server, 0.7)
     assert await offered(harness, ask()) == [None]

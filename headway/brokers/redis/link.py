@@ -178,6 +178,14 @@ class Link:
             self._looking = loop.create_task(self._look_at_memory())
         return self._scarce
 
+    async def is_scarce(self) -> bool:
+        """The same; but a shortage that was seen long ago is looked for anew, rather than believed."""
+        stale = self._scarce and asyncio.get_running_loop().time() - self._memory_at > 2 * MEMORY_AGE
+        if not (self.scarce and stale) or self._looking is None:
+            return self._scarce
+        await asyncio.wait({self._looking})
+        return self._scarce
+
     async def _look_at_memory(self) -> None:
         with contextlib.suppress(BrokerUnavailable):
             nodes = await self._ask(lambda: self._calls.everywhere("INFO", "memory"))

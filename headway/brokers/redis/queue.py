@@ -172,7 +172,7 @@ class Queue:
         return result
 
     async def _enqueue(self, arguments: Sequence[object]) -> Any:
-        if not self.link.scarce:
+        if not await self.link.is_scarce():
             try:
                 return await self._call("enqueue", *arguments)
             except OutOfMemory:  # Nothing was done. What is known already must not be refused.

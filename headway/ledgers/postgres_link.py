@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import ssl
 from collections.abc import AsyncIterator
+from urllib.parse import parse_qsl, urlsplit
 
 import asyncpg
 
@@ -26,7 +27,14 @@ CLOSE_WITHIN = 1.0
 LOCK = 0x4865616477617931
 """Number of the advisory lock under which tables are changed."""
 
+_MISFITS = (
+    asyncpg.UndefinedObjectError,
+    asyncpg.InvalidParameterValueError,
+    asyncpg.CantChangeRuntimeParamError,
+)
+"""What a server says of an option, all of which that asyncpg does not know are its."""
 _REFUSALS = (
+    *_MISFITS,
     asyncpg.InvalidAuthorizationSpecificationError,
     asyncpg.InvalidCatalogNameError,
     asyncpg.InsufficientPrivilegeError,
@@ -35,6 +43,9 @@ _REFUSALS = (
 """What a server says that will say the same next time."""
 _FAULTS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, EOFError)
 _MEND = "Write postgresql://USER:PASSWORD@HOST:PORT/DATABASE, of a user who may make tables there."
+_MEND_OPTION = "Mend or remove what follows the ? in the URL."
+_MEND_FILE = "Name a file in PEM format that this process may read."
+_REMEDY = "see that it runs, that host and port are right, and that it lets this host in"
 
 
 class PostgresLink:
@@ -46,6 +57,7 @@ class PostgresLink:
 
     def __init__(self, url: str) -> None:
         self.shown = shown_url(url)
+        self._url = url
         self._writer = _Line(url)
         self._asker = _Line(url)
 
@@ -57,6 +69,7 @@ class PostgresLink:
             StoreUnavailable: the server does not answer.
         """
         try:
+            _check_files(self._url)
             async with self._writer.use(OPEN_WITHIN) as connection, connection.transaction():
                 await connection.execute("SET LOCAL statement_timeout = 0")
                 await connection.execute("SELECT pg_advisory_xact_lock($1)", LOCK)
@@ -65,9 +78,14 @@ class PostgresLink:
                 pass
         except StoreUnavailable as exc:
             if isinstance(exc.__cause__, _REFUSALS):
-                raise SettingError("ledger", self.shown, str(exc.__cause__), _MEND) from None
-            raise
-        except ValueError:  # Of the URL. Its text may show parts of it.
+                mend = _MEND_OPTION if isinstance(exc.__cause__, _MISFITS) else _MEND
+                raise SettingError("ledger", self.shown, _said(exc.__cause__), mend) from None
+            raise StoreUnavailable(f"{exc}; {_REMEDY}") from exc
+        except ValueError as exc:
+            if "root certificate" in str(exc):
+                mend = "Name one in the URL: ?sslmode=verify-full&sslrootcert=FILE."
+                raise SettingError("ledger", self.shown, f"has no certificate to trust: {_said(exc)}", mend) from None
+            # Of the URL. Its text may show parts of it.
             raise SettingError("ledger", self.shown, "is no URL that asyncpg understands", _MEND) from None
 
     def writing(self) -> contextlib.AbstractAsyncContextManager[asyncpg.Connection]:
@@ -93,6 +111,7 @@ class _Line:
 
     def __init__(self, url: str) -> None:
         self._url = url
+        self._who = f"PostgreSQL at {shown_url(url)}"
         self._turn = asyncio.Lock()
         self._connection: asyncpg.Connection | None = None
 
@@ -107,13 +126,13 @@ class _Line:
                     self._cut()
                     raise
         except TimeoutError:
-            raise StoreUnavailable(f"PostgreSQL does not answer within {within:g} s") from None
+            raise StoreUnavailable(f"{self._who} does not answer within {within:g} s") from None
         except asyncpg.DataError:
             raise ValueError("PostgreSQL cannot store one of the values") from None
         except _FAULTS as exc:
             if isinstance(exc, ValueError):  # asyncpg's own are both.
                 raise
-            raise StoreUnavailable(f"PostgreSQL does not do: {_said(exc)}") from exc
+            raise self._unavailable(exc) from exc
 
     async def close(self) -> None:
         """Close the connection, if there is one."""
@@ -132,12 +151,40 @@ class _Line:
                 self._connection = await asyncpg.connect(self._url, server_settings=limits)
             except OverflowError:
                 raise ValueError("a port beyond 65535") from None
+            except asyncpg.InvalidParameterValueError as exc:
+                raise self._unavailable(exc) from exc
         return self._connection
+
+    def _unavailable(self, exc: Exception) -> StoreUnavailable:
+        what = "does not answer" if isinstance(exc, OSError) else "does not do"
+        return StoreUnavailable(f"{self._who} {what}: {_said(exc)}")
 
     def _cut(self) -> None:
         if self._connection is not None:
             self._connection.terminate()
             self._connection = None
+
+
+def _check_files(url: str) -> None:
+    """Try the files for TLS that a URL names: asyncpg says of none which it is, and looks for them again and again.
+
+    Raises:
+        SettingError: one will not do.
+        ValueError: it is no URL.
+    """
+    given = dict(parse_qsl(urlsplit(url).query))
+    name = "sslrootcert"
+    try:
+        for name in ("sslrootcert", "sslcrl", "sslcert"):
+            if name in given:
+                ssl.create_default_context(cafile=given[name])
+        if "sslcert" in given and "sslkey" in given:
+            name = "sslkey"
+            own = ssl.create_default_context()
+            own.load_cert_chain(given["sslcert"], given["sslkey"], given.get("sslpassword", ""))
+    except OSError as exc:  # of which SSLError is one
+        reason = f"names a file that cannot be used, {name} {given[name]!r}: {exc.strerror or exc}"
+        raise SettingError("ledger", shown_url(url), reason, _MEND_FILE) from exc
 
 
 async def _bring_up_to_date(connection: asyncpg.Connection, shown: str) -> None:

@@ -21,6 +21,7 @@ from headway.wiring import make_ledger
 from tests.cli.command import code_of
 from tests.contracts.test_ledgers import record
 from tests.servers.postgres import PostgresServer
+from tests.servers.tls import Authority
 
 LONG = 60.0
 UNREACHABLE = "postgresql://headway:canary@127.0.0.1:1/headway"
@@ -147,7 +148,43 @@ def test_a_disk_that_hangs_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.M
 def test_a_server_that_is_not_there_does_not_answer_and_its_password_is_not_told() -> None:
     with pytest.raises(StoreUnavailable) as caught:
         asyncio.run(opened(UNREACHABLE))
-    assert "canary" not in str(caught.value)
+    told = str(caught.value)
+    assert "canary" not in told
+    assert told.startswith("PostgreSQL at postgresql://…@127.0.0.1:1/headway does not answer: ")
+    assert "see that it runs" in told
+
+
+@pytest.mark.parametrize(
+    ("option", "reason", "mend"),
+    [
+        ("sslcanary=require", 'unrecognized configuration parameter "sslcanary"', "what follows the ?"),
+        ("work_mem=canary", 'invalid value for parameter "work_mem"', "what follows the ?"),
+        ("max_connections=5", "cannot be changed", "what follows the ?"),
+        ("sslmode=verify-full&sslrootcert=missing.pem", "sslrootcert 'missing.pem': No such file", "in PEM format"),
+        ("sslmode=verify-full&sslrootcert=text", "sslrootcert 'text'", "in PEM format"),
+        ("sslmode=verify-full&sslcrl=missing.pem", "sslcrl 'missing.pem': No such file", "in PEM format"),
+        ("sslcert=missing.pem", "sslcert 'missing.pem': No such file", "in PEM format"),
+        ("sslmode=verify-full", "has no certificate to trust", "sslrootcert=FILE"),
+    ],
+)
+def test_an_option_of_the_url_that_will_not_do_is_a_wrong_setting(
+    own: PostgresServer, option: str, reason: str, mend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    Path("text").write_text("this is no certificate")
+    with pytest.raises(SettingError) as caught:
+        asyncio.run(opened(f"{own.url}?{option}"))
+    assert caught.value.setting == "ledger"
+    assert reason in caught.value.reason
+    assert mend in caught.value.mend
+
+
+def test_a_certificate_without_its_key_is_a_wrong_setting(tmp_path: Path) -> None:
+    certificate = Authority(tmp_path).certificate
+    for options in (f"sslcert={certificate}&sslkey={tmp_path}/none", f"sslcert={certificate}&sslkey={certificate}"):
+        with pytest.raises(SettingError, match="names a file that cannot be used, sslkey "):
+            asyncio.run(opened(f"{UNREACHABLE}?{options}"))
 
 
 def test_a_server_that_stands_still_does_not_answer_and_is_reached_again(

@@ -55,6 +55,7 @@ from headway.identity.keys_file import KeysFile
 from headway.identity.open import OpenIdentity
 from headway.journal import Journal
 from headway.keyring import KeyRing
+from headway.ledgers.sqlite_file import existing
 from headway.ledgers.sqlite_keys import SqliteKeys
 from headway.ledgers.sqlite_ledger import SqliteLedger
 from headway.lifecycle import Link, Resource, Service, until_signalled
@@ -397,7 +398,8 @@ def make_identity(settings: Settings, tally: Tally) -> tuple[Identity, Sequence[
 
 
 def _keys(settings: Settings, tally: Tally) -> tuple[Identity, Sequence[Resource]]:
-    ring = KeyRing(make_key_store(settings), settings, tally, time.monotonic, time.time)
+    store = make_key_store(settings, create=settings.keys == "ledger")
+    ring = KeyRing(store, settings, tally, time.monotonic, time.time)
     return ring, (ring,)
 
 
@@ -406,10 +408,10 @@ def make_key_store(settings: Settings, *, create: bool = False) -> KeyStore:
 
     Arguments:
         settings: name a file of keys, or the ledger's database, which is taken when `keys` names nothing.
-        create: whether a file may be missing until the first key is added.
+        create: whether a file may be missing until the first key is added, or is made as that of the ledger.
 
     Raises:
-        SettingError: neither is named, or a package is missing.
+        SettingError: neither is named, there is no such file of SQLite, or a package is missing.
     """
     if settings.keys not in ("", "ledger"):
         return KeysFile(Path(settings.keys), create=create)
@@ -417,7 +419,7 @@ def make_key_store(settings: Settings, *, create: bool = False) -> KeyStore:
         mend = "Name a file with --keys FILE, or a database with --ledger URL."
         raise SettingError("keys", settings.keys, "does not say where API keys are", mend)
     if settings.ledger.startswith("sqlite:"):
-        return SqliteKeys(settings.ledger)
+        return SqliteKeys(settings.ledger if create else existing(settings.ledger))
     return _postgres_keys(settings.ledger)
 
 

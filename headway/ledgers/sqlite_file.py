@@ -41,6 +41,22 @@ _PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO)
 """Numbers of errors that do."""
 
 
+def existing(url: str) -> str:
+    """The URL as it is, of a file that is there.
+
+    Raises:
+        SettingError: it is not.
+    """
+    try:
+        there = Path(url.removeprefix(_SCHEME)).exists()
+    except OSError:  # Which is told when it is opened.
+        there = True
+    if not there:
+        mend = "Name the ledger's file; headway serve and headway keys create make one."
+        raise SettingError("ledger", shown_url(url), "no such file", mend)
+    return url
+
+
 class SqliteFile:
     """The database of one URL.
 

@@ -7,16 +7,19 @@ import contextlib
 import os
 import sqlite3
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from headway import wiring
 from headway.cli import EXIT_SETTING
+from headway.config import Settings
 from headway.errors import SettingError, StoreUnavailable
 from headway.ledgers import postgres_link, sqlite_file
-from headway.ports import Ledger
+from headway.lifecycle import Resource
+from headway.ports import Identity, Ledger
+from headway.tally import Tally
 from headway.wiring import make_ledger
 from tests.cli.command import code_of
 from tests.contracts.test_ledgers import record
@@ -85,6 +88,30 @@ def test_a_port_that_no_server_can_have_is_a_wrong_setting(port: int, capsys: py
     told = capsys.readouterr().err
     assert f"--ledger = 'postgresql://…@127.0.0.1:{port}/x': names a port" in told
     assert "canary" not in told
+
+
+@pytest.mark.parametrize("action", [("list",), ("revoke", "a" * 12), ("rotate", "a" * 12)])
+def test_who_only_looks_for_keys_makes_no_file(
+    action: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert code_of(["keys", *action, "--ledger", f"sqlite:///{tmp_path}/typo.db"]) == EXIT_SETTING
+    assert f"--ledger = 'sqlite:///{tmp_path}/typo.db': no such file" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_service_and_a_first_key_make_the_file(tmp_path: Path) -> None:
+    async def main(identity: Identity, beside: Sequence[Resource]) -> None:
+        for resource in beside:
+            await resource.open()
+        for resource in beside:
+            await resource.close()
+
+    served, first = tmp_path / "served.db", tmp_path / "first.db"
+    asyncio.run(main(*wiring.make_identity(Settings(keys="ledger", ledger=f"sqlite:///{served}"), Tally())))
+    who = ("--user", "alice", "--tenant", "acme", "--tier", "paid")
+    assert code_of(["keys", "create", *who, "--ledger", f"sqlite:///{first}"]) == 0
+    for path in (served, first):
+        assert code_of(["keys", "list", "--ledger", f"sqlite:///{path}"]) == 0
 
 
 def test_a_file_is_made_for_its_owner_only(tmp_path: Path) -> None:

@@ -206,6 +206,9 @@ def _burst(text: str, rate: str) -> float | None:
     if not rate:
         reason = "has no effect without a rate of the key's own"
         raise SettingError("--burst", text, reason, "Give --rate, too, or leave it out.")
+    if not _rate(rate):
+        reason = "has no effect with a rate of 0, which is no limit"
+        raise SettingError("--burst", text, reason, "Give a rate above 0, or leave it out.")
     if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < 1:
         raise SettingError("--burst", text, "is no whole number above 0", "For example 50.")
     return float(text)

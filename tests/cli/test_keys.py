@@ -190,6 +190,7 @@ def test_a_grace_of_nothing_ends_the_old_key_whatever_a_clock_says(keys: Any) ->
         (("create", *WHO, "--rate", "fast"), "--rate = 'fast': is no rate. For example 1000/min"),
         (("create", *WHO, "--rate", "999999999/s"), "is no rate"),
         (("create", *WHO, "--burst", "5"), "--burst = '5': has no effect without"),
+        (("create", *WHO, "--rate", "0/min", "--burst", "5"), "--burst = '5': has no effect with a rate of 0"),
         (("create", *WHO, "--rate", "60", "--burst", "0"), "--burst = '0': is no whole number"),
         (("create", *WHO, "--expires", "-3d"), "--expires = '-3d': is no duration"),
         (("create", *WHO, "--expires", "0d"), "--expires = '0d': must lie between"),

@@ -95,6 +95,7 @@ BAD_FLAGS: list[tuple[dict[str, Any], str, str]] = [
     ({"policy": "table", "max_wait_ms": "10"}, "--max-wait-ms = 10.0:", "no effect with --policy table"),
     ({"admin_host": "0.0.0.0"}, "--admin-host = '0.0.0.0':", "HEADWAY_ADMIN_TOKEN"),
     ({"admin_port": "8000"}, "--admin-port = 8000:", "public port too (--port)"),
+    ({"tier_rates": "free=1,paid=2, free=2"}, "--tier-rates = 'free=1,paid=2, free=2':", "the tier 'free' twice"),
     ({"keys": "ledger"}, "--keys = 'ledger':", "--ledger"),
     ({"admin_token": "a,b,c"}, "--admin-token = '…':", "two with a comma"),
     ({"admin_token": "a,"}, "--admin-token = '…':", "NEW,OLD"),
@@ -339,6 +340,8 @@ def test_a_url_of_each_kind_of_database_is_taken(url: str) -> None:
     ("url", "reason", "mend"),
     [
         ("headway.db", "is no URL of a database", "For example sqlite:///headway.db or postgresql://"),
+        ("sqlite:///a?mode=canary", "holds a ? or #", "Write the path alone"),
+        ("sqlite:///a#1", "holds a ? or #", "Write the path alone"),
         ("sqlite:///", "is no URL of a database", "For example"),
         ("mysql://canary@h/x", "is no URL of a database", "For example"),
         ("postgresql://a:canary@127.0.0.1:99999/x", "names a port that is no number from 1 to 65535", "HOST:PORT"),

@@ -156,6 +156,7 @@ def _shed_depths(settings: Settings) -> None:
 
 
 def _tier_rates(settings: Settings) -> None:
+    seen: set[str] = set()
     for part in filter(None, settings.tier_rates.split(",")):
         name, sign, rate = part.strip().partition("=")
         if not sign or not re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,3})?", rate) or float(rate) <= 0:
@@ -164,6 +165,9 @@ def _tier_rates(settings: Settings) -> None:
         if name not in settings.tier_names:
             reason = f"{name!r} is not one of the tiers {settings.tiers} of `tiers`"
             _refuse(settings, "tier_rates", reason, f"Use {' or '.join(settings.tier_names)}.")
+        if name in seen:
+            _refuse(settings, "tier_rates", f"names the tier {name!r} twice", "Give each tier one rate.")
+        seen.add(name)
 
 
 def _broker(settings: Settings) -> None:

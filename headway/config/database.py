@@ -16,7 +16,8 @@ def fault(url: str) -> tuple[str, str] | None:
         return "is no URL of a database", _EXAMPLE
     scheme, _, rest = url.partition("://")
     if scheme == "sqlite":
-        return None
+        mend = "Write the path alone, as in sqlite:///headway.db; its name can hold neither."
+        return ("holds a ? or #, and SQLite has no options here", mend) if re.search("[?#]", rest) else None
     if "#" in rest:
         return "holds a #", _ESCAPES
     if re.split("[/?]", rest)[0].count("@") > 1:

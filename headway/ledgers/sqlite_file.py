@@ -141,6 +141,9 @@ class SqliteFile:
         if self._path.startswith((":memory:", "file:")):
             raise self._unfit("is no path")
         try:
+            path = Path(self._path)
+            if path.exists() and not (path.is_file() or path.is_dir()):  # To open a device or a pipe may do something.
+                raise self._unfit("is no regular file")
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         except (OSError, ValueError) as exc:
             if getattr(exc, "errno", None) in _PASSING:

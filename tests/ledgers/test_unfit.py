@@ -61,6 +61,8 @@ def own() -> Iterator[PostgresServer]:
         ("sqlite:///text", "not a database"),
         ("sqlite:///missing/ledger.db", "No such file or directory"),
         ("sqlite:///folder", "Is a directory"),
+        ("sqlite:////dev/null", "is no regular file"),
+        ("sqlite:///pipe", "is no regular file"),
         ("sqlite:///:memory:", "is no path"),
         ("sqlite:///file:ledger.db?mode=memory", "is no path"),
         ("sqlite:///nul\0byte", "null byte"),
@@ -75,6 +77,7 @@ def test_what_will_never_do_is_a_wrong_setting(
     monkeypatch.chdir(tmp_path)
     Path("text").write_text("this is no database, but long enough to look like one" * 10)
     Path("folder").mkdir()
+    os.mkfifo("pipe")
     with pytest.raises(SettingError) as caught:
         asyncio.run(opened(url))
     assert caught.value.setting == "ledger"

@@ -119,6 +119,9 @@ def test_issuers_whose_tenants_cannot_meet(one: str, other: str, tmp_path: Path)
 
 @pytest.mark.parametrize(("one", "other"), MEETING)
 def test_issuers_whose_tenants_could_meet_are_refused(one: str, other: str, tmp_path: Path) -> None:
-    for text in (row("a", one) + row("b", other), row("b", other) + row("a", one)):
-        with pytest.raises(SettingError, match=r"issuers\[2\].tenant_prefix.*tenants of issuers\[1\]"):
-            read(tmp_path, text)
+    for first, second in ((one, other), (other, one)):
+        with pytest.raises(SettingError, match=r"tenants of issuers\[1\]") as caught:
+            read(tmp_path, row("a", first) + row("b", second))
+        named, _, value = second.partition(" = ") if second.startswith("tenant") else ("tenant_prefix", "", '""')
+        assert caught.value.setting.endswith(f": issuers[2].{named}")
+        assert repr(caught.value.value) == value.replace('"', "'")

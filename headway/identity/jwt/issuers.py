@@ -97,9 +97,10 @@ def read_issuers(path: Path, tiers: Sequence[str]) -> list[Issuer]:
         issuers.append(issuer)
     for (first, one), (second, other_one) in itertools.combinations(enumerate(issuers, start=1), 2):
         if _may_meet(one, other_one) and not (one.shared_tenants and other_one.shared_tenants):
+            field = "tenant_prefix" if other_one.tenant is None else "tenant"
             raise SettingError(
-                f"{path}: issuers[{second}].tenant_prefix",
-                other_one.tenant_prefix if other_one.tenant is None else other_one.tenant,
+                f"{path}: issuers[{second}].{field}",
+                getattr(other_one, field),
                 f"lets it name tenants of issuers[{first}]",
                 "Give each a tenant, or a tenant_prefix that no other begins with; "
                 "or write shared_tenants = true in both, if they are to share tenants.",

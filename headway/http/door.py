@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import errno
 import resource
+import select
 import socket
 from collections.abc import Callable
 from time import monotonic
@@ -115,6 +116,10 @@ class Door:
         desk = self._desk
         if desk is None:
             return
+        for _ in range(BACKLOG):
+            if not any(listener.has_callers for listener in self._listeners):
+                break
+            await asyncio.sleep(0)  # They are accepted; else they would be cut when the listener closes.
         desk.close()
         self._stop_listening()
         for connection in self._connections():
@@ -155,10 +160,16 @@ class Door:
             self._sweep.cancel()
         desk.refresh()
         desk.fd_ceiling, desk.fd_brink = _descriptor_ceiling(desk.spare), _descriptor_ceiling(desk.spare // 2)
-        self.sweep(monotonic())
+        self._sweep_soon(desk, monotonic())
         for listener in self._listeners:
             listener.revive()
         self._sweep = desk.loop.call_later(_interval(desk), self._look_after)
+
+    def _sweep_soon(self, desk: Desk, now: float) -> None:
+        """Sweep when what has come by `now` has been read: this process may have stood still, and not its clients. Timers
+        come first after that, so this takes a turn to get behind them, and one in which is read."""
+        loop = desk.loop
+        loop.call_soon(loop.call_soon, self.sweep, now)
 
     def _stop_listening(self) -> None:
         for listener in self._listeners:
@@ -212,6 +223,13 @@ class _Listener:
         self._desk = desk
         self._server: asyncio.Server | None = None
         self._reviving: asyncio.Task[None] | None = None
+
+    @property
+    def has_callers(self) -> bool:
+        """Whether there are connections that have not been accepted yet."""
+        poll = select.poll()
+        poll.register(self._spare, select.POLLIN)
+        return bool(poll.poll(0))
 
     async def listen(self) -> None:
         desk = self._desk

@@ -126,6 +126,48 @@ def test_a_listener_that_dies_is_replaced() -> None:
     served(main)
 
 
+def test_drain_answers_who_was_not_accepted_yet() -> None:
+    async def hello(request: Request) -> Response:
+        return PlainTextResponse("hello")
+
+    async def main(door: Door, _: Client) -> None:
+        callers = [socket.create_connection(("127.0.0.1", door.port)) for _ in range(50)]
+        for caller in callers:
+            caller.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        # From here on the loop has had no turn in which it could have accepted them.
+        await door.drain()
+        for caller in callers:
+            caller.settimeout(PATIENCE)
+            with caller, caller.makefile("rb") as answer:
+                assert answer.read().endswith(b"hello")
+
+    behind(Route("/", hello), main)
+
+
+def test_a_request_that_came_while_the_process_stood_still_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def hello(request: Request) -> Response:
+        return PlainTextResponse("hello")
+
+    async def main(door: Door, client: Client) -> None:
+        request = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+        await client.send(request)
+        assert (await client.answer()).body == b"hello"
+        monkeypatch.setattr("headway.http.door.monotonic", lambda: monotonic() + 3600.0)
+        looked = asyncio.Event()
+
+        def wake() -> None:
+            """The request is there, and has not been read, when the door finds out how late it is."""
+            client.writer.write(request)
+            door._look_after()
+            looked.set()
+
+        asyncio.get_running_loop().call_later(0.0, wake)
+        await looked.wait()
+        assert (await client.answer()).body == b"hello"
+
+    behind(Route("/", hello), main)
+
+
 def test_drain_answers_what_is_held_and_takes_no_new_connection() -> None:
     async def main(stand: Stand) -> None:
         stand.gateway.hold = True

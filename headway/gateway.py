@@ -268,8 +268,8 @@ class Gateway:
         self.abandon(tenant, id)
         if held is not None:
             self._tell(held.waiter, Reply(id, tenant, None, verdicts.no_task()))
-        for line in (self._shared, self._direct):
-            if line is not None:
+        for line in (self._direct, self._shared):
+            if line is not None and (held is None or held.line is line):
                 await line.broker.cancel([(tenant, id)], self.name)
 
     def out_of_reach(self) -> Failure:

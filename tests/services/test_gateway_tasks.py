@@ -327,6 +327,20 @@ async def test_in_direct_mode_tasks_are_kept_and_told_and_noted_once(fleet: Flee
 
 
 @scene(fallback=FakeBackend(2.0), gateways=1)
+async def test_a_task_that_runs_direct_can_be_forgotten_while_the_broker_is_away(fleet: Fleet, clock: Clock) -> None:
+    await fleet.server.become("refuse")
+    fleet.ask("notices")
+    await asyncio.sleep(1.5)
+    asked = fleet.ask("a", task=True, timeout=30.0)
+    await asked.admitted.wait()
+    await fleet.gateway.cancel(TENANT, asked.id)
+    assert await fleet.direct.broker.recall(TENANT, asked.id) is None  # type: ignore[union-attr]
+    await fleet.server.become("fine")
+    await asyncio.sleep(5.0)
+    assert await fleet.gateway.recall(TENANT, asked.id) is None
+
+
+@scene(fallback=FakeBackend(2.0), gateways=1)
 async def test_a_task_that_runs_direct_is_followed_there_when_the_broker_is_back(fleet: Fleet, clock: Clock) -> None:
     await fleet.server.become("refuse")
     fleet.ask("notices")

@@ -174,7 +174,7 @@ def _parameters(settings: Settings) -> dict[str, Any]:
             "description": f"Milliseconds above 0; shortens the deadline of {settings.request_timeout_ms:g} ms.",
             "schema": {
                 "type": "string",
-                "pattern": r"^[0-9]{1,9}(\.[0-9]{1,6})?$",
+                "pattern": r"^[0-9]+(\.[0-9]+)?$",
                 "not": {"pattern": "^[0.]*$"},
                 "example": "1500",
             },

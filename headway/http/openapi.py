@@ -147,7 +147,7 @@ def _tasks(settings: Settings) -> dict[str, Any]:
         "name": "wait",
         "in": "query",
         "description": f"Seconds to wait for the outcome, at most {LONGEST_WAIT:g}.",
-        "schema": {"type": "string", "pattern": r"^[0-9]{1,9}(\.[0-9]{1,6})?$", "example": "20"},
+        "schema": {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)?$", "example": "20"},
     }
     common = (
         errors.UNAUTHENTICATED,

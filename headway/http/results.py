@@ -36,7 +36,7 @@ LONGEST_WAIT = 60.0
 """Most seconds that one request waits for an outcome."""
 
 _ID = re.compile(r"(?:req_)?([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})")
-_WAIT = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,6})?")
+_WAIT = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 
 
 class Result(msgspec.Struct, gc=False, omit_defaults=True):

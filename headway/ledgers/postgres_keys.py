@@ -15,7 +15,7 @@ from headway.model import Key
 LOCK = 0x4865616477617932
 """Number of the advisory lock under which keys are changed."""
 
-_ALIKE = f"{SELECT} WHERE id = $1 OR replaces = $2"
+_ALIKE = f"{SELECT} WHERE id = $1 OR (replaces = $2 AND replaces <> '')"
 _ADD = f"""
 INSERT INTO headway_keys ({COLUMNS}, revision) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, {NEXT})
 """  # noqa: S608

@@ -11,7 +11,7 @@ from headway.ledgers.key_rows import COLUMNS, IN_ORDER, LATEST, NEXT, SELECT, ke
 from headway.ledgers.sqlite_file import SqliteFile
 from headway.model import Key
 
-_ALIKE = f"{SELECT} WHERE id = ? OR replaces = ?"
+_ALIKE = f"{SELECT} WHERE id = ? OR (replaces = ? AND replaces <> '')"
 _ADD = f"INSERT INTO headway_keys ({COLUMNS}, revision) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, {NEXT})"  # noqa: S608
 _EXPIRE = f"""
 UPDATE headway_keys SET expires_at = min(coalesce(expires_at, ?1), ?1), revision = {NEXT} WHERE id = ?2

@@ -153,7 +153,8 @@ def test_several_lines_are_one_list_and_a_known_head_means_the_same() -> None:
 def test_what_is_unknown_is_404_whatever_the_reason(id: str) -> None:
     async def main(stand: Stand) -> None:
         messages = set()
-        for request in (get(f"/v1/result/{id}"), get(f"/v1/result/{id}?wait=5"), delete(f"/v1/result/{id}")):
+        asked = [f"/v1/result/{id}{wait}" for wait in ("", "?wait=5", f"?wait={'9' * 400}")]
+        for request in (*map(get, asked), delete(asked[0])):
             answer = await stand.ask(request)
             assert (answer.status, answer.error) == (404, "NOT_FOUND")
             messages.add(answer.json["message"])
@@ -163,7 +164,7 @@ def test_what_is_unknown_is_404_whatever_the_reason(id: str) -> None:
     served(main, whole=True)
 
 
-@pytest.mark.parametrize("wait", ["x", "-1", "1e3", "", "1&wait=2", "NaN", "%00", "9" * 40])
+@pytest.mark.parametrize("wait", ["x", "-1", "1e3", "", "1&wait=2", "NaN", "%00"])
 def test_a_wait_that_is_no_number_is_refused(wait: str) -> None:
     async def main(stand: Stand) -> None:
         answer = await stand.ask(get(f"/v1/result/req_{UUID}?wait={wait}"))

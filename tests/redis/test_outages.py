@@ -59,6 +59,12 @@ def ended(server: RedisServer) -> list[int]:
     return [found.get(f"cmdstat_{command}", {"calls": 0})["calls"] for command in ("xread", "blpop")]
 
 
+def is_read(server: RedisServer) -> bool:
+    """Whether somebody waits for replies."""
+    with client(server.url) as one:
+        return any(other["cmd"] == "xread" and "b" in other["flags"] for other in one.client_list())
+
+
 async def reads(server: RedisServer) -> list[int]:
     """Wait until both are under way; how many have ended by then."""
     await asyncio.to_thread(wait_until, lambda: server.command("INFO", "clients")["blocked_clients"] == 2)
@@ -177,7 +183,7 @@ async def test_work_goes_on_after_a_restart_with_the_data(durable: RedisServer) 
         assert isinstance(lease, Lease)
         await broker.enqueue([ask(id="b")])
         reading = asyncio.create_task(broker.replies("g", 0))
-        await asyncio.to_thread(wait_until, lambda: durable.command("INFO", "clients")["blocked_clients"] == 1)
+        await asyncio.to_thread(wait_until, lambda: is_read(durable))
         epoch = broker.epoch
         durable.kill()
         await refused(broker.enqueue([ask(id="c")]))

@@ -163,6 +163,7 @@ class Cause(enum.Enum):
     TIMEOUT = "timeout"
     BAD_OUTPUT = "bad_output"
     REMOTE = "remote"
+    REFUSED = "refused"
     LEASE_LOST = "lease_lost"
 
 

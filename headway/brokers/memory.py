@@ -390,7 +390,7 @@ class MemoryBroker:
     async def _fail(self, running: _Running, failure: BatchFailure, now: float) -> None:
         queue = self._queues[running.lease.slot.model]
         left_at = running.departure.left_at
-        after = queue.fail(running.departure, now, self._dice)
+        after = queue.fail(running.departure, failure.cause, now, self._dice)
         self._tally.retries[failure.cause.value] += after.again
         ran = Ran(failure.worker, len(running.departure.members), now - left_at, left_at)
         self._deliver(after.dead, [_reply(m, left_at, None, verdicts.death(failure), ran) for m in after.dead], now)

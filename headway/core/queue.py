@@ -22,7 +22,7 @@ from headway.core.departure import RETRY, Hold, Load, Policy, Rule, View, decide
 from headway.core.packing import GONE, QUEUED, RUNNING, SUSPECT, DueLine, Lane, Queued, turns
 from headway.core.retry import Dead, RetryBudget, backoff, plan
 from headway.core.service_model import ArrivalRate, ServiceModel
-from headway.model import Entry
+from headway.model import Cause, Entry
 
 BUSY_TIME = 5.0
 """Time constant of the utilisation average, seconds."""
@@ -294,14 +294,15 @@ class ModelQueue:
         if members:
             self._set_apart(_Suspects(members, now, departure.failures))
 
-    def fail(self, departure: Departure, now: float, dice: Callable[[], float]) -> Aftermath:
-        """The batch failed; the retry plan decides. `dice` is uniform in [0, 1), for the jitter."""
+    def fail(self, departure: Departure, cause: Cause, now: float, dice: Callable[[], float]) -> Aftermath:
+        """The batch failed of `cause`; the retry plan decides. `dice` is uniform in [0, 1), for the jitter."""
         after = Aftermath()
         members: list[Queued] = []
         for member in self._arrive(departure, now, SUSPECT):
             (members if member.due > now else after.late).append(member)
         failures = departure.failures + 1
-        verdict = plan(len(members), failures, max(member.attempts for member in members)) if members else None
+        attempts = max((member.attempts for member in members), default=0)
+        verdict = plan(len(members), failures, attempts, cause) if members else None
         if isinstance(verdict, Dead):
             after.dead = members
         elif verdict is not None and not self._budget.spend(len(members), now):

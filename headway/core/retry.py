@@ -2,6 +2,9 @@
 
     whole (first run) ──fails──▶ whole again ──fails──▶ halves ──a half fails──▶ its halves … ──▶ one alone ──fails──▶ dead
 
+What a remote API failed of by its own fault says nothing of the inputs: such a batch stays whole, so that one batch never
+becomes many calls to an API that is in trouble.
+
 The entries of a failed batch stay together and never ride with others again, so an input that crashes a
 worker hurts nobody new. Only the one that fails alone is charged. This is adaptive group testing by
 binary splitting (Hwang, "A method for detecting all defective members in a population by group testing",
@@ -12,8 +15,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from headway.model import Cause
+
 MAX_ATTEMPTS = 3
 """Runs an entry gets on its own before it is given up: the first and two retries."""
+NEVER_SPLIT = frozenset([Cause.REMOTE])
+"""Causes that no input has to do with: a batch that failed of one is run again whole, or given up whole."""
 BACKOFF_BASE = 0.010
 """Seconds before the first retry; doubles with each."""
 BACKOFF_CAP = 0.5
@@ -36,19 +43,20 @@ class Again:
 
 @dataclass(frozen=True, slots=True)
 class Dead:
-    """The only entry of the batch failed for the last time."""
+    """All of the batch failed for the last time: one entry, or several that stay together."""
 
 
-def plan(size: int, failures: int, attempts: int) -> Again | Dead:
+def plan(size: int, failures: int, attempts: int, cause: Cause) -> Again | Dead:
     """What to do with a batch that has just failed.
 
     Arguments:
         size: entries in it.
         failures: how often it has failed in this composition or as part of a larger one, this time included.
         attempts: most claims any of its entries has had.
+        cause: what it failed of this time.
     """
-    if size == 1:
-        return Dead() if attempts >= MAX_ATTEMPTS else Again(((0, 1),))
+    if size == 1 or cause in NEVER_SPLIT:
+        return Dead() if attempts >= MAX_ATTEMPTS else Again(((0, size),))
     if failures <= 1:
         return Again(((0, size),))
     middle = size // 2

@@ -80,7 +80,7 @@ def lateness(waited: float, attempts: int, slots: int, queue_due: bool) -> Failu
 
 def death(failure: BatchFailure) -> Failure:
     """What the one hears whose batch of one failed for the last time."""
-    blamed = failure.cause in (Cause.RAISED, Cause.CRASHED, Cause.TIMEOUT)
+    blamed = failure.cause in (Cause.RAISED, Cause.REFUSED, Cause.CRASHED, Cause.TIMEOUT)
     code = errors.REJECTED_BY_MODEL if blamed else errors.BACKEND_ERROR
     return Failure(code, _shown(failure), None, failure.cause.value)
 

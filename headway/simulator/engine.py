@@ -27,7 +27,7 @@ from headway.core.admission import Refused
 from headway.core.departure import Hold
 from headway.core.packing import Queued
 from headway.core.queue import Departure
-from headway.model import Entry
+from headway.model import Cause, Entry
 from headway.simulator.fleet import Shard, Worker
 from headway.simulator.gateways import Came, Gateway, doors
 from headway.simulator.record import EXPIRED, FAILED, REFUSED, Record
@@ -255,7 +255,7 @@ class _Simulation:
         return self._came.pop(member, member.arrived)
 
     def _fail(self, shard: Shard, departure: Departure, now: float) -> None:
-        after = shard.queue.fail(departure, now, self._retries)
+        after = shard.queue.fail(departure, Cause.RAISED, now, self._retries)
         self._record.retried += after.again
         for member in after.dead:
             self._record.lose(FAILED, "rejected", member.entry.tier, self._since(member))

@@ -178,6 +178,7 @@ async def test_culprits_end_alone_and_the_innocent_are_answered(harness: Harness
         (Cause.TIMEOUT, errors.REJECTED_BY_MODEL),
         (Cause.BAD_OUTPUT, errors.BACKEND_ERROR),
         (Cause.REMOTE, errors.BACKEND_ERROR),
+        (Cause.REFUSED, errors.REJECTED_BY_MODEL),
     ],
 )
 @story
@@ -196,6 +197,22 @@ async def test_who_fails_alone_hears_why_and_is_kept_as_a_dead_letter(
     [letter] = await harness.dead.find("a")
     assert (letter.entry, letter.error, letter.cause) == (entry, "no good", cause.value)
     assert (letter.attempts, letter.worker) == (3, "gpu-2")
+
+
+@story
+async def test_a_fault_of_the_remote_api_fails_the_whole_batch_after_three_runs(harness: Harness) -> None:
+    entries = [ask() for _ in range(4)]
+    await harness.broker.enqueue(entries)
+    for _ in range(3):
+        lease = await harness.claim()
+        assert ids(lease.entries) == ids(entries)
+        await harness.broker.release(lease, failed(Cause.REMOTE))
+        await harness.advance(1.0)
+    replies = await drained(harness)
+    assert {(reply.failure.code, reply.attempts) for reply in replies.values() if reply.failure} == {
+        (errors.BACKEND_ERROR, 3)
+    }
+    assert {letter.entry.id for letter in await harness.dead.list()} == set(replies) == set(ids(entries))
 
 
 @story

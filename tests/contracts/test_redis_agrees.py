@@ -118,8 +118,8 @@ class Pair:
         elif how == "fail":
             throws = (self.dice.random(), self.dice.random())
             rest = iter(throws)
-            after = self.queue.fail(here, self.now(), lambda: next(rest))
-            failure = BatchFailure(Cause.RAISED, "it raised", here.worker)
+            failure = BatchFailure(self.dice.choice(list(Cause)), "it failed", here.worker)
+            after = self.queue.fail(here, failure.cause, self.now(), lambda: next(rest))
             again = await self.there.release(there.lease.fence // 256, failure, throws)
             assert again == after.again
             self.note([*after.dead, *after.spent, *after.late])

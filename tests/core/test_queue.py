@@ -10,6 +10,7 @@ from headway.core.admission import Refused
 from headway.core.departure import DEADLINE, FULL, HEADWAY, RETRY, Hold, Load, Rule
 from headway.core.packing import GONE, RUNNING, SUSPECT, Queued
 from headway.core.queue import MIN_AVOIDANCE, Departure, ModelQueue, QueueLimits, entries_of
+from headway.model import Cause
 from tests.core.entries import entry
 
 
@@ -191,13 +192,13 @@ class TestForgetting:
         first, second = offer(queue, "a", "b")
         departure = leave(queue)
         queue.remove(first)
-        assert queue.fail(departure, 0.1, dice).again == 1
+        assert queue.fail(departure, Cause.RAISED, 0.1, dice).again == 1
         assert leave(queue, now=1.0).members == [second]
 
     def test_what_waits_to_run_again_can_be_removed(self) -> None:
         queue = make()
         first, second = offer(queue, "a", "b")
-        queue.fail(leave(queue), 0.1, dice)
+        queue.fail(leave(queue), Cause.RAISED, 0.1, dice)
         assert first.state == SUSPECT
         queue.remove(first)
         assert queue.depth == 1
@@ -226,7 +227,7 @@ class TestExpiring:
     def test_what_waits_to_run_again_is_late_by_the_total_deadline(self) -> None:
         queue = make()
         [first] = offer(queue, "a")
-        queue.fail(leave(queue, now=1.9), 1.95, dice)
+        queue.fail(leave(queue, now=1.9), Cause.RAISED, 1.95, dice)
         assert queue.next_due() <= 4.0
         assert queue.expire(3.99) == []
         assert queue.expire(4.0) == [first]
@@ -249,7 +250,7 @@ class TestExpiring:
     def test_depths_by_tier(self) -> None:
         queue = make(tiers=3)
         offer(queue, "again", now=0.0, tier=1)
-        queue.fail(leave(queue), 0.0, dice)
+        queue.fail(leave(queue), Cause.RAISED, 0.0, dice)
         offer(queue, "e", now=1.0, tier=0)
         offer(queue, "p", now=2.0, tier=1)
         assert queue.depths(3.0) == [(1, 2.0), (2, 3.0), (0, 0.0)]
@@ -269,9 +270,9 @@ class TestHandingBack:
     def test_keeps_what_it_failed_before(self) -> None:
         queue = make()
         offer(queue, "a", "b")
-        queue.fail(leave(queue), 0.0, dice)
+        queue.fail(leave(queue), Cause.RAISED, 0.0, dice)
         queue.hand_back(leave(queue, now=1.0), 1.0)
-        queue.fail(leave(queue, now=1.0), 1.0, dice)
+        queue.fail(leave(queue, now=1.0), Cause.RAISED, 1.0, dice)
         assert [len(leave(queue, now=2.0).members) for _ in range(2)] == [1, 1]
 
 
@@ -279,7 +280,7 @@ class TestFailing:
     def test_a_failed_batch_runs_again_by_itself(self) -> None:
         queue = make()
         offer(queue, "a", "b")
-        assert queue.fail(leave(queue), 0.1, dice).again == 2
+        assert queue.fail(leave(queue), Cause.RAISED, 0.1, dice).again == 2
         offer(queue, "innocent", now=0.1)
         again = leave(queue, now=0.2)
         assert (ids(again), again.reason) == (["a", "b"], RETRY)
@@ -288,7 +289,7 @@ class TestFailing:
     def test_it_waits_for_the_backoff_and_says_until_when(self) -> None:
         queue = make()
         offer(queue, "a")
-        queue.fail(leave(queue), 1.0, dice)
+        queue.fail(leave(queue), Cause.RAISED, 1.0, dice)
         held = queue.depart("gpu-0", 8, AT_ONCE, 1.0)
         assert isinstance(held, Hold)
         assert held.until == pytest.approx(1.005)
@@ -298,7 +299,7 @@ class TestFailing:
     def test_it_goes_to_another_worker_where_there_is_one(self) -> None:
         queue = make(slots=2)
         offer(queue, "a")
-        queue.fail(leave(queue, worker="bad"), 1.0, dice)
+        queue.fail(leave(queue, worker="bad"), Cause.RAISED, 1.0, dice)
         held = queue.depart("bad", 8, AT_ONCE, 1.01)
         assert isinstance(held, Hold)
         assert held.until == pytest.approx(1.005 + MIN_AVOIDANCE)
@@ -308,7 +309,7 @@ class TestFailing:
     def test_it_goes_back_to_where_it_failed_when_nobody_else_takes_it(self) -> None:
         queue = make(slots=2)
         offer(queue, "a")
-        queue.fail(leave(queue, worker="bad"), 1.0, dice)
+        queue.fail(leave(queue, worker="bad"), Cause.RAISED, 1.0, dice)
         opens = queue.wake(("bad",), 1.01)
         assert opens == pytest.approx(1.005 + MIN_AVOIDANCE)
         assert isinstance(opens, float)
@@ -317,7 +318,7 @@ class TestFailing:
     def test_it_does_not_wait_for_others_when_there_is_only_one(self) -> None:
         queue = make(slots=1)
         offer(queue, "a")
-        queue.fail(leave(queue, worker="only"), 1.0, dice)
+        queue.fail(leave(queue, worker="only"), Cause.RAISED, 1.0, dice)
         assert ids(leave(queue, now=1.005, worker="only")) == ["a"]
 
     def test_a_culprit_is_found_by_halves_and_the_others_are_answered(self) -> None:
@@ -329,7 +330,7 @@ class TestFailing:
             departure = leave(queue, now=now)
             sizes.append(len(departure.members))
             if "f" in ids(departure):
-                dead += queue.fail(departure, now, dice).dead
+                dead += queue.fail(departure, Cause.RAISED, now, dice).dead
             else:
                 answered += queue.finish(departure, now)
         assert [one.entry.id for one in dead] == ["f"]
@@ -340,7 +341,7 @@ class TestFailing:
     def test_a_retried_batch_is_no_larger_than_the_slot_takes(self) -> None:
         queue = make(max_batch=8, slots=2)
         offer(queue, *"abcdefgh")
-        queue.fail(leave(queue, worker="large", limit=8), 0.0, dice)
+        queue.fail(leave(queue, worker="large", limit=8), Cause.RAISED, 0.0, dice)
         first, second = (leave(queue, now=1.0, worker="small", limit=4) for _ in range(2))
         assert (ids(first), ids(second)) == (list("abcd"), list("efgh"))
         assert queue.depth == 0
@@ -349,7 +350,7 @@ class TestFailing:
         queue = make()
         late = queue.offer(entry("late", timeout=0.5), 0.0)
         offer(queue, "calm")
-        after = queue.fail(leave(queue), 0.5, dice)
+        after = queue.fail(leave(queue), Cause.RAISED, 0.5, dice)
         assert (after.late, after.again) == ([late], 1)
         assert isinstance(late, Queued)
         assert late.state == GONE
@@ -359,7 +360,7 @@ class TestFailing:
         for one in offer(queue, "a", "b"):
             departure = leave(queue, limit=1)
             queue.remove(one)
-            after = queue.fail(departure, 0.0, dice)
+            after = queue.fail(departure, Cause.RAISED, 0.0, dice)
             assert (after.again, after.dead, after.spent, after.late) == (0, [], [], [])
 
     def test_an_outage_is_not_amplified(self) -> None:
@@ -372,15 +373,15 @@ class TestFailing:
             departure = leave(queue, now=now)
             firsts += departure.reason != RETRY
             retries += departure.reason == RETRY
-            spent += queue.fail(departure, now, dice).spent
+            spent += queue.fail(departure, Cause.RAISED, now, dice).spent
         assert spent
         assert 60 + 0.2 * firsts <= retries <= 64 + 0.2 * firsts + now
 
     def test_jitter_spreads_the_halves(self) -> None:
         queue, throws = make(), iter([0.0, 0.0, 0.9])
         offer(queue, "a", "b")
-        queue.fail(leave(queue), 0.0, lambda: next(throws))
-        queue.fail(leave(queue, now=1.0), 1.0, lambda: next(throws))
+        queue.fail(leave(queue), Cause.RAISED, 0.0, lambda: next(throws))
+        queue.fail(leave(queue, now=1.0), Cause.RAISED, 1.0, lambda: next(throws))
         assert ids(leave(queue, now=1.0101)) == ["a"]
         held = queue.depart("gpu-0", 8, AT_ONCE, 1.0101)
         assert isinstance(held, Hold)

@@ -18,6 +18,7 @@ from headway.core.retry import (
     backoff,
     plan,
 )
+from headway.model import Cause
 
 
 def isolate(size: int, culprits: set[int]) -> tuple[set[int], set[int], int, int]:
@@ -36,7 +37,7 @@ def isolate(size: int, culprits: set[int]) -> tuple[set[int], set[int], int, int
         if not culprits & set(members):
             answered |= set(members)
             continue
-        verdict = plan(len(members), failures + 1, max(attempts[member] for member in members))
+        verdict = plan(len(members), failures + 1, max(attempts[member] for member in members), Cause.RAISED)
         if isinstance(verdict, Dead):
             assert len(members) == 1
             dead |= set(members)
@@ -62,17 +63,22 @@ class TestPlan:
         assert max(isolate(size, {culprit})[2] for culprit in range(size)) <= runs
 
     def test_a_batch_runs_whole_once_more_before_it_is_halved(self) -> None:
-        assert plan(8, 1, 1) == Again(((0, 8),))
-        assert plan(8, 2, 2) == Again(((0, 4), (4, 8)))
-        assert plan(7, 3, 3) == Again(((0, 3), (3, 7)))
+        assert plan(8, 1, 1, Cause.RAISED) == Again(((0, 8),))
+        assert plan(8, 2, 2, Cause.RAISED) == Again(((0, 4), (4, 8)))
+        assert plan(7, 3, 3, Cause.RAISED) == Again(((0, 3), (3, 7)))
 
     def test_a_lone_entry_gets_three_runs(self) -> None:
-        assert plan(1, 1, 1) == Again(((0, 1),))
-        assert plan(1, 2, 2) == Again(((0, 1),))
-        assert plan(1, 3, 3) == Dead()
+        assert plan(1, 1, 1, Cause.RAISED) == Again(((0, 1),))
+        assert plan(1, 2, 2, Cause.RAISED) == Again(((0, 1),))
+        assert plan(1, 3, 3, Cause.RAISED) == Dead()
 
     def test_who_stands_alone_after_halving_had_its_runs(self) -> None:
-        assert plan(1, 3, 3) == plan(1, 9, 9) == Dead()
+        assert plan(1, 3, 3, Cause.RAISED) == plan(1, 9, 9, Cause.RAISED) == Dead()
+
+    @pytest.mark.parametrize("size", [1, 2, 100])
+    def test_a_fault_of_the_remote_api_splits_no_batch_and_ends_after_three_runs(self, size: int) -> None:
+        runs = [plan(size, run, run, Cause.REMOTE) for run in (1, 2, 3)]
+        assert runs == [Again(((0, size),)), Again(((0, size),)), Dead()]
 
 
 class TestBackoff:
@@ -131,7 +137,7 @@ def test_a_fresh_budget_finds_a_culprit_in_the_largest_batch() -> None:
         budget, groups = RetryBudget.for_batches(largest), [(largest, 1)]
         while groups:
             size, failures = groups.pop()
-            verdict = plan(size, failures, failures)
+            verdict = plan(size, failures, failures, Cause.RAISED)
             if isinstance(verdict, Dead):
                 break
             assert budget.spend(size, 0.0)

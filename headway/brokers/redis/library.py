@@ -7,6 +7,7 @@ two releases load theirs side by side and work on the same keys.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from importlib import resources
 
 from headway.core import admission, departure, health, packing, queue, retry, service_model, verdicts
@@ -85,10 +86,16 @@ def _body() -> str:
     files = [file for file in folder.iterdir() if file.name.endswith(".lua")]
     files.sort(key=lambda file: int(file.name.partition("_")[0]))
     numbers = (f"local {name} = {value!r}" for name, value in _NUMBERS.items())
-    blameless = ", ".join(f"{cause.value} = true" for cause in Cause if not _blamed(cause))
-    return "\n".join(
-        [*numbers, f"local BLAMELESS = {{{blameless}}}", *(file.read_text(encoding="utf-8") for file in files)]
-    )
+    causes = [
+        _causes("BLAMELESS", (cause for cause in Cause if not _blamed(cause))),
+        _causes("NEVER_SPLIT", (cause for cause in Cause if cause in retry.NEVER_SPLIT)),
+    ]
+    return "\n".join([*numbers, *causes, *(file.read_text(encoding="utf-8") for file in files)])
+
+
+def _causes(name: str, causes: Iterable[Cause]) -> str:
+    """A set of causes, by their values, as a table of Lua."""
+    return f"local {name} = {{{', '.join(f'{cause.value} = true' for cause in causes)}}}"
 
 
 _BODY = _body()

@@ -89,10 +89,10 @@ local function spend(q, count, now)
   return true
 end
 
--- The index ranges of a failed batch that run again; none when its only entry is dead: as `core.retry.plan`.
-local function plan(size, failures, attempts)
-  if size == 1 then
-    return attempts < MAX_ATTEMPTS and {{1, 1}} or {}
+-- The index ranges of a failed batch that run again; none when all of it is dead: as `core.retry.plan`.
+local function plan(size, failures, attempts, cause)
+  if size == 1 or NEVER_SPLIT[cause] then
+    return attempts < MAX_ATTEMPTS and {{1, size}} or {}
   elseif failures <= 1 then
     return {{1, size}}
   end
@@ -111,7 +111,7 @@ local function fail(s, lease, failure, dice)
   end
   local failures, again = lease.failures + 1, 0
   if #entries > 0 then
-    local parts = plan(#entries, failures, lease.attempts)
+    local parts = plan(#entries, failures, lease.attempts, cmsgpack.unpack(failure)[1])
     if #parts == 0 then
       for _, entry in ipairs(entries) do
         bury(s, entry.key, lease.attempts, failure)

@@ -1,9 +1,9 @@
 """The order in which a process comes up and goes down, whatever part of the house is in it.
 
     up     the broker answers → the fleet is told → resources open → workers load and pass their warm-up batch → loops start → ports open
-    down   no new lead is asked for → the public port takes no new connection → what is held is answered → workers finish,
-           go offline and end → the fleet is told → the admin port closes → loops stop → resources close → the broker is
-           let go
+    down   not ready, but serving on for the lame-duck period → no new lead is asked for → the public port takes no new
+           connection → what is held is answered → workers finish, go offline and end → the fleet is told → the admin
+           port closes → loops stop → resources close → the broker is let go
 
 A process has those steps that it has parts for: a gateway no workers, a worker no public port, a controller neither.
 A second signal while going down answers what is still held with 503 and ends at once.
@@ -40,6 +40,10 @@ class Door(Protocol):
 
     async def open(self) -> None:
         """Listen. Raises SettingError when the address cannot be had."""
+        ...
+
+    def retire(self) -> None:
+        """Have each answer end its connection, and still take new ones."""
         ...
 
     async def drain(self) -> None:
@@ -85,7 +89,7 @@ class Service:
     """One process: what it has of gateway, batchers and controller, and its doors, over one broker.
 
     Arguments:
-        settings: for the drain's time-out.
+        settings: for the lame-duck period and the drain's time-out.
         broker: shared by all.
         gateway: holds the clients; None where there are none.
         batchers: one for each slot.
@@ -155,10 +159,13 @@ class Service:
             raise
 
     async def drain(self) -> None:
-        """Go down without failing a request, within the drain time-out."""
+        """Go down without failing a request: within the drain time-out once the lame-duck period is over."""
         doors = list(self._doors)
         if self._attendance is not None:
             self._attendance.leaving = True
+        if self._gateway is not None and self._settings.lame_duck_ms:
+            doors[0].retire()
+            await asyncio.sleep(self._settings.lame_duck_ms / 1000)
         try:
             async with asyncio.timeout(self._settings.drain_timeout_ms / 1000):
                 if self._controller is not None:

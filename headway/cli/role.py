@@ -37,6 +37,7 @@ _CLIENTS = (
     "header_timeout_ms",
     "body_timeout_ms",
     "keep_alive_ms",
+    "lame_duck_ms",
     "fallback",
     "fallback_concurrency",
 )

@@ -210,6 +210,7 @@ CHECKS: tuple[Callable[[Settings], None], ...] = (
     _between("header_timeout_ms", 10, 600_000),
     _between("body_timeout_ms", 10, 600_000),
     _between("keep_alive_ms", 10, 3_600_000),
+    _between("lame_duck_ms", 0, 600_000),
     _between("drain_timeout_ms", 0, 3_600_000),
     _between("start_timeout_ms", 100, 3_600_000),
     _between("recycle_rss_mb", 0, 1 << 24),

@@ -46,6 +46,13 @@ class Settings:
     port: int = _setting(8000, _SERVICE, "Public port; 0 lets the system choose.")
     model: str = _setting("default", _SERVICE, "Name under which the target is served.")
     model_version: str = _setting("1", _SERVICE, "Version reported in answers.")
+    lame_duck_ms: float = _setting(
+        0.0,
+        _SERVICE,
+        "When shutting down: how long to serve on while /readyz says 503 already, for balancers to notice; at least as "
+        "long as they take for that.",
+        "ms",
+    )
     drain_timeout_ms: float = _setting(
         30_000.0, _SERVICE, "Longest wait for requests in flight when shutting down.", "ms"
     )

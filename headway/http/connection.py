@@ -296,7 +296,9 @@ class Connection(HttpToolsProtocol):
             if slow or now - self.stuck_moved > desk.body_timeout:
                 self.transport.abort()
         elif phase == IDLE:
-            if waited > (desk.keep_alive if self.id else desk.header_timeout) or (desk.closing and waited >= GRACE):
+            if waited > (desk.keep_alive if self.id else desk.header_timeout) or (
+                desk.shut.is_set() and waited >= GRACE
+            ):
                 self.phase = CLOSED
                 self.transport.close()
         elif phase == HEAD:

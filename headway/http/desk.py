@@ -112,7 +112,7 @@ class Desk:
 
     Attributes:
         closing: every answer is its connection's last.
-        shut: the same for those who wait for it.
+        shut: the port has closed, too: who is idle is left, and who only waits for news is answered.
         spare: file descriptors that its connections leave to others.
         fd_ceiling: first descriptor number at which a connection is refused.
         fd_brink: first descriptor number at which it is cut off without an answer.
@@ -157,9 +157,13 @@ class Desk:
             self.date = date
             self.state.default_headers = [(b"date", date)]
 
-    def close(self) -> None:
+    def retire(self) -> None:
         """From now on every answer is its connection's last."""
         self.closing = True
+
+    def close(self) -> None:
+        """The port closes: what is idle goes as well."""
+        self.retire()
         self.shut.set()
 
     def left(self) -> None:

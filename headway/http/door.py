@@ -1,6 +1,7 @@
 """A door: a listening port, the connections through it, and the order in which it closes.
 
     open     bind → listen → look after the connections every now and then
+    retire   every answer says `Connection: close`; new connections are taken all the same
     drain    stop listening → every answer says `Connection: close` → idle connections go → none is left
     close    cut what is left
 
@@ -106,6 +107,16 @@ class Door:
             self._listeners.append(listener)
             await listener.listen()
         self._look_after()
+
+    def retire(self) -> None:
+        """Let each open connection go with its next answer, and still take new ones.
+
+        An idle connection is kept: closing it could cross a request on its way.
+        """
+        if self._desk is not None:
+            self._desk.retire()
+        for connection in self._connections():
+            connection.retire()
 
     async def drain(self) -> None:
         """Take no new connection, and let each open one go as soon as its answer is written.
@@ -272,7 +283,7 @@ def _bound(family: int, address: tuple[Any, ...]) -> socket.socket:
 
 def _interval(desk: Desk) -> float:
     shortest = min(desk.header_timeout, desk.body_timeout, desk.keep_alive)
-    return max(0.01, min(SWEEP, shortest / 2, 0.05 if desk.closing else SWEEP))
+    return max(0.01, min(SWEEP, shortest / 2, 0.05 if desk.shut.is_set() else SWEEP))
 
 
 def _raise_descriptor_limit(connections: int) -> None:

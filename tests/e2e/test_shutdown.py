@@ -138,6 +138,17 @@ def test_what_waits_and_what_runs_is_answered_while_draining(tmp_path: Path) -> 
         server.check_end()
 
 
+def test_a_lame_duck_says_that_it_is_not_ready_and_serves_on(tmp_path: Path) -> None:
+    with launched(tmp_path, "--lame-duck-ms", "600000") as server:
+        server.ready()
+        server.signal()
+        wait_until(lambda: server.get("/readyz").status == 503)
+        answer = server.ask("late").answer()
+        assert (answer.status, answer.header["connection"]) == (200, "close")
+        server.signal()
+        server.check_end()
+
+
 def test_a_second_signal_ends_the_drain_with_503_for_what_is_held(tmp_path: Path) -> None:
     with launched(tmp_path) as server:
         server.ready()

@@ -21,6 +21,7 @@ from starlette.types import ASGIApp
 from headway.config import Settings
 from headway.errors import SettingError
 from headway.http import connection
+from headway.http.desk import GRACE
 from headway.http.door import Door
 from headway.tally import Tally
 from tests.http.stand import PATIENCE, Client, Stand, get, post, served, settled
@@ -210,6 +211,24 @@ def test_drain_lets_a_request_that_has_begun_arrive_and_warns_an_active_client()
             assert (answer.status, answer.header["connection"]) == (status, "close")
             assert await client.ended()
         await drained
+
+    served(main)
+
+
+def test_a_retired_door_takes_new_clients_keeps_idle_ones_and_ends_each_with_its_answer() -> None:
+    async def main(stand: Stand) -> None:
+        idle, active = await stand.connect(), await stand.connect()
+        for client in (idle, active):
+            await client.send(post(BODY))
+            assert "connection" not in (await client.answer()).header
+        stand.door.retire()
+        stand.later(GRACE + 1)
+        for client in (active, await stand.connect(), idle):
+            await client.send(post(BODY))
+            answer = await client.answer()
+            assert (answer.status, answer.header["connection"]) == (200, "close")
+            assert await client.ended()
+        await stand.door.drain()
 
     served(main)
 

@@ -37,6 +37,9 @@ class FakeDoor:
     async def open(self) -> None:
         self._told.append(f"{self._name} opens")
 
+    def retire(self) -> None:
+        self._told.append(f"{self._name} retires")
+
     async def drain(self) -> None:
         self._told.append(f"{self._name} drains")
 

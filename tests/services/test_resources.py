@@ -57,6 +57,9 @@ class Door:
     async def open(self) -> None:
         self._notes.append("door opens")
 
+    def retire(self) -> None:
+        pass
+
     async def drain(self) -> None:
         pass
 

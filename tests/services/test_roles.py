@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
@@ -132,6 +133,40 @@ def test_a_gateway_going_down_answers_what_it_holds_before_it_leaves() -> None:
         assert fleets.told == ["public drains", "admin drains"]
         await entrance.stop()
         await ended(worker)
+
+    played(scene)
+
+
+def test_a_gateway_serves_on_for_the_lame_duck_period_before_its_port_closes() -> None:
+    async def scene(fleets: Fleets) -> None:
+        fleets.settings = dataclasses.replace(fleets.settings, lame_duck_ms=3000)
+        entrance, gateway = fleets.gateway()
+        worker = fleets.worker("host", FakeBackend())
+        await worker.start()
+        await entrance.start()
+        fleets.told.clear()
+        draining = asyncio.ensure_future(entrance.drain())
+        await asyncio.sleep(2.9)
+        assert fleets.told == ["public retires"]
+        assert (await asking(gateway, "late")).output == "LATE"
+        await asyncio.sleep(0.2)
+        assert fleets.told[1] == "public drains"
+        await draining
+        await entrance.stop()
+        await ended(worker)
+
+    played(scene)
+
+
+def test_a_process_without_clients_does_not_wait_for_balancers() -> None:
+    async def scene(fleets: Fleets) -> None:
+        fleets.settings = dataclasses.replace(fleets.settings, lame_duck_ms=600_000)
+        worker = fleets.worker("host", FakeBackend())
+        await worker.start()
+        before = fleets.clock()
+        await worker.drain()
+        assert fleets.clock() - before < 1
+        await worker.stop()
 
     played(scene)
 

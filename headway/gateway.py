@@ -120,6 +120,11 @@ class Gateway:
         return self._line.broker
 
     @property
+    def holding(self) -> bool:
+        """Whether requests that come now are held for the shared broker, whether it answers now or not."""
+        return not self._shared.away
+
+    @property
     def requests_per_second(self) -> float:
         """Requests handed on, averaged over about a second."""
         now = self._clock()

@@ -146,6 +146,11 @@ class Line:
         return 0.0 if since is None else self._clock() - since
 
     @property
+    def away(self) -> bool:
+        """Whether the broker has been out of reach for longer than the line's patience."""
+        return self._away
+
+    @property
     def certain(self) -> bool:
         """Whether the broker has all that it took and has not ended, as far as is known: it has lost nothing that is
         not offered again yet."""

@@ -172,9 +172,12 @@ def build(settings: Settings, role: Role, target_text: str = "") -> House:
         return attendance.leaving
 
     gateway, direct = parts.gateway, parts.direct
-    ready = Readiness(
-        place.broker, leaving, role, parts.slots, direct.broker if direct is not None else None, settings.model
-    )
+
+    def holding() -> bool:
+        return gateway is not None and gateway.holding
+
+    beside = direct.broker if direct is not None else None
+    ready = Readiness(place.broker, leaving, role, parts.slots, beside, settings.model, holding)
     shown = Process(
         settings, role, parts.id, tally, place.broker, place.letters, place.fleet, clock, place.now, gateway, ledger
     )
@@ -182,9 +185,9 @@ def build(settings: Settings, role: Role, target_text: str = "") -> House:
     public_door = None
     resources: list[Resource] = [] if journal is None else [journal]
     if gateway is not None:
-        identity, beside = make_identity(settings, tally)
+        identity, stores = make_identity(settings, tally)
         app = public.build(gateway, ready, identity)
-        resources.extend(beside)
+        resources.extend(stores)
         resources.append(Lookout(gateway, place.fleet, clock))
         public_door = Door.public(settings, gateway, identity, app, new_id, tally)
     service = Service(

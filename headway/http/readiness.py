@@ -2,7 +2,8 @@
 
 Alive means that this process answers, whatever becomes of the broker. Ready depends on the role:
 
-    gateway, serve   a healthy worker is known; while the broker is away: it has something to ask in its place
+    gateway, serve   a healthy worker is known; while the broker is out of reach: requests are still held for it, or
+                     there is something to ask in its place
     worker           one of its own slots is healthy
     controller       the broker answers
 """
@@ -10,7 +11,7 @@ Alive means that this process answers, whatever becomes of the broker. Ready dep
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -27,7 +28,11 @@ SERVING = frozenset(("ok", "degraded"))
 """The words that mean ready."""
 
 
-@dataclass(frozen=True, slots=True)
+def _never() -> bool:
+    return False
+
+
+@dataclass(slots=True)
 class Readiness:
     """Judges one process.
 
@@ -38,6 +43,7 @@ class Readiness:
         slots: ids of the workers it runs.
         direct: asked in the place of a broker that is away; None: nothing is.
         model: whose workers count; empty: those of every model.
+        holding: whether requests would be held for a broker that does not answer now, as it may be back in time.
     """
 
     broker: Broker
@@ -46,24 +52,44 @@ class Readiness:
     slots: Collection[str] = ()
     direct: Broker | None = None
     model: str = ""
+    holding: Callable[[], bool] = _never
+    _last_seen: Sequence[WorkerInfo] = field(default=(), init=False)
+    """The registry as the broker last told it."""
 
     async def look(self) -> tuple[str, dict[str, Any]]:
         """The word, and what it comes from. Waits for the broker, but not for long."""
         try:
-            return self._look_at(await soon(self.broker.workers()))
+            workers = self._last_seen = await soon(self.broker.workers())
+            return self._look_at(workers)
         except BrokerUnavailable:
-            _, checks = self._look_at(await self.direct.workers() if self.direct is not None else ())
-            return await self.alone(), {**checks, "broker": "out of reach"}
+            word, checks = self._look_at(await self._in_its_place())
+            return self._alone(word), {**checks, "broker": "out of reach"}
 
     async def alone(self) -> str:
-        """The word while the broker is away: `degraded` if what is asked in its place works."""
-        word, _ = self.judge(await self.direct.workers() if self.direct is not None else ())
-        if word == "draining":
-            return word
-        return "degraded" if self.direct is not None and word in SERVING else "unavailable"
+        """The word while the broker is out of reach: `degraded` as long as requests are held for it, or if what is asked
+        in its place works."""
+        word, _ = self._judge(await self._in_its_place())
+        return self._alone(word)
 
     def judge(self, workers: Sequence[WorkerInfo]) -> tuple[str, Sequence[WorkerInfo]]:
-        """The word, given the registry, and the workers that it comes from.
+        """The word, given the registry as the broker tells it now, and the workers that it comes from."""
+        self._last_seen = workers
+        return self._judge(workers)
+
+    def _alone(self, word: str) -> str:
+        if word == "draining":
+            return word
+        serves = word in SERVING and (self.direct is not None or self.holding())
+        return "degraded" if serves else "unavailable"
+
+    async def _in_its_place(self) -> Sequence[WorkerInfo]:
+        """The workers that count while the broker is out of reach."""
+        if self.holding() and self._last_seen:
+            return self._last_seen
+        return await self.direct.workers() if self.direct is not None else ()
+
+    def _judge(self, workers: Sequence[WorkerInfo]) -> tuple[str, Sequence[WorkerInfo]]:
+        """The word, given some workers, and those of them that it comes from.
 
         `ok`: all that there should be. `degraded`: not every worker is healthy. `unavailable`: none is. `draining`:
         shutting down. A worker elsewhere that is offline has left, or is given up: it is not waited for.
@@ -79,7 +105,7 @@ class Readiness:
         return "ok" if healthy == len(counted) else "degraded", counted
 
     def _look_at(self, workers: Sequence[WorkerInfo]) -> tuple[str, dict[str, Any]]:
-        word, counted = self.judge(workers)
+        word, counted = self._judge(workers)
         healthy = sum(worker.status is WorkerStatus.HEALTHY for worker in counted)
         return word, {"workers": f"{healthy} of {len(counted)} healthy", "draining": self.leaving()}
 

@@ -1,0 +1,87 @@
+"""Whether a gateway should get traffic while its broker is out of reach."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from headway.http.readiness import Readiness
+from headway.model import Role
+from tests.services.fake_backend import FakeBackend
+from tests.services.fleet import Fleet
+from tests.services.troubled import Connection
+from tests.virtual_time import run
+
+Clock = Callable[[], float]
+
+
+def readiness(fleet: Fleet, *, leaving: bool = False) -> Readiness:
+    direct = fleet.direct.broker if fleet.direct is not None else None
+    gateway = fleet.gateway
+    return Readiness(
+        Connection(fleet.server), lambda: leaving, Role.GATEWAY, direct=direct, holding=lambda: gateway.holding
+    )
+
+
+@pytest.mark.parametrize("mode", ["refuse", "stall"])
+def test_a_gateway_is_ready_as_long_as_it_would_hold_a_request(mode: str) -> None:
+    async def main(clock: Clock) -> None:
+        async with Fleet(clock, FakeBackend(0.1)) as fleet:
+            ready, patience = readiness(fleet), fleet.settings.broker_timeout_ms / 1000
+            assert (await ready.look())[0] == "ok"
+            await fleet.server.become(mode)
+            fleet.ask("held", timeout=30.0)
+            begun = clock()
+            while fleet.gateway.holding:
+                word, checks = await ready.look()
+                if fleet.gateway.holding:
+                    assert (word, checks["broker"]) == ("degraded", "out of reach")
+                    assert await ready.alone() == "degraded"
+                await asyncio.sleep(0.05)
+            assert clock() - begun > patience - 0.01
+            assert (await ready.look())[0] == await ready.alone() == "unavailable"
+            await fleet.server.become("fine")
+            await asyncio.sleep(1.0)
+            assert (await ready.look())[0] == "ok"
+
+    run(main)
+
+
+def test_a_gateway_that_held_requests_without_a_worker_is_not_ready_for_that() -> None:
+    async def main(clock: Clock) -> None:
+        async with Fleet(clock) as fleet:
+            ready = readiness(fleet)
+            assert (await ready.look())[0] == "unavailable"
+            await fleet.server.become("refuse")
+            assert fleet.gateway.holding
+            assert (await ready.look())[0] == "unavailable"
+
+    run(main)
+
+
+def test_a_gateway_on_its_way_out_is_not_ready_for_holding_requests() -> None:
+    async def main(clock: Clock) -> None:
+        async with Fleet(clock, FakeBackend(0.1)) as fleet:
+            ready = readiness(fleet, leaving=True)
+            await fleet.server.become("refuse")
+            assert (await ready.look())[0] == await ready.alone() == "draining"
+
+    run(main)
+
+
+def test_a_gateway_is_ready_by_its_workers_and_then_by_its_fallback() -> None:
+    async def main(clock: Clock) -> None:
+        async with Fleet(clock, FakeBackend(0.1), fallback=FakeBackend(0.1)) as fleet:
+            ready = readiness(fleet)
+            assert (await ready.look())[0] == "ok"
+            await fleet.server.become("refuse")
+            fleet.ask("held, and then answered directly")
+            for _ in range(30):
+                word, _ = await ready.look()
+                assert word == "degraded"
+                await asyncio.sleep(0.1)
+            assert not fleet.gateway.holding
+
+    run(main)

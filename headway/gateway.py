@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import msgspec
 import structlog
@@ -33,18 +32,9 @@ from headway.line import Line
 from headway.model import Caller, Entry, Failure, Limit, Reply, Share, ShareKind, Stage, Standing
 from headway.ports import Broker
 from headway.supervisor import Supervisor
-from headway.tally import Tally
+from headway.tally import Answers, Tally
 
 log = structlog.get_logger(__name__)
-
-
-@dataclass(slots=True)
-class _Told:
-    """What is counted of the replies of one model and tier."""
-
-    latencies: list[float]
-    waits: list[float]
-    failed: int = 0
 
 
 def new_id() -> str:
@@ -388,7 +378,7 @@ class Gateway:
         """See Holder. Tells each waiter; what is counted is counted for all of them together."""
         now = self._clock()
         overdue = now - DEADLINE_GRAIN
-        told: dict[tuple[str, int], _Told] = {}
+        told: dict[tuple[str, int], Answers] = {}
         sampled, strays = None, 0
         notes: list[Note] = []
         for reply in replies:
@@ -413,7 +403,7 @@ class Gateway:
                 self.limiter.not_run(entry)
             series = told.get((entry.model, entry.tier))
             if series is None:
-                series = told[entry.model, entry.tier] = _Told([], [])
+                series = told[entry.model, entry.tier] = Answers([], [])
             series.latencies.append(latency)
             series.waits.append(0.0 if reply.kept else reply.queued)
             if reply.failure is not None:

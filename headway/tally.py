@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 SECONDS = (
     0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.125, 0.15, 0.18, 0.2,
@@ -48,6 +49,15 @@ class Histogram:
 
 def _seconds() -> Histogram:
     return Histogram(SECONDS)
+
+
+@dataclass(slots=True)
+class Answers:
+    """What is counted of the answers of one model and tier that came together."""
+
+    latencies: list[float]
+    waits: list[float]
+    failed: int = 0
 
 
 class Tally:

@@ -41,7 +41,7 @@ from headway.journal import Journal
 from headway.model import Caller, Entry, Ran, Reply
 from headway.supervisor import Supervisor
 from headway.tally import Tally
-from headway.wiring import make_ledger
+from headway.wiring.access import make_ledger
 from tests.servers.postgres import PostgresServer
 
 TARGETS = {"sqlite": 5_000.0, "postgres": 10_000.0}

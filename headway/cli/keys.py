@@ -316,9 +316,9 @@ def _place(settings: Settings) -> str:
 
 def _with(settings: Settings, work: Callable[[KeyStore], Awaitable[_T]], *, create: bool = False) -> _T:
     """Do `work` with the store of keys."""
-    from headway import wiring
+    from headway.wiring import access
 
-    store = wiring.make_key_store(settings, create=create)
+    store = access.make_key_store(settings, create=create)
 
     async def whole() -> _T:
         try:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from headway import wiring
 from headway.cli import EXIT_SETTING
 from headway.config import Settings
 from headway.errors import SettingError, StoreUnavailable
@@ -20,7 +19,8 @@ from headway.ledgers import postgres_link, sqlite_file
 from headway.lifecycle import Resource
 from headway.ports import Identity, Ledger
 from headway.tally import Tally
-from headway.wiring import make_ledger
+from headway.wiring import access
+from headway.wiring.access import make_ledger
 from tests.cli.command import code_of
 from tests.contracts.test_ledgers import record
 from tests.servers.postgres import PostgresServer
@@ -110,7 +110,7 @@ def test_a_service_and_a_first_key_make_the_file(tmp_path: Path) -> None:
             await resource.close()
 
     served, first = tmp_path / "served.db", tmp_path / "first.db"
-    asyncio.run(main(*wiring.make_identity(Settings(keys="ledger", ledger=f"sqlite:///{served}"), Tally())))
+    asyncio.run(main(*access.make_identity(Settings(keys="ledger", ledger=f"sqlite:///{served}"), Tally())))
     who = ("--user", "alice", "--tenant", "acme", "--tier", "paid")
     assert code_of(["keys", "create", *who, "--ledger", f"sqlite:///{first}"]) == 0
     for path in (served, first):
@@ -283,7 +283,7 @@ def test_a_missing_client_is_named_with_its_mend(monkeypatch: pytest.MonkeyPatch
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "asyncpg", None)
     with pytest.raises(SettingError, match=r"pip install 'headway\[postgres\]'") as caught:
-        wiring.make_ledger(UNREACHABLE)
+        access.make_ledger(UNREACHABLE)
     assert "canary" not in str(caught.value)
 
 

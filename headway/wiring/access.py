@@ -1,0 +1,107 @@
+"""Chooses what says who may ask, and where keys and records are stored."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from headway.config import Settings, shown_url
+from headway.errors import SettingError
+from headway.identity.either import Either
+from headway.identity.keys_file import KeysFile
+from headway.identity.open import OpenIdentity
+from headway.keyring import KeyRing
+from headway.ledgers.sqlite_file import existing
+from headway.ledgers.sqlite_keys import SqliteKeys
+from headway.ledgers.sqlite_ledger import SqliteLedger
+from headway.lifecycle import Resource
+from headway.ports import Identity, KeyStore, Ledger
+from headway.tally import Tally
+
+
+def make_identity(settings: Settings, tally: Tally) -> tuple[Identity, Sequence[Resource]]:
+    """Who asks, and what must be open for that: who has a key or a token, whichever is configured, or else anybody."""
+    if not (settings.keys or settings.jwt):
+        return OpenIdentity(settings.default_tier_index), ()
+    if not settings.jwt:
+        return _keys(settings, tally)
+    if not settings.keys:
+        return _tokens(settings)
+    (keys, beside), (tokens, sets) = _keys(settings, tally), _tokens(settings)
+    return Either(keys, tokens), (*beside, *sets)
+
+
+def _keys(settings: Settings, tally: Tally) -> tuple[Identity, Sequence[Resource]]:
+    store = make_key_store(settings, create=settings.keys == "ledger")
+    ring = KeyRing(store, settings, tally, time.monotonic, time.time)
+    return ring, (ring,)
+
+
+def make_key_store(settings: Settings, *, create: bool = False) -> KeyStore:
+    """Where API keys are, not yet open.
+
+    Arguments:
+        settings: name a file of keys, or the ledger's database, which is taken when `keys` names nothing.
+        create: whether a file may be missing until the first key is added, or is made as that of the ledger.
+
+    Raises:
+        SettingError: neither is named, there is no such file of SQLite, or a package is missing.
+    """
+    if settings.keys not in ("", "ledger"):
+        return KeysFile(Path(settings.keys), create=create)
+    if not settings.ledger:
+        mend = "Name a file with --keys FILE, or a database with --ledger URL."
+        raise SettingError("keys", settings.keys, "does not say where API keys are", mend)
+    if settings.ledger.startswith("sqlite:"):
+        return SqliteKeys(settings.ledger if create else existing(settings.ledger))
+    return _postgres_keys(settings.ledger)
+
+
+def _tokens(settings: Settings) -> tuple[Identity, Sequence[Resource]]:
+    """Imported only here, so that who takes no tokens needs not install what checks them."""
+    try:
+        from headway.identity.jwt.issuers import read_issuers
+        from headway.identity.jwt.keysets import KeySet
+        from headway.identity.jwt.sources import FileSource, UrlSource
+        from headway.identity.jwt.tokens import Tokens
+    except ModuleNotFoundError as exc:
+        if (exc.name or "").partition(".")[0] not in ("jwt", "cryptography"):
+            raise
+        mend = "Install it: pip install 'headway[jwt]'."
+        raise SettingError("jwt", settings.jwt, "needs the package PyJWT[crypto], which is not here", mend) from exc
+    issuers = read_issuers(Path(settings.jwt), settings.tier_names)
+    keysets = [
+        KeySet(issuer, UrlSource(issuer.jwks) if issuer.remote else FileSource(Path(issuer.jwks)), time.monotonic)
+        for issuer in issuers
+    ]
+    tokens = Tokens(keysets, settings, time.time)
+    return tokens, (tokens,)
+
+
+def make_ledger(url: str) -> Ledger:
+    """The ledger in the database of a URL, not yet open."""
+    if url.startswith("sqlite:"):
+        return SqliteLedger(url)
+    with _postgres(url):
+        from headway.ledgers.postgres_ledger import PostgresLedger
+    return PostgresLedger(url)
+
+
+def _postgres_keys(url: str) -> KeyStore:
+    with _postgres(url):
+        from headway.ledgers.postgres_keys import PostgresKeys
+    return PostgresKeys(url)
+
+
+@contextlib.contextmanager
+def _postgres(url: str) -> Iterator[None]:
+    """Imports what needs the client of PostgreSQL, which who has another database needs not install."""
+    try:
+        yield
+    except ModuleNotFoundError as exc:
+        if (exc.name or "").partition(".")[0] != "asyncpg":
+            raise
+        mend = "Install it: pip install 'headway[postgres]'."
+        raise SettingError("ledger", shown_url(url), "needs the package asyncpg, which is not here", mend) from exc

@@ -25,16 +25,20 @@ from time import monotonic
 from typing import Any, cast
 
 import httptools
+import structlog
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.utils import get_local_addr, get_remote_addr
 
-from headway.errors import HEADERS_TOO_LARGE, REQUEST_TIMEOUT, SERVICE_OVERLOADED, BadRequest, RequestError
+from headway.errors import HEADERS_TOO_LARGE, INTERNAL, REQUEST_TIMEOUT, SERVICE_OVERLOADED, BadRequest, RequestError
 from headway.http.chunks import Chunks
 from headway.http.desk import GRACE, LINGER, SLOWEST, Desk
 from headway.http.head import END, Head, read_head, suspect
 from headway.http.order import SHOWN, chosen_id, too_large
+from headway.http.refusals import UNFORESEEN
 from headway.http.shapes import problem_response
+
+log = structlog.get_logger(__name__)
 
 IDLE, HEAD, BODY, DROP, ASKED, APP, BLOCKED, LINGERING, CLOSED = range(9)
 
@@ -130,20 +134,23 @@ class Connection(HttpToolsProtocol):
 
     def advance(self) -> None:
         """Work through what was received, as far as the request in hand allows."""
-        while self.held:
-            phase = self.phase
-            if phase <= HEAD:
-                if not self._take_head():
-                    break
-            elif phase >= LINGERING:
-                self.held = b""
-            elif self.open:
-                self._take_body()
-            else:
-                if len(self.held) > HELD:
-                    self.paused = True
-                    self.flow.pause_reading()
-                return
+        try:
+            while self.held:
+                phase = self.phase
+                if phase <= HEAD:
+                    if not self._take_head():
+                        break
+                elif phase >= LINGERING:
+                    self.held = b""
+                elif self.open:
+                    self._take_body()
+                else:
+                    if len(self.held) > HELD:
+                        self.paused = True
+                        self.flow.pause_reading()
+                    return
+        except Exception as exc:
+            self.fault(exc)
         if self.paused:
             self.paused = False
             self.flow.resume_reading()
@@ -253,6 +260,19 @@ class Connection(HttpToolsProtocol):
                 return
         self.say(error.code, error.message, error.retry_after)
         self.linger()
+
+    def fault(self, exc: Exception) -> None:
+        """Answer what nobody foresaw with 500, and log it once, under the request's id."""
+        self.id = self.id or self.desk.new_id()
+        log.error("a request failed", request_id=SHOWN + self.id, exc_info=exc)
+        try:
+            if self.phase in (DROP, BLOCKED, LINGERING, CLOSED):  # The answer has been given.
+                self.phase = CLOSED
+                self.transport.close()
+            else:
+                self.reject(RequestError(UNFORESEEN, code=INTERNAL))
+        except Exception:
+            self.transport.abort()
 
     def say(
         self, code: str, message: str, retry_after: float | None = None, reason: str = "", fields: bytes = b""

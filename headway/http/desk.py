@@ -14,8 +14,10 @@ from uvicorn import Config
 from uvicorn.server import ServerState
 
 from headway.config import Settings
+from headway.errors import INTERNAL
 from headway.held import Waiter
 from headway.http.allowance import Allowances
+from headway.http.refusals import UNFORESEEN, refusal
 from headway.http.shapes import native
 from headway.model import Caller, Limit
 from headway.ports import Broker, Identity
@@ -78,16 +80,18 @@ class Intake(Protocol):
 
 
 class _Shelter:
-    """Keeps an app's faults from uvicorn, which would cut the connection although an answer was written."""
+    """Keeps an app's faults from uvicorn: each is one line of the log, under the request's id, and its client gets an answer
+    unless a part of one has been sent."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        complete = False
+        begun = complete = False
 
         async def watched(message: Message) -> None:
-            nonlocal complete
+            nonlocal begun, complete
+            begun = True
             await send(message)
             complete = message["type"] == "http.response.body" and not message.get("more_body", False)
 
@@ -96,9 +100,12 @@ class _Shelter:
         except ClientDisconnect:
             return
         except Exception:
-            if not complete:
-                raise
-            log.exception("a route failed", method=scope["method"], path=scope["path"])
+            if begun and not complete:
+                raise  # uvicorn logs it, and cuts the connection.
+            id = scope["state"]["request_id"]
+            log.exception("a route failed", request_id=id, method=scope["method"], path=scope["path"])
+            if not begun:
+                await refusal(id, INTERNAL, UNFORESEEN)(scope, receive, send)
 
 
 class Desk:

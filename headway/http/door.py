@@ -157,7 +157,10 @@ class Door:
     def sweep(self, now: float) -> None:
         """Look at all connections at the monotonic instant `now`, in seconds, and end what takes too long."""
         for connection in self._connections():
-            connection.inspect(now)
+            try:
+                connection.inspect(now)
+            except Exception as exc:
+                connection.fault(exc)
 
     def _connections(self) -> list[Connection]:
         return [] if self._desk is None else cast(list[Connection], list(self._desk.state.connections))

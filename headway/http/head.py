@@ -2,7 +2,8 @@
 
 The syntax is llhttp's business (through httptools); this module adds what llhttp leaves open and what a
 proxy in front could understand differently: exactly one Host, one request line of three words, no
-transfer coding but `chunked`, no header twice where only one makes sense. A head is always parsed whole.
+transfer coding but `chunked`, no header twice where only one makes sense, no slash of the path written as %2F. A head is
+always parsed whole.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ END = b"\r\n\r\n"
 _REQUEST_LINE = re.compile(rb"([A-Z][A-Z-]*) ([^\x00-\x20\x7f]+) HTTP/(1\.[01])\r\n")
 _LINE_SO_FAR = re.compile(rb"[A-Z][A-Z-]*(?: [^\x00-\x20\x7f]*(?: [HTP/1.0]{0,8})?)?\r?")
 _STRAY = re.compile(rb"(?<!\r)\n|\r(?=[^\n])|\x00")
+
+_HOST = re.compile(rb"(?:[A-Za-z0-9._~!$&'()*+,;=%-]*|\[[0-9A-Za-z.:%_-]+\])(?::[0-9]{0,5})?")
+_MOST_DIGITS = 20
+"""Digits of the largest Content-Length that 64 bits hold."""
 
 _LISTS = frozenset((b"cache-control", b"prefer"))
 _SINGLE = frozenset(
@@ -102,6 +107,8 @@ def read_head(raw: bytes) -> Head:
         raise BadRequest(f"the header is malformed: {exc}") from None
     if not scribe.complete:
         raise BadRequest("the header is malformed: it does not end where its empty line is")
+    if b"%2f" in target.partition(b"?")[0].lower():
+        raise BadRequest("the path has a slash written as %2F in it, which is no slash everywhere; write it as it is")
     head = Head(method, target, version.decode(), scribe.fields)
     _weigh(head)
     return head
@@ -118,16 +125,27 @@ def _weigh(head: Head) -> None:
             single[name] = b"%b, %b" % (single[name], value) if name in single else value
         elif name == b"connection" and b"close" in [token.strip() for token in value.lower().split(b",")]:
             head.keep = False
-    if b"host" not in single and head.version == "1.1":
+    host = single.get(b"host")
+    if host is None and head.version == "1.1":
         raise BadRequest("the header host is missing; HTTP/1.1 requires it")
+    if host is not None and _HOST.fullmatch(host.strip(b" \t")) is None:
+        raise BadRequest(f"the header host is {shorten(host)}; expected a name or an address, and a port after a colon")
     coding = single.get(b"transfer-encoding")
     if coding is not None:
         if coding.strip().lower() != b"chunked" or head.version == "1.0" or b"content-length" in single:
             raise BadRequest("Transfer-Encoding may only be `chunked`, on HTTP/1.1, and without Content-Length")
         head.length = -1
     elif b"content-length" in single:
-        head.length = int(single[b"content-length"])
+        digits = single[b"content-length"].strip(b" \t")
+        if len(digits) > _MOST_DIGITS:
+            raise BadRequest(f"Content-Length has {len(digits)} digits; expected at most {_MOST_DIGITS}")
+        head.length = int(digits)
     head.expects = head.version == "1.1" and single.get(b"expect", b"").lower() == b"100-continue"
+
+
+def shorten(value: bytes) -> str:
+    """The beginning of a header field's value, as an error may show it."""
+    return repr(value[:60].decode("latin-1"))
 
 
 def suspect(partial: bytes, seen: int = 0) -> str | None:

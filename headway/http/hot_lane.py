@@ -71,53 +71,62 @@ class HotLane(Connection):
                 length = data[begin:end]
                 end += len(self.after)
                 if length.isdigit() and int(length) == len(data) - end <= self.desk.most_body:
-                    self._repeat(order, data[end:])
+                    try:
+                        self._repeat(order, data[end:])
+                    except Exception as exc:
+                        self.fault(exc)
                     return
         super().data_received(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Give up what the client was waiting for."""
-        if self.phase == ASKED:
-            self.lane.intake.abandon(self.caller.tenant, self.id)
-        self._end_handover()
-        self.order = self.memo = None
-        self.before = b""
-        self.pieces.clear()
-        super().connection_lost(exc)
+        try:
+            if self.phase == ASKED:
+                self.lane.intake.abandon(self.caller.tenant, self.id)
+            self._end_handover()
+        finally:
+            self.order = self.memo = None
+            self.before = b""
+            self.pieces.clear()
+            super().connection_lost(exc)
 
     def answer(self, reply: Reply) -> None:
         """Take the reply to the request in hand; one to any other request is never written."""
         order = self.order
         if self.phase != ASKED or order is None or reply.id != self.id:
             return
-        lane = self.lane
-        if self.handover is not None:
-            if reply.output is not None and self.handover.due:
-                self._hand_over()
-                return
-            self._end_handover()
-        now = monotonic()
-        shared = b"" if reply.shared is None else _SHARED.get((reply.shared, reply.kept), b"")
-        if reply.output is None:
-            self._fail(reply.failure or Failure(INTERNAL, "the reply is neither an output nor a failure"), shared)
-        else:
-            try:
-                milliseconds = int((now - self.begun) * 1e6) / 1000
-                shown = SHOWN + self.id
-                body = order.shape.write(shown, reply.output, milliseconds, lane.version)
-            except UnicodeEncodeError:
-                self._fail(no_text(), shared)
+        try:
+            lane = self.lane
+            if self.handover is not None:
+                if reply.output is not None and self.handover.due:
+                    self._hand_over()
+                    return
+                self._end_handover()
+            now = monotonic()
+            shared = b"" if reply.shared is None else _SHARED.get((reply.shared, reply.kept), b"")
+            if reply.output is None:
+                self._fail(reply.failure or Failure(INTERNAL, "the reply is neither an output nor a failure"), shared)
             else:
-                ending = b"connection: close\r\n" if self.last or lane.closing else b""
-                if self.caller.limits:
-                    ending += lane.allowances.lines(self.caller.limits)
-                if shared:
-                    ending += shared
-                self.caller = _NOBODY
-                self.transport.write(
-                    b"%b%b\r\n%bcontent-length: %d\r\n\r\n%b" % (lane.opening, shown.encode(), ending, len(body), body)
-                )
-        self._rest_from(now)
+                try:
+                    milliseconds = int((now - self.begun) * 1e6) / 1000
+                    shown = SHOWN + self.id
+                    body = order.shape.write(shown, reply.output, milliseconds, lane.version)
+                except UnicodeEncodeError:
+                    self._fail(no_text(), shared)
+                else:
+                    ending = b"connection: close\r\n" if self.last or lane.closing else b""
+                    if self.caller.limits:
+                        ending += lane.allowances.lines(self.caller.limits)
+                    if shared:
+                        ending += shared
+                    self.caller = _NOBODY
+                    self.transport.write(
+                        b"%b%b\r\n%bcontent-length: %d\r\n\r\n%b"
+                        % (lane.opening, shown.encode(), ending, len(body), body)
+                    )
+            self._rest_from(now)
+        except Exception as exc:
+            self.fault(exc)
 
     def serve(self, head: Head, raw: bytes) -> None:
         """Start on a request: the native routes here, all others in the app."""
@@ -159,6 +168,9 @@ class HotLane(Connection):
 
     def reject(self, error: RequestError, tier: str = "none") -> None:
         """Answer an error that ends the connection."""
+        if self.phase == ASKED:
+            self.lane.intake.abandon(self.caller.tenant, self.id)
+            self._end_handover()
         self.order = None
         self.pieces.clear()
         super().reject(error, tier)
@@ -236,6 +248,12 @@ class HotLane(Connection):
 
     def _hand_over(self) -> None:
         """The request in hand has become a task: its client gets the id."""
+        try:
+            self._give_id()
+        except Exception as exc:
+            self.fault(exc)
+
+    def _give_id(self) -> None:
         order, caller, lane = self.order, self.caller, self.lane
         self._end_handover()
         if order is None or order.wish is None:

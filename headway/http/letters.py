@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,8 @@ from headway.model import Caller, DeadLetter
 LISTED = 100
 """Dead letters in one listing, unless `?limit=` says otherwise."""
 MOST_LISTED = 10_000
+
+_NUMBER = re.compile(r"[1-9][0-9]{0,4}")
 
 
 def routes(process: Process) -> list[Route]:
@@ -40,7 +43,7 @@ class _Routes:
 
     async def listing(self, request: Request) -> Response:
         limit = request.query_params.get("limit", str(LISTED))
-        if not (limit.isdecimal() and 1 <= int(limit[:9]) <= MOST_LISTED):
+        if _NUMBER.fullmatch(limit) is None or int(limit) > MOST_LISTED:
             raise BadRequest(f"limit={limit[:20]!r} is not a whole number from 1 to {MOST_LISTED}")
         letters = await soon(self._letters.list(int(limit)))
         listed = [_described(letter, self._tiers) for letter in letters]

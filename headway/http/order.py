@@ -11,7 +11,7 @@ from urllib.parse import parse_qs
 
 from headway.config import Settings
 from headway.errors import BadRequest, PayloadTooLarge
-from headway.http.head import Head
+from headway.http.head import Head, shorten
 from headway.http.prefer import Wish, read_prefer
 from headway.http.shapes import Shape
 
@@ -86,7 +86,7 @@ def take_order(shape: Shape, head: Head, query: bytes, settings: Settings) -> Or
     if head.length > settings.max_body_bytes:
         raise too_large(settings)
     if b"content-encoding" in single and single[b"content-encoding"].strip().lower() not in (b"identity", b""):
-        coding = _shown(single[b"content-encoding"])
+        coding = shorten(single[b"content-encoding"])
         raise BadRequest(f"Content-Encoding {coding} is not accepted; send the body as it is")
     if b"prefer" in single and (wish := read_prefer(single[b"prefer"])) is not None:
         order.wish = wish
@@ -139,7 +139,7 @@ def _fresh(value: bytes) -> bool:
 def _seconds(value: bytes) -> float:
     if _MILLISECONDS.fullmatch(value) is None or float(value) <= 0:
         raise BadRequest(
-            f"X-Request-Timeout-Ms is {_shown(value)}; expected a number of milliseconds above 0, for example 1500"
+            f"X-Request-Timeout-Ms is {shorten(value)}; expected a number of milliseconds above 0, for example 1500"
         )
     return float(value) / 1000
 
@@ -147,7 +147,7 @@ def _seconds(value: bytes) -> float:
 def _tier(value: bytes, names: tuple[str, ...]) -> int:
     name = value.decode("latin-1").strip()
     if name not in names:
-        raise BadRequest(f"X-Request-Tier is {_shown(value)}; expected one of {', '.join(names)}")
+        raise BadRequest(f"X-Request-Tier is {shorten(value)}; expected one of {', '.join(names)}")
     return names.index(name)
 
 
@@ -160,7 +160,3 @@ def _model(query: bytes) -> str:
     if len(values) != 1 or not values[0]:
         raise BadRequest("the query must name one model, ?model_id=NAME, as the body is application/octet-stream")
     return values[0]
-
-
-def _shown(value: bytes) -> str:
-    return repr(value[:60].decode("latin-1"))

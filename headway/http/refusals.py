@@ -16,6 +16,9 @@ from headway import errors
 from headway.errors import BrokerUnavailable, RequestError, StoreUnavailable
 from headway.http.shapes import problem, problem_body, problem_header
 
+UNFORESEEN = "an unexpected fault of the server; its log says more under this request's id"
+"""What a client reads of an exception that nobody foresaw."""
+
 Handler = Callable[[Request, Exception], Awaitable[Response]]
 
 
@@ -59,8 +62,7 @@ def handlers(hint: str = "") -> Mapping[Any, Handler]:
         return response
 
     async def broken(request: Request, exc: Exception) -> Response:
-        message = "an unexpected fault of the server; its log says more"
-        return refusal(request.state.request_id, errors.INTERNAL, message)
+        return refusal(request.state.request_id, errors.INTERNAL, UNFORESEEN)
 
     async def unrecorded(request: Request, exc: Exception) -> Response:
         return refusal(request.state.request_id, errors.SERVICE_OVERLOADED, str(exc), 1.0, "ledger")

@@ -60,7 +60,7 @@ REFUSED = {
     "a wait in digits of elsewhere": (request(b"", "/v1/result/x?wait=%D9%A3", method="GET"), "BAD_REQUEST"),
     "a wait with a line end": (request(b"", "/v1/result/x?wait=1%0d%0aX-A:b", method="GET"), "BAD_REQUEST"),
     "an id with a line end": (request(b"", "/v1/result/x%0d%0aX-Forged:%20b", method="GET"), "NOT_FOUND"),
-    "an id that leaves its place": (request(b"", "/v1/result/..%2f..%2fdocs", method="GET"), "NOT_FOUND"),
+    "an id that leaves its place": (request(b"", "/v1/result/..%2f..%2fdocs", method="GET"), "BAD_REQUEST"),
 }
 
 

@@ -24,7 +24,7 @@ from headway.http import connection
 from headway.http.desk import GRACE
 from headway.http.door import Door
 from headway.tally import Tally
-from tests.http.stand import PATIENCE, Client, Stand, get, post, served, settled
+from tests.http.stand import PATIENCE, Answer, Client, Stand, get, post, served, settled
 
 BODY = '{"input": "a"}'
 
@@ -35,11 +35,23 @@ def admin_door(app: ASGIApp, **settings: Any) -> Door:
     )
 
 
-def behind(app: Route, main: Callable[[Door, Client], Awaitable[None]]) -> None:
-    """Run `main` with a client of an open admin door that has one route."""
+def behind_app(app: ASGIApp, request: bytes) -> Answer:
+    """What an open admin door with this app behind it answers to one request."""
+    answers: list[Answer] = []
+
+    async def main(door: Door, client: Client) -> None:
+        await client.send(request)
+        answers.append(await client.answer())
+
+    behind(app, main)
+    return answers[0]
+
+
+def behind(app: ASGIApp, main: Callable[[Door, Client], Awaitable[None]]) -> None:
+    """Run `main` with a client of an open admin door that has one route, or an app."""
 
     async def bounded() -> None:
-        door = admin_door(Starlette(routes=[app]), admin_host="localhost")
+        door = admin_door(Starlette(routes=[app]) if isinstance(app, Route) else app, admin_host="localhost")
         await door.open()
         client = Client(*await asyncio.open_connection("127.0.0.1", door.port))
         try:

@@ -40,6 +40,13 @@ def test_reads_length_and_persistence(raw: bytes, length: int, keep: bool, expec
 
 
 @pytest.mark.parametrize(
+    "host", ["a", "", "a.example:8000", "127.0.0.1:80", "[::1]:8000", "[fe80::1%25eth0]", "a_b-c.", "a:", " a\t"]
+)
+def test_takes_every_host_that_there_can_be(host: str) -> None:
+    assert read_head(f"GET /?a=b%2fc HTTP/1.1\r\nHost: {host}\r\n\r\n".encode()).length == 0
+
+
+@pytest.mark.parametrize(
     ("raw", "says"),
     [
         (GOOD + b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n", "Content-Length"),
@@ -52,6 +59,8 @@ def test_reads_length_and_persistence(raw: bytes, length: int, keep: bool, expec
         (GOOD + b"Content-Length: 1_0\r\n\r\n", "Content-Length"),
         (GOOD + b"Content-Length:\r\n\r\n", "Content-Length"),
         (GOOD + b"Content-Length: 99999999999999999999999\r\n\r\n", "Content-Length"),
+        (GOOD + b"Content-Length: %b\r\n\r\n" % (b"0" * 5000), "5000 digits"),
+        (GOOD + b"Content-Length: %b3\r\n\r\n" % (b"0" * 20), "21 digits"),
         (GOOD + b"Transfer-Encoding: gzip, chunked\r\n\r\n", "chunked"),
         (GOOD + b"Transfer-Encoding: chunked, gzip\r\n\r\n", "Transfer-Encoding"),
         (GOOD + b"Transfer-Encoding: identity\r\n\r\n", "Transfer-Encoding"),
@@ -73,6 +82,14 @@ def test_reads_length_and_persistence(raw: bytes, length: int, keep: bool, expec
         (GOOD + b"Xa\r\n\r\n", "token"),
         (b"GET / HTTP/1.1\r\n\r\n", "host is missing"),
         (b"GET / HTTP/1.1\r\nHost: a\r\nHost: a\r\n\r\n", "host was sent twice"),
+        (b"GET / HTTP/1.1\r\nHost: localhost:1@evil\r\n\r\n", "host is 'localhost:1@evil'"),
+        (b"GET / HTTP/1.1\r\nHost: a:b\r\n\r\n", "host is"),
+        (b"GET / HTTP/1.1\r\nHost: a/b\r\n\r\n", "host is"),
+        (b"GET / HTTP/1.1\r\nHost: a, b\r\n\r\n", "host is"),
+        (b"GET / HTTP/1.0\r\nHost: ::1\r\n\r\n", "host is"),
+        (b"POST /v1%2finference HTTP/1.1\r\nHost: a\r\n\r\n", "slash"),
+        (b"GET /v1/result%2Fx?wait=1 HTTP/1.1\r\nHost: a\r\n\r\n", "slash"),
+        (b"GET http://a/v1%2Finference HTTP/1.1\r\nHost: a\r\n\r\n", "slash"),
         (GOOD + b"Authorization: a\r\nauthorization: b\r\n\r\n", "authorization was sent twice"),
         (GOOD + b"X-Request-Id: a\r\nX-Request-Id: b\r\n\r\n", "x-request-id was sent twice"),
         (b"GET /\r\n\r\n", "request line"),

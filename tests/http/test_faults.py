@@ -1,0 +1,133 @@
+"""Exceptions that nobody foresaw: each is answered 500 with a request id, is in the log once, and harms nobody else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, MutableMapping, Sequence
+from typing import Any
+
+import pytest
+import structlog
+from starlette.types import Receive, Scope, Send
+
+from headway.http.connection import Connection
+from headway.http.hot_lane import HotLane
+from headway.http.shapes import Shape
+from tests.http.stand import Answer, Stand, get, post, served
+from tests.http.test_door import behind_app
+
+BODY = '{"input": "a"}'
+Logs = Sequence[MutableMapping[str, Any]]
+
+
+def raises(*arguments: object, **named: object) -> Any:
+    raise ZeroDivisionError("unforeseen")
+
+
+def check(answer: Answer, logs: Logs) -> None:
+    """The answer and the log are about the same request, and the log says it once."""
+    assert (answer.status, answer.error) == (500, "INTERNAL")
+    assert "unforeseen" not in answer.json["message"]
+    (line,) = logs
+    assert (line["log_level"], line["request_id"]) == ("error", answer.header["x-request-id"])
+    assert line["exc_info"]
+
+
+def break_decoding(patch: pytest.MonkeyPatch, stand: Stand) -> None:
+    patch.setattr(Shape, "read", raises)
+
+
+def break_encoding(patch: pytest.MonkeyPatch, stand: Stand) -> None:
+    patch.setattr(Shape, "write", raises)
+
+
+def break_identity(patch: pytest.MonkeyPatch, stand: Stand) -> None:
+    patch.setattr(stand.door._desk, "identify", raises)
+
+
+def break_submission(patch: pytest.MonkeyPatch, stand: Stand) -> None:
+    patch.setattr(stand.door._desk, "submit", raises)
+
+
+def break_routing(patch: pytest.MonkeyPatch, stand: Stand) -> None:
+    patch.setattr(HotLane, "serve", raises)
+
+
+@pytest.mark.parametrize(
+    ("breaking", "known"),
+    [
+        (break_decoding, False),
+        (break_decoding, True),
+        (break_encoding, False),
+        (break_encoding, True),
+        (break_identity, False),
+        (break_identity, True),
+        (break_submission, False),
+        (break_submission, True),
+        (break_routing, False),
+    ],
+)
+def test_a_fault_in_the_hot_lane(
+    breaking: Callable[[pytest.MonkeyPatch, Stand], None], known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main(stand: Stand) -> None:
+        client = await stand.connect()
+        if known:
+            await client.send(post(BODY))
+            assert (await client.answer()).status == 200
+        with monkeypatch.context() as patch, structlog.testing.capture_logs() as logs:
+            breaking(patch, stand)
+            await client.send(post(BODY))
+            check(await client.answer(), logs)
+        assert await client.ended()
+        assert (await stand.ask(post(BODY))).status == 200
+        assert stand.tally.refusals["internal", "none"] == 1
+
+    served(main)
+
+
+def test_a_fault_while_an_id_is_handed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(stand: Stand) -> None:
+        stand.gateway.hold = True
+        client = await stand.connect()
+        await client.send(post(BODY, "/v1/inference", "Prefer: respond-async"))
+        await stand.gateway.until(lambda: bool(stand.gateway.waiting))
+        with monkeypatch.context() as patch, structlog.testing.capture_logs() as logs:
+            patch.setattr(stand.gateway, "detach", raises)
+            stand.gateway.admit()
+            check(await client.answer(), logs)
+        assert [id for _, id in stand.gateway.abandoned] == [asked.id for asked in stand.gateway.asked]
+
+    served(main)
+
+
+def test_a_fault_in_the_sweep_hits_one_connection_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(stand: Stand) -> None:
+        first, second = await stand.connect(), await stand.connect()
+        for client in (first, second):
+            await client.send(get("/livez"))
+            await client.answer()
+        hit, other = stand.door._connections()
+        inspect = Connection.inspect
+
+        def some(connection: Connection, now: float) -> None:
+            if connection is hit:
+                raises()
+            inspect(connection, now)
+
+        with monkeypatch.context() as patch, structlog.testing.capture_logs() as logs:
+            patch.setattr(HotLane, "inspect", some)
+            stand.later(31.0)
+        assert len(logs) == 1
+        assert other.transport.is_closing()
+
+    served(main)
+
+
+def test_a_fault_outside_of_the_routes() -> None:
+    """Before Starlette has the request, so that its own handlers do not see it."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        raises()
+
+    with structlog.testing.capture_logs() as logs:
+        check(behind_app(app, get("/internal/health")), logs)

@@ -1,8 +1,10 @@
 """The admin port: health, workers, the fleet, dead letters, metrics. For operators, never for clients.
 
 Everything but `/livez`, `/readyz` and `/healthz` asks for the service token when one is configured; while it is being
-rotated there are two. A client's key is good nowhere here, and is told so. Without a token the port listens on loopback only, and answers only to names of loopback: a web page that has its own name resolve
-to 127.0.0.1 (DNS rebinding) is turned away.
+rotated there are two. A client's key is good nowhere here, and is told so. Without a token the port listens on loopback
+only, and answers only to names of loopback: a web page that has its own name resolve to 127.0.0.1 (DNS rebinding) is
+turned away. What changes something is then not done for a page of another site (cross-site request forgery) either: a
+browser says where a page is from, in `Sec-Fetch-Site` or `Origin`, and pages cannot keep it from that.
 
 While the broker is away every route still answers: with 503, or with what this process knows by itself.
 """
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import re
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -35,6 +38,8 @@ from headway.identity.api_key import LIVE
 from headway.model import Capacity, Member, TierDepth, WorkerInfo, WorkerStatus
 
 _OPEN = ("/livez", "/readyz", "/healthz")
+_SAFE = ("GET", "HEAD", "OPTIONS")
+_AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?")
 
 
 def build(process: Process, ready: Readiness) -> ASGIApp:
@@ -71,13 +76,13 @@ class _Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in _OPEN:
-            refused = self._refusal(Headers(scope=scope), scope["state"]["request_id"])
+            refused = self._refusal(Headers(scope=scope), scope["state"]["request_id"], scope["method"])
             if refused is not None:
                 await refused(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
-    def _refusal(self, headers: Headers, id: str) -> Response | None:
+    def _refusal(self, headers: Headers, id: str, method: str) -> Response | None:
         scheme, _, text = headers.get("authorization", "").partition(" ")
         credential = text.strip().encode("latin-1") if scheme.lower() == "bearer" else b""
         if credential.startswith(LIVE):
@@ -87,15 +92,31 @@ class _Guard:
             if any([hmac.compare_digest(credential, token) for token in self._tokens]):  # noqa: C419 - all are compared
                 return None
             return refusal(id, errors.UNAUTHENTICATED, "this route needs the service token: Authorization: Bearer …")
-        if is_loopback(_host(headers.get("host", ""))):
-            return None
-        message = "without a service token this port answers to 127.0.0.1 and localhost only; set HEADWAY_ADMIN_TOKEN"
-        return refusal(id, errors.FORBIDDEN, message)
+        host = headers.get("host", "")
+        if not is_loopback(_host(host)):
+            message = (
+                "without a service token this port answers to 127.0.0.1 and localhost only; set HEADWAY_ADMIN_TOKEN"
+            )
+            return refusal(id, errors.FORBIDDEN, message)
+        if method not in _SAFE and _foreign(headers, host):
+            message = "without a service token nothing is changed for a page of another site; set HEADWAY_ADMIN_TOKEN"
+            return refusal(id, errors.FORBIDDEN, message)
+        return None
 
 
 def _host(header: str) -> str:
-    """The host in a Host header, without its port."""
-    return header.partition("]")[0].lstrip("[") if header.startswith("[") else header.partition(":")[0]
+    """The host in a Host header, without its port; empty when that is no host."""
+    found = _AUTHORITY.fullmatch(header)
+    return found[1].strip("[]") if found is not None else ""
+
+
+def _foreign(headers: Headers, host: str) -> bool:
+    """Whether a browser says that it asks for a page from elsewhere than `host`; who is no browser says nothing."""
+    site = headers.get("sec-fetch-site")
+    if site is not None:
+        return site not in ("same-origin", "none")
+    origin = headers.get("origin")
+    return origin is not None and origin not in (f"http://{host}", f"https://{host}")
 
 
 class _Routes:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,9 +49,17 @@ class Port:
     def __init__(self, stand: Stand, role: Role = Role.SERVE, **how: Any) -> None:
         self.app = stand.admin_app(role, **how)
 
-    async def ask(self, method: str, target: str, host: str = "127.0.0.1:9000", token: str | None = None) -> Answer:
+    async def ask(
+        self,
+        method: str,
+        target: str,
+        host: str = "127.0.0.1:9000",
+        token: str | None = None,
+        fields: Mapping[str, str] | None = None,
+    ) -> Answer:
         path, _, query = target.partition("?")
         headers = [(b"host", host.encode())]
+        headers += [(name.encode(), value.encode()) for name, value in (fields or {}).items()]
         if token is not None:
             headers.append((b"authorization", token.encode()))
         scope = {
@@ -239,7 +247,18 @@ def test_a_listing_is_bounded() -> None:
         for n in range(3):
             await stand.ask(f"poison {n}")
         assert len((await port.get("/internal/dlq?limit=2")).json["letters"]) == 2
-        for limit in ("0", "-1", "x", "", "1e3", "99999999999999999999"):
+        for limit in (
+            "0",
+            "-1",
+            "x",
+            "",
+            "1e3",
+            "99999999999999999999",
+            "9" * 5000,
+            "0" * 5000 + "1",
+            "0000000010001",
+            "٣",
+        ):
             answer = await port.get(f"/internal/dlq?limit={limit}")
             assert (answer.status, answer.json["error"]) == (400, "BAD_REQUEST"), limit
             assert "10000" in answer.json["detail"]
@@ -356,11 +375,53 @@ def test_without_a_token_only_loopback_names_are_answered() -> None:
     async def scene(stand: Stand, port: Port) -> None:
         for host in ("127.0.0.1", "127.0.0.1:9000", "localhost:9000", "[::1]:9000"):
             assert (await port.ask("GET", "/internal/health", host=host)).status == 200, host
-        for host in ("evil.example:9000", "127.0.0.1.evil.example", "", "[::2]"):
+        strangers = (
+            "evil.example:9000",
+            "127.0.0.1.evil.example",
+            "",
+            "[::2]",
+            "localhost:1@evil",
+            "localhost:x",
+            "[::1]evil",
+        )
+        for host in strangers:
             refused = await port.ask("GET", "/internal/health", host=host)
             assert (refused.status, refused.json["error"]) == (403, "FORBIDDEN"), host
 
     played(scene)
+
+
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [
+        ({"sec-fetch-site": "cross-site"}, 403),
+        ({"sec-fetch-site": "same-site", "origin": "http://127.0.0.1:3000"}, 403),
+        ({"sec-fetch-site": "same-origin", "origin": "http://127.0.0.1:9000"}, 404),
+        ({"sec-fetch-site": "none"}, 404),
+        ({"origin": "http://127.0.0.1:9000"}, 404),
+        ({"origin": "http://127.0.0.1:3000"}, 403),
+        ({"origin": "https://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"origin": ""}, 403),
+        ({}, 404),
+    ],
+)
+def test_a_page_of_another_site_changes_nothing(fields: dict[str, str], status: int) -> None:
+    async def scene(stand: Stand, port: Port) -> None:
+        for method, path in (("DELETE", "/internal/dlq/x"), ("POST", "/internal/dlq/x/replay")):
+            assert (await port.ask(method, path, fields=fields)).status == status
+        assert (await port.ask("GET", "/internal/health", fields=fields)).status == 200, "nothing is changed by it"
+
+    played(scene)
+
+
+def test_a_page_that_has_the_token_may_be_from_anywhere() -> None:
+    async def scene(stand: Stand, port: Port) -> None:
+        fields = {"sec-fetch-site": "cross-site", "origin": "https://ops.example"}
+        answer = await port.ask("DELETE", "/internal/dlq/x", token="Bearer s3cret", fields=fields)
+        assert answer.status == 404
+
+    played(scene, admin_token="s3cret")
 
 
 def test_unknown_routes_and_methods_are_problem_documents() -> None:

@@ -30,7 +30,7 @@ from headway.core import health
 from headway.core.breaker import Breaker, State
 from headway.core.departure import RETRY, Policy
 from headway.core.health import BEAT_EVERY
-from headway.core.retry import backoff
+from headway.core.retry import NEVER_SPLIT, backoff
 from headway.errors import (
     BackendError,
     BadOutput,
@@ -49,7 +49,13 @@ from headway.tally import Tally
 log = structlog.get_logger(__name__)
 
 PROBE_EVERY = 0.05
-"""Seconds between two looks at an open breaker that somebody else is probing."""
+"""Seconds between two looks at a breaker that somebody else is probing."""
+LOOK_EVERY = 1.0
+"""Most seconds between two looks at an open breaker: another slot's success may have closed it."""
+IN_DOUBT = 0.5
+"""Seconds for which a slot that waits for somebody else's first probe still counts as healthy: it mostly passes."""
+PROBE_GRACE = 15.0
+"""Seconds beyond the longest run after which a probe that was never heard of again is nobody's any more."""
 START_BACKOFF = 0.25
 """Seconds between the first two attempts to start a backend; doubles with each that fails."""
 START_BACKOFF_CAP = 30.0
@@ -119,6 +125,7 @@ class Batcher:
         self._fresh: Backend | None = None
         self._pausing: asyncio.Future[None] | None = None
         self._retire = False
+        self._kept_out_since: float | None = None
         self._draining = False
         self._restarts = -1
         self._lease: Lease | None = None
@@ -202,11 +209,10 @@ class Batcher:
 
     async def _serve_one(self, backend: Backend, gone: asyncio.Future[None]) -> None:
         now = self._clock()
-        if not self._breaker.allow(now):
-            if self._breaker.state(now) is State.OPEN:
-                await self._become(WorkerStatus.DEGRADED)
-            await self._idle(asyncio.sleep(max(self._breaker.retry_at(now) - now, PROBE_EVERY)))
+        if not self._breaker.allow(now, self._limits.gpu_timeout + PROBE_GRACE):
+            await self._keep_out(now)
             return
+        self._kept_out_since = None
         if self._breaker.state(now) is not State.CLOSED:
             await self._probe(backend)
             return
@@ -215,10 +221,20 @@ class Batcher:
         lease = await self._claimed()
         if lease is None:
             return
-        if self._draining or self._retire or gone.done():  # It came to that during the call.
+        rests = self._breaker.state(self._clock()) is State.OPEN
+        if self._draining or self._retire or rests or gone.done():  # It came to that during the call.
             await self._tell(lease, lambda: self._broker.release(lease), self._clock())
         else:
             await self._run(backend, lease)
+
+    async def _keep_out(self, now: float) -> None:
+        """Wait until the breaker is worth asking again. A slot that may not run is not healthy."""
+        since = self._kept_out_since = now if self._kept_out_since is None else self._kept_out_since
+        barred = self._breaker.state(now) is State.OPEN or now - since >= IN_DOUBT
+        if barred and self._status is not WorkerStatus.DEGRADED:
+            await self._become(WorkerStatus.DEGRADED)
+        pause = min(max(self._breaker.retry_at(now) - now, PROBE_EVERY), LOOK_EVERY)
+        await self._idle(asyncio.sleep(pause))
 
     async def _claimed(self) -> Lease | None:
         """The batch that leaves now; or None, when it is worth asking again."""
@@ -247,14 +263,16 @@ class Batcher:
         except asyncio.CancelledError:
             self._breaker.forget()
             raise
-        except (HeadwayError, ValueError) as exc:
-            log.warning("probe failed", worker=slot.worker, error=str(exc))
+        except Exception as exc:
+            foreseen = isinstance(exc, HeadwayError)
+            error = str(exc) if foreseen else repr(exc)
+            log.warning("probe failed", worker=slot.worker, error=error, exc_info=not foreseen)
             self._breaker.failure(self._clock())
             # A process whose probe fails may be past help, as after a CUDA error; a fresh one is not.
             self._retire = backend.pid != 0
             await self._become(WorkerStatus.STARTING if self._retire else WorkerStatus.DEGRADED)
         else:
-            self._breaker.success()
+            self._breaker.success(self._clock())
             await self._become(WorkerStatus.HEALTHY)
 
     async def _run(self, backend: Backend, lease: Lease) -> None:
@@ -285,7 +303,7 @@ class Batcher:
     async def _succeeded(self, lease: Lease, items: Sequence[Item], since: float) -> None:
         seconds = self._clock() - since
         settled = await self._tell(lease, lambda: self._broker.complete(lease, items), since)
-        self._breaker.success()
+        self._breaker.success(self._clock())
         self._note_run(lease, seconds)
         if settled is not None and settled.departed:
             self._tally.wasted_seconds["departed"] += seconds * settled.departed / len(lease.entries)
@@ -304,7 +322,9 @@ class Batcher:
         )
         self._note_run(lease, seconds)
         self._tally.wasted_seconds[failure.cause.value] += seconds
-        if lease.reason != RETRY:  # A batch of suspects says little about the backend.
+        if (
+            lease.reason != RETRY or failure.cause in NEVER_SPLIT
+        ):  # Other batches of suspects say little of the backend.
             self._breaker.failure(self._clock())
         if broken:
             self._retire = True
@@ -407,7 +427,11 @@ class Batcher:
             say("memory is scarce" if self._scarce else "memory is ample again", worker=self.slot.worker,
                 used=round(memory, 3))  # fmt: skip
         if self._status is WorkerStatus.DEGRADED:
-            return self._status, "rests after failed batches"
+            asked = self._breaker.rest_left(self._clock())
+            return (
+                self._status,
+                f"rests for {asked:.0f} s, as it was asked to" if asked else "rests after failed batches",
+            )
         if self._scarce and self._status is WorkerStatus.HEALTHY:
             return WorkerStatus.DEGRADED, f"{memory:.0%} of the memory is in use"
         return self._status, ""

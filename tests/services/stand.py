@@ -32,9 +32,16 @@ ANYBODY = Caller("anonymous", "default", 1)
 
 
 class Stand:
-    """Builds a Service over `backends`, one slot each; `ask` sends one request."""
+    """Builds a Service over `backends`, one slot each; `ask` sends one request. Slots share `breaker`, if there is one."""
 
-    def __init__(self, clock: Callable[[], float], *backends: FakeBackend, max_batch: int = 8, **settings: object):
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        *backends: FakeBackend,
+        max_batch: int = 8,
+        breaker: Breaker | None = None,
+        **settings: object,
+    ):
         self.settings = Settings(max_batch_size=max_batch, workers=len(backends), **settings)  # type: ignore[arg-type]
         self._clock = clock
         self.backends = backends
@@ -51,7 +58,7 @@ class Stand:
                 lambda backend=backend: backend,  # type: ignore[misc]
                 self.broker,
                 self.policy,
-                Breaker(5, 0.5),
+                breaker or Breaker(5, 0.5),
                 Limits(self.settings.gpu_timeout_ms / 1000),
                 self.tally,
                 clock,

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from headway import errors
-from headway.core.breaker import State
+from headway.core.breaker import Breaker, State
 from headway.core.retry import MAX_ATTEMPTS, RetryBudget
-from headway.errors import BackendError, BatchRaised, WorkerAbsent, WorkerCrashed
+from headway.errors import BackendError, BatchRaised, RemoteError, WorkerAbsent, WorkerCrashed
 from headway.gateway import new_id
-from headway.model import Caller, Entry, Failure, Item, Limit, Reply, WorkerStatus
+from headway.model import WARM_UP, Caller, Entry, Failure, Item, Limit, Reply, WorkerStatus
 from tests.services.fake_backend import FakeBackend
 from tests.services.stand import ANYBODY, Stand
 from tests.virtual_time import run
@@ -254,6 +254,78 @@ def test_a_failing_backend_opens_the_breaker_and_recovers() -> None:
             statuses = {worker.status for worker in await stand.broker.workers()}
             assert statuses == {WorkerStatus.HEALTHY}
             assert stand.tally.breaker_state["gpu-0"] == State.CLOSED
+
+    run(main)
+
+
+class Broken(FakeBackend):
+    """While `error` is set every batch fails, and the probe of something that no backend is known to raise."""
+
+    error: Exception | None = None
+
+    async def run(self, entries: Sequence[Entry], timeout: float) -> Sequence[Item]:
+        items = await super().run(entries, timeout)
+        if self.error is not None:
+            raise self.error if entries[0].id == WARM_UP else BatchRaised("no")
+        return items
+
+
+@pytest.mark.parametrize("error", [RuntimeError("Session is closed"), KeyError(7)])
+def test_a_probe_that_fails_of_something_unforeseen_keeps_no_slot_out_for_good(error: Exception) -> None:
+    async def main(clock: Clock) -> None:
+        backends = [Broken(0.01), Broken(0.01)]
+        async with Stand(clock, *backends, max_batch=1, breaker=Breaker(5, 0.5)) as stand:
+            for backend in backends:
+                backend.error = error
+            for number in range(8):
+                await stand.ask(f"bad {number}", timeout=1.0)
+            assert WorkerStatus.HEALTHY not in {worker.status for worker in await stand.broker.workers()}
+            for backend in backends:
+                backend.error = None
+            await asyncio.sleep(31)
+            assert (await stand.ask("good")).output == "GOOD"
+            assert {worker.status for worker in await stand.broker.workers()} == {WorkerStatus.HEALTHY}
+
+    run(main)
+
+
+def test_a_slot_whose_turn_somebody_else_never_gives_back_is_not_healthy_and_comes_back() -> None:
+    async def main(clock: Clock) -> None:
+        breaker = Breaker(1, 0.5)
+        async with Stand(clock, FakeBackend(0.1), breaker=breaker) as stand:
+            breaker.failure(clock())
+            assert breaker.allow(clock(), within=20.0)  # A probe that is never heard of again.
+            refused = await stand.ask("meanwhile")
+            assert codes([refused]) == [errors.NO_WORKERS]
+            assert {worker.status for worker in await stand.broker.workers()} == {WorkerStatus.DEGRADED}
+            await asyncio.sleep(20)
+            assert (await stand.ask("later")).output == "LATER"
+
+    run(main)
+
+
+def test_slots_of_one_api_rest_together_as_long_as_it_asks() -> None:
+    async def main(clock: Clock) -> None:
+        breaker, begun = Breaker(5, 0.5), clock()
+
+        def too_many(entries: Sequence[Entry]) -> BackendError | None:
+            if clock() > begun + 50.0:
+                return None
+            breaker.rest(clock(), 60.0)
+            return RemoteError("HTTP 429; it asks for 60 s of rest")
+
+        backends = [FakeBackend(0.05, too_many) for _ in range(4)]
+        async with Stand(clock, *backends, max_batch=4, breaker=breaker) as stand:
+            asked = []
+            for number in range(200):
+                asked.append(stand.asking(f"t{number}"))
+                await asyncio.sleep(0.02)
+            assert set(codes(await asyncio.gather(*asked))) == {errors.NO_WORKERS}
+            assert sum(len(backend.batches) for backend in backends) <= 4, "what had left when the API asked"
+            [reason] = {worker.reason for worker in await stand.broker.workers()}
+            assert "as it was asked to" in reason
+            await asyncio.sleep(60.0)
+            assert (await stand.ask("well again")).output == "WELL AGAIN"
 
     run(main)
 

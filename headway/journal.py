@@ -6,7 +6,9 @@ To add a note costs next to nothing, and never waits. Notes hold inputs and outp
 which do not, whether the ledger answers or not. While it is slow or away records wait for it, in the order in which they came.
 There is room for so many, those under way included; what comes when it is full is dropped, and counted.
 
-A batch is forgotten only when it is written. One that was written unheard is written again, which changes nothing.
+A bulk is forgotten only when it is written. One that was written unheard is written again, which changes nothing. How
+large the next one is follows from the last: twice as large where that was quick, half where it was not taken, for want of
+time or for a row in it. So a slow ledger gets what it can take, and a row that it cannot take soon stands alone.
 """
 
 from __future__ import annotations
@@ -35,7 +37,11 @@ log = structlog.get_logger(__name__)
 INTERVAL = 0.25
 """Seconds after which notes are made into records, and written."""
 BULK = 2000
-"""Records in one batch; as many notes do not wait for the interval."""
+"""Most records in one bulk; as many notes do not wait for the interval."""
+FIRST_BULK = 100
+"""Most in the first one, and in the first when a process ends: how fast the ledger is has to be found out."""
+SWIFT = 0.5
+"""Seconds that a full bulk may take for the next one to be twice as large."""
 BITE = 250
 """Notes made into records before the event loop gets its turn."""
 CONTENT_CHARS = 64 << 20
@@ -90,12 +96,15 @@ class Journal:
         self._records: deque[Record] = deque()
         """Records that are not written yet, those under way in front."""
         self._content_size = 0
-        self._batch = BULK
-        """Most records that are written at once; few while one is looked for that the ledger cannot take."""
+        self._bulk = FIRST_BULK
+        """Most records that are written at once."""
+        self._failures = 0
+        """How often in a row the ledger has not answered."""
         self._many = asyncio.Event()
         self._there_are_records = asyncio.Event()
         self._opened = False
         self._outage = Outage("ledger", clock, "ledger")
+        self._unpruned = Outage("ledger retention", clock, "ledger")
 
     @property
     def waiting(self) -> int:
@@ -130,6 +139,7 @@ class Journal:
 
     async def close(self) -> None:
         """Write what is left, within FLUSH_WITHIN; the rest is dropped and counted. Then let go of the ledger."""
+        self._bulk = min(self._bulk, FIRST_BULK)
         try:
             async with asyncio.timeout(FLUSH_WITHIN):
                 await self._gather()
@@ -198,55 +208,60 @@ class Journal:
             self._there_are_records.clear()
 
     async def _write(self) -> None:
-        """Write one batch, or find out that it cannot be written now, and pause."""
-        batch = list(islice(self._records, self._batch))
-        failures = 0
-        while True:
-            began = self._clock()
-            try:
-                if not self._opened:
-                    await self._ledger.open()
-                    self._opened = True
-                await self._ledger.write(batch)
-            except (StoreUnavailable, SettingError) as exc:
-                self._outage.failed(began, exc)
-                failures += 1
-                await asyncio.sleep(backoff(failures, self._dice()))
-            except Exception as exc:
-                self._refused(batch, exc)
-                return
-            else:
-                self._outage.over()
-                self._forget(batch)
-                self._batch = min(self._batch * 2, BULK)
-                return
+        """Write one bulk; or find that it is not taken now, pause if the ledger does not answer, and halve the next."""
+        bulk = list(islice(self._records, self._bulk))
+        began = self._clock()
+        try:
+            if not self._opened:
+                await self._ledger.open()
+                self._opened = True
+            await self._ledger.write(bulk)
+        except (StoreUnavailable, SettingError) as exc:
+            self._outage.failed(began, exc)
+            self._failures += 1
+            self._bulk = max(1, len(bulk) // 2)
+            await asyncio.sleep(backoff(self._failures, self._dice()))
+        except Exception as exc:
+            self._refused(bulk, exc)
+        else:
+            self._outage.over()
+            self._failures = 0
+            self._forget(bulk)
+            if len(bulk) == self._bulk and self._clock() - began <= SWIFT:
+                self._bulk = min(self._bulk * 2, BULK)
 
-    def _refused(self, batch: Sequence[Record], error: Exception) -> None:
-        """The ledger cannot take some record of a batch: the next ones are smaller, until it stands alone."""
-        if len(batch) > 1:
-            self._batch = max(1, len(batch) // 2)
+    def _refused(self, bulk: Sequence[Record], error: Exception) -> None:
+        """The ledger cannot take some record of a bulk: the next ones are smaller, until it stands alone."""
+        if len(bulk) > 1:
+            self._bulk = len(bulk) // 2
             return
         self._tally.ledger_dropped += 1
-        log.error("the ledger cannot take a record", request_id=batch[0].id, error=type(error).__name__)
-        self._forget(batch)
+        log.error("the ledger cannot take a record", request_id=bulk[0].id, error=type(error).__name__)
+        self._forget(bulk)
 
-    def _forget(self, batch: Sequence[Record]) -> None:
-        for _ in batch:
+    def _forget(self, bulk: Sequence[Record]) -> None:
+        for _ in bulk:
             self._records.popleft()
         if self._content:
-            self._content_size -= sum(map(_size, batch))
+            self._content_size -= sum(map(_size, bulk))
 
     async def _prune_on(self) -> None:
         """Remove what is too old, in bites. The first look is at any time of the first minute: gateways that start
         together need not look together."""
         await asyncio.sleep(PRUNE_EVERY * self._dice())
         while True:
-            try:
-                removed = await self._ledger.prune(self._wall() - self._retention, PRUNE_BITE)
-            except StoreUnavailable as exc:
-                removed = 0
-                log.debug("records that are too old cannot be removed now", error=str(exc))
+            removed = await self._prune() if self._outage.since is None else 0
             await asyncio.sleep(PRUNE_PAUSE if removed == PRUNE_BITE else PRUNE_EVERY)
+
+    async def _prune(self) -> int:
+        began, removed = self._clock(), 0
+        try:
+            removed = await self._ledger.prune(self._wall() - self._retention, PRUNE_BITE)
+        except StoreUnavailable as exc:
+            self._unpruned.failed(began, exc)
+        else:
+            self._unpruned.over()
+        return removed
 
 
 def _record(note: Note, completed_at: float, tiers: Sequence[str], content: bool) -> Record:

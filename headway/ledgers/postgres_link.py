@@ -114,6 +114,8 @@ class _Line:
         self._who = f"PostgreSQL at {shown_url(url)}"
         self._turn = asyncio.Lock()
         self._connection: asyncpg.Connection | None = None
+        self._leaving: set[asyncio.Task[None]] = set()
+        """What still takes leave of connections that are used no more."""
 
     @contextlib.asynccontextmanager
     async def use(self, within: float) -> AsyncIterator[asyncpg.Connection]:
@@ -136,13 +138,8 @@ class _Line:
 
     async def close(self) -> None:
         """Close the connection, if there is one."""
-        connection, self._connection = self._connection, None
-        if connection is None:
-            return
-        try:
-            await connection.close(timeout=CLOSE_WITHIN)
-        except (*_FAULTS, TimeoutError):
-            connection.terminate()
+        self._cut()
+        await asyncio.gather(*self._leaving)
 
     async def _connected(self) -> asyncpg.Connection:
         if self._connection is None or self._connection.is_closed():
@@ -160,9 +157,21 @@ class _Line:
         return StoreUnavailable(f"{self._who} {what}: {_said(exc)}")
 
     def _cut(self) -> None:
+        """Use the connection no more."""
         if self._connection is not None:
-            self._connection.terminate()
+            leaving = asyncio.ensure_future(_leave(self._connection))
             self._connection = None
+            self._leaving.add(leaving)
+            leaving.add_done_callback(self._leaving.discard)
+
+
+async def _leave(connection: asyncpg.Connection) -> None:
+    """Close a connection. What the server still does for it is undone: its rows would be held against those who bring
+    them again."""
+    try:
+        await connection.close(timeout=CLOSE_WITHIN)
+    except (*_FAULTS, TimeoutError):
+        connection.terminate()
 
 
 def _check_files(url: str) -> None:

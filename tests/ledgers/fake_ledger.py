@@ -15,6 +15,9 @@ class FakeLedger:
     Attributes:
         away: every call fails.
         slow: seconds that a call takes.
+        row_seconds: seconds that a write takes for each row.
+        within: seconds after which a write counts as not answered, and is undone.
+        unfit: why no row can be removed, if none can.
         unloved: ids of records that it cannot take.
         batches: what was written, batch by batch.
         calls: writes that were asked for.
@@ -26,6 +29,9 @@ class FakeLedger:
     def __init__(self) -> None:
         self.away = False
         self.slow = 0.0
+        self.row_seconds = 0.0
+        self.within = 5.0
+        self.unfit = ""
         self.unloved: set[str] = set()
         self.batches: list[list[Record]] = []
         self.calls = 0
@@ -45,6 +51,10 @@ class FakeLedger:
         self.calls += 1
         batch = list(records)
         await self._answer()
+        takes = self.row_seconds * len(batch)
+        await asyncio.sleep(min(takes, self.within))
+        if takes > self.within:
+            raise StoreUnavailable("no answer in time")
         if self.unloved.intersection(record.id for record in batch):
             raise ValueError("not that one")
         self.batches.append(batch)
@@ -55,6 +65,8 @@ class FakeLedger:
 
     async def prune(self, before: float, limit: int) -> int:
         await self._answer()
+        if self.unfit:
+            raise StoreUnavailable(self.unfit)
         self.pruned.append((asyncio.get_running_loop().time(), before, limit))
         removed = min(self.old, limit)
         self.old -= removed

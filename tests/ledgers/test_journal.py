@@ -12,7 +12,7 @@ from headway import errors, journal
 from headway.config import Settings
 from headway.errors import SettingError
 from headway.held import Note
-from headway.journal import BULK, FLUSH_WITHIN, INTERVAL, PRUNE_BITE, PRUNE_EVERY, Journal
+from headway.journal import BULK, FIRST_BULK, FLUSH_WITHIN, INTERVAL, PRUNE_BITE, PRUNE_EVERY, Journal
 from headway.model import Caller, Entry, Failure, Ran, Reply, ShareKind
 from headway.supervisor import Supervisor
 from headway.tally import Tally
@@ -193,7 +193,7 @@ def test_the_bound_holds_for_notes_that_come_at_once_and_while_a_batch_is_under_
             await asyncio.sleep(0.5)
             it.journal.add(notes(10, 2000))
             assert (it.journal.waiting, it.tally.ledger_dropped) == (1000, 710)
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(1000 / FIRST_BULK)
             assert it.ids == list(range(1000))
             it.journal.add(notes(10, 3000))
             assert (it.journal.waiting, it.tally.ledger_dropped) == (10, 710)
@@ -253,6 +253,49 @@ def test_a_record_that_the_ledger_cannot_take_costs_no_other_one() -> None:
                 assert it.tally.ledger_dropped == 2
                 assert it.ledger.calls < 100
         assert [line["request_id"] for line in logs] == ["id-7", "id-500"]
+
+    virtual_time.run(main)
+
+
+def test_a_slow_ledger_is_drained_as_fast_as_it_goes() -> None:
+    async def main(clock: Clock) -> None:
+        async with keeping(clock) as it:
+            it.ledger.row_seconds = 1 / 230
+            it.journal.add(notes(3006))
+            await asyncio.sleep(3006 / 230 + 1.0)
+            assert it.ids == list(range(3006))
+            assert it.ledger.calls == len(it.ledger.batches), "one was not taken in time"
+
+    virtual_time.run(main)
+
+
+def test_what_a_ledger_cannot_take_in_time_it_is_given_in_halves() -> None:
+    """Bulks had grown before the ledger became slow."""
+
+    async def main(clock: Clock) -> None:
+        async with keeping(clock) as it:
+            it.journal.add(notes(3 * BULK))
+            await asyncio.sleep(INTERVAL)
+            assert max(map(len, it.ledger.batches)) == BULK
+            it.ledger.row_seconds = 1 / 10
+            it.journal.add(notes(1000, 3 * BULK))
+            await asyncio.sleep(200.0)
+            assert it.ids == list(range(3 * BULK + 1000))
+
+    virtual_time.run(main)
+
+
+def test_at_the_end_a_slow_ledger_gets_the_rows_that_it_can_take() -> None:
+    async def main(clock: Clock) -> None:
+        async with keeping(clock) as it:
+            it.journal.add(notes(3 * BULK))
+            await asyncio.sleep(INTERVAL)
+            it.ledger.row_seconds = 1 / 230
+            it.journal.add(notes(3006, 3 * BULK))
+            await asyncio.sleep(2 * INTERVAL)
+        written = len(it.ledger.records) - 3 * BULK
+        assert written > 0.8 * 230 * FLUSH_WITHIN
+        assert it.tally.ledger_dropped == 3006 - written
 
     virtual_time.run(main)
 
@@ -332,6 +375,22 @@ def test_what_is_too_old_is_removed_now_and_then_in_bites() -> None:
             it.ledger.away = False
             await asyncio.sleep(PRUNE_EVERY)
             assert it.ledger.old == 0
+
+    virtual_time.run(main)
+
+
+def test_rows_that_may_not_be_removed_are_said_once_and_once_that_they_are_again() -> None:
+    async def main(clock: Clock) -> None:
+        with structlog.testing.capture_logs() as logs:
+            async with keeping(clock) as it:
+                it.ledger.unfit = "permission denied"
+                await asyncio.sleep(3 * PRUNE_EVERY)
+                it.ledger.unfit = ""
+                await asyncio.sleep(2 * PRUNE_EVERY)
+        assert [(line["event"], line["who"], line.get("error")) for line in logs] == [
+            ("the ledger is out of reach", "ledger retention", "permission denied"),
+            ("the ledger is back", "ledger retention", None),
+        ]
 
     virtual_time.run(main)
 

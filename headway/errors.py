@@ -5,6 +5,7 @@
     ├── TargetError             the target cannot be loaded or broke the rules when tried
     ├── BrokerUnavailable       the broker cannot be reached, or does not answer in time
     ├── StoreUnavailable        the database of ledger or keys cannot be reached, or does not answer in time
+    │   └── StoreCorrupted      what it holds makes no sense any more
     ├── BackendError            the black box failed on a whole batch
     │   ├── BatchRaised         user code raised
     │   ├── WorkerCrashed       the worker process died
@@ -125,6 +126,10 @@ class BrokerUnavailable(HeadwayError):
 
 class StoreUnavailable(HeadwayError):
     """The database of ledger or keys cannot be reached, or does not answer in time."""
+
+
+class StoreCorrupted(StoreUnavailable):
+    """The database of ledger or keys is damaged: nothing that it says is to be relied on, not even that nothing has changed."""
 
 
 class BackendError(HeadwayError):

@@ -3,7 +3,7 @@
     store ──changes, each second──▶ ring ◀──identify── each request
 
 A key that is added or revoked is known after the next beat; one that expires ends at its instant. While the store is away
-the ring serves on with what it last heard.
+the ring serves on with what it last heard. Once the store is found damaged nobody is let in, as nobody knows what was revoked.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import NamedTuple
 import structlog
 
 from headway.config import Settings
-from headway.errors import StoreUnavailable
+from headway.errors import SERVICE_OVERLOADED, RequestError, StoreCorrupted, StoreUnavailable
 from headway.identity.api_key import digest, parse
 from headway.identity.callers import make_caller
 from headway.model import Caller, Key
@@ -36,6 +36,9 @@ SEEN = 10_000
 """Good keys that are remembered as they came, so that they need not be taken apart again."""
 AFRESH_EVERY = 60.0
 """Seconds after which all keys are read again, for what a store cannot tell: a row removed by hand."""
+RETRY_AFTER = 5.0
+"""Seconds after which to ask again who is told that keys cannot be checked."""
+_DAMAGED = "API keys cannot be checked, as the place where they are kept is damaged"
 
 
 class _Held(NamedTuple):
@@ -76,6 +79,7 @@ class KeyRing:
         self._fresh: float | None = None
         self._whole = -inf
         self._reached = False
+        self._damaged = False
 
     def __len__(self) -> int:
         return len(self._held)
@@ -101,7 +105,13 @@ class KeyRing:
         await self._store.close()
 
     def identify(self, authorization: bytes) -> Caller | None:
-        """The caller whose key this `Authorization` header carries (`Bearer KEY`); None for any other."""
+        """The caller whose key this `Authorization` header carries (`Bearer KEY`); None for any other.
+
+        Raises:
+            RequestError: the store of keys is damaged: who has a key cannot be told.
+        """
+        if self._damaged:
+            raise RequestError(_DAMAGED, code=SERVICE_OVERLOADED, retry_after=RETRY_AFTER)
         came = sha256(authorization).digest()
         held = self._seen.get(came)
         if held is None:
@@ -130,6 +140,14 @@ class KeyRing:
         Raises:
             StoreUnavailable: the store does not answer.
         """
+        try:
+            await self._refresh()
+            self._damaged = False
+        except StoreCorrupted:
+            self._damaged = True
+            raise
+
+    async def _refresh(self) -> None:
         began = self._clock()
         if self._fresh is not None:
             self._tally.keys_age = began - self._fresh

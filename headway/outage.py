@@ -2,7 +2,8 @@
 
     answers ──a call fails──▶ out of reach ──a call succeeds──▶ answers
 
-It is told of every call. What is said in the log is said once when it goes and once when it is back.
+It is told of every call. What is said in the log is said once when it goes and once when it is back; that a store is damaged
+is said as an error.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable
 
 import structlog
 
-from headway.errors import HeadwayError
+from headway.errors import HeadwayError, StoreCorrupted
 
 log = structlog.get_logger(__name__)
 
@@ -33,17 +34,23 @@ class Outage:
         self._clock = clock
         self._what = what
         self.since: float | None = None
+        self._damaged = False
 
     def failed(self, began: float, error: HeadwayError) -> None:
         """A call that began at instant `began` was not answered."""
+        damaged = isinstance(error, StoreCorrupted)
+        if damaged and not self._damaged:
+            log.error(f"the {self._what} is damaged", who=self._who, error=str(error))
+        elif self.since is None:
+            log.warning(f"the {self._what} is out of reach", who=self._who, error=str(error))
         if self.since is None:
             self.since = began
-            log.warning(f"the {self._what} is out of reach", who=self._who, error=str(error))
+        self._damaged |= damaged
 
     def over(self) -> bool:
         """A call was answered; True when that ends an outage."""
         if self.since is None:
             return False
         log.info(f"the {self._what} is back", who=self._who, after=round(self._clock() - self.since, 3))
-        self.since = None
+        self.since, self._damaged = None, False
         return True

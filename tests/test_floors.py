@@ -23,6 +23,7 @@ FLOORS: dict[str, int] = {
     "tally": 0,
     "target": 0,
     "core": 1,
+    "folder_lock": 2,
     "ports": 2,
     "brokers": 3,
     "backends": 3,

@@ -21,27 +21,22 @@ take turns by a lock on its folder.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import fcntl
 import os
 import re
 import tempfile
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from time import monotonic, sleep
 
 import msgspec
 
 from headway.core.rotation import check_new
 from headway.errors import SettingError, StoreUnavailable
+from headway.folder_lock import locked
 from headway.identity.api_key import is_id
 from headway.model import Key
 
-LOCK_WITHIN = 5.0
-"""Seconds for which a writer waits for another."""
-_LOCK_EVERY = 0.02
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 _MEND = "A key has id, sha256, user, tenant and tier, and may have models, rate, burst, created_at, expires_at and replaces."
 
@@ -175,7 +170,7 @@ class KeysFile:
 
     def _change_now(self, change: Callable[[dict[str, Key]], bool]) -> bool:
         path = self._path.resolve()
-        with _turn(path.parent):
+        with locked(path.parent):
             keys = self._read(True)
             done = change(keys)
             if done:
@@ -185,25 +180,6 @@ class KeysFile:
 
 def _in_order(keys: Iterable[Key]) -> list[Key]:
     return sorted(keys, key=lambda key: (key.created_at, key.id))
-
-
-@contextlib.contextmanager
-def _turn(folder: Path) -> Iterator[None]:
-    """Be the only one who writes into a folder."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        until = monotonic() + LOCK_WITHIN
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if monotonic() >= until:
-                    raise StoreUnavailable(f"another process has been writing into {folder} for long") from None
-                sleep(_LOCK_EVERY)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _replace(path: Path, text: str) -> None:

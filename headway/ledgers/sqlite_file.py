@@ -6,22 +6,19 @@ not wait for each other. With synchronous=NORMAL a loss of power may take the la
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
-import os
-import queue
 import sqlite3
-import threading
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from headway.config import shown_url
-from headway.errors import SettingError, StoreUnavailable
+from headway.errors import SettingError, StoreCorrupted, StoreUnavailable
 from headway.ledgers.schema import SQLITE, VERSIONS, missing
+from headway.ledgers.sqlite_hand import MEND, SqliteHand
+from headway.ledgers.sqlite_place import make
 
 T = TypeVar("T")
 
@@ -29,16 +26,13 @@ BUSY_WITHIN = 5.0
 """Seconds for which SQLite waits while another process writes."""
 BUSY_AGAIN = 0.01
 """Seconds after which it is asked again where it does not wait by itself."""
-CALL_WITHIN = 10.0
-"""Seconds after which a call counts as not answered."""
-CLOSE_WITHIN = 2.0
-"""Seconds for which the end of what is under way is waited for."""
 
 _SCHEME = "sqlite:///"
-_UNFIT = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM)
+_UNFIT = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM)
 """Codes of errors that do not pass by themselves."""
 _PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO)
 """Numbers of errors that do."""
+_MEND = "Name a file, new or made by Headway, in a folder that is there and may be written to."
 
 
 def existing(url: str) -> str:
@@ -62,25 +56,28 @@ class SqliteFile:
 
     Arguments:
         url: sqlite:///relative/path or sqlite:////absolute/path.
+        checked: tables that are looked through for damage whenever the file is opened.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, checked: Sequence[str] = ()) -> None:
         self.shown = shown_url(url)
         self._path = url.removeprefix(_SCHEME)
-        self._opened: tuple[int, int] | None = None
-        """Which file that was, by device and inode."""
-        self._writer = _Hand("ledger writer", self._connected)
-        self._reader = _Hand("ledger reader", self._connected)
+        self._checked = checked
+        self._writer = SqliteHand("ledger writer", self._path, self._connected)
+        self._reader = SqliteHand("ledger reader", self._path, self._checked_too)
 
     async def open(self) -> None:
         """Make the file if need be, and bring its tables up to date; of several processes one does so.
 
         Raises:
-            SettingError: it cannot be such a file, or is a later version's.
+            SettingError: it cannot be such a file, is damaged, or is a later version's.
             StoreUnavailable: it is locked, or its disk does not do.
         """
-        await self._writer.do(self._prepare)
-        await self._reader.do(lambda connection: connection.execute("SELECT 1 FROM headway_schema").fetchall())
+        try:
+            for hand in (self._writer, self._reader):
+                await hand.do(lambda connection: None)
+        except StoreCorrupted as exc:
+            raise self._unfit(str(exc).removesuffix(f". {MEND}"), MEND) from exc
 
     async def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Do `work` in a transaction, all or nothing.
@@ -90,19 +87,23 @@ class SqliteFile:
         """
 
         def in_transaction(connection: sqlite3.Connection) -> T:
-            self._check_place()
             with _transaction(connection):
                 return work(connection)
 
         return await self._writer.do(in_transaction)
 
     async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Do `work`, which only reads.
+        """Do `work`, which only reads, at one instant of the file.
 
         Raises:
             StoreUnavailable: there is no answer.
         """
-        return await self._reader.do(work)
+
+        def at_an_instant(connection: sqlite3.Connection) -> T:
+            with _transaction(connection, "BEGIN"):
+                return work(connection)
+
+        return await self._reader.do(at_an_instant)
 
     async def close(self) -> None:
         """Let go of the file. Work that hangs is left to itself."""
@@ -117,44 +118,32 @@ class SqliteFile:
         with self._fit(), contextlib.ExitStack() as undone:
             undone.callback(connection.close)
             connection.execute("PRAGMA synchronous = NORMAL")
+            _use_wal(connection)
+            _bring_up_to_date(connection, self.shown)
             undone.pop_all()
-        self._opened = self._there()
         return connection
 
-    def _there(self) -> tuple[int, int] | None:
-        try:
-            found = Path(self._path).stat()
-        except OSError:
-            return None
-        return found.st_dev, found.st_ino
-
-    def _check_place(self) -> None:
-        """A file that was moved takes rows on, where nobody looks for them. It is not made anew: what belongs to the one
-        that was moved lies beside it still, and would get into it."""
-        if self._there() != self._opened:
-            raise StoreUnavailable(
-                "the ledger's file was moved or removed; put it back, or end all processes that use it and start again"
-            )
+    def _checked_too(self) -> sqlite3.Connection:
+        connection = self._connected()
+        with contextlib.ExitStack() as undone:
+            undone.callback(connection.close)
+            for table in self._checked:
+                [found] = connection.execute(f"PRAGMA integrity_check({table})").fetchone()
+                if found != "ok":
+                    raise StoreCorrupted(f"the ledger's file is corrupted: {found}. {MEND}")
+            undone.pop_all()
+        return connection
 
     def _make(self) -> None:
         """Make the file, readable by its owner only, as it tells who asked what."""
         if self._path.startswith((":memory:", "file:")):
             raise self._unfit("is no path")
         try:
-            path = Path(self._path)
-            if path.exists() and not (path.is_file() or path.is_dir()):  # To open a device or a pipe may do something.
-                raise self._unfit("is no regular file")
-            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            make(self._path)
         except (OSError, ValueError) as exc:
             if getattr(exc, "errno", None) in _PASSING:
                 raise StoreUnavailable(f"the ledger cannot be opened: {exc}") from exc
             raise self._unfit(getattr(exc, "strerror", None) or str(exc)) from None
-
-    def _prepare(self, connection: sqlite3.Connection) -> None:
-        with self._fit():
-            _use_wal(connection)
-            with _transaction(connection):
-                _bring_up_to_date(connection, self.shown)
 
     @contextlib.contextmanager
     def _fit(self) -> Iterator[None]:
@@ -166,8 +155,7 @@ class SqliteFile:
                 raise self._unfit(str(exc)) from None
             raise
 
-    def _unfit(self, why: str) -> SettingError:
-        mend = "Name a file, new or made by Headway, in a folder that is there and may be written to."
+    def _unfit(self, why: str, mend: str = _MEND) -> SettingError:
         return SettingError("ledger", self.shown, f"cannot be opened: {why}", mend)
 
 
@@ -185,19 +173,31 @@ def _use_wal(connection: sqlite3.Connection) -> None:
 
 
 def _bring_up_to_date(connection: sqlite3.Connection, shown: str) -> None:
+    if _version(connection) == len(SQLITE):
+        return
+    with _transaction(connection):
+        version = _version(connection)
+        if version is None:
+            connection.execute(VERSIONS)
+        for number, statements in missing(SQLITE, version or 0, shown):
+            for statement in statements:
+                connection.execute(statement)
+            connection.execute("INSERT INTO headway_schema VALUES (?)", (number,))
+
+
+def _version(connection: sqlite3.Connection) -> int | None:
+    """Number of the last step that was done; None where there is not even a table of them."""
     if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'headway_schema'").fetchone():
-        connection.execute(VERSIONS)
+        return None
     [version] = connection.execute("SELECT coalesce(max(version), 0) FROM headway_schema").fetchone()
-    for number, statements in missing(SQLITE, version, shown):
-        for statement in statements:
-            connection.execute(statement)
-        connection.execute("INSERT INTO headway_schema VALUES (?)", (number,))
+    return int(version)
 
 
 @contextlib.contextmanager
-def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """What is done in the block is done wholly or not at all. It is the only writer from its beginning."""
-    connection.execute("BEGIN IMMEDIATE")
+def _transaction(connection: sqlite3.Connection, begin: str = "BEGIN IMMEDIATE") -> Iterator[None]:
+    """What is done in the block is done wholly or not at all. It is the only writer from its beginning, unless another
+    `begin` says otherwise."""
+    connection.execute(begin)
     try:
         yield
         connection.execute("COMMIT")
@@ -205,84 +205,3 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
         if connection.in_transaction:  # Some errors have SQLite end it by itself.
             connection.execute("ROLLBACK")
         raise
-
-
-class _Hand:
-    """A thread that does one thing after the other with a connection of its own. It starts with the first.
-
-    Arguments:
-        name: of the thread.
-        connect: makes the connection.
-    """
-
-    def __init__(self, name: str, connect: Callable[[], sqlite3.Connection]) -> None:
-        self._name = name
-        self._connect = connect
-        self._connection: sqlite3.Connection | None = None
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._last: asyncio.Future[Any] | None = None
-
-    async def do(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Its outcome. What takes too long is left to itself; what comes next waits for it."""
-        try:
-            async with asyncio.timeout(CALL_WITHIN):
-                if self._last is not None and not self._last.done():
-                    await asyncio.wait({self._last})
-                self._last = done = self._hand_over(work)
-                await asyncio.wait({done})
-        except TimeoutError:
-            raise StoreUnavailable(f"the ledger's file does not answer within {CALL_WITHIN:g} s") from None
-        try:
-            return done.result()
-        except (sqlite3.OperationalError, sqlite3.InternalError) as exc:
-            raise StoreUnavailable(f"the ledger's file does not do: {exc}") from exc
-        except sqlite3.DatabaseError as exc:
-            if type(exc) is not sqlite3.DatabaseError:
-                raise
-            raise StoreUnavailable(f"the ledger's file does not do: {exc}") from exc
-
-    async def end(self) -> None:
-        """Close the connection and end the thread."""
-        thread, self._thread = self._thread, None
-        if thread is None:
-            return
-        closed = self._hand_over(lambda _: self._shut(), thread)
-        self._jobs.put(None)
-        await asyncio.wait({closed}, timeout=CLOSE_WITHIN)
-        if closed.done():
-            thread.join()
-
-    def _hand_over(
-        self, work: Callable[[sqlite3.Connection], T], thread: threading.Thread | None = None
-    ) -> asyncio.Future[T]:
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[T] = loop.create_future()
-        done.add_done_callback(lambda done: done.cancelled() or done.exception())  # Nobody may be there to see it.
-
-        def job() -> None:
-            try:
-                if self._connection is None:
-                    self._connection = self._connect()
-                outcome = work(self._connection)
-            except BaseException as exc:
-                settle = partial(done.set_exception, exc)
-            else:
-                settle = partial(done.set_result, outcome)
-            with contextlib.suppress(RuntimeError):  # The loop has been closed.
-                loop.call_soon_threadsafe(settle)
-
-        if thread is None and self._thread is None:
-            self._thread = threading.Thread(target=self._work_on, name=self._name, daemon=True)
-            self._thread.start()
-        self._jobs.put(job)
-        return done
-
-    def _work_on(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            job()
-
-    def _shut(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None

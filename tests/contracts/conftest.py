@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from headway.identity import keys_file
-from headway.ledgers import postgres_link, sqlite_file
+from headway import folder_lock
+from headway.ledgers import postgres_link, sqlite_file, sqlite_hand
 from tests.contracts.brokers import HARNESSES, Harness
 from tests.servers.redis import SharedServers
 
@@ -24,9 +24,10 @@ def harness(request: pytest.FixtureRequest, servers: SharedServers) -> Iterator[
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files and databases are waited for, however slow the disk is."""
     for module, names in (
-        (keys_file, ["LOCK_WITHIN"]),
+        (folder_lock, ["LOCK_WITHIN"]),
         (postgres_link, ["CALL_WITHIN", "CLOSE_WITHIN"]),
-        (sqlite_file, ["BUSY_WITHIN", "CALL_WITHIN", "CLOSE_WITHIN"]),
+        (sqlite_file, ["BUSY_WITHIN"]),
+        (sqlite_hand, ["CALL_WITHIN", "CLOSE_WITHIN"]),
     ):
         for name in names:
             monkeypatch.setattr(module, name, 60.0)

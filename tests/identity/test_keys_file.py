@@ -16,8 +16,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from headway import folder_lock
 from headway.errors import SettingError, StoreUnavailable
-from headway.identity import keys_file
 from headway.identity.keys_file import KeysFile
 from headway.model import Key
 from tests.identity.writing import digest_of, entry, id_of, key_of
@@ -167,7 +167,7 @@ def test_what_is_written_is_read_the_same(made: Key, tmp_path: Path) -> None:
 
 
 def test_writers_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keys_file, "LOCK_WITHIN", 60.0)
+    monkeypatch.setattr(folder_lock, "LOCK_WITHIN", 60.0)
     path = tmp_path / "keys.toml"
     names = [f"key{letter}" for letter in "abcdefghijkl"]
     threads = [threading.Thread(target=lambda name=name: run(KeysFile(path).add(key(name)))) for name in names]
@@ -179,7 +179,7 @@ def test_writers_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_writer_that_stays_is_not_waited_for_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keys_file, "LOCK_WITHIN", 0.0)
+    monkeypatch.setattr(folder_lock, "LOCK_WITHIN", 0.0)
     store = written(tmp_path, entry("a"))
     folder = os.open(tmp_path, os.O_RDONLY)
     try:

@@ -15,7 +15,7 @@ import pytest
 from headway.cli import EXIT_SETTING
 from headway.config import Settings
 from headway.errors import SettingError, StoreUnavailable
-from headway.ledgers import postgres_link, sqlite_file
+from headway.ledgers import postgres_link, sqlite_file, sqlite_hand
 from headway.lifecycle import Resource
 from headway.ports import Identity, Ledger
 from headway.tally import Tally
@@ -44,7 +44,7 @@ async def opened(url: str) -> Ledger:
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """What answers is waited for, however busy the machine is."""
     for name in ("CALL_WITHIN", "CLOSE_WITHIN"):
-        for module in (sqlite_file, postgres_link):
+        for module in (sqlite_hand, postgres_link):
             monkeypatch.setattr(module, name, LONG)
 
 
@@ -159,14 +159,14 @@ def test_a_disk_that_hangs_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.M
 
     async def main() -> None:
         ledger = await opened(f"sqlite:///{path}")
-        monkeypatch.setattr(sqlite_file, "CALL_WITHIN", 0.02)
+        monkeypatch.setattr(sqlite_hand, "CALL_WITHIN", 0.02)
         with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             for _ in range(3):
                 with pytest.raises(StoreUnavailable, match=r"within 0\.02 s"):
                     await ledger.write([record()])
             other.execute("ROLLBACK")
-        monkeypatch.setattr(sqlite_file, "CALL_WITHIN", LONG)
+        monkeypatch.setattr(sqlite_hand, "CALL_WITHIN", LONG)
         kept = record()
         await ledger.write([kept])
         assert await ledger.find(kept.id) == [kept]

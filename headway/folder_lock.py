@@ -1,0 +1,39 @@
+"""A lock on a folder, by which processes take turns at the files in it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from time import monotonic, sleep
+
+from headway.errors import StoreUnavailable
+
+LOCK_WITHIN = 5.0
+"""Seconds for which another process is waited for."""
+_LOCK_EVERY = 0.02
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Be the only one who changes which files lie in a folder. The thread waits for its turn.
+
+    Raises:
+        StoreUnavailable: it does not come within LOCK_WITHIN.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        until = monotonic() + LOCK_WITHIN
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if monotonic() >= until:
+                    raise StoreUnavailable(f"another process has been writing into {folder} for long") from None
+                sleep(_LOCK_EVERY)
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,70 @@
+"""Which file lies at the path of an SQLite database, and how a new one gets there.
+
+Closing any descriptor of a file ends all POSIX locks that the process has on it, those of SQLite among them. Another process then takes
+itself for the last one, and deletes the log (`-wal`) that this process writes on into: rows are lost and the file is corrupted.
+So nothing here, and nothing elsewhere in a process, ever opens the file or what lies beside it: only SQLite does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from pathlib import Path
+from typing import NamedTuple
+
+_Inode = tuple[int, int]
+
+
+class Place(NamedTuple):
+    """The files of one database, by device and inode.
+
+    Attributes:
+        file: the database itself.
+        log: its write-ahead log; None when there is none.
+    """
+
+    file: _Inode
+    log: _Inode | None
+
+
+def look(path: str) -> Place | None:
+    """The files at a path now; None when there is no database."""
+    real = os.path.realpath(path)
+    file = _inode(real)
+    return None if file is None else Place(file, _inode(f"{real}-wal"))
+
+
+def make(path: str) -> None:
+    """Make an empty file if there is none, readable by its owner only, without ever having it open.
+
+    Raises:
+        OSError: there can be none, or it may not be used.
+        ValueError: it is no path.
+    """
+    real = os.path.realpath(path)
+    with contextlib.suppress(FileExistsError):
+        os.mknod(real, 0o600 | stat.S_IFREG)
+    mode = Path(real).stat().st_mode
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(None, "Is a directory")
+    if not stat.S_ISREG(mode):  # To open a device or a pipe may do something.
+        raise OSError(None, "is no regular file")
+    if not os.access(real, os.R_OK | os.W_OK):
+        raise PermissionError(None, "Permission denied")
+
+
+def remove_log(path: str) -> None:
+    """Remove the log and its index, which belong to a database that no longer lies here: the one that does would take
+    them for its own."""
+    real = os.path.realpath(path)
+    for suffix in ("-wal", "-shm"):
+        Path(real + suffix).unlink(missing_ok=True)
+
+
+def _inode(path: str) -> _Inode | None:
+    try:
+        found = Path(path).stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

@@ -1,0 +1,12 @@
+"""A checker that knows what every request is promised: tasks, ids used again, idempotency keys, several tenants.
+
+    operation.py    plain data: what clients did, what the model function ran, what was done to the service
+    faults.py       what each fault may cost
+    search.py       which histories of one object are allowed: a search through all orders of effects
+    ids.py keys.py  the two objects: an id of a tenant, an idempotency key of a tenant
+    checker.py      judges a whole history
+    crowd.py        many clients that ask, leave, ask again, poll and delete, and note all of it
+    client.py       one connection of theirs
+
+The first five are pure: no clock, no dice, no input or output. `bench/chaos.py` uses all of it.
+"""

@@ -1,0 +1,293 @@
+"""Judges a whole history: is every answer explained by what clients, faults and the model function did?
+
+    violations = check(history)
+
+Each object (an id, a key) is judged by the search; what is known of runs and of single answers by the rules here. A rule
+never blames what a fault of the history may cost.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from tests.promises.faults import REDO_SECONDS
+from tests.promises.ids import Id, Standing
+from tests.promises.keys import Flight, Key
+from tests.promises.operation import History, Kind, Operation, Run
+from tests.promises.search import Search, TooComplex
+
+GRACE = 10.0
+"""Seconds beyond its deadline after which a task must have its outcome, unless the service stood still for longer."""
+DISPATCH = 1.0
+"""Seconds that may pass on a busy machine from the claim of a batch until the model function has it."""
+SHOWN = 12
+"""Operations of an object's history that are told with a violation."""
+ASKS = (Kind.ASK, Kind.TASK)
+ALLOWED = "not allowed by its history"
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A promise that was broken: which, and the operations that show it."""
+
+    promise: str
+    story: str
+
+    def __str__(self) -> str:
+        return f"{self.promise}: {self.story}"
+
+
+def check(history: History) -> list[Violation]:
+    """All violations; none if the history is allowed."""
+    return [*_answers(history), *_objects(history), *_Runs(history).judge(), *_ends(history)]
+
+
+# Single answers.
+
+
+def _answers(history: History) -> Iterator[Violation]:
+    for one in history.operations:
+        told = one.output is not None and one.kind in ASKS
+        if told and text_of(one.output or "") != one.text.upper():
+            yield Violation("answer to another request", str(one))
+        if one.status == 500:
+            yield Violation("error of the service itself", str(one))
+        if one.lost in ("cut", "silent", "unreachable"):
+            yield Violation("no answer", str(one))
+    for text in history.unasked:
+        yield Violation("bytes that nobody asked for", text)
+
+
+def text_of(output: str) -> str:
+    """What the model function was asked for, as an output tells it."""
+    return output.rpartition("|")[0]
+
+
+def mark_of(output: str) -> str:
+    """Which place in which run an output is of."""
+    return output.rpartition("|")[2]
+
+
+# Ids and keys.
+
+
+def _objects(history: History) -> Iterator[Violation]:
+    ids: dict[tuple[str, str], list[Operation]] = defaultdict(list)
+    keys: dict[tuple[str, str], list[Operation]] = defaultdict(list)
+    for one in history.operations:
+        if one.lost == "torn":
+            continue
+        if one.id:
+            ids[one.tenant, one.id].append(one)
+        if one.key:
+            keys[one.tenant, one.key].append(one)
+    losses = _losses(history)
+    for under in ids.values():
+        if len(under) > 1 or under[0].kind is not Kind.ASK:
+            yield from _search(Search(Id(under), [*under, *losses]), under)
+    for under in keys.values():
+        yield from _search(Search(Key(), [*under, *losses]), under)
+
+
+def _losses(history: History) -> list[Operation]:
+    """The times at which state may be lost, as operations of nobody."""
+    numbers = count(-1, -1)
+    return [
+        Operation(
+            next(numbers), Kind.LOSS, "", "", fault.began,
+            returned=None if fault.ended is None else fault.ended + REDO_SECONDS,
+        )
+        for fault in history.faults
+        if fault.cost.loses
+    ]  # fmt: skip
+
+
+def _search(search: Search[Standing] | Search[Flight], under: Sequence[Operation]) -> Iterator[Violation]:
+    try:
+        blamed = search.unexplained()
+    except TooComplex:
+        yield Violation("not judged", f"too many explanations; {_story(under, under[-1])}")
+        return
+    if blamed is not None:
+        yield Violation(_promise(blamed, under), _story(under, blamed))
+
+
+def _promise(blamed: Operation, under: Sequence[Operation]) -> str:
+    """What is most likely broken, in the words of the promises."""
+    before = [one for one in under if one is not blamed and one.called < (blamed.returned or 0.0)]
+    if blamed.status == 404:
+        return "a task that lives is unknown (404)"
+    if not any(one.kind in ASKS for one in before) and blamed.kind not in ASKS:
+        return "a task of nobody, or of another tenant"
+    told = {one.outcome for one in before if one.outcome and one.text in ("", blamed.text)}
+    if blamed.outcome and told and blamed.outcome not in told:
+        return "two outcomes"
+    if any(one.kind is Kind.FORGET and one.status == 204 for one in before) and blamed.kind is Kind.POLL:
+        return "known after its DELETE"
+    if blamed.status in (409, 422) and blamed.code == "IDEMPOTENCY_CONFLICT":
+        return "a conflict with nothing"
+    return ALLOWED
+
+
+def _story(under: Sequence[Operation], blamed: Operation) -> str:
+    told = sorted(under, key=lambda one: one.called)
+    place = told.index(blamed)
+    told = told[max(0, place - SHOWN + 2) : place + 2]
+    return f"{blamed}\n" + "".join(f"    {one}\n" for one in told)
+
+
+# Runs.
+
+
+class _Runs:
+    """What ran, beside what was asked and answered."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self._marks: dict[str, tuple[Run, str]] = {}
+        self._of: dict[str, list[Run]] = defaultdict(list)
+        for run in history.runs:
+            for mark, text in run.marks().items():
+                self._marks[mark] = run, text
+                self._of[text].append(run)
+        self._groups = _Groups(history)
+
+    def judge(self) -> Iterator[Violation]:
+        yield from self._outputs()
+        yield from self._keys()
+        yield from self._departed()
+
+    def _outputs(self) -> Iterator[Violation]:
+        """Each output is of a run that can have answered, and of one for those alone who may share it."""
+        owners: dict[str, Operation] = {}
+        for one in self._history.operations:
+            if one.output is None or one.returned is None:
+                continue
+            mark = mark_of(one.output)
+            run, text = self._marks.get(mark, (None, ""))
+            if run is None or text.upper() != text_of(one.output):
+                yield Violation("output of no run", str(one))
+                continue
+            if one.kind is Kind.POLL and not self._groups.knows(one):
+                continue  # A task of another tenant, which its history tells.
+            if run.began > one.returned or run.began < self._groups.first_call(one):
+                yield Violation("output of a run at another time", f"{one}, run {run.began:.3f}–{run.ended}")
+            owner = owners.setdefault(mark, one)
+            if owner.tenant != one.tenant:
+                yield Violation("answer of another tenant", f"{one}\n    {owner}")
+            elif not self._groups.together(owner, one):
+                yield Violation("answer to another request", f"{one}\n    {owner}")
+
+    def _keys(self) -> Iterator[Violation]:
+        """A text that is asked under one key alone runs once, and all who are told hear the same."""
+        under: dict[tuple[str, str], list[Operation]] = defaultdict(list)
+        users: dict[str, set[tuple[str, str]]] = defaultdict(set)
+        for one in self._history.operations:
+            if one.kind in ASKS:
+                users[one.text].add((one.tenant, one.key))
+                under[one.tenant, one.key].append(one)
+        for (tenant, key), asked in under.items():
+            if not key:
+                continue
+            for text in {one.text for one in asked}:
+                asking = [one for one in asked if one.text == text]
+                ended = [run for run in self._of[text] if run.ended is not None]
+                if len(ended) < 2 or len(users[text]) > 1 or any("BACKEND_ERROR" in one.code for one in asking):
+                    continue
+                if not self._excused(asking[0].called, ended[-1].ended or 0.0):
+                    story = _story(asking, asking[-1])
+                    runs = ", ".join(f"{run.began:.3f}–{run.ended:.3f}" for run in ended)
+                    yield Violation("second run under a key", f"{tenant} {key}: runs {runs}; {story}")
+
+    def _departed(self) -> Iterator[Violation]:
+        """What was not sent whole never runs; what was deleted in time does not begin to."""
+        texts = Counter(one.text for one in self._history.operations if one.kind in ASKS)
+        deleted: dict[tuple[str, str], Operation] = {}
+        for one in self._history.operations:
+            if one.kind is Kind.FORGET and one.status == 204:
+                deleted.setdefault((one.tenant, one.id), one)
+        for one in self._history.operations:
+            runs = self._of.get(one.text, []) if one.kind in ASKS and texts[one.text] == 1 else []
+            if not runs:
+                continue
+            if one.lost == "torn":
+                yield Violation("run of a request that was never sent whole", str(one))
+            forget = deleted.get((one.tenant, one.id))
+            if forget is None or one.kind is not Kind.TASK:
+                continue
+            first = min(run.began for run in runs)
+            if first > (forget.returned or 0.0) + DISPATCH and not self._excused(one.called, first):
+                yield Violation("run of a deleted task", f"{one}\n    {forget}, run at {first:.3f}")
+
+    def _excused(self, since: float, until: float) -> bool:
+        """Whether something may have made an input run again."""
+        return any(
+            fault.cost.reruns and fault.began <= until and (fault.ended or until) + REDO_SECONDS >= since
+            for fault in self._history.faults
+        )
+
+
+class _Groups:
+    """Who may be answered by one run: the same id, the same key, or identical requests where these are shared."""
+
+    def __init__(self, history: History) -> None:
+        self._parents: dict[object, object] = {}
+        self._first: dict[object, float] = {}
+        for one in history.operations:
+            if one.kind not in ASKS:
+                continue
+            names: list[object] = [("one", one.number)]
+            names += [("id", one.tenant, one.id)] if one.id else []
+            names += [("key", one.tenant, one.key)] if one.key else []
+            names += [("same", one.tenant, one.text)] if history.shares and not one.fresh else []
+            for name in names:
+                self._join(names[0], name, one.called)
+
+    def together(self, one: Operation, other: Operation) -> bool:
+        return self._root(_name(one)) == self._root(_name(other))
+
+    def knows(self, one: Operation) -> bool:
+        """Whether it is about something that somebody of its tenant asked."""
+        return _name(one) in self._parents
+
+    def first_call(self, one: Operation) -> float:
+        """When the first of those was asked who may be answered with this."""
+        return self._first[self._root(_name(one))]
+
+    def _join(self, one: object, other: object, called: float) -> None:
+        mine, yours = self._root(one), self._root(other)
+        self._parents[yours] = mine
+        self._first[mine] = min(called, self._first.get(mine, called), self._first.get(yours, called))
+
+    def _root(self, name: object) -> object:
+        parent = self._parents.setdefault(name, name)
+        while parent != name:
+            self._parents[name] = self._parents[parent]
+            name, parent = parent, self._parents[parent]
+        return name
+
+
+def _name(one: Operation) -> object:
+    return ("one", one.number) if one.kind in ASKS else ("id", one.tenant, one.id)
+
+
+# Ends.
+
+
+def _ends(history: History) -> Iterator[Violation]:
+    """A task does not pend for ever."""
+    admitted: dict[tuple[str, str], Operation] = {}
+    for one in history.operations:
+        if one.kind is Kind.TASK and one.status == 202:
+            admitted[one.tenant, one.id] = one
+    for one in history.operations:
+        task = admitted.get((one.tenant, one.id))
+        if one.kind is not Kind.POLL or task is None or one.status != 200 or one.outcome:
+            continue
+        due = (task.returned or 0.0) + task.timeout + GRACE
+        stood = sum((fault.ended or one.called) - fault.began for fault in history.faults if fault.began < one.called)
+        if one.called > due + stood:
+            yield Violation("a task without an end", f"{one}\n    {task}")

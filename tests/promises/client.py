@@ -1,0 +1,180 @@
+"""One connection of a client, which keeps every byte, and how clients leave."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple, cast
+
+PATIENCE = 45.0
+"""Seconds after which an answer counts as never given; longer than any deadline."""
+IDLE_SECONDS = 5.0
+"""Age at which an unused connection is not used again; well before the service would close it."""
+
+_RESET = struct.pack("ii", 1, 0)
+
+
+class Standing(Enum):
+    """Where a gateway stands, in the eyes of its clients."""
+
+    OPEN = "open"
+    ENDING = "ending"
+    KILLED = "killed"
+
+
+class Door:
+    """A gateway, and the connections to it that are free.
+
+    Attributes:
+        name: of its process.
+        standing: see Standing; whoever kills it or tells it to end says so here first.
+    """
+
+    def __init__(self, name: str, port: int, host: str = "127.0.0.1") -> None:
+        self.name, self.host, self.port = name, host, port
+        self.standing = Standing.OPEN
+        self.free: list[Connection] = []
+
+    def is_open(self) -> bool:
+        """Whether it takes new requests."""
+        return self.standing is Standing.OPEN
+
+
+class Point(Enum):
+    """How far a client gets with a request before it leaves."""
+
+    HEAD = "within the head"
+    BODY = "within the body"
+    WAIT = "while it waits"
+    ANSWER = "when the answer has begun"
+    END = "not before its answer"
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """When and how a client leaves: by closing (`close`), by a reset (`reset`), or by ending its side (`half`)."""
+
+    point: Point = Point.END
+    way: str = "close"
+    after: float = 0.0
+
+
+STAYS = Departure()
+
+
+class Head(NamedTuple):
+    """Status and fields of an answer, names in lower case."""
+
+    status: int
+    fields: dict[str, str]
+
+
+class Connection(asyncio.Protocol):
+    """A connection with at most one request on it.
+
+    Attributes:
+        unasked: what came when no answer was due.
+        used: instant at which it was free last.
+        head, body: of the answer that is awaited.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._held = b""
+        self._asked = self._left = False
+        self.unasked = b""
+        self.used = self._loop.time()
+        self.head: asyncio.Future[Head] = self._loop.create_future()
+        self.body: asyncio.Future[bytes] = self._loop.create_future()
+
+    @property
+    def fresh(self) -> bool:
+        """Whether it can take a request."""
+        return (
+            self._transport is not None
+            and not self._left
+            and not self._transport.is_closing()
+            and self._loop.time() - self.used < IDLE_SECONDS
+        )
+
+    def send(self, data: bytes) -> None:
+        """Send a part of a request."""
+        if self._transport is not None:
+            self._transport.write(data)
+
+    def expect(self) -> None:
+        """From now on an answer is due."""
+        self.head, self.body = self._loop.create_future(), self._loop.create_future()
+        for future in (self.head, self.body):
+            future.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self._asked = True
+        if self._transport is None:
+            self.connection_lost(None)
+
+    def leave(self, way: str) -> None:
+        """Leave, without having read to the end."""
+        transport, self._left = self._transport, True
+        if transport is None:
+            return
+        if way == "half" and transport.can_write_eof():
+            transport.write_eof()
+            self._loop.call_later(0.05, transport.abort)
+            return
+        if way == "reset":
+            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        transport.close()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        for future in (self.head, self.body):
+            if self._asked and not future.done():
+                future.set_exception(ConnectionResetError(repr(exc)))
+
+    def data_received(self, data: bytes) -> None:
+        if self._left:
+            return
+        if not self._asked:
+            self.unasked += data
+            return
+        self._held += data
+        end = self._held.find(b"\r\n\r\n")
+        if end < 0:
+            return
+        if not self.head.done():
+            self.head.set_result(_head(self._held[:end]))
+        status, fields = self.head.result()
+        length = 0 if status == 204 else int(fields["content-length"])
+        if len(self._held) < end + 4 + length:
+            return
+        body, self.unasked = self._held[end + 4 : end + 4 + length], self._held[end + 4 + length :]
+        self._held, self._asked, self.used = b"", False, self._loop.time()
+        self.body.set_result(body)
+
+
+def _head(data: bytes) -> Head:
+    line, *fields = data.decode("latin-1").split("\r\n")
+    named = (field.partition(":") for field in fields)
+    return Head(int(line[9:12]), {name.lower(): value.strip() for name, _, value in named})
+
+
+async def connect(door: Door) -> Connection:
+    """A connection to a gateway: a free one, or a new one.
+
+    Raises:
+        OSError: there is none to be had.
+    """
+    while door.free:
+        connection = door.free.pop()
+        if connection.fresh:
+            return connection
+        connection.leave("close")
+    loop = asyncio.get_running_loop()
+    _, made = await loop.create_connection(Connection, door.host, door.port)
+    return made

@@ -1,0 +1,323 @@
+"""Many clients of several tenants, who do everything at once, at random, and note what they did and what came.
+
+    crowd = Crowd(doors, {"acme": "Bearer …", "globex": "Bearer …"}, rate=200.0, seed=1)
+    await crowd.run(10.0)
+    await crowd.audit()
+    violations = check(crowd.history)
+
+Requests come open-loop. They are synchronous or tasks, with an id of their own or not, under an idempotency key or not, with
+a text of their own or one that others of the tenant and of other tenants ask, too; ids and keys are used again, at any
+gateway, while the first is under way and later, with the same text and with another. Clients leave at every point.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import time
+import uuid
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tests.promises.client import PATIENCE, STAYS, Connection, Departure, Door, Head, Point, Standing, connect
+from tests.promises.operation import History, Kind, Operation
+
+WEIGHTS = {
+    "ask": 26, "task": 16, "poll": 18, "wait": 6, "forget": 4, "reuse": 8, "keyed": 6, "again": 10, "common": 8,
+    "foreign": 3, "knock": 1,
+}  # fmt: skip
+"""How often clients do what, relative to each other."""
+LEAVES = {Point.HEAD: 1, Point.BODY: 1, Point.WAIT: 10, Point.ANSWER: 2, Point.END: 90}
+WAYS = ("close", "reset", "half")
+RECENT = 60
+"""So many ids and keys of each tenant may be used again."""
+MOST_USES = 7
+"""Times that an id or a key is used, so that its history can be judged."""
+COMMON_SECONDS = 2.0
+"""Time for which identical texts are asked, until others are."""
+TASK_SECONDS, ASK_SECONDS = 30.0, 30.0
+"""Longest time that the service gives a task, and another request."""
+
+
+@dataclass(slots=True)
+class Known:
+    """An id or a key that may be used again."""
+
+    name: str
+    text: str
+    key: str = ""
+    uses: int = 1
+
+
+class Crowd:
+    """All clients. Build it in a running loop.
+
+    Arguments:
+        doors: the gateways there are; change the list as they come and go.
+        tenants: name to the value of `Authorization`.
+        rate: mean operations per second, Poisson.
+        seed: of the dice.
+        poison: share of the texts that make their batch raise.
+
+    Attributes:
+        history: so far.
+    """
+
+    def __init__(
+        self, doors: list[Door], tenants: Mapping[str, str], rate: float, seed: int, *, poison: float = 0.0
+    ) -> None:
+        self.history = History()
+        self.doors = doors
+        self._tenants = tenants
+        self._rate = rate
+        self._poison = poison
+        self._seed = seed
+        self._dice = random.Random(f"crowd {seed}")
+        self._ids: dict[str, deque[Known]] = {tenant: deque(maxlen=RECENT) for tenant in tenants}
+        self._keys: dict[str, deque[Known]] = {tenant: deque(maxlen=RECENT) for tenant in tenants}
+        self._under_way: set[asyncio.Task[None]] = set()
+
+    async def run(self, seconds: float) -> None:
+        """Ask for so long; returns when each operation has its end."""
+        loop = asyncio.get_running_loop()
+        due, end = loop.time(), loop.time() + seconds
+        try:
+            while (due := due + self._dice.expovariate(self._rate)) < end:
+                if (pause := due - loop.time()) > 0.0:
+                    await asyncio.sleep(pause)
+                task = loop.create_task(self._act())
+                self._under_way.add(task)
+                task.add_done_callback(self._under_way.discard)
+            while self._under_way:
+                await asyncio.gather(*self._under_way)
+        finally:
+            for task in self._under_way:
+                task.cancel()
+            self._close()
+
+    async def audit(self, most: int = 20_000) -> None:
+        """Ask for all that the service must still know: every task, and what is kept under each key."""
+        tasks = {(one.tenant, one.id) for one in self.history.operations if one.kind is Kind.TASK and one.status == 202}
+        keys = {
+            (one.tenant, one.key): one.text
+            for one in self.history.operations
+            if one.key and one.status == 200 and one.outcome
+        }
+        room = asyncio.Semaphore(64)
+
+        async def look(operation: Operation, wait: float) -> None:
+            async with room:
+                await self._perform(operation, STAYS, wait)
+
+        looks = [look(self._note(Kind.POLL, tenant, id=id), 40.0) for tenant, id in sorted(tasks)[:most]]
+        looks += [
+            look(self._note(Kind.ASK, tenant, text=text, key=key, timeout=ASK_SECONDS), 0.0)
+            for (tenant, key), text in sorted(keys.items())[:most]
+        ]
+        try:
+            await asyncio.gather(*looks)
+        finally:
+            self._close()
+
+    # What a client does.
+
+    async def _act(self) -> None:
+        dice = self._dice
+        what = dice.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
+        tenant = dice.choice(list(self._tenants))
+        ids, keys = self._ids[tenant], self._keys[tenant]
+        match what:
+            case "poll" | "wait" | "forget" if ids:
+                known = _use(dice.choice(ids), ids)
+                kind = Kind.FORGET if what == "forget" else Kind.POLL
+                wait = dice.choice((0.05, 0.3, 5.0)) if what == "wait" else 0.0
+                await self._perform(self._note(kind, tenant, id=known.name), self._departure(), wait)
+            case "foreign":
+                other = dice.choice([one for one in self._tenants if one != tenant] or [tenant])
+                if self._ids[other]:
+                    known = dice.choice(self._ids[other])
+                    kind = dice.choice((Kind.POLL, Kind.FORGET))
+                    await self._perform(self._note(kind, tenant, id=known.name), self._departure())
+            case "knock":
+                await self._knock()
+            case "reuse" if ids:
+                known = _use(dice.choice(ids), ids)
+                same = dice.random() < 0.5
+                text, key = (known.text, known.key) if same else (self._text(), "")
+                await self._submit(tenant, text, key, known.name)
+            case "again" if keys:
+                known = _use(dice.choice(keys), keys)
+                await self._submit(tenant, known.text if dice.random() < 0.85 else self._text(), known.name)
+            case "keyed" | "again":
+                keys.append(Known(f"key-{self._seed:x}-{len(self.history.operations)}", self._text(slow=0.2)))
+                await self._submit(tenant, keys[-1].text, keys[-1].name)
+            case "common":
+                epoch = int(time.monotonic() / COMMON_SECONDS)
+                await self._submit(tenant, f"common {self._seed:x}-{epoch}-{dice.randrange(3)}")
+            case _:
+                kind = Kind.TASK if what == "task" else Kind.ASK
+                await self._submit(tenant, self._text(), kind=kind)
+
+    async def _submit(self, tenant: str, text: str, key: str = "", id: str = "", kind: Kind | None = None) -> None:
+        dice = self._dice
+        kind = kind or dice.choice((Kind.ASK, Kind.TASK))
+        chosen = id or (str(uuid.UUID(int=dice.getrandbits(128), version=4)) if dice.random() < 0.4 else "")
+        most = TASK_SECONDS if kind is Kind.TASK else ASK_SECONDS
+        timeout = dice.uniform(0.05, 0.5) if dice.random() < 0.06 else most
+        asked = self._note(
+            kind, tenant, id=chosen, chosen=bool(chosen), text=text, key=key, fresh=dice.random() < 0.2, timeout=timeout
+        )
+        if chosen and not id:
+            self._ids[tenant].append(Known(chosen, text, key))
+        await self._perform(asked, self._departure(), dice.choice((0.0, 0.0, 1.0)) if kind is Kind.TASK else 0.0)
+        if kind is Kind.TASK and asked.status == 202 and not chosen:
+            self._ids[tenant].append(Known(asked.id, text, key))
+
+    def _text(self, slow: float = 0.04) -> str:
+        luck, number = self._dice.random(), f"{self._seed:x}-{len(self.history.operations)}"
+        if luck < self._poison:
+            return f"poison {number}"
+        return f"{'slow' if luck < slow else 'reject' if luck > 0.98 else 'caller'} {number} s'il vous plait"
+
+    def _departure(self) -> Departure:
+        dice = self._dice
+        point = dice.choices(list(LEAVES), list(LEAVES.values()))[0]
+        return Departure(point, dice.choice(WAYS), dice.choice((0.0, dice.expovariate(50.0), dice.expovariate(4.0))))
+
+    async def _knock(self) -> None:
+        """Come, say nothing or half a line, and go."""
+        door = self._door()
+        if door is not None:
+            with contextlib.suppress(OSError):
+                connection = await connect(door)
+                connection.send(self._dice.choice((b"", b"POST /v1/inf")))
+                connection.leave(self._dice.choice(WAYS))
+
+    # How it is done.
+
+    def _note(self, kind: Kind, tenant: str, **what: Any) -> Operation:
+        operation = Operation(len(self.history.operations), kind, tenant, "", time.monotonic(), **what)
+        self.history.operations.append(operation)
+        return operation
+
+    async def _perform(self, operation: Operation, departure: Departure, wait: float = 0.0) -> None:
+        operation.lost = "never sent"
+        while (door := self._door()) is not None:
+            operation.gateway = door.name
+            try:
+                async with asyncio.timeout(PATIENCE):
+                    connection = await connect(door)
+            except (OSError, TimeoutError):
+                if not door.is_open():
+                    continue
+                operation.lost = "unreachable"
+                return
+            if door.is_open():
+                break
+            connection.leave("close")
+        else:
+            operation.lost = "torn"  # There was nobody to ask.
+            return
+        request = self._request(operation, wait)
+        try:
+            async with asyncio.timeout(PATIENCE):
+                await self._exchange(operation, departure, connection, request)
+        except TimeoutError:
+            operation.lost = "silent"
+            connection.leave("reset")
+        except ConnectionError:
+            operation.lost = "reset" if door.standing is Standing.KILLED else "cut"
+        else:
+            self._put_back(door, connection, operation)
+
+    async def _exchange(
+        self, operation: Operation, departure: Departure, connection: Connection, request: bytes
+    ) -> None:
+        operation.called = time.monotonic()
+        body = request.index(b"\r\n\r\n") + 4
+        if departure.point is Point.HEAD or (departure.point is Point.BODY and body < len(request)):
+            first, last = (1, body - 1) if departure.point is Point.HEAD else (body, len(request) - 1)
+            operation.lost = "torn"
+            connection.send(request[: self._dice.randint(first, last)])
+            await asyncio.sleep(departure.after)
+            connection.leave(departure.way)
+            return
+        operation.lost = ""
+        connection.expect()
+        if self._dice.random() < 0.1:
+            connection.send(request[:body])
+            await asyncio.sleep(self._dice.expovariate(200.0))
+            connection.send(request[body:])
+        else:
+            connection.send(request)
+        if departure.point is Point.WAIT:
+            await asyncio.wait([connection.body], timeout=departure.after)
+            if not connection.body.done():
+                operation.lost = "left"
+                connection.leave(departure.way)
+                return
+        head = await connection.head
+        if departure.point is Point.ANSWER:
+            connection.leave(departure.way)
+            operation.lost = "left"
+            if head.status == 202:  # Its id is in the head: it is a task.
+                self._take(operation, head, b"{}")
+            return
+        self._take(operation, head, await connection.body)
+
+    def _take(self, operation: Operation, head: Head, body: bytes) -> None:
+        """Note what came."""
+        operation.returned, operation.status, operation.lost = time.monotonic(), head.status, ""
+        told = json.loads(body) if body else {}
+        if operation.kind in (Kind.ASK, Kind.TASK):
+            operation.id = operation.id or head.fields["x-request-id"].removeprefix("req_")
+        operation.output = told.get("output")
+        error = told.get("error", "")
+        operation.code = error["error"] if isinstance(error, dict) else error
+
+    def _request(self, operation: Operation, wait: float) -> bytes:
+        fields = [f"Authorization: {credential}"] if (credential := self._tenants[operation.tenant]) else []
+        if operation.kind in (Kind.POLL, Kind.FORGET):
+            method = "GET" if operation.kind is Kind.POLL else "DELETE"
+            query = f"?wait={wait:.2f}" if wait else ""
+            line, body = f"{method} /v1/result/req_{operation.id}{query} HTTP/1.1", b""
+        else:
+            line = "POST /v1/inference HTTP/1.1"
+            body = json.dumps({"input": operation.text}).encode()
+            fields.append(f"Content-Length: {len(body)}")
+            fields += [f"X-Request-Id: req_{operation.id}"] if operation.chosen else []
+            fields += [f"Idempotency-Key: {operation.key}"] if operation.key else []
+            fields += ["Cache-Control: no-cache"] if operation.fresh else []
+            fields += [f"X-Request-Timeout-Ms: {operation.timeout * 1000:.0f}"] if operation.timeout < 1.0 else []
+            if operation.kind is Kind.TASK:
+                fields.append(f"Prefer: respond-async, wait={wait:.0f}" if wait else "Prefer: respond-async")
+        return "\r\n".join([line, "Host: promises", *fields, "", ""]).encode() + body
+
+    def _put_back(self, door: Door, connection: Connection, operation: Operation) -> None:
+        if operation.lost:
+            return
+        if connection.unasked:
+            self.history.unasked.append(f"{connection.unasked[:200]!r} after {operation}")
+        if connection.fresh:
+            door.free.append(connection)
+
+    def _door(self) -> Door | None:
+        open_ = [door for door in self.doors if door.is_open()]
+        return self._dice.choice(open_) if open_ else None
+
+    def _close(self) -> None:
+        for door in self.doors:
+            while door.free:
+                door.free.pop().leave("close")
+
+
+def _use(known: Known, among: deque[Known]) -> Known:
+    """Use an id or key once more; one that was used often is not any more."""
+    known.uses += 1
+    if known.uses >= MOST_USES:
+        among.remove(known)
+    return replace(known)

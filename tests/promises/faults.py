@@ -1,0 +1,74 @@
+"""What each fault may cost. Whatever is not said here is promised in spite of it.
+
+A fault never excuses an answer that belongs to another request or another tenant.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+REDO_SECONDS = 5.0
+"""Within this time after a broker is back, gateways have offered again what they hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a fault may cost.
+
+    Attributes:
+        loses: acknowledged state: a task may be unknown (404) or pending once more, a key or a kept answer be forgotten, a
+            deleted task be back if a gateway still held it.
+        reruns: an input that ran may run again, also under an idempotency key.
+        says: why, for people.
+    """
+
+    loses: bool
+    reruns: bool
+    says: str
+
+
+COSTS = {
+    "redis stalled": Cost(False, False, "all is as before once it goes on; stalls are shorter than a lease"),
+    "redis paused": Cost(False, True, "a lease may end before the worker is heard again"),
+    "redis killed, durable": Cost(False, True, "all it acknowledged is on disk; leases may end meanwhile"),
+    "redis killed, memory only": Cost(True, True, "it is empty when it is back; gateways offer again what they hold"),
+    "redis emptied": Cost(True, True, "as above, without an interruption"),
+    "service killed": Cost(True, True, "the broker in memory ends with its process"),
+    "service ended": Cost(True, True, "tasks and keys of the broker in memory end with its process"),
+    "gateway killed": Cost(False, False, "its clients are cut off; what they asked may run, or not"),
+    "gateway paused": Cost(False, False, "its clients wait"),
+    "gateway ended": Cost(False, False, "it answers what it holds first"),
+    "worker killed": Cost(False, True, "its batch runs again when the lease ends"),
+    "worker paused": Cost(False, True, "its batch may run elsewhere when the lease ends, and its own go on"),
+    "worker ended": Cost(False, False, "it ends its batch first"),
+    "gpu killed": Cost(False, True, "its batch runs again"),
+    "gpu paused": Cost(False, True, "it may be killed at the GPU deadline, or its lease end"),
+    "controller killed": Cost(False, False, "requests do not notice"),
+    "controller paused": Cost(False, False, "requests do not notice"),
+    "controller ended": Cost(False, False, "requests do not notice"),
+    "connections cut": Cost(False, True, "calls are repeated; a worker that is cut off may lose its lease"),
+    "connections slow": Cost(False, True, "as above"),
+}
+"""By name of the fault."""
+
+
+@dataclass(slots=True)
+class Fault:
+    """Something that was done to the service.
+
+    Attributes:
+        what: one of COSTS.
+        began: when.
+        ended: when the service was whole again; None: not yet.
+        whom: name of the process.
+    """
+
+    what: str
+    began: float
+    ended: float | None = None
+    whom: str = ""
+
+    @property
+    def cost(self) -> Cost:
+        """What it may cost."""
+        return COSTS[self.what]

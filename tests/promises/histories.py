@@ -1,0 +1,73 @@
+"""Histories made by hand, in few words."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from tests.promises.faults import Fault
+from tests.promises.operation import History, Kind, Operation, Run
+
+ACCEPTED: dict[str, Any] = {"status": 202}
+PENDING: dict[str, Any] = {"status": 200}
+UNKNOWN: dict[str, Any] = {"status": 404, "code": "NOT_FOUND"}
+CONFLICT: dict[str, Any] = {"status": 409, "code": "IDEMPOTENCY_CONFLICT"}
+MISUSE: dict[str, Any] = {"status": 422, "code": "IDEMPOTENCY_CONFLICT"}
+REJECTED: dict[str, Any] = {"status": 422, "code": "REJECTED_BY_MODEL"}
+LATE: dict[str, Any] = {"status": 504, "code": "DEADLINE_EXCEEDED"}
+FORGOTTEN: dict[str, Any] = {"status": 204}
+FAILED: dict[str, Any] = {"status": 200, "code": "DEADLINE_EXCEEDED"}
+LEFT: dict[str, Any] = {"lost": "left"}
+
+
+class Scribe:
+    """Writes a history down.
+
+    Attributes:
+        history: so far.
+    """
+
+    def __init__(self, *, shares: bool = False) -> None:
+        self.history = History(shares=shares)
+
+    def run(self, *inputs: str, at: tuple[float, float | None]) -> list[str]:
+        """A run; its outputs."""
+        run = Run(f"run{len(self.history.runs)}", inputs, *at)
+        self.history.runs.append(run)
+        return [f"{text.upper()}|{mark}" for mark, text in run.marks().items()]
+
+    def fault(self, what: str, at: tuple[float, float]) -> None:
+        self.history.faults.append(Fault(what, *at))
+
+    def note(
+        self,
+        kind: Kind,
+        at: tuple[float, float | None],
+        id: str = "",
+        text: str = "",
+        tenant: str = "acme",
+        **told: Any,
+    ) -> None:
+        """An operation that was called, and returned unless it did not, at these instants."""
+        chosen = bool(id)
+        if told.get("output") is not None:
+            told.setdefault("status", 200)
+        self.history.operations.append(
+            Operation(
+                len(self.history.operations) + 1, kind, tenant, "gateway", at[0],
+                id=id or str(uuid.uuid4()), chosen=chosen, text=text, timeout=30.0,
+                returned=None if told.get("lost") else at[1], **told,
+            )
+        )  # fmt: skip
+
+    def ask(self, at: tuple[float, float | None], text: str, id: str = "", **told: Any) -> None:
+        self.note(Kind.ASK, at, id, text, **told)
+
+    def task(self, at: tuple[float, float | None], text: str, id: str, **told: Any) -> None:
+        self.note(Kind.TASK, at, id, text, **told)
+
+    def poll(self, at: tuple[float, float | None], id: str, **told: Any) -> None:
+        self.note(Kind.POLL, at, id, **told)
+
+    def forget(self, at: tuple[float, float | None], id: str, **told: Any) -> None:
+        self.note(Kind.FORGET, at, id, **told)

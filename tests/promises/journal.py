@@ -1,0 +1,22 @@
+"""What the model function `tests/targets/marked.py` wrote down."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.promises.operation import Run
+
+
+def runs_in(path: Path) -> list[Run]:
+    """All runs of all processes, in the order in which they began to be noted."""
+    runs: dict[str, Run] = {}
+    for line in path.read_text().splitlines(keepends=True) if path.exists() else ():
+        if not line.endswith("\n"):
+            continue
+        match json.loads(line):
+            case [name, began, inputs]:
+                runs[name] = Run(name, inputs, began)
+            case [name, ended]:
+                runs[name].ended = ended
+    return list(runs.values())

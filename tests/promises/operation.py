@@ -1,0 +1,120 @@
+"""What is known of a history: operations of clients, runs of the model function, faults.
+
+All instants are seconds of the host's monotonic clock, which clients and model functions share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from tests.promises.faults import Fault
+
+INDEFINITE = frozenset((500, 503, 504))
+"""Statuses after which the effect of an operation may still come, as an earlier answer of the broker was not awaited."""
+
+
+class Kind(Enum):
+    """What a client did."""
+
+    ASK = "asks"
+    TASK = "hands over"
+    POLL = "polls"
+    FORGET = "deletes"
+    LOSS = "data may be lost"
+    """No client's: while this lasts, the service may forget what it has acknowledged."""
+
+
+@dataclass(slots=True)
+class Operation:
+    """One request of a client and its answer.
+
+    Attributes:
+        number: unique in the history.
+        kind: what it was.
+        tenant: whose it was.
+        gateway: who was asked.
+        called: when its first byte was sent.
+        id: UUID text of the request or of the task it is about; empty as long as it is not known.
+        chosen: the client chose the id.
+        text: the input.
+        key: its idempotency key.
+        fresh: no identical request's answer will do.
+        timeout: seconds that the request may take at most.
+        returned: when its answer was there; None if there was none.
+        status, code: of the answer; the code is that of an error, of a task that failed its own.
+        output: of the model, also that of a task.
+        lost: why there is no answer: `torn` off before it was sent whole, `left`, `reset` as its gateway was killed; or,
+            which is a violation, `cut` or `silent`.
+    """
+
+    number: int
+    kind: Kind
+    tenant: str
+    gateway: str
+    called: float
+    id: str = ""
+    chosen: bool = False
+    text: str = ""
+    key: str = ""
+    fresh: bool = False
+    timeout: float = 0.0
+    returned: float | None = None
+    status: int = 0
+    code: str = ""
+    output: str | None = None
+    lost: str = ""
+
+    @property
+    def ends(self) -> float | None:
+        """When its effect is sure to have come, or not to come; None: never."""
+        return None if self.status in INDEFINITE else self.returned
+
+    @property
+    def outcome(self) -> str:
+        """What came of the run as it is told here, in one word; empty if this tells nothing of it."""
+        if self.output is not None:
+            return f"={self.output}"
+        told = self.kind is Kind.POLL and self.status == 200 and self.code
+        ended = self.kind in (Kind.ASK, Kind.TASK) and self.code in ("REJECTED_BY_MODEL", "BACKEND_ERROR")
+        return f"!{self.code}" if told or ended else ""
+
+    def __str__(self) -> str:
+        what = " ".join(word for word in (self.id, self.key and f"key {self.key}", repr(self.text)) if word)
+        until = f"{self.returned:.3f}" if self.returned is not None else self.lost or "…"
+        got = f"{self.status} {self.code or (self.output or '')[-60:]}".strip() if self.status else ""
+        return f"[{self.called:.3f}–{until}] {self.tenant} {self.kind.value} {what} at {self.gateway}: {got}"
+
+
+@dataclass(slots=True)
+class Run:
+    """A batch that the model function began, and ended if it did."""
+
+    name: str
+    inputs: Sequence[str]
+    began: float
+    ended: float | None = None
+
+    def marks(self) -> Mapping[str, str]:
+        """The mark of each output by which it is told from those of all other runs, to its input."""
+        return {f"{self.name}.{place}": text for place, text in enumerate(self.inputs)}
+
+
+@dataclass(slots=True)
+class History:
+    """All that was noted.
+
+    Attributes:
+        operations: of all clients.
+        runs: of the model function.
+        faults: what was done to the service.
+        shares: identical requests of a tenant may get one answer (`--cache`, `--collapse`).
+        unasked: bytes that came when no answer was due, in words.
+    """
+
+    operations: list[Operation] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+    shares: bool = True
+    unasked: list[str] = field(default_factory=list)

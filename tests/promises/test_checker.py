@@ -1,0 +1,324 @@
+"""The checker itself: histories that are allowed, and one of each kind that is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.promises.checker import check
+from tests.promises.histories import (
+    ACCEPTED,
+    CONFLICT,
+    FAILED,
+    FORGOTTEN,
+    LATE,
+    LEFT,
+    MISUSE,
+    PENDING,
+    REJECTED,
+    UNKNOWN,
+    Scribe,
+)
+
+Story = Callable[[Scribe], None]
+ALLOWED: list[Story] = []
+REFUSED: list[tuple[str, Story]] = []
+
+
+def allowed(story: Story) -> Story:
+    ALLOWED.append(story)
+    return story
+
+
+def refused(promise: str) -> Callable[[Story], Story]:
+    """A story in which this promise is broken."""
+
+    def note(story: Story) -> Story:
+        REFUSED.append((promise, story))
+        return story
+
+    return note
+
+
+@pytest.mark.parametrize("story", ALLOWED, ids=lambda story: story.__name__)
+def test_allowed(story: Story) -> None:
+    scribe = Scribe()
+    story(scribe)
+    assert check(scribe.history) == []
+
+
+@pytest.mark.parametrize(("promise", "story"), REFUSED, ids=lambda one: getattr(one, "__name__", ""))
+def test_refused(promise: str, story: Story) -> None:
+    scribe = Scribe()
+    story(scribe)
+    assert {violation.promise for violation in check(scribe.history)} == {promise}
+
+
+@pytest.mark.parametrize(("promise", "story"), REFUSED, ids=lambda one: getattr(one, "__name__", ""))
+def test_no_loss_of_data_before_or_long_after_excuses(promise: str, story: Story) -> None:
+    scribe = Scribe()
+    scribe.fault("redis emptied", at=(-99.0, -98.0))
+    story(scribe)
+    scribe.fault("redis emptied", at=(999.0, 999.0))
+    assert {violation.promise for violation in check(scribe.history)} == {promise}
+
+
+# What may be.
+
+
+@allowed
+def a_request_is_answered(it: Scribe) -> None:
+    [output] = it.run("a", at=(1.0, 2.0))
+    it.ask((0.0, 3.0), "a", output=output)
+
+
+@allowed
+def a_task_from_its_start_to_its_being_forgotten(it: Scribe) -> None:
+    [output] = it.run("a", at=(2.0, 4.0))
+    it.task((0.0, 1.0), "a", "t", **ACCEPTED)
+    it.poll((1.0, 3.0), "t", **PENDING)
+    it.poll((3.0, 5.0), "t", output=output)
+    it.task((5.0, 6.0), "a", "t", **ACCEPTED)
+    it.task((5.0, 6.0), "b", "t", **MISUSE)
+    it.ask((5.0, 6.0), "a", "t", output=output)
+    it.forget((7.0, 8.0), "t", **FORGOTTEN)
+    it.poll((8.5, 9.0), "t", **UNKNOWN)
+
+
+@allowed
+def two_that_use_one_id_meet_in_any_order(it: Scribe) -> None:
+    [output] = it.run("b", at=(1.0, 2.0))
+    it.ask((0.0, 3.0), "a", "t", **CONFLICT)
+    it.ask((0.5, 3.5), "b", "t", output=output)
+    it.ask((4.0, 5.0), "c", "t", **REJECTED)
+
+
+@allowed
+def who_left_may_be_there_or_not(it: Scribe) -> None:
+    it.task((0.0, None), "a", "t", **LEFT)
+    it.poll((1.0, 2.0), "t", **PENDING)
+    it.poll((3.0, 4.0), "t", **UNKNOWN)
+    it.ask((5.0, None), "b", "u", **LEFT)
+    it.ask((6.0, 7.0), "c", "u", **CONFLICT)
+
+
+@allowed
+def a_deadline_that_passed_frees_the_id_sooner_or_later(it: Scribe) -> None:
+    [output] = it.run("c", at=(3.5, 3.6))
+    it.ask((0.0, 1.0), "a", "t", **LATE)
+    it.ask((1.0, 2.0), "b", "t", **CONFLICT)
+    it.ask((3.0, 4.0), "c", "t", output=output)
+
+
+@allowed
+def a_task_that_was_late_says_so_for_good(it: Scribe) -> None:
+    it.task((0.0, 1.0), "a", "t", **ACCEPTED)
+    it.poll((2.0, 3.0), "t", **FAILED)
+    it.poll((3.0, 4.0), "t", **FAILED)
+
+
+@allowed
+def a_key_is_one_run_for_all(it: Scribe) -> None:
+    [output] = it.run("a", at=(1.0, 2.0))
+    it.ask((0.0, None), "a", key="k", **LEFT)
+    it.ask((0.5, 3.0), "a", key="k", output=output)
+    it.ask((1.5, 3.0), "b", key="k", **MISUSE)
+    it.ask((9.0, 9.5), "a", key="k", output=output)
+
+
+@allowed
+def a_key_whose_run_failed_runs_again(it: Scribe) -> None:
+    it.run("a", at=(1.0, None))
+    [output] = it.run("a", at=(5.0, 6.0))
+    it.ask((0.0, 3.0), "a", key="k", status=502, code="BACKEND_ERROR")
+    it.ask((4.0, 7.0), "a", key="k", output=output)
+
+
+@allowed
+def tenants_have_ids_and_keys_of_their_own(it: Scribe) -> None:
+    mine, yours = it.run("a", "a", at=(1.0, 2.0))
+    it.ask((0.0, 3.0), "a", "t", key="k", output=mine)
+    it.ask((0.0, 3.0), "a", "t", key="k", tenant="globex", output=yours)
+    it.poll((4.0, 5.0), "t", tenant="globex", **UNKNOWN)
+
+
+@allowed
+def what_an_emptied_redis_forgot(it: Scribe) -> None:
+    first, second = it.run("a", at=(1.0, 2.0)) + it.run("a", at=(12.0, 13.0))
+    it.task((0.0, 1.0), "a", "t", **ACCEPTED)
+    it.ask((0.0, 2.5), "a", "u", key="k", output=first)
+    it.fault("redis emptied", at=(10.0, 10.0))
+    it.poll((11.0, 12.0), "t", **UNKNOWN)
+    it.ask((11.5, 14.0), "a", "w", key="k", output=second)
+
+
+@allowed
+def two_deletions_at_once_may_both_have_found_it(it: Scribe) -> None:
+    it.task((0.0, 1.0), "a", "t", **ACCEPTED)
+    it.forget((2.0, 4.0), "t", **FORGOTTEN)
+    it.forget((3.0, 5.0), "t", **FORGOTTEN)
+
+
+@allowed
+def a_deletion_without_an_answer_may_come_late(it: Scribe) -> None:
+    it.task((0.0, 1.0), "a", "t", **ACCEPTED)
+    it.forget((2.0, 3.0), "t", status=503, code="SERVICE_OVERLOADED")
+    it.poll((4.0, 5.0), "t", **PENDING)
+    it.poll((6.0, 7.0), "t", **UNKNOWN)
+
+
+# What may not be.
+
+
+@refused("answer to another request")
+def the_output_of_another_text(it: Scribe) -> None:
+    [output, _] = it.run("a", "b", at=(1.0, 2.0))
+    it.ask((0.0, 3.0), "a", output=output)
+    it.ask((0.0, 3.0), "b", output=output)
+
+
+@refused("answer to another request")
+def one_run_for_two_that_have_nothing_in_common(it: Scribe) -> None:
+    [output] = it.run("a", at=(1.0, 2.0))
+    it.ask((0.0, 3.0), "a", output=output)
+    it.ask((0.0, 3.0), "a", output=output)
+
+
+@refused("answer of another tenant")
+def one_run_for_two_tenants(it: Scribe) -> None:
+    [output] = it.run("a", at=(1.0, 2.0))
+    it.ask((0.0, 3.0), "a", output=output)
+    it.ask((0.0, 3.0), "a", tenant="globex", output=output)
+
+
+@refused("a task of nobody, or of another tenant")
+def a_task_that_a_foreign_tenant_sees(it: Scribe) -> None:
+    it.task((0.0, 1.0), "a", "t", **ACCEPTED)
+    it.poll((2.0, 3.0), "t", tenant="globex", **PENDING)
+
+
+@refused("output of no run")
+def an_output_that_nothing_made(it: Scribe) -> None:
+    it.ask((0.0, 1.0), "a", output="A|run7.0")
+
+
+@refused("output of a run at another time")
+def an_output_of_old(it: Scribe) -> None:
+    [output] = it.run("a", at=(1.0, 2.0))
+    it.ask((3.0, 4.0), "a", output=output)
+
+
+@refused("two outcomes")
+def a_task_with_two_outcomes(it: Scribe) -> None:
+    first, second = it.run("a", at=(1.0, 2.0)) + it.run("a", at=(3.0, 4.0))
+    it.task((0.0, 1.0), "a", "t", **ACCEPTED)
+    it.poll((2.0, 3.0), "t", output=first)
+    it.poll((5.0, 6.0), "t", output=second)
+
+
+@refused("not allowed by its history")
+def a_task_that_pends_after_its_outcome(it: Scribe) -> None:
+    [output] = it.run("a", at=(1.0, 2.0))
+    it.task((0.0, 1.0), "a", "t", **ACCEPTED)
+    it.poll((2.0, 3.0), "t", output=output)
+    it.poll((5.0, 6.0), "t", **PENDING)
+
+
+@refused("a task that lives is unknown (404)")
+def a_task_that_was_accepted_and_is_lost(it: Scribe) -> None:
+    it.task((0.0, 1.0), "a", "t", **ACCEPTED)
+    it.poll((2.0, 3.0), "t", **UNKNOWN)
+
+
+@refused("a task that lives is unknown (404)")
+def a_task_that_another_submission_took_away(it: Scribe) -> None:
+    [output] = it.run("a", at=(1.0, 2.0))
+    it.task((0.0, 1.0), "a", "t", **ACCEPTED)
+    it.poll((2.0, 3.0), "t", output=output)
+    it.task((4.0, None), "a", "t", **LEFT)
+    it.poll((5.0, 6.0), "t", **UNKNOWN)
+
+
+@refused("a task that lives is unknown (404)")
+def a_request_that_is_answered_with_404(it: Scribe) -> None:
+    it.ask((0.0, 3.0), "a", "t", **UNKNOWN)
+    it.ask((1.0, 2.0), "b", "t", **CONFLICT)
+
+
+@refused("known after its DELETE")
+def a_deleted_task_that_is_there(it: Scribe) -> None:
+    it.task((0.0, 1.0), "a", "t", **ACCEPTED)
+    it.forget((2.0, 3.0), "t", **FORGOTTEN)
+    it.poll((4.0, 5.0), "t", **PENDING)
+
+
+@refused("run of a deleted task")
+def a_deleted_task_that_runs(it: Scribe) -> None:
+    it.task((0.0, 1.0), "a", "t", **ACCEPTED)
+    it.forget((2.0, 3.0), "t", **FORGOTTEN)
+    it.run("a", at=(5.0, 6.0))
+
+
+@refused("run of a request that was never sent whole")
+def a_torn_request_that_runs(it: Scribe) -> None:
+    it.ask((0.0, None), "a", lost="torn")
+    it.run("a", at=(4.0, 5.0))
+
+
+@refused("second run under a key")
+def a_second_run_under_a_key_after_the_first_client_left(it: Scribe) -> None:
+    it.run("a", at=(0.5, 1.5))
+    [output] = it.run("a", at=(2.0, 3.0))
+    it.ask((0.0, None), "a", key="k", **LEFT)
+    it.ask((1.0, 4.0), "a", key="k", output=output)
+
+
+@refused("two outcomes")
+def a_key_with_two_outcomes(it: Scribe) -> None:
+    first, second = it.run("a", "a", at=(1.0, None))
+    it.ask((0.0, 2.0), "a", key="k", output=first)
+    it.ask((3.0, 4.0), "a", key="k", output=second)
+
+
+@refused("not allowed by its history")
+def another_text_under_a_key(it: Scribe) -> None:
+    first, second = it.run("a", "b", at=(1.0, 2.0))
+    it.ask((0.0, 3.0), "a", key="k", output=first)
+    it.ask((0.0, 3.0), "b", key="k", output=second)
+
+
+@refused("a conflict with nothing")
+def misuse_of_a_key_that_nobody_used(it: Scribe) -> None:
+    it.ask((0.0, 1.0), "a", key="k", **MISUSE)
+
+
+@refused("a conflict with nothing")
+def a_conflict_after_the_answer(it: Scribe) -> None:
+    [output] = it.run("a", at=(1.0, 2.0))
+    it.ask((0.0, 3.0), "a", "t", output=output)
+    it.ask((4.0, 5.0), "b", "t", **CONFLICT)
+
+
+@refused("not allowed by its history")
+def a_second_submission_that_takes_a_live_id(it: Scribe) -> None:
+    [output] = it.run("b", at=(2.5, 3.0))
+    it.task((0.0, 1.0), "a", "t", **ACCEPTED)
+    it.ask((2.0, 4.0), "b", "t", output=output)
+    it.poll((5.0, 6.0), "t", **PENDING)
+
+
+@refused("no answer")
+def a_connection_that_is_closed_instead_of_an_answer(it: Scribe) -> None:
+    it.ask((0.0, None), "a", lost="cut")
+
+
+@refused("error of the service itself")
+def an_error_of_the_service(it: Scribe) -> None:
+    it.ask((0.0, 1.0), "a", status=500, code="INTERNAL")
+
+
+@refused("a task without an end")
+def a_task_that_pends_for_ever(it: Scribe) -> None:
+    it.task((0.0, 1.0), "a", "t", **ACCEPTED)
+    it.poll((50.0, 51.0), "t", **PENDING)

@@ -1,0 +1,44 @@
+"""A model function whose every output can be traced to its run, and that writes down what it runs.
+
+The output of an input is the input in capitals, `|`, and the run and the place in it: `HELLO|4e1a.18f.7.0`. The journal is
+the file that PROMISES_JOURNAL names, else `journal` in the working directory: a JSON array a line, when a batch begins
+(name, instant, inputs) and when it has ended (name, instant). PROMISES_MS is the time that a batch takes in milliseconds.
+
+An input that begins with `slow` makes its batch take SLOW seconds more; `reject` fails alone; `poison` makes its batch raise.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import time
+from pathlib import Path
+
+SLOW = 0.4
+
+
+class Marked:
+    """Answers in capitals, with a mark."""
+
+    def __init__(self) -> None:
+        self._seconds = float(os.environ.get("PROMISES_MS", "10")) / 1000.0
+        self._name = f"{os.getpid():x}.{time.monotonic_ns():x}"
+        self._numbers = itertools.count()
+        path = Path(os.environ.get("PROMISES_JOURNAL", "journal"))
+        self._journal = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+
+    def __call__(self, inputs: list[str]) -> list[str | ValueError]:
+        name = f"{self._name}.{next(self._numbers)}"
+        self._note(name, time.monotonic(), inputs)
+        time.sleep(self._seconds + SLOW * any(text.startswith("slow") for text in inputs))
+        if any(text.startswith("poison") for text in inputs):
+            raise RuntimeError("a poisonous input")
+        self._note(name, time.monotonic())
+        return [
+            ValueError("rejected") if text.startswith("reject") else f"{text.upper()}|{name}.{place}"
+            for place, text in enumerate(inputs)
+        ]
+
+    def _note(self, *line: object) -> None:
+        os.write(self._journal, json.dumps(line).encode() + b"\n")

@@ -4,6 +4,7 @@
 #   make test                the tests
 #   make check               format, lint, types, tests: what has to pass before a change lands
 #   make fuzz                damaged inputs for every parser at the door, a million in all; or CASES=…, SEED=…
+#   make explore             the property tests with random seeds, for MINUTES=10; or SEED=…
 #   make bench               the benchmarks; tables on stdout, JSON in bench/out
 #   make triton              Triton's server, which a benchmark measures beside ours
 #   make example-embeddings  a real model (all-MiniLM-L6-v2) on http://127.0.0.1:8000
@@ -17,6 +18,7 @@
 PYTHON ?= python3
 ARGS ?=
 CASES ?= 1000000
+MINUTES ?= 10
 SEED ?=
 
 MAKEFLAGS += --no-print-directory
@@ -28,7 +30,7 @@ LOCK := $(BIN)/uv pip compile --no-config --universal --python-version 3.11 --ge
 	$(if $(UPGRADE),--upgrade) pyproject.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check format fuzz bench triton example-embeddings lock audit clean
+.PHONY: help setup serve test check format fuzz explore bench triton example-embeddings lock audit clean
 
 help:
 	@sed -n '/^#   make/s/^#   //p' Makefile
@@ -53,6 +55,9 @@ format: .venv/.ready
 
 fuzz: .venv/.ready
 	$(BIN)/python -m tests.fuzz --cases $(CASES) $(if $(SEED),--seed $(SEED))
+
+explore: .venv/.ready
+	$(BIN)/python -m tests.explore --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 bench: .venv/.ready-bench
 	$(BIN)/python bench/run.py $(ARGS)

@@ -1,0 +1,69 @@
+"""Runs the property tests with other cases than those that every run tries, for some minutes.
+
+    python -m tests.explore --minutes 10 [--seed 7] [pytest's arguments]
+
+Each round has a seed of its own. A failure ends it with 1, and the command that repeats it is printed. What was found should
+become an `@example` of its test, or a test.
+
+As a plugin of pytest (`-p tests.explore`) it leaves only tests that draw cases: of hypothesis, state machines too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import shlex
+import subprocess
+import sys
+import time
+
+import pytest
+from hypothesis import is_hypothesis_test, settings
+
+PROFILE = "explore"
+MACHINE = "run_state_machine_as_test"
+ENDED, NOTHING_LEFT = 0, 5
+"""Exit codes of pytest: all passed; there was nothing to run."""
+
+settings.register_profile(PROFILE, deadline=None, derandomize=False, print_blob=True, database=None)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave only what draws cases."""
+    drawing = [item for item in items if _draws(item)]
+    config.hook.pytest_deselected(items=[item for item in items if item not in drawing])
+    items[:] = drawing
+
+
+def _draws(item: pytest.Item) -> bool:
+    function = getattr(item, "function", None)
+    return function is not None and (is_hypothesis_test(function) or MACHINE in function.__code__.co_names)
+
+
+def main() -> int:
+    """Explore until the time is over or something was found."""
+    parser = argparse.ArgumentParser(description="Property tests with random seeds.")
+    parser.add_argument("--minutes", type=float, default=10.0, help="how long (default %(default)g)")
+    parser.add_argument("--seed", type=int, help="of the first round; the next ones count up (default: a new one)")
+    options, arguments = parser.parse_known_args()
+    seed = secrets.randbelow(1 << 31) if options.seed is None else options.seed
+    end = time.monotonic() + options.minutes * 60.0
+    rounds = 0
+    while (left := end - time.monotonic()) > 0.0:
+        command = [sys.executable, "-m", "pytest", "-p", "tests.explore", f"--hypothesis-profile={PROFILE}"]
+        command += [f"--hypothesis-seed={seed}", "-q", "--no-header", "-x", *arguments]
+        print(f"Seed {seed}, {left / 60.0:.1f} minutes left.", flush=True)  # noqa: T201
+        try:
+            code = subprocess.run(command, timeout=left, check=False).returncode
+        except subprocess.TimeoutExpired:
+            break
+        if code not in (ENDED, NOTHING_LEFT):
+            print(f"Found with seed {seed}. Again:\n  {shlex.join(command)}")  # noqa: T201
+            return 1
+        rounds, seed = rounds + 1, seed + 1
+    print(f"{rounds} whole rounds, nothing found.")  # noqa: T201
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

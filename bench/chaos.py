@@ -1,46 +1,59 @@
-"""Everything is killed at random, Redis too, and the history is checked: none lost, none mixed up, none answered twice.
+"""Everything is killed at random, Redis too, and every promise is checked: none lost, none mixed up, none run twice.
 
     python bench/chaos.py                           ten minutes
     python bench/chaos.py --seconds 60 --seed 7     a first impression; the same dice as before
+    python bench/chaos.py --keep no                 Redis keeps nothing on disk: what it may forget is not held against it
 
 Three gateways, three worker hosts with a GPU made of sleep each, two controllers, and Redis with its append-only file
 brought to disk at every write (`appendfsync always`): with less, a killed Redis may forget what it has acknowledged.
-500 requests/s come open-loop through all gateways, as through a load balancer that asks no gateway which is gone.
-Meanwhile processes of every role are killed (SIGKILL), told to end (SIGTERM) and paused (SIGSTOP, SIGCONT), GPU
-processes and Redis are killed and paused; each is replaced after a random pause. One gateway and one worker host are
-always left in peace.
+Clients of two tenants come open-loop through all gateways, as through a load balancer that asks no gateway which is gone,
+and do all that clients do (`tests/promises/crowd.py`): requests and tasks, ids and idempotency keys used again, polls,
+deletions, departures at every point. Meanwhile processes of every role are killed (SIGKILL), told to end (SIGTERM) and
+paused (SIGSTOP, SIGCONT), GPU processes and Redis are killed and paused; each is replaced after a random pause. One
+gateway and one worker host are always left in peace.
 
-Whose gateway was killed sees its connection reset, and is owed nothing. Every other request that was sent has exactly
-one outcome, and a right answer is the one to its own text. Refusals while Redis is away are outcomes, and counted. In
-the end the queue is empty, no lease is left, and the registry of every gateway names the GPU processes there are.
+In the end every task and key is asked for once more, and the whole history is judged (`tests/promises/checker.py`), by what
+each fault may cost (`tests/promises/faults.py`). The queue is empty then, no lease is left, and the registry of every
+gateway names the GPU processes there are.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import secrets
 import sys
+import tempfile
 from collections import Counter
 from dataclasses import dataclass
-from itertools import groupby
+from pathlib import Path
 
 import fleet
 import lone
 import stand
-from callers import Callers, History
 from crowd import loop_factory
 from findings import Findings
 from fleet import Fleet
 from trouble import Trouble
 
+from tests.identity.writing import entry, key_of
+from tests.promises.checker import Violation, check
+from tests.promises.crowd import Crowd
+from tests.promises.journal import runs_in
+from tests.promises.operation import History, Kind
+
 GATEWAYS, HOSTS, CONTROLLERS = 3, 3, 2
-RATE = 500.0
+RATE = 300.0
 BATCH_MS, MAX_BATCH = 50.0, 64
 TIMEOUT_MS = 30_000
 QUIET_SECONDS = 12.0
 """Load without trouble at the end; a worker that is gone leaves the registry within it."""
 SETTLE_SECONDS = 15.0
+SHOWN = 5
+"""Violations of one promise that are told word for word."""
+TARGET = f"{stand.HERE.parent / 'tests' / 'targets' / 'marked.py'}:Marked"
+TENANTS = "acme", "globex"
 
 
 def main() -> int:
@@ -48,35 +61,60 @@ def main() -> int:
     stand.end_in_order()
     stand.pin_to_load_core()
     findings = Findings(
-        "chaos", seconds=options.seconds, seed=options.seed, rate=RATE, gateways=GATEWAYS, worker_hosts=HOSTS,
+        "chaos", seconds=options.seconds, seed=options.seed, rate=options.rate, gateways=GATEWAYS, worker_hosts=HOSTS,
         controllers=CONTROLLERS, batch_ms=BATCH_MS, max_batch=MAX_BATCH, request_timeout_ms=TIMEOUT_MS,
-        redis="appendonly yes, appendfsync always", mean_pause_s=options.every, pinning=stand.PINNING,
+        redis=options.keep, mean_pause_s=options.every, pinning=stand.PINNING,
     )  # fmt: skip
-    findings.say(f"{options.seconds:g} s at {RATE:g}/s, seed {options.seed}; {stand.PINNING}.")
-    patience = ("--request-timeout-ms", str(TIMEOUT_MS), "--queue-timeout-ms", str(TIMEOUT_MS))
-    with fleet.emulated(
-        BATCH_MS, MAX_BATCH, hosts=HOSTS, gpus=1, name="chaos", gateways=GATEWAYS, controllers=CONTROLLERS,
-        keep="always", gateway_flags=patience,
-    ) as made:  # fmt: skip
-        with asyncio.Runner(loop_factory=loop_factory) as runner:
-            history, trouble = runner.run(_drive(made, options.seconds, options.every, options.seed))
+    findings.say(f"{options.seconds:g} s at {options.rate:g}/s, seed {options.seed}; {stand.PINNING}.")
+    with tempfile.TemporaryDirectory(prefix="headway-bench-chaos-") as name:
+        folder = Path(name)
+        (folder / "keys.toml").write_text("".join(entry(tenant, tenant=tenant) for tenant in TENANTS))
+        with (
+            _fleet(folder, options.keep) as made,
+            asyncio.Runner(loop_factory=loop_factory) as runner,
+        ):
+            crowd, trouble = runner.run(_drive(made, options))
             rest = runner.run(_settled(made))
-        _audit(findings, history, trouble)
-        _at_rest(findings, made, rest, trouble)
+            crowd.history.runs = runs_in(folder / "journal")
+            _audit(findings, crowd, trouble)
+            _at_rest(findings, made, rest, trouble)
     return findings.close()
 
 
-async def _drive(made: Fleet, seconds: float, every: float, seed: int) -> tuple[History, Trouble]:
-    """The load, with trouble until shortly before its end."""
-    callers = Callers(RATE, seed)
-    trouble = Trouble(made, callers, every, seed)
-    load = asyncio.create_task(callers.run(seconds))
+def _fleet(folder: Path, keep: str) -> contextlib.AbstractContextManager[Fleet]:
+    timeouts = ("--request-timeout-ms", "--queue-timeout-ms", "--task-timeout-ms")
+    patience = [word for flag in timeouts for word in (flag, str(TIMEOUT_MS))]
+    shared = (
+        "--cache",
+        "--collapse",
+        "--keys",
+        str(folder / "keys.toml"),
+        "--user-rate",
+        "0",
+        "--result-ttl-s",
+        "3600",
+    )
+    return fleet.fleet(
+        TARGET, "--max-batch-size", str(MAX_BATCH), name="chaos", gateways=GATEWAYS, workers=HOSTS,
+        controllers=CONTROLLERS, keep=keep, gateway_flags=(*patience, *shared), worker_flags=("--workers", "1"),
+        environment={"PROMISES_MS": f"{BATCH_MS:g}", "PROMISES_JOURNAL": str(folder / "journal")},
+    )  # fmt: skip
+
+
+async def _drive(made: Fleet, options: argparse.Namespace) -> tuple[Crowd, Trouble]:
+    """The load, with trouble until shortly before its end; then all is asked for once more."""
+    tenants = {tenant: f"Bearer {key_of(tenant)}" for tenant in TENANTS}
+    crowd = Crowd([], tenants, options.rate, options.seed)
+    trouble = Trouble(made, crowd.doors, crowd.history.faults, options.every, options.seed)
+    load = asyncio.create_task(crowd.run(options.seconds))
     try:
-        await trouble.make(max(seconds - QUIET_SECONDS, seconds / 2))
-        return await load, trouble
+        await trouble.make(max(options.seconds - QUIET_SECONDS, options.seconds / 2))
+        await load
+        await crowd.audit()
     finally:
         load.cancel()
         await asyncio.gather(load, return_exceptions=True)
+    return crowd, trouble
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,42 +164,49 @@ def _look(made: Fleet) -> Rest:
     return Rest(held, queued, made.redis.remains(), wrong)
 
 
-def _audit(findings: Findings, history: History, trouble: Trouble) -> None:
-    """Tables of what happened, and the laws."""
-    events = sorted((event.role, event.what) for event in trouble.events)
-    findings.table(
-        "Trouble",
-        [{"role": role, "what": what, "times": len(list(group))} for (role, what), group in groupby(events)],
-    )
-    outcomes = history.outcomes
-    total = len(history.requests)
+def _audit(findings: Findings, crowd: Crowd, trouble: Trouble) -> None:
+    """Tables of what happened, and the promises."""
+    history = crowd.history
+    troubles = Counter(fault.what for fault in history.faults)
+    findings.table("Trouble", [{"fault": what, "times": times} for what, times in sorted(troubles.items())])
+    outcomes = Counter((one.kind.value, _outcome(one.status, one.code, one.lost)) for one in history.operations)
     findings.table(
         "Outcomes",
-        [
-            {"outcome": outcome or "none", "requests": count, "%": 100 * count / total}
-            for outcome, count in outcomes.most_common()
-        ],
+        [{"client": kind, "got": got, "times": times} for (kind, got), times in sorted(outcomes.items())],
     )
-    findings.table("Right answers, ms from the due instant", [lone.row("", [1000 * s for s in history.latencies])])
-    findings.keep("events", trouble.events)
-    findings.keep("failures_by_second", _by_second(history))
-    for example in [*history.examples, *trouble.examples]:
-        findings.say(f"  {example}")
-    findings.none("requests without an outcome", outcomes[""])
-    findings.none("requests never answered", outcomes["silent"])
-    findings.none("connections closed instead of an answer, by gateways that were not killed", outcomes["cut"])
-    findings.none("gateways in peace that took no connection", outcomes["unreachable"] + outcomes["nowhere"])
-    findings.none("answers that belong to another request", outcomes["wrong"])
-    findings.none("requests with two outcomes, and answers nobody asked for", history.twice + history.unasked)
-    late = sum(count for outcome, count in outcomes.items() if outcome.startswith("504"))
-    findings.none(f"accepted and not answered within {TIMEOUT_MS / 1000:g} s (504)", late)
-    findings.none("errors of the service itself (500)", sum(n for name, n in outcomes.items() if name[:3] == "500"))
+    findings.table("Outputs of requests, ms from the call", [lone.row("", [1000 * s for s in crowd.latencies])])
+    findings.keep("faults", history.faults)
+    violations = check(history)
+    by_promise: dict[str, list[Violation]] = {}
+    for violation in violations:
+        by_promise.setdefault(violation.promise, []).append(violation)
+    for found in by_promise.values():
+        for violation in found[:SHOWN]:
+            findings.say(f"  {violation}")
+    findings.keep("violations", [str(violation) for violation in violations])
+    for promise, found in sorted(by_promise.items()):
+        findings.none(promise, len(found))
+    findings.none("violations of promises in all", len(violations))
+    findings.none(f"accepted and not answered within {TIMEOUT_MS / 1000:g} s (504)", _late(history))
     findings.none("processes that ended by themselves, or not in order", trouble.unruly)
+    for example in trouble.examples:
+        findings.say(f"  {example}")
+    refused = sum(one.status in (429, 503) for one in history.operations)
     findings.say(
-        f"{total:,} requests, {outcomes['ok']:,} answered; {len(trouble.events)} troubles, "
-        f"{history.moved:,} requests taken to another gateway before they were sent, "
-        f"{trouble.false_starts} starts failed and were tried again."
+        f"{len(history.operations):,} operations, {len(crowd.latencies):,} outputs at once, {refused:,} refused; "
+        f"{len(history.runs):,} runs; {len(history.faults)} troubles, {trouble.false_starts} starts failed and were "
+        "tried again."
     )
+
+
+def _outcome(status: int, code: str, lost: str) -> str:
+    return lost or f"{status} {code.lower()}".strip()
+
+
+def _late(history: History) -> int:
+    """Requests without a short deadline of their own that were too late."""
+    asks = [one for one in history.operations if one.kind is Kind.ASK and one.status == 504]
+    return sum(one.timeout * 1000 >= TIMEOUT_MS for one in asks)
 
 
 def _at_rest(findings: Findings, made: Fleet, rest: Rest, trouble: Trouble) -> None:
@@ -178,20 +223,17 @@ def _at_rest(findings: Findings, made: Fleet, rest: Rest, trouble: Trouble) -> N
     findings.none("exit codes other than 0 in the end", sum(bool(server.exit_code) for server in made.every()))
 
 
-def _by_second(history: History) -> dict[int, dict[str, int]]:
-    """Outcomes other than `ok` by the second in which they fell due."""
-    start = history.requests[0].due if history.requests else 0.0
-    found: dict[int, Counter[str]] = {}
-    for request in history.requests:
-        if request.outcome != "ok":
-            found.setdefault(int(request.due - start), Counter())[request.outcome] += 1
-    return {second: dict(counts) for second, counts in found.items()}
-
-
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Random kills of every role and of Redis, and the history checked.")
     parser.add_argument("--seconds", type=float, default=600.0, help="of load (default %(default)g)")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(1 << 31), help="of all dice (default: a new one)")
+    parser.add_argument("--rate", type=float, default=RATE, help="operations a second (default %(default)g)")
+    parser.add_argument(
+        "--keep",
+        choices=("always", "everysec", "no"),
+        default="always",
+        help="when Redis brings to disk what it is told",
+    )
     parser.add_argument("--every", type=float, default=2.5, help="mean seconds between troubles (default %(default)g)")
     return parser.parse_args()
 

@@ -80,11 +80,13 @@ class Redis:
         keep: `no`, or how often the append-only file is brought to disk: `everysec` or `always`.
 
     Attributes:
+        keep: see above.
         url: where Headway finds it.
     """
 
     def __init__(self, name: str, keep: str = "no") -> None:
         self._name = name
+        self.keep = keep
         self._port = stand.free_port()
         self._folder = tempfile.TemporaryDirectory(prefix="headway-bench-redis-")
         self._settings = {

@@ -12,18 +12,23 @@ Troubles overlap. At least one gateway and one worker host are in peace at any t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import signal
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 import fleet
 import processes
-from callers import Callers, Gate, Standing
 from fleet import Fleet
 from processes import Process
 from stand import Broken, Server
+
+from tests.promises.client import Door, Standing
+from tests.promises.faults import Fault
 
 WEIGHTS = {"gateway": 3, "worker": 3, "gpu": 3, "controller": 2, "redis": 2}
 """How often each role gets into trouble, relative to the others."""
@@ -33,6 +38,8 @@ PAUSED = (0.3, 6.0)
 """Seconds that a process is paused; a lease lasts 3."""
 REDIS_AWAY = (0.1, 2.0)
 """Seconds that Redis is gone or paused."""
+KEPT = {"always": "durable", "everysec": "synced each second", "no": "memory only"}
+"""What a killed Redis brings back, by how often its append-only file is brought to disk."""
 START_AGAIN = 1.0
 """Seconds between attempts to start a process that did not come up, because Redis was away."""
 MOST_STARTS = 10
@@ -41,23 +48,13 @@ WATCH_EVERY = 0.25
 """Seconds between two looks for processes that ended by themselves."""
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
-    """Something that was done: seconds from the start, to which role, what, and to whom."""
-
-    at: float
-    role: str
-    what: str
-    whom: str
-
-
 @dataclass(slots=True, eq=False)
 class Unit:
     """A process of the fleet, and whether it is left in peace."""
 
     role: str
     server: Server
-    gate: Gate | None = None
+    door: Door | None = None
     in_peace: bool = True
 
 
@@ -66,27 +63,26 @@ class Trouble:
 
     Arguments:
         made: the fleet; its lists follow what becomes of it.
-        callers: who learn which gateways there are.
+        doors: to its gateways; follows what becomes of them.
+        faults: where what is done is noted.
         every: mean seconds between troubles.
         seed: of the dice.
 
     Attributes:
-        events: what was done.
         unruly: processes that ended without being told, or were told and ended with an exit code other than 0.
         false_starts: attempts to start a process that came to nothing, because Redis was away.
         examples: unruly ones in words.
     """
 
-    def __init__(self, made: Fleet, callers: Callers, every: float, seed: int) -> None:
-        self.events: list[Event] = []
+    def __init__(self, made: Fleet, doors: list[Door], faults: list[Fault], every: float, seed: int) -> None:
         self.unruly = self.false_starts = 0
         self.examples: list[str] = []
         self._fleet = made
-        self._callers = callers
+        self._doors = doors
+        self._faults = faults
         self._every = every
         self._dice = random.Random(f"trouble {seed}")
         self._loop = asyncio.get_running_loop()
-        self._begun = self._loop.time()
         self._redis_in_peace = True
         self._running: set[asyncio.Task[None]] = set()
         self._children: list[Process] = []
@@ -143,72 +139,72 @@ class Trouble:
         return self._dice.choice(calm) if len(calm) > (role != "controller") else None
 
     async def _kill(self, unit: Unit) -> None:
-        self._note(unit.role, "SIGKILL", unit)
-        self._leave(unit, Standing.KILLED)
-        self._children += processes.family(unit.server.pid)[1:]
-        await asyncio.to_thread(unit.server.kill)
-        await self._replace(unit)
+        with self._noted(f"{unit.role} killed", unit):
+            self._leave(unit, Standing.KILLED)
+            self._children += processes.family(unit.server.pid)[1:]
+            await asyncio.to_thread(unit.server.kill)
+            await self._replace(unit)
 
     async def _end(self, unit: Unit) -> None:
-        self._note(unit.role, "SIGTERM", unit)
-        self._leave(unit, Standing.ENDING)
-        code = await asyncio.to_thread(unit.server.stop)
-        if code:
-            self._blame(unit, f"ended with exit code {code} after SIGTERM")
-        await self._replace(unit)
+        with self._noted(f"{unit.role} ended", unit):
+            self._leave(unit, Standing.ENDING)
+            code = await asyncio.to_thread(unit.server.stop)
+            if code:
+                self._blame(unit, f"ended with exit code {code} after SIGTERM")
+            await self._replace(unit)
 
     async def _pause(self, unit: Unit) -> None:
-        self._note(unit.role, "SIGSTOP", unit)
-        unit.in_peace = False
-        os.kill(unit.server.pid, signal.SIGSTOP)
-        try:
-            await asyncio.sleep(self._dice.uniform(*PAUSED))
-        finally:
-            os.kill(unit.server.pid, signal.SIGCONT)
-        unit.in_peace = True
+        with self._noted(f"{unit.role} paused", unit):
+            unit.in_peace = False
+            os.kill(unit.server.pid, signal.SIGSTOP)
+            try:
+                await asyncio.sleep(self._dice.uniform(*PAUSED))
+            finally:
+                os.kill(unit.server.pid, signal.SIGCONT)
+            unit.in_peace = True
 
     async def _kill_gpu(self, unit: Unit) -> None:
         for pid in fleet.gpu_pids(unit.server)[:1]:
-            self._note("gpu", "SIGKILL", unit)
-            os.kill(pid, signal.SIGKILL)
+            with self._noted("gpu killed", unit):
+                os.kill(pid, signal.SIGKILL)
 
     async def _pause_gpu(self, unit: Unit) -> None:
         """It may be killed and replaced meanwhile by its host, which finds that it hangs."""
         found = [process for pid in fleet.gpu_pids(unit.server)[:1] if (process := processes.look(pid))]
         for process in found:
-            self._note("gpu", "SIGSTOP", unit)
-            os.kill(process.pid, signal.SIGSTOP)
-            try:
-                await asyncio.sleep(self._dice.uniform(*PAUSED))
-            finally:
-                if processes.is_alive(process):
-                    os.kill(process.pid, signal.SIGCONT)
+            with self._noted("gpu paused", unit):
+                os.kill(process.pid, signal.SIGSTOP)
+                try:
+                    await asyncio.sleep(self._dice.uniform(*PAUSED))
+                finally:
+                    if processes.is_alive(process):
+                        os.kill(process.pid, signal.SIGCONT)
 
     async def _kill_redis(self) -> None:
         self._redis_in_peace = False
         redis = self._fleet.redis
-        self._note("redis", "SIGKILL", None)
-        redis.server.kill()
-        await asyncio.sleep(self._dice.uniform(*REDIS_AWAY))
-        await asyncio.to_thread(redis.start)
+        with self._noted(f"redis killed, {KEPT[redis.keep]}", None):
+            redis.server.kill()
+            await asyncio.sleep(self._dice.uniform(*REDIS_AWAY))
+            await asyncio.to_thread(redis.start)
         self._redis_in_peace = True
 
     async def _pause_redis(self) -> None:
         self._redis_in_peace = False
         pid = self._fleet.redis.server.pid
-        self._note("redis", "SIGSTOP", None)
-        os.kill(pid, signal.SIGSTOP)
-        try:
-            await asyncio.sleep(self._dice.uniform(*REDIS_AWAY))
-        finally:
-            os.kill(pid, signal.SIGCONT)
+        with self._noted("redis paused", None):
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                await asyncio.sleep(self._dice.uniform(*REDIS_AWAY))
+            finally:
+                os.kill(pid, signal.SIGCONT)
         self._redis_in_peace = True
 
     def _leave(self, unit: Unit, standing: Standing) -> None:
         """From now on it is not asked, and not counted on. Said before the signal is sent."""
         unit.in_peace = False
-        if unit.gate is not None:
-            unit.gate.standing = standing
+        if unit.door is not None:
+            unit.door.standing = standing
 
     async def _replace(self, unit: Unit) -> None:
         """Start another one in its place, after a while."""
@@ -233,10 +229,10 @@ class Trouble:
                 return
 
     def _enlist(self, role: str, server: Server) -> None:
-        gate = Gate(server.name, server.url) if role == "gateway" else None
-        if gate is not None:
-            self._callers.gates.append(gate)
-        self._units.append(Unit(role, server, gate))
+        door = Door(server.name, urlsplit(server.url).port or 80) if role == "gateway" else None
+        if door is not None:
+            self._doors.append(door)
+        self._units.append(Unit(role, server, door))
 
     async def _watch(self) -> None:
         """Find processes that ended without being told, and replace them."""
@@ -253,9 +249,14 @@ class Trouble:
         self.unruly += 1
         self.examples.append(f"{unit.server.name} {text}")
 
-    def _note(self, role: str, what: str, unit: Unit | None) -> None:
+    @contextlib.contextmanager
+    def _noted(self, what: str, unit: Unit | None) -> Iterator[None]:
+        """Note a fault, from its begin to its repair."""
         whom = unit.server.name if unit is not None else self._fleet.redis.server.name
-        self.events.append(Event(round(self._loop.time() - self._begun, 3), role, what, whom))
+        fault = Fault(what, time.monotonic(), whom=whom)
+        self._faults.append(fault)
+        yield
+        fault.ended = time.monotonic()
 
     def _rosters(self) -> dict[str, list[Server]]:
         made = self._fleet

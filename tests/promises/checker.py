@@ -87,9 +87,15 @@ def _objects(history: History) -> Iterator[Violation]:
     losses = _losses(history)
     for under in ids.values():
         if len(under) > 1 or under[0].kind is not Kind.ASK:
-            yield from _search(Search(Id(under), [*under, *losses]), under)
+            yield from _search(Search(Id(under), [*under, *_within(losses, under)]), under)
     for under in keys.values():
-        yield from _search(Search(Key(), [*under, *losses]), under)
+        yield from _search(Search(Key(), [*under, *_within(losses, under)]), under)
+
+
+def _within(losses: Sequence[Operation], under: Sequence[Operation]) -> list[Operation]:
+    """Losses that can matter to an object."""
+    first, last = min(one.called for one in under), max(one.returned or one.called for one in under)
+    return [loss for loss in losses if loss.called <= last and (loss.returned is None or loss.returned >= first)]
 
 
 def _losses(history: History) -> list[Operation]:

@@ -65,6 +65,8 @@ class Crowd:
 
     Attributes:
         history: so far.
+        doors: see above.
+        latencies: seconds from the call to the output of synchronous requests.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Crowd:
     ) -> None:
         self.history = History()
         self.doors = doors
+        self.latencies: list[float] = []
         self._tenants = tenants
         self._rate = rate
         self._poison = poison
@@ -100,7 +103,7 @@ class Crowd:
             self._close()
 
     async def audit(self, most: int = 20_000) -> None:
-        """Ask for all that the service must still know: every task, and what is kept under each key."""
+        """Ask for what the service must still know: tasks, and what is kept under keys; at most so many of each."""
         tasks = {(one.tenant, one.id) for one in self.history.operations if one.kind is Kind.TASK and one.status == 202}
         keys = {
             (one.tenant, one.key): one.text
@@ -108,15 +111,17 @@ class Crowd:
             if one.key and one.status == 200 and one.outcome
         }
         room = asyncio.Semaphore(64)
+        asked = self._dice.sample(sorted(tasks), min(len(tasks), most))
+        kept = self._dice.sample(sorted(keys.items()), min(len(keys), most))
 
         async def look(operation: Operation, wait: float) -> None:
             async with room:
                 await self._perform(operation, STAYS, wait)
 
-        looks = [look(self._note(Kind.POLL, tenant, id=id), 40.0) for tenant, id in sorted(tasks)[:most]]
+        looks = [look(self._note(Kind.POLL, tenant, id=id), 40.0) for tenant, id in asked]
         looks += [
             look(self._note(Kind.ASK, tenant, text=text, key=key, timeout=ASK_SECONDS), 0.0)
-            for (tenant, key), text in sorted(keys.items())[:most]
+            for (tenant, key), text in kept
         ]
         try:
             await asyncio.gather(*looks)
@@ -278,6 +283,8 @@ class Crowd:
         operation.output = told.get("output")
         error = told.get("error", "")
         operation.code = error["error"] if isinstance(error, dict) else error
+        if operation.kind is Kind.ASK and operation.output is not None:
+            self.latencies.append(operation.returned - operation.called)
 
     def _request(self, operation: Operation, wait: float) -> bytes:
         fields = [f"Authorization: {credential}"] if (credential := self._tenants[operation.tenant]) else []

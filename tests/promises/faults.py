@@ -32,6 +32,7 @@ COSTS = {
     "redis paused": Cost(False, True, "a lease may end before the worker is heard again"),
     "redis killed, durable": Cost(False, True, "all it acknowledged is on disk; leases may end meanwhile"),
     "redis killed, memory only": Cost(True, True, "it is empty when it is back; gateways offer again what they hold"),
+    "redis killed, synced each second": Cost(True, True, "what it acknowledged in the last seconds may be lost"),
     "redis emptied": Cost(True, True, "as above, without an interruption"),
     "service killed": Cost(True, True, "the broker in memory ends with its process"),
     "service ended": Cost(True, True, "tasks and keys of the broker in memory end with its process"),

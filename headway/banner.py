@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from headway.config import Settings
 from headway.model import Role
-from headway.target import RemoteTarget, Target
+from headway.target import RemoteTarget, Target, shown_target
 
 READY = "Ready."
 """The last line of a process that no client asks."""
@@ -106,4 +106,4 @@ def _fallback(settings: Settings) -> str:
         return "none: while the broker is away requests get 503"
     one = settings.fallback_concurrency == 1
     batches = "1 batch" if one else f"{settings.fallback_concurrency} batches"
-    return f"{settings.fallback}, {batches} at once, while the broker is away"
+    return f"{shown_target(settings.fallback)}, {batches} at once, while the broker is away"

@@ -11,7 +11,8 @@
     │   ├── WorkerCrashed       the worker process died
     │   ├── BatchTimeout        no answer by the GPU deadline; the worker was killed
     │   ├── BadOutput           wrong number or shape of outputs
-    │   └── RemoteError         the remote API failed, its tries spent
+    │   ├── RemoteError         the remote API failed, its tries spent
+    │   └── RemoteRefused       the remote API turned down what was in the batch
     └── RequestError            one request gets an error answer; knows its `code`
         ├── BadRequest  Unauthenticated  Forbidden  NotFound  Conflict  Unprocessable
         ├── PayloadTooLarge  HeadersTooLarge  RequestTimeout  MethodNotAllowed
@@ -177,6 +178,12 @@ class RemoteError(BackendError):
     """The remote API failed and its tries are spent."""
 
     cause = Cause.REMOTE
+
+
+class RemoteRefused(BackendError):
+    """The remote API turned down what was in the batch: an input of it, or all together."""
+
+    cause = Cause.REFUSED
 
 
 class RequestError(HeadwayError):

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -45,7 +46,10 @@ class RemoteTarget:
     url: str
 
     def __str__(self) -> str:
-        return self.url.partition("?")[0]
+        return shown_target(self.url)
+
+    def __repr__(self) -> str:
+        return f"RemoteTarget({str(self)!r})"
 
 
 Target = ModuleTarget | FileTarget | RemoteTarget
@@ -71,8 +75,23 @@ def parse_target(text: str) -> Target:
     return ModuleTarget(place, attribute)
 
 
+def shown_target(text: str) -> str:
+    """`text` fit to be printed: of a URL neither user, password, query nor fragment."""
+    scheme, colon, rest = text.partition("://")
+    if not colon:
+        return "…" if re.search("[@?]", text) else text
+    address, *options = re.split("[?#]", rest, maxsplit=1)
+    if "@" in scheme or any("@" in option for option in options):
+        return "…"  # Where a password would end cannot be told.
+    _, at, place = address.rpartition("@")
+    return f"{scheme}://{'…@' if at else ''}{place}"
+
+
 def _error(text: str, reason: str, mend: str) -> TargetError:
-    return TargetError(f"TARGET {text!r}: {reason}. {mend}")
+    shown = shown_target(text)
+    if "://" not in text and shown != text:  # What it says of parts of such a text may tell a password.
+        reason, mend = "names no function, and no URL without its scheme", "Begin a URL with http:// or https://."
+    return TargetError(f"TARGET {shown!r}: {reason}. {mend}")
 
 
 def _nameless(text: str) -> TargetError:
@@ -97,13 +116,12 @@ def _remote(text: str) -> RemoteTarget:
     try:
         parts = urlsplit(text)
         host, _ = parts.hostname, parts.port
-    except ValueError as exc:
-        raise _error(text, f"is not a valid URL: {exc}", "Write http://host:port/path.") from None
+    except ValueError:  # Its text may quote what stands where the port should.
+        raise _error(text, "is not a valid URL", "Write http://host:port/path.") from None
     if parts.scheme not in ("http", "https"):
         raise _error(text, f"the scheme {parts.scheme!r} is not supported", "Use http:// or https://.")
     if parts.username is not None or parts.password is not None:
-        shown = f"{parts.scheme}://…@{host}{parts.path}"
-        raise _error(shown, "holds a user name or password", "Leave it out; a bearer token is set by remote_token.")
+        raise _error(text, "holds a user name or password", "Leave it out; a bearer token is set by remote_token.")
     if not host:
         raise _error(text, "names no host", "Write http://host:port/path.")
     if not text.isprintable() or " " in text:

@@ -25,7 +25,33 @@ def test_remote(url: str) -> None:
 
 
 def test_a_query_is_not_shown() -> None:
-    assert str(parse_target("https://models.example/v1?key=canary")) == "https://models.example/v1"
+    target = parse_target("https://models.example/v1?key=canary#canary")
+    assert str(target) == "https://models.example/v1"
+    assert "canary" not in repr(target)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ftp://host/x?key=canary",
+        "http:///batch?key=canary",
+        "http://user:canary@host:port/batch",
+        "http://user:can?ary@host/batch?key=canary",
+        "http://user:canary/@host/batch",
+        "http://host/a b?key=canary",
+        "http://host/batch?mail=me@canary",
+        "user:canary@host/batch",
+        "host/batch?key=canary",
+        "https//user:canary@host:canary",
+    ],
+)
+def test_an_error_repeats_neither_query_nor_password(text: str) -> None:
+    try:
+        shown = str(parse_target(text))
+    except TargetError as exc:
+        shown = str(exc)
+    assert "canary" not in shown
+    assert "can?" not in shown
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,18 @@
 """A fixed remote API that takes a batch: one POST per batch.
 
 The body is a JSON list of the inputs, or `{"inputs": […]}` with, if any request has them, `"parameters"`: one
-object per input. (A bare list has no room for parameters; they are not sent.) The answer is a JSON list of as
-many strings, or an object that holds one under `outputs`, `results` or `predictions`.
+object per input. (A bare list has no room for parameters; they are not sent.) The answer: `remote_answer.py`.
 
-A try that fails by the connection, or with 408, 429 or 5xx, is repeated, up to `max_tries`, after an exponential
-pause or after what Retry-After asks for. All tries and pauses together stay within the batch's timeout; a pause
-that would not is not begun. Any other status says that the batch itself is refused, and is final.
+| the API says | what it means | what is done |
+|---|---|---|
+| nothing, 408, 429, 5xx | it is in trouble | up to `max_tries`, after an exponential pause or what Retry-After asks for |
+| 400, 413, 422 | it turns down what is in the batch | final; the culprit is searched for among the inputs |
+| any other status | it is not the one that was meant, or the credential is wrong | final; no input is to blame |
+
+All tries and pauses together stay within the batch's timeout; a pause that would not is not begun. What Retry-After
+asks for is kept by all slots, as they share the breaker.
+
+Neither the URL's query nor what the API writes into an error's body leaves this module but for the log.
 """
 
 from __future__ import annotations
@@ -18,24 +24,30 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from email.utils import parsedate_to_datetime
+from urllib.parse import parse_qsl, unquote_plus, urlsplit
 
 import aiohttp
 import msgspec
+import structlog
 
 from headway import __version__
-from headway.backends.frames import MAX_OUTPUT
+from headway.backends import remote_answer
 from headway.backends.lines import printable
+from headway.core.breaker import Breaker
 from headway.core.retry import backoff
-from headway.errors import BackendError, BadOutput, BatchTimeout, RemoteError, TargetError
+from headway.errors import BackendError, BadOutput, BatchTimeout, RemoteError, RemoteRefused, TargetError
 from headway.model import WARM_UP, Entry, Item
 from headway.target import RemoteTarget
+
+log = structlog.get_logger(__name__)
 
 MAX_ANSWER = 64 << 20
 """Largest body of an answer, in bytes after decompression."""
 _MAX_SHOWN = 200
 _AT_ONCE = 1 << 20
 """Bytes of a body above which it is written piece by piece, so that others get their turn."""
-_MEMBERS = ("outputs", "results", "predictions")
+_REFUSALS = frozenset([400, 413, 422])
+"""Statuses that are the fault of what was sent."""
 _KEEP_ALIVE = 60.0
 """Seconds an idle connection is kept."""
 
@@ -49,6 +61,8 @@ class HttpBackend:
         token: bearer token, empty for none.
         start_timeout: seconds for the warm-up request, its tries included.
         max_tries: most tries for one batch.
+        breaker: keeps the rest that the API asks for; slots of one API share it. None: one of its own.
+        clock: monotonic seconds, as the breaker is told them.
         dice: uniform in [0, 1), for the jitter of pauses.
         wall: Unix time in seconds, for a Retry-After that names a date.
     """
@@ -61,6 +75,8 @@ class HttpBackend:
         token: str = "",
         start_timeout: float,
         max_tries: int = 3,
+        breaker: Breaker | None = None,
+        clock: Callable[[], float] = time.monotonic,
         dice: Callable[[], float] = random.random,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -69,6 +85,7 @@ class HttpBackend:
         if token:
             self._headers["Authorization"] = f"Bearer {token}"
         self._start_timeout, self._max_tries = start_timeout, max_tries
+        self._breaker, self._clock = breaker or Breaker(1, 0.0), clock
         self._dice, self._wall = dice, wall
         self._session: aiohttp.ClientSession | None = None
 
@@ -110,7 +127,8 @@ class HttpBackend:
         """Run a batch.
 
         Raises:
-            RemoteError: the API refused it, or its tries are spent.
+            RemoteError: its tries are spent, or no try makes sense.
+            RemoteRefused: the API turned down what was in it.
             BadOutput: the answer is no list of as many outputs.
             BatchTimeout: no complete answer within `timeout`.
         """
@@ -131,9 +149,14 @@ class HttpBackend:
         deadline = asyncio.get_running_loop().time() + timeout
         try:
             async with asyncio.timeout_at(deadline):
-                return self._items(await self._answer(body, deadline), len(inputs))
+                answer = await self._answer(body, deadline)
         except TimeoutError:
             raise self._error(BatchTimeout, f"had no complete answer within {timeout:g} s") from None
+        try:
+            return remote_answer.read(answer, len(inputs))
+        except remote_answer.NoOutputs as exc:
+            self._note(f"answered {exc}", answer)
+            raise self._error(BadOutput, f"answered {exc}") from None
 
     def _body(self, inputs: list[str], parameters: list[bytes]) -> bytes:
         try:
@@ -145,33 +168,41 @@ class HttpBackend:
                 {"inputs": inputs, "parameters": [msgspec.Raw(text or b"{}") for text in parameters]}
             )
         except UnicodeEncodeError as exc:
-            raise RemoteError(f"an input is no proper Unicode text: {exc}") from None
+            raise RemoteRefused(f"an input is no proper Unicode text: {exc}") from None
 
-    async def _answer(self, body: bytes, deadline: float) -> bytes:
+    async def _answer(self, body: bytes, deadline: float) -> bytearray:
         """The body of the first answer with a status of success."""
         loop = asyncio.get_running_loop()
         for count in range(1, self._max_tries + 1):
-            asked: float | None = None
+            kind: type[BackendError] = RemoteError
+            asked, answer = None, bytearray()
             try:
                 status, rest, answer = await self._post(body)
-            except (aiohttp.ClientError, OSError) as exc:
-                problem, shown = f"{type(exc).__name__}: {exc}", type(exc).__name__
-                final = isinstance(exc, aiohttp.InvalidURL)
+            except BackendError:
+                raise
+            except Exception as exc:  # Whatever a library makes of what came over the wire.
+                problem, shown = self._told(exc), type(exc).__name__
+                final = not isinstance(exc, aiohttp.ClientError | OSError) or isinstance(exc, aiohttp.InvalidURL)
             else:
                 if 200 <= status < 300:
                     return answer
-                problem = shown = f"HTTP {status}: {printable(answer[:_MAX_SHOWN])}"
+                problem = shown = f"HTTP {status}"
                 final = status not in (408, 429) and status < 500
-                asked = retry_after(rest, self._wall())
-            pause = max(backoff(count, self._dice()), asked or 0.0)
+                kind = RemoteRefused if status in _REFUSALS else RemoteError
+                asked = None if final else retry_after(rest, self._wall())
+            if asked is not None:
+                self._breaker.rest(self._clock(), asked)
+            pause = max(backoff(count, self._dice()), asked or 0.0, self._breaker.rest_left(self._clock()))
             if final or count == self._max_tries or loop.time() + pause >= deadline:
                 wish = f"; it asks for {asked:g} s of rest" if asked is not None else ""
                 failed = f"failed at try {count}: "
-                raise self._error(RemoteError, f"{failed}{problem}{wish}", f"{failed}{shown}{wish}")
+                if answer:
+                    self._note(problem, answer)
+                raise self._error(kind, f"{failed}{problem}{wish}", f"{failed}{shown}{wish}")
             await asyncio.sleep(pause)
         raise AssertionError("the last try returns or raises")
 
-    async def _post(self, body: bytes) -> tuple[int, str, bytes]:
+    async def _post(self, body: bytes) -> tuple[int, str, bytearray]:
         """Status, Retry-After and body of one try's answer."""
         if self._session is None:
             raise self._error(RemoteError, "was not started")
@@ -183,32 +214,25 @@ class HttpBackend:
                 answer += chunk
                 if len(answer) > MAX_ANSWER:
                     raise self._error(BadOutput, f"answered more than {MAX_ANSWER} bytes")
-            return response.status, response.headers.get("Retry-After", ""), bytes(answer)
+            return response.status, response.headers.get("Retry-After", ""), answer
 
-    def _items(self, answer: bytes, expected: int) -> list[Item]:
-        try:
-            value = msgspec.json.decode(answer)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-            shown = printable(answer[:_MAX_SHOWN])
-            raise self._error(BadOutput, f"answered something that is no JSON ({exc}): {shown}") from None
-        if isinstance(value, dict):
-            value = next((value[member] for member in _MEMBERS if member in value), value)
-        if not isinstance(value, list):
-            raise self._error(BadOutput, f"answered neither a list nor an object with one of {', '.join(_MEMBERS)}")
-        if len(value) != expected:
-            raise self._error(BadOutput, f"answered {len(value)} outputs for {expected} inputs")
-        return [Item(one) if type(one) is str and len(one) <= MAX_OUTPUT else _fault(one) for one in value]
+    def _note(self, what: str, answer: bytearray) -> None:
+        """Log the beginning of a body that is told to nobody else: it may hold credentials, hosts, or others' data."""
+        shown = printable(bytes(answer[:_MAX_SHOWN]))
+        log.warning("the remote API answered no outputs", api=str(self._spec), answer=what, body=shown)
+
+    def _told(self, exc: Exception) -> str:
+        """Type of an error of the connection, and its text where that quotes neither the API nor the URL's query."""
+        quotes = isinstance(exc, aiohttp.ClientError) and not isinstance(exc, OSError)
+        text = "" if quotes else str(exc)
+        secrets = [value for _, value in parse_qsl(urlsplit(self._spec.url).query) if value]
+        if not text or any(secret in unquote_plus(text) for secret in secrets):
+            return type(exc).__name__
+        return f"{type(exc).__name__}: {text}"
 
     def _error(self, kind: type[BackendError], what: str, shown: str = "") -> BackendError:
         """An error that tells operators which API it was; where it stands is no client's business."""
         return kind(f"the remote API {self._spec} {what}", f"the remote API {shown or what}")
-
-
-def _fault(output: object) -> Item:
-    if isinstance(output, str):
-        return Item(None, f"the remote API answered {len(output)} characters, the limit is {MAX_OUTPUT}", True)
-    kind = "null" if output is None else type(output).__name__
-    return Item(None, f"the remote API answered {kind} for this input, expected a string", True)
 
 
 def retry_after(value: str, now: float) -> float | None:

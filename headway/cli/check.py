@@ -13,6 +13,7 @@ from headway.cli.flags import with_settings
 from headway.cli.trial import Findings, Trial, sizes
 from headway.config import Settings
 from headway.errors import SettingError
+from headway.target import shown_target
 
 _SETTINGS = (
     "model",
@@ -138,7 +139,7 @@ def _medians(found: Findings, most: int) -> list[tuple[int, float]]:
 
 def _as_json(target: str, settings: Settings, found: Findings, advice: list[str]) -> dict[str, Any]:
     return {
-        "target": target,
+        "target": shown_target(target),
         "ok": not found.faults,
         "faults": found.faults,
         "notes": found.notes,
@@ -157,7 +158,7 @@ def _as_text(target: str, settings: Settings, found: Findings, advice: list[str]
 
     medians = _medians(found, settings.max_batch_size)
     rows = [(str(size), f"{ms:.2f}", f"{ms / size:.2f}") for size, ms in medians]
-    lines = [f"{target}: warm-up batch in {found.warm_up * 1000:.1f} ms"]
+    lines = [f"{shown_target(target)}: warm-up batch in {found.warm_up * 1000:.1f} ms"]
     if rows:
         lines += ["", table(("SIZE", "MS A BATCH", "MS AN INPUT"), rows), ""]
         lines.append(f"ℓ(n) = α + βn with α = {found.model.alpha * 1000:.2f} ms, β = {found.model.beta * 1000:.3f} ms")

@@ -96,6 +96,8 @@ class Breaker:
 
     def rest(self, now: float, seconds: float) -> None:
         """The backend asks to be left alone for `seconds`, at most REST_CAP of which are granted."""
+        if seconds <= 0.0:
+            return
         self._rest_until = max(self._rest_until, now + min(seconds, REST_CAP))
         if self._open_until is None:
             self._cooldown = 0.0

@@ -346,30 +346,39 @@ def make_batchers(
 ) -> list[Batcher]:
     """One batcher for each name. Slots of one remote API share its breaker; a GPU process has its own."""
     policy = policies.build(settings.policy, None if settings.max_wait_ms is None else settings.max_wait_ms / 1000)
-    shared = Breaker(BREAKER_THRESHOLD, BREAKER_COOLDOWN) if isinstance(target, RemoteTarget) else None
+    breakers = [Breaker(BREAKER_THRESHOLD, BREAKER_COOLDOWN) for _ in names]
+    if isinstance(target, RemoteTarget):
+        breakers = breakers[:1] * len(names)
     memory = HostMemory(clock)
     return [
         Batcher(
             Slot(name, settings.model, settings.max_batch_size),
-            backend_maker(settings, name, target, index),
+            backend_maker(settings, name, target, index, breaker),
             broker,
             policy,
-            shared or Breaker(BREAKER_THRESHOLD, BREAKER_COOLDOWN),
+            breaker,
             Limits(settings.gpu_timeout_ms / 1000),
             tally,
             clock,
             memory=memory.used,
         )
-        for index, name in enumerate(names)
+        for index, (name, breaker) in enumerate(zip(names, breakers, strict=True))
     ]
 
 
-def backend_maker(settings: Settings, name: str, target: Target, index: int) -> Callable[[], Backend]:
-    """Builds the backend of slot `index`, which is called `name`, each time it is called."""
+def backend_maker(
+    settings: Settings, name: str, target: Target, index: int, breaker: Breaker | None = None
+) -> Callable[[], Backend]:
+    """Builds the backend of slot `index`, which is called `name`, each time it is called. `breaker` goes by
+    `time.monotonic`, and keeps the rest that a remote API asks for."""
     start_timeout = settings.start_timeout_ms / 1000
     if isinstance(target, RemoteTarget):
         return lambda: HttpBackend(
-            target, format=settings.remote_format, token=settings.remote_token, start_timeout=start_timeout
+            target,
+            format=settings.remote_format,
+            token=settings.remote_token,
+            start_timeout=start_timeout,
+            breaker=breaker,
         )
     return lambda: ProcessBackend(
         target,

@@ -122,6 +122,12 @@ def test_a_probe_that_is_asked_for_rest_opens_it_for_that_rest() -> None:
     assert breaker.allow(61.0, LONG)
 
 
+def test_a_rest_of_no_time_is_none() -> None:
+    breaker = Breaker(3, 1.0)
+    breaker.rest(0.0, 0.0)
+    assert breaker.state(0.0) is State.CLOSED
+
+
 def test_a_short_rest_does_not_shorten_a_longer_one() -> None:
     breaker = opened()
     breaker.rest(0.0, 0.1)

@@ -14,7 +14,7 @@ from tests.e2e.client import wait_until
 from tests.e2e.remote import Mood, remote
 from tests.e2e.server import serving
 
-UNHAPPY = {"batch failed", "probe failed"}
+UNHAPPY = {"batch failed", "probe failed", "the remote API answered no outputs"}
 
 
 def test_what_passes_is_waited_out_as_long_as_the_api_asks(tmp_path: Path) -> None:
@@ -33,7 +33,6 @@ def test_what_passes_is_waited_out_as_long_as_the_api_asks(tmp_path: Path) -> No
 
 HOPELESS: dict[str, Mood] = {
     "500": moods.status(500),
-    "429 for an hour": moods.status(429, Retry_After="3600"),
     "404": moods.status(404),
     "cut": moods.cut,
     "no JSON": moods.body("this is no JSON"),
@@ -79,9 +78,59 @@ def test_an_input_that_the_api_refuses_is_told_from_its_batch_mates(tmp_path: Pa
         server.queued(8)
         release.set()
         first.output()
-        assert bad.answer().status == 502
+        assert bad.refusal() == "REJECTED_BY_MODEL"
         for one in asked:
             one.output()
+
+
+def test_an_api_that_asks_for_a_rest_is_left_in_peace_by_all_slots(tmp_path: Path) -> None:
+    flags = ("--workers", "4", "--queue-timeout-ms", "1000", "--request-timeout-ms", "2000")
+    with remote() as api, serving(tmp_path, *flags, target=api.url) as server:
+        server.expected = UNHAPPY
+        api.mood = moods.status(429, Retry_After="3600")
+        before = len(api.calls)
+        asked = [server.ask(f"in vain {number}") for number in range(30)]
+        assert {one.answer().status for one in asked} <= {503, 504}
+        asked = [server.ask(f"still in vain {number}") for number in range(30)]
+        assert {one.answer().status for one in asked} == {503}
+        assert len(api.calls) - before <= 4, "what was on its way when the API asked"
+        assert {worker["status"] for worker in server.workers()} == {"degraded"}
+
+
+@pytest.mark.parametrize("status", [301, 401, 500])
+def test_what_is_no_fault_of_an_input_never_makes_a_batch_into_many_calls(tmp_path: Path, status: int) -> None:
+    with remote() as api, serving(tmp_path, target=api.url) as server:
+        server.expected = UNHAPPY
+        release = threading.Event()
+        api.script.append(lambda talk: moods.well(talk) if release.wait() else None)
+        first = server.ask("first")
+        wait_until(lambda: api.calls[-1].inputs == ["first"])
+        asked = [server.ask(f"together {number}") for number in range(8)]
+        server.queued(8)
+        before = len(api.calls)
+        api.mood = moods.status(status)
+        release.set()
+        first.output()
+        for one in asked:
+            answer = one.answer()
+            assert answer.status == 502
+            assert answer.json["detail"].endswith(f"HTTP {status}")
+        calls = [call for call in api.calls[before:] if len(call.inputs) > 1]
+        assert {len(call.inputs) for call in calls} == {8}
+        assert len(calls) == (9 if status == 500 else 3)
+        assert len(api.calls) - before == len(calls)
+
+
+def test_neither_query_nor_error_body_of_the_api_is_told(tmp_path: Path) -> None:
+    with remote() as api, serving(tmp_path, target=f"{api.url}?key=canary-query") as server:
+        server.expected = UNHAPPY
+        api.mood = moods.status(401)
+        answer = server.ask("in vain").answer()
+        assert answer.json["detail"] == "the remote API failed at try 1: HTTP 401"
+        assert "not\\nnow" in server.logged("the remote API answered no outputs")["body"]
+        [letter] = server.letters()
+        assert "now" not in letter["error"]
+        assert "canary-query" not in server.log_text() + server.banner() + str(letter)
 
 
 def test_a_broken_api_is_left_in_peace_until_it_is_well(tmp_path: Path) -> None:

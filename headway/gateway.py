@@ -23,7 +23,7 @@ from headway import errors
 from headway.answered import Answered, waiting
 from headway.config import Settings
 from headway.core import verdicts
-from headway.core.sharing import digest
+from headway.core.sharing import digest, unkept
 from headway.deadlines import DEADLINE_GRAIN, Deadlines
 from headway.errors import BrokerUnavailable
 from headway.held import NOBODY, FutureWaiter, Held, Journal, Note, Waiter
@@ -413,7 +413,8 @@ class Gateway:
                 sampled = reply.ran
                 self.tally.overhead_seconds.observe(max(0.0, latency - reply.queued - sampled.seconds))
             self._answered.add(caller, entry, now, latency, reply)
-            self._tell(held.waiter, reply)
+            too_large = bool(entry.shares) and unkept(entry, reply, line.broker.kept)
+            self._tell(held.waiter, msgspec.structs.replace(reply, unkept=True) if too_large else reply)
         for (model, tier), series in told.items():
             name = self._tiers[tier]
             self.tally.request_seconds[model, name].observe_all(series.latencies)

@@ -132,7 +132,8 @@ class Reply(msgspec.Struct, frozen=True, gc=False):
 
     Exactly one of `output` and `failure` is set. `tenant` is carried so that the gateway can check it
     against the request it holds. `queued` is the wait in seconds from enqueue to the last claim. `shared` is the kind of
-    the share that the outcome came by, when it is another entry's; `kept` whether that one had it before.
+    the share that the outcome came by, when it is another entry's; `kept` whether that one had it before. `unkept` is
+    set by the gateway: the outcome will not be there later, as was asked, because it is too large.
     """
 
     id: str
@@ -144,6 +145,7 @@ class Reply(msgspec.Struct, frozen=True, gc=False):
     attempts: int = 0
     shared: ShareKind | None = None
     kept: bool = False
+    unkept: bool = False
 
 
 class Item(msgspec.Struct, frozen=True, gc=False):

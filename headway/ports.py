@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from headway.core.departure import Load, Policy
+from headway.core.retention import KeptLimits
 from headway.model import (
     BatchFailure,
     Caller,
@@ -62,6 +63,12 @@ class Broker(Protocol):
     @property
     def scarce(self) -> bool:
         """Whether memory for what waits was nearly used up when last looked at: then nothing new is taken in."""
+        ...
+
+    @property
+    def kept(self) -> KeptLimits:
+        """Budgets of the outcomes that are kept. What one tenant keeps costs no other tenant an outcome, and nobody
+        the admission; an outcome larger than these allow is not kept, and a task's is replaced by a failure that says so."""
         ...
 
     async def enqueue(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:

@@ -120,14 +120,14 @@ def test_without_its_client_the_redis_broker_is_a_bad_setting(monkeypatch: pytes
 
 def test_outcomes_are_kept_in_the_memory_that_is_set() -> None:
     broker = wiring.make_brokerage(Settings(kept_mb=1), Tally(), lambda: 0.0).broker
-    asked = [ask(id=id, model="default", shares=(task(id),)) for id in ("oldest", "older", "newest")]
+    asked = [ask(id=id, model="default", shares=(task(id),)) for id in ("oldest", "older", "old", "new", "newest")]
 
     async def run() -> list[bool]:
         for entry in asked:
             assert await broker.enqueue([entry]) == [None]
             lease = await broker.claim(slot(model="default"), AT_ONCE)
             assert isinstance(lease, Lease)
-            await broker.complete(lease, [Item("x" * 100_000)])
+            await broker.complete(lease, [Item("x" * 240_000)])
         return [await broker.recall(entry.tenant, entry.id) is not None for entry in asked]
 
-    assert asyncio.run(run()) == [False, True, True]
+    assert asyncio.run(run()) == [False, True, True, True, True]

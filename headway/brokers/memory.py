@@ -24,6 +24,7 @@ from headway.core.health import believed
 from headway.core.packing import FOLLOWS, GONE, RUNNING, Queued
 from headway.core.queue import Departure, ModelQueue, QueueLimits, entries_of
 from headway.core.ratelimit import Over
+from headway.core.retention import KEPT, KeptLimits
 from headway.core.sharing import Ripple, Sharing
 from headway.model import (
     BatchFailure,
@@ -53,8 +54,6 @@ REAP_EVERY = 0.05
 """Most seconds between two calls of `reap`: how late an expiry may be."""
 GATHER = 0.001
 """Seconds for which entries gather: calls cost little here."""
-KEPT_BYTES = 256 << 20
-"""Most bytes of outcomes that are kept, unless told otherwise."""
 LEAST_TATS = 10_000
 """Limits that are remembered before those are dropped of which nothing is owed."""
 
@@ -75,7 +74,7 @@ class MemoryBroker:
         tally: counts retries.
         clock: monotonic seconds, of the same pace as the event loop's.
         dice: uniform in [0, 1).
-        kept_bytes: most memory for outcomes that are kept.
+        kept: budgets of the outcomes that are kept.
     """
 
     def __init__(
@@ -85,7 +84,7 @@ class MemoryBroker:
         tally: Tally,
         clock: Callable[[], float],
         dice: Callable[[], float],
-        kept_bytes: int = KEPT_BYTES,
+        kept: KeptLimits = KEPT,
     ) -> None:
         self._queues = {model: ModelQueue(limits) for model, limits in models.items()}
         self._bells = {model: Bell() for model in models}
@@ -94,7 +93,8 @@ class MemoryBroker:
         self._tats: dict[str, float] = {}
         """Theoretical arrival times by id of the limit."""
         self._tats_most = LEAST_TATS
-        self._sharing = Sharing(kept_bytes)
+        self._kept = kept
+        self._sharing = Sharing(kept)
         self._running: dict[int, _Running] = {}
         self._workers: dict[str, WorkerInfo] = {}
         self._fences = itertools.count(1)
@@ -117,6 +117,11 @@ class MemoryBroker:
     def scarce(self) -> bool:
         """See Broker. What waits is bounded by its number."""
         return False
+
+    @property
+    def kept(self) -> KeptLimits:
+        """See Broker."""
+        return self._kept
 
     async def enqueue(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
         """See Broker."""

@@ -223,6 +223,7 @@ CHECKS: tuple[Callable[[Settings], None], ...] = (
     _between("result_ttl_s", 1, 86_400),
     _between("task_timeout_ms", 1, MAX_REQUEST_TIMEOUT_MS),
     _between("kept_mb", 1, 1 << 20),
+    _between("kept_tenant_mb", 1, 1 << 20),
     _between("max_input_chars", 0, 1 << 30),
     _between("max_parameters", 0, 10_000),
     _one_of("control_chars", CONTROL_CHARS),

@@ -173,7 +173,13 @@ class Settings:
     task_timeout_ms: float = _setting(
         30_000.0, _SHARING, "Longest time for a task (Prefer: respond-async) in all, waiting included.", "ms"
     )
-    kept_mb: int = _setting(256, _SHARING, "Most memory for what is kept, in a process without a broker.", "MiB")
+    kept_mb: int = _setting(
+        256,
+        _SHARING,
+        "Most memory for what is kept; with a broker, of each server, and never more than a quarter of its `maxmemory`.",
+        "MiB",
+    )
+    kept_tenant_mb: int = _setting(64, _SHARING, "Most of `kept_mb` for what one tenant keeps.", "MiB")
 
     max_body_bytes: int = _setting(1_048_576, _DOOR, "Largest request body.", "bytes")
     max_header_bytes: int = _setting(16_384, _DOOR, "Largest request line and header together.", "bytes")

@@ -23,14 +23,13 @@ import msgspec
 
 from headway.core import verdicts
 from headway.core.packing import Queued
+from headway.core.retention import KeptLimits, Retention, weight
 from headway.errors import REJECTED_BY_MODEL
-from headway.model import Failure, Reply, Share, ShareKind
+from headway.model import Entry, Failure, Reply, Share, ShareKind
 
 FlightKey = tuple[str, ShareKind, str]
 """Tenant, kind and key."""
 
-OVERHEAD = 800
-"""Bytes that a kept outcome takes beside its text."""
 STALE = 64
 """Followers of old that may be remembered before they are looked for."""
 
@@ -54,6 +53,11 @@ def keeps(kind: ShareKind, reply: Reply) -> bool:
     return kind is ShareKind.KEY and reply.failure is not None and reply.failure.code == REJECTED_BY_MODEL
 
 
+def unkept(entry: Entry, reply: Reply, limits: KeptLimits) -> bool:
+    """Whether an outcome that a client may ask for later is too large to be there then."""
+    return not limits.keeps(reply) and any(share.kind is not ShareKind.SAME and share.keep for share in entry.shares)
+
+
 def passed_on(reply: Reply, to: Queued, kind: ShareKind, kept: bool) -> Reply:
     """Another entry's outcome, addressed to `to`."""
     entry = to.entry
@@ -70,7 +74,6 @@ class _Flight:
     followers: dict[Queued, None] = field(default_factory=dict)
     reply: Reply | None = None
     until: float = 0.0
-    size: int = 0
 
 
 @dataclass(slots=True)
@@ -92,19 +95,15 @@ class Sharing:
     """The flights of one broker.
 
     Arguments:
-        most_bytes: of the outcomes that are kept. When they are more, the oldest go first, of identical requests
-            before those of tasks and keys.
+        limits: budgets of the outcomes that are kept, see `headway.core.retention`.
     """
 
-    def __init__(self, most_bytes: int) -> None:
+    def __init__(self, limits: KeptLimits) -> None:
         self._flights: dict[FlightKey, _Flight] = {}
         self._led: dict[Queued, list[_Flight]] = {}
         self._followed: dict[Queued, _Flight] = {}
         self._unwanted: set[Queued] = set()
-        self._kept: tuple[dict[_Flight, None], dict[_Flight, None]] = ({}, {})
-        """Of identical requests, and of tasks and keys; oldest first."""
-        self._bytes = 0
-        self._most_bytes = most_bytes
+        self._kept: Retention[_Flight] = Retention(limits)
         self._due: list[tuple[float, int, Queued]] = []
         """Followers by their deadlines; those that follow no longer are dropped when there are many."""
         self._numbers = itertools.count()
@@ -221,9 +220,7 @@ class Sharing:
 
     def overdue(self, now: float) -> list[Queued]:
         """Followers whose own time is over; outcomes that were kept long enough are forgotten."""
-        for kept in self._kept:
-            for flight in list(itertools.takewhile(lambda flight: flight.until <= now, kept)):
-                self._discard(flight)
+        self._forget_ended(now)
         late = []
         while self._due and (self._due[0][0] <= now or self._due[0][2] not in self._followed):
             queued = heapq.heappop(self._due)[2]
@@ -296,20 +293,26 @@ class Sharing:
 
     def _keep(self, flight: _Flight, reply: Reply, now: float) -> None:
         share = flight.share
-        if share.keep <= 0.0 or not keeps(share.kind, reply):
+        useful = share.keep > 0.0 and keeps(share.kind, reply)
+        if useful and not self._kept.limits.keeps(reply):
+            useful = share.kind is ShareKind.TASK  # Who asks for the task is told why its output is not there.
+            failure = verdicts.too_large(weight(reply.output))
+            reply = Reply(reply.id, reply.tenant, None, failure, shared=reply.shared, kept=reply.kept)
+        if not useful:
             del self._flights[flight.key]
             return
+        self._forget_ended(now)
         flight.leader, flight.reply, flight.until = None, reply, now + share.keep
-        text = reply.output if reply.failure is None else reply.failure.message
-        flight.size = OVERHEAD + len(text or "") * 4 + len(share.key)
-        self._kept[share.kind is not ShareKind.SAME][flight] = None
-        self._bytes += flight.size
-        while self._bytes > self._most_bytes:
-            self._discard(next(itertools.chain(*self._kept)))
+        spare = share.kind is ShareKind.SAME
+        for gone in self._kept.add(flight, flight.key[0], weight(reply.output), flight.until, spare=spare):
+            del self._flights[gone.key]
+
+    def _forget_ended(self, now: float) -> None:
+        for gone in self._kept.overdue(now):
+            del self._flights[gone.key]
 
     def _discard(self, flight: _Flight) -> None:
-        self._bytes -= flight.size
-        self._kept[flight.share.kind is not ShareKind.SAME].pop(flight, None)
+        self._kept.remove(flight)
         del self._flights[flight.key]
 
 

@@ -54,6 +54,14 @@ def no_task() -> Failure:
     return Failure(errors.NOT_FOUND, "no such task: unknown, expired, cancelled, or not yours", None, "")
 
 
+def too_large(bytes: int) -> Failure:
+    """The outcome of a task whose output, of so many bytes, is too large to be kept."""
+    message = (
+        f"the output of {bytes / 1e6:.1f} MB is too large to be kept for later; ask for it with a request that waits"
+    )
+    return Failure(errors.PAYLOAD_TOO_LARGE, message, None, "kept")
+
+
 def cancelled() -> Failure:
     """Cancelled, at another gateway than the one that holds it."""
     return Failure(errors.NOT_FOUND, no_task().message, None, CANCELLED)

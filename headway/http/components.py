@@ -20,8 +20,8 @@ _ID = {"type": "string", "pattern": "^req_[0-9a-f-]{36}$"}
 LIMITED = ("RateLimit-Policy", "RateLimit")
 """Fields of every answer to a caller with rate limits."""
 
-MARKED = ("Idempotency-Replayed", "X-Headway-Cache")
-"""Fields of an answer that was made for another request."""
+MARKED = ("Idempotency-Replayed", "X-Headway-Cache", "X-Headway-Kept")
+"""Fields of an answer that was made for another request, or that another request will not get."""
 
 _HEADERS: dict[str, Any] = {
     "X-Request-Id": {"description": "The request's id.", "schema": _ID},
@@ -49,6 +49,10 @@ _HEADERS: dict[str, Any] = {
     "X-Headway-Cache": {
         "description": "The output was made for an identical request: hit, an earlier one; collapsed, one that ran.",
         "schema": {"type": "string", "enum": ["hit", "collapsed"]},
+    },
+    "X-Headway-Kept": {
+        "description": "The output is too large to be kept: it will not be there for a later request.",
+        "schema": {"type": "string", "const": "no"},
     },
 }
 

@@ -104,6 +104,8 @@ class HotLane(Connection):
                 self._end_handover()
             now = monotonic()
             shared = b"" if reply.shared is None else _SHARED.get((reply.shared, reply.kept), b"")
+            if reply.unkept:
+                shared += b"x-headway-kept: no\r\n"
             if reply.output is None:
                 self._fail(reply.failure or Failure(INTERNAL, "the reply is neither an output nor a failure"), shared)
             else:

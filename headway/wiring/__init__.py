@@ -42,6 +42,7 @@ from headway.controller import Controller
 from headway.core import policies
 from headway.core.breaker import Breaker
 from headway.core.queue import QueueLimits
+from headway.core.retention import KeptLimits
 from headway.core.throttle import Flow
 from headway.direct import Direct
 from headway.errors import HeadwayError, SettingError, TargetError
@@ -265,7 +266,7 @@ def make_brokerage(settings: Settings, tally: Tally, clock: Callable[[], float])
     async def now() -> float:
         return clock()
 
-    broker = MemoryBroker(models, letters, tally, clock, random.random, settings.kept_mb << 20)
+    broker = MemoryBroker(models, letters, tally, clock, random.random, _kept(settings))
     return Brokerage(broker, letters, MemoryFleet(clock), now)
 
 
@@ -282,7 +283,8 @@ def _redis(settings: Settings, models: dict[str, QueueLimits], tally: Tally) -> 
         mend = "Install it: pip install 'headway[redis]'."
         raise SettingError("broker", settings.broker_shown, "needs the package redis, which is not here", mend) from exc
     link = RedisLink(settings.broker, settings.broker_prefix, settings.broker_timeout_ms / 1000)
-    broker = RedisBroker(link, models, tally, random.random, settings.shards, settings.lease_ms / 1000)
+    lease, kept = settings.lease_ms / 1000, _kept(settings)
+    broker = RedisBroker(link, models, tally, random.random, settings.shards, lease, kept)
     fleet = RedisFleet(link)
 
     class Whole:
@@ -300,6 +302,10 @@ def _redis(settings: Settings, models: dict[str, QueueLimits], tally: Tally) -> 
         return max((member.last_seen for member in await fleet.members()), default=0.0)
 
     return Brokerage(broker, RedisDeadLetters(link, models, settings.shards), fleet, now, Whole())
+
+
+def _kept(settings: Settings) -> KeptLimits:
+    return KeptLimits.of(settings.kept_mb << 20, settings.kept_tenant_mb << 20)
 
 
 def _limits(settings: Settings) -> QueueLimits:
@@ -324,7 +330,7 @@ def make_direct(settings: Settings, tally: Tally, clock: Callable[[], float]) ->
     slots = settings.fallback_concurrency
     own = dataclasses.replace(settings, workers=slots, devices=",".join(["cpu"] * slots))
     models, letters = {settings.model: _limits(settings)}, DeadLetterBox()
-    broker = MemoryBroker(models, letters, tally, clock, random.random, settings.kept_mb << 20)
+    broker = MemoryBroker(models, letters, tally, clock, random.random, _kept(settings))
     names = [f"{settings.name}/fallback-{index}" for index in range(slots)]
     return Direct(broker, make_batchers(own, names, target, broker, tally, clock))
 

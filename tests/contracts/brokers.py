@@ -24,6 +24,7 @@ from headway.brokers.redis.letters import RedisDeadLetters
 from headway.brokers.redis.link import Link
 from headway.core.departure import Load, Policy, Rule
 from headway.core.queue import QueueLimits
+from headway.core.retention import KeptLimits
 from headway.model import (
     BatchFailure,
     Cause,
@@ -48,6 +49,7 @@ T = TypeVar("T")
 MAX_BATCH = 8
 MAX_QUEUE = 60
 LIMITS = QueueLimits(tiers=3, max_batch=MAX_BATCH, reserved_share=0.25, max_queue=MAX_QUEUE)
+KEPT_LIMITS = KeptLimits.of(400_000, 100_000)
 MODELS = ("m", "other")
 MOST_ATTEMPTS = 2 + int(math.log2(MAX_BATCH))
 """Runs of a batch as a whole, and then one for each halving."""
@@ -135,7 +137,8 @@ class MemoryHarness(Harness):
         super().__init__(loop)
         self.dead = DeadLetterBox()
         dice = random.Random(7)
-        self.broker = MemoryBroker(dict.fromkeys(MODELS, LIMITS), self.dead, Tally(), loop.time, dice.random)
+        models = dict.fromkeys(MODELS, LIMITS)
+        self.broker = MemoryBroker(models, self.dead, Tally(), loop.time, dice.random, KEPT_LIMITS)
         self.fleet = self.fleet_peer = MemoryFleet(loop.time)
 
     def peer(self) -> Broker:
@@ -155,7 +158,8 @@ class RedisHarness(Harness):
         dice = random.Random(7)
         models = dict.fromkeys(MODELS, LIMITS)
         self._brokers = [
-            RedisBroker(link, models, Tally(), dice.random, shards, self.lease_seconds) for link in self._links
+            RedisBroker(link, models, Tally(), dice.random, shards, self.lease_seconds, KEPT_LIMITS)
+            for link in self._links
         ]
         self.broker = self._brokers[0]
         self.dead = RedisDeadLetters(self._links[0], models, shards)

@@ -19,6 +19,7 @@ from headway.brokers.memory import LEASE_SECONDS, MemoryBroker
 from headway.brokers.redis.broker import RedisBroker
 from headway.brokers.redis.link import Link
 from headway.core.queue import QueueLimits
+from headway.core.retention import KeptLimits
 from headway.model import (
     BatchFailure,
     Cause,
@@ -41,9 +42,12 @@ from tests.servers.redis import SharedServers
 from tests.virtual_time import ServedLoop
 
 LIMITS = QueueLimits(tiers=3, max_batch=4, reserved_share=0.2, max_queue=12, shed_at=(5, 8))
+KEPT = KeptLimits.of(40_000, 24_000)
+"""Some 15 outcomes: tenants lose some to themselves and to all."""
 STEPS = 150
 SEEDS = range(10)
 GATEWAYS = ("g1", "g2")
+BAD = (Item(None, "no"), Item(None, "no", True))
 RATES = (
     Limit("key:a", "key", 60.0, 3.0),
     Limit("user:a", "user", 30.0, 8.0),
@@ -59,9 +63,10 @@ class Pair:
     def __init__(self, seed: int, links: list[Link], now: Any) -> None:
         self.dice = random.Random(seed)
         self.there = [
-            RedisBroker(link, {"m": LIMITS}, Tally(), lambda: 0.5, lease_seconds=LEASE_SECONDS) for link in links
+            RedisBroker(link, {"m": LIMITS}, Tally(), lambda: 0.5, lease_seconds=LEASE_SECONDS, kept=KEPT)
+            for link in links
         ]
-        self.here = MemoryBroker({"m": LIMITS}, DeadLetterBox(), Tally(), now, lambda: 0.5)
+        self.here = MemoryBroker({"m": LIMITS}, DeadLetterBox(), Tally(), now, lambda: 0.5, KEPT)
         self.asked: list[Entry] = []
         self.running: list[tuple[RedisBroker, Lease, Lease]] = []
 
@@ -126,7 +131,7 @@ class Pair:
         how = dice.choice(("complete", "complete", "complete", "fail", "hand back"))
         if how == "complete":
             items = [
-                dice.choice((Item(f"out of {entry.input}"),) * 3 + (Item(None, "no"), Item(None, "no", True)))
+                dice.choice((Item(f"out of {entry.input}" + "!" * dice.choice((0, 2000, 5000))),) * 3 + BAD)
                 for entry in here.entries
             ]
             assert await worker.complete(there, items) == await self.here.complete(here, items)

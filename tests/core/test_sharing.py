@@ -15,11 +15,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from headway import errors
 from headway.core import verdicts
 from headway.core.packing import Queued
+from headway.core.retention import KeptLimits
 from headway.core.sharing import Ripple, Sharing, digest, keeps
 from headway.model import Entry, Failure, Reply, Share, ShareKind
 
 NOW = 1000.0
-PLENTY = 1 << 30
+PLENTY = KeptLimits.of(1 << 30, 1 << 30)
 FlightKey = tuple[str, ShareKind, str]
 Heard = tuple[str, str | None, Failure | None, ShareKind | None, bool]
 """Who hears, what, and by what share."""
@@ -382,8 +383,7 @@ def keyed(entry: Entry, share: Share) -> FlightKey:
 
 def left_over(sharing: Sharing) -> dict[str, object]:
     """What is remembered of anybody."""
-    state = {name: value for name, value in vars(sharing).items() if name != "_most_bytes"}
-    state["_same"], state["_others"] = state.pop("_kept")
+    state = vars(sharing)
     return {name: value for name, value in state.items() if (value if isinstance(value, Sized | int) else 0)}
 
 
@@ -434,7 +434,7 @@ def test_an_input_is_let_go_of_when_its_outcome_is_there() -> None:
 @pytest.mark.parametrize("text", ["x" * 400, "", "☃" * 400])
 def test_what_is_kept_stays_within_its_bound(text: str) -> None:
     bound = 1 << 19
-    sharing = Sharing(bound)
+    sharing = Sharing(KeptLimits.of(bound, bound))
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
@@ -450,7 +450,7 @@ def test_what_is_kept_stays_within_its_bound(text: str) -> None:
 
 
 def test_of_what_is_kept_identical_requests_are_forgotten_first_and_the_oldest_of_each() -> None:
-    sharing = Sharing(20_000)
+    sharing = Sharing(KeptLimits.of(11_000, 11_000))
     for number in range(4):
         id = f"task {number}"
         answer(sharing, lead(sharing, make(id, Share(ShareKind.TASK, id, b"", 60.0))), "x" * 1000)
@@ -466,7 +466,7 @@ def test_of_what_is_kept_identical_requests_are_forgotten_first_and_the_oldest_o
 
 
 def test_an_outcome_that_is_larger_than_all_that_may_be_kept_is_not_kept() -> None:
-    sharing = Sharing(1000)
+    sharing = Sharing(KeptLimits.of(8000, 8000))
     answer(sharing, lead(sharing, make("1", same())), "x" * 1000)
     assert sharing.join(Queued(make("2", same()), NOW), NOW) is None
     assert left_over(sharing) == {}

@@ -25,6 +25,7 @@ from headway.brokers.memory import MemoryBroker
 from headway.config import Settings
 from headway.core import policies
 from headway.core.queue import QueueLimits
+from headway.core.retention import KeptLimits
 from headway.gateway import Gateway
 from headway.held import Waiter
 from headway.http import connection, door, hot_lane, public
@@ -39,6 +40,7 @@ from headway.tally import Tally
 PATIENCE = 30.0
 """Seconds after which a test that hangs is given up."""
 INSTANT = 1000.0
+KEPT_LIMITS = KeptLimits.of(400_000, 100_000)
 """When everything happens at the door."""
 
 Keys = Mapping[str, Mapping[str, Any]]
@@ -324,7 +326,7 @@ async def _serve(
     settings = Settings(**{"port": 0, "keys": "keys.toml" if keys else "", **ample, **changes})
     tally = Tally()
     limits = QueueLimits(tiers=3, max_batch=32, reserved_share=0.1, max_queue=100)
-    broker = MemoryBroker({settings.model: limits}, DeadLetterBox(), tally, lambda: INSTANT, lambda: 0.5)
+    broker = MemoryBroker({settings.model: limits}, DeadLetterBox(), tally, lambda: INSTANT, lambda: 0.5, KEPT_LIMITS)
     real = Gateway(settings, [settings.model], broker, tally, monotonic)
     await broker.beat(WorkerInfo(worker_id="gpu-0", model=settings.model, status=WorkerStatus.HEALTHY))
     gateway = EchoGateway(broker)

@@ -6,7 +6,7 @@ import pytest
 
 from headway.http.allowance import Allowances
 from headway.model import Failure, Limit, ShareKind
-from tests.http.stand import Stand, get, post, served, settled
+from tests.http.stand import KEPT_LIMITS, Stand, get, post, served, settled
 
 BODY = '{"input": "a"}'
 
@@ -78,6 +78,27 @@ def test_one_key_is_one_run(path: str) -> None:
         assert (other.status, other.error) == (422, "IDEMPOTENCY_CONFLICT")
         assert other.header["x-should-retry"] == "false"
         assert stand.runs == ["a"]
+
+    served(main, whole=True)
+
+
+def test_an_answer_that_is_too_large_to_be_kept_under_its_key_says_so_and_a_task_too() -> None:
+    huge = f'{{"input": "{"a" * KEPT_LIMITS.largest}"}}'
+
+    async def main(stand: Stand) -> None:
+        for _ in range(2):
+            answer = await stand.ask(post(huge, "/v1/inference", "Idempotency-Key: k"))
+            assert (answer.status, answer.header["x-headway-kept"]) == (200, "no")
+            assert "idempotency-replayed" not in answer.header
+        assert len(stand.runs) == 2
+        for fields in (["Idempotency-Key: small"], []):
+            assert "x-headway-kept" not in (await stand.ask(post(BODY, "/v1/inference", *fields))).header
+        task = await stand.ask(post(huge, "/v1/inference", "Prefer: respond-async"))
+        await settled(lambda: stand.real.pending == 0)
+        outcome = await stand.ask(get(task.header["location"]))
+        assert (outcome.status, outcome.json["status"]) == (200, "FAILED")
+        assert outcome.json["error"]["error"] == "PAYLOAD_TOO_LARGE"
+        assert "too large to be kept" in outcome.json["error"]["message"]
 
     served(main, whole=True)
 

@@ -152,7 +152,8 @@ def _answers(contract: dict[str, Any], path: str, answer: Answer) -> tuple[dict[
 
 
 TOLD = frozenset((
-    "location", "preference-applied", "ratelimit", "ratelimit-policy", "idempotency-replayed", "x-headway-cache"
+    "location", "preference-applied", "ratelimit", "ratelimit-policy", "idempotency-replayed", "x-headway-cache",
+    "x-headway-kept",
 ))  # fmt: skip
 ADA = "Authorization: Bearer ada"
 RESULT = "/v1/result/{task_id}"

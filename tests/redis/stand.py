@@ -20,10 +20,11 @@ from headway.brokers.redis.broker import RedisBroker
 from headway.brokers.redis.cluster import Cluster
 from headway.brokers.redis.link import Link
 from headway.core.queue import QueueLimits
+from headway.core.retention import KeptLimits
 from headway.errors import BrokerUnavailable
 from headway.model import Item, Lease, Reply
 from headway.tally import Tally
-from tests.contracts.brokers import AT_ONCE, LIMITS, MODELS, RedisHarness, ask, output, slot
+from tests.contracts.brokers import AT_ONCE, KEPT_LIMITS, LIMITS, MODELS, RedisHarness, ask, output, slot
 from tests.e2e.client import PATIENCE
 from tests.servers.redis import RunningServer
 
@@ -48,13 +49,14 @@ class Stand(RedisHarness):
         """The server's clock, which a test may set anew."""
         return super().now() + self.clock_error
 
-    async def another(self, shards: int | None = None) -> RedisBroker:
-        """One more process, which may know of fewer shards."""
+    async def another(self, shards: int | None = None, kept: KeptLimits = KEPT_LIMITS) -> RedisBroker:
+        """One more process, which may know of fewer shards, or have budgets of its own."""
         link = Link(self.server.url, timeout=math.inf, clock=self.now)
         self._links.append(link)
         await link.open()
         models = dict.fromkeys(MODELS, LIMITS)
-        broker = RedisBroker(link, models, Tally(), random.Random(9).random, shards or self.shards, self.lease_seconds)
+        dice, shards = random.Random(9).random, shards or self.shards
+        broker = RedisBroker(link, models, Tally(), dice, shards, self.lease_seconds, kept)
         self._brokers.append(broker)
         return broker
 

@@ -9,7 +9,22 @@ from pathlib import Path
 import pytest
 
 from headway import errors
-from headway.model import Entry, Failure, Limit, Member, Role, Share, ShareKind, Stage, Wait, WorkerInfo, WorkerStatus
+from headway.core.retention import KEPT
+from headway.model import (
+    Entry,
+    Failure,
+    Item,
+    Limit,
+    Member,
+    Reply,
+    Role,
+    Share,
+    ShareKind,
+    Stage,
+    Wait,
+    WorkerInfo,
+    WorkerStatus,
+)
 from tests.contracts.brokers import AT_ONCE, ask, drained, failed, ids, slot, story
 from tests.redis.stand import Stand
 from tests.servers.redis import KINDS, RedisServer
@@ -150,3 +165,38 @@ async def test_who_is_refused_for_memory_is_not_charged_and_joins_nobody(harness
     await harness.advance(60.0)
     await offered(harness, ask())
     assert await harness.broker.enqueue([ask(limits=(limit,))]) == [None]
+
+
+async def keep(harness: Stand, id: str, tenant: str, output: str) -> None:
+    """Run a task of a tenant with a key."""
+    shares = (Share(ShareKind.TASK, id, b"", 600.0), Share(ShareKind.KEY, id, b"", 600.0))
+    await harness.broker.enqueue([ask(id=id, tenant=tenant, gateway="keeps", shares=shares)])
+    lease = await harness.claim()
+    await harness.broker.complete(lease, [Item(output)])
+
+
+@story
+async def test_what_a_free_tenant_keeps_refuses_nobody_and_costs_nobody_a_task(
+    harness: Stand, server: RedisServer
+) -> None:
+    """90 answers of 1 MB under keys of their own, where they would fill the server."""
+    server.command("CONFIG", "SET", "maxmemory", 64 << 20)
+    harness.broker = await harness.another(kept=KEPT)
+    assert harness.broker.kept.total == 16 << 20
+    await keep(harness, "own", "enterprise", "small")
+    reader = asyncio.ensure_future(harness.broker.replies("keeps", 0))
+    for number in range(90):
+        await keep(harness, f"{number}", "free", "x" * 1_000_000)
+        if number % 5 == 4:
+            _, cursor = await reader
+            reader = asyncio.ensure_future(harness.broker.replies("keeps", cursor))
+            await harness.advance(0.1)
+    reader.cancel()
+    assert await offered(harness, ask(tier=0), ask(tier=2)) == [None, None]
+    assert server.command("INFO", "memory")["used_memory"] < 32 << 20
+    known = [isinstance(await harness.broker.recall("free", f"{number}"), Reply) for number in range(90)]
+    assert known == [False] * 88 + [True] * 2
+    assert isinstance(await harness.broker.recall("enterprise", "own"), Reply)
+    again = ask(id="again", tenant="enterprise", shares=(Share(ShareKind.KEY, "own", b"", 600.0),))
+    assert await harness.broker.enqueue([again]) == [None]
+    assert (await drained(harness))["again"].kept

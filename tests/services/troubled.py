@@ -22,6 +22,7 @@ from headway.brokers.letters import DeadLetterBox
 from headway.brokers.memory import MemoryBroker
 from headway.core.departure import Load, Policy
 from headway.core.queue import QueueLimits
+from headway.core.retention import KeptLimits
 from headway.errors import BrokerUnavailable
 from headway.model import (
     BatchFailure,
@@ -168,6 +169,10 @@ class Connection:
     @property
     def scarce(self) -> bool:
         return self.server.inner.scarce
+
+    @property
+    def kept(self) -> KeptLimits:
+        return self.server.inner.kept
 
     async def _call(self, name: str, what: Any, do: Callable[[MemoryBroker], Awaitable[T]]) -> T:
         result = await self.server.call(name, what, do)

@@ -28,6 +28,7 @@ from headway.core import shards as sharding
 from headway.core import verdicts
 from headway.core.departure import Load, Policy
 from headway.core.queue import QueueLimits
+from headway.core.retention import KEPT, KeptLimits, weight
 from headway.errors import BrokerUnavailable
 from headway.model import (
     BatchFailure,
@@ -53,6 +54,8 @@ LEAST_GATHER, MOST_GATHER = 0.001, 0.004
 """Seconds for which entries gather: a tenth of the headway, within these."""
 MOST_PAUSE = 0.4
 """Most seconds between two looks at other shards: the pause doubles while a slot rests."""
+KEPT_SHARE = 0.25
+"""Most of a server's `maxmemory` for kept outcomes: what waits is then never refused because of them."""
 RUNNING = 1_000
 """Most leases whose waits are remembered until they end."""
 
@@ -77,6 +80,7 @@ class RedisBroker:
         dice: uniform in [0, 1).
         shards: queues that each model is split into.
         lease_seconds: how long a lease lasts unless it is extended.
+        kept: budgets of the outcomes that are kept, of each server.
     """
 
     def __init__(
@@ -87,11 +91,14 @@ class RedisBroker:
         dice: Callable[[], float],
         shards: int = 1,
         lease_seconds: float = 3.0,
+        kept: KeptLimits = KEPT,
     ) -> None:
         self._link = link
+        self._kept = kept
+        self._kept_found: tuple[tuple[int, int], KeptLimits] | None = None
         self._link.process = link.process or str(uuid_utils.uuid7())
         self._queues = {
-            model: [Queue(link, model, shard, limits, lease_seconds) for shard in range(shards)]
+            model: [Queue(link, model, shard, limits, lease_seconds, self._kept_by_queue) for shard in range(shards)]
             for model, limits in models.items()
         }
         self._every = [queue for queues in self._queues.values() for queue in queues]
@@ -126,6 +133,22 @@ class RedisBroker:
     def scarce(self) -> bool:
         """See Broker: above four fifths of `maxmemory`, at any server."""
         return self._link.scarce
+
+    @property
+    def kept(self) -> KeptLimits:
+        """See Broker. In a cluster, of one queue: its outcomes lie on one server, and are counted there."""
+        return self._kept_by_queue()
+
+    def _kept_by_queue(self) -> KeptLimits:
+        found, known = (self._link.servers, self._link.smallest_memory), self._kept_found
+        if known is not None and known[0] == found:
+            return known[1]
+        servers, memory = found
+        parts = self._shards if self._link.clustered else 1
+        kept = self._kept.within(int(KEPT_SHARE * memory) * min(servers, parts)) if memory else self._kept
+        kept = kept.split(parts)
+        self._kept_found = found, kept
+        return kept
 
     async def close(self) -> None:
         """Stop listening and reading; the link stays open."""
@@ -209,7 +232,7 @@ class RedisBroker:
             raise ValueError(f"{len(items)} items for a lease of {len(lease.entries)} entries: one each, in order")
         waited = self._waited.get((lease.slot.model, lease.fence)) or [0.0] * len(items)
         runs: dict[str, list[wire.WireReply]] = {}
-        shared: list[tuple[int, int, bytes]] = []
+        shared: list[tuple[int, int, int, bytes]] = []
         bad: list[tuple[int, bytes]] = []
         for place, (entry, item) in enumerate(zip(lease.entries, items, strict=True)):
             failure = None
@@ -220,7 +243,7 @@ class RedisBroker:
             runs.setdefault(entry.gateway, []).append(reply)
             if entry.shares:
                 alone = wire.WireRun(wire.SCHEMA, lease.slot.worker, [msgspec.structs.replace(reply, place=0)])
-                shared.append((place, wire.worth(failure), wire.encode(alone)))
+                shared.append((place, wire.worth(failure), weight(item.output), wire.encode(alone)))
         packed = {
             gateway: wire.encode(wire.WireRun(wire.SCHEMA, lease.slot.worker, replies))
             for gateway, replies in runs.items()

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Iterable
 from importlib import resources
 
-from headway.core import admission, departure, health, packing, queue, retry, service_model, verdicts
+from headway.core import admission, departure, health, packing, queue, retention, retry, service_model, verdicts
 from headway.errors import REJECTED_BY_MODEL
 from headway.model import BatchFailure, Cause
 
@@ -66,6 +66,7 @@ _NUMBERS: dict[str, float] = {
     "MIN_AVOIDANCE": queue.MIN_AVOIDANCE,
     "GATE_AGE": queue.GATE_AGE,
     "UNKNOWN_WAIT": queue.UNKNOWN_WAIT,
+    "FAILURE_BYTES": retention.FAILURE_BYTES,
     "MAX_ATTEMPTS": retry.MAX_ATTEMPTS,
     "BACKOFF_BASE": retry.BACKOFF_BASE,
     "BACKOFF_CAP": retry.BACKOFF_CAP,

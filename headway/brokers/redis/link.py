@@ -62,6 +62,8 @@ class Link:
 
     Attributes:
         prefix, process: as given.
+        servers: how many there are.
+        smallest_memory: `maxmemory` in bytes of the one that has least; 0: there is no limit, or it is not known yet.
 
     Raises:
         SettingError: a file that the URL names cannot be used.
@@ -86,6 +88,7 @@ class Link:
         self._loading = asyncio.Lock()
         self._loads: dict[str, int] = {}
         self._scarce = False
+        self.servers, self.smallest_memory = 1, 0
         self._memory_at = -math.inf
         self._looking: asyncio.Task[None] | None = None
         self._closed = False
@@ -106,6 +109,7 @@ class Link:
                 self._check_server(info)
             await self._see_policy()
             await self._try_library()
+            await self._look_at_memory()
         except RefusedCommand as exc:
             if "'SENTINEL'" in str(exc):
                 mend = "Name the Sentinels' own port, 26379 as a rule, or begin the URL with redis:// or rediss://."
@@ -195,6 +199,8 @@ class Link:
             elif self._scarce and not scarce:
                 log.info("the broker's memory has room again")
             self._scarce = scarce
+            self.servers = len(nodes)
+            self.smallest_memory = min((node["maxmemory"] for node in nodes if node.get("maxmemory")), default=0)
 
     async def _run(self, client: Client, function: str, key: str, arguments: tuple[Any, ...]) -> Any:
         name = f"{library.VERSION}_{function}"

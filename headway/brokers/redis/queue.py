@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from headway.core import verdicts
 from headway.core.departure import Load, Policy, Rule
 from headway.core.queue import QueueLimits
 from headway.core.ratelimit import Over
+from headway.core.retention import KeptLimits
 from headway.errors import BrokerUnavailable
 from headway.model import (
     BatchFailure,
@@ -82,6 +83,7 @@ class Queue:
         shard: its number.
         limits: what bounds it.
         lease_seconds: how long a lease lasts.
+        kept: tells the budgets of the outcomes that are kept.
 
     Attributes:
         born: instant at which the server's state of this queue began; another one after it was lost. 0: not known yet.
@@ -90,7 +92,15 @@ class Queue:
         in_use: shards that the model's load is spread over now.
     """
 
-    def __init__(self, link: Link, model: str, shard: int, limits: QueueLimits, lease_seconds: float) -> None:
+    def __init__(
+        self,
+        link: Link,
+        model: str,
+        shard: int,
+        limits: QueueLimits,
+        lease_seconds: float,
+        kept: Callable[[], KeptLimits],
+    ) -> None:
         self.link = link
         self.model = model
         self.shard = shard
@@ -107,6 +117,8 @@ class Queue:
             lease_seconds,
         )
         self._shed_at = limits.shed_at
+        self._kept_limits = kept
+        self._budgets: tuple[KeptLimits | None, str] = None, ""
         self._counts_key = f"{self._key}w" if link.clustered else f"{link.prefix}:{{limits}}:w"
         self._owed = Owed()
         self._offset = 0.0
@@ -205,11 +217,11 @@ class Queue:
         self,
         fence: int,
         runs: dict[str, bytes],
-        shared: Sequence[tuple[int, int, bytes]],
+        shared: Sequence[tuple[int, int, int, bytes]],
         bad: Sequence[tuple[int, bytes]],
     ) -> Settled:
         """End a lease; `runs` are the packed replies by gateway, `shared` places of entries with shares, what their
-        outcomes are worth and those packed alone, `bad` places of items that failed, and why."""
+        outcomes are worth, what they weigh, and those packed alone, `bad` places of items that failed, and why."""
         arguments: list[object] = [fence, len(runs)]
         for gateway, run in runs.items():
             arguments += (gateway, run)
@@ -323,7 +335,10 @@ class Queue:
 
     def _head(self) -> tuple[object, ...]:
         shed_at = (-1, -1) if self._shed_at is None else [max(1, depth // self.in_use) for depth in self._shed_at]
-        return (self.link.clock_text(), *self._limits, *shed_at, self._counts_key)
+        kept = self._kept_limits()
+        if self._budgets[0] is not kept:
+            self._budgets = kept, f"{kept.total},{kept.tenant},{kept.largest}"
+        return (self.link.clock_text(), *self._limits, *shed_at, self._counts_key, self._budgets[1])
 
     async def _call(self, function: str, *arguments: object) -> Any:
         return await self.link.call(function, self._key, *self._head(), *arguments)

@@ -40,7 +40,7 @@ READABLE = range(1, SCHEMA + 2)
 """Versions that this release reads."""
 
 
-SHED, SCARCE, CONFLICT, MISUSE, NO_TASK, CANCELLED, OVER = 1, 2, 3, 4, 5, 6, 16
+SHED, SCARCE, CONFLICT, MISUSE, NO_TASK, CANCELLED, TOO_LARGE, OVER = 1, 2, 3, 4, 5, 6, 7, 16
 """Why an entry is refused, besides 0, the queue is too long; from OVER on, the place of a limit among its own."""
 
 
@@ -251,6 +251,8 @@ def refusal(why: int, wait: float) -> Failure:
         return verdicts.no_task()
     if why == CANCELLED:
         return verdicts.cancelled()
+    if why == TOO_LARGE:  # In place of a wait it says by how many bytes.
+        return verdicts.too_large(int(wait))
     return verdicts.scarcity(wait) if why == SCARCE else verdicts.refusal(wait, why == SHED)
 
 

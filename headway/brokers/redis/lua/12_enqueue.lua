@@ -183,14 +183,14 @@ redis.register_function{function_name = VERSION .. '_cancel', flags = {'allow-oo
   for i = HEAD + 2, #args do
     names[#names + 1] = args[i]
   end
-  local headers, dropped, forgotten = call_each('HMGET', s.prefix .. 'e', names), {}, {}
+  local headers, dropped = call_each('HMGET', s.prefix .. 'e', names), {}
   for i, key in ipairs(names) do
     local entry = headers[i] and not is_answered(headers[i]) and read_header(headers[i])
     if entry and entry.shared then
       entry = live(s, key)  -- It may have come to its end with one before it.
     end
     if not entry or entry.shared then
-      forgotten[#forgotten + 1] = s.prefix .. 'k:' .. TASK .. '\0' .. key
+      forget_outcome(s, TASK .. '\0' .. key)
     end
     if entry and entry.gateway ~= '' then
       if by ~= '' and by ~= entry.gateway then
@@ -207,9 +207,6 @@ redis.register_function{function_name = VERSION .. '_cancel', flags = {'allow-oo
         dropped[#dropped + 1] = key
       end
     end
-  end
-  if #forgotten > 0 then
-    redis.call('DEL', unpack(forgotten))
   end
   if #dropped > 0 then
     call_all('HDEL', s.prefix .. 'e', dropped)

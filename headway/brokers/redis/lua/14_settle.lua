@@ -2,7 +2,7 @@
 
 -- complete: a batch came back. Arguments after the head: fence, how many gateways, for each its name and its packed
 -- replies; how many entries have shares, whether outcomes may be kept, for each such entry its place, what its outcome is
--- worth and its packed reply alone; then for each item that failed by itself: its place and why. Returns answered, departed, load; or nothing.
+-- worth, what it weighs, and its packed reply alone; then for each item that failed by itself: its place and why. Returns answered, departed, load; or nothing.
 redis.register_function{function_name = VERSION .. '_complete', flags = {'allow-oom'}, callback = function(keys, args)
   local s = open(keys, args)
   local q, now = s.q, s.now
@@ -47,11 +47,11 @@ redis.register_function{function_name = VERSION .. '_complete', flags = {'allow-
   at = HEAD + 3 + 2 * tonumber(args[HEAD + 2])
   local alone = {}
   s.scarce = args[at + 1] == '0'
-  for i = at + 2, at + 1 + 3 * tonumber(args[at]), 3 do
-    alone[tonumber(args[i])] = {worth = tonumber(args[i + 1]), fields = {'k', 'ran', 'd', args[i + 2],
+  for i = at + 2, at + 1 + 4 * tonumber(args[at]), 4 do
+    alone[tonumber(args[i])] = {worth = tonumber(args[i + 1]), weight = tonumber(args[i + 2]), fields = {'k', 'ran', 'd', args[i + 3],
       't', exact(lease.left_at), 'e', exact(now), 'n', #lease.members, 'a', lease.attempts, 'x', ''}}
   end
-  at = at + 2 + 3 * tonumber(args[at])
+  at = at + 2 + 4 * tonumber(args[at])
   for i = at, #args, 2 do
     local entry = place_of[tonumber(args[i])]
     if entry then

@@ -192,6 +192,7 @@ redis.register_function{function_name = VERSION .. '_reap', flags = {'allow-oom'
   expire_followers(s)
   expire(s)
   forget_paid(s)
+  forget_ended(s)
   recount(s)
   if q.swept_at + SWEEP_SECONDS <= now then
     q.swept_at = now

@@ -25,7 +25,7 @@
 --   v:<flight> zset    entry that follows → its number
 --   vs         hash    entry that leads or follows → its shares
 --   vd         zset    entry that follows → its deadline
---   k:<flight> string  outcome that is kept
+--   k:<flight> string  outcome that is kept, see 18_kept.lua
 --   z, o, on, u  hash, zset, strings  dead letters: key → letter, key → its number, the last number, bytes of all
 --
 -- An entry's key is its tenant, a NUL, and its id. A member is an entry's number, in DIGITS hexadecimal digits, and its key;
@@ -63,8 +63,8 @@ local RELATIVE = {
 local TIER_START = {depth = 0, next = 1, last_due = -INF, rate_last = -INF, rate_sum = 0, rate_unseen = 1, drain = 0}
 
 -- Arguments that every step begins with.
-local CLOCK, TIERS, MAX_BATCH, SHARE, MAX_QUEUE, LEASE, SHED_LAST, SHED_REST, LIMITS = 1, 2, 3, 4, 5, 6, 7, 8, 9
-local HEAD = 9
+local CLOCK, TIERS, MAX_BATCH, SHARE, MAX_QUEUE, LEASE, SHED_LAST, SHED_REST, LIMITS, KEPT = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
+local HEAD = 10
 
 local function exact(number)
   return string.format('%.17g', number)
@@ -200,6 +200,7 @@ local function open(keys, args, looks_only)
     shed_last = tonumber(args[SHED_LAST]),
     shed_rest = tonumber(args[SHED_REST]),
     limits = args[LIMITS],
+    kept = args[KEPT],
   }
   local packed = redis.call('GET', s.prefix .. 'q')
   if packed then

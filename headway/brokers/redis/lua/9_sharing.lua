@@ -9,13 +9,14 @@
 local VERDICT, TASK
 local live, member_found, leader_of, kept_under, root_of, find_flight, lead, join, store_record, conclude, whose, late_outcome
 local withdraw, expire_followers
+local is_small, keep_outcome, forget_outcome, forget_ended  -- of 18_kept.lua
 
 do  -- A library has room for 200 local names, so what others have no use for ends with this.
 
 local KIND, FLIGHT, DIGEST, KEEP, JOINS, WAITS = 1, 2, 3, 4, 5, 6
 local ANSWER = 2
-local MISUSE, NO_TASK = 4, 5
-local BY_KEY = 'key'
+local MISUSE, NO_TASK, TOO_LARGE = 4, 5, 7
+local BY_KEY, SAME = 'key', 'same'
 VERDICT, TASK = 1, 'task'
 
 local function record_of(s, key)
@@ -53,12 +54,12 @@ function leader_of(s, flight)
 end
 
 -- The outcome that is kept under a flight: digest, until when, seconds, fields, whose it was, the kind it came by, whether
--- it had been kept before, its worth.
+-- it had been kept before, its worth, its weight.
 function kept_under(s, flight)
   local packed = redis.call('GET', s.prefix .. 'k:' .. flight)
   local found = packed and cmsgpack.unpack(packed)
   if found and (found[2] <= s.now or found[2] > s.now + found[3] + CLOCK_STEP) then
-    redis.call('DEL', s.prefix .. 'k:' .. flight)
+    forget_outcome(s, flight)
     return nil
   end
   return found
@@ -131,12 +132,22 @@ local function unfollow(s, key, flight)
 end
 
 local function keep(s, share, outcome, one)
-  local useful = share[KIND] == TASK or outcome.worth == ANSWER or (outcome.worth == VERDICT and share[KIND] == BY_KEY)
-  if useful and share[KEEP] > 0 and not s.scarce then
-    redis.call('SET', s.prefix .. 'k:' .. share[FLIGHT], cmsgpack.pack({
-      share[DIGEST], s.now + share[KEEP], share[KEEP], outcome.fields, one.key, one.kind, one.kept, outcome.worth,
-    }), 'PX', math.ceil(share[KEEP] * 1000))
+  local kind = share[KIND]
+  local useful = kind == TASK or outcome.worth == ANSWER or (outcome.worth == VERDICT and kind == BY_KEY)
+  if not useful or share[KEEP] <= 0 or (s.scarce and kind == SAME) then
+    return
   end
+  local fields, worth, weight = outcome.fields, outcome.worth, outcome.weight or FAILURE_BYTES
+  if worth == ANSWER and not is_small(s, weight) then
+    if kind ~= TASK then
+      return
+    end
+    fields = failure_fields(s, 'refused', {{one.key, exact(weight), TOO_LARGE, '0'}})
+    worth, weight = 0, FAILURE_BYTES
+  end
+  keep_outcome(s, share[FLIGHT], share[KEEP], kind == SAME, weight, cmsgpack.pack({
+    share[DIGEST], s.now + share[KEEP], share[KEEP], fields, one.key, one.kind, one.kept, worth, weight,
+  }))
 end
 
 -- The followers of a flight, which ends.
@@ -242,7 +253,7 @@ function join(s, entry, record, flight, share, free)
   lead(s, entry.key, record, free)
   if flight.kept then
     store_record(s, entry.key, record)
-    conclude(s, {fields = flight.kept[4], worth = flight.kept[8]},
+    conclude(s, {fields = flight.kept[4], worth = flight.kept[8], weight = flight.kept[9]},
       {whose(entry.key, share[KIND], true, true)}, false)
   else
     follow(s, entry, record, share[FLIGHT])

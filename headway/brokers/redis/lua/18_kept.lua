@@ -1,0 +1,106 @@
+-- Outcomes that are kept, within their budgets: as `core.retention`. On one server all queues have one account; in a cluster,
+-- where a step cannot leave its node, each has its own. Its keys lie beside those of the limits:
+--
+--   kb          zset    tenant → less than nothing of its bytes, so that of those that keep as much the first by name leads
+--   ku          string  bytes of all
+--   kn          string  number of the last outcome that was kept
+--   kd          zset    outcome → the instant at which it ends
+--   ko:<tenant> zset    outcome → its number; one of an identical request goes before all others
+--
+-- An outcome is named by its bytes and its key. The server drops keys by itself when their time is over; their bytes are
+-- taken off the account at the next step that keeps something, or when somebody reaps.
+
+do
+
+local LAST = 2 ^ 52
+local MOST = 200  -- Outcomes whose time is over that are taken off in one step.
+
+local function account(s)
+  return string.sub(s.limits, 1, -2)
+end
+
+local function name_of(weight, key)
+  return string.format('%d', weight) .. ' ' .. key
+end
+
+local function take_off(base, name)
+  if redis.call('ZREM', base .. 'kd', name) == 0 then
+    return
+  end
+  local weight, tenant = string.match(name, '^(%d+) .*:k:%a+%z(.*)%z')
+  redis.call('ZREM', base .. 'ko:' .. tenant, name)
+  if tonumber(redis.call('ZINCRBY', base .. 'kb', weight, tenant)) >= 0 then
+    redis.call('ZREM', base .. 'kb', tenant)
+  end
+  redis.call('DECRBY', base .. 'ku', weight)
+end
+
+local function drop(base, name)
+  redis.call('DEL', string.match(name, '^%d+ (.*)$'))
+  take_off(base, name)
+end
+
+-- The bytes that a tenant keeps, and that all do.
+local function kept_bytes(base, tenant)
+  return -tonumber(redis.call('ZSCORE', base .. 'kb', tenant) or 0), tonumber(redis.call('GET', base .. 'ku') or 0)
+end
+
+local function drop_oldest(base, tenant)
+  local oldest = redis.call('ZRANGE', base .. 'ko:' .. tenant, 0, 0)[1]
+  if oldest then
+    drop(base, oldest)
+  else  -- Part of the account was lost.
+    redis.call('ZREM', base .. 'kb', tenant)
+  end
+end
+
+function is_small(s, weight)
+  return weight <= tonumber(string.match(s.kept, '(%d+)$'))
+end
+
+function forget_outcome(s, flight)
+  local key = s.prefix .. 'k:' .. flight
+  local packed = redis.call('GET', key)
+  if packed then
+    drop(account(s), name_of(cmsgpack.unpack(packed)[9] or 0, key))
+  end
+end
+
+function forget_ended(s)
+  local base = account(s)
+  for _, name in ipairs(redis.call('ZRANGEBYSCORE', base .. 'kd', '-inf', exact(s.now), 'LIMIT', 0, MOST)) do
+    drop(base, name)
+  end
+end
+
+-- Keep an outcome for so many seconds. `spare`: it goes before those of its tenant that are not.
+function keep_outcome(s, flight, seconds, spare, weight, packed)
+  forget_ended(s)
+  local base, key, tenant = account(s), s.prefix .. 'k:' .. flight, string.match(flight, '^%a+%z(.*)%z')
+  local before = redis.call('SET', key, packed, 'PX', math.ceil(seconds * 1000), 'GET')
+  if before then
+    take_off(base, name_of(cmsgpack.unpack(before)[9] or 0, key))
+  end
+  local name, number = name_of(weight, key), redis.call('INCR', base .. 'kn') + (spare and 0 or LAST)
+  redis.call('ZADD', base .. 'kd', exact(s.now + seconds), name)
+  redis.call('ZADD', base .. 'ko:' .. tenant, exact(number), name)
+  local own = -tonumber(redis.call('ZINCRBY', base .. 'kb', -weight, tenant))
+  local all = redis.call('INCRBY', base .. 'ku', weight)
+  local total, most = string.match(s.kept, '^(%d+),(%d+)')
+  total, most = tonumber(total), tonumber(most)
+  while own > most do
+    drop_oldest(base, tenant)
+    own, all = kept_bytes(base, tenant)
+  end
+  while all > total do
+    local heaviest = redis.call('ZRANGE', base .. 'kb', 0, 0)[1]
+    if not heaviest then
+      redis.call('DEL', base .. 'ku')
+      break
+    end
+    drop_oldest(base, heaviest)
+    own, all = kept_bytes(base, heaviest)
+  end
+end
+
+end

@@ -1,0 +1,186 @@
+"""Byte budgets of kept outcomes: one for each tenant, and one for all.
+
+Pure: no clock. A tenant that keeps more than its budget loses its own oldest. When all keep too much together, the tenant
+that keeps most loses its oldest. So whoever keeps no more than an equal part of the whole never loses anything to others
+(max-min fairness). Within a tenant, outcomes of identical requests go before those of tasks and keys, which are promises.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from headway.model import Reply
+
+OVERHEAD = 1600
+"""Bytes that a kept outcome takes beside its text."""
+FAILURE_TEXT = 2000
+"""Bytes that the text of a failure counts as; it is cut to less."""
+FAILURE_BYTES = OVERHEAD + FAILURE_TEXT
+"""Bytes that a kept failure counts as."""
+LARGEST_SHARE = 4
+"""How many outcomes of the largest size the budget of a tenant has room for."""
+STALE = 64
+"""Entries of a heap that may be out of date before they are looked for."""
+
+T = TypeVar("T", bound=Hashable)
+
+
+def weight(output: str | None) -> int:
+    """Bytes that an outcome counts as when it is kept; None for a failure. Text beyond ASCII counts four bytes a character."""
+    if output is None:
+        return FAILURE_BYTES
+    return OVERHEAD + (len(output) if output.isascii() else 4 * len(output))
+
+
+@dataclass(frozen=True, slots=True)
+class KeptLimits:
+    """Most bytes of kept outcomes.
+
+    Attributes:
+        total: of all tenants together.
+        tenant: of one tenant.
+        largest: of one outcome, see `weight`; a larger one is not kept.
+    """
+
+    total: int
+    tenant: int
+    largest: int
+
+    @classmethod
+    def of(cls, total: int, tenant: int) -> KeptLimits:
+        """Budgets in bytes; a tenant's is never more than that of all."""
+        tenant = min(total, tenant)
+        return cls(total, tenant, tenant // LARGEST_SHARE)
+
+    def within(self, bytes: int) -> KeptLimits:
+        """These budgets, in proportion, where there are only so many bytes for all."""
+        return self if self.total <= bytes else KeptLimits.of(bytes, self.tenant * bytes // self.total)
+
+    def split(self, parts: int) -> KeptLimits:
+        """The budgets of one of so many equal parts."""
+        total = self.total // parts
+        largest = min(self.largest, total // LARGEST_SHARE)
+        return KeptLimits(total, max(self.tenant // parts, largest), largest)
+
+    def keeps(self, reply: Reply) -> bool:
+        """Whether an outcome is small enough to be kept."""
+        return reply.output is None or weight(reply.output) <= self.largest
+
+
+KEPT = KeptLimits.of(256 << 20, 64 << 20)
+"""Budgets unless told otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    tenant: str
+    size: int
+    spare: bool
+    number: int
+
+
+@dataclass(slots=True)
+class _Tenant(Generic[T]):
+    """What one tenant keeps, oldest first; `spare` goes before `rest`."""
+
+    bytes: int = 0
+    spare: dict[T, None] = field(default_factory=dict)
+    rest: dict[T, None] = field(default_factory=dict)
+
+
+class Retention(Generic[T]):
+    """Order in which kept items have to go.
+
+    Arguments:
+        limits: the budgets.
+    """
+
+    def __init__(self, limits: KeptLimits) -> None:
+        self.limits = limits
+        self.bytes = 0
+        self._places: dict[T, _Place] = {}
+        self._tenants: dict[str, _Tenant[T]] = {}
+        self._ends: list[tuple[float, int]] = []
+        """Numbers by when their items end; those of items that went before are dropped when there are many."""
+        self._numbered: dict[int, T] = {}
+        self._heaviest: list[tuple[int, str]] = []
+        """Tenants by less than nothing of their bytes; an entry counts if that is what the tenant keeps now."""
+        self._numbers = itertools.count()
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def add(self, item: T, tenant: str, size: int, until: float, *, spare: bool) -> list[T]:
+        """Keep an item. Returns those that had to go for it, which are forgotten.
+
+        Arguments:
+            item: not kept yet.
+            tenant: whose.
+            size: its bytes.
+            until: the instant at which it ends.
+            spare: it goes before those of its tenant that are not.
+        """
+        kept = self._tenants.setdefault(tenant, _Tenant())
+        (kept.spare if spare else kept.rest)[item] = None
+        number = next(self._numbers)
+        self._places[item], self._numbered[number] = _Place(tenant, size, spare, number), item
+        heapq.heappush(self._ends, (until, number))
+        self._weigh(tenant, kept, size)
+        gone: list[T] = []
+        while kept.bytes > self.limits.tenant:
+            gone.append(self._pop(kept))
+        while self.bytes > self.limits.total:
+            gone.append(self._pop(self._tenants[self._most()]))
+        return gone
+
+    def remove(self, item: T) -> None:
+        """Forget an item, if it is kept."""
+        place = self._places.pop(item, None)
+        if place is None:
+            return
+        del self._numbered[place.number]
+        kept = self._tenants[place.tenant]
+        del (kept.spare if place.spare else kept.rest)[item]
+        self._weigh(place.tenant, kept, -place.size)
+        if len(self._ends) > 2 * len(self._places) + STALE:
+            self._ends = [end for end in self._ends if end[1] in self._numbered]
+            heapq.heapify(self._ends)
+
+    def overdue(self, now: float) -> list[T]:
+        """Items whose time is over; they are forgotten."""
+        gone = []
+        while self._ends and (self._ends[0][0] <= now or self._ends[0][1] not in self._numbered):
+            item = self._numbered.get(heapq.heappop(self._ends)[1])
+            if item is not None:
+                gone.append(item)
+                self.remove(item)
+        return gone
+
+    def _pop(self, kept: _Tenant[T]) -> T:
+        item = next(itertools.chain(kept.spare, kept.rest))
+        self.remove(item)
+        return item
+
+    def _weigh(self, tenant: str, kept: _Tenant[T], bytes: int) -> None:
+        kept.bytes += bytes
+        self.bytes += bytes
+        if kept.bytes:
+            heapq.heappush(self._heaviest, (-kept.bytes, tenant))
+        else:
+            del self._tenants[tenant]
+        if len(self._heaviest) > 2 * len(self._tenants) + STALE:
+            self._heaviest = [(-one.bytes, name) for name, one in self._tenants.items()]
+            heapq.heapify(self._heaviest)
+
+    def _most(self) -> str:
+        """The tenant that keeps most; of several the first by name."""
+        while True:
+            bytes, tenant = self._heaviest[0]
+            kept = self._tenants.get(tenant)
+            if kept is not None and kept.bytes == -bytes:
+                return tenant
+            heapq.heappop(self._heaviest)

@@ -30,6 +30,7 @@ from headway.core import health
 from headway.core.breaker import Breaker, State
 from headway.core.departure import RETRY, Policy
 from headway.core.health import BEAT_EVERY
+from headway.core.restarts import RestartPauses
 from headway.core.retry import NEVER_SPLIT, backoff
 from headway.errors import (
     BackendError,
@@ -37,6 +38,7 @@ from headway.errors import (
     BatchTimeout,
     BrokerUnavailable,
     HeadwayError,
+    StartKilled,
     WorkerAbsent,
     WorkerCrashed,
 )
@@ -56,10 +58,6 @@ IN_DOUBT = 0.5
 """Seconds for which a slot that waits for somebody else's first probe still counts as healthy: it mostly passes."""
 PROBE_GRACE = 15.0
 """Seconds beyond the longest run after which a probe that was never heard of again is nobody's any more."""
-START_BACKOFF = 0.25
-"""Seconds between the first two attempts to start a backend; doubles with each that fails."""
-START_BACKOFF_CAP = 30.0
-"""Longest such pause, seconds."""
 BUSY_WEIGHT = 0.16
 """Weight of the time since the last heartbeat in the utilisation: that of the last second is 0.3."""
 LEAST_PATIENCE = 1.0
@@ -126,6 +124,9 @@ class Batcher:
         self._pausing: asyncio.Future[None] | None = None
         self._retire = False
         self._kept_out_since: float | None = None
+        self._pauses = RestartPauses()
+        self._up_since = 0.0
+        self._asked = False
         self._draining = False
         self._restarts = -1
         self._lease: Lease | None = None
@@ -178,23 +179,31 @@ class Batcher:
         await self._become(WorkerStatus.OFFLINE)
 
     async def _serve(self) -> None:
-        failures = 0
         while not self._draining:
             if self._backend is None:
                 try:
                     await self._idle(self.start())
                 except (HeadwayError, OSError) as exc:
-                    failures += 1
-                    pause = min(START_BACKOFF * 2 ** (failures - 1), START_BACKOFF_CAP)
+                    pause = self._pauses.start_failed(isinstance(exc, StartKilled))
                     log.error("worker does not start", worker=self.slot.worker, error=str(exc), retry_in=pause)
                     await self._idle(asyncio.sleep(pause))
                     continue
-            failures = 0
             if self._backend is not None:
                 await self._serve_until_gone(self._backend)
+                await self._pause_after_idle_death()
+
+    async def _pause_after_idle_death(self) -> None:
+        """Wait before a backend that was never given anything is replaced, if that happens again and again."""
+        if self._asked or self._draining or self._backend is not None:
+            return
+        pause = self._pauses.died_idle(self._clock() - self._up_since)
+        if pause:
+            log.warning("worker dies again and again without a batch", worker=self.slot.worker, retry_in=pause)
+            await self._idle(asyncio.sleep(pause))
 
     async def _serve_until_gone(self, backend: Backend) -> None:
         """Serve batches until the backend has died, wants to be replaced, or the slot is drained."""
+        self._up_since, self._asked = self._clock(), False
         gone = asyncio.ensure_future(backend.gone())
         # Once the next backend is starting, news of this one must not interrupt it.
         gone.add_done_callback(lambda _: self._interrupt() if self._backend is backend else None)
@@ -255,6 +264,7 @@ class Batcher:
         """Find out whether the backend works, by an input that is nobody's: several batches in a row may have failed
         for what was in them."""
         slot, timeout = self.slot, self._limits.gpu_timeout
+        self._asked = True
         entry = Entry(WARM_UP, slot.model, WARM_UP, 0, "", "", timeout, timeout)
         try:
             [item] = await backend.run([entry], timeout)
@@ -278,11 +288,12 @@ class Batcher:
     async def _run(self, backend: Backend, lease: Lease) -> None:
         """Run one batch to its end, whatever that is."""
         self._lease = lease
+        self._asked = True
         self._running_since = since = self._clock()
         try:
             items = await backend.run(lease.entries, self._limits.gpu_timeout)
         except WorkerAbsent:
-            self._retire = True
+            self._retire, self._asked = True, False
             await self._tell(lease, lambda: self._broker.release(lease), since)
         except BackendError as exc:
             broken = backend.pid != 0 and isinstance(exc, WorkerCrashed | BatchTimeout)
@@ -304,6 +315,7 @@ class Batcher:
         seconds = self._clock() - since
         settled = await self._tell(lease, lambda: self._broker.complete(lease, items), since)
         self._breaker.success(self._clock())
+        self._pauses.well()
         self._note_run(lease, seconds)
         if settled is not None and settled.departed:
             self._tally.wasted_seconds["departed"] += seconds * settled.departed / len(lease.entries)

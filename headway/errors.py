@@ -3,6 +3,7 @@
     HeadwayError
     ├── SettingError            a setting is wrong: names setting, value, reason, mend (exit code 3)
     ├── TargetError             the target cannot be loaded or broke the rules when tried
+    │   └── StartKilled         somebody else killed the worker process while it started
     ├── BrokerUnavailable       the broker cannot be reached, or does not answer in time
     ├── StoreUnavailable        the database of ledger or keys cannot be reached, or does not answer in time
     │   └── StoreCorrupted      what it holds makes no sense any more
@@ -118,6 +119,10 @@ class SettingError(HeadwayError):
 
 class TargetError(HeadwayError):
     """The target cannot be loaded, or broke the rules when it was tried."""
+
+
+class StartKilled(TargetError):
+    """Somebody else, such as an operator or the kernel for want of memory, killed the worker process while it started."""
 
 
 class BrokerUnavailable(HeadwayError):

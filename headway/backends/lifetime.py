@@ -131,6 +131,8 @@ class Lifetime:
         """True when it is, or is about to be, no more."""
         self.dismissed = False
         """True when its end is wanted."""
+        self.killed_by_others = False
+        """True when it was ended by a SIGKILL that is none of ours."""
         self._worker, self._log = worker, log
         self._loop = asyncio.get_running_loop()
         self._verdict = ""
@@ -295,7 +297,9 @@ class Lifetime:
             output.close()
         if self._pipeless is not None:
             self._pipeless.cancel()
-        self.cause = self._verdict if self._verdict and code == -signal.SIGKILL else _cause(code)
+        killed = code == -signal.SIGKILL
+        self.killed_by_others = killed and not self._verdict
+        self.cause = self._verdict if self._verdict and killed else _cause(code)
         self.how, self.doomed = self.cause + ("" if self.dismissed else self._last_words()), True
         say = self._log.info if self.dismissed else self._log.warning
         say("worker process ended", worker=self._worker, pid=self.pid, how=self.how)

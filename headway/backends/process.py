@@ -26,6 +26,7 @@ from headway.errors import (
     BadOutput,
     BatchRaised,
     BatchTimeout,
+    StartKilled,
     TargetError,
     WorkerAbsent,
     WorkerCrashed,
@@ -199,7 +200,8 @@ class ProcessBackend:
                 "Make it load faster, or raise start_timeout_ms."
             ) from None
         except ChildProcessError as end:
-            raise TargetError(f"target {self._spec}: while worker {self._worker} started, its process {end}.") from None
+            kind = StartKilled if child.killed_by_others else TargetError
+            raise kind(f"target {self._spec}: while worker {self._worker} started, its process {end}.") from None
         except BackendError as exc:
             mend = "If it cannot take this text, let it return an exception in the text's place."
             raise TargetError(

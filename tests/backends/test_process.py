@@ -20,7 +20,7 @@ import pytest
 
 from headway.backends import lifetime
 from headway.backends.process import ProcessBackend
-from headway.errors import BatchRaised, BatchTimeout, TargetError, WorkerAbsent, WorkerCrashed
+from headway.errors import BatchRaised, BatchTimeout, StartKilled, TargetError, WorkerAbsent, WorkerCrashed
 from headway.model import Item
 from headway.target import FileTarget, ModuleTarget
 from tests.backends.entries import batch
@@ -216,6 +216,21 @@ def test_a_target_that_is_not_ready_in_time_is_refused_and_killed() -> None:
         with pytest.raises(TargetError, match=r"not ready within 0\.1 s.*raise start_timeout_ms"):
             await backend.start()
         assert not alive(backend.pid)
+
+    asyncio.run(main())
+
+
+def test_a_kill_from_outside_while_it_starts_is_told_from_a_target_that_does_not_load() -> None:
+    async def main() -> None:
+        backend = build(kind("HangingSetup"), Recorder())
+        starting = asyncio.ensure_future(backend.start())
+        await asyncio.sleep(0)
+        os.kill(backend.pid, signal.SIGKILL)
+        with pytest.raises(StartKilled, match="died of SIGKILL"):
+            await starting
+        with pytest.raises(TargetError, match="exit code 7") as caught:
+            await build(kind("DyingSetup"), Recorder()).start()
+        assert not isinstance(caught.value, StartKilled)
 
     asyncio.run(main())
 

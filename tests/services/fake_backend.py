@@ -24,6 +24,7 @@ class FakeBackend:
         self.start_seconds = 0.0
         self.stops = 0
         self.refuse_start = 0
+        self.refusal = TargetError("does not load")
         self.busy = False
         self.dead = asyncio.Event()
 
@@ -34,7 +35,7 @@ class FakeBackend:
     async def start(self) -> float:
         if self.refuse_start:
             self.refuse_start -= 1
-            raise TargetError("does not load")
+            raise self.refusal
         await asyncio.sleep(self.start_seconds)
         self.starts += 1
         self.dead.clear()

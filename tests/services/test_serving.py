@@ -10,7 +10,7 @@ import pytest
 from headway import errors
 from headway.core.breaker import Breaker, State
 from headway.core.retry import MAX_ATTEMPTS, RetryBudget
-from headway.errors import BackendError, BatchRaised, RemoteError, WorkerAbsent, WorkerCrashed
+from headway.errors import BackendError, BatchRaised, RemoteError, StartKilled, WorkerAbsent, WorkerCrashed
 from headway.gateway import new_id
 from headway.model import WARM_UP, Caller, Entry, Failure, Item, Limit, Reply, WorkerStatus
 from tests.services.fake_backend import FakeBackend
@@ -167,6 +167,76 @@ def test_a_worker_that_dies_idle_is_replaced() -> None:
             await asyncio.sleep(1)
             assert backend.starts == 2
             assert (await stand.ask("x")).output == "X"
+
+    run(main)
+
+
+class Frail(FakeBackend):
+    """Dies `life` seconds after each start."""
+
+    life = 0.0
+
+    async def gone(self) -> None:
+        await asyncio.sleep(self.life)
+
+
+def test_a_worker_that_dies_idle_again_and_again_is_started_ever_less_often() -> None:
+    async def main(clock: Clock) -> None:
+        backend = Frail(0.1)
+        async with Stand(clock, backend) as stand:
+            await asyncio.sleep(10)
+            assert 3 <= backend.starts <= 8
+            await asyncio.sleep(120)
+            assert backend.starts <= 14
+            backend.life = 6.0
+            await asyncio.sleep(60)
+            before = backend.starts
+            await asyncio.sleep(30)
+            assert backend.starts - before >= 4, "some seconds of life are enough"
+            backend.life = 1e9
+            assert (await stand.ask("x", timeout=30.0)).output == "X"
+
+    run(main)
+
+
+def test_a_worker_that_dies_idle_is_not_started_more_often_because_requests_wait() -> None:
+    async def main(clock: Clock) -> None:
+        backend = FakeBackend(0.1, lambda entries: WorkerAbsent("it has no process"))
+        async with Stand(clock, backend) as stand:
+            asked = [stand.asking(f"t{number}") for number in range(10)]
+            await asyncio.sleep(10)
+            assert backend.starts <= 8
+            for one in asked:
+                one.cancel()
+
+    run(main)
+
+
+def test_a_finished_batch_ends_the_pauses() -> None:
+    async def main(clock: Clock) -> None:
+        backend = Frail(0.01)
+        async with Stand(clock, backend, request_timeout_ms=30_000, queue_timeout_ms=30_000) as stand:
+            await asyncio.sleep(10)
+            backend.life = 0.5
+            assert (await stand.ask("x", timeout=30.0)).output == "X"
+            await asyncio.sleep(0.5)
+            before = clock()
+            assert (await stand.ask("y", timeout=30.0)).output == "Y"
+            assert clock() - before < 0.1
+
+    run(main)
+
+
+def test_a_worker_that_is_killed_while_it_starts_is_started_again_soon() -> None:
+    async def main(clock: Clock) -> None:
+        backend = FakeBackend(0.1)
+        async with Stand(clock, backend) as stand:
+            backend.refuse_start, backend.refusal = 10**6, StartKilled("died of SIGKILL")
+            backend.dead.set()
+            await asyncio.sleep(60)
+            backend.refuse_start = 0
+            await asyncio.sleep(2.1)
+            assert (await stand.ask("back", timeout=0.2)).output == "BACK"
 
     run(main)
 

@@ -192,12 +192,16 @@ class RemoteRefused(BackendError):
 
 
 class RequestError(HeadwayError):
-    """One request gets an error answer. `code` decides the status; `retry_after` is in seconds."""
+    """One request gets an error answer. `code` decides the status; `retry_after` is in seconds; `reason` is one short label of
+    why it is refused."""
 
     code = INTERNAL
 
-    def __init__(self, message: str, *, code: str | None = None, retry_after: float | None = None) -> None:
+    def __init__(
+        self, message: str, *, code: str | None = None, retry_after: float | None = None, reason: str = ""
+    ) -> None:
         super().__init__(message)
+        self.reason = reason
         if code is not None:
             self.code = code
         self.retry_after = retry_after

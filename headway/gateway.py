@@ -27,7 +27,7 @@ from headway.core.sharing import digest, unkept
 from headway.deadlines import DEADLINE_GRAIN, Deadlines
 from headway.errors import BrokerUnavailable
 from headway.held import NOBODY, FutureWaiter, Held, Journal, Note, Waiter
-from headway.limiter import Limiter
+from headway.limiter import CHARGED, Limiter
 from headway.line import Line
 from headway.model import Caller, Entry, Failure, Limit, Reply, Share, ShareKind, Stage, Standing
 from headway.ports import Broker
@@ -294,31 +294,36 @@ class Gateway:
         return self._answered.find(id, tenant)
 
     def _objection(self, caller: Caller, entry: Entry) -> Failure | None:
-        model = entry.model
+        model, line = entry.model, self._line
         if self.closed:
             return Failure(errors.DRAINING, "shutting down; ask another instance", 1.0, "draining")
+        if entry.limits and (over := self.limiter.excess(entry.limits, line.broker)) is not None:
+            return over
         if model not in self._models:
-            known = ", ".join(sorted(self._models))
-            return Failure(errors.NOT_FOUND, f"no model named {model!r} is served here; there is: {known}")
+            return verdicts.no_model(model, self._models)
         if caller.models and model not in caller.models:
-            known = ", ".join(sorted(caller.models))
-            return Failure(errors.FORBIDDEN, f"this credential is not for the model {model!r}, only for: {known}")
+            return verdicts.no_model_for(model, caller.models)
         if (entry.tenant, entry.id) in self._held:
             return verdicts.conflict()
-        line = self._line
         if len(line.outbox) >= line.room:
             return line.no_room()
-        return self.limiter.objection(entry, line.broker, line is self._direct)
+        return self.limiter.objection(entry, line is self._direct)
 
     def _refuse(self, waiter: Waiter, caller: Caller, entry: Entry, failure: Failure) -> None:
+        if failure.code in CHARGED:
+            self.limiter.charge(entry.limits)
+        self.note_refusal(caller, entry, failure)
+        reply = Reply(entry.id, entry.tenant, None, failure)
+        asyncio.get_running_loop().call_soon(waiter.answer, reply)
+
+    def note_refusal(self, caller: Caller, entry: Entry, failure: Failure) -> None:
+        """Count and record a request that was refused here, or at the door for its caller's limits."""
         label, tier = entry.model if entry.model in self._models else "", self._tiers[entry.tier]
         self.tally.requests[label, tier, failure.code.lower()] += 1
         if failure.reason:
             self.tally.refusals[failure.reason, tier] += 1
-        reply = Reply(entry.id, entry.tenant, None, failure)
         if self._journal is not None:
-            self._journal.add([(caller, entry, 0.0, reply)])
-        asyncio.get_running_loop().call_soon(waiter.answer, reply)
+            self._journal.add([(caller, entry, 0.0, Reply(entry.id, entry.tenant, None, failure))])
 
     def admitted(self, line: Line, entry: Entry) -> None:
         """See Holder."""

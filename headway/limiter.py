@@ -2,12 +2,16 @@
 
 The broker counts the limits for all gateways and charges them with the enqueue; here they are only compared with what is
 known of it, so that a flood over a limit is not handed on. While each gateway goes on alone it counts its part of them.
+
+What a gateway answers by itself because it is wrong (no JSON, an unknown model) never gets to the broker. It counts towards
+the same limits, but is counted here, by each gateway for itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from headway import errors
 from headway.core import ratelimit, verdicts
 from headway.core.ratelimit import Over
 from headway.core.throttle import Throttle
@@ -15,7 +19,10 @@ from headway.model import Entry, Failure, Limit
 from headway.ports import Broker
 
 REMEMBERED = 10_000
-"""Sets of limits whose parts are kept ready."""
+"""Sets of limits whose parts are kept ready; limits that something is owed to for what was answered here."""
+
+CHARGED = frozenset((errors.NOT_FOUND, errors.FORBIDDEN, errors.IDEMPOTENCY_CONFLICT))
+"""Errors of the client's that a gateway tells by itself, and that count like the request that they were meant to be."""
 
 
 class Limiter:
@@ -28,6 +35,7 @@ class Limiter:
     Attributes:
         throttle: of the lowest tier; open until somebody sets its rate.
         gateways: how many there are, this one included, as far as it was told.
+        debts: by id of a limit, the theoretical arrival time of what was answered here.
     """
 
     def __init__(self, tiers: int, clock: Callable[[], float]) -> None:
@@ -37,6 +45,7 @@ class Limiter:
         self._clock = clock
         self._parts: dict[tuple[Limit, ...], tuple[Limit, ...]] = {}
         self._parts_of = 1
+        self.debts: dict[str, float] = {}
 
     def parts(self, limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
         """This gateway's parts of limits, for as long as nobody counts for all."""
@@ -47,23 +56,45 @@ class Limiter:
             parts = self._parts[limits] = tuple(ratelimit.part(limit, self.gateways) for limit in limits)
         return parts
 
-    def objection(self, entry: Entry, broker: Broker, alone: bool) -> Failure | None:
-        """Why an entry is not handed on; None when it is, and counted.
+    def owed_by(self, broker: Broker) -> Callable[[Limit], float]:
+        """Says how many seconds are owed to a limit: to the broker, and for what was answered here."""
+        return lambda limit: broker.owed(limit) + self._debt(limit)
 
-        Arguments:
-            entry: not known to the broker.
-            broker: where it would go.
-            alone: that is a broker of this gateway's own: the fleet's capacity does not bound it.
-        """
-        for limit in entry.limits:
-            wait = ratelimit.wait(limit, broker.owed(limit))
+    def excess(self, limits: tuple[Limit, ...], broker: Broker) -> Failure | None:
+        """Why a request with these limits is refused by rate; None when it is not. Nothing is charged."""
+        debts = self.debts
+        for limit in limits:
+            owed = broker.owed(limit) + self._debt(limit) if debts else broker.owed(limit)
+            wait = ratelimit.wait(limit, owed)
             if wait > 0.0:
                 return verdicts.over(Over(limit, wait))
+        return None
+
+    def charge(self, limits: tuple[Limit, ...]) -> None:
+        """Count a request that is answered here, because it is wrong."""
+        now, debts = self._clock(), self.debts
+        if len(debts) >= REMEMBERED:
+            paid = [id for id, tat in debts.items() if tat <= now] or list(debts)
+            for id in paid:
+                del debts[id]
+        for limit in limits:
+            debts[limit.id] = max(debts.get(limit.id, now), now) + ratelimit.interval(limit)
+
+    def objection(self, entry: Entry, alone: bool) -> Failure | None:
+        """Why an entry is not handed on for the fleet's capacity; None when it is, and counted.
+
+        Arguments:
+            entry: not known to the broker, and within its limits.
+            alone: it goes to a broker of this gateway's own: the fleet's capacity does not bound it.
+        """
         if entry.tier < self._lowest:
             self.throttle.higher += 1
         elif self._lowest and not alone and (wait := self.throttle.admit(self._clock())) > 0.0:
             return verdicts.over_capacity(wait)
         return None
+
+    def _debt(self, limit: Limit) -> float:
+        return max(self.debts.get(limit.id, 0.0) - self._clock(), 0.0)
 
     def not_run(self, entry: Entry) -> None:
         """Another's answer was good for an entry: it took nothing of the capacity."""

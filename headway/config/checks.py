@@ -133,6 +133,12 @@ def _admin(settings: Settings) -> None:
         _refuse(settings, "admin_port", "is the public port too (`port`)", "Give each its own.")
 
 
+def _bodies(settings: Settings) -> None:
+    if settings.max_bodies_mb << 20 < 2 * settings.max_body_bytes:
+        reason = f"has no room for two bodies of {settings.max_body_bytes} bytes (`max_body_bytes`)"
+        _refuse(settings, "max_bodies_mb", reason, "Raise it, or lower `max_body_bytes`.")
+
+
 def _files(settings: Settings) -> None:
     if settings.keys == "ledger" and not settings.ledger:
         reason = "is the ledger's database, and `ledger` is not set"
@@ -206,7 +212,9 @@ CHECKS: tuple[Callable[[Settings], None], ...] = (
     _between("max_queue", 1, 10_000_000),
     _between("max_body_bytes", 64, 1 << 30),
     _between("max_header_bytes", 256, 1 << 20),
+    _between("max_bodies_mb", 1, 1 << 20),
     _between("max_connections", 1, 1_000_000),
+    _between("max_caller_connections", 0, 1_000_000),
     _between("header_timeout_ms", 10, 600_000),
     _between("body_timeout_ms", 10, 600_000),
     _between("keep_alive_ms", 10, 3_600_000),
@@ -248,4 +256,5 @@ CHECKS: tuple[Callable[[Settings], None], ...] = (
     _shed_depths,
     _tier_rates,
     _broker,
+    _bodies,
 )

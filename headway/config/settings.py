@@ -191,7 +191,16 @@ class Settings:
         "What becomes of control characters other than tab and line ends in an input: keep, strip or refuse. "
         "U+0000 is always refused.",
     )
+    max_bodies_mb: int = _setting(
+        256, _DOOR, "Most bytes of bodies on their way at once, of all requests together.", "MiB"
+    )
     max_connections: int = _setting(10_000, _DOOR, "Most open client connections.")
+    max_caller_connections: int = _setting(
+        0,
+        _DOOR,
+        "Most open connections of one tenant or, without keys, of one address; 0: nine times as many as are free, without keys "
+        "no bound.",
+    )
     header_timeout_ms: float = _setting(10_000.0, _DOOR, "Longest time to receive a request's header.", "ms")
     body_timeout_ms: float = _setting(10_000.0, _DOOR, "Longest time to receive a request's body.", "ms")
     keep_alive_ms: float = _setting(30_000.0, _DOOR, "How long an idle connection stays open.", "ms")

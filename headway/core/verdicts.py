@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from headway import errors
 from headway.core.ratelimit import Over
@@ -27,6 +28,18 @@ def scarcity(wait: float) -> Failure:
 def over_capacity(wait: float) -> Failure:
     """Not admitted: the lowest tier is held to what the others leave of the fleet's capacity."""
     return Failure(errors.SHED, "shed: this tier is held to what the fleet can carry", wait, "capacity")
+
+
+def no_model(model: str, served: Iterable[str]) -> Failure:
+    """Not admitted: there is no such model."""
+    there = ", ".join(sorted(served))
+    return Failure(errors.NOT_FOUND, f"no model named {model!r} is served here; there is: {there}")
+
+
+def no_model_for(model: str, models: Iterable[str]) -> Failure:
+    """Not admitted: the caller may only ask other models."""
+    only = ", ".join(sorted(models))
+    return Failure(errors.FORBIDDEN, f"this credential is not for the model {model!r}, only for: {only}")
 
 
 def conflict() -> Failure:

@@ -11,6 +11,7 @@ from math import ceil
 from typing import Protocol
 
 from headway.core import ratelimit
+from headway.limiter import Limiter
 from headway.model import Limit
 from headway.ports import Broker
 
@@ -19,7 +20,9 @@ REMEMBERED = 10_000
 
 
 class Charging(Protocol):
-    """What knows the broker that charges the limits; it may change."""
+    """What knows who charges the limits; the broker may change."""
+
+    limiter: Limiter
 
     @property
     def broker(self) -> Broker:
@@ -44,6 +47,7 @@ class Allowances:
 
     def __init__(self, gateway: Charging) -> None:
         self._gateway = gateway
+        self._limiter = gateway.limiter
         self._known: dict[int, tuple[tuple[Limit, ...], tuple[_Terms, ...]]] = {}
         """By identity, as callers keep theirs: to compare them takes longer than all the rest."""
 
@@ -52,7 +56,8 @@ class Allowances:
         limits = self._gateway.counted(limits)
         known = self._known.get(id(limits))
         terms = known[1] if known is not None and known[0] is limits else self._learn(limits)
-        owed_of = self._gateway.broker.owed
+        broker = self._gateway.broker
+        owed_of = self._limiter.owed_by(broker) if self._limiter.debts else broker.owed
         limit, text, tolerance, interval = terms[0]
         wait = owed_of(limit)
         least = (tolerance - wait) / interval

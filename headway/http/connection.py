@@ -45,6 +45,9 @@ IDLE, HEAD, BODY, DROP, ASKED, APP, BLOCKED, LINGERING, CLOSED = range(9)
 HELD = 65_536
 """Bytes a client may send ahead of its answers; also the most of a refused body that is read to keep a connection."""
 
+UNCOUNTED = 4_096
+"""Bytes sent ahead that are too few to be counted with those of bodies."""
+
 TURNED_AWAY = 64
 """Refused connections that may linger beyond the limit; further ones are cut off without an answer."""
 
@@ -59,7 +62,7 @@ class Connection(HttpToolsProtocol):
     """
 
     __slots__ = (
-        "chunks", "desk", "expects", "held", "id", "last", "missing", "open", "paused", "phase", "seen", "since",
+        "chunks", "descriptor", "desk", "expects", "held", "id", "last", "missing", "open", "paused", "phase", "seen", "since",
         "stuck", "stuck_bytes", "stuck_left", "stuck_moved",
     )  # fmt: skip
 
@@ -67,6 +70,7 @@ class Connection(HttpToolsProtocol):
         super().__init__(desk.config, desk.state, {}, desk.loop)
         self.parser = cast(Any, None)
         self.desk = desk
+        self.descriptor = -1
         self.phase = IDLE
         self.since = 0.0
         self.held = b""
@@ -95,7 +99,7 @@ class Connection(HttpToolsProtocol):
         self.since = monotonic()
         desk = self.desk
         full = len(self.connections) - desk.settings.max_connections
-        descriptor = _descriptor(transport)
+        descriptor = self.descriptor = _descriptor(transport)
         if full > TURNED_AWAY or descriptor >= desk.fd_brink:
             transport.abort()
         elif full >= 0 or descriptor >= desk.fd_ceiling:
@@ -113,6 +117,8 @@ class Connection(HttpToolsProtocol):
         self.phase = CLOSED
         self.held = b""
         self.chunks = None
+        if self.paused:
+            self.desk.hangups.forget(self.descriptor)
         super().connection_lost(exc)
         self.desk.left()
 
@@ -127,7 +133,7 @@ class Connection(HttpToolsProtocol):
         self.stuck = 0.0
         super().resume_writing()
         if self.phase == BLOCKED:
-            self._rest()
+            self.finish()
             self.advance()
 
     # Requests.
@@ -145,14 +151,13 @@ class Connection(HttpToolsProtocol):
                 elif self.open:
                     self._take_body()
                 else:
-                    if len(self.held) > HELD:
-                        self.paused = True
-                        self.flow.pause_reading()
+                    self._keep_ahead()
                     return
         except Exception as exc:
             self.fault(exc)
         if self.paused:
             self.paused = False
+            self.desk.hangups.forget(self.descriptor)
             self.flow.resume_reading()
 
     def serve(self, head: Head, raw: bytes) -> None:
@@ -190,6 +195,10 @@ class Connection(HttpToolsProtocol):
         else:
             self.missing = head.length
         return self.open
+
+    def reserve(self, amount: int) -> bool:
+        """Whether the connection may hold so many bytes of bodies, in all. One that may, is counted with them."""
+        return True
 
     def take(self, content: bytes) -> None:
         """A piece of the body; what comes when no app is waiting for it is dropped."""
@@ -233,23 +242,24 @@ class Connection(HttpToolsProtocol):
 
     # Refusals.
 
-    def refuse(self, error: RequestError, head: Head, tier: str = "none") -> None:
-        """Answer an error to a request whose body has not been read; keep the connection if the rest is short."""
+    def refuse(self, error: RequestError, head: Head, tier: str | None = "none") -> None:
+        """Answer an error to a request whose body has not been read; keep the connection if the rest is short. It is counted
+        under a tier; None: it has been counted."""
         if head.expects or not 0 <= head.length <= HELD:
             self.reject(error, tier)
             return
-        self.say(error.code, error.message, error.retry_after)
-        self.desk.refused(error.code, tier)
+        self.say(error.code, error.message, error.retry_after, error.reason)
+        self.desk.refused(error, tier)
         if self.expect_body(head):
             self._drop_body()
         else:
             self.finish()
 
-    def reject(self, error: RequestError, tier: str = "none") -> None:
+    def reject(self, error: RequestError, tier: str | None = "none") -> None:
         """Answer an error after which nothing the client sends can be understood, or is wanted."""
         self.id = self.id or self.desk.new_id()
         self.last = True
-        self.desk.refused(error.code, tier)
+        self.desk.refused(error, tier)
         if self.phase == APP:
             cycle = self.cycle
             cycle.disconnected = True
@@ -258,7 +268,7 @@ class Connection(HttpToolsProtocol):
                 self.phase = CLOSED
                 self.transport.abort()
                 return
-        self.say(error.code, error.message, error.retry_after)
+        self.say(error.code, error.message, error.retry_after, error.reason)
         self.linger()
 
     def fault(self, exc: Exception) -> None:
@@ -297,6 +307,7 @@ class Connection(HttpToolsProtocol):
         self.phase = LINGERING
         self.since = monotonic()
         self.held = b""
+        self.reserve(0)
         self.open = False
         self.chunks = None
         if not self.transport.is_closing():
@@ -369,6 +380,7 @@ class Connection(HttpToolsProtocol):
             return False
         raw = held[:end]
         self.held = held[end:]
+        self.reserve(0)
         self.seen = 0
         self.since = monotonic()
         self.id = ""
@@ -415,7 +427,21 @@ class Connection(HttpToolsProtocol):
             self.chunks = None
             self.complete()
 
+    def _keep_ahead(self) -> None:
+        """Keep what was sent ahead of the answer in hand. When it is much, nothing more is read until that is written; when
+        it is more than may be held, it is thrown away, and the answer in hand is the last."""
+        ahead = len(self.held)
+        if ahead > UNCOUNTED and not self.reserve(ahead):
+            self.held = self.held[:1]  # More is to come, so the end has to linger.
+            self.last = True
+            self.retire()
+        elif ahead > HELD and not self.paused:
+            self.paused = True
+            self.flow.pause_reading()
+            self.desk.hangups.watch(self.descriptor, self.shutdown)
+
     def _drop_body(self) -> None:
+        self.reserve(0)
         self.phase = DROP
         self.since = monotonic()
 

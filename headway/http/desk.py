@@ -14,12 +14,15 @@ from uvicorn import Config
 from uvicorn.server import ServerState
 
 from headway.config import Settings
-from headway.errors import INTERNAL
+from headway.errors import INTERNAL, RequestError
 from headway.held import Waiter
 from headway.http.allowance import Allowances
+from headway.http.hangups import Hangups
+from headway.http.quotas import Quotas
 from headway.http.refusals import UNFORESEEN, refusal
 from headway.http.shapes import native
-from headway.model import Caller, Limit
+from headway.limiter import Limiter
+from headway.model import Caller, Entry, Failure, Limit
 from headway.ports import Broker, Identity
 from headway.tally import Tally
 
@@ -42,7 +45,13 @@ SLOWEST = 16_384
 
 
 class Intake(Protocol):
-    """What a door needs of the gateway."""
+    """What a door needs of the gateway.
+
+    Attributes:
+        limiter: refuses by rate.
+    """
+
+    limiter: Limiter
 
     @property
     def broker(self) -> Broker:
@@ -76,6 +85,10 @@ class Intake(Protocol):
 
     def abandon(self, tenant: str, id: str) -> None:
         """Forget a request whose client has left."""
+        ...
+
+    def note_refusal(self, caller: Caller, entry: Entry, failure: Failure) -> None:
+        """Count and record a request that the door has refused for its caller's limits."""
         ...
 
 
@@ -118,6 +131,7 @@ class Desk:
         tally: refusals at the door are counted here.
 
     Attributes:
+        hangups: tells of clients that leave while nothing is read from them.
         closing: every answer is its connection's last.
         shut: the port has closed, too: who is idle is left, and who only waits for news is answered.
         spare: file descriptors that its connections leave to others.
@@ -141,6 +155,7 @@ class Desk:
         self.date = b""
         self.fd_ceiling = self.fd_brink = 1 << 30
         self.loop = asyncio.get_running_loop()
+        self.hangups = Hangups(self.loop)
         self._left = asyncio.Event()
         self.state = ServerState()
         self.config = Config(
@@ -184,9 +199,10 @@ class Desk:
             self._left.clear()
             await self._left.wait()
 
-    def refused(self, code: str, tier: str = "none") -> None:
-        """Count a refusal that no gateway has seen."""
-        self.tally.refusals[code.lower(), tier] += 1
+    def refused(self, error: RequestError, tier: str | None) -> None:
+        """Count a refusal under a tier; None: a gateway has counted it."""
+        if tier is not None:
+            self.tally.refusals[error.reason or error.code.lower(), tier] += 1
 
 
 class Lane(Desk):
@@ -219,6 +235,7 @@ class Lane(Desk):
         self.identify = identity.identify
         self.shapes = {shape.path.encode(): shape for shape in native(settings)}
         self.allowances = Allowances(intake)
+        self.quotas = Quotas(settings)
         self.model = settings.model
         self.version = settings.model_version
         self.tiers = settings.tier_names

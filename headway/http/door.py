@@ -153,6 +153,7 @@ class Door:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await desk.emptied()
+            desk.hangups.close()
 
     def sweep(self, now: float) -> None:
         """Look at all connections at the monotonic instant `now`, in seconds, and end what takes too long."""

@@ -11,6 +11,8 @@ credential is looked up every time.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import re
 from time import monotonic
 from urllib.parse import unquote_to_bytes
@@ -19,15 +21,16 @@ import httptools
 import msgspec
 
 from headway.errors import INTERNAL, RequestError
-from headway.http.connection import ASKED, BODY, IDLE, Connection
+from headway.http.connection import APP, ASKED, BODY, IDLE, Connection
 from headway.http.desk import Lane
 from headway.http.guard import stranger
 from headway.http.handover import Handover
 from headway.http.head import Head
 from headway.http.order import SHOWN, Order, take_order
+from headway.http.quotas import too_many
 from headway.http.results import PATH, Result
 from headway.http.shapes import Shape, no_text
-from headway.model import Caller, Failure, Reply, ShareKind
+from headway.model import Caller, Entry, Failure, Reply, ShareKind
 
 _LENGTH = re.compile(rb"(?i)\r\ncontent-length:[ \t]*([0-9]{1,9})\r\n")
 _NOBODY = Caller(user="", tenant="", tier=0)
@@ -47,19 +50,36 @@ class HotLane(Connection):
         lane: what it shares with the door's other connections.
     """
 
-    __slots__ = ("after", "before", "begun", "caller", "handover", "lane", "memo", "order", "pieces")
+    __slots__ = (
+        "after", "before", "begun", "caller", "handover", "known", "lane", "memo", "order", "owner", "pieces", "reserved",
+    )  # fmt: skip
 
     def __init__(self, lane: Lane) -> None:
         super().__init__(lane)
         self.lane = lane
         self.order: Order | None = None
-        self.caller = _NOBODY
+        self.caller = self.known = _NOBODY
+        self.owner: str | None = None
+        self.reserved = 0
         self.handover: Handover | None = None
         self.begun = 0.0
         self.pieces: list[bytes] = []
         self.memo: Order | None = None
         self.before = b""
         self.after = b""
+
+    @property
+    def silent(self) -> bool:
+        """Whether no request of its client's is under way."""
+        return self.phase not in (BODY, ASKED, APP)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take the connection in, or refuse it when there are too many, in all or of its client's."""
+        super().connection_made(transport)
+        if self.phase == IDLE and self in self.connections:
+            address = str((transport.get_extra_info("peername") or ("",))[0])
+            if not self.lane.quotas.enter(self, address):
+                self.reject(too_many("too many connections of this client are"))
 
     def data_received(self, data: bytes) -> None:
         """Take what the client has sent; a whole request under a known head goes straight on."""
@@ -88,6 +108,7 @@ class HotLane(Connection):
             self.order = self.memo = None
             self.before = b""
             self.pieces.clear()
+            self.lane.quotas.leave(self)
             super().connection_lost(exc)
 
     def answer(self, reply: Reply) -> None:
@@ -132,22 +153,31 @@ class HotLane(Connection):
 
     def serve(self, head: Head, raw: bytes) -> None:
         """Start on a request: the native routes here, all others in the app."""
-        if head.method != b"POST":
-            super().serve(head, raw)
-            return
-        path, query = _split(head.target)
-        shape = self.lane.shapes.get(path)
-        if shape is None:
-            super().serve(head, raw)
+        if head.method == b"POST":
+            path, query = _split(head.target)
+            shape = self.lane.shapes.get(path)
+            if shape is not None:
+                self._serve_hot(shape, head, query, raw)
+                return
+        try:
+            self._tell_owner(head)
+        except RequestError as exc:
+            self.refuse(exc, head)
         else:
-            self._serve_hot(shape, head, query, raw)
+            super().serve(head, raw)
+
+    def reserve(self, amount: int) -> bool:
+        """Whether the connection may hold so many bytes of bodies, in all. One that may, is counted with them."""
+        return amount == self.reserved or self.lane.quotas.reserve(self, amount)
 
     def take(self, content: bytes) -> None:
         """A piece of the body."""
-        if self.order is not None:
+        if self.order is None:
+            super().take(content)
+        elif self.chunks is None or self.reserve(self.reserved + len(content)):
             self.pieces.append(content)
         else:
-            super().take(content)
+            self.reject(self.lane.quotas.no_room(self))
 
     def complete(self) -> None:
         """The body is complete."""
@@ -157,6 +187,7 @@ class HotLane(Connection):
         else:
             body = b"".join(self.pieces)
             self.pieces.clear()
+            self.reserve(0)
             self._ask(order, body)
 
     def say(
@@ -168,7 +199,7 @@ class HotLane(Connection):
         self.caller = _NOBODY
         super().say(code, message, retry_after, reason, fields)
 
-    def reject(self, error: RequestError, tier: str = "none") -> None:
+    def reject(self, error: RequestError, tier: str | None = "none") -> None:
         """Answer an error that ends the connection."""
         if self.phase == ASKED:
             self.lane.intake.abandon(self.caller.tenant, self.id)
@@ -179,20 +210,36 @@ class HotLane(Connection):
 
     def _serve_hot(self, shape: Shape, head: Head, query: bytes, raw: bytes) -> None:
         lane = self.lane
+        authorization = head.single.get(b"authorization", b"")
         try:
-            order = take_order(shape, head, query, lane.settings)
-            caller = lane.identify(order.authorization)
-            if caller is None:
-                raise stranger(order.authorization)
+            caller = self.known
+            if (found := lane.identify(authorization)) is not caller:
+                caller = self._belong(found, authorization)
         except RequestError as exc:
             self.refuse(exc, head)
             return
-        self.order = order
         self.caller = caller
+        try:
+            order = take_order(shape, head, query, lane.settings)
+        except RequestError as exc:
+            over = self._charge()
+            if over is None:
+                self.refuse(exc, head)
+            else:
+                self.refuse(over, head, None)
+            return
+        length, held = head.length, self.held
+        whole = 0 <= length <= len(held)
+        if not whole and (over := self._excess()) is not None:
+            self.refuse(over, head, None)
+            return
+        if length > 0 and not whole and not self.reserve(length):
+            self.refuse(lane.quotas.no_room(self), head, lane.tiers[caller.tier])
+            return
+        self.order = order
         if order.repeatable:
             self._remember(order, raw)
-        length, held = head.length, self.held
-        if 0 <= length <= len(held):
+        if whole:
             self.held = held[length:]
             self._ask(order, held[:length])
             return
@@ -213,15 +260,60 @@ class HotLane(Connection):
         lane = self.lane
         self.id = order.id or lane.new_id()
         try:
-            caller = lane.identify(order.authorization)
-            if caller is None:
-                raise stranger(order.authorization)
+            caller = self.known
+            if (found := lane.identify(order.authorization)) is not caller:
+                caller = self._belong(found, order.authorization)
         except RequestError as exc:
             self._deny(exc)
         else:
             self.order = order
             self.caller = caller
             self._ask(order, body)
+
+    def _belong(self, caller: Caller | None, authorization: bytes) -> Caller:
+        """Count the connection for its caller's tenant from now on, if a caller it is.
+
+        Raises:
+            RequestError: it is nobody known, or a tenant with too many connections: this one is not kept.
+        """
+        if caller is None:
+            raise stranger(authorization)
+        try:
+            self.lane.quotas.belong(self, caller.tenant)
+        except RequestError:
+            self.last = True
+            raise
+        self.known = caller
+        return caller
+
+    def _tell_owner(self, head: Head) -> None:
+        """Count the connection for the tenant that asks for an ordinary route. Whether it may is that route's business."""
+        authorization = head.single.get(b"authorization", b"")
+        caller = None
+        if authorization:
+            with contextlib.suppress(RequestError):
+                caller = self.lane.identify(authorization)
+        if caller is not None:
+            self._belong(caller, authorization)
+
+    def _excess(self) -> RequestError | None:
+        """The refusal of the request in hand when its caller is over a limit. The gateway hears of it."""
+        caller, intake = self.caller, self.lane.intake
+        if not caller.limits:
+            return None
+        failure = intake.limiter.excess(intake.counted(caller.limits), intake.broker)
+        if failure is None:
+            return None
+        intake.note_refusal(caller, Entry(self.id, "", "", caller.tier, caller.tenant, "", 0.0, 0.0), failure)
+        return RequestError(failure.message, code=failure.code, retry_after=failure.retry_after, reason=failure.reason)
+
+    def _charge(self) -> RequestError | None:
+        """Count a request that is wrong towards its caller's limits; the refusal when it is over one."""
+        over = self._excess()
+        if over is None and self.caller.limits:
+            intake = self.lane.intake
+            intake.limiter.charge(intake.counted(self.caller.limits))
+        return over
 
     def _ask(self, order: Order, body: bytes) -> None:
         self.begun = monotonic()
@@ -231,7 +323,11 @@ class HotLane(Connection):
             else:
                 model, text, parameters = order.shape.read(body)
         except RequestError as exc:
-            self._deny(exc, self.lane.tiers[self.caller.tier])
+            over = self._charge()
+            if over is None:
+                self._deny(exc, self.lane.tiers[self.caller.tier])
+            else:
+                self._deny(over, None)
             return
         self.phase = ASKED
         lane, caller = self.lane, self.caller
@@ -290,11 +386,11 @@ class HotLane(Connection):
         if self.held:
             self.advance()
 
-    def _deny(self, error: RequestError, tier: str = "none") -> None:
-        """Answer an error to a request that was read to its end."""
+    def _deny(self, error: RequestError, tier: str | None = "none") -> None:
+        """Answer an error to a request that was read to its end; see `refuse`."""
         self.order = None
-        self.say(error.code, error.message, error.retry_after)
-        self.desk.refused(error.code, tier)
+        self.say(error.code, error.message, error.retry_after, error.reason)
+        self.desk.refused(error, tier)
         self.finish()
 
     def _fail(self, failure: Failure, fields: bytes) -> None:

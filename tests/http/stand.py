@@ -33,7 +33,8 @@ from headway.http.door import Door
 from headway.http.readiness import Readiness
 from headway.identity.callers import make_caller
 from headway.identity.open import OpenIdentity
-from headway.model import Caller, Failure, Item, Limit, Reply, ShareKind, Slot, Wait, WorkerInfo, WorkerStatus
+from headway.limiter import Limiter
+from headway.model import Caller, Entry, Failure, Item, Limit, Reply, ShareKind, Slot, Wait, WorkerInfo, WorkerStatus
 from headway.supervisor import Supervisor
 from headway.tally import Tally
 
@@ -86,11 +87,14 @@ class EchoGateway:
         shared, kept: how the outcome came about.
         abandoned: ids of the requests whose clients left.
         detached: ids of the requests whose clients wait no longer.
+        refusals: ids and failures of the requests that the door refused for their callers' limits.
         waiting: what is not yet answered.
     """
 
     def __init__(self, broker: MemoryBroker) -> None:
         self.broker = broker
+        self.limiter = Limiter(3, lambda: INSTANT)
+        self.refusals: list[tuple[str, Failure]] = []
         self.hold = False
         self.shared: ShareKind | None = None
         self.kept = False
@@ -130,6 +134,9 @@ class EchoGateway:
         self.abandoned.append((tenant, id))
         self.waiting = [asked for asked in self.waiting if (asked.caller.tenant, asked.id) != (tenant, id)]
         self._news.set()
+
+    def note_refusal(self, caller: Caller, entry: Entry, failure: Failure) -> None:
+        self.refusals.append((entry.id, failure))
 
     def detach(self, tenant: str, id: str) -> None:
         self.detached.append((tenant, id))

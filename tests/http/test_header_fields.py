@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headway.http.allowance import Allowances
+from headway.limiter import Limiter
 from headway.model import Failure, Limit, ShareKind
 from tests.http.stand import KEPT_LIMITS, Stand, get, post, served, settled
 
@@ -189,7 +190,7 @@ def test_limited_callers_hear_of_their_limits_on_every_answer() -> None:
             (post(BODY, "/v1/inference", key), 200, 1),
             (post(BODY, "/v1/inference", key), 200, 0),
             (post(BODY, "/v1/inference", key), 429, 0),
-            (post("{", "/v1/inference", key), 400, 0),
+            (post("{", "/v1/inference", key), 429, 0),
             (get("/v1/result/x", key), 404, 0),
             (post(BODY, "/v1/inference", key, "Prefer: respond-async"), 429, 0),
         ]
@@ -231,6 +232,7 @@ class Charged:
 
     def __init__(self, **owed: float) -> None:
         self._owed = owed
+        self.limiter = Limiter(1, lambda: 0.0)
 
     @property
     def broker(self) -> Charged:

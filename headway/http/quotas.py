@@ -1,0 +1,130 @@
+"""What the clients of a public door may hold together, so that none of them keeps the others out: connections, and the bytes
+of bodies that are on their way.
+
+A connection is its tenant's from the first request on. Until then it is a stranger's, and all strangers together are one
+owner: when they have had their share, the one that came first and has not spoken makes room for the next, so that a flood of
+silent connections keeps nobody from speaking. Where nobody is asked who they are, the owner is the client's address. A proxy
+in front is then one owner, and its connections are only bounded if that is asked for.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Protocol
+
+from headway.config import Settings
+from headway.core.budget import GREED, Budget
+from headway.errors import RATE_LIMITED, SERVICE_OVERLOADED, RequestError
+
+STRANGERS = "\0"
+"""Owner of the connections on which nobody has spoken yet."""
+
+_LOOKED_AT = 64
+"""Strangers that are looked at to find one that makes room."""
+
+
+class Guest(Protocol):
+    """A connection, as it is counted here.
+
+    Attributes:
+        owner: whom it counts for; None when it is not counted.
+        reserved: bytes of bodies that it holds.
+    """
+
+    owner: str | None
+    reserved: int
+
+    @property
+    def silent(self) -> bool:
+        """Whether no request of its client's is under way."""
+        ...
+
+    def shutdown(self) -> None:
+        """Close at once."""
+        ...
+
+
+class Quotas:
+    """The budgets of one public door.
+
+    Arguments:
+        settings: for the bounds, and whether anybody is asked who they are.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._named = bool(settings.keys or settings.jwt)
+        self._most = settings.max_caller_connections
+        self._connections = Budget(settings.max_connections, GREED if self._named else 0)
+        self._bodies = Budget(settings.max_bodies_mb << 20)
+        self._strangers: dict[Guest, None] = {}
+
+    def enter(self, guest: Guest, address: str) -> bool:
+        """Count a new connection; False when there is no room for it."""
+        if not self._named:
+            if not self._connections.take(address, 1, self._most):
+                return False
+            guest.owner = address
+            return True
+        if not self._connections.take(STRANGERS, 1):
+            oldest = next((other for other in islice(self._strangers, _LOOKED_AT) if other.silent), None)
+            if oldest is None:
+                return False
+            oldest.shutdown()
+            self.leave(oldest)
+            if not self._connections.take(STRANGERS, 1):
+                return False
+        guest.owner = STRANGERS
+        self._strangers[guest] = None
+        return True
+
+    def belong(self, guest: Guest, tenant: str) -> None:
+        """Count a connection for the tenant whose request has come on it.
+
+        Raises:
+            RequestError: the tenant has too many; this one is counted no more, and must not be kept.
+        """
+        owner = guest.owner
+        if not self._named or owner is None or owner == tenant:
+            return
+        self.leave(guest)
+        if not self._connections.take(tenant, 1, self._most):
+            raise too_many(f"{self._connections.held(tenant)} connections of this tenant are")
+        guest.owner = tenant
+
+    def leave(self, guest: Guest) -> None:
+        """Count a connection no more."""
+        if guest.owner is not None:
+            self.reserve(guest, 0)
+            self._connections.give(guest.owner, 1)
+            self._strangers.pop(guest, None)
+            guest.owner = None
+
+    def reserve(self, guest: Guest, amount: int) -> bool:
+        """Let a connection hold so many bytes in all; False, and nothing is changed, when its owner has too many."""
+        more = amount - guest.reserved
+        if guest.owner is not None and more:
+            if more < 0:
+                self._bodies.give(guest.owner, -more)
+            elif not self._bodies.take(guest.owner, more):
+                return False
+            guest.reserved = amount
+        return True
+
+    def no_room(self, guest: Guest) -> RequestError:
+        """The error of a body that `reserve` has refused."""
+        held = 0 if guest.owner is None else self._bodies.held(guest.owner)
+        if not held:
+            return RequestError(
+                "too many bytes of bodies are on their way (max_bodies_mb)",
+                code=SERVICE_OVERLOADED,
+                retry_after=1.0,
+                reason="bodies",
+            )
+        message = f"{held} bytes of bodies of this caller are on their way; send fewer at once (max_bodies_mb)"
+        return RequestError(message, code=RATE_LIMITED, retry_after=1.0, reason="bodies")
+
+
+def too_many(whose: str) -> RequestError:
+    """The error of a connection beyond its owner's; `whose` begins its message."""
+    message = f"{whose} open already; use fewer (max_caller_connections)"
+    return RequestError(message, code=RATE_LIMITED, retry_after=1.0, reason="connections")

@@ -1,0 +1,323 @@
+"""What one client may cost the others: rates that are looked at early, bytes of bodies, and connections."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headway.http.connection import UNCOUNTED
+from headway.http.quotas import Quotas
+from headway.model import Failure
+from tests.http.stand import Client, Stand, get, post, served, settled
+
+BODY = '{"input": "a"}'
+ADA, BOB = "Authorization: Bearer ada", "Authorization: Bearer bob"
+SLOW_KEY: dict[str, dict[str, Any]] = {"ada": {"rate": 1.0, "burst": 1.0}}
+TENANTS: dict[str, dict[str, Any]] = {"ada": {"rate": 0.0}, "bob": {"tenant": "other", "rate": 0.0}}
+MEBIBYTE = 1 << 20
+
+
+def by(key: str, body: bytes | str = BODY, length: int | None = None, path: str = "/v1/inference") -> bytes:
+    return post(body, path, key, length=length)
+
+
+def quotas(stand: Stand) -> Quotas:
+    lane: Any = stand.door._desk
+    assert isinstance(lane.quotas, Quotas)
+    return lane.quotas
+
+
+def none_is_held(stand: Stand) -> None:
+    """Nothing was lost or made of the budgets."""
+    held = quotas(stand)
+    assert held._connections.free == stand.settings.max_connections
+    assert held._bodies.free == stand.settings.max_bodies_mb * MEBIBYTE
+    assert held._strangers == {}
+
+
+async def gone(stand: Stand) -> None:
+    """All clients have left, and the door knows."""
+    for client in stand.clients:
+        client.writer.transport.abort()
+    await settled(lambda: not stand.door._connections())
+    none_is_held(stand)
+
+
+def test_a_body_over_the_limit_is_refused_before_it_is_read() -> None:
+    async def main(stand: Stand) -> None:
+        assert (await stand.ask(by(ADA))).status == 200
+        client = await stand.connect()
+        await client.send(by(ADA, "", length=1_000_000))
+        answer = await client.answer()
+        assert (answer.status, answer.error) == (429, "RATE_LIMITED")
+        assert answer.header["x-headway-dropped-reason"] == "rate"
+        assert answer.header["ratelimit"].startswith('"key";r=0;')
+        assert stand.tally.refusals["rate", "paid"] == stand.tally.requests["", "paid", "rate_limited"] == 1
+        assert ("rate", "none") not in stand.tally.refusals
+        await gone(stand)
+
+    served(main, keys=SLOW_KEY, whole=True)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "status"),
+    [
+        (by(ADA, '{"model": "nowhere", "input": "a"}'), 404),
+        (by(ADA, "{"), 400),
+        (post(BODY, "/v1/inference", ADA, "X-Request-Tier: gold"), 400),
+        (post("", "/v1/inference", ADA, length=9_000_000), 413),
+    ],
+)
+def test_what_is_wrong_counts_towards_the_limit(wrong: bytes, status: int) -> None:
+    async def main(stand: Stand) -> None:
+        for expected in (status, 429, 429):
+            answer = await stand.ask(wrong)
+            assert answer.status == expected
+            assert answer.header["ratelimit"].startswith('"key";r=0;')
+        assert (await stand.ask(by(ADA))).status == 429
+
+    served(main, keys=SLOW_KEY, whole=True)
+
+
+def test_what_is_wrong_counts_on_a_connection_that_is_known_too() -> None:
+    async def main(stand: Stand) -> None:
+        client = await stand.connect()
+        statuses = []
+        for body in (BODY, "{", '{"model": "nowhere", "input": "a"}', "{", BODY):
+            await client.send(by(ADA, body))
+            statuses.append((await client.answer()).status)
+        assert statuses == [200, 400, 404, 429, 429]
+
+    served(main, keys={"ada": {"rate": 1.0, "burst": 3.0}}, whole=True)
+
+
+def test_a_model_that_is_not_the_callers_counts_too() -> None:
+    async def main(stand: Stand) -> None:
+        assert [(await stand.ask(by(ADA))).status for _ in range(2)] == [403, 429]
+
+    served(main, keys={"ada": {"rate": 1.0, "burst": 1.0, "models": ["other"]}}, whole=True)
+
+
+def test_who_has_no_limits_is_told_what_is_wrong_every_time() -> None:
+    async def main(stand: Stand) -> None:
+        for _ in range(3):
+            assert (await stand.ask(post("{"))).status == 400
+
+    served(main, whole=True)
+
+
+async def uploading(stand: Stand, key: str, number: int, length: int = MEBIBYTE) -> list[Client]:
+    """Clients that have announced a body and sent a part of it, all of which the door has heard of."""
+    clients = [await stand.connect() for _ in range(number)]
+    for client in clients:
+        await client.send(by(key, "{", length=length))
+    return clients
+
+
+def held_of(stand: Stand, tenant: str) -> int:
+    return quotas(stand)._bodies.held(tenant)
+
+
+def test_unfinished_bodies_of_one_tenant_leave_room_for_others() -> None:
+    async def main(stand: Stand) -> None:
+        await uploading(stand, ADA, 9)
+        await settled(lambda: held_of(stand, "acme") == 9 * MEBIBYTE)
+        (refused,) = await uploading(stand, ADA, 1)
+        answer = await refused.answer()
+        assert (answer.status, answer.error) == (429, "RATE_LIMITED")
+        assert answer.header["x-headway-dropped-reason"] == "bodies"
+        assert await refused.ended(), "its body is not waited for"
+        whole = by(BOB, " " * 500_000 + BODY)
+        client = await stand.connect()
+        await client.send(whole[:100_000], whole[100_000:])
+        assert (await client.answer()).status == 200
+        assert (await stand.ask(by(ADA))).status == 200, "what comes whole is not on its way"
+        assert stand.tally.refusals["bodies", "paid"] == 1
+        await gone(stand)
+
+    served(main, keys=TENANTS, max_bodies_mb=10)
+
+
+def test_bytes_are_given_back_when_the_body_is_there_or_refused() -> None:
+    async def main(stand: Stand) -> None:
+        whole = by(ADA, " " * 200_000 + BODY)
+        for _ in range(20):
+            client = await stand.connect()
+            await client.send(whole[:1000], whole[1000:])
+            assert (await client.answer()).status == 200
+        (client,) = await uploading(stand, ADA, 1)
+        await settled(lambda: held_of(stand, "acme") > 0)
+        stand.later(60)
+        assert (await client.answer()).status == 408
+        assert held_of(stand, "acme") == 0
+        await gone(stand)
+
+    served(main, keys=TENANTS, max_bodies_mb=2)
+
+
+def test_chunks_are_counted_as_they_come() -> None:
+    async def main(stand: Stand) -> None:
+        head = f"POST /v1/inference HTTP/1.1\r\nHost: a\r\n{ADA}\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+        chunk = b"64000\r\n" + b" " * 0x64000 + b"\r\n"
+        clients = [await stand.connect() for _ in range(5)]
+        for client in clients[:4]:
+            await client.send(head, chunk)
+        await settled(lambda: held_of(stand, "acme") == 4 * 0x64000)
+        await clients[4].send(head, chunk)
+        answer = await clients[4].answer()
+        assert (answer.status, answer.header["x-headway-dropped-reason"]) == (429, "bodies")
+        await clients[0].send(b"e\r\n" + BODY.encode() + b"\r\n0\r\n\r\n")
+        assert (await clients[0].answer()).status == 200
+        await gone(stand)
+
+    served(main, keys=TENANTS, max_bodies_mb=2)
+
+
+def test_without_keys_the_bytes_are_the_addresses() -> None:
+    async def main(stand: Stand) -> None:
+        await uploading(stand, "X: y", 3)
+        await settled(lambda: held_of(stand, "127.0.0.1") == 3 * MEBIBYTE)
+        (refused,) = await uploading(stand, "X: y", 1)
+        assert (await refused.answer()).error == "RATE_LIMITED"
+        await gone(stand)
+
+    served(main, max_bodies_mb=4)
+
+
+def test_what_is_sent_ahead_counts_with_the_bodies_and_is_dropped_beyond() -> None:
+    async def main(stand: Stand) -> None:
+        stand.gateway.hold = True
+        while not any(connection.last for connection in stand.door._connections()):
+            client = await stand.connect()
+            await client.send(by(ADA), by(ADA, " " * 200_000 + BODY))
+            await settled(lambda: all(known.paused or known.last for known in stand.door._connections()))
+            kept = [len(known.held) for known in stand.door._connections() if not known.last]
+            assert held_of(stand, "acme") == sum(kept)
+        assert 3 < len(stand.clients) <= 30
+        stand.gateway.hold = False
+        stand.gateway.release()
+        answer = await client.answer()
+        assert (answer.status, answer.header["connection"]) == (200, "close")
+        assert await client.ended()
+        assert (await stand.clients[0].answer()).status == 200
+        assert (await stand.clients[0].answer()).status == 200
+        await gone(stand)
+
+    served(main, keys=TENANTS, max_bodies_mb=2)
+
+
+def test_one_tenant_leaves_connections_for_others() -> None:
+    async def main(stand: Stand) -> None:
+        clients = []
+        for _ in range(18):
+            client = await stand.connect()
+            await client.send(by(ADA))
+            assert (await client.answer()).status == 200
+            clients.append(client)
+        refused = await stand.connect()
+        await refused.send(by(ADA))
+        answer = await refused.answer()
+        assert (answer.status, answer.error) == (429, "RATE_LIMITED")
+        assert (answer.header["x-headway-dropped-reason"], answer.header["connection"]) == ("connections", "close")
+        assert await refused.ended()
+        await settled(lambda: len(stand.door._connections()) == 18)
+        polling = await stand.connect()
+        await polling.send(get("/v1/result/x", ADA))
+        assert (await polling.answer()).error == "RATE_LIMITED", "an ordinary route counts as well"
+        await settled(lambda: len(stand.door._connections()) == 18)
+        assert (await stand.ask(by(BOB))).status == 200
+        await clients[0].send(by(ADA))
+        assert (await clients[0].answer()).status == 200, "those that it has are kept"
+        await gone(stand)
+
+    served(main, keys=TENANTS, max_connections=20)
+
+
+def test_a_connection_is_the_tenants_who_asked_last() -> None:
+    async def main(stand: Stand) -> None:
+        proxy = await stand.connect()
+        for key in (ADA, BOB, ADA):
+            for _ in range(2):
+                await proxy.send(by(key))
+                assert (await proxy.answer()).status == 200
+            tenant = "acme" if key == ADA else "other"
+            assert quotas(stand)._connections.held(tenant) == 1
+        await gone(stand)
+
+    served(main, keys=TENANTS)
+
+
+def test_silent_strangers_make_room_for_those_who_come() -> None:
+    async def main(stand: Stand) -> None:
+        silent = [await stand.connect() for _ in range(18)]
+        await settled(lambda: len(stand.door._connections()) == 18)
+        speaking = await stand.connect()
+        await speaking.send(by(BOB))
+        assert (await speaking.answer()).status == 200
+        assert await silent[0].ended(), "the one that came first"
+        await silent[1].send(by(BOB))
+        assert (await silent[1].answer()).status == 200
+        await gone(stand)
+
+    served(main, keys=TENANTS, max_connections=20)
+
+
+def test_a_fixed_number_of_connections() -> None:
+    async def main(stand: Stand) -> None:
+        first, second, third = [await stand.connect() for _ in range(3)]
+        for client in (first, second):
+            await client.send(by(ADA))
+            assert (await client.answer()).status == 200
+        await third.send(by(ADA))
+        assert (await third.answer()).error == "RATE_LIMITED"
+        assert (await stand.ask(by(BOB))).status == 200
+
+    served(main, keys=TENANTS, max_caller_connections=2)
+
+
+def test_without_keys_an_address_has_all_connections_unless_it_is_bounded() -> None:
+    async def use_all(stand: Stand) -> None:
+        clients = [await stand.connect() for _ in range(stand.settings.max_connections)]
+        for client in clients:
+            await client.send(post(BODY))
+            assert (await client.answer()).status == 200
+        await gone(stand)
+
+    async def use_two(stand: Stand) -> None:
+        clients = [await stand.connect() for _ in range(3)]
+        for client in clients[:2]:
+            await client.send(post(BODY))
+            assert (await client.answer()).status == 200
+        assert (await clients[2].answer()).error == "RATE_LIMITED"
+        await gone(stand)
+
+    served(use_all, max_connections=5)
+    served(use_two, max_connections=5, max_caller_connections=2)
+
+
+def test_refusals_at_the_head_are_told_to_the_gateway() -> None:
+    async def main(stand: Stand) -> None:
+        stand.gateway.limiter.charge(stand.door._desk.identify(b"Bearer ada").limits)  # type: ignore[union-attr]
+        client = await stand.connect()
+        await client.send(by(ADA, "", length=10))
+        answer = await client.answer()
+        assert answer.error == "RATE_LIMITED"
+        ((id, failure),) = stand.gateway.refusals
+        assert f"req_{id}" == answer.header["x-request-id"]
+        assert isinstance(failure, Failure)
+
+    served(main, keys=SLOW_KEY)
+
+
+def test_few_bytes_ahead_are_not_counted() -> None:
+    async def main(stand: Stand) -> None:
+        stand.gateway.hold = True
+        client = await stand.connect()
+        await client.send(by(ADA) * 3)
+        await stand.gateway.until(lambda: bool(stand.gateway.waiting))
+        (connection,) = stand.door._connections()
+        assert 0 < len(connection.held) < UNCOUNTED
+        assert held_of(stand, "acme") == 0
+
+    served(main, keys=TENANTS)

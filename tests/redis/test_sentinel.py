@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,6 +32,11 @@ async def reply(broker: RedisBroker) -> Reply:
     replies, cursor = await until(lambda: broker.replies("g", 0))
     assert (len(replies), cursor) == (1, 1)
     return replies[0]
+
+
+def waiting(server: RedisServer) -> set[str]:
+    """The commands in which connections of a server wait, or which they sent last."""
+    return set(re.findall(r"cmd=(\w+)", server.command("CLIENT", "LIST").decode()))
 
 
 @real
@@ -91,6 +97,32 @@ async def test_a_call_that_reaches_a_replica_is_refused_and_the_next_one_finds_t
         assert "The previous master is now a slave" in str(error)
         setup.fail_over()
         assert await until(lambda: broker.enqueue([ask(id="b")])) == [None]
+
+
+@real
+async def test_a_deposed_primary_that_still_speaks_is_left_with_its_first_refusal(setup: SentinelSetup) -> None:
+    """Sentinels make a primary that they deposed a replica only after many seconds. Until then it answers reads."""
+    async with brokers(setup.url) as [broker]:
+        entry = ask(id="a")
+        assert await broker.enqueue([entry]) == [None]
+        reading = asyncio.create_task(reply(broker))
+        listening = asyncio.create_task(broker.listen(slot(), None))
+        first, second = setup.primary, setup.replica
+        while not waiting(first) >= {"blpop", "xread"}:  # noqa: ASYNC110 - only the server knows
+            await asyncio.sleep(0.01)
+        wait_until(setup.in_step)
+        first.command("CONFIG", "SET", "min-replicas-to-write", 1)
+        for one in setup.sentinels:
+            one.command("SENTINEL", "REMOVE", SERVICE)
+            one.command("SENTINEL", "MONITOR", SERVICE, LOOPBACK, second.port, 2)
+        second.command("REPLICAOF", "NO", "ONE")
+        wait_until(lambda: first.command("INFO", "replication")["connected_slaves"] == 0)
+        assert "NOREPLICAS" in str(await refused(broker.enqueue([ask(id="b")])))
+        await refused(listening)
+        lease = await answered(broker)
+        assert [rider.id for rider in lease.entries] == ["a"]
+        assert (await reading).output == output(entry.input)
+        assert first.command("ROLE")[0] == b"master"
 
 
 @real

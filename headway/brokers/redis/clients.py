@@ -16,10 +16,10 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 from redis.asyncio import Redis
 from redis.asyncio.connection import Connection, ConnectionPool, SSLConnection
 from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 
 from headway.brokers.redis.cluster import Cluster
+from headway.brokers.redis.sentinels import Address, Sentinels
 from headway.brokers.redis.server import Server
 from headway.config import shown_url
 from headway.errors import SettingError
@@ -48,6 +48,10 @@ class Client(Protocol):
         """Name of the server that has a key."""
         ...
 
+    async def leave(self, address: Address) -> None:
+        """A server said that it is not the one to ask: find out anew who is."""
+        ...
+
     async def close(self) -> None:
         """Close all connections."""
         ...
@@ -61,7 +65,7 @@ class Single:
         sentinel: knows where that is, if somebody has to.
     """
 
-    def __init__(self, server: Server, sentinel: Sentinel | None = None) -> None:
+    def __init__(self, server: Server, sentinel: Sentinels | None = None) -> None:
         self.mode = "standalone" if sentinel is None else "sentinel"
         self._server = server
         self._sentinel = sentinel
@@ -77,6 +81,12 @@ class Single:
     def place_of(self, key: str) -> str:
         """See Client."""
         return ""
+
+    async def leave(self, address: Address) -> None:
+        """See Client."""
+        if self._sentinel is not None:
+            self._sentinel.avoid(address)
+        await self._server.leave(address)
 
     async def close(self) -> None:
         """See Client."""
@@ -114,7 +124,7 @@ def connect(url: str, timeout: float) -> Client:
         share = _finite(timeout / (len(hosts) + 1))
         bounds = {"socket_timeout": share, "socket_connect_timeout": share}
         asking = {**common, **bounds, **_sentinel_login(given), "ssl": bool(secure)}
-        sentinel = Sentinel(hosts, sentinel_kwargs=asking)  # type: ignore[no-untyped-call]
+        sentinel = Sentinels(hosts, asking)
         primary: Redis = sentinel.master_for(
             service, **common, **_login(parts), db=int(database or 0), ssl=bool(secure)
         )

@@ -19,6 +19,7 @@ from typing import Any
 from redis.crc import key_slot
 from redis.exceptions import AskError, MovedError, RedisError, ResponseError
 
+from headway.brokers.redis.sentinels import Address
 from headway.brokers.redis.server import Server
 from headway.errors import BrokerUnavailable
 
@@ -26,8 +27,6 @@ MOVES = 4
 """How often a call is sent on to the node that a key has moved to."""
 REFRESH_EVERY = 0.1
 """Least seconds between two looks at who has which slots."""
-
-_Address = tuple[str, int]
 
 
 class Cluster:
@@ -41,15 +40,15 @@ class Cluster:
 
     mode = "cluster"
 
-    def __init__(self, seeds: Sequence[_Address], make: Callable[[str, int], Server], timeout: float) -> None:
+    def __init__(self, seeds: Sequence[Address], make: Callable[[str, int], Server], timeout: float) -> None:
         self._seeds = seeds
         self._make = make
         self._patience = None if math.isinf(timeout) else timeout / 4
-        self._servers: dict[_Address, Server] = {}
+        self._servers: dict[Address, Server] = {}
         self._ends: list[int] = []
-        self._owners: list[_Address] = []
-        self._moved: dict[int, _Address] = {}
-        self._silent: set[_Address] = set()
+        self._owners: list[Address] = []
+        self._moved: dict[int, Address] = {}
+        self._silent: set[Address] = set()
         self._doubtful = True
         self._looked_at = -math.inf
         self._looking: asyncio.Task[None] | None = None
@@ -89,6 +88,12 @@ class Cluster:
         host, port = self._owner(key_slot(key.encode()))
         return f"{host}:{port}"
 
+    async def leave(self, address: Address) -> None:
+        """See Client."""
+        self._doubtful = True
+        if address in self._servers:
+            await self._servers[address].leave(address)
+
     async def close(self) -> None:
         """See Client."""
         if self._looking is not None:
@@ -96,13 +101,13 @@ class Cluster:
             await asyncio.gather(self._looking, return_exceptions=True)
         await asyncio.gather(*(server.close() for server in self._servers.values()))
 
-    def _server(self, address: _Address) -> Server:
+    def _server(self, address: Address) -> Server:
         server = self._servers.get(address)
         if server is None:
             server = self._servers[address] = self._make(*address)
         return server
 
-    def _owner(self, slot: int) -> _Address:
+    def _owner(self, slot: int) -> Address:
         moved = self._moved.get(slot)
         if moved is not None:
             return moved

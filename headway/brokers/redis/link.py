@@ -25,6 +25,7 @@ from redis.exceptions import (
 
 from headway.brokers.redis import library
 from headway.brokers.redis.clients import Client, connect
+from headway.brokers.redis.server import Deposed
 from headway.config import shown_url
 from headway.errors import BrokerUnavailable, SettingError
 
@@ -232,6 +233,10 @@ class Link:
         try:
             async with asyncio.timeout(None if math.isinf(bound) else bound):
                 return await act()
+        except Deposed as exc:
+            for client in (self._calls, self._claims, self._reads):
+                await client.leave(exc.address)
+            raise _told(exc, self._shown) from exc
         except OutOfMemoryError as exc:
             raise OutOfMemory(f"the broker at {self._shown} has no memory left") from exc
         except TROUBLE as exc:
@@ -291,7 +296,7 @@ class OutOfMemory(BrokerUnavailable):
 
 def _told(exc: BaseException, shown: str) -> BrokerUnavailable:
     """What redis-py raised, in the house's words. It may have wrapped what says most."""
-    said = f"the broker at {shown} {'answers' if isinstance(exc, ResponseError) else 'does not answer'}: {_text(exc)}"
+    said = f"the broker at {shown} {'answers' if isinstance(exc, ResponseError | Deposed) else 'does not answer'}: {_text(exc)}"
     cause: BaseException | None = exc
     while cause is not None:
         text = str(cause)

@@ -6,7 +6,22 @@ from typing import Any
 
 import hiredis
 from redis.asyncio import Redis
-from redis.exceptions import ResponseError
+from redis.exceptions import BusyLoadingError, MasterDownError, ReadOnlyError, RedisError, ResponseError
+
+from headway.brokers.redis.sentinels import Address
+
+
+class Deposed(RedisError):
+    """A server takes nothing in: it is no primary, or not any more, or has lost its replicas, or still loads.
+
+    Arguments:
+        text: what it said.
+        address: where it is.
+    """
+
+    def __init__(self, text: str, address: Address) -> None:
+        super().__init__(text)
+        self.address = address
 
 
 class Server:
@@ -19,6 +34,7 @@ class Server:
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
         self._idle: list[Any] = []
+        self._busy: set[Any] = set()
         self._closed = False
 
     async def ask(self, *command: Any) -> Any:
@@ -31,8 +47,12 @@ class Server:
 
         Each call has a connection to itself while it lasts. What breaks is closed, and with it whatever lay idle: it
         most likely broke too.
+
+        Raises:
+            Deposed: the server is not the one to ask; see `leave`.
         """
         connection = self._idle.pop() if self._idle else self._new()
+        self._busy.add(connection)
         try:
             if _was_closed(connection):
                 await connection.disconnect(nowait=True)
@@ -40,17 +60,33 @@ class Server:
                 await connection.connect()
             await connection.send_packed_command(hiredis.pack_command(command))
             answer = await connection.read_response()
-        except ResponseError:
+        except ResponseError as exc:
             self._idle.append(connection)
+            if _refuses(exc):
+                raise Deposed(str(exc), (connection.host, connection.port)) from exc
             raise
-        except BaseException:
+        except BaseException as exc:
             self._idle.append(connection)
             await self._disconnect(nowait=True)
+            if _refuses(exc) or isinstance(exc.__context__, ReadOnlyError):  # How redis-py tells of it under Sentinels.
+                raise Deposed(str(exc), (connection.host, connection.port)) from exc
             raise
+        finally:
+            self._busy.discard(connection)
         self._idle.append(connection)
         if self._closed:
             await self._disconnect()
         return answer
+
+    async def leave(self, address: Address) -> None:
+        """Close all connections to an address; calls that wait there end as if it had closed them."""
+        for connection in self._idle:
+            if (connection.host, connection.port) == address:
+                await connection.disconnect(nowait=True)
+        for connection in self._busy:
+            if (connection.host, connection.port) == address and connection._writer is not None:
+                connection._writer.close()
+        await self._redis.connection_pool.disconnect(inuse_connections=False)
 
     async def close(self) -> None:
         """Close all connections; those of calls under way as soon as they end."""
@@ -70,3 +106,8 @@ def _was_closed(connection: Any) -> bool:
     """Whether the server has closed a connection while it lay idle, as far as is known: it was restarted, say."""
     reader = connection._reader
     return reader is not None and (reader.at_eof() or reader.exception() is not None)
+
+
+def _refuses(exc: BaseException) -> bool:
+    """Whether a server that answered so should not be asked again before it is known who should."""
+    return isinstance(exc, BusyLoadingError | MasterDownError | ReadOnlyError) or str(exc).startswith("NOREPLICAS")

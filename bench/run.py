@@ -54,6 +54,11 @@ PROGRAMS = {
     "claims": Program("claims by many hosts", ("--seconds", "4"), ("--seconds", "15")),
     "ledger": Program("rows per second, and what they cost", ("--seconds", "4"), ("--rounds", "10", "--seconds", "10")),
     "flood": Program("floods, lost workers, exact limits", ("--seconds", "8", "--minutes", "0.2"), ()),
+    "drills": Program(
+        "what clients see behind HAProxy and nginx",
+        ("--only", "gateways-rolling", "redis-blip", "sentinel-planned", "--proxy", "haproxy"),
+        (),
+    ),
     "chaos": Program("everything is killed, Redis too", ("--seconds", "60"), ("--seconds", "600")),
     "soak": Program("does anything grow?", ("--minutes", "0.5"), ("--minutes", "20")),
 }

@@ -96,6 +96,10 @@ class Harness(ABC):
         """The same broker as another process sees it."""
         return self.broker
 
+    def endless(self) -> list[str]:
+        """What is stored outside the process and never ends."""
+        return []
+
     def close(self) -> None:
         """Let go of everything."""
         self._runner.close()
@@ -154,6 +158,7 @@ class RedisHarness(Harness):
     def __init__(self, server: RunningServer, shards: int = 1) -> None:
         loop = ServedLoop(server.url)
         super().__init__(loop)
+        self._server = server
         self._links = [Link(server.url, timeout=math.inf, clock=loop.time) for _ in range(2)]
         dice = random.Random(7)
         models = dict.fromkeys(MODELS, LIMITS)
@@ -168,6 +173,9 @@ class RedisHarness(Harness):
 
     def peer(self) -> Broker:
         return self._brokers[1]
+
+    def endless(self) -> list[str]:
+        return [key for key, left in self._server.ends().items() if left < 0]
 
     def close(self) -> None:
         self.run(self._close())

@@ -17,6 +17,7 @@ def harness(request: pytest.FixtureRequest, servers: SharedServers) -> Iterator[
     """A fresh broker of each kind."""
     made = HARNESSES[request.param](servers)
     yield made
+    assert made.endless() == []
     made.close()
 
 

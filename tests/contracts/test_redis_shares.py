@@ -38,7 +38,7 @@ from headway.model import (
 from headway.ports import Broker
 from headway.tally import Tally
 from tests.contracts.brokers import AT_ONCE, ask, ids, slot
-from tests.servers.redis import SharedServers
+from tests.servers.redis import RunningServer, SharedServers
 from tests.virtual_time import ServedLoop
 
 LIMITS = QueueLimits(tiers=3, max_batch=4, reserved_share=0.2, max_queue=12, shed_at=(5, 8))
@@ -60,7 +60,8 @@ KEEP = (0.0, 40.0, 90.0)
 class Pair:
     """One broker over the server, which two processes see, and one here, driven alike."""
 
-    def __init__(self, seed: int, links: list[Link], now: Any) -> None:
+    def __init__(self, seed: int, server: RunningServer, links: list[Link], now: Any) -> None:
+        self.server = server
         self.dice = random.Random(seed)
         self.there = [
             RedisBroker(link, {"m": LIMITS}, Tally(), lambda: 0.5, lease_seconds=LEASE_SECONDS, kept=KEPT)
@@ -206,11 +207,13 @@ async def trace(pair: Pair, loop: ServedLoop) -> None:
     dice = pair.dice
     worker = WorkerInfo(worker_id="gpu-0", model="m", status=WorkerStatus.HEALTHY)
     steps = (pair.enqueue, pair.enqueue, pair.enqueue, pair.claim, pair.end, pair.cancel, pair.reap)
-    for _ in range(STEPS):
+    for step in range(STEPS):
         await pair.there[0].beat(worker)
         await pair.here.beat(worker)
         await dice.choice(steps)()
         await pair.compare()
+        if step % 10 == 0:
+            assert min(pair.server.ends().values()) > 0, "something stays for ever"
         await asyncio.sleep(dice.choice((0.0, 0.0, 0.01, 0.5, 3.0)))
     for gateway in GATEWAYS:
         there = [_seen(reply) for reply in await heard(pair.either(), gateway, loop)]
@@ -230,7 +233,7 @@ def test_a_random_trace_is_counted_and_shared_the_same(seed: int, kind: str, ser
         async def main() -> None:
             for link in links:
                 await link.open()
-            pair = Pair(seed, links, loop.time)
+            pair = Pair(seed, server, links, loop.time)
             try:
                 await trace(pair, loop)
             finally:

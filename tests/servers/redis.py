@@ -68,6 +68,15 @@ def program(kind: str) -> str:
     return path
 
 
+_ENDS = """
+local found = {}
+for _, key in ipairs(redis.call('KEYS', '*')) do
+  found[#found + 1], found[#found + 2] = key, redis.call('TTL', key)
+end
+return found
+"""
+
+
 class RunningServer:
     """A server that somebody else has started. Only the database that its URL names is used."""
 
@@ -82,6 +91,11 @@ class RunningServer:
         """The answer to a command as redis-py reads it: INFO and CONFIG GET as dictionaries. An error is raised."""
         with client(self.url) as asked:
             return asked.execute_command(*arguments)
+
+    def ends(self) -> dict[str, int]:
+        """Every key there is, and in how many seconds it ends; -1: never."""
+        flat = self.command("EVAL", _ENDS, 0)
+        return {key.decode(errors="replace"): left for key, left in zip(flat[::2], flat[1::2], strict=True)}
 
     def flush(self) -> None:
         """Forget all keys of its database."""

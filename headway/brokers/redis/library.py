@@ -7,6 +7,7 @@ two releases load theirs side by side and work on the same keys.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable
 from importlib import resources
 
@@ -42,6 +43,12 @@ _NUMBERS: dict[str, float] = {
     "WORKER_SECONDS": 120.0,
     "CLOCK_STEP": 0.5,
     "BELL_SECONDS": 60,
+    # How long what is stored lasts when nobody comes any more. The figures end first: a queue without them begins anew.
+    "LIFE_SECONDS": 3600,
+    "FIGURES_SECONDS": 3000,
+    "STREAM_SECONDS": 120,
+    "ACCOUNT_SECONDS": 90_000,  # Longer than any outcome is kept.
+    "LETTER_SECONDS": 7 * 86_400,
     "BELL_GRAIN": 0.001,
     "SCARCE_WAIT": 1.0,
     "LETTERS": 10_000,
@@ -86,12 +93,14 @@ def _body() -> str:
     folder = resources.files(__package__).joinpath("lua")
     files = [file for file in folder.iterdir() if file.name.endswith(".lua")]
     files.sort(key=lambda file: int(file.name.partition("_")[0]))
-    numbers = (f"local {name} = {value!r}" for name, value in _NUMBERS.items())
+    text = "\n".join(file.read_text(encoding="utf-8") for file in files)
+    # Written in place: Lua allows 200 local names only.
+    text = re.sub(rf"\b({'|'.join(_NUMBERS)})\b", lambda found: repr(_NUMBERS[found[1]]), text)
     causes = [
         _causes("BLAMELESS", (cause for cause in Cause if not _blamed(cause))),
         _causes("NEVER_SPLIT", (cause for cause in Cause if cause in retry.NEVER_SPLIT)),
     ]
-    return "\n".join([*numbers, *causes, *(file.read_text(encoding="utf-8") for file in files)])
+    return "\n".join([*causes, text])
 
 
 def _causes(name: str, causes: Iterable[Cause]) -> str:

@@ -39,6 +39,9 @@ local function keep_letter(prefix, key, letter)
   redis.call('HSET', prefix .. 'z', key, letter)
   redis.call('ZADD', prefix .. 'o', number, key)
   local bytes = redis.call('INCRBY', prefix .. 'u', #letter - (before and #before or 0))
+  for _, name in ipairs({'z', 'o', 'on', 'u'}) do
+    redis.call('EXPIRE', prefix .. name, LETTER_SECONDS)
+  end
   while redis.call('ZCARD', prefix .. 'o') > LETTERS or bytes > LETTER_BYTES do
     local oldest = redis.call('ZPOPMIN', prefix .. 'o')[1]
     if not oldest then

@@ -6,6 +6,12 @@
 
 local LATEST = ''
 
+-- What is owed lasts until it is paid.
+local function renew_book(s)
+  local longest = tonumber(redis.call('ZRANGE', s.limits, -1, -1, 'WITHSCORES')[2] or 0)
+  redis.call('EXPIRE', s.limits, math.ceil(math.max(longest - s.now, 0)) + LIFE_SECONDS)
+end
+
 -- The clock was put back: what is owed stays as it is.
 local function put_back(s, latest)
   redis.call('ZREMRANGEBYSCORE', s.limits, 0, exact(latest))
@@ -15,6 +21,7 @@ local function put_back(s, latest)
     moved[#moved + 1], moved[#moved + 2] = exact(tonumber(all[i + 1]) - latest + s.now), all[i]
   end
   call_all('ZADD', s.limits, moved)
+  renew_book(s)
 end
 
 local function open_book(s, limits)
@@ -65,7 +72,11 @@ local function close_book(s, book)
   end
   if #tats > 0 then
     tats[#tats + 1], tats[#tats + 2] = exact(-s.now), LATEST
+    local known = redis.call('EXISTS', s.limits)
     call_all('ZADD', s.limits, tats)
+    if known == 0 then
+      renew_book(s)
+    end
   end
   for i, limit in ipairs(book.limits) do
     owed[i] = exact(book.owed[limit[1]])

@@ -16,7 +16,9 @@ local ENTRY_HEAD_BYTES = 19
 local function forget_read(s, args, at)
   local gateway, last, count = args[at], args[at + 1], tonumber(args[at + 2])
   if gateway ~= '' then
-    redis.call('ZADD', s.prefix .. 'g', exact(s.now), gateway)
+    if redis.call('ZADD', s.prefix .. 'g', exact(s.now), gateway) == 1 then
+      lasting(s, 'g')
+    end
     if count > 0 then
       local answered = {}
       local keys = {}
@@ -46,6 +48,7 @@ local function hear_of(s, gateways, heard)
     if not heard[gateway] then
       heard[gateway] = true
       redis.call('ZADD', s.prefix .. 'g', exact(s.now), gateway)
+      lasting(s, 'g')
     end
   end
 end

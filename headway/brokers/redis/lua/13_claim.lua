@@ -35,6 +35,7 @@ local function depart(s, slot, token, entries, reason, failures, attempts)
   redis.call('HSET', s.prefix .. 'x', exact(q.fence), cmsgpack.pack(lease))
   redis.call('ZADD', s.prefix .. 'y', exact(lease.ends), exact(q.fence))
   redis.call('HSET', s.prefix .. 'n', slot, struct.pack('<d', q.fence) .. token)
+  lasting(s, 'x', 'y', 'n')
   no_longer_idle(s, slot)
   return granted(s, slot, q.fence, lease, entries)
 end

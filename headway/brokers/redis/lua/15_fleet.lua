@@ -33,6 +33,7 @@ redis.register_function{function_name = VERSION .. '_beat', flags = {'allow-oom'
   local worker, stamp = args[HEAD + 1], exact(s.now)
   if args[HEAD + 2] == '1' then
     redis.call('ZADD', s.prefix .. 'h', stamp, worker)
+    lasting(s, 'h')
   else
     redis.call('ZREM', s.prefix .. 'h', worker)
   end
@@ -165,6 +166,16 @@ local function sweep(s)
   end
 end
 
+-- Somebody is there: nothing ends.
+local function renew(s)
+  lasting(s, unpack(belongings(s)))
+  for _, gateway in ipairs(redis.call('ZRANGE', s.prefix .. 'g', 0, -1)) do
+    redis.call('EXPIRE', s.prefix .. 'r:' .. gateway, STREAM_SECONDS)
+  end
+  renew_book(s)
+  renew_account(s)
+end
+
 -- reap: take back leases that outlived their end, expire what is overdue, wake who was forgotten. One process does so at
 -- a time. Arguments after the head: process, two throws of the dice, number of shards. Returns the seconds until the next call is due, and
 -- how many entries of lost leases run again.
@@ -177,7 +188,7 @@ redis.register_function{function_name = VERSION .. '_reap', flags = {'allow-oom'
     local pause = q.reaper_until - now + tonumber(args[HEAD + 2]) * STANDBY_SECONDS * others
     return {exact(pause), 0, exact(now), exact(q.born)}
   end
-  redis.call('SET', p .. 'm', args[HEAD + 1])
+  redis.call('SET', p .. 'm', args[HEAD + 1], 'EX', LIFE_SECONDS)
   q.reaper_until = now + REAPER_SECONDS
   local again = 0
   for _, fence in ipairs(redis.call('ZRANGEBYSCORE', p .. 'y', '-inf', exact(now))) do
@@ -197,6 +208,7 @@ redis.register_function{function_name = VERSION .. '_reap', flags = {'allow-oom'
   if q.swept_at + SWEEP_SECONDS <= now then
     q.swept_at = now
     sweep(s)
+    renew(s)
   end
   if q.coming_until > -INF and q.coming_until <= now then
     redis.call('ZREMRANGEBYSCORE', p .. 'c', '-inf', exact(now))

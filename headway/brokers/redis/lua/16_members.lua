@@ -7,6 +7,7 @@
 
 redis.register_function{function_name = VERSION .. '_register', flags = {'allow-oom'}, callback = function(keys, args)
   redis.call('HSET', keys[1] .. 'w', args[2], struct.pack('<d', clock(args[1])) .. args[3])
+  redis.call('EXPIRE', keys[1] .. 'w', LIFE_SECONDS)
   return 1
 end}
 
@@ -33,6 +34,7 @@ end}
 
 redis.register_function{function_name = VERSION .. '_attend', flags = {'allow-oom'}, callback = function(keys, args)
   redis.call('HSET', keys[1] .. 'k', args[2], struct.pack('<d', clock(args[1])) .. args[3])
+  redis.call('EXPIRE', keys[1] .. 'k', LIFE_SECONDS)
   return 1
 end}
 
@@ -58,12 +60,13 @@ redis.register_function{function_name = VERSION .. '_lead', flags = {'allow-oom'
       return 0
     end
   end
-  redis.call('SET', keys[1] .. 'j', struct.pack('<d', now + seconds) .. args[2])
+  redis.call('SET', keys[1] .. 'j', struct.pack('<d', now + seconds) .. args[2], 'EX', LIFE_SECONDS)
   return 1
 end}
 
 redis.register_function{function_name = VERSION .. '_publish', flags = {'allow-oom'}, callback = function(keys, args)
   redis.call('HSET', keys[1] .. 'capacity', args[2], struct.pack('<d', clock(args[1])) .. args[3])
+  redis.call('EXPIRE', keys[1] .. 'capacity', LIFE_SECONDS)
   return 1
 end}
 

@@ -73,6 +73,13 @@ function forget_ended(s)
   end
 end
 
+function renew_account(s)
+  local base = account(s)
+  for _, name in ipairs({'kb', 'ku', 'kn', 'kd'}) do
+    redis.call('EXPIRE', base .. name, ACCOUNT_SECONDS)
+  end
+end
+
 -- Keep an outcome for so many seconds. `spare`: it goes before those of its tenant that are not.
 function keep_outcome(s, flight, seconds, spare, weight, packed)
   forget_ended(s)
@@ -86,6 +93,10 @@ function keep_outcome(s, flight, seconds, spare, weight, packed)
   redis.call('ZADD', base .. 'ko:' .. tenant, exact(number), name)
   local own = -tonumber(redis.call('ZINCRBY', base .. 'kb', -weight, tenant))
   local all = redis.call('INCRBY', base .. 'ku', weight)
+  redis.call('EXPIRE', base .. 'ko:' .. tenant, ACCOUNT_SECONDS)
+  if own == weight then
+    renew_account(s)
+  end
   local total, most = string.match(s.kept, '^(%d+),(%d+)')
   total, most = tonumber(total), tonumber(most)
   while own > most do

@@ -98,6 +98,14 @@ local function clock(text)
   return tonumber(time[1]) + tonumber(time[2]) / 1e6
 end
 
+-- Everything that is stored has an end, should all processes go. Whatever a step may have made gets one, unless the step
+-- knows that it was there; the sweep renews the ends of all, see 15_fleet.lua.
+local function lasting(s, ...)
+  for _, name in ipairs({...}) do
+    redis.call('EXPIRE', s.prefix .. name, LIFE_SECONDS)
+  end
+end
+
 local function budget_reserve(max_batch)
   return math.max(BUDGET_RESERVE, BUDGET_RUNS * max_batch)
 end
@@ -164,7 +172,7 @@ local function save(s)
     end
   end
   local packed = struct.pack('<' .. string.rep('d', #values), unpack(values))
-  redis.call('SET', s.prefix .. 'q', packed)
+  redis.call('SET', s.prefix .. 'q', packed, 'EX', FIGURES_SECONDS)
   kept[s.prefix] = {packed = packed, q = q}
 end
 
@@ -186,6 +194,24 @@ local function move_back(s, seconds)
   s.q.latest = s.now
   save(s)
   kept[s.prefix] = nil
+end
+
+-- The names of what belongs to the figures, and is nothing without them.
+local function belongings(s)
+  local names = {'e', 'p', 'd', 'x', 'y', 's', 'i', 'f', 'c', 'n', 'h', 'g', 'm', 'v', 'vs', 'vd'}
+  for tier = 1, s.tiers do
+    for _, name in ipairs({'l', 'a', 't'}) do
+      names[#names + 1] = name .. tier
+    end
+  end
+  return names
+end
+
+-- The queue is born. What is left of one whose figures have ended is not to be believed.
+local function forget_former_life(s)
+  for _, name in ipairs(belongings(s)) do
+    redis.call('UNLINK', s.prefix .. name)
+  end
 end
 
 -- The state at the beginning of a step. Instants are seconds on the server's clock.
@@ -211,6 +237,9 @@ local function open(keys, args, looks_only)
     end
   else
     s.q, s.unknown = fresh_figures(s.now, s.tiers, tonumber(args[MAX_BATCH])), true
+    if not looks_only then
+      forget_former_life(s)
+    end
   end
   if s.now > s.q.latest + SWEEP_SECONDS then
     s.q.swept_at = s.now  -- Nobody was there, or the clock was put forward: nobody is gone before being asked.

@@ -60,6 +60,7 @@ local function store_group(s, group)
     members = group.members, ready_at = group.ready_at, failures = group.failures, attempts = group.attempts,
     avoid = group.avoid, avoid_until = group.avoid_until,
   }))
+  lasting(s, 's')
 end
 
 local function remove_group(s, group)

@@ -30,6 +30,7 @@ local function wake(s, slot)
   no_longer_idle(s, slot)
   q.coming_until = s.now + COMING_SECONDS
   redis.call('ZADD', s.prefix .. 'c', exact(q.coming_until), slot)
+  lasting(s, 'c')
   bell(s, slot, 0)
 end
 
@@ -37,7 +38,7 @@ end
 local function watch(s, slot, instant, me)
   if instant < s.q.armed then
     s.q.armed = instant
-    redis.call('SET', s.prefix .. 'f', slot)
+    redis.call('SET', s.prefix .. 'f', slot, 'EX', LIFE_SECONDS)
     if slot == me then
       return instant
     end
@@ -97,6 +98,7 @@ end
 local function go_idle(s, slot, instant, groups)
   local q = s.q
   q.idle = q.idle + redis.call('ZADD', s.prefix .. 'i', 'NX', exact(s.now), slot)
+  lasting(s, 'i')
   if q.idle == 1 then
     return watch(s, slot, instant, slot) or INF
   end

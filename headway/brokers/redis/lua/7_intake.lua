@@ -77,8 +77,14 @@ local function write_down(s, intake)
   local p = s.prefix
   call_all('HSET', p .. 'e', intake.headers)
   call_all('HSET', p .. 'p', intake.payloads)
+  if s.q.fresh == #intake.headers / 2 then  -- Nothing else waits.
+    lasting(s, 'e', 'p')
+  end
   if #intake.odd > 0 then
     call_all('ZADD', p .. 'd', intake.odd)
+    if s.q.odd == 0 then
+      lasting(s, 'd')
+    end
     s.q.odd = s.q.odd + #intake.odd / 2
   end
   for tier = 1, s.tiers do
@@ -90,6 +96,10 @@ local function write_down(s, intake)
         rounds[#rounds + 1], rounds[#rounds + 2] = round, tenant
       end
       call_all('ZADD', p .. 't' .. tier, rounds)
+      lasting(s, 't' .. tier)
+      if s.q.depth[tier] == #intake.lanes[tier] / 2 then
+        lasting(s, 'l' .. tier, 'a' .. tier)
+      end
     end
   end
 end

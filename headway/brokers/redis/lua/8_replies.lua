@@ -3,7 +3,9 @@
 local STREAM_CAP = 100000
 
 local function send(s, gateway, ...)
-  redis.call('XADD', s.prefix .. 'r:' .. gateway, 'MAXLEN', '~', STREAM_CAP, '*', 'v', SCHEMA, ...)
+  local key = s.prefix .. 'r:' .. gateway
+  redis.call('XADD', key, 'MAXLEN', '~', STREAM_CAP, '*', 'v', SCHEMA, ...)
+  redis.call('EXPIRE', key, STREAM_SECONDS)
 end
 
 -- Entries have their outcomes. One that nobody waits for is forgotten at once.

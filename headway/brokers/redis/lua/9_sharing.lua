@@ -9,7 +9,7 @@
 local VERDICT, TASK
 local live, member_found, leader_of, kept_under, root_of, find_flight, lead, join, store_record, conclude, whose, late_outcome
 local withdraw, expire_followers
-local is_small, keep_outcome, forget_outcome, forget_ended  -- of 18_kept.lua
+local is_small, keep_outcome, forget_outcome, forget_ended, renew_account  -- of 18_kept.lua
 
 do  -- A library has room for 200 local names, so what others have no use for ends with this.
 
@@ -26,6 +26,7 @@ end
 
 function store_record(s, key, record)
   redis.call('HSET', s.prefix .. 'vs', key, cmsgpack.pack(record))
+  lasting(s, 'vs')
 end
 
 -- The header of an entry that has no outcome yet, read.
@@ -116,6 +117,7 @@ function lead(s, key, record, free)
     if not share[WAITS] and (free[place] or not flight_of(s, share)) then
       redis.call('HSET', s.prefix .. 'v', share[FLIGHT], cmsgpack.pack({key, share[DIGEST]}))
       record.led[#record.led + 1] = place
+      lasting(s, 'v')
     end
   end
 end
@@ -124,6 +126,7 @@ local function follow(s, entry, record, flight)
   record.follows = flight
   redis.call('ZADD', s.prefix .. 'v:' .. flight, exact(entry.seq), entry.key)
   redis.call('ZADD', s.prefix .. 'vd', exact(entry.due), entry.key)
+  lasting(s, 'v:' .. flight, 'vd')
 end
 
 local function unfollow(s, key, flight)
@@ -250,6 +253,7 @@ end
 -- An entry joins a flight: it gets what is kept, or follows the leader.
 function join(s, entry, record, flight, share, free)
   redis.call('HSET', s.prefix .. 'e', entry.key, new_header(s, entry))
+  lasting(s, 'e', 'p')
   lead(s, entry.key, record, free)
   if flight.kept then
     store_record(s, entry.key, record)
@@ -367,6 +371,7 @@ function withdraw(s, entry)
   redis.call('HSET', p .. 'e', member,
     pack_header(entry.tier + SHARED, entry.seq, entry.arrived, entry.queue_due, entry.due, ''))
   redis.call('HSET', p .. 'p', member, payload or '')
+  lasting(s, 'e', 'p', 'v')
   store_record(s, member, record)
   let_go(s, member)
 end

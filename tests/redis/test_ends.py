@@ -1,0 +1,105 @@
+"""Everything that is stored in the server has an end, so that nothing of a fleet whose last process is gone stays for ever."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from headway.brokers.redis import library
+from headway.model import Capacity, Item, Limit, Member, Role, Share, ShareKind, WorkerInfo, WorkerStatus
+from tests.contracts.brokers import AT_ONCE, ask, failed, slot, story
+from tests.contracts.shares import key, same, sharing, task
+from tests.redis.stand import Stand
+from tests.servers.redis import KINDS, RedisServer
+
+NUMBERS = library._NUMBERS
+
+
+@pytest.fixture(params=KINDS)
+def harness(request: pytest.FixtureRequest, own: Callable[[str], RedisServer]) -> Iterator[Stand]:
+    made = Stand(own(request.param))
+    yield made
+    made.close()
+
+
+def longest(key: str) -> float:
+    """Seconds after which a key has to be gone when nobody has come since."""
+    name = re.sub(r"^headway:\{[^}]*\}:", "", key)
+    if name.startswith("k:"):
+        return 600.0
+    if name.startswith("r:"):
+        return NUMBERS["STREAM_SECONDS"]
+    if name == "q":
+        return NUMBERS["FIGURES_SECONDS"]
+    if name in {"z", "o", "on", "u"}:
+        return NUMBERS["LETTER_SECONDS"]
+    if re.fullmatch(r"k[bund]|ko:.*", name):
+        return NUMBERS["ACCOUNT_SECONDS"]
+    if name == "w" and "{limits}" in key:
+        return NUMBERS["LIFE_SECONDS"] + 3700.0
+    return NUMBERS["LIFE_SECONDS"]
+
+
+async def everything(harness: Stand) -> None:
+    """Use all that there is, and leave it as it is: waiting, running, failed, joined, unread, kept, dead, owed."""
+    limit = Limit("key:k", "key", 1.0, 60.0)
+    await harness.healthy("gpu-0", "gpu-1")
+    for worker in ("gpu-0", "gpu-1"):
+        await harness.broker.claim(slot(worker), AT_ONCE)
+    await harness.broker.enqueue([ask("dies", id="dies", gateway="gone")])
+    while await harness.broker.stage("t", "dies") is not None:
+        await harness.broker.release(await harness.claim(), failed())
+        await harness.advance(1.0)
+    await harness.broker.enqueue(
+        [sharing("kept", task("kept", 600.0), key("kept", keep=600.0), same("kept", 600.0), limits=(limit,) * 1)]
+    )
+    lease = await harness.claim()
+    await harness.broker.complete(lease, [Item("an output") for _ in lease.entries])
+    await harness.broker.enqueue([ask(gateway="unread", limits=(limit,)) for _ in range(60)])
+    await harness.broker.enqueue([sharing(id, task(id), key("k"), gateway="joins") for id in ("leads", "follows")])
+    await harness.broker.cancel([("t", "leads")])
+    await harness.broker.release(await harness.claim(), failed())
+    await harness.claim("gpu-1")
+    await harness.broker.enqueue([ask(queue_timeout=1.0, tier=tier) for tier in (0, 1, 2)])
+    await harness.fleet.attend(Member(id="a", role=Role.GATEWAY, host="h", pid=1))
+    await harness.fleet.lead("a", 1.0)
+    await harness.fleet.publish(Capacity(model="m", healthy=1, degraded=0, items_per_second=1, usable_per_second=1))
+    await harness.broker.beat(WorkerInfo(worker_id="gpu-1", model="other", status=WorkerStatus.HEALTHY))
+
+
+@story
+async def test_all_keys_end_when_all_processes_are_gone(harness: Stand) -> None:
+    names: set[str] = set()
+    for how in (everything, lambda harness: harness.reaping(11.0)):
+        await how(harness)
+        ends = harness.server.ends()
+        assert {key: left for key, left in ends.items() if not 0 <= left <= longest(key)} == {}
+        names |= {key.partition("}:")[2].partition(":")[0] for key in ends}
+    assert names >= {"q", "e", "p", "l1", "a1", "t1", "d", "x", "y", "s", "n", "h", "r", "g", "m", "v"}
+    assert names >= {"vs", "vd", "k", "kb", "kd", "kn", "ko", "ku", "z", "o", "on", "u", "w", "j", "capacity"}
+
+
+@story
+async def test_whoever_is_there_keeps_what_is_stored(harness: Stand) -> None:
+    await everything(harness)
+    for name in harness.server.ends():
+        if longest(name) != 600.0:
+            harness.server.command("EXPIRE", name, 30)
+    await harness.reaping(21.0)
+    await harness.fleet.attend(Member(id="a", role=Role.GATEWAY, host="h", pid=1))
+    left = {name.partition("}:")[2].partition(":")[0] for name, left in harness.server.ends().items() if left <= 30}
+    renewed_by_others = {"b", "z", "o", "on", "u", "ko", "w", "j", "capacity"}
+    assert left <= renewed_by_others | {"v"}, "followers of a flight are at their end long before their list"
+
+
+@story
+async def test_a_queue_whose_figures_have_ended_begins_anew(harness: Stand) -> None:
+    """What is left of it, as it ends later, is not taken for what waits now."""
+    await harness.broker.enqueue([ask(id=f"old {number}") for number in range(3)])
+    await harness.claim(limit=1)
+    harness.server.command("DEL", harness.key("q"))
+    assert await harness.broker.enqueue([ask(id="new", shares=(Share(ShareKind.KEY, "k", b"", 1.0),))]) == [None]
+    assert [entry.id for entry in (await harness.claim()).entries] == ["new"]
+    assert [one.depth for one in await harness.broker.depths() if one.model == "m"] == [0, 0, 0]

@@ -1,20 +1,25 @@
 """The callers of a store of API keys, held in memory: who asks is told without asking the store.
 
     store ──changes, each second──▶ ring ◀──identify── each request
+          ──all keys, in bites───▶
 
 A key that is added or revoked is known after the next beat; one that expires ends at its instant. While the store is away
 the ring serves on with what it last heard. Once the store is found damaged nobody is let in, as nobody knows what was revoked.
+
+The changes come first, and never wait for the other reading. That one begins anew at once when the store turns out to have another
+history than before, as after a failover that lost the last changes, and else now and then, for what a store cannot tell: a row
+removed by hand. Ended keys are not held; the store gets rid of them after `keys_retention_days`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from hashlib import sha256
 from hmac import compare_digest
 from math import inf
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import structlog
 
@@ -22,29 +27,64 @@ from headway.config import Settings
 from headway.errors import SERVICE_OVERLOADED, RequestError, StoreCorrupted, StoreUnavailable
 from headway.identity.api_key import digest, parse
 from headway.identity.callers import make_caller
+from headway.identity.key_table import SHARDS, KeyTable, Rights, unpack
 from headway.model import Caller, Key
-from headway.ports import KeyStore
+from headway.ports import KeyMark, KeyStore
 from headway.pulse import Pulse
 from headway.supervisor import Supervisor
 from headway.tally import Tally
 
+T = TypeVar("T")
+
 log = structlog.get_logger(__name__)
 
 ANSWER_WITHIN = 2.0
-"""Seconds for which a beat waits for the store."""
+"""Seconds for which a call waits for the store."""
+BITE = 500
+"""Keys that are read at once: some milliseconds of the event loop."""
 SEEN = 10_000
 """Good keys that are remembered as they came, so that they need not be taken apart again."""
 AFRESH_EVERY = 60.0
-"""Seconds after which all keys are read again, for what a store cannot tell: a row removed by hand."""
+"""Seconds from one reading of all keys to the next."""
+BITE_PAUSE = 0.25
+"""Seconds between two bites of that, where there is no hurry."""
+TRY_AGAIN = 1.0
+"""Seconds until a bite that failed is tried again."""
+ENDED_SHARE = SHARDS // 64
+"""Part of the table that each beat looks through for ended keys: all of it once a minute."""
+RETIRE_EVERY = 600.0
+"""Seconds between two removals of long ended keys from the store."""
+RETIRE_BITE = 1000
 RETRY_AFTER = 5.0
 """Seconds after which to ask again who is told that keys cannot be checked."""
+TIERS_TOLD = 100
+"""Most keys of tiers that there are not that the log names."""
+_DAY = 86_400.0
 _DAMAGED = "API keys cannot be checked, as the place where they are kept is damaged"
 
 
-class _Held(NamedTuple):
-    digest: bytes
+class _Good(NamedTuple):
+    """A key as it came: its id, what is kept of it, its caller and its end."""
+
+    id: str
+    kept: bytes
     caller: Caller | None
     ends: float
+
+
+class _Reading:
+    """A reading of all keys.
+
+    Attributes:
+        hurry: it is waited for.
+        upto: the last change that was read.
+        newer: ids of keys that changed meanwhile; what a bite says of them may be older.
+    """
+
+    def __init__(self, hurry: bool) -> None:
+        self.hurry = hurry
+        self.upto = 0
+        self.newer: set[str] = set()
 
 
 class KeyRing:
@@ -52,7 +92,7 @@ class KeyRing:
 
     Arguments:
         store: where the keys are.
-        settings: for tiers and rates.
+        settings: for tiers and rates, and for the time for which ended keys are kept.
         tally: is told how old the keys are that are gone by.
         clock: monotonic seconds.
         wall: Unix time, by which keys expire.
@@ -71,18 +111,23 @@ class KeyRing:
         self._tally = tally
         self._clock = clock
         self._wall = wall
-        self._held: dict[str, _Held] = {}
-        self._nobody = _Held(os.urandom(32), None, inf)
-        self._seen: dict[bytes, _Held] = {}
+        self._table = KeyTable()
+        self._nobody = Rights(os.urandom(32), "", "", "", (), None, None)
+        self._seen: dict[bytes, _Good] = {}
         """Good keys that came of late, by the SHA-256 of what they came in."""
-        self._revision = 0
+        self._upto = KeyMark()
         self._fresh: float | None = None
-        self._whole = -inf
-        self._reached = False
-        self._damaged = False
+        """Instant at which everything was last known."""
+        self._reading: _Reading | None = None
+        self._hurry = asyncio.Event()
+        self._looked = -inf
+        """The wall clock at the last beat."""
+        self._reached = self._whole = self._damaged = False
+        self._misfits: set[str] = set()
+        """Keys that the log has named for their tiers."""
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._table)
 
     async def open(self) -> None:
         """Reach the store and read all keys.
@@ -94,15 +139,23 @@ class KeyRing:
         if not self._reached:
             await self._store.open()
             self._reached = True
+        await self._begin_anew()
+        while self._reading is not None:
+            await self._read_on(self._reading)
         await self.refresh()
 
     def start(self, supervisor: Supervisor) -> None:
-        """Ask the store for changes each second from now on."""
+        """Ask the store for changes each second from now on, and for all keys now and then."""
         Pulse("keys", self.refresh, self._clock, "store of keys").start(supervisor)
+        supervisor.start("keys, all of them", self._read_all_on)
+        if self._settings.keys_retention_days:
+            supervisor.start("ended keys", self._retire_on)
 
     async def close(self) -> None:
         """Let go of the store; the keys are known on."""
         await self._store.close()
+
+    # Who asks.
 
     def identify(self, authorization: bytes) -> Caller | None:
         """The caller whose key this `Authorization` header carries (`Bearer KEY`); None for any other.
@@ -113,17 +166,17 @@ class KeyRing:
         if self._damaged:
             raise RequestError(_DAMAGED, code=SERVICE_OVERLOADED, retry_after=RETRY_AFTER)
         came = sha256(authorization).digest()
-        held = self._seen.get(came)
-        if held is None:
-            held = self._look_up(authorization)
-            if held is None:
+        good = self._seen.get(came)
+        if good is None or self._table.find(good.id) is not good.kept:
+            good = self._look_up(authorization)
+            if good is None:
                 return None
             if len(self._seen) >= SEEN:
                 self._seen.clear()
-            self._seen[came] = held
-        return held.caller if self._wall() < held.ends else None
+            self._seen[came] = good
+        return good.caller if self._wall() < good.ends else None
 
-    def _look_up(self, authorization: bytes) -> _Held | None:
+    def _look_up(self, authorization: bytes) -> _Good | None:
         if authorization[:7].lower() != b"bearer ":
             return None
         found = parse(authorization[7:].strip())
@@ -131,8 +184,27 @@ class KeyRing:
             return None
         id, secret = found
         # An unknown id costs the same: the time it takes must not tell which ids there are.
-        held = self._held.get(id, self._nobody)
-        return held if compare_digest(digest(secret), held.digest) else None
+        kept = self._table.find(id)
+        ends, rights = (inf, self._nobody) if kept is None else unpack(kept)
+        if not compare_digest(digest(secret), rights.digest) or kept is None:
+            return None
+        return _Good(id, kept, self._caller(id, rights), ends)
+
+    def _caller(self, id: str, rights: Rights) -> Caller | None:
+        if rights.tier not in self._settings.tier_names:
+            return None
+        return make_caller(
+            self._settings,
+            rights.user,
+            rights.tenant,
+            rights.tier,
+            key=id,
+            rate=rights.rate,
+            burst=rights.burst,
+            models=rights.models,
+        )
+
+    # What has changed.
 
     async def refresh(self) -> None:
         """Hear of what has changed.
@@ -140,54 +212,130 @@ class KeyRing:
         Raises:
             StoreUnavailable: the store does not answer.
         """
-        try:
-            await self._refresh()
-            self._damaged = False
-        except StoreCorrupted:
-            self._damaged = True
-            raise
-
-    async def _refresh(self) -> None:
         began = self._clock()
         if self._fresh is not None:
             self._tally.keys_age = began - self._fresh
-        afresh = began - self._whole >= AFRESH_EVERY
+        self._forget_ended()
+        more = True
+        while more:
+            found = await self._asked(self._store.changes(self._upto, BITE))
+            if found is None:
+                log.warning("the store of keys has another history than before; all keys are read again")
+                await self._begin_anew()
+                break
+            for key in found.keys:
+                self._learn(key)
+                if self._reading is not None:
+                    self._reading.newer.add(key.id)
+            self._upto, more = found.upto, found.more
+        if self._whole:
+            self._fresh = began
+            self._tally.keys_age = self._clock() - began
+
+    def _learn(self, key: Key) -> None:
+        now = self._wall()
+        self._table.put(key, now)
+        if key.tier in self._settings.tier_names or key.id in self._misfits or len(self._misfits) >= TIERS_TOLD:
+            return
+        if key.expires_at is None or key.expires_at > now:
+            self._misfits.add(key.id)
+            log.error("a key has a tier that there is not; it is refused", key=key.id, tier=key.tier)
+
+    def _forget_ended(self) -> None:
+        now = self._wall()
+        if now < self._looked - 1.0:  # Some may have ended by a clock that was wrong.
+            self._begin(hurry=True)
+        self._looked = now
+        self._table.drop_ended(now, ENDED_SHARE)
+
+    async def _asked(self, call: Awaitable[T]) -> T:
+        """What the store says.
+
+        Raises:
+            StoreUnavailable: it does not answer in time.
+        """
         try:
             async with asyncio.timeout(ANSWER_WITHIN):
-                revision, keys = await self._store.changes(0 if afresh else self._revision)
-                if revision < self._revision and not afresh:  # An older copy has taken the place of the store.
-                    afresh = True
-                    revision, keys = await self._store.changes(0)
+                return await call
         except TimeoutError:
             raise StoreUnavailable(f"the store of keys does not answer within {ANSWER_WITHIN:g} s") from None
-        if keys or afresh:
-            self._seen.clear()
-        if afresh:
-            self._held = {key.id: self._hold(key) for key in keys}
-            self._whole = began
-        else:
-            self._held.update({key.id: self._hold(key) for key in keys})
-        self._revision, self._fresh = revision, began
-        self._tally.keys_age = self._clock() - began
+        except StoreCorrupted:
+            self._damaged, self._whole = True, False
+            self._begin(hurry=True)
+            raise
 
-    def _hold(self, key: Key) -> _Held:
-        ends = inf if key.expires_at is None else key.expires_at
-        known = self._held.get(key.id)
+    # All keys.
+
+    async def _begin_anew(self) -> None:
+        """Take nothing for known any more. Changes are asked for from here on; all before them are read."""
+        self._whole = False
+        self._upto = await self._asked(self._store.latest())
+        self._begin(hurry=True)
+
+    def _begin(self, *, hurry: bool) -> None:
+        self._reading = _Reading(hurry)
+        self._table.begin_round()
+        if hurry:
+            self._hurry.set()
+
+    async def _read_on(self, reading: _Reading) -> None:
+        """Read a bite, and end the reading with the last one."""
+        found = await self._asked(self._store.changes(KeyMark(reading.upto), BITE))
+        if found is None or reading is not self._reading:
+            return
+        for key in found.keys:
+            if key.id not in reading.newer:
+                self._learn(key)
+        reading.upto = found.upto.revision
+        if found.more:
+            return
+        for _ in self._table.end_round():
+            await asyncio.sleep(0)
+        if reading is self._reading:
+            self._reading = None
+            self._whole, self._damaged = True, False
+
+    async def _read_all_on(self) -> None:
+        failed = 0
+        while True:
+            if self._reading is None:
+                await self._wait_for_turn()
+            reading = self._reading
+            if reading is None:
+                continue
+            try:
+                await self._read_on(reading)
+                pause, failed = 0.0 if reading.hurry else BITE_PAUSE, 0
+            except StoreUnavailable as exc:
+                pause, failed = TRY_AGAIN, failed + 1
+                if failed == 3 and self._whole:
+                    log.warning("not all keys can be read again; their changes are", error=str(exc))
+            await asyncio.sleep(pause)
+
+    async def _wait_for_turn(self) -> None:
+        """Return when all keys are to be read."""
         try:
-            caller = make_caller(
-                self._settings,
-                key.user,
-                key.tenant,
-                key.tier,
-                key=key.id,
-                rate=key.rate,
-                burst=key.burst,
-                models=key.models,
-            )
-        except ValueError:
-            if self._wall() < ends and (known is None or known.caller is not None):
-                log.error("a key has a tier that there is not; it is refused", key=key.id, tier=key.tier)
-            return _Held(key.digest, None, ends)
-        if known is not None and known.caller == caller:
-            caller = known.caller
-        return _Held(key.digest, caller, ends)
+            async with asyncio.timeout(AFRESH_EVERY):
+                await self._hurry.wait()
+        except TimeoutError:
+            if self._reading is None:
+                self._begin(hurry=False)
+        self._hurry.clear()
+
+    async def _retire_on(self) -> None:
+        told = False
+        while True:
+            await asyncio.sleep(RETIRE_EVERY)
+            try:
+                await self._retire()
+            except StoreUnavailable as exc:
+                if not told:  # Where a service may only read, headway keys removes them.
+                    log.info("ended keys stay in their store", error=str(exc))
+                told = True
+
+    async def _retire(self) -> None:
+        before = self._wall() - self._settings.keys_retention_days * _DAY
+        removed = RETIRE_BITE
+        while removed == RETIRE_BITE:
+            removed = await self._store.remove_ended(before, RETIRE_BITE)
+            await asyncio.sleep(BITE_PAUSE)

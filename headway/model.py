@@ -418,7 +418,7 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
     key: str = ""
 
 
-class Key(msgspec.Struct, frozen=True, kw_only=True):
+class Key(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """An API key as it is kept: all but the secret.
 
     Attributes:

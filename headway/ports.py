@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+import msgspec
+
 from headway.core.departure import Load, Policy
 from headway.core.retention import KeptLimits
 from headway.model import (
@@ -247,6 +249,32 @@ class Identity(Protocol):
         ...
 
 
+class KeyMark(msgspec.Struct, frozen=True):
+    """One change in the history of a store of keys.
+
+    Attributes:
+        revision: grows with every change; 0: before the first one.
+        mark: tells the change from another that got the same revision, as after a failover; empty where that is not known.
+    """
+
+    revision: int = 0
+    mark: str = ""
+
+
+class KeyChanges(msgspec.Struct, frozen=True):
+    """What has become of keys since a change.
+
+    Attributes:
+        keys: as they are now, in the order of their last changes.
+        upto: the last of these changes.
+        more: whether there may be further ones.
+    """
+
+    keys: Sequence[Key]
+    upto: KeyMark
+    more: bool
+
+
 class KeyStore(Protocol):
     """Keeps API keys. Each method raises StoreUnavailable when the store does not answer."""
 
@@ -270,8 +298,18 @@ class KeyStore(Protocol):
         """All keys, ended ones included, oldest first."""
         ...
 
-    async def changes(self, since: int) -> tuple[int, Sequence[Key]]:
-        """Keys that were added or changed after revision `since` (0: all keys), and the revision now."""
+    async def changes(self, since: KeyMark, limit: int) -> KeyChanges | None:
+        """Keys that were added or changed after `since`, at most `limit`. None when that change is not, or not for
+        certain, part of the history of what the store holds now: then all keys are to be read again, from KeyMark()."""
+        ...
+
+    async def latest(self) -> KeyMark:
+        """The last change."""
+        ...
+
+    async def remove_ended(self, before: float, limit: int) -> int:
+        """Remove at most `limit` keys that ended, and were last changed, before Unix time `before`; how many. No change
+        tells of it: they were refused already."""
         ...
 
     async def close(self) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, TypeVar
 
@@ -16,7 +17,7 @@ import typer
 from headway.cli.admin import AsJson, pretty, table
 from headway.cli.flags import with_settings
 from headway.config import Settings
-from headway.errors import HeadwayError, SettingError
+from headway.errors import HeadwayError, SettingError, StoreUnavailable
 from headway.identity.api_key import LIVE, NOISE, SERVICE, digest, generate, is_id, parse
 from headway.model import Key
 from headway.ports import KeyStore
@@ -24,6 +25,10 @@ from headway.ports import KeyStore
 _T = TypeVar("_T")
 
 _PLACE = ("keys", "ledger")
+_CHANGE = (*_PLACE, "keys_retention_days")
+"""Settings of commands that change keys, which remove long ended ones as well: services may be allowed to read only."""
+_REMOVED = 10_000
+"""Most keys that one command removes."""
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _LONGEST = 36_500 * 86_400.0
 _MOST_LIVE = 2
@@ -49,7 +54,7 @@ class KeysError(HeadwayError):
 
 
 @keys.command()
-@with_settings((*_PLACE, "tiers", "default_tier"))
+@with_settings((*_CHANGE, "tiers", "default_tier"))
 def create(
     settings: Settings,
     user: Annotated[str, typer.Option(metavar="TEXT", help="Who it is for, unique in the tenant.")] = "",
@@ -96,7 +101,7 @@ def create(
         expires_at=now + duration("--expires", expires, least=1.0) if expires else None,
     )
     text, key = _fresh(new)
-    _with(settings, lambda store: store.add(key), create=True)
+    _with(settings, _changing(settings, lambda store: store.add(key)), create=True)
     _hand_out(text, f"Kept in {_place(settings)}.")
 
 
@@ -116,7 +121,7 @@ def list_keys(settings: Settings, json: AsJson = False) -> None:
 
 
 @keys.command()
-@with_settings(_PLACE)
+@with_settings(_CHANGE)
 def revoke(settings: Settings, id: _Id) -> None:
     """End a key at once. Services that run refuse it within 5 s."""
     known = _id(id)
@@ -127,13 +132,13 @@ def revoke(settings: Settings, id: _Id) -> None:
         await store.expire(known, _REVOKED)
         return key
 
-    key = _with(settings, end)
+    key = _with(settings, _changing(settings, end))
     ended = not _live(key, now)
     typer.echo(f"{known} had ended already" if ended else f"{known} revoked: {key.user} of {key.tenant}")
 
 
 @keys.command()
-@with_settings(_PLACE)
+@with_settings(_CHANGE)
 def rotate(
     settings: Settings,
     id: _Id,
@@ -173,7 +178,7 @@ def rotate(
         _hand_out(text, f"Kept in {_place(settings)}. It replaces {old.id}, which ends {when}.")
         await store.expire(old.id, until)
 
-    _with(settings, replace)
+    _with(settings, _changing(settings, replace))
 
 
 def duration(flag: str, text: str, least: float) -> float:
@@ -312,6 +317,21 @@ def _cell(value: object) -> str:
 
 def _place(settings: Settings) -> str:
     return settings.keys if settings.keys not in ("", "ledger") else "the ledger's database"
+
+
+def _changing(
+    settings: Settings, work: Callable[[KeyStore], Awaitable[_T]]
+) -> Callable[[KeyStore], Coroutine[Any, Any, _T]]:
+    """`work`, and then the removal of keys that ended long ago, which may fail."""
+
+    async def both(store: KeyStore) -> _T:
+        done = await work(store)
+        if settings.keys_retention_days:
+            with contextlib.suppress(StoreUnavailable):
+                await store.remove_ended(time.time() - settings.keys_retention_days * _UNITS["d"], _REMOVED)
+        return done
+
+    return both
 
 
 def _with(settings: Settings, work: Callable[[KeyStore], Awaitable[_T]], *, create: bool = False) -> _T:

@@ -226,6 +226,7 @@ CHECKS: tuple[Callable[[Settings], None], ...] = (
     _between("user_rate", 0, 1e9),
     _between("user_burst", 0, 1e9),
     _between("ledger_retention_days", 0, 36_500),
+    _between("keys_retention_days", 0, 36_500),
     _between("ledger_buffer", 100, 100_000_000),
     _between("cache_ttl_s", 0.1, 86_400),
     _between("result_ttl_s", 1, 86_400),

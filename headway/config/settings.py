@@ -137,6 +137,9 @@ class Settings:
         "who they are.",
     )
     jwt: str = _setting("", _IDENTITY, "TOML file of the issuers whose JSON Web Tokens are taken (see the guide).")
+    keys_retention_days: float = _setting(
+        30.0, _IDENTITY, "Time after its end at which a key is removed from the ledger's database; 0: never.", "days"
+    )
     user_rate: float = _setting(
         1000.0, _IDENTITY, "Requests a minute of a user whose key has no rate of its own; 0: no limit."
     )

@@ -24,6 +24,7 @@ import asyncio
 import os
 import re
 import tempfile
+import threading
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -36,6 +37,7 @@ from headway.errors import SettingError, StoreUnavailable
 from headway.folder_lock import locked
 from headway.identity.api_key import is_id
 from headway.model import Key
+from headway.ports import KeyChanges, KeyMark
 
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 _MEND = "A key has id, sha256, user, tenant and tier, and may have models, rate, burst, created_at, expires_at and replaces."
@@ -76,6 +78,8 @@ class KeysFile:
         self._known: dict[str, Key] = {}
         self._changed: dict[str, int] = {}
         self._revision = 0
+        self._turn = threading.Lock()
+        """Of threads that look whether the file has changed."""
 
     async def open(self) -> None:
         """Read the file.
@@ -115,13 +119,17 @@ class KeysFile:
         """See KeyStore."""
         return _in_order((await self._load()).values())
 
-    async def changes(self, since: int) -> tuple[int, Sequence[Key]]:
+    async def changes(self, since: KeyMark, limit: int) -> KeyChanges | None:
         """See KeyStore. Revisions count from when this object was made."""
-        stamp = await asyncio.to_thread(self._look)
-        if stamp is None or stamp != self._stamp:
-            self._note(stamp, await self._load())
-        changed = [self._known[id] for id, revision in self._changed.items() if revision > since]
-        return self._revision, _in_order(changed)
+        return await asyncio.to_thread(self._changes, since, limit)
+
+    async def latest(self) -> KeyMark:
+        """See KeyStore."""
+        return (await asyncio.to_thread(self._changes, KeyMark(), 0)).upto
+
+    async def remove_ended(self, before: float, limit: int) -> int:
+        """Nothing is removed: the file is its owner's, who may have written comments into it."""
+        return 0
 
     async def close(self) -> None:
         """Nothing is held open."""
@@ -134,6 +142,18 @@ class KeysFile:
             return None
         return found.st_ino, found.st_mtime_ns, found.st_size
 
+    def _changes(self, since: KeyMark, limit: int) -> KeyChanges:
+        """What is new since a change; the last change of all if the limit is 0."""
+        with self._turn:
+            stamp = self._look()
+            if stamp is None or stamp != self._stamp:
+                self._note(stamp, self._read_in_use())
+            later = [id for id, revision in self._changed.items() if revision > since.revision]
+            told = later[:limit] if limit else later
+            keys = [self._known[id] for id in told]
+            upto = KeyMark(self._changed[told[-1]]) if told else since
+            return KeyChanges(keys, upto, bool(limit) and len(told) == limit)
+
     def _note(self, stamp: _Stamp | None, keys: Mapping[str, Key]) -> None:
         """Remember what the file says now, and what of it is new."""
         gone = {
@@ -141,17 +161,21 @@ class KeysFile:
             for id, key in self._known.items()
             if id not in keys and key.expires_at != 0.0
         }
-        changed = {id: key for id, key in keys.items() if self._known.get(id) != key} | gone
-        if changed or not self._revision:
+        changed = [key for key in _in_order(keys.values()) if self._known.get(key.id) != key]
+        for key in (*changed, *gone.values()):
             self._revision += 1
-        self._known |= changed
-        self._changed |= dict.fromkeys(changed, self._revision)
+            self._known[key.id] = key
+            self._changed.pop(key.id, None)  # So that they are in the order of their revisions.
+            self._changed[key.id] = self._revision
         self._stamp = stamp
 
     async def _load(self) -> dict[str, Key]:
+        return await asyncio.to_thread(self._read_in_use)
+
+    def _read_in_use(self) -> dict[str, Key]:
         """The keys in the file. One that has become wrong while it is in use is like a store that does not answer."""
         try:
-            return await asyncio.to_thread(self._read, self._create)
+            return self._read(self._create)
         except SettingError as exc:
             raise StoreUnavailable(str(exc)) from exc
 

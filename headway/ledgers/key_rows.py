@@ -2,22 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import secrets
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
 
 from headway.model import Key
+from headway.ports import KeyChanges, KeyMark
 
 COLUMNS = "id, digest, user_id, tenant, tier, models, rate, burst, created_at, expires_at, replaces"
 """The columns that make up a key, in the order of `row_of` and `key_of`."""
-NEXT = "(SELECT coalesce(max(revision), 0) + 1 FROM headway_keys)"
-"""The revision of a row that is added or changed now."""
-LATEST = "SELECT coalesce(max(revision), 0) FROM headway_keys"
+NEXT = """
+SELECT 1 + max(revision) FROM (
+    SELECT coalesce(max(revision), 0) AS revision FROM headway_keys
+    UNION ALL SELECT coalesce(max(revision), 0) FROM headway_key_changes
+) AS both_tables
+"""
+"""The revision of a row that is added or changed now. Both tables are asked, as rows leave both."""
+LATEST = "SELECT revision, mark FROM headway_key_changes ORDER BY revision DESC LIMIT 1"
+MARKS = 10_000
+"""Changes whose marks are kept: a reader that is further behind reads everything again."""
 SELECT = f"SELECT {COLUMNS} FROM headway_keys"  # noqa: S608
 _Row = tuple[str, bytes, str, str, str, str, float | None, float | None, float, float | None, str]
 _WIDTH = 11
 IN_ORDER = f"{SELECT} ORDER BY created_at, id"
+CHANGES = f"""
+SELECT {COLUMNS}, revision, coalesce(mark, '')
+FROM headway_keys LEFT JOIN headway_key_changes USING (revision)
+"""  # noqa: S608
+"""A key's own columns, its revision, and the mark of the change that gave it, if that is kept."""
+
+
+def new_mark() -> str:
+    """A mark that no other change has."""
+    return secrets.token_hex(8)
+
+
+def changes_of(keys: Sequence[Key], rows: Sequence[Sequence[Any]], since: KeyMark, limit: int) -> KeyChanges:
+    """What `KeyStore.changes` tells.
+
+    Arguments:
+        keys: of the rows.
+        rows: of CHANGES, those after `since` in order.
+        since: what was asked for.
+        limit: most rows that were asked for.
+    """
+    upto = KeyMark(rows[-1][_WIDTH], rows[-1][_WIDTH + 1]) if rows else since
+    return KeyChanges(keys, upto, len(rows) == limit)
 
 
 def row_of(key: Key) -> tuple[object, ...]:

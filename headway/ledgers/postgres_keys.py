@@ -8,12 +8,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import asyncpg
 import structlog
 
 from headway.core.rotation import check_new
-from headway.ledgers.key_rows import COLUMNS, IN_ORDER, LATEST, NEXT, SELECT, key_of, row_of
+from headway.ledgers.key_rows import (
+    CHANGES,
+    COLUMNS,
+    IN_ORDER,
+    LATEST,
+    MARKS,
+    NEXT,
+    SELECT,
+    changes_of,
+    key_of,
+    new_mark,
+    row_of,
+)
 from headway.ledgers.postgres_link import PostgresLink
 from headway.model import Key
+from headway.ports import KeyChanges, KeyMark
 
 log = structlog.get_logger(__name__)
 
@@ -22,12 +36,20 @@ LOCK = 0x4865616477617932
 
 _ALIKE = f"{SELECT} WHERE id = $1 OR (replaces = $2 AND replaces <> '')"
 _ADD = f"""
-INSERT INTO headway_keys ({COLUMNS}, revision) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, {NEXT})
+INSERT INTO headway_keys ({COLUMNS}, revision, changed_at)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, extract(epoch FROM now()))
 """  # noqa: S608
-_EXPIRE = f"""
-UPDATE headway_keys SET expires_at = least(expires_at, $1), revision = {NEXT} WHERE id = $2
-"""  # noqa: S608
-_CHANGES = f"SELECT {COLUMNS}, revision FROM headway_keys WHERE revision > $1 ORDER BY revision"  # noqa: S608
+_THERE = "SELECT EXISTS (SELECT FROM headway_keys WHERE id = $1)"
+_EXPIRE = """
+UPDATE headway_keys SET expires_at = least(expires_at, $1), revision = $2, changed_at = extract(epoch FROM now()) WHERE id = $3
+"""
+_AFTER = f"{CHANGES} WHERE revision > $1 ORDER BY revision LIMIT $2"
+_KNOWN = "SELECT EXISTS (SELECT FROM headway_key_changes WHERE revision = $1 AND mark = $2)"
+_REMOVE = """
+DELETE FROM headway_keys WHERE id IN (
+    SELECT id FROM headway_keys WHERE expires_at < $1 AND coalesce(changed_at, created_at) < $1 LIMIT $2
+)
+"""
 
 
 class PostgresKeys:
@@ -49,7 +71,7 @@ class PostgresKeys:
         async with self._link.writing() as connection, connection.transaction():
             await connection.execute("SELECT pg_advisory_xact_lock($1)", LOCK)
             check_new(key, _sound(await connection.fetch(_ALIKE, key.id, key.replaces)))
-            await connection.execute(_ADD, *row_of(key))
+            await connection.execute(_ADD, *row_of(key), await _next(connection))
 
     async def get(self, id: str) -> Key | None:
         """See KeyStore."""
@@ -62,25 +84,47 @@ class PostgresKeys:
         """See KeyStore."""
         async with self._link.writing() as connection, connection.transaction():
             await connection.execute("SELECT pg_advisory_xact_lock($1)", LOCK)
-            done: str = await connection.execute(_EXPIRE, at, id)
-        return done != "UPDATE 0"
+            if not await connection.fetchval(_THERE, id):
+                return False
+            await connection.execute(_EXPIRE, at, await _next(connection), id)
+        return True
 
     async def keys(self) -> Sequence[Key]:
         """See KeyStore."""
         async with self._link.asking() as connection:
             return _sound(await connection.fetch(IN_ORDER))
 
-    async def changes(self, since: int) -> tuple[int, Sequence[Key]]:
+    async def changes(self, since: KeyMark, limit: int) -> KeyChanges | None:
         """See KeyStore."""
         async with self._link.asking() as connection:
-            if rows := await connection.fetch(_CHANGES, since):
-                return rows[-1]["revision"], _sound(rows)
-            now = await connection.fetchval(LATEST)
-        return min(now, since), ()  # What was added between the two questions comes with the next.
+            if since.mark and not await connection.fetchval(_KNOWN, since.revision, since.mark):
+                return None
+            rows = await connection.fetch(_AFTER, since.revision, limit)
+        return changes_of(_sound(rows), rows, since, limit)
+
+    async def latest(self) -> KeyMark:
+        """See KeyStore."""
+        async with self._link.asking() as connection:
+            found = await connection.fetchrow(LATEST)
+        return KeyMark(*found) if found else KeyMark()
+
+    async def remove_ended(self, before: float, limit: int) -> int:
+        """See KeyStore."""
+        async with self._link.writing() as connection:
+            done: str = await connection.execute(_REMOVE, before, limit)
+        return int(done.rpartition(" ")[2])
 
     async def close(self) -> None:
         """See KeyStore."""
         await self._link.close()
+
+
+async def _next(connection: asyncpg.Connection) -> int:
+    """The revision of a change that is made now, which gets its mark."""
+    revision: int = await connection.fetchval(NEXT)
+    await connection.execute("INSERT INTO headway_key_changes VALUES ($1, $2)", revision, new_mark())
+    await connection.execute("DELETE FROM headway_key_changes WHERE revision <= $1", revision - MARKS)
+    return revision
 
 
 def _sound(rows: Iterable[Any]) -> list[Key]:

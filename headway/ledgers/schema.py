@@ -5,6 +5,8 @@ done than are known here belongs to a later version, and is left alone.
 
 A request is found by its id, so the primary key begins with it; ids sort by time, so that new rows come to the end of the
 index. A client may choose an id twice: the instant tells two requests of one id from one that is written twice. The one other index is for the removal by age. `user` is a word of SQL: that column is `user_id`.
+
+The last changes of keys have random marks, by which a reader knows that what it has read is part of the history that it reads now.
 """
 
 from __future__ import annotations
@@ -54,6 +56,15 @@ SQLITE: Steps = (
         ) WITHOUT ROWID
         """,
     ),
+    (
+        "ALTER TABLE headway_keys ADD COLUMN changed_at REAL",
+        "CREATE INDEX headway_keys_ends ON headway_keys (expires_at)",
+        "CREATE TABLE headway_key_changes (revision INTEGER PRIMARY KEY, mark TEXT NOT NULL)",
+        """
+        INSERT INTO headway_key_changes
+        SELECT max(revision), lower(hex(randomblob(8))) FROM headway_keys HAVING count(*) > 0
+        """,
+    ),
 )
 """Instants are Unix time in seconds, ids the 16 bytes of a UUID; `models` is a list in JSON."""
 
@@ -94,6 +105,15 @@ POSTGRES: Steps = (
             expires_at double precision,
             replaces text NOT NULL
         )
+        """,
+    ),
+    (
+        "ALTER TABLE headway_keys ADD COLUMN changed_at double precision",
+        "CREATE INDEX headway_keys_ends ON headway_keys (expires_at)",
+        "CREATE TABLE headway_key_changes (revision bigint PRIMARY KEY, mark text NOT NULL)",
+        """
+        INSERT INTO headway_key_changes
+        SELECT max(revision), md5(random()::text) FROM headway_keys HAVING count(*) > 0
         """,
     ),
 )

@@ -3,21 +3,43 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from headway.core.rotation import check_new
 from headway.errors import StoreCorrupted
-from headway.ledgers.key_rows import COLUMNS, IN_ORDER, LATEST, NEXT, SELECT, key_of, row_of
+from headway.ledgers.key_rows import (
+    CHANGES,
+    COLUMNS,
+    IN_ORDER,
+    LATEST,
+    MARKS,
+    NEXT,
+    SELECT,
+    changes_of,
+    key_of,
+    new_mark,
+    row_of,
+)
 from headway.ledgers.sqlite_file import SqliteFile
 from headway.ledgers.sqlite_hand import MEND
 from headway.model import Key
+from headway.ports import KeyChanges, KeyMark
 
 _ALIKE = f"{SELECT} WHERE id = ? OR (replaces = ? AND replaces <> '')"
-_ADD = f"INSERT INTO headway_keys ({COLUMNS}, revision) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, {NEXT})"  # noqa: S608
-_EXPIRE = f"""
-UPDATE headway_keys SET expires_at = min(coalesce(expires_at, ?1), ?1), revision = {NEXT} WHERE id = ?2
-"""  # noqa: S608
+_ADD = f"INSERT INTO headway_keys ({COLUMNS}, revision, changed_at) VALUES ({', '.join('?' * 13)})"  # noqa: S608
+_THERE = "SELECT 1 FROM headway_keys WHERE id = ?"
+_EXPIRE = """
+UPDATE headway_keys SET expires_at = min(coalesce(expires_at, ?1), ?1), revision = ?2, changed_at = ?3 WHERE id = ?4
+"""
+_AFTER = f"{CHANGES} WHERE revision > ? ORDER BY revision LIMIT ?"
+_KNOWN = "SELECT 1 FROM headway_key_changes WHERE revision = ? AND mark = ?"
+_REMOVE = """
+DELETE FROM headway_keys WHERE id IN (
+    SELECT id FROM headway_keys WHERE expires_at < ?1 AND coalesce(changed_at, created_at) < ?1 LIMIT ?2
+)
+"""
 
 
 class SqliteKeys:
@@ -39,7 +61,7 @@ class SqliteKeys:
 
         def work(connection: sqlite3.Connection) -> None:
             check_new(key, _sound(connection.execute(_ALIKE, (key.id, key.replaces))))
-            connection.execute(_ADD, row_of(key))
+            connection.execute(_ADD, (*row_of(key), _next(connection), time.time()))
 
         await self._file.write(work)
 
@@ -50,22 +72,38 @@ class SqliteKeys:
 
     async def expire(self, id: str, at: float) -> bool:
         """See KeyStore."""
-        return await self._file.write(lambda connection: connection.execute(_EXPIRE, (at, id)).rowcount) > 0
+
+        def work(connection: sqlite3.Connection) -> bool:
+            if not connection.execute(_THERE, (id,)).fetchone():
+                return False
+            connection.execute(_EXPIRE, (at, _next(connection), time.time(), id))
+            return True
+
+        return await self._file.write(work)
 
     async def keys(self) -> Sequence[Key]:
         """See KeyStore."""
         return await self._keys(IN_ORDER)
 
-    async def changes(self, since: int) -> tuple[int, Sequence[Key]]:
+    async def changes(self, since: KeyMark, limit: int) -> KeyChanges | None:
         """See KeyStore."""
-        query = f"SELECT {COLUMNS}, revision FROM headway_keys WHERE revision > ? ORDER BY revision"  # noqa: S608
 
-        def work(connection: sqlite3.Connection) -> tuple[int, list[Key]]:
-            rows = connection.execute(query, (since,)).fetchall()
-            [now] = connection.execute(LATEST).fetchone()
-            return now, _sound(rows)
+        def work(connection: sqlite3.Connection) -> KeyChanges | None:
+            if since.mark and not connection.execute(_KNOWN, (since.revision, since.mark)).fetchone():
+                return None
+            rows = connection.execute(_AFTER, (since.revision, limit)).fetchall()
+            return changes_of(_sound(rows), rows, since, limit)
 
         return await self._file.read(work)
+
+    async def latest(self) -> KeyMark:
+        """See KeyStore."""
+        found = await self._file.read(lambda connection: connection.execute(LATEST).fetchone())
+        return KeyMark(*found) if found else KeyMark()
+
+    async def remove_ended(self, before: float, limit: int) -> int:
+        """See KeyStore."""
+        return await self._file.write(lambda connection: connection.execute(_REMOVE, (before, limit)).rowcount)
 
     async def close(self) -> None:
         """See KeyStore."""
@@ -73,6 +111,14 @@ class SqliteKeys:
 
     async def _keys(self, query: str, *values: object) -> list[Key]:
         return await self._file.read(lambda connection: _sound(connection.execute(query, values)))
+
+
+def _next(connection: sqlite3.Connection) -> int:
+    """The revision of a change that is made now, which gets its mark."""
+    [revision] = connection.execute(NEXT).fetchone()
+    connection.execute("INSERT INTO headway_key_changes VALUES (?, ?)", (revision, new_mark()))
+    connection.execute("DELETE FROM headway_key_changes WHERE revision <= ?", (revision - MARKS,))
+    return int(revision)
 
 
 def _sound(rows: Iterable[Any]) -> list[Key]:

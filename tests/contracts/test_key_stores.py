@@ -7,6 +7,7 @@ of the same place each time it is called. Databases come from `tests.contracts.l
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 
 from headway.identity.keys_file import KeysFile
 from headway.model import Key
-from headway.ports import KeyStore
+from headway.ports import KeyMark, KeyStore
 from tests.contracts.ledgers import DATABASES, Database
 from tests.identity.store import StoreInMemory
 from tests.identity.writing import digest_of, id_of
@@ -76,6 +77,14 @@ def opened(place: Maker, story: Callable[..., Awaitable[None]], count: int = 1) 
     asyncio.run(main())
 
 
+async def told(store: KeyStore, since: KeyMark) -> tuple[list[Key], KeyMark]:
+    """All that has changed since then."""
+    found = await store.changes(since, 1000)
+    assert found is not None
+    assert not found.more
+    return list(found.keys), found.upto
+
+
 def ids(keys: Any) -> list[str]:
     return [key.id for key in keys]
 
@@ -112,10 +121,10 @@ def test_an_empty_store(place: Maker) -> None:
         assert list(await store.keys()) == []
         assert await store.get(id_of("a")) is None
         assert not await store.expire(id_of("a"), AT)
-        revision, changed = await store.changes(0)
-        assert list(changed) == []
+        assert await told(store, KeyMark()) == ([], KeyMark())
+        assert await store.latest() == KeyMark()
         await store.add(key("a"))
-        assert ids((await store.changes(revision))[1]) == [id_of("a")]
+        assert ids((await told(store, KeyMark()))[0]) == [id_of("a")]
 
     opened(place, story)
 
@@ -173,22 +182,79 @@ def test_changes_are_told_once_to_each(place: Maker) -> None:
     async def story(writer: KeyStore, first: KeyStore, second: KeyStore) -> None:
         await writer.add(key("a"))
         await writer.add(key("b"))
-        early, changed = await first.changes(0)
+        changed, early = await told(first, KeyMark())
         assert sorted(ids(changed)) == sorted((id_of("a"), id_of("b")))
-        revision, changed = await first.changes(early)
-        assert (revision, list(changed)) == (early, [])
+        assert await told(first, early) == ([], early)
+        assert await first.latest() == early
         await writer.expire(id_of("a"), AT + 5)
         await writer.add(key("c"))
-        late, changed = await first.changes(early)
-        assert late > early
+        changed, late = await told(first, early)
+        assert late.revision > early.revision
         assert sorted(changed, key=lambda key: key.user + key.id) == sorted(
             [key("a", expires_at=AT + 5), key("c")], key=lambda key: key.user + key.id
         )
-        assert list((await first.changes(late))[1]) == []
-        _, everything = await second.changes(0)
-        assert len(everything) == 3
+        assert await told(first, late) == ([], late)
+        assert len((await told(second, KeyMark()))[0]) == 3
 
     opened(place, story, count=3)
+
+
+def test_changes_are_told_in_bites(place: Maker) -> None:
+    names = ["a", "b", "c", "d", "e"]
+
+    async def story(store: KeyStore) -> None:
+        for number, name in enumerate(names):
+            await store.add(key(name, AT + number))
+        upto, seen, sizes, more = KeyMark(), [], [], True
+        while more:
+            found = await store.changes(upto, 2)
+            assert found is not None
+            seen += ids(found.keys)
+            sizes.append(len(found.keys))
+            upto, more = found.upto, found.more
+        assert seen == [id_of(name) for name in names]
+        assert sizes == [2, 2, 1]
+        assert upto == await store.latest()
+
+    opened(place, story)
+
+
+def test_an_unknown_key_that_is_to_end_is_no_change(place: Maker) -> None:
+    async def story(store: KeyStore) -> None:
+        await store.add(key("a"))
+        before = await store.latest()
+        assert not await store.expire(id_of("b"), AT)
+        assert await told(store, before) == ([], before)
+        await store.add(key("b"))
+        assert ids((await told(store, before))[0]) == [id_of("b")]
+
+    opened(place, story)
+
+
+def test_long_ended_keys_are_removed_and_only_they(place: Maker) -> None:
+    """From a file nothing is removed: its owner wrote it."""
+
+    async def story(store: KeyStore) -> None:
+        now = time.time()
+        for name, changed in (
+            ("live", {}),
+            ("ended", {"expires_at": AT + 1}),
+            ("later", {"expires_at": now + 86_400}),
+            ("revoked", {}),
+        ):
+            await store.add(key(name, **changed))
+        await store.expire(id_of("revoked"), 0.0)
+        assert await store.remove_ended(AT, 10) == 0
+        before = await store.latest()
+        removed = 0 if isinstance(store, KeysFile) else 2
+        assert sum([await store.remove_ended(now + 60, 1) for _ in range(3)]) == removed
+        assert await told(store, before) == ([], before), "nobody needs to hear of it"
+        left = {id_of(name) for name in ("live", "later", "ended", "revoked")[: 4 - removed]}
+        assert set(ids(await store.keys())) == left
+        await store.add(key("next"))
+        assert ids((await told(store, before))[0]) == [id_of("next")]
+
+    opened(place, story)
 
 
 def test_nothing_is_missed_between_two_questions(place: Maker) -> None:
@@ -196,12 +262,12 @@ def test_nothing_is_missed_between_two_questions(place: Maker) -> None:
 
     async def story(reader: KeyStore, *writers: KeyStore) -> None:
         seen: set[str] = set()
-        revision = 0
+        upto = KeyMark()
 
         async def read() -> None:
-            nonlocal revision
+            nonlocal upto
             while len(seen) < len(names):
-                revision, changed = await reader.changes(revision)
+                changed, upto = await told(reader, upto)
                 seen.update(ids(changed))
                 await asyncio.sleep(0)
 
@@ -214,3 +280,81 @@ def test_nothing_is_missed_between_two_questions(place: Maker) -> None:
         assert seen == set(map(id_of, names))
 
     opened(place, story, count=5)
+
+
+@pytest.fixture(params=DATABASES)
+def database(request: pytest.FixtureRequest, tmp_path: Path, postgres: SharedPostgres) -> Database:
+    return DATABASES[request.param](tmp_path, postgres)
+
+
+def in_database(database: Database, story: Callable[[KeyStore], Awaitable[None]]) -> None:
+    opened(lambda: database.keys(database.url), story)
+
+
+def test_a_revision_that_is_used_again_is_another_change(database: Database) -> None:
+    """As after a failover that lost the last change, of which a reader had heard."""
+
+    async def story(store: KeyStore) -> None:
+        await store.add(key("a"))
+        early = await store.latest()
+        await store.add(key("b"))
+        late = await store.latest()
+        for table in ("headway_keys", "headway_key_changes"):
+            await asyncio.to_thread(database.query, f"DELETE FROM {table} WHERE revision = {late.revision}")
+        assert await store.changes(late, 10) is None
+        assert await told(store, early) == ([], early)
+        await store.expire(id_of("a"), 0.0)
+        assert (await store.latest()).revision == late.revision
+        assert await store.changes(late, 10) is None
+        assert ids((await told(store, early))[0]) == [id_of("a")]
+
+    in_database(database, story)
+
+
+def test_a_removed_row_gives_its_revision_to_no_other(database: Database) -> None:
+    async def story(store: KeyStore) -> None:
+        await store.add(key("a", expires_at=AT + 1))
+        last = await store.latest()
+        assert await store.remove_ended(time.time() + 60, 10) == 1
+        await store.add(key("b"))
+        assert (await store.latest()).revision > last.revision
+
+    in_database(database, story)
+
+
+def test_a_reader_that_is_far_behind_reads_all(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("sqlite_keys", "postgres_keys"):
+        monkeypatch.setattr(f"headway.ledgers.{module}.MARKS", 2)
+
+    async def story(store: KeyStore) -> None:
+        await store.add(key("a"))
+        marks = [await store.latest()]
+        for name in "bcd":
+            await store.add(key(name))
+            marks.append(await store.latest())
+        assert [await store.changes(mark, 10) is None for mark in marks] == [True, True, False, False]
+
+    in_database(database, story)
+
+
+def test_keys_from_before_there_were_marks_are_told_and_kept(database: Database) -> None:
+    """As a process of the version before adds and revokes them while this one reads."""
+
+    async def story(store: KeyStore) -> None:
+        await store.add(key("a"))
+        upto = await store.latest()
+        await asyncio.to_thread(
+            database.query,
+            "INSERT INTO headway_keys (id, revision, digest, user_id, tenant, tier, models, created_at, replaces) "
+            "SELECT 'b00000000000', revision + 1, digest, user_id, tenant, tier, models, created_at, replaces "
+            "FROM headway_keys",
+        )
+        changed, upto = await told(store, upto)
+        assert (ids(changed), upto.mark) == (["b00000000000"], "")
+        assert await told(store, upto) == ([], upto)
+        await store.add(key("c"))
+        changed, upto = await told(store, upto)
+        assert ids(changed) == [id_of("c")]
+        assert upto.mark
+
+    in_database(database, story)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Sequence
 
 import msgspec
@@ -10,6 +11,9 @@ import msgspec
 from headway.core.rotation import check_new
 from headway.errors import StoreUnavailable
 from headway.model import Key
+from headway.ports import KeyChanges, KeyMark
+
+_marks = itertools.count()
 
 
 class StoreInMemory:
@@ -21,13 +25,14 @@ class StoreInMemory:
     Attributes:
         away: each call fails while it is set.
         stuck: each call takes for ever while it is set.
+        slow_from_start: so does each call that reads from the first key on.
         opened, closed: how often it was.
     """
 
     def __init__(self, *keys: Key) -> None:
         self._keys = {key.id: key for key in keys}
-        self._revisions = dict.fromkeys(self._keys, 1)
-        self._revision = 1
+        self._begin()
+        self.slow_from_start = False
         self.away = self.stuck = False
         self.opened = self.closed = 0
 
@@ -56,9 +61,30 @@ class StoreInMemory:
         await self._reached()
         return sorted(self._keys.values(), key=lambda key: (key.created_at, key.id))
 
-    async def changes(self, since: int) -> tuple[int, Sequence[Key]]:
+    async def changes(self, since: KeyMark, limit: int) -> KeyChanges | None:
         await self._reached()
-        return self._revision, [self._keys[id] for id, revision in self._revisions.items() if revision > since]
+        if self.slow_from_start and not since.revision:
+            await asyncio.Event().wait()
+        if since.mark and self._marks.get(since.revision) != since.mark:
+            return None
+        later = sorted((revision, id) for id, revision in self._revisions.items() if revision > since.revision)[:limit]
+        upto = KeyMark(later[-1][0], self._marks[later[-1][0]]) if later else since
+        return KeyChanges([self._keys[id] for _, id in later], upto, len(later) == limit)
+
+    async def latest(self) -> KeyMark:
+        await self._reached()
+        return KeyMark(self._revision, self._marks.get(self._revision, ""))
+
+    async def remove_ended(self, before: float, limit: int) -> int:
+        await self._reached()
+        ended = [
+            id
+            for id, key in self._keys.items()
+            if key.expires_at is not None and max(key.expires_at, key.created_at) < before
+        ][:limit]
+        for id in ended:
+            self.forget(id)
+        return len(ended)
 
     async def close(self) -> None:
         self.closed += 1
@@ -70,12 +96,17 @@ class StoreInMemory:
     def restore(self, *keys: Key) -> None:
         """Be a copy from earlier on, with these keys."""
         self._keys = {key.id: key for key in keys}
-        self._revisions = dict.fromkeys(self._keys, 1)
-        self._revision = 1
+        self._begin()
+
+    def _begin(self) -> None:
+        self._revisions = {id: number for number, id in enumerate(self._keys, start=1)}
+        self._revision = len(self._keys)
+        self._marks = {number: f"{next(_marks)}" for number in range(1, self._revision + 1)}
 
     def _put(self, key: Key) -> None:
         self._revision += 1
         self._keys[key.id], self._revisions[key.id] = key, self._revision
+        self._marks[self._revision] = f"{next(_marks)}"
 
     async def _reached(self) -> None:
         if self.stuck:

@@ -20,6 +20,8 @@ from headway import folder_lock
 from headway.errors import SettingError, StoreUnavailable
 from headway.identity.keys_file import KeysFile
 from headway.model import Key
+from headway.ports import KeyMark
+from tests.contracts.test_key_stores import told
 from tests.identity.writing import digest_of, entry, id_of, key_of
 
 T = TypeVar("T")
@@ -195,20 +197,20 @@ def test_changes_by_hand_are_seen(tmp_path: Path) -> None:
     store = written(tmp_path, entry("a") + entry("b"))
 
     async def main() -> None:
-        first, keys = await store.changes(0)
+        keys, first = await told(store, KeyMark())
         assert {one.id for one in keys} == {id_of("a"), id_of("b")}
-        assert await store.changes(first) == (first, [])
+        assert await told(store, first) == ([], first)
         written(tmp_path, entry("b", "bob") + entry("c"))
-        second, keys = await store.changes(first)
-        assert second > first
+        keys, second = await told(store, first)
+        assert second.revision > first.revision
         assert {one.id: (one.user, one.expires_at) for one in keys} == {
             id_of("a"): ("ada", 0.0),
             id_of("b"): ("bob", None),
             id_of("c"): ("ada", None),
         }, "what is gone has expired"
-        assert await store.changes(second) == (second, [])
+        assert await told(store, second) == ([], second)
         written(tmp_path, entry("a") + entry("b", "bob") + entry("c"))
-        _, keys = await store.changes(second)
+        keys, _ = await told(store, second)
         assert [(one.id, one.expires_at) for one in keys] == [(id_of("a"), None)]
 
     run(main())
@@ -218,17 +220,17 @@ def test_a_file_that_becomes_wrong_is_a_store_that_does_not_answer(tmp_path: Pat
     store = written(tmp_path, entry("a"))
 
     async def main() -> None:
-        revision, _ = await store.changes(0)
+        _, revision = await told(store, KeyMark())
         written(tmp_path, "[[keys]")
         with pytest.raises(StoreUnavailable, match="not valid TOML"):
-            await store.changes(revision)
+            await told(store, revision)
         with pytest.raises(StoreUnavailable):
             await store.add(key("b"))
         (tmp_path / "keys.toml").unlink()
         with pytest.raises(StoreUnavailable, match="cannot be read"):
-            await store.changes(revision)
+            await told(store, revision)
         written(tmp_path, entry("a", "bob"))
-        _, [now] = await store.changes(revision)
+        [now], _ = await told(store, revision)
         assert now == msgspec.structs.replace(key("a", user="bob"), created_at=0.0)
 
     run(main())

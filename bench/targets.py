@@ -44,3 +44,22 @@ class Slow:
             time.sleep(10.0)
         self.warm = True
         return [text.upper() for text in inputs]
+
+
+class Neighbours:
+    """Each text in capitals, after NEIGHBOURS_MS milliseconds a batch.
+
+    A text that starts with POISON makes its batch raise; REJECT fails alone; BIG is answered with 1 MB.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = float(os.environ.get("NEIGHBOURS_MS", "20")) / 1000.0
+
+    def __call__(self, inputs: list[str]) -> list[str | ValueError]:
+        time.sleep(self.seconds)
+        if any(text.startswith("POISON") for text in inputs):
+            raise RuntimeError("a poisonous input")
+        return [
+            ValueError("rejected") if text.startswith("REJECT") else "x" * 1_000_000 if text.startswith("BIG")
+            else text.upper() for text in inputs
+        ]  # fmt: skip

@@ -211,22 +211,21 @@ class _Runs:
     def _departed(self) -> Iterator[Violation]:
         """What was not sent whole never runs; what was deleted in time does not begin to."""
         texts = Counter(one.text for one in self._history.operations if one.kind in ASKS)
-        deleted: dict[tuple[str, str], Operation] = {}
+        deleted: dict[tuple[str, str], list[Operation]] = defaultdict(list)
         for one in self._history.operations:
             if one.kind is Kind.FORGET and one.status == 204:
-                deleted.setdefault((one.tenant, one.id), one)
+                deleted[one.tenant, one.id].append(one)
         for one in self._history.operations:
             runs = self._of.get(one.text, []) if one.kind in ASKS and texts[one.text] == 1 else []
             if not runs:
                 continue
             if one.lost == "torn":
                 yield Violation("run of a request that was never sent whole", str(one))
-            forget = deleted.get((one.tenant, one.id))
-            if forget is None or one.kind is not Kind.TASK:
-                continue
             first = min(run.began for run in runs)
-            if first > (forget.returned or 0.0) + DISPATCH and not self._excused(one.called, first):
-                yield Violation("run of a deleted task", f"{one}\n    {forget}, run at {first:.3f}")
+            for forget in deleted[one.tenant, one.id] if one.kind is Kind.TASK else ():
+                in_time = (one.returned or first) <= forget.called and (forget.returned or first) + DISPATCH < first
+                if in_time and not self._excused(one.called, first):
+                    yield Violation("run of a deleted task", f"{one}\n    {forget}, run at {first:.3f}")
 
     def _excused(self, since: float, until: float) -> bool:
         """Whether something may have made an input run again."""

@@ -55,7 +55,12 @@ class Id:
     initial = ABSENT
 
     def __init__(self, operations: Sequence[Operation]) -> None:
-        self._tasks = sorted({one.text for one in operations if one.kind is Kind.TASK})
+        tasks = [one for one in operations if one.kind is Kind.TASK]
+        self._texts = sorted({one.text for one in tasks})
+        self._doubtful = {
+            poll.number for poll in operations if poll.kind is Kind.POLL and any(_held(task, poll) for task in tasks)
+        }
+        """Polls of a gateway that has such a task at hand and does not know yet what becomes of it: it pends."""
 
     def turns(self, state: Standing) -> Iterator[Standing]:
         """See Object."""
@@ -81,7 +86,7 @@ class Id:
     def _lose(self, state: Standing) -> Iterator[Step[Standing]]:
         yield state, DONE
         yield ABSENT, CALLED
-        for text in self._tasks:
+        for text in self._texts:
             yield Standing("live", 0, text, True), CALLED
 
     def _poll(self, state: Standing, poll: Operation) -> Iterator[Step[Standing]]:
@@ -92,7 +97,7 @@ class Id:
             if not known:
                 yield state, DONE
         elif not poll.outcome:
-            if known and state.stage == "live":
+            if (known and state.stage == "live") or poll.number in self._doubtful:
                 yield state, DONE
         elif state.stage == "kept" and state.outcome in ("", poll.outcome):
             yield state._replace(outcome=poll.outcome), DONE
@@ -157,3 +162,9 @@ class Id:
             yield state._replace(stage="held"), ENDED
         else:
             yield ABSENT if own else state, DONE
+
+
+def _held(task: Operation, poll: Operation) -> bool:
+    """Whether a gateway that is polled may be about to find out whether it takes a task."""
+    meets = task.called < (poll.returned or 0.0) and (task.ends is None or task.ends > poll.called)
+    return meets and task.gateway == poll.gateway

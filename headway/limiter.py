@@ -21,6 +21,11 @@ from headway.ports import Broker
 REMEMBERED = 10_000
 """Sets of limits whose parts are kept ready; limits that something is owed to for what was answered here."""
 
+POLLS = 30
+"""Polls of tasks for each request that a caller may send: one a second, for as long as a task may take."""
+POLLS_AT_ONCE = 60
+"""Polls at once beyond those."""
+
 CHARGED = frozenset((errors.NOT_FOUND, errors.FORBIDDEN, errors.IDEMPOTENCY_CONFLICT))
 """Errors of the client's that a gateway tells by itself, and that count like the request that they were meant to be."""
 
@@ -46,6 +51,7 @@ class Limiter:
         self._parts: dict[tuple[Limit, ...], tuple[Limit, ...]] = {}
         self._parts_of = 1
         self.debts: dict[str, float] = {}
+        self._polls: dict[str, float] = {}
 
     def parts(self, limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
         """This gateway's parts of limits, for as long as nobody counts for all."""
@@ -79,6 +85,22 @@ class Limiter:
                 del debts[id]
         for limit in limits:
             debts[limit.id] = max(debts.get(limit.id, now), now) + ratelimit.interval(limit)
+
+    def poll(self, limits: tuple[Limit, ...]) -> Failure | None:
+        """Why somebody who asks for a task is refused by rate; None when it is not, and counted. Each gateway counts by itself.
+        What a tier may send together is no measure: one that polls much would keep the others of its tier from it."""
+        if len(self._polls) >= REMEMBERED:
+            self._polls.clear()
+        own = [
+            Limit(limit.id, limit.name, limit.rate * POLLS, limit.burst * POLLS + POLLS_AT_ONCE)
+            for limit in limits
+            if limit.name != "tier"
+        ]
+        charged = ratelimit.charge(own, self._polls, self._clock())
+        if isinstance(charged, Over):
+            return verdicts.over_polls(charged)
+        self._polls.update(zip((limit.id for limit in own), charged, strict=True))
+        return None
 
     def objection(self, entry: Entry, alone: bool) -> Failure | None:
         """Why an entry is not handed on for the fleet's capacity; None when it is, and counted.

@@ -56,6 +56,13 @@ def over(found: Over) -> Failure:
     return Failure(errors.RATE_LIMITED, message, wait, "rate")
 
 
+def over_polls(found: Over) -> Failure:
+    """Not told of a task, because its caller asks too often."""
+    limit, whose = found.limit, _WHOSE.get(found.limit.name, "this credential")
+    message = f"over {limit.rate:g} polls a minute for {whose}, {limit.burst:g} at once; ask with ?wait= and less often"
+    return Failure(errors.RATE_LIMITED, message, found.retry_after, "polls")
+
+
 def misuse() -> Failure:
     """Not admitted: its idempotency key, or its id if it is a task, has been used for another request."""
     message = "this Idempotency-Key, or this id of a task, was used for another request; use a new one for each request"

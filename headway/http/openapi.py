@@ -155,6 +155,7 @@ def _tasks(settings: Settings) -> dict[str, Any]:
         errors.REQUEST_TIMEOUT,
         errors.PAYLOAD_TOO_LARGE,
         errors.HEADERS_TOO_LARGE,
+        errors.RATE_LIMITED,
         errors.SERVICE_OVERLOADED,
     )
     known = {

@@ -10,6 +10,7 @@ Alive means that this process answers, whatever becomes of the broker. Ready dep
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +27,9 @@ from headway.ports import Broker
 
 SERVING = frozenset(("ok", "degraded"))
 """The words that mean ready."""
+
+AGE = 0.5
+"""Seconds for which an answer is good for others who ask: what is asked of the broker is not theirs to multiply."""
 
 
 def _never() -> bool:
@@ -116,14 +120,38 @@ class Readiness:
         return own if self.role is Role.WORKER else own or worker.status is not WorkerStatus.OFFLINE
 
 
+class _Glance:
+    """The last look at a process, for all who ask within AGE: whoever probes costs the broker nothing more.
+
+    Arguments:
+        readiness: looks.
+    """
+
+    def __init__(self, readiness: Readiness) -> None:
+        self._readiness = readiness
+        self._looking: asyncio.Task[tuple[str, dict[str, Any]]] | None = None
+        self._since = 0.0
+        self._leaving = False
+
+    async def take(self) -> tuple[str, dict[str, Any]]:
+        """What `Readiness.look` has found, or finds now. That the process is leaving is told at once."""
+        loop, leaving = asyncio.get_running_loop(), self._readiness.leaving()
+        looking, now = self._looking, loop.time()
+        if looking is None or now - self._since > AGE or leaving != self._leaving:
+            self._since, self._leaving = now, leaving
+            looking = self._looking = loop.create_task(self._readiness.look())
+        return await asyncio.shield(looking)
+
+
 def routes(readiness: Readiness) -> list[Route]:
     """`/livez`, `/readyz` and `/healthz`, each with `?verbose`."""
+    glance = _Glance(readiness)
 
     async def live(request: Request) -> Response:
         return _answer(request, 200, "ok", {"process": "ok"})
 
     async def ready(request: Request) -> Response:
-        status, checks = await readiness.look()
+        status, checks = await glance.take()
         return _answer(request, 200 if status in SERVING else 503, status, checks)
 
     return [Route("/livez", live), Route("/readyz", ready), Route("/healthz", ready)]

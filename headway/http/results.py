@@ -4,7 +4,8 @@ A tenant sees its own tasks. Of all others, those that never were, those that ar
 it hears the same: 404. That takes one look at the broker, by tenant and id together, whichever it is.
 
 A wait ends with the outcome, its time, the client's departure, or this process's shutdown. Nothing here counts towards
-a limit: the outcome was paid for when it was asked for.
+a limit of requests: the outcome was paid for when it was asked for. But each poll costs the broker a call or two, so a caller
+may only ask so often (`Limiter.poll`).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from headway.http.guard import Guard
 from headway.http.order import SHOWN
 from headway.http.refusals import refusal
 from headway.http.shapes import Problem, escaped, no_text, problem
-from headway.model import Failure, Reply, Stage
+from headway.model import Caller, Failure, Reply, Stage
 from headway.ports import Identity
 
 PATH = "/v1/result"
@@ -64,6 +65,12 @@ class _Tasks:
         caller = request.state.caller
         found = _ID.fullmatch(request.path_params["task_id"])
         wait = _wait(request)
+        over = self._gateway.limiter.poll(caller.limits)
+        if over is not None:
+            self._gateway.tally.refusals[over.reason, self._gateway.settings.tier_names[caller.tier]] += 1
+            return self._told(
+                caller, refusal(request.state.request_id, over.code, over.message, over.retry_after, over.reason)
+            )
         try:
             if found is None:
                 raise NotFound(verdicts.no_task().message)
@@ -78,6 +85,10 @@ class _Tasks:
             failure = self._gateway.out_of_reach()
             shown = request.state.request_id
             response = refusal(shown, failure.code, failure.message, failure.retry_after, failure.reason)
+        return self._told(caller, response)
+
+    def _told(self, caller: Caller, response: Response) -> Response:
+        """The response with what its caller is told of its limits."""
         response.headers.update(self._allowances.fields(caller.limits))
         response.headers["cache-control"] = "no-store"
         return response

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -11,9 +11,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from headway.errors import BrokerUnavailable
 from headway.http.process import PATIENCE
+from headway.http.readiness import AGE
 from headway.model import Member, Role, WorkerInfo, WorkerStatus
+from headway.ports import Broker
 from tests.http.test_admin import Port, Touchy, played
 from tests.services.stand import Stand
+
+LATER = AGE + 0.1
+"""Seconds after which nobody is told of what was before."""
 
 APART = (Role.GATEWAY, Role.WORKER, Role.CONTROLLER)
 
@@ -79,6 +84,40 @@ def test_every_role_tells_what_it_is(role: Role) -> None:
     played(scene)
 
 
+class Counted:
+    """A broker that counts how often it is asked for its workers, and takes a while for it."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self.asked = 0
+
+    async def workers(self) -> Sequence[WorkerInfo]:
+        self.asked += 1
+        await asyncio.sleep(0.1)
+        return await self._broker.workers()
+
+
+def test_whoever_probes_costs_the_broker_two_looks_a_second() -> None:
+    async def scene(stand: Stand, _: Port) -> None:
+        broker = Counted(stand.broker)
+        port = Port(stand, Role.GATEWAY, broker=broker)
+        at_once = await asyncio.gather(*(port.get(path) for path in ("/readyz", "/healthz", "/readyz?verbose") * 100))
+        assert {answer.status for answer in at_once} == {200}
+        assert broker.asked == 1, "all wait for the same answer"
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        while loop.time() < begun + 10.0:
+            assert (await port.get("/readyz")).status == 200
+            await asyncio.sleep(0.01)
+        asked = broker.asked
+        assert asked <= 1 + 10 / AGE
+        stand.attendance.leaving = True
+        assert (await port.get("/readyz")).json["status"] == "draining", "at once"
+        assert broker.asked == asked + 1
+
+    played(scene)
+
+
 def test_a_gateway_is_ready_when_it_knows_of_a_healthy_worker_anywhere() -> None:
     backend = Touchy()
 
@@ -88,6 +127,7 @@ def test_a_gateway_is_ready_when_it_knows_of_a_healthy_worker_anywhere() -> None
         backend.dead.set()
         await asyncio.sleep(0.1)
         assert (await port.get("/readyz")).status == 503
+        await asyncio.sleep(LATER)
         await stand.broker.beat(other(WorkerStatus.HEALTHY))
         ready = await port.get("/readyz?verbose")
         assert (ready.status, ready.json["status"]) == (200, "degraded")
@@ -116,7 +156,7 @@ def test_a_worker_is_ready_by_its_own_slots() -> None:
         await stand.broker.beat(other(WorkerStatus.HEALTHY))
         backend.refuse_start = 1000
         backend.dead.set()
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(LATER)
         ready = await port.get("/readyz?verbose")
         assert (ready.status, ready.json["checks"]["workers"]) == (503, "0 of 1 healthy")
 
@@ -189,7 +229,7 @@ def test_a_gateway_with_a_fallback_is_ready_without_the_broker() -> None:
             assert (answer.status, answer.json["status"]) == (200, "degraded")
         backend.refuse_start = 1000
         backend.dead.set()
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(LATER)
         for path in ("/readyz", "/internal/health"):
             answer = await port.get(path)
             assert (answer.status, answer.json["status"]) == (503, "unavailable")

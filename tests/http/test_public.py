@@ -11,7 +11,7 @@ import pytest
 
 from headway import errors
 from headway.config import Settings
-from headway.http import openapi
+from headway.http import openapi, readiness
 from headway.model import WorkerInfo, WorkerStatus
 from tests.http.stand import Answer, Stand, get, post, served
 
@@ -29,7 +29,9 @@ def test_health(path: str) -> None:
     served(main)
 
 
-def test_ready_means_a_warm_worker_and_not_draining() -> None:
+def test_ready_means_a_warm_worker_and_not_draining(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readiness, "AGE", -1.0)
+
     async def main(stand: Stand) -> None:
         offline = WorkerInfo(worker_id="gpu-0", model="default", status=WorkerStatus.OFFLINE)
         await stand.broker.beat(offline)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from headway.errors import BrokerUnavailable
 from headway.http.desk import GRACE
+from headway.limiter import POLLS, POLLS_AT_ONCE
 from headway.model import Failure, Reply
 from tests.http.stand import Answer, Stand, get, post, served, settled
 
@@ -328,3 +330,30 @@ def test_an_id_means_one_task_and_no_other() -> None:
         assert stand.runs == ["a", "b", "b"]
 
     served(main, whole=True)
+
+
+def test_polls_are_limited_by_what_their_caller_may_send() -> None:
+    async def main(stand: Stand) -> None:
+        client = await stand.connect()
+        polls = [get(f"/v1/result/{UUID}{wait}", "Authorization: Bearer ada") for wait in ("", "?wait=5")]
+        for number in range(POLLS + POLLS_AT_ONCE):
+            await client.send(polls[number % 2])
+            assert (await client.answer()).status == 404
+        await client.send(polls[1])
+        answer = await client.answer()
+        assert (answer.status, answer.error) == (429, "RATE_LIMITED")
+        assert answer.header["x-headway-dropped-reason"] == "polls"
+        assert "30 polls a minute" in answer.json["message"]
+        assert stand.tally.refusals["polls", "paid"] == 1
+        await client.send(post('{"input": "a"}', "/v1/inference", "Authorization: Bearer ada"))
+        assert (await client.answer()).status == 200, "requests are counted apart"
+        for key in ("bob", "eve"):
+            await client.send(get(f"/v1/result/{UUID}", f"Authorization: Bearer {key}"))
+            assert (await client.answer()).status == 404, "somebody else's"
+
+    keys: dict[str, dict[str, Any]] = {
+        "ada": {"rate": 1.0, "burst": 1.0},
+        "bob": {"rate": 1.0, "burst": 1.0, "key": "bob"},
+        "eve": {"rate": 0.0},
+    }
+    served(main, keys=keys, whole=True, tier_rates="paid=1")

@@ -2,6 +2,7 @@
 
     python bench/soak.py                  two minutes
     python bench/soak.py --minutes 20     long enough to tell
+    python bench/soak.py --kill-every 0.4 crashes above all: does a dead worker leave anything behind?
 
 A crowd of clients asks, leaves, tears requests apart and sends inputs that fail, and workers are killed, all at a
 moderate rate. The memory of the front process, the memory of its workers, open descriptors, threads and processes are
@@ -52,13 +53,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="A soak: does anything grow?")
     parser.add_argument("--minutes", type=float, default=2.0, help="of load (default %(default)g)")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(1 << 31), help="of all dice (default: a new one)")
+    parser.add_argument(
+        "--kill-every", type=float, default=KILL_EVERY, help="seconds between kills of a worker (default %(default)g)"
+    )
     options = parser.parse_args()
     stand.end_in_order()
     stand.pin_to_load_core()
     seconds = options.minutes * 60
     findings = Findings(
         "soak", minutes=options.minutes, seed=options.seed, clients=CLIENTS, rate=RATE, workers=GPUS,
-        kill_every_s=KILL_EVERY, manners=asdict(MANNERS), pinning=stand.PINNING,
+        kill_every_s=options.kill_every, manners=asdict(MANNERS), pinning=stand.PINNING,
     )  # fmt: skip
     findings.say(f"{options.minutes:g} minutes at about {RATE:,.0f}/s, seed {options.seed}; {stand.PINNING}.")
     flags = ("--workers", str(GPUS), "--max-batch-size", "64", "--log-level", "error")
@@ -66,7 +70,7 @@ def main() -> int:
     with stand.headway(f"{stand.TARGETS}:Flaky", *flags, name="soak", environment=environment) as server:
         before = sample(server, 0.0)
         with asyncio.Runner(loop_factory=loop_factory) as runner:
-            tally, kills, samples = runner.run(_drive(server, seconds, options.seed))
+            tally, kills, samples = runner.run(_drive(server, seconds, options.seed, options.kill_every))
         counted = settled(server)
         time.sleep(1.0)  # the server looks for connections that have gone twice a second
         after = sample(server, seconds)
@@ -90,13 +94,13 @@ def sample(server: Server, at: float) -> Sample:
     )
 
 
-async def _drive(server: Server, seconds: float, seed: int) -> tuple[Tallied, int, list[Sample]]:
+async def _drive(server: Server, seconds: float, seed: int, kill_every: float) -> tuple[Tallied, int, list[Sample]]:
     """The load, the kills and the samples."""
     kills: list[int] = []
     samples: list[Sample] = []
     crowd = Crowd(server.url, CLIENTS, MANNERS, seed)
     chores = {
-        asyncio.create_task(kill_workers(server, KILL_EVERY, random.Random(f"kills {seed}"), kills)),
+        asyncio.create_task(kill_workers(server, kill_every, random.Random(f"kills {seed}"), kills)),
         asyncio.create_task(_watch(server, seconds / SAMPLES, samples)),
     }
     try:

@@ -180,17 +180,21 @@ class Batcher:
 
     async def _serve(self) -> None:
         while not self._draining:
-            if self._backend is None:
-                try:
-                    await self._idle(self.start())
-                except (HeadwayError, OSError) as exc:
-                    pause = self._pauses.start_failed(isinstance(exc, StartKilled))
-                    log.error("worker does not start", worker=self.slot.worker, error=str(exc), retry_in=pause)
-                    await self._idle(asyncio.sleep(pause))
-                    continue
-            if self._backend is not None:
+            if self._backend is None and (pause := await self._try_to_start()):
+                await self._idle(asyncio.sleep(pause))
+            elif self._backend is not None:
                 await self._serve_until_gone(self._backend)
                 await self._pause_after_idle_death()
+
+    async def _try_to_start(self) -> float:
+        """Start the backend; returns the seconds to wait before the next attempt if that failed, else 0."""
+        try:
+            await self._idle(self.start())
+        except (HeadwayError, OSError) as exc:
+            pause = self._pauses.start_failed(isinstance(exc, StartKilled))
+            log.error("worker does not start", worker=self.slot.worker, error=str(exc), retry_in=pause)
+            return pause
+        return 0.0
 
     async def _pause_after_idle_death(self) -> None:
         """Wait before a backend that was never given anything is replaced, if that happens again and again."""
@@ -380,8 +384,9 @@ class Batcher:
         backend = self._make_backend()
         try:
             await backend.start()
-        except BaseException:
+        except BaseException as exc:
             await backend.stop()
+            exc.__context__ = None  # A time-out there holds the task in which this ran, which is to hold `exc`.
             raise
         return backend
 
@@ -404,6 +409,7 @@ class Batcher:
                 raise  # It is this loop that was cancelled, not its pause that was interrupted.
         finally:
             self._pausing = None
+            del task  # It may hold an exception whose traceback holds this frame.
 
     def _interrupt(self) -> None:
         if self._pausing is not None:

@@ -169,10 +169,12 @@ class Lifetime:
         """Await the child's next word, without asking for it."""
         if self._waiter is not None and not self._waiter.done():
             raise RuntimeError(f"worker {self._worker} is asked while it has not answered")
-        self._waiter = self._loop.create_future()
+        waiter: asyncio.Future[Word] = self._loop.create_future()
         if self.how:
-            self._waiter.set_exception(ChildProcessError(self.how))
-        return self._waiter
+            waiter.set_exception(ChildProcessError(self.how))
+        else:
+            self._waiter = waiter
+        return waiter
 
     def catch_up(self) -> None:
         """Take what it has sent by now, if this process was held up and did not get to it."""
@@ -277,9 +279,10 @@ class Lifetime:
             with memoryview(self._received) as view:
                 word: Word = _decode(view[header:end])
             del self._received[:end]
-            if self._waiter is None or self._waiter.done():
+            waiter, self._waiter = self._waiter, None
+            if waiter is None or waiter.done():
                 raise NoFrame("a word that nobody has asked for")
-            self._waiter.set_result(word)
+            waiter.set_result(word)
 
     def _exited(self) -> None:
         """The process has ended: reap it, read what is left, let go of everything, tell who waits."""
@@ -303,8 +306,10 @@ class Lifetime:
         self.how, self.doomed = self.cause + ("" if self.dismissed else self._last_words()), True
         say = self._log.info if self.dismissed else self._log.warning
         say("worker process ended", worker=self._worker, pid=self.pid, how=self.how)
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_exception(ChildProcessError(self.how))
+        # Let go of: its exception would hold the frames that wait, and they this.
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_exception(ChildProcessError(self.how))
         self.gone.set()
         self.ended.set()
 

@@ -227,6 +227,7 @@ class ProcessBackend:
             timer.cancel()
             if waiter.cancelled():
                 child.kill("was killed with the run that was cancelled")
+            del waiter  # It holds an exception whose traceback holds this frame.
 
     def _overdue(self, child: Lifetime, waiter: asyncio.Future[Word], timeout: float) -> None:
         child.catch_up()

@@ -12,15 +12,25 @@ import signal
 import subprocess
 import sys
 import termios
-from collections.abc import Awaitable, Callable
+import weakref
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headway.backends import lifetime
+from headway.backends.lifetime import Lifetime
 from headway.backends.process import ProcessBackend
-from headway.errors import BatchRaised, BatchTimeout, StartKilled, TargetError, WorkerAbsent, WorkerCrashed
+from headway.errors import (
+    BackendError,
+    BatchRaised,
+    BatchTimeout,
+    StartKilled,
+    TargetError,
+    WorkerAbsent,
+    WorkerCrashed,
+)
 from headway.model import Item
 from headway.target import FileTarget, ModuleTarget
 from tests.backends.entries import batch
@@ -328,6 +338,50 @@ def test_a_process_that_dies_in_a_batch_fails_it_and_can_be_started_again(
             assert any("faults.py" in line for line in log.lines("stderr")), "the trace of faulthandler"
 
     started(FAULTS, act)
+
+
+@pytest.mark.parametrize("word", ["raise", "exit", "hang", "scribble", "forge"])
+def test_a_process_that_died_leaves_nothing_for_the_garbage_collector(word: str) -> None:
+    async def main() -> None:
+        backend = build(FAULTS, Recorder())
+        await backend.start()
+        assert backend._child is not None
+        left: list[weakref.ref[Any]] = [weakref.ref(backend._child), *map(weakref.ref, backend._child._outputs)]
+        with contextlib.suppress(BackendError):
+            await backend.run(batch("a", word), 0.1 if word == "hang" else LONG)
+        await backend.stop()
+        await asyncio.sleep(0)  # What was called back last lets go.
+        assert [one for one in left if one() is not None] == []
+
+    without_collector(main)
+
+
+@pytest.mark.parametrize("name", ["DyingSetup", "refuses_all"])
+def test_a_start_that_failed_leaves_nothing_for_the_garbage_collector(name: str) -> None:
+    async def main() -> None:
+        backend = build(kind(name), Recorder())
+        starting = asyncio.ensure_future(backend.start())
+        await asyncio.sleep(0)
+        child: Lifetime | None = backend._child
+        assert child is not None
+        left = weakref.ref(child)
+        with contextlib.suppress(TargetError):
+            await starting
+        del starting, child
+        await backend.stop()
+        await asyncio.sleep(0)
+        assert left() is None
+
+    without_collector(main)
+
+
+def without_collector(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run `main` while nothing looks for reference cycles."""
+    gc.disable()
+    try:
+        asyncio.run(main())
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("word", ["hang", "sleep"])

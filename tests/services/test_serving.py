@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from headway import errors
 from headway.core.breaker import Breaker, State
 from headway.core.retry import MAX_ATTEMPTS, RetryBudget
-from headway.errors import BackendError, BatchRaised, RemoteError, StartKilled, WorkerAbsent, WorkerCrashed
+from headway.errors import BackendError, BatchRaised, RemoteError, StartKilled, TargetError, WorkerAbsent, WorkerCrashed
 from headway.gateway import new_id
 from headway.model import WARM_UP, Caller, Entry, Failure, Item, Limit, Reply, WorkerStatus
 from tests.services.fake_backend import FakeBackend
@@ -237,6 +239,43 @@ def test_a_worker_that_is_killed_while_it_starts_is_started_again_soon() -> None
             backend.refuse_start = 0
             await asyncio.sleep(2.1)
             assert (await stand.ask("back", timeout=0.2)).output == "BACK"
+
+    run(main)
+
+
+class Trace:
+    """Something that a failed start had in its hands."""
+
+
+def test_starts_that_fail_leave_nothing_for_the_garbage_collector() -> None:
+    left: list[weakref.ref[Trace]] = []
+
+    class Slow(FakeBackend):
+        async def start(self) -> float:
+            if not self.starts:
+                return await super().start()
+            trace = Trace()
+            left.append(weakref.ref(trace))
+            try:
+                async with asyncio.timeout(0.1):
+                    await asyncio.Event().wait()
+            except TimeoutError:
+                raise TargetError("was not ready") from None
+            return 0.0
+
+    async def main(clock: Clock) -> None:
+        backend = Slow(0.1)
+        async with Stand(clock, backend) as stand:
+            gc.collect()
+            gc.disable()
+            try:
+                backend.dead.set()
+                await asyncio.sleep(30)
+                assert len(left) > 5
+                assert [one for one in left if one() is not None] == []
+            finally:
+                gc.enable()
+            assert stand.tally.worker_restarts["gpu-0"] == 0
 
     run(main)
 

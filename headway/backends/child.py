@@ -8,7 +8,8 @@ hundredths of a second and nothing in the working directory can shadow what it n
 
 What user code returns must be a list or tuple with one output per input. Anything else fails the whole batch
 and is never cut to fit. An exception instance, None, or what is no proper text in one place fails that input
-alone. User code that raises, even SystemExit, fails its batch; the process goes on.
+alone. User code that raises, even SystemExit, fails its batch; the process goes on. What it returns is user code,
+too, as its methods may be: to look at it may raise anything.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import os
 import signal
 import sys
 from functools import partial
+from itertools import islice
 
 if __name__ == "__main__":
     _home = __file__.removesuffix("headway/backends/child.py")
@@ -27,7 +29,7 @@ import msgspec
 
 from headway.backends import frames
 from headway.backends.frames import Answer, Failed, Ready, Refused, Run
-from headway.backends.usercode import Refusal, Target, UserLoop, describe, load, show
+from headway.backends.usercode import Refusal, Target, UserLoop, describe, kind_of, load, show
 
 if __name__ == "__main__":
     sys.path.remove(_home)
@@ -79,11 +81,10 @@ def run(target: Target, batch: Run) -> Answer | Failed:
     """Have user code run one batch, and judge what comes back."""
     expected = len(batch.inputs)
     try:
-        result = target.run(batch.inputs, batch.parameters)
+        return judge(batch.number, expected, target.run(batch.inputs, batch.parameters))
     except BaseException as exc:
         show(exc)
         return Failed(batch.number, False, describe(exc))
-    return judge(batch.number, expected, result)
 
 
 def judge(number: int, expected: int, result: object) -> Answer | Failed:
@@ -92,17 +93,18 @@ def judge(number: int, expected: int, result: object) -> Answer | Failed:
     Arguments:
         number: of the batch.
         expected: how many inputs it had.
-        result: what user code returned.
+        result: what user code returned. To look at it may raise anything.
     """
     if not isinstance(result, list | tuple):
-        kind = type(result).__name__
-        return Failed(number, True, f"the target returned {kind}, expected a list of {expected} outputs")
-    if len(result) != expected:
-        return Failed(number, True, f"the target returned {len(result)} outputs for {expected} inputs")
+        return Failed(number, True, f"the target returned {kind_of(result)}, expected a list of {expected} outputs")
+    found = list(islice(result, expected + 1))  # It may have more than its length tells, and no end.
+    count = len(found) if len(found) < expected else max(len(found), len(result))
+    if count != expected:
+        return Failed(number, True, f"the target returned {count} outputs for {expected} inputs")
     outputs: list[str | None] = []
     errors: dict[int, tuple[str, bool]] = {}
     size = 0
-    for place, output in enumerate(result):
+    for place, output in enumerate(found):
         if type(output) is str and output.isascii() and len(output) <= frames.MAX_OUTPUT:
             text: str | None = output
         else:
@@ -118,14 +120,17 @@ def judge(number: int, expected: int, result: object) -> Answer | Failed:
 
 def _text(output: object) -> tuple[str | None, tuple[str, bool]]:
     """`output` as plain text; or None, and (why it is none, whether that is the target's fault)."""
-    if isinstance(output, BaseException):
-        return None, (describe(output), False)
-    if not isinstance(output, str):
-        return None, (f"the target returned {type(output).__name__} for this input, expected str", True)
     try:
-        size = len(output.encode())
+        if isinstance(output, BaseException):
+            return None, (describe(output), False)
+        if not isinstance(output, str):
+            return None, (f"the target returned {kind_of(output)} for this input, expected str", True)
+        size = len(str.encode(output))
     except UnicodeEncodeError:
         return None, ("the target returned a lone surrogate for this input, expected proper Unicode", True)
+    except BaseException as exc:
+        what = "the target returned something for this input that cannot be read"
+        return None, (f"{what}: {describe(exc)}", True)
     if size > frames.MAX_OUTPUT:
         return None, (f"the target returned {size} bytes for this input, the limit is {frames.MAX_OUTPUT}", True)
     return str.__str__(output), ("", False)
@@ -177,6 +182,10 @@ def main(arguments: list[str]) -> None:
         target = load(kind, place, attribute, loop)
     except Refusal as refusal:
         pipe.send(Refused(str(refusal)))
+        return
+    except BaseException as exc:
+        show(exc)
+        pipe.send(Refused(f"target {place}:{attribute}: to look at it raised {describe(exc)}. Mend it there."))
         return
     pipe.send(Ready(target.takes_parameters, target.source))
     serve(pipe, target, loop)

@@ -35,16 +35,27 @@ class Refusal(Exception):
 def describe(exc: BaseException) -> str:
     """Type and text of an exception, bounded and proper Unicode, whatever its own `__str__` does."""
     try:
-        text = str(exc)[:_MAX_TEXT]
-    except Exception:
+        text = str.__str__(str(exc))[:_MAX_TEXT]
+    except BaseException:
         text = "(its text cannot be shown)"
-    shown = f"{type(exc).__name__}: {text}" if text else type(exc).__name__
+    shown = f"{kind_of(exc)}: {text}" if text else kind_of(exc)
     return shown.encode("utf-8", "backslashreplace").decode()
+
+
+def kind_of(value: object) -> str:
+    """The name of a value's type, whatever its metaclass does."""
+    try:
+        return str.__str__(type(value).__name__)[:_MAX_TEXT]
+    except BaseException:
+        return "something without a name"
 
 
 def show(exc: BaseException) -> None:
     """Print the traceback to stderr, as for an error that nobody caught."""
-    sys.__excepthook__(type(exc), exc, exc.__traceback__)
+    try:
+        sys.__excepthook__(type(exc), exc, exc.__traceback__)
+    except BaseException:
+        os.write(2, b"an exception whose traceback cannot be shown\n")
 
 
 class UserLoop:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -37,6 +40,70 @@ def test_the_length_is_that_of_the_inputs_as_they_were_sent() -> None:
 
     judged = child.run(Target(emptied, "emptied", "", UserLoop()), frames.Run(1, ["a", "b"]))
     assert judged == Failed(1, True, "the target returned 0 outputs for 2 inputs")
+
+
+class Rude(BaseException):
+    """What nobody catches, without a text."""
+
+    def __str__(self) -> str:
+        raise Rude
+
+
+class Nameless(type):
+    @property
+    def __name__(cls) -> str:  # type: ignore[override]
+        raise Rude
+
+
+def raising(*names: str, base: type = object, meta: type = type) -> Any:
+    """A value of a subclass of `base` whose methods of these names raise."""
+
+    def method(*_: object) -> Any:
+        raise Rude
+
+    members = {name: property(method) if name == "__class__" else method for name in names}
+    kind = meta("Odd", (base,), members)
+    return kind(["a"] if base in (list, tuple) else "a") if base is not object else kind()
+
+
+@pytest.mark.parametrize("base", [list, tuple])
+@pytest.mark.parametrize("name", ["__len__", "__iter__", "__class__"])
+def test_a_list_whose_own_methods_raise_fails_its_batch(base: type, name: str) -> None:
+    judged = child.run(Target(lambda inputs: raising(name, base=base), "odd", "", UserLoop()), frames.Run(1, ["a"]))
+    assert isinstance(judged, Answer | Failed)
+    if isinstance(judged, Failed):
+        assert judged.message == "Rude: (its text cannot be shown)"
+
+
+ODD: dict[str, Callable[[], Any]] = {
+    "class": lambda: raising("__class__"),
+    "exception": lambda: raising("__str__", "__repr__", base=ValueError),
+    "nameless": lambda: raising(meta=Nameless),
+    "class of nameless": lambda: raising("__class__", meta=Nameless),
+    "text": lambda: raising("encode", "isascii", "__len__", "__str__", "__iter__", "__format__", base=str),
+    "rude": Rude,
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_a_value_whose_own_methods_raise_fails_at_most_its_own_input(name: str) -> None:
+    judged = child.run(Target(lambda inputs: ["A", ODD[name]()], "odd", "", UserLoop()), frames.Run(1, ["a", "b"]))
+    assert isinstance(judged, Answer)
+    assert judged.outputs in (["A", None], ["A", "a"])
+    assert all(type(text) is str for text, _ in judged.errors.values())
+    assert child._encode(judged)
+
+
+def test_a_list_that_lies_about_its_length_fails_its_batch() -> None:
+    class Endless(list[str]):
+        def __len__(self) -> int:
+            return 1
+
+        def __iter__(self) -> Iterator[str]:
+            return itertools.repeat("a")
+
+    judged = child.judge(1, 1, Endless())
+    assert judged == Failed(1, True, "the target returned 2 outputs for 1 inputs")
 
 
 def test_an_exception_class_is_no_exception_instance() -> None:

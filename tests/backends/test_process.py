@@ -274,6 +274,7 @@ def test_a_target_that_turns_down_the_warm_up_text_is_served() -> None:
         ("system-exit", "SystemExit: 4"),
         ("interrupt", "KeyboardInterrupt"),
         ("unprintable", "Unprintable: (its text cannot be shown)"),
+        ("unreadable", "SystemExit: 5"),
     ],
 )
 def test_user_code_that_raises_fails_its_batch_and_the_process_goes_on(word: str, says: str) -> None:

@@ -37,6 +37,8 @@ def answer(inputs: list[str]) -> Any:
                 raise KeyboardInterrupt
             case "unprintable":
                 raise Unprintable
+            case "unreadable":
+                return Unreadable(inputs)
             case "exit":
                 os._exit(3)
             case "last-words":
@@ -73,6 +75,15 @@ def answer(inputs: list[str]) -> Any:
             case "forge-later":
                 threading.Timer(0.001, forge).start()
     return [NO_TEXT.get(text, text.upper()) for text in inputs]
+
+
+class Unreadable(list[str]):
+    """Cannot even be counted."""
+
+    def __len__(self) -> int:
+        raise SystemExit(5)
+
+    __iter__ = __len__  # type: ignore[assignment]
 
 
 class Unprintable(Exception):

@@ -104,7 +104,7 @@ class Crew:
         self, url: str, counts: dict[str, int], flags: Mapping[str, Sequence[str]], batch_ms: float, max_batch: int
     ) -> None:
         common = ("--broker", url, "--log-level", "info", "--max-batch-size", str(max_batch))
-        environment = {"HEADWAY_EMULATED_MS": str(batch_ms), "HEADWAY_EMULATED_MAX": str(max_batch)}
+        environment = {"EMULATED_MS": str(batch_ms), "EMULATED_MAX": str(max_batch)}
         self.posts: list[Post] = []
         try:
             for role in reversed(ROLES):

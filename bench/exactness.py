@@ -47,8 +47,8 @@ def main() -> int:
         pinning=stand.PINNING,
     )  # fmt: skip
     findings.say(f"{options.requests:,} requests, seed {options.seed}; {stand.PINNING}.")
-    environment = {"HEADWAY_BENCH_MS": f"{BATCH_MS}", "HEADWAY_BENCH_RAISE": f"{RAISES}"}
-    environment["HEADWAY_BENCH_SEED"] = str(options.seed)
+    environment = {"BENCH_MS": f"{BATCH_MS}", "BENCH_RAISE": f"{RAISES}"}
+    environment["BENCH_SEED"] = str(options.seed)
     flags = ("--workers", str(GPUS), "--max-batch-size", "64", "--log-level", "error")
     with stand.headway(f"{stand.TARGETS}:Flaky", *flags, name="exactness", environment=environment) as server:
         begun = time.monotonic()

@@ -330,7 +330,7 @@ def emulated(batch_ms: float, max_batch: int, *flags: str, hosts: int, gpus: int
         name=name,
         workers=hosts,
         worker_flags=("--workers", str(gpus)),
-        environment={"HEADWAY_EMULATED_MS": str(batch_ms), "HEADWAY_EMULATED_MAX": str(max_batch)},
+        environment={"EMULATED_MS": str(batch_ms), "EMULATED_MAX": str(max_batch)},
         **more,
     )
 

@@ -150,7 +150,7 @@ def _contenders(folder: Path, key: str, batch_ms: float) -> dict[str, Contender]
     window = ("--policy", "window", "--max-wait-ms", str(peer.WAIT_MS))
     ours = partial(
         fleet.fleet, stand.EMULATED_GPU if batch_ms else f"{stand.TARGETS}:upper", *common,
-        gateway_flags=("--keys", str(folder / KEYS)), environment={"HEADWAY_EMULATED_MS": str(batch_ms)},
+        gateway_flags=("--keys", str(folder / KEYS)), environment={"EMULATED_MS": str(batch_ms)},
     )  # fmt: skip
     ask = partial(
         Contender, route=peer.ROUTE, body=peer.BODY, batches=("headway_batch_size_sum", "headway_batch_size_count"),

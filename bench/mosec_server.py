@@ -2,7 +2,7 @@
 
     python bench/mosec_server.py --address 127.0.0.1 --port 8000
 
-With HEADWAY_BENCH_MSGSPEC set, JSON is decoded and encoded by msgspec, which mosec does not do by itself.
+With BENCH_MSGSPEC set, JSON is decoded and encoded by msgspec, which mosec does not do by itself.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 from mosec import Server, Worker
 
-MAX_BATCH = int(os.environ.get("HEADWAY_BENCH_MAX_BATCH", "64"))
-MAX_WAIT_MS = int(os.environ.get("HEADWAY_BENCH_MAX_WAIT_MS", "2"))
-FAST_JSON = bool(os.environ.get("HEADWAY_BENCH_MSGSPEC"))
+MAX_BATCH = int(os.environ.get("BENCH_MAX_BATCH", "64"))
+MAX_WAIT_MS = int(os.environ.get("BENCH_MAX_WAIT_MS", "2"))
+FAST_JSON = bool(os.environ.get("BENCH_MSGSPEC"))
 
 
 class Upper(Worker):

@@ -185,9 +185,9 @@ def _mosec(fast_json: bool) -> Iterator[Server]:
     program = str(stand.HERE / "mosec_server.py")
     command = [sys.executable, program, "--address", "127.0.0.1", "--port", str(port), "--log-level", "warning"]
     environment = {
-        "HEADWAY_BENCH_MAX_BATCH": str(MAX_BATCH),
-        "HEADWAY_BENCH_MAX_WAIT_MS": str(WAIT_MS),
-        "HEADWAY_BENCH_MSGSPEC": "1" if fast_json else "",
+        "BENCH_MAX_BATCH": str(MAX_BATCH),
+        "BENCH_MAX_WAIT_MS": str(WAIT_MS),
+        "BENCH_MSGSPEC": "1" if fast_json else "",
     }
     with Server("peer-mosec", command, _mosec_role, environment) as server:
         server.url = server.admin = f"http://127.0.0.1:{port}"

@@ -66,7 +66,7 @@ def main() -> int:
     )  # fmt: skip
     findings.say(f"{options.minutes:g} minutes at about {RATE:,.0f}/s, seed {options.seed}; {stand.PINNING}.")
     flags = ("--workers", str(GPUS), "--max-batch-size", "64", "--log-level", "error")
-    environment = {"HEADWAY_BENCH_MS": "10", "HEADWAY_BENCH_RAISE": "0.002", "HEADWAY_BENCH_SEED": str(options.seed)}
+    environment = {"BENCH_MS": "10", "BENCH_RAISE": "0.002", "BENCH_SEED": str(options.seed)}
     with stand.headway(f"{stand.TARGETS}:Flaky", *flags, name="soak", environment=environment) as server:
         before = sample(server, 0.0)
         with asyncio.Runner(loop_factory=loop_factory) as runner:

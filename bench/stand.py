@@ -270,7 +270,7 @@ def emulated(batch_ms: float, max_batch: int, workers: int, *flags: str, name: s
         EMULATED_GPU,
         *("--workers", str(workers), "--max-batch-size", str(max_batch), "--log-level", "warning", *flags),
         name=name,
-        environment={"HEADWAY_EMULATED_MS": str(batch_ms), "HEADWAY_EMULATED_MAX": str(max_batch)},
+        environment={"EMULATED_MS": str(batch_ms), "EMULATED_MAX": str(max_batch)},
     )
 
 

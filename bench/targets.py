@@ -15,14 +15,14 @@ def upper(inputs: list[str]) -> list[str]:
 class Flaky:
     """Each text in capitals, after a few milliseconds, and not always.
 
-    HEADWAY_BENCH_MS is the mean run time, HEADWAY_BENCH_RAISE the share of batches of more than one that
+    BENCH_MS is the mean run time, BENCH_RAISE the share of batches of more than one that
     raise. A text that starts with POISON makes its batch raise, every time; one that starts with REJECT fails alone.
     """
 
     def __init__(self) -> None:
-        self.seconds = float(os.environ.get("HEADWAY_BENCH_MS", "2")) / 1000.0
-        self.raises = float(os.environ.get("HEADWAY_BENCH_RAISE", "0"))
-        self.dice = random.Random(os.environ.get("HEADWAY_BENCH_SEED"))
+        self.seconds = float(os.environ.get("BENCH_MS", "2")) / 1000.0
+        self.raises = float(os.environ.get("BENCH_RAISE", "0"))
+        self.dice = random.Random(os.environ.get("BENCH_SEED"))
 
     def __call__(self, inputs: list[str]) -> list[str | ValueError]:
         time.sleep(self.dice.expovariate(1.0 / self.seconds))

@@ -75,7 +75,7 @@ def upper(batch_ms: float = 0.0) -> Iterator[Server]:
         command += ["--metrics-address=127.0.0.1", f"--metrics-port={metrics}"]
         # The stub finds its packages by the first Python on the path.
         environment = {"LD_LIBRARY_PATH": ":".join(where["libraries"]), "PATH": f"{PYTHON.parent}:/usr/bin:/bin"}
-        environment["HEADWAY_EMULATED_MS"] = str(batch_ms)
+        environment["EMULATED_MS"] = str(batch_ms)
         with Server("triton", command, _role, environment) as server:
             server.url, server.admin = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{metrics}"
             server.wait_for(lambda: _answers(server.url))

@@ -5,9 +5,9 @@
 A batch of n takes α + β·n milliseconds whatever is in it, and costs no processor time. The rules of a real one
 are enforced: a list of 1 to 100 strings, one batch at a time. Set by the environment:
 
-    HEADWAY_EMULATED_MS        α, 100 by default
-    HEADWAY_EMULATED_BETA_MS   β, 0 by default
-    HEADWAY_EMULATED_MAX       largest batch, 100 by default
+    EMULATED_MS        α, 100 by default
+    EMULATED_BETA_MS   β, 0 by default
+    EMULATED_MAX       largest batch, 100 by default
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class EmulatedGPU:
     """Answers each text in capitals."""
 
     def __init__(self) -> None:
-        self.alpha = float(os.environ.get("HEADWAY_EMULATED_MS", "100")) / 1000.0
-        self.beta = float(os.environ.get("HEADWAY_EMULATED_BETA_MS", "0")) / 1000.0
-        self.largest = int(os.environ.get("HEADWAY_EMULATED_MAX", "100"))
+        self.alpha = float(os.environ.get("EMULATED_MS", "100")) / 1000.0
+        self.beta = float(os.environ.get("EMULATED_BETA_MS", "0")) / 1000.0
+        self.largest = int(os.environ.get("EMULATED_MAX", "100"))
         self._running = threading.Lock()
 
     def __call__(self, inputs: list[str]) -> list[str]:

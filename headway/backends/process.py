@@ -264,8 +264,8 @@ class ProcessBackend:
         return ["file", str(self._spec.path), self._spec.attribute]
 
     def _environment(self) -> dict[str, str]:
-        secret = {name for name in os.environ if name.startswith("HEADWAY_") and name.endswith("_TOKEN")}
-        environment = {name: value for name, value in os.environ.items() if name not in secret}
+        """Ours, without our own settings: they hold passwords and tokens, and none is the target's business."""
+        environment = {name: value for name, value in os.environ.items() if not name.upper().startswith("HEADWAY_")}
         environment["CUDA_VISIBLE_DEVICES"] = "" if self._device == "cpu" else self._device
         return environment
 

@@ -24,8 +24,8 @@ LONG = 30.0
 
 
 def test_the_emulated_gpu_enforces_the_rules_of_a_real_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HEADWAY_EMULATED_MS", "1")
-    monkeypatch.setenv("HEADWAY_EMULATED_MAX", "3")
+    monkeypatch.setenv("EMULATED_MS", "1")
+    monkeypatch.setenv("EMULATED_MAX", "3")
     target = FileTarget(EXAMPLES / "emulated_gpu.py", "EmulatedGPU")
 
     async def main() -> None:

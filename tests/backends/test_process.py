@@ -159,10 +159,12 @@ def test_files_in_the_working_directory_do_not_shadow_what_the_child_needs(
     assert outputs(ModuleTarget("app", "f"), "a") == ["a"]
 
 
-def test_the_target_sees_the_environment_but_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HEADWAY_ADMIN_TOKEN", "canary")
+def test_the_target_sees_the_environment_but_no_setting_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = ("HEADWAY_BROKER", "HEADWAY_LEDGER", "HEADWAY_ADMIN_TOKEN", "HEADWAY_LATER", "headway_broker")
+    for name in ours:
+        monkeypatch.setenv(name, "redis://user:canary@host")
     monkeypatch.setenv("MODEL_DIR", "/models")
-    assert outputs(kind("environment"), "HEADWAY_ADMIN_TOKEN", "MODEL_DIR") == ["(unset)", "/models"]
+    assert outputs(kind("environment"), *ours, "MODEL_DIR") == [*["(unset)"] * len(ours), "/models"]
 
 
 def test_the_file_behind_a_target_is_known() -> None:

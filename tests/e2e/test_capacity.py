@@ -49,7 +49,7 @@ def test_limits_follow_the_workers_that_are_killed_and_come_back(tmp_path: Path)
 
 def test_a_flood_of_the_lowest_tier_is_held_and_the_others_pass(tmp_path: Path) -> None:
     flags = ("--max-batch-size", "1", "--target-utilisation", "0.1", *PATIENT)
-    with serving(tmp_path, *flags, target=GPU, environ={"HEADWAY_EMULATED_MS": "50"}) as server:
+    with serving(tmp_path, *flags, target=GPU, environ={"EMULATED_MS": "50"}) as server:
         server.ask("measured").output()
         wait_until(lambda: throttle(server))
         answers: list[Answer] = []

@@ -100,7 +100,7 @@ def closed(port: int) -> bool:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_under_load_fails_no_request(tmp_path: Path, number: signal.Signals) -> None:
     flags = "--workers", "2", "--max-batch-size", "100"
-    target, slow = str(ROOT / "examples/emulated_gpu.py:EmulatedGPU"), {"HEADWAY_EMULATED_MS": "40"}
+    target, slow = str(ROOT / "examples/emulated_gpu.py:EmulatedGPU"), {"EMULATED_MS": "40"}
     with launched(tmp_path, *flags, target=target, environ=slow) as server:
         server.ready()
         load, now = Load(server.port, rate=400), asyncio.Event()

@@ -1,4 +1,4 @@
-"""What Triton serves beside Headway: each text in capitals, at once or after HEADWAY_EMULATED_MS of sleep."""
+"""What Triton serves beside Headway: each text in capitals, at once or after EMULATED_MS of sleep."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Called once."""
-        self.seconds = float(os.environ.get("HEADWAY_EMULATED_MS", "0")) / 1000.0
+        self.seconds = float(os.environ.get("EMULATED_MS", "0")) / 1000.0
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """One answer for each request; Triton has put as many together as there were."""

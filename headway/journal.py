@@ -219,7 +219,8 @@ class Journal:
         except (StoreUnavailable, SettingError) as exc:
             self._outage.failed(began, exc)
             self._failures += 1
-            self._bulk = max(1, len(bulk) // 2)
+            if self._clock() - began > SWIFT:  # Else it is no matter of how much it was.
+                self._bulk = max(1, len(bulk) // 2)
             await asyncio.sleep(backoff(self._failures, self._dice()))
         except Exception as exc:
             self._refused(bulk, exc)

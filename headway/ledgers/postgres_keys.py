@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import asyncpg
 import structlog
 
 from headway.core.rotation import check_new
@@ -25,6 +24,7 @@ from headway.ledgers.key_rows import (
     new_mark,
     row_of,
 )
+from headway.ledgers.postgres_line import Session
 from headway.ledgers.postgres_link import PostgresLink
 from headway.model import Key
 from headway.ports import KeyChanges, KeyMark
@@ -68,50 +68,50 @@ class PostgresKeys:
 
     async def add(self, key: Key) -> None:
         """See KeyStore."""
-        async with self._link.writing() as connection, connection.transaction():
-            await connection.execute("SELECT pg_advisory_xact_lock($1)", LOCK)
-            check_new(key, _sound(await connection.fetch(_ALIKE, key.id, key.replaces)))
-            await connection.execute(_ADD, *row_of(key), await _next(connection))
+        async with self._link.writing() as session:
+            await session.execute("SELECT pg_advisory_xact_lock($1)", LOCK)
+            check_new(key, _sound(await session.fetch(_ALIKE, key.id, key.replaces)))
+            await session.execute(_ADD, *row_of(key), await _next(session))
 
     async def get(self, id: str) -> Key | None:
         """See KeyStore."""
-        async with self._link.asking() as connection:
-            row = await connection.fetchrow(f"{SELECT} WHERE id = $1", id)
+        async with self._link.asking() as session:
+            row = await session.fetchrow(f"{SELECT} WHERE id = $1", id)
         found = [] if row is None else _sound([row])
         return found[0] if found else None
 
     async def expire(self, id: str, at: float) -> bool:
         """See KeyStore."""
-        async with self._link.writing() as connection, connection.transaction():
-            await connection.execute("SELECT pg_advisory_xact_lock($1)", LOCK)
-            if not await connection.fetchval(_THERE, id):
+        async with self._link.writing() as session:
+            await session.execute("SELECT pg_advisory_xact_lock($1)", LOCK)
+            if not await session.fetchval(_THERE, id):
                 return False
-            await connection.execute(_EXPIRE, at, await _next(connection), id)
+            await session.execute(_EXPIRE, at, await _next(session), id)
         return True
 
     async def keys(self) -> Sequence[Key]:
         """See KeyStore."""
-        async with self._link.asking() as connection:
-            return _sound(await connection.fetch(IN_ORDER))
+        async with self._link.asking() as session:
+            return _sound(await session.fetch(IN_ORDER))
 
     async def changes(self, since: KeyMark, limit: int) -> KeyChanges | None:
         """See KeyStore."""
-        async with self._link.asking() as connection:
-            if since.mark and not await connection.fetchval(_KNOWN, since.revision, since.mark):
+        async with self._link.asking() as session:
+            if since.mark and not await session.fetchval(_KNOWN, since.revision, since.mark):
                 return None
-            rows = await connection.fetch(_AFTER, since.revision, limit)
+            rows = await session.fetch(_AFTER, since.revision, limit)
         return changes_of(_sound(rows), rows, since, limit)
 
     async def latest(self) -> KeyMark:
         """See KeyStore."""
-        async with self._link.asking() as connection:
-            found = await connection.fetchrow(LATEST)
+        async with self._link.asking() as session:
+            found = await session.fetchrow(LATEST)
         return KeyMark(*found) if found else KeyMark()
 
     async def remove_ended(self, before: float, limit: int) -> int:
         """See KeyStore."""
-        async with self._link.writing() as connection:
-            done: str = await connection.execute(_REMOVE, before, limit)
+        async with self._link.writing() as session:
+            done: str = await session.execute(_REMOVE, before, limit)
         return int(done.rpartition(" ")[2])
 
     async def close(self) -> None:
@@ -119,11 +119,11 @@ class PostgresKeys:
         await self._link.close()
 
 
-async def _next(connection: asyncpg.Connection) -> int:
+async def _next(session: Session) -> int:
     """The revision of a change that is made now, which gets its mark."""
-    revision: int = await connection.fetchval(NEXT)
-    await connection.execute("INSERT INTO headway_key_changes VALUES ($1, $2)", revision, new_mark())
-    await connection.execute("DELETE FROM headway_key_changes WHERE revision <= $1", revision - MARKS)
+    revision: int = await session.fetchval(NEXT)
+    await session.execute("INSERT INTO headway_key_changes VALUES ($1, $2)", revision, new_mark())
+    await session.execute("DELETE FROM headway_key_changes WHERE revision <= $1", revision - MARKS)
     return revision
 
 

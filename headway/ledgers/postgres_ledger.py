@@ -1,7 +1,7 @@
 """The ledger in PostgreSQL.
 
 Rows are copied in. COPY knows no rows that are there already, and is undone as a whole when it meets one; then the same
-rows go in by an INSERT, which passes over those.
+rows go in by an INSERT, which passes over those. What is wrong with a row is found before it is sent, or said by the server.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 import asyncpg
+from asyncpg.pgproto.pgproto import UUID
 from msgspec.structs import astuple
 
+from headway.ledgers.postgres_line import RowRefused
 from headway.ledgers.postgres_link import PostgresLink
 from headway.model import Record
 
@@ -40,10 +42,11 @@ INSERT INTO headway_requests ({_COLUMNS}) SELECT * FROM unnest({_ARRAYS}) ON CON
 """  # noqa: S608
 _FIND = f"SELECT {_COLUMNS} FROM headway_requests WHERE id = $1 ORDER BY completed_at DESC"  # noqa: S608
 _PRUNE = """
-DELETE FROM headway_requests WHERE ctid = ANY (ARRAY (
-    SELECT ctid FROM headway_requests WHERE completed_at < $1 ORDER BY completed_at LIMIT $2 FOR UPDATE SKIP LOCKED
-))
+WITH removed AS (DELETE FROM headway_requests WHERE ctid = ANY (ARRAY (
+    SELECT ctid FROM headway_requests WHERE completed_at < $1 ORDER BY completed_at LIMIT $2
+)) RETURNING 1) SELECT count(*) FROM removed
 """
+"""Without FOR UPDATE, which wants a privilege that nothing else here does. Of two that remove the same rows one waits."""
 
 _from_unix = datetime.fromtimestamp
 
@@ -65,11 +68,15 @@ class PostgresLedger:
     async def write(self, records: Sequence[Record]) -> None:
         """See Ledger."""
         rows = [_row(record) for record in records]
-        async with self._link.writing() as connection:
-            try:
-                await connection.copy_records_to_table("headway_requests", records=rows, columns=list(_TYPES))
-            except asyncpg.UniqueViolationError:
-                await connection.execute(_INSERT, *zip(*rows, strict=True))
+        try:
+            async with self._link.writing() as session:
+                await session.copy("headway_requests", list(_TYPES), rows)
+                return
+        except RowRefused as exc:
+            if not isinstance(exc.__cause__, asyncpg.UniqueViolationError):
+                raise
+        async with self._link.writing() as session:
+            await session.execute(_INSERT, *zip(*rows, strict=True))
 
     async def find(self, id: str) -> Sequence[Record]:
         """See Ledger."""
@@ -77,14 +84,14 @@ class PostgresLedger:
             key = uuid.UUID(id)
         except ValueError:
             return ()
-        async with self._link.asking() as connection:
-            return [_record(row) for row in await connection.fetch(_FIND, key)]
+        async with self._link.asking() as session:
+            return [_record(row) for row in await session.fetch(_FIND, key)]
 
     async def prune(self, before: float, limit: int) -> int:
         """See Ledger."""
-        async with self._link.asking() as connection:
-            done: str = await connection.execute(_PRUNE, _from_unix(before, UTC), limit)
-            return int(done.removeprefix("DELETE "))
+        async with self._link.asking() as session:
+            removed = await session.fetchval(_PRUNE, _from_unix(before, UTC), limit)
+        return int(removed)
 
     async def close(self) -> None:
         """See Ledger."""
@@ -93,7 +100,7 @@ class PostgresLedger:
 
 def _row(record: Record) -> tuple[Any, ...]:
     row = astuple(record)
-    return (*row[:6], _from_unix(row[6], UTC), _from_unix(row[7], UTC), *row[8:])
+    return (UUID(row[0]), *row[1:6], _from_unix(row[6], UTC), _from_unix(row[7], UTC), *row[8:])
 
 
 def _record(row: Sequence[Any]) -> Record:

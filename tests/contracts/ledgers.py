@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from headway.ledgers.postgres_ledger import PostgresLedger
 from headway.ledgers.sqlite_keys import SqliteKeys
 from headway.ledgers.sqlite_ledger import SqliteLedger
 from headway.ports import KeyStore, Ledger
+from tests.servers.pgbouncer import MODES
 from tests.servers.postgres import RunningPostgres, SharedPostgres
 
 
@@ -51,4 +53,16 @@ def postgres_database(folder: Path, postgres: SharedPostgres) -> Database:
     return Database(url, PostgresLedger, PostgresKeys, lambda sql: server.query(sql, url=url))
 
 
-DATABASES = {"sqlite": sqlite_database, "postgres": postgres_database}
+def pooled_database(mode: str, folder: Path, postgres: SharedPostgres) -> Database:
+    """As users have it who put a PgBouncer in front."""
+    behind = postgres_database(folder, postgres)
+    return replace(behind, url=postgres.pooled(mode).front_of(behind.url))
+
+
+DATABASES: dict[str, Callable[[Path, SharedPostgres], Database]] = {
+    "sqlite": sqlite_database,
+    "postgres": postgres_database,
+}
+POOLED: dict[str, Callable[[Path, SharedPostgres], Database]] = {
+    f"pgbouncer-{mode}": partial(pooled_database, mode) for mode in MODES
+}

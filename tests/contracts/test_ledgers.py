@@ -15,15 +15,18 @@ from headway.errors import SettingError
 from headway.gateway import new_id
 from headway.model import Record
 from headway.ports import Ledger
-from tests.contracts.ledgers import DATABASES, Database
+from tests.contracts.ledgers import DATABASES, POOLED, Database
 from tests.servers.postgres import SharedPostgres
 
 AT = 1_790_000_000.25
 
 
-@pytest.fixture(params=DATABASES)
+KINDS = DATABASES | {"pgbouncer-transaction": POOLED["pgbouncer-transaction"]}
+
+
+@pytest.fixture(params=KINDS)
 def database(request: pytest.FixtureRequest, tmp_path: Path, postgres: SharedPostgres) -> Database:
-    return DATABASES[request.param](tmp_path, postgres)
+    return KINDS[request.param](tmp_path, postgres)
 
 
 def record(id: str = "", tenant: str = "acme", completed_at: float = AT, **changes: Any) -> Record:

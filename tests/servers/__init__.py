@@ -9,7 +9,8 @@
 Every server is a child process on loopback, on ports chosen by the system, with its files in a folder of the test's. It is
 ended with its block, and with pytest however that ends.
 
-Valkey comes with a wheel, Redis with the distribution. Without Redis, or with one older than 7.0, its tests are skipped;
+Valkey and PostgreSQL come with wheels, Redis and PgBouncer with the distribution. Without PgBouncer, without Redis, or with
+one older than 7.0, their tests are skipped;
 with HEADWAY_TEST_REQUIRE_SERVERS=1, as in CI, they fail. HEADWAY_TEST_REDIS_URL (redis://USER:PASSWORD@HOST:PORT/DB) names
 a running server that the contract suites use instead of the distribution's. Its database must be empty, as it is flushed
 between tests; the server's other databases are not touched. Tests that stop or pause a server always start one of

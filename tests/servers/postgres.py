@@ -17,18 +17,19 @@ import signal
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 from urllib.parse import urlsplit
 
 import asyncpg
 
 from tests.e2e.client import PATIENCE, wait_until
+from tests.servers.nobody import as_nobody, give
+from tests.servers.pgbouncer import PgBouncer
 from tests.servers.ports import LOOPBACK, Port
 from tests.servers.reaper import the_reaper
 
 FOREIGN = "HEADWAY_TEST_POSTGRES_URL"
 USER = "headway"
-NOBODY = 65_534
 
 _OPTIONS = {
     "fsync": "off",
@@ -90,8 +91,7 @@ class PostgresServer(RunningPostgres):
         self._folder = Path(tempfile.mkdtemp(prefix="headway-postgres-"))
         self._process: subprocess.Popen[bytes] | None = None
         super().__init__(f"postgresql://{USER}@{LOOPBACK}:{self._port.number}/postgres")
-        if os.getuid() == 0:
-            os.chown(self._folder, NOBODY, NOBODY)
+        give(self._folder)
         self._programs = _programs(self._folder)
 
     @property
@@ -171,7 +171,7 @@ class PostgresServer(RunningPostgres):
                 cwd=self._folder,
                 env={"PATH": os.environ.get("PATH", ""), "LC_ALL": "C", "TZ": "UTC"},
                 start_new_session=True,
-                **_nobody(),
+                **as_nobody(),
             )
 
     def _signal(self, number: signal.Signals) -> None:
@@ -195,6 +195,7 @@ class SharedPostgres:
 
     def __init__(self) -> None:
         self._server: RunningPostgres | None = None
+        self._pools: dict[str, PgBouncer] = {}
 
     def server(self) -> RunningPostgres:
         """The server."""
@@ -203,8 +204,16 @@ class SharedPostgres:
             self._server = RunningPostgres(url) if url else PostgresServer().__enter__()
         return self._server
 
+    def pooled(self, mode: str) -> PgBouncer:
+        """A PgBouncer in front of it."""
+        if mode not in self._pools:
+            self._pools[mode] = PgBouncer(self.server().url, mode).__enter__()
+        return self._pools[mode]
+
     def close(self) -> None:
         """End what was started, and leave nothing in what was not."""
+        while self._pools:
+            self._pools.popitem()[1].close()
         if isinstance(self._server, PostgresServer):
             self._server.close()
         elif self._server is not None:
@@ -222,10 +231,6 @@ def _programs(folder: Path) -> Path:
         if needed.exists():
             shutil.copytree(needed, folder / needed.relative_to(found.parents[1]), symlinks=True)
     return folder / found.relative_to(found.parents[1]) / "bin"
-
-
-def _nobody() -> dict[str, Any]:
-    return {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.getuid() == 0 else {}
 
 
 def _children(pid: int) -> set[int]:

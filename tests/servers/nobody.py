@@ -1,0 +1,20 @@
+"""Who runs the servers that do not run as root."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+NOBODY = 65_534
+
+
+def as_nobody() -> dict[str, Any]:
+    """Arguments of a child process that may not run as root."""
+    return {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.getuid() == 0 else {}
+
+
+def give(folder: Path) -> None:
+    """Let such a process have a folder."""
+    if os.getuid() == 0:
+        os.chown(folder, NOBODY, NOBODY)

@@ -33,7 +33,7 @@ from uvicorn.protocols.utils import get_local_addr, get_remote_addr
 from headway.errors import HEADERS_TOO_LARGE, INTERNAL, REQUEST_TIMEOUT, SERVICE_OVERLOADED, BadRequest, RequestError
 from headway.http.chunks import Chunks
 from headway.http.desk import GRACE, LINGER, SLOWEST, Desk
-from headway.http.head import END, Head, read_head, suspect
+from headway.http.head import END, Head, Told, read_head, suspect
 from headway.http.order import SHOWN, chosen_id, too_large
 from headway.http.refusals import UNFORESEEN
 from headway.http.shapes import problem_response
@@ -44,6 +44,10 @@ IDLE, HEAD, BODY, DROP, ASKED, APP, BLOCKED, LINGERING, CLOSED = range(9)
 
 HELD = 65_536
 """Bytes a client may send ahead of its answers; also the most of a refused body that is read to keep a connection."""
+
+FAR = 4 << 20
+"""Bytes that are read ahead of answers where they are counted: an end that lies behind them is seen. A system takes about as
+much from a client that leaves."""
 
 UNCOUNTED = 4_096
 """Bytes sent ahead that are too few to be counted with those of bodies."""
@@ -59,10 +63,15 @@ class Connection(HttpToolsProtocol):
 
     Arguments:
         desk: what it shares with the door's other connections.
+
+    Attributes:
+        far: bytes a client may send ahead of its answers.
     """
 
+    far = HELD
+
     __slots__ = (
-        "chunks", "descriptor", "desk", "expects", "held", "id", "last", "missing", "open", "paused", "phase", "seen", "since",
+        "ahead", "chunks", "descriptor", "desk", "expects", "held", "id", "last", "missing", "open", "paused", "phase", "seen", "since",
         "stuck", "stuck_bytes", "stuck_left", "stuck_moved",
     )  # fmt: skip
 
@@ -74,6 +83,7 @@ class Connection(HttpToolsProtocol):
         self.phase = IDLE
         self.since = 0.0
         self.held = b""
+        self.ahead: bytearray | None = None
         self.seen = 0
         self.id = ""
         self.last = False
@@ -109,13 +119,19 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Take what the client has sent."""
-        self.held = self.held + data if self.held else data
-        self.advance()
+        held = self.held
+        if self.ahead or (len(held) > HELD and self.phase > HEAD and not self.open):
+            self.ahead = self.ahead or bytearray()
+            self.ahead += data
+            self._keep_ahead()
+        else:
+            self.held = held + data if held else data
+            self.advance()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Let go of everything."""
         self.phase = CLOSED
-        self.held = b""
+        self.held, self.ahead = b"", None
         self.chunks = None
         if self.paused:
             self.desk.hangups.forget(self.descriptor)
@@ -141,13 +157,13 @@ class Connection(HttpToolsProtocol):
     def advance(self) -> None:
         """Work through what was received, as far as the request in hand allows."""
         try:
-            while self.held:
+            while self.held or self._fetch():
                 phase = self.phase
                 if phase <= HEAD:
-                    if not self._take_head():
+                    if not self._take_head() and not self._fetch():
                         break
                 elif phase >= LINGERING:
-                    self.held = b""
+                    self.held, self.ahead = b"", None
                 elif self.open:
                     self._take_body()
                 else:
@@ -155,10 +171,7 @@ class Connection(HttpToolsProtocol):
                     return
         except Exception as exc:
             self.fault(exc)
-        if self.paused:
-            self.paused = False
-            self.desk.hangups.forget(self.descriptor)
-            self.flow.resume_reading()
+        self._read_on()
 
     def serve(self, head: Head, raw: bytes) -> None:
         """Start on a request whose head is complete; `raw` is the head as it came."""
@@ -171,7 +184,7 @@ class Connection(HttpToolsProtocol):
         self.url = head.target
         self.headers.extend(head.fields)
         self.expect_100_continue = head.expects
-        self.parser = cast(Any, _Told(head))
+        self.parser = cast(Any, Told(head))
         try:
             self.on_headers_complete()
         except httptools.HttpParserInvalidURLError:
@@ -218,7 +231,7 @@ class Connection(HttpToolsProtocol):
         self.flow.resume_reading()
         if self.transport.is_closing():
             self.phase = CLOSED
-            self.held = b""
+            self.held, self.ahead = b"", None
         elif not self.open:
             self.finish()
         elif self.expects or self.missing > HELD or self.chunks is not None:
@@ -306,7 +319,7 @@ class Connection(HttpToolsProtocol):
         connection and could take the answer away from a client that is still sending (RFC 9112, section 9.6)."""
         self.phase = LINGERING
         self.since = monotonic()
-        self.held = b""
+        self.held, self.ahead = b"", None
         self.reserve(0)
         self.open = False
         self.chunks = None
@@ -428,17 +441,35 @@ class Connection(HttpToolsProtocol):
             self.complete()
 
     def _keep_ahead(self) -> None:
-        """Keep what was sent ahead of the answer in hand. When it is much, nothing more is read until that is written; when
-        it is more than may be held, it is thrown away, and the answer in hand is the last."""
-        ahead = len(self.held)
+        """Keep what was sent ahead of the answer in hand, and read on, to see the client leave. Beyond what one connection may
+        hold nothing is read; beyond what its owner may hold it is thrown away, and the answer in hand is the last."""
+        ahead = len(self.held) + (len(self.ahead) if self.ahead else 0)
         if ahead > UNCOUNTED and not self.reserve(ahead):
-            self.held = self.held[:1]  # More is to come, so the end has to linger.
+            self.held, self.ahead = self.held[:1], None  # More is to come, so the end has to linger.
             self.last = True
             self.retire()
-        elif ahead > HELD and not self.paused:
+            self._read_on()
+        elif ahead > self.far and not self.paused:
             self.paused = True
             self.flow.pause_reading()
             self.desk.hangups.watch(self.descriptor, self.shutdown)
+        elif ahead <= HELD:
+            self._read_on()
+
+    def _fetch(self) -> bool:
+        """Take up some of what was sent far ahead; False when there is nothing."""
+        ahead = self.ahead
+        if not ahead:
+            return False
+        self.held += bytes(ahead[:HELD])
+        del ahead[:HELD]
+        return True
+
+    def _read_on(self) -> None:
+        if self.paused:
+            self.paused = False
+            self.desk.hangups.forget(self.descriptor)
+            self.flow.resume_reading()
 
     def _drop_body(self) -> None:
         self.reserve(0)
@@ -459,27 +490,6 @@ class Connection(HttpToolsProtocol):
     def _turn_away(self) -> None:
         self.connections.add(self)
         self.reject(RequestError("too many connections are open", code=SERVICE_OVERLOADED, retry_after=1.0))
-
-
-class _Told:
-    """Answers what uvicorn's protocol asks its parser, from a head that was parsed before."""
-
-    __slots__ = ("_head",)
-
-    def __init__(self, head: Head) -> None:
-        self._head = head
-
-    def get_http_version(self) -> str:
-        return self._head.version
-
-    def get_method(self) -> bytes:
-        return self._head.method
-
-    def should_keep_alive(self) -> bool:
-        return self._head.keep
-
-    def should_upgrade(self) -> bool:
-        return False
 
 
 def _descriptor(transport: asyncio.Transport) -> int:

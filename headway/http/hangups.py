@@ -1,8 +1,8 @@
 """Hears that clients have hung up from whom nothing is read at the moment.
 
-The end of what a client sends is its departure, and it is seen by reading. While more was sent ahead of an answer than is
-kept, nothing is read; the system knows of the end all the same (EPOLLRDHUP), but an event loop does not ask for it. So there
-is one epoll for such connections, which the event loop watches like any other descriptor.
+The end of what a client sends is its departure, and it is seen by reading. While more was sent ahead of an answer than one
+connection may hold, nothing is read; the system knows of the end all the same (EPOLLRDHUP), but an event loop does not ask for
+it. So there is one epoll for such connections, which the event loop watches like any other descriptor.
 
 An end that lies behind more than the system's own buffer holds has not arrived, and is seen when it has. Where there is no
 epoll (outside of Linux) nothing is heard before reading goes on.

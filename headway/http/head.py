@@ -70,6 +70,31 @@ class Head:
         self.expects = False
 
 
+class Told:
+    """Answers what uvicorn's protocol asks its parser, from a head that was parsed before."""
+
+    __slots__ = ("_head",)
+
+    def __init__(self, head: Head) -> None:
+        self._head = head
+
+    def get_http_version(self) -> str:
+        """The version, as in the request line."""
+        return self._head.version
+
+    def get_method(self) -> bytes:
+        """The method."""
+        return self._head.method
+
+    def should_keep_alive(self) -> bool:
+        """Whether the connection may serve another request."""
+        return self._head.keep
+
+    def should_upgrade(self) -> bool:
+        """Never."""
+        return False
+
+
 class _Scribe:
     """Takes down what the parser calls out."""
 

@@ -21,7 +21,7 @@ import httptools
 import msgspec
 
 from headway.errors import INTERNAL, RequestError
-from headway.http.connection import APP, ASKED, BODY, IDLE, Connection
+from headway.http.connection import APP, ASKED, BODY, FAR, IDLE, Connection
 from headway.http.desk import Lane
 from headway.http.guard import stranger
 from headway.http.handover import Handover
@@ -49,6 +49,8 @@ class HotLane(Connection):
     Arguments:
         lane: what it shares with the door's other connections.
     """
+
+    far = FAR
 
     __slots__ = (
         "after", "before", "begun", "caller", "handover", "known", "lane", "memo", "order", "owner", "pieces", "reserved",

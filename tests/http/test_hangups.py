@@ -5,34 +5,66 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+from typing import Any
 
 import pytest
 import uvloop
 
 from headway.http.connection import HELD
 from headway.http.hangups import Hangups
+from headway.http.hot_lane import HotLane
 from tests.http.stand import Client, Stand, post, served, settled
 
 BODY = '{"input": "a"}'
 AHEAD = post(" " * 100_000 + BODY)
 
 
-async def far_ahead(stand: Stand, first: bytes = post(BODY)) -> Client:
-    """A client of a request that is pending, which has sent so much more that nothing is read from it."""
+@pytest.fixture
+def near(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more is read ahead of an answer than there has to be."""
+    monkeypatch.setattr(HotLane, "far", HELD)
+
+
+async def pending(stand: Stand) -> Client:
+    """A client whose request is pending."""
+    stand.gateway.hold = True
     client = await stand.connect()
-    await client.send(first)
+    await client.send(post(BODY))
     await stand.gateway.until(lambda: bool(stand.gateway.waiting))
-    await client.send(AHEAD)
-    (connection,) = stand.door._connections()
-    await settled(lambda: connection.paused)
-    assert len(connection.held) > HELD
     return client
 
 
-@pytest.mark.parametrize("how", ["close", "reset", "half", "close behind more"])
-def test_the_departure_of_a_client_that_sent_far_ahead_is_seen(how: str) -> None:
+async def far_ahead(stand: Stand) -> Client:
+    """One that has sent so much more that nothing is read from it."""
+    client = await pending(stand)
+    await client.send(AHEAD)
+    (connection,) = stand.door._connections()
+    await settled(lambda: connection.paused)
+    return client
+
+
+@pytest.mark.parametrize("size", [70_000, 300_000, 1_000_000, 3_500_000])
+@pytest.mark.parametrize("small", [False, True])
+def test_the_departure_of_a_client_is_seen_behind_all_that_it_has_sent(size: int, small: bool) -> None:
     async def main(stand: Stand) -> None:
-        stand.gateway.hold = True
+        client = await pending(stand)
+        piece = post(BODY) * 10 if small else AHEAD
+        for _ in range(size // len(piece) + 1):
+            client.writer.write(piece)
+        client.leave()
+        await stand.gateway.until(lambda: not stand.gateway.waiting)
+        assert stand.gateway.abandoned == [("default", stand.gateway.asked[0].id)]
+        await settled(lambda: not stand.door._connections())
+        lane: Any = stand.door._desk
+        assert lane.quotas._bodies.free == stand.settings.max_bodies_mb << 20
+
+    served(main)
+
+
+@pytest.mark.parametrize("how", ["close", "reset", "half", "close behind more"])
+@pytest.mark.usefixtures("near")
+def test_the_departure_of_a_client_is_seen_while_nothing_is_read_from_it(how: str) -> None:
+    async def main(stand: Stand) -> None:
         client = await far_ahead(stand)
         if how == "reset":
             sock = client.writer.get_extra_info("socket")
@@ -50,18 +82,44 @@ def test_the_departure_of_a_client_that_sent_far_ahead_is_seen(how: str) -> None
     served(main)
 
 
-def test_who_stays_gets_every_answer() -> None:
+@pytest.mark.parametrize("number", [1, 30, 90])
+def test_who_stays_gets_every_answer_in_order(number: int) -> None:
+    """Some are held, some far ahead, some not read yet."""
+
     async def main(stand: Stand) -> None:
-        stand.gateway.hold = True
-        client = await far_ahead(stand)
-        await client.send(AHEAD, AHEAD)
+        client = await pending(stand)
+        texts = [f"{index}".ljust(60_000, ".") for index in range(number)]
+        sending = asyncio.ensure_future(client.send(*(post(f'{{"input": "{text}"}}') for text in texts)))
+        (connection,) = stand.door._connections()
+        await settled(
+            lambda: connection.paused or len(connection.held) + len(connection.ahead or b"") > number * 60_000
+        )
+        assert connection.paused == (number == 90)
         stand.gateway.hold = False
         stand.gateway.release()
-        for _ in range(4):
-            assert (await client.answer()).status == 200
+        assert (await client.answer()).json["output"] == "A"
+        for text in texts:
+            assert (await client.answer()).json["output"] == text
+        await sending
         client.writer.write_eof()
         assert await client.ended()
         assert stand.gateway.abandoned == []
+        lane: Any = stand.door._desk
+        await settled(lambda: not stand.door._connections())
+        assert lane.quotas._bodies.free == stand.settings.max_bodies_mb << 20
+
+    served(main)
+
+
+def test_many_small_requests_far_ahead_are_answered() -> None:
+    async def main(stand: Stand) -> None:
+        client = await pending(stand)
+        for _ in range(8):
+            await client.send(post(BODY) * 150)
+        stand.gateway.hold = False
+        stand.gateway.release()
+        for _ in range(1201):
+            assert (await client.answer()).json["output"] == "A"
 
     served(main)
 

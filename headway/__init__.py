@@ -13,7 +13,7 @@ The map of the house. Imports only point down the floors, which a test enforces.
 4 services, short loops that drive the core through ports
     `batcher` claims and runs · `gateway` holds what waits for an answer · `supervisor` keeps loops alive
     `lifecycle` start and drain order · `attendance` one process's place in the fleet · `controller` what workers can carry
-    `pulse` what is done each second
+    `pulse` what is done each second · `signals` what a process makes of them
 5 doors
     `http/` · `metrics` · `banner` what start-up prints · `simulator/` the production policies under virtual time · `load/` the load generator
 6 wiring

@@ -206,6 +206,16 @@ class KeyRing:
 
     # What has changed.
 
+    @property
+    def rereads(self) -> str:
+        """See Rereadable."""
+        return "keys"
+
+    async def reread(self) -> None:
+        """Hear of what has changed, and have all keys read again from now on. Raises StoreUnavailable."""
+        await self.refresh()
+        self._begin(hurry=True)
+
     async def refresh(self) -> None:
         """Hear of what has changed.
 

@@ -12,10 +12,9 @@ A second signal while going down answers what is still held with 503 and ends at
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import structlog
 
@@ -25,7 +24,7 @@ from headway.batcher import Batcher
 from headway.config import Settings
 from headway.controller import Controller
 from headway.direct import Direct
-from headway.errors import BrokerUnavailable, StoreUnavailable
+from headway.errors import BrokerUnavailable, HeadwayError, StoreUnavailable
 from headway.gateway import Gateway
 from headway.model import Failure
 from headway.ports import Broker
@@ -82,6 +81,20 @@ class Resource(Protocol):
 
     async def close(self) -> None:
         """Finish what is left in bounded time, and let go. Called once after `open`, also when that failed."""
+        ...
+
+
+@runtime_checkable
+class Rereadable(Protocol):
+    """A resource, or a link, that goes by files which an operator may change."""
+
+    @property
+    def rereads(self) -> str:
+        """What is in the files, as the log names it; empty when there are none."""
+        ...
+
+    async def reread(self) -> None:
+        """Read them again. Raises HeadwayError when they will not do; what was read before goes on."""
         ...
 
 
@@ -211,6 +224,17 @@ class Service:
         for batcher in self._batchers:
             await batcher.replace()
 
+    async def reread(self) -> None:
+        """Read the files again that resources and the link go by; one that will not do changes nothing."""
+        everything: list[object] = [*self._resources, self._link]
+        for one in everything:
+            if isinstance(one, Rereadable) and one.rereads:
+                try:
+                    await one.reread()
+                    log.info("read again", what=one.rereads)
+                except HeadwayError as exc:
+                    log.error("cannot be read again; what was known goes on", what=one.rereads, error=str(exc))
+
     async def _connect(self) -> None:
         """Reach the broker, which may be starting up like this process, and take a place in the fleet."""
         if self._link is not None:
@@ -271,47 +295,3 @@ CONNECT_WITHIN = 30.0
 """Seconds for which a process that starts waits for its broker."""
 CONNECT_EVERY = 0.5
 """Seconds between two attempts to reach it."""
-
-
-async def until_signalled(service: Service, ready: Callable[[], None]) -> None:
-    """Come up, call `ready`, serve until SIGTERM or SIGINT, then drain; a second signal ends the drain. Signals are
-    ignored afterwards: the process is on its way out, and one that comes late must not change its exit code.
-
-    Raises:
-        HeadwayError: the service does not come up.
-    """
-    loop = asyncio.get_running_loop()
-    first, second = asyncio.Event(), asyncio.Event()
-
-    def on_signal() -> None:
-        (second if first.is_set() else first).set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal)
-    try:
-        if await _unless(first, service.start()):
-            ready()
-            await first.wait()
-            log.info("draining")
-            await _unless(second, service.drain())
-    finally:
-        await service.stop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)
-            signal.signal(number, signal.SIG_IGN)
-
-
-async def _unless(signalled: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Do `work`, but give it up when the signal comes first; True when it was done."""
-    doing, waiting = asyncio.ensure_future(work), asyncio.ensure_future(signalled.wait())
-    try:
-        await asyncio.wait({doing, waiting}, return_when=asyncio.FIRST_COMPLETED)
-        if not doing.done():
-            doing.cancel()
-            await asyncio.gather(doing, return_exceptions=True)
-            return False
-        await doing
-        return True
-    finally:
-        doing.cancel()
-        waiting.cancel()

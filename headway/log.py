@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import logging
 import logging.handlers
+import os
 import queue
 import re
+import stat
 import sys
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, TextIO
 
 import structlog
@@ -49,7 +52,7 @@ def running(level: str = "info", json: bool = False, stream: TextIO | None = Non
     waiting: queue.SimpleQueue[logging.LogRecord | None] = queue.SimpleQueue()
     writer = logging.StreamHandler(target)
     writer.setFormatter(_formatter(json, target.isatty()))
-    listener = Writer(waiting, writer)
+    listener = Writer(waiting, writer, target)
     root.handlers[:] = [_Outbox(waiting)]
     root.setLevel(level.upper())
     logging.captureWarnings(True)
@@ -110,12 +113,39 @@ class _Outbox(logging.handlers.QueueHandler):
 class Writer(logging.handlers.QueueListener):
     """Renders and writes, on a thread of its own that a stuck stream cannot keep from ending.
 
+    Arguments:
+        waiting: the records.
+        handler: writes one.
+        stream: that it writes to.
+
     Attributes:
         stuck: the last lines could not be written in time. The thread holds the locks of its stream and handler
             then, for which the interpreter would wait at its end.
     """
 
     stuck = False
+
+    def __init__(
+        self, waiting: queue.SimpleQueue[logging.LogRecord | None], handler: logging.Handler, stream: TextIO
+    ) -> None:
+        super().__init__(waiting, handler)
+        self._descriptor, self._path = _file_of(stream)
+
+    def reopen(self) -> bool:
+        """Write on to the file that the log was started with, by its name: the one that has it now has been renamed, or
+        removed. False when the log goes to no file, or there can be none of that name."""
+        if self._path is None:
+            return False
+        try:
+            fresh = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        except OSError as exc:
+            get_logger(__name__).warning("the log cannot be opened anew", path=self._path, error=str(exc))
+            return False
+        try:
+            os.dup2(fresh, self._descriptor)
+        finally:
+            os.close(fresh)
+        return True
 
     def stop(self) -> None:
         """Wait for the last lines, but not for ever: the thread is a daemon."""
@@ -124,6 +154,17 @@ class Writer(logging.handlers.QueueListener):
             self._thread.join(PATIENCE)
             self.stuck = self._thread.is_alive()
             self._thread = None
+
+
+def _file_of(stream: TextIO) -> tuple[int, str | None]:
+    """Descriptor and path of the regular file that a stream goes to; no path when it goes elsewhere."""
+    try:
+        descriptor = stream.fileno()
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return descriptor, None
+        return descriptor, str(Path(f"/proc/self/fd/{descriptor}").readlink())
+    except (OSError, ValueError):  # No descriptor, as of a stream in memory; or no /proc.
+        return -1, None
 
 
 def _pin(logger: Any, name: str, event: _Event) -> _Event:

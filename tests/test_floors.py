@@ -48,6 +48,7 @@ FLOORS: dict[str, int] = {
     "pulse": 4,
     "reaper": 4,
     "redo": 4,
+    "signals": 4,
     "supervisor": 4,
     "banner": 5,
     "http": 5,

@@ -148,12 +148,13 @@ def serve(pipe: Pipe, target: Target, loop: UserLoop) -> None:
 
 
 def leave_signals_to_parent() -> None:
-    """Do nothing on an interrupt or a request to end, which a terminal or a service manager sends to all
-    processes at once: the parent decides, and may want batches in flight to finish.
+    """Do nothing on an interrupt, a request to end, or what is meant to have a service read its files again, which a
+    terminal or a service manager sends to all processes at once: the parent decides, and may want batches in flight to
+    finish.
 
     A handler that does nothing, rather than SIG_IGN, so that what user code starts can still be ended.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         before = signal.signal(number, lambda *_: None)
         os.register_at_fork(after_in_child=partial(signal.signal, number, before))
 

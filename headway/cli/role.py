@@ -70,14 +70,15 @@ def run(settings: Settings, role: Role, target: str = "") -> None:
     """Run until a signal comes, and exit."""
     import uvloop
 
-    from headway import log, wiring
+    from headway import log, signals, wiring
 
+    signals.ignore_until_ready()
     _open_missing_streams()
     with (
         log.running(settings.log_level, json=settings.log_json) as writer,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
-        code = runner.run(wiring.run(settings, role, target))
+        code = runner.run(wiring.run(settings, role, target, writer.reopen))
     if writer.stuck:
         os._exit(code)
     raise typer.Exit(code)

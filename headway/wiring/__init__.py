@@ -52,10 +52,11 @@ from headway.http.door import Door
 from headway.http.process import Process
 from headway.http.readiness import Readiness
 from headway.journal import Journal
-from headway.lifecycle import Link, Resource, Service, until_signalled
+from headway.lifecycle import Link, Resource, Service
 from headway.lookout import Lookout
 from headway.model import Member, Role, Slot
 from headway.ports import Backend, Broker, DeadLetters, Fleet
+from headway.signals import until_signalled
 from headway.tally import Tally
 from headway.target import FileTarget, RemoteTarget, Target, parse_target
 from headway.wiring.access import make_identity, make_ledger
@@ -116,13 +117,14 @@ class House:
     public: Door | None
 
 
-async def run(settings: Settings, role: Role, target: str = "") -> int:
+async def run(settings: Settings, role: Role, target: str = "", reopen_log: Callable[[], bool] = lambda: False) -> int:
     """Run a process of a role to its end; returns the exit code.
 
     Arguments:
         settings: by which it runs.
         role: what it does.
         target: TARGET of those that run batches.
+        reopen_log: opens the log anew; False when it goes to no file.
 
     Raises:
         SettingError: a setting cannot be met, for example a port that is taken.
@@ -142,7 +144,7 @@ async def run(settings: Settings, role: Role, target: str = "") -> int:
                 watcher = asyncio.create_task(_replace_on_change(house.service, house.target))
                 stack.push_async_callback(_end, watcher)
 
-        await until_signalled(house.service, ready)
+        await until_signalled(house.service, ready, reopen_log)
     return 0
 
 
@@ -296,6 +298,13 @@ def _redis(settings: Settings, models: dict[str, QueueLimits], tally: Tally) -> 
         async def close(self) -> None:
             await broker.close()
             await link.close()
+
+        @property
+        def rereads(self) -> str:
+            return "certificates" if settings.broker.startswith("rediss") else ""
+
+        async def reread(self) -> None:
+            await link.renew()
 
     async def now() -> float:
         """Some process, this one for instance, was seen within the last second."""

@@ -71,12 +71,14 @@ def _tokens(settings: Settings) -> tuple[Identity, Sequence[Resource]]:
             raise
         mend = "Install it: pip install 'headway[jwt]'."
         raise SettingError("jwt", settings.jwt, "needs the package PyJWT[crypto], which is not here", mend) from exc
-    issuers = read_issuers(Path(settings.jwt), settings.tier_names)
-    keysets = [
-        KeySet(issuer, UrlSource(issuer.jwks) if issuer.remote else FileSource(Path(issuer.jwks)), time.monotonic)
-        for issuer in issuers
-    ]
-    tokens = Tokens(keysets, settings, time.time)
+
+    def read() -> list[KeySet]:
+        return [
+            KeySet(issuer, UrlSource(issuer.jwks) if issuer.remote else FileSource(Path(issuer.jwks)), time.monotonic)
+            for issuer in read_issuers(Path(settings.jwt), settings.tier_names)
+        ]
+
+    tokens = Tokens(read(), settings, time.time, again=read)
     return tokens, (tokens,)
 
 

@@ -148,8 +148,12 @@ class Server:
     def banner(self) -> str:
         return self._files[0].read_text()
 
+    @property
+    def log_path(self) -> Path:
+        return self._files[1]
+
     def log_text(self) -> str:
-        return self._files[1].read_text()
+        return self.log_path.read_text()
 
     def log(self, event: str = "") -> list[dict[str, Any]]:
         """The whole lines of its log so far, those of one event if it is named."""

@@ -51,6 +51,28 @@ def test_the_rights_that_are_asked_for_are_enough(tmp_path: Path) -> None:
         run(served(server.url_of()))
 
 
+def test_certificates_are_read_again_for_connections_made_from_then_on(tls: TlsServer, tmp_path: Path) -> None:
+    trusted = tmp_path / "trusted.pem"
+    trusted.write_bytes(tls.authority.certificate.read_bytes())
+    url = f"{tls.url_of().partition('?')[0]}?ssl_ca_certs={trusted}"
+
+    async def main() -> None:
+        async with opened(url) as link:
+            trusted.write_text("no certificate")
+            with pytest.raises(SettingError, match="a file for TLS that cannot be used"):
+                await link.renew()
+            await link.call("leave", "headway:{fleet}:", "", "")
+            trusted.write_bytes(Authority(tmp_path / "other").certificate.read_bytes())
+            await link.renew()
+            with pytest.raises(BrokerUnavailable, match="certificate verify failed"):
+                await link.call("leave", "headway:{fleet}:", "", "")
+            trusted.write_bytes(tls.authority.certificate.read_bytes())
+            await link.renew()
+            await link.call("leave", "headway:{fleet}:", "", "")
+
+    run(main())
+
+
 def test_a_wrong_password_is_refused(tls: TlsServer) -> None:
     refused = refusal(tls.url_of().replace(":only", ":lonely"))
     assert "refuses this user: invalid username-password pair" in refused.reason

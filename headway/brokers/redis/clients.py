@@ -52,6 +52,10 @@ class Client(Protocol):
         """A server said that it is not the one to ask: find out anew who is."""
         ...
 
+    async def renew(self) -> None:
+        """Make all connections anew, with what the files of the URL hold now."""
+        ...
+
     async def close(self) -> None:
         """Close all connections."""
         ...
@@ -87,6 +91,12 @@ class Single:
         if self._sentinel is not None:
             self._sentinel.avoid(address)
         await self._server.leave(address)
+
+    async def renew(self) -> None:
+        """See Client."""
+        await self._server.renew()
+        if self._sentinel is not None:
+            await self._sentinel.renew()
 
     async def close(self) -> None:
         """See Client."""
@@ -136,6 +146,13 @@ def connect(url: str, timeout: float) -> Client:
         return Server(Redis.from_pool(ConnectionPool(connection, host=host, port=port, **place)))
 
     return Cluster(hosts, make, timeout) if kind == "cluster" else Single(make(*hosts[0]))
+
+
+def check_files(url: str) -> None:
+    """Raises SettingError when a file that the URL names cannot be used now."""
+    parts = urlsplit(url)
+    if parts.scheme.startswith("rediss"):
+        _secured(url, dict(parse_qsl(parts.query)))
 
 
 def _finite(seconds: float) -> float | None:

@@ -94,6 +94,11 @@ class Cluster:
         if address in self._servers:
             await self._servers[address].leave(address)
 
+    async def renew(self) -> None:
+        """See Client."""
+        for server in self._servers.values():
+            await server.renew()
+
     async def close(self) -> None:
         """See Client."""
         if self._looking is not None:

@@ -24,7 +24,7 @@ from redis.exceptions import (
 )
 
 from headway.brokers.redis import library
-from headway.brokers.redis.clients import Client, connect
+from headway.brokers.redis.clients import Client, check_files, connect
 from headway.brokers.redis.server import Deposed
 from headway.config import shown_url
 from headway.errors import BrokerUnavailable, SettingError
@@ -80,6 +80,7 @@ class Link:
     ) -> None:
         self.prefix = prefix
         self.process = process
+        self._url = url
         self._shown = shown_url(url)
         self._timeout = timeout
         self._clock = clock
@@ -132,6 +133,16 @@ class Link:
         except NotTrusted as exc:
             mend = "Name the host as its certificate does; rediss://HOST:PORT/0?ssl_ca_certs=FILE names an authority to trust."
             raise SettingError("broker", self._shown, f"is not trusted: {str(exc).rstrip('.')}", mend) from exc
+
+    async def renew(self) -> None:
+        """Connect anew, with what the files of the URL hold now.
+
+        Raises:
+            SettingError: one cannot be used; the connections stay as they are.
+        """
+        await asyncio.to_thread(check_files, self._url)
+        for client in (self._calls, self._claims, self._reads):
+            await client.renew()
 
     async def close(self) -> None:
         """Let go of all connections; whoever calls from now on hears that the broker is gone."""

@@ -35,6 +35,12 @@ class Sentinels(Sentinel):
         """Believe in another primary than this one, if any Sentinel does."""
         self._refused = address
 
+    async def renew(self) -> None:
+        """Connect anew, with what the files hold now."""
+        for one in self.sentinels:
+            await one.connection_pool.disconnect(inuse_connections=False)
+            one.connection_pool._available_connections.clear()
+
     async def discover_master(self, service_name: str) -> Address:
         """Address of the primary that most Sentinels name. One that does not answer is not waited for when most do.
 

@@ -35,6 +35,8 @@ class Server:
         self._redis = redis
         self._idle: list[Any] = []
         self._busy: set[Any] = set()
+        self._outdated: set[Any] = set()
+        """Busy connections that are to be dropped once they are free."""
         self._closed = False
 
     async def ask(self, *command: Any) -> Any:
@@ -61,19 +63,19 @@ class Server:
             await connection.send_packed_command(hiredis.pack_command(command))
             answer = await connection.read_response()
         except ResponseError as exc:
-            self._idle.append(connection)
+            await self._free(connection)
             if _refuses(exc):
                 raise Deposed(str(exc), (connection.host, connection.port)) from exc
             raise
         except BaseException as exc:
-            self._idle.append(connection)
+            await self._free(connection)
             await self._disconnect(nowait=True)
             if _refuses(exc) or isinstance(exc.__context__, ReadOnlyError):  # How redis-py tells of it under Sentinels.
                 raise Deposed(str(exc), (connection.host, connection.port)) from exc
             raise
         finally:
             self._busy.discard(connection)
-        self._idle.append(connection)
+        await self._free(connection)
         if self._closed:
             await self._disconnect()
         return answer
@@ -88,11 +90,26 @@ class Server:
                 connection._writer.close()
         await self._redis.connection_pool.disconnect(inuse_connections=False)
 
+    async def renew(self) -> None:
+        """Make every connection anew, with what its files hold now; a busy one as soon as it is free."""
+        self._outdated |= self._busy
+        await self._disconnect()
+        pool = self._redis.connection_pool
+        await pool.disconnect(inuse_connections=False)
+        pool._available_connections.clear()
+
     async def close(self) -> None:
         """Close all connections; those of calls under way as soon as they end."""
         self._closed = True
         await self._disconnect()
         await self._redis.aclose()
+
+    async def _free(self, connection: Any) -> None:
+        if connection in self._outdated:
+            self._outdated.discard(connection)
+            await connection.disconnect(nowait=True)
+        else:
+            self._idle.append(connection)
 
     def _new(self) -> Any:
         return self._redis.connection_pool.make_connection()  # type: ignore[no-untyped-call]

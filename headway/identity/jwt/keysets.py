@@ -80,6 +80,7 @@ class KeySet:
         self._reading = False
         self._failures = 0
         self._asked_at = -AGAIN
+        self._retired = False
 
     @property
     def there(self) -> bool:
@@ -115,12 +116,20 @@ class KeySet:
             raise SettingError(f"jwks of {self.issuer.issuer}", self.issuer.jwks, reason, mend)
 
     async def run(self) -> None:
-        """Keep it up to date."""
-        while True:
+        """Keep it up to date, until it is retired."""
+        while not self._retired:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._pause()):
                     await self._wanted.wait()
-            await self.refresh()
+            if not self._retired:
+                await self.refresh()
+
+    def retire(self) -> None:
+        """Nothing that its keys have signed is good any more."""
+        self._retired = True
+        for key in (self._keys or {}).values():
+            key.live = False
+        self._wanted.set()
 
     async def refresh(self) -> None:
         """Look at it now."""

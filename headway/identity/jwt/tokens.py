@@ -78,16 +78,24 @@ class Tokens:
         settings: for tiers and rates.
         now: Unix time.
         most: tokens that are remembered.
+        again: reads the issuers again; raises SettingError when they will not do.
     """
 
     def __init__(
-        self, keysets: Iterable[KeySet], settings: Settings, now: Callable[[], float], most: int = REMEMBERED
+        self,
+        keysets: Iterable[KeySet],
+        settings: Settings,
+        now: Callable[[], float],
+        most: int = REMEMBERED,
+        again: Callable[[], Iterable[KeySet]] | None = None,
     ) -> None:
         self._keysets = {keyset.issuer.issuer: keyset for keyset in keysets}
         self._settings = settings
         self._now = now
         self._most = most
         self._known: OrderedDict[bytes, _Known] = OrderedDict()
+        self._again = again
+        self._loops: Loops | None = None
         self._verifiers = {keyset.issuer.algorithm: _verifier(keyset.issuer) for keyset in self._keysets.values()}
 
     def __len__(self) -> int:
@@ -101,8 +109,41 @@ class Tokens:
 
     def start(self, supervisor: Loops) -> None:
         """Keep the key sets up to date."""
+        self._loops = supervisor
         for name, keyset in self._keysets.items():
             supervisor.start(f"keys of {name}", keyset.run)
+
+    @property
+    def rereads(self) -> str:
+        """See Rereadable."""
+        return "issuers" if self._again is not None else ""
+
+    async def reread(self) -> None:
+        """Read the issuers again, and the keys of all. Tokens of one that is gone, or is another now, are good no more.
+
+        Raises:
+            SettingError: the file will not do, or a key set that is in a file.
+        """
+        if self._again is None:
+            return
+        known, fresh = self._keysets, {}
+        for keyset in await asyncio.to_thread(self._again):
+            name = keyset.issuer.issuer
+            before = known.get(name)
+            if before is not None and before.issuer == keyset.issuer:
+                fresh[name] = before
+                await before.refresh()
+            else:
+                fresh[name] = keyset
+                await keyset.open()
+        self._keysets = fresh
+        self._verifiers = {keyset.issuer.algorithm: _verifier(keyset.issuer) for keyset in fresh.values()}
+        for name, keyset in known.items():
+            if fresh.get(name) is not keyset:
+                keyset.retire()
+        for name, keyset in fresh.items():
+            if known.get(name) is not keyset and self._loops is not None:
+                self._loops.start(f"keys of {name}", keyset.run)
 
     async def close(self) -> None:
         """Forget all tokens."""

@@ -231,7 +231,7 @@ class Line:
             if not self._departed:
                 return
 
-    async def _offer(self, entries: list[Entry], admitted: bool = False) -> None:
+    async def _offer(self, entries: list[Entry], admitted: bool = False, again: bool = False) -> None:
         try:
             verdicts = await self._ask(self.broker.enqueue(entries))
         except (BrokerUnavailable, asyncio.CancelledError):
@@ -243,7 +243,7 @@ class Line:
             if failure is not None:
                 if admitted and (failure.reason == SCARCE or failure.code == NOT_FOUND):
                     continue  # What somebody waits for may be offered again after the one who waits.
-                self._holder.refused(self, entry, failure)
+                self._holder.refused(self, entry, _too_late(failure) if again else failure)
             elif entry.shares:
                 self._holder.admitted(self, entry)
 
@@ -259,7 +259,7 @@ class Line:
             return
         if admitted:  # They have been charged.
             offered = [msgspec.structs.replace(entry, limits=()) if entry.limits else entry for entry in offered]
-        await self._offer(offered, admitted)
+        await self._offer(offered, admitted, again=True)
         wanted = {_key(entry) for entry in self._holder.renewed(self, offered)}
         for entry in offered:
             if _key(entry) not in wanted:
@@ -359,3 +359,12 @@ class Line:
 
 def _key(entry: Entry) -> tuple[str, str]:
     return entry.tenant, entry.id
+
+
+def _too_late(failure: Failure) -> Failure:
+    """What is said of an entry that was held while the broker was out of reach, and is refused when offered at last: nobody
+    is shed for a load that there was not when it came."""
+    if failure.code != errors.SHED:
+        return failure
+    message = "the queue was out of reach, and can no longer answer in time"
+    return Failure(errors.SERVICE_OVERLOADED, message, failure.retry_after, "broker")

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from headway import errors
 from headway.core.retention import KEPT
@@ -200,3 +201,23 @@ async def test_what_a_free_tenant_keeps_refuses_nobody_and_costs_nobody_a_task(
     again = ask(id="again", tenant="enterprise", shares=(Share(ShareKind.KEY, "own", b"", 600.0),))
     assert await harness.broker.enqueue([again]) == [None]
     assert (await drained(harness))["again"].kept
+
+
+@story
+async def test_an_eviction_policy_that_is_changed_at_run_time_is_told_by_who_reaps(
+    harness: Stand, server: RedisServer
+) -> None:
+    async def told(event: str) -> int:
+        with capture_logs() as logs:
+            for _ in range(3):
+                await harness.advance(1.1)
+                await harness.broker.reap()
+                await harness.settle()
+        return sum(event in line["event"] for line in logs)
+
+    changed, right = "its eviction policy was changed", "eviction policy is right again"
+    assert not await told(changed)
+    server.command("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    assert await told(changed) == 1
+    server.command("CONFIG", "SET", "maxmemory-policy", "noeviction")
+    assert await told(right) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -585,5 +586,23 @@ def test_a_reply_that_is_read_again_is_not_told_again() -> None:
             fleet.gateway.brought(fleet.gateway._shared, asked.replies * 3)
             assert await fleet.answered(asked) == ["ok"]
             assert fleet.tally.requests == {("m", "paid", "ok"): 1}
+
+    run(main)
+
+
+def test_who_was_held_through_an_outage_is_not_shed_for_it() -> None:
+    async def main(clock: Clock) -> None:
+        async with Fleet(clock, FakeBackend(0.5)) as fleet:
+            warm = [fleet.ask(f"warm {number}") for number in range(24)]
+            await fleet.answered(*warm)
+            await fleet.server.become("refuse")
+            asked = [fleet.ask(f"held {number}", tier=2) for number in range(100)]
+            await asyncio.sleep(2.5)
+            await fleet.server.become("fine")
+            outcomes = Counter(await fleet.answered(*asked))
+            assert outcomes["ok"]
+            assert outcomes[errors.SERVICE_OVERLOADED]
+            assert set(outcomes) <= {"ok", errors.SERVICE_OVERLOADED, errors.DEADLINE_EXCEEDED}
+            assert not fleet.tally.refusals["shed", "free"]
 
     run(main)

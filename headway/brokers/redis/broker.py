@@ -329,6 +329,7 @@ class RedisBroker:
 
     async def reap(self) -> float:
         """See Broker."""
+        self._link.look_soon()  # Somebody in the fleet reaps, also while no request comes.
         now = asyncio.get_running_loop().time()
         due = [queue for queue in self._every if self._reap_at.get(queue, -math.inf) <= now + 1e-6]
         await _all(*(self._reap(queue) for queue in due))

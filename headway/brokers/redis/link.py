@@ -39,6 +39,8 @@ MEMORY_AGE = 1.0
 """Seconds for which the share of memory in use is believed."""
 SCARCE = 0.8
 """Share of `maxmemory` in use above which nothing new is taken in."""
+KEEPING = "noeviction"
+"""The eviction policy under which nothing that waits is thrown away."""
 LOADS = 3
 """How often a call brings the library into the server, should it be lost again and again."""
 NEEDED = "+@read +@write -@dangerous +fcall +function|load +time +info +config|get"
@@ -90,6 +92,8 @@ class Link:
         self._loading = asyncio.Lock()
         self._loads: dict[str, int] = {}
         self._scarce = False
+        self._evicts = ""
+        """Eviction policies that were seen and throw away what waits."""
         self.servers, self.smallest_memory = 1, 0
         self._memory_at = -math.inf
         self._looking: asyncio.Task[None] | None = None
@@ -188,11 +192,15 @@ class Link:
     @property
     def scarce(self) -> bool:
         """Whether the server's memory was nearly full when last looked at, about a second ago at most."""
+        self.look_soon()
+        return self._scarce
+
+    def look_soon(self) -> None:
+        """Look at the server's memory, and at what it does when that is full, unless it was done within a second."""
         loop = asyncio.get_running_loop()
         if loop.time() - self._memory_at > MEMORY_AGE and (self._looking is None or self._looking.done()):
             self._memory_at = loop.time()
             self._looking = loop.create_task(self._look_at_memory())
-        return self._scarce
 
     async def is_scarce(self) -> bool:
         """The same; but a shortage that was seen long ago is looked for anew, rather than believed."""
@@ -211,8 +219,21 @@ class Link:
             elif self._scarce and not scarce:
                 log.info("the broker's memory has room again")
             self._scarce = scarce
+            self._note_policies({str(node.get("maxmemory_policy", KEEPING)) for node in nodes})
             self.servers = len(nodes)
             self.smallest_memory = min((node["maxmemory"] for node in nodes if node.get("maxmemory")), default=0)
+
+    def _note_policies(self, policies: set[str]) -> None:
+        """Say when the eviction policy was changed after the start, and when it is right again."""
+        wrong = ", ".join(sorted(policies - {KEEPING}))
+        if wrong and wrong != self._evicts:
+            mend = f"CONFIG SET maxmemory-policy {KEEPING}"
+            log.error(
+                "the broker may throw away requests that wait: its eviction policy was changed", policy=wrong, mend=mend
+            )
+        elif self._evicts and not wrong:
+            log.info("the broker's eviction policy is right again", policy=KEEPING)
+        self._evicts = wrong
 
     async def _run(self, client: Client, function: str, key: str, arguments: tuple[Any, ...]) -> Any:
         name = f"{library.VERSION}_{function}"
@@ -272,7 +293,7 @@ class Link:
             log.warning("the server's eviction policy cannot be seen; it must be noeviction", error=str(exc))
             return
         for policy in (value for one in found for value in one.values()):
-            if policy not in ("noeviction", b"noeviction"):
+            if policy not in (KEEPING, KEEPING.encode()):
                 name = policy.decode() if isinstance(policy, bytes) else policy
                 reason = f"has maxmemory-policy {name}: under pressure it would throw away requests that wait"
                 mend = "Set it on the server: CONFIG SET maxmemory-policy noeviction, and in its configuration file."

@@ -209,3 +209,23 @@ def test_a_server_that_is_not_there_may_come_yet(tmp_path: Path) -> None:
         server.stop()
         with pytest.raises(BrokerUnavailable, match="Connect call failed"):
             run(served(server.url))
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("unable to perform operation on <TCPTransport closed=True>; the handler is closed", BrokerUnavailable),
+        ("something else", RuntimeError),
+    ],
+)
+def test_a_write_to_a_connection_that_was_reset_just_before_is_an_outage(
+    said: str, told: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = Link("redis://127.0.0.1:1/0", timeout=1.0)
+
+    async def reset(*_: object) -> None:
+        raise RuntimeError(said)
+
+    monkeypatch.setattr(link._calls, "call", reset)
+    with pytest.raises(told):
+        run(link.call("function", "key"))

@@ -49,6 +49,8 @@ MISSING = "Function not found"
 """What the server says of a function of a library that it lacks."""
 TROUBLE = (RedisError, OSError, TimeoutError, asyncio.IncompleteReadError)
 """What redis-py raises when there is no answer."""
+CLOSED = "the handler is closed"
+"""What uvloop says, as a RuntimeError, of a write to a connection that was reset just before."""
 
 T = TypeVar("T")
 
@@ -272,6 +274,10 @@ class Link:
         except OutOfMemoryError as exc:
             raise OutOfMemory(f"the broker at {self._shown} has no memory left") from exc
         except TROUBLE as exc:
+            raise _told(exc, self._shown) from exc
+        except RuntimeError as exc:
+            if CLOSED not in str(exc):
+                raise
             raise _told(exc, self._shown) from exc
 
     def _check_server(self, info: Mapping[str, Any]) -> None:

@@ -168,6 +168,31 @@ def a_deletion_without_an_answer_may_come_late(it: Scribe) -> None:
     it.poll((6.0, 7.0), "t", **UNKNOWN)
 
 
+@allowed
+def a_gateway_that_does_not_know_yet_says_pending(it: Scribe) -> None:
+    it.ask((0.0, None), "a", "t", **LEFT)
+    it.task((1.0, 3.0), "a", "t", **CONFLICT)
+    it.poll((1.5, 2.0), "t", **PENDING)
+    it.poll((4.0, 5.0), "t", **UNKNOWN)
+
+
+@allowed
+def an_id_that_is_used_again_after_its_deletion(it: Scribe) -> None:
+    [output] = it.run("b", at=(6.0, 7.0))
+    it.task((0.0, 1.0), "a", "t", **ACCEPTED)
+    it.forget((2.0, 3.0), "t", **FORGOTTEN)
+    it.task((4.0, 5.0), "b", "t", **ACCEPTED)
+    it.poll((8.0, 9.0), "t", output=output)
+
+
+@allowed
+def what_was_running_when_a_worker_died_runs_again(it: Scribe) -> None:
+    it.run("a", at=(1.0, 2.0))
+    [output] = it.run("a", at=(6.0, 7.0))
+    it.fault("worker paused", at=(1.5, 5.0))
+    it.ask((0.0, 8.0), "a", key="k", output=output)
+
+
 # What may not be.
 
 

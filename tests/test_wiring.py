@@ -10,11 +10,14 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
 from headway import wiring
+from headway.backends.group_guard import GroupGuard
+from headway.brokers.letters import DeadLetterBox
+from headway.brokers.memory import MemoryBroker
 from headway.config import Settings
 from headway.errors import SettingError, TargetError
 from headway.model import Item, Lease, Role
@@ -131,3 +134,23 @@ def test_outcomes_are_kept_in_the_memory_that_is_set() -> None:
         return [await broker.recall(entry.tenant, entry.id) is not None for entry in asked]
 
     assert asyncio.run(run()) == [False, True, True, True, True]
+
+
+def backends_of(target: str) -> list[Any]:
+    """The backends of two slots."""
+    tally, clock = Tally(), time.monotonic
+    broker = MemoryBroker({}, DeadLetterBox(), tally, clock, lambda: 0.5)
+    batchers = wiring.make_batchers(Settings(workers=2), ["one", "two"], parse_target(target), broker, tally, clock)
+    return [batcher._make_backend() for batcher in batchers]
+
+
+def test_workers_share_the_guard_of_what_they_start() -> None:
+    one, two = backends_of(TARGET)
+    assert isinstance(one._guard, GroupGuard)
+    assert one._guard is two._guard
+
+
+def test_calls_to_one_remote_api_share_the_rest_that_it_asks_for() -> None:
+    one, two = backends_of("http://127.0.0.1:1/batch")
+    one._breaker.rest(time.monotonic(), 60.0)
+    assert two._breaker.rest_left(time.monotonic()) > 0.0

@@ -26,6 +26,7 @@ import msgspec
 
 from headway.backends import frames
 from headway.backends.frames import Answer, Failed, NoFrame, Ready, Refused
+from headway.backends.group_guard import GroupGuard
 from headway.backends.lines import Lines
 
 Word = Ready | Refused | Answer | Failed
@@ -116,9 +117,17 @@ class Lifetime:
         environment: the child's whole environment.
         worker: name for logs and the process table.
         log: where the child's output goes.
+        guard: is told of its process group while it lives.
     """
 
-    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str], worker: str, log: Log) -> None:
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        worker: str,
+        log: Log,
+        guard: GroupGuard | None = None,
+    ) -> None:
         self.cause = ""
         """How it ended, empty while it lives."""
         self.how = ""
@@ -133,7 +142,7 @@ class Lifetime:
         """True when its end is wanted."""
         self.killed_by_others = False
         """True when it was ended by a SIGKILL that is none of ours."""
-        self._worker, self._log = worker, log
+        self._worker, self._log, self._guard = worker, log, guard
         self._loop = asyncio.get_running_loop()
         self._verdict = ""
         self._pipeless: asyncio.TimerHandle | None = None
@@ -144,6 +153,8 @@ class Lifetime:
         self._unsent = memoryview(b"")
         self._process, self._socket = _spawn(arguments, environment, worker)
         self.pid = self._process.pid
+        if guard is not None:
+            guard.watch(self.pid)
         try:
             out, err = cast(IO[bytes], self._process.stdout), cast(IO[bytes], self._process.stderr)
             self._outputs = [Output(out, "stdout", worker, log), Output(err, "stderr", worker, log)]
@@ -151,6 +162,8 @@ class Lifetime:
             self._pidfd = self._watch()
         except BaseException:
             self.kill()
+            if guard is not None:
+                guard.forget(self.pid)
             self._process.wait()
             raise
 
@@ -290,6 +303,8 @@ class Lifetime:
             self.kill()  # for what it has started and left behind
             self._loop.remove_reader(self._pidfd)
             os.close(self._pidfd)
+        if self._guard is not None:
+            self._guard.forget(self.pid)
         code = self._process.wait()
         while self._readable():
             pass

@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from headway.backends.frames import MAX_FRAME, Answer, Failed, Ready, Refused, Run
+from headway.backends.group_guard import GroupGuard
 from headway.backends.lifetime import Lifetime, Log, Word
 from headway.errors import (
     BackendError,
@@ -56,6 +57,7 @@ class ProcessBackend:
         recycle_after: ask to be replaced after about this many seconds (±10 %, so that workers started together
             do not leave together); 0: never.
         log: takes the child's output and its end.
+        guard: ends what the child has started if this process is killed; None: nobody does.
         dice: uniform in [0, 1), for that spread.
     """
 
@@ -69,12 +71,13 @@ class ProcessBackend:
         recycle_rss_bytes: int = 0,
         recycle_after: float = 0.0,
         log: Log,
+        guard: GroupGuard | None = None,
         dice: Callable[[], float] = random.random,
     ) -> None:
         self._spec, self._worker, self._device = spec, worker, device
         self._start_timeout = start_timeout
         self._recycle_rss, self._recycle_after = recycle_rss_bytes, recycle_after
-        self._log, self._dice = log, dice
+        self._log, self._guard, self._dice = log, guard, dice
         self._child: Lifetime | None = None
         self._takes_parameters = False
         self._source = ""
@@ -107,7 +110,7 @@ class ProcessBackend:
             TargetError: any of that failed or took longer than `start_timeout`. No process is left behind.
         """
         await self.stop()
-        child = self._child = Lifetime(self._arguments(), self._environment(), self._worker, self._log)
+        child = self._child = Lifetime(self._arguments(), self._environment(), self._worker, self._log, self._guard)
         ready = False
         try:
             seconds = await self._prepare(child)

@@ -29,6 +29,7 @@ import typer
 
 from headway import __version__, reload
 from headway.attendance import Attendance
+from headway.backends.group_guard import GroupGuard
 from headway.backends.host_memory import HostMemory
 from headway.backends.http import HttpBackend
 from headway.backends.process import ProcessBackend
@@ -364,11 +365,11 @@ def make_batchers(
     breakers = [Breaker(BREAKER_THRESHOLD, BREAKER_COOLDOWN) for _ in names]
     if isinstance(target, RemoteTarget):
         breakers = breakers[:1] * len(names)
-    memory = HostMemory(clock)
+    memory, guard = HostMemory(clock), GroupGuard()
     return [
         Batcher(
             Slot(name, settings.model, settings.max_batch_size),
-            backend_maker(settings, name, target, index, breaker),
+            backend_maker(settings, name, target, index, breaker, guard),
             broker,
             policy,
             breaker,
@@ -382,10 +383,16 @@ def make_batchers(
 
 
 def backend_maker(
-    settings: Settings, name: str, target: Target, index: int, breaker: Breaker | None = None
+    settings: Settings,
+    name: str,
+    target: Target,
+    index: int,
+    breaker: Breaker | None = None,
+    guard: GroupGuard | None = None,
 ) -> Callable[[], Backend]:
-    """Builds the backend of slot `index`, which is called `name`, each time it is called. `breaker` goes by
-    `time.monotonic`, and keeps the rest that a remote API asks for."""
+    """Builds the backend of slot `index`, which is called `name`, each time it is called. `breaker`, which goes by
+    `time.monotonic`, keeps the rest that a remote API asks for; `guard` ends what workers have started if this process is
+    killed."""
     start_timeout = settings.start_timeout_ms / 1000
     if isinstance(target, RemoteTarget):
         return lambda: HttpBackend(
@@ -403,6 +410,7 @@ def backend_maker(
         recycle_rss_bytes=settings.recycle_rss_mb << 20,
         recycle_after=settings.recycle_after_s,
         log=log,
+        guard=guard,
     )
 
 

@@ -637,29 +637,55 @@ def test_it_works_on_uvloop() -> None:
     uvloop.run(main())
 
 
+HOST = """if True:
+    import asyncio, sys
+    from headway.backends.group_guard import GroupGuard
+    from headway.backends.process import ProcessBackend
+    from headway.target import ModuleTarget
+    from tests.backends.entries import batch
+    from tests.backends.recorder import Recorder
+
+    async def main(name, word):
+        target, guard = ModuleTarget(*name.split(":")), GroupGuard()
+        backend = ProcessBackend(
+            target, worker="gpu-0", device="0", start_timeout=60, log=Recorder(), guard=guard
+        )
+        await backend.start()
+        running = asyncio.ensure_future(backend.run(batch(word), 60))
+        await asyncio.sleep(0)
+        output = 0 if word == "hang" else (await running)[0].output
+        print(backend.pid, output, guard.pid, flush=True)
+        await asyncio.sleep(60)
+
+    asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+def killed_host(name: str, word: str, also: Callable[[int], None] = lambda guard: None) -> None:
+    """Kill a host of a worker, and see that the worker, what it has started and who guards them end."""
+    with subprocess.Popen([sys.executable, "-c", HOST, name, word], stdout=subprocess.PIPE, text=True) as host:
+        assert host.stdout is not None
+        pids = [int(pid) for pid in host.stdout.readline().split()]
+        pidfds = [os.pidfd_open(pid) for pid in pids if pid]
+        also(pids[2])
+        host.kill()
+    for pidfd in pidfds:
+        readable, _, _ = select.select([pidfd], [], [], LONG)
+        os.close(pidfd)
+        assert readable
+
+
 def test_a_child_does_not_outlive_its_parent_even_when_it_hangs() -> None:
-    program = """if True:
-        import asyncio
-        from headway.backends.process import ProcessBackend
-        from headway.target import ModuleTarget
-        from tests.backends.entries import batch
-        from tests.backends.recorder import Recorder
+    killed_host("tests.targets.faults:answer", "hang")
 
-        async def main():
-            target = ModuleTarget("tests.targets.faults", "answer")
-            backend = ProcessBackend(target, worker="gpu-0", device="0", start_timeout=60, log=Recorder())
-            await backend.start()
-            running = asyncio.ensure_future(backend.run(batch("hang"), 60))
-            await asyncio.sleep(0)
-            print(backend.pid, flush=True)
-            await running
 
-        asyncio.run(main())
-    """
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
-        pidfd = os.pidfd_open(int(parent.stdout.readline()))
-        parent.kill()
-    readable, _, _ = select.select([pidfd], [], [], LONG)
-    os.close(pidfd)
-    assert readable
+def test_what_a_child_has_started_does_not_outlive_the_parent_of_both() -> None:
+    killed_host("tests.targets.kinds:with_child", "a")
+
+
+def test_who_guards_is_not_ended_by_signals_to_all() -> None:
+    def signal_all(guard: int) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            os.kill(guard, number)
+
+    killed_host("tests.targets.kinds:with_child", "a", signal_all)

@@ -1,0 +1,100 @@
+"""Ends what workers have started, after this process itself was killed.
+
+A worker's process dies with its host, as the kernel sees to it (`child.py: not_outlive`). Processes that user code has
+started do not: they are in the worker's process group, and nobody is left to end it. So one small process, a shell that
+waits for its input to end, is told of each group. Its input ends when this process does, however that comes about.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import weakref
+
+_SHELL = "/bin/sh"
+_SCRIPT = """
+trap '' HUP INT TERM
+groups=''
+while read -r op group; do
+  case $op in
+    +) groups="$groups $group" ;;
+    -) left=''
+       for one in $groups; do [ "$one" = "$group" ] || left="$left $one"; done
+       groups=$left ;;
+  esac
+done
+for one in $groups; do kill -s KILL -- "-$one"; done
+"""
+"""Signals that a terminal or a service manager sends to everybody do not end it: workers may still drain."""
+
+
+class GroupGuard:
+    """Watches over process groups, from the first one on. Does nothing where there is no shell."""
+
+    def __init__(self) -> None:
+        self._groups: list[int] = []
+        self._pid = 0
+        self._release: weakref.finalize[[int], GroupGuard] | None = None
+        self._fd = -1
+
+    @property
+    def pid(self) -> int:
+        """Process id of the one that waits; 0 when there is none."""
+        return self._pid
+
+    def watch(self, group: int) -> None:
+        """End the process group `group` if this process dies."""
+        self._groups.append(group)
+        if self._pid and self._ended():
+            self.close()
+        if self._pid:
+            self._tell(f"+ {group}\n")
+        else:
+            self._start()
+
+    def forget(self, group: int) -> None:
+        """The group has ended; its number may soon be another's."""
+        with contextlib.suppress(ValueError):
+            self._groups.remove(group)
+        self._tell(f"- {group}\n")
+
+    def close(self) -> None:
+        """End the groups that are still watched, and the process that watches."""
+        if self._release is not None:
+            self._release()
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self._pid, 0)
+        self._pid, self._fd, self._release = 0, -1, None
+
+    def _ended(self) -> bool:
+        try:
+            return os.waitpid(self._pid, os.WNOHANG)[0] != 0
+        except ChildProcessError:
+            return True
+
+    def _start(self) -> None:
+        reading, writing = os.pipe()
+        quiet = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_WRONLY, 0) for fd in (1, 2)]
+        try:
+            self._pid = os.posix_spawn(
+                _SHELL,
+                [_SHELL, "-c", _SCRIPT, "headway-guard"],
+                {"PATH": os.defpath},
+                file_actions=[(os.POSIX_SPAWN_DUP2, reading, 0), *quiet],
+                setsid=True,
+            )
+        except (OSError, NotImplementedError):
+            os.close(writing)
+            return
+        finally:
+            os.close(reading)
+        os.set_blocking(writing, False)
+        self._fd = writing
+        self._release = weakref.finalize(self, os.close, writing)
+        for group in self._groups:
+            self._tell(f"+ {group}\n")
+
+    def _tell(self, line: str) -> None:
+        if self._fd >= 0:
+            with contextlib.suppress(OSError):  # It has ended, or does not read: the next group starts another.
+                os.write(self._fd, line.encode())

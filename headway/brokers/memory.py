@@ -17,14 +17,15 @@ import msgspec
 
 from headway.brokers.bell import BELL_GRAIN, Bell
 from headway.brokers.mailbox import Mailbox
-from headway.core import ratelimit, verdicts
+from headway.core import verdicts
 from headway.core.admission import Refused
 from headway.core.departure import Hold, Load, Policy
 from headway.core.health import believed
 from headway.core.packing import FOLLOWS, GONE, RUNNING, Queued
 from headway.core.queue import Departure, ModelQueue, QueueLimits, entries_of
-from headway.core.ratelimit import Over
+from headway.core.ratelimit import Book, Over
 from headway.core.retention import KEPT, KeptLimits
+from headway.core.room import Place, Room
 from headway.core.sharing import Ripple, Sharing
 from headway.model import (
     BatchFailure,
@@ -54,8 +55,10 @@ REAP_EVERY = 0.05
 """Most seconds between two calls of `reap`: how late an expiry may be."""
 GATHER = 0.001
 """Seconds for which entries gather: calls cost little here."""
-LEAST_TATS = 10_000
-"""Limits that are remembered before those are dropped of which nothing is owed."""
+QUEUE_BYTES = 1 << 30
+"""Most bytes of entries without an outcome, unless told otherwise."""
+ROOM_WAIT = 1.0
+"""Seconds that a client is told to wait for room."""
 
 
 @dataclass(slots=True)
@@ -75,6 +78,7 @@ class MemoryBroker:
         clock: monotonic seconds, of the same pace as the event loop's.
         dice: uniform in [0, 1).
         kept: budgets of the outcomes that are kept.
+        queue_bytes: most bytes of entries that have no outcome yet.
     """
 
     def __init__(
@@ -85,15 +89,15 @@ class MemoryBroker:
         clock: Callable[[], float],
         dice: Callable[[], float],
         kept: KeptLimits = KEPT,
+        queue_bytes: int = QUEUE_BYTES,
     ) -> None:
         self._queues = {model: ModelQueue(limits) for model, limits in models.items()}
         self._bells = {model: Bell() for model in models}
         self._mailboxes: dict[str, Mailbox] = {}
         self._entries: dict[tuple[str, str], Queued] = {}
-        self._tats: dict[str, float] = {}
-        """Theoretical arrival times by id of the limit."""
-        self._tats_most = LEAST_TATS
+        self._book = Book()
         self._kept = kept
+        self._room = Room(queue_bytes)
         self._sharing = Sharing(kept)
         self._running: dict[int, _Running] = {}
         self._workers: dict[str, WorkerInfo] = {}
@@ -115,7 +119,7 @@ class MemoryBroker:
 
     @property
     def scarce(self) -> bool:
-        """See Broker. What waits is bounded by its number."""
+        """See Broker. What waits is bounded tenant by tenant: there is room for who holds little."""
         return False
 
     @property
@@ -144,8 +148,7 @@ class MemoryBroker:
 
     def owed(self, limit: Limit) -> float:
         """See Broker."""
-        tat = self._tats.get(limit.id)
-        return 0.0 if tat is None else max(0.0, tat - self._clock())
+        return self._book.owed(limit, self._clock())
 
     async def claim(self, slot: Slot, policy: Policy) -> Lease | Wait:
         """See Broker."""
@@ -251,6 +254,7 @@ class MemoryBroker:
                 self._ripple(self._sharing.cancel(queued), self._clock())
             else:
                 self._queues[queued.entry.model].remove(queued)
+                queued.place = None
 
     async def replies(self, gateway: str, after: int) -> tuple[Sequence[Reply], int]:
         """See Broker."""
@@ -327,22 +331,19 @@ class MemoryBroker:
     def _admit(self, entry: Entry, now: float) -> Failure | None:
         """Judge an entry that is not known; it is charged when it is admitted."""
         limits = entry.limits
-        charged = ratelimit.charge(limits, self._tats, now) if limits else ()
+        charged = self._book.judge(limits, now) if limits else ()
         if isinstance(charged, Over):
             return verdicts.over(charged)
+        place = self._room.take(entry)
+        if place is None:
+            return verdicts.scarcity(ROOM_WAIT)
         refusal = self._join(entry, now) if entry.shares else self._offer(entry, now)
-        if refusal is None and limits:
-            tats = self._tats
-            for limit, tat in zip(limits, charged):  # noqa: B905 - checking the lengths takes as long as all of it
-                tats[limit.id] = tat
-            if len(tats) > self._tats_most:
-                self._forget_paid(now)
-        return refusal
-
-    def _forget_paid(self, now: float) -> None:
-        """Forget limits of which nothing is owed."""
-        self._tats = {id: tat for id, tat in self._tats.items() if tat > now}
-        self._tats_most = max(LEAST_TATS, 2 * len(self._tats))
+        if refusal is not None:
+            return refusal
+        place.give_to(self._entries[entry.tenant, entry.id])
+        if limits:
+            self._book.write(limits, charged, now)
+        return None
 
     def _offer(self, entry: Entry, now: float) -> Failure | None:
         offered = self._queues[entry.model].offer(entry, now)
@@ -379,9 +380,12 @@ class MemoryBroker:
         """A follower whose leader was too late: it runs itself, or joins another, in the time that it has left."""
         entry, left = queued.entry, queued.due - now
         refusal = None
+        place, queued.place = queued.place, None  # What is offered anew takes it over.
         if left > 0.0:
             wait = min(entry.queue_timeout, left)
             refusal = self._join(msgspec.structs.replace(entry, timeout=left, queue_timeout=wait), now)
+            if refusal is None and isinstance(place, Place):
+                place.give_to(self._entries[entry.tenant, entry.id])
         else:
             refusal = _lateness(queued, 1, now)
         if refusal is not None:
@@ -421,6 +425,8 @@ class MemoryBroker:
         if self._sharing.active:
             self._end(list(zip(members, replies, strict=True)), now, late=late)
             return
+        for member in members:
+            member.place = None
         gateways = {member.entry.gateway for member in members}
         if len(gateways) == 1:
             self._mailbox(gateways.pop()).put(replies)
@@ -440,7 +446,7 @@ class MemoryBroker:
 
     def _post(self, replies: Sequence[tuple[Queued, Reply]]) -> None:
         for queued, reply in replies:
-            queued.state = GONE
+            queued.state, queued.place = GONE, None
             self._mailbox(queued.entry.gateway).put((reply,))
 
     def _mailbox(self, gateway: str) -> Mailbox:

@@ -161,6 +161,14 @@ def _shed_depths(settings: Settings) -> None:
         _refuse(settings, "shed_depths", "must be two numbers from 1 on that do not fall", "For example 100,500.")
 
 
+def _room(settings: Settings) -> None:
+    """One tenant gets half of it, and a character beyond ASCII counts four bytes."""
+    least = -(-8 * settings.max_body_bytes >> 20) + 1
+    if settings.max_queue_mb < least and not settings.broker:
+        reason = f"has no room for a request of `max_body_bytes` ({settings.max_body_bytes} bytes)"
+        _refuse(settings, "max_queue_mb", reason, f"Use {least} or more, or lower `max_body_bytes`.")
+
+
 def _tier_rates(settings: Settings) -> None:
     seen: set[str] = set()
     for part in filter(None, settings.tier_rates.split(",")):
@@ -210,6 +218,7 @@ CHECKS: tuple[Callable[[Settings], None], ...] = (
     _between("request_timeout_ms", 1, MAX_REQUEST_TIMEOUT_MS),
     _between("reserved_share", 0, 0.5),
     _between("max_queue", 1, 10_000_000),
+    _between("max_queue_mb", 1, 1 << 20),
     _between("max_body_bytes", 64, 1 << 30),
     _between("max_header_bytes", 256, 1 << 20),
     _between("max_bodies_mb", 1, 1 << 20),
@@ -255,6 +264,7 @@ CHECKS: tuple[Callable[[Settings], None], ...] = (
     _files,
     _ledger,
     _shed_depths,
+    _room,
     _tier_rates,
     _broker,
     _bodies,

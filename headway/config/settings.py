@@ -81,6 +81,12 @@ class Settings:
     )
     policy: str = _setting("paced", _BATCHING, "When a batch leaves: paced, window, table or pid.")
     max_queue: int = _setting(20_000, _BATCHING, "Most entries waiting at once, over all tiers.", "inputs")
+    max_queue_mb: int = _setting(
+        1024,
+        _BATCHING,
+        "Most memory for inputs that have no answer yet, in a process without a broker; Redis has its `maxmemory` for that.",
+        "MiB",
+    )
     shed_depths: str = _setting(
         "auto",
         _BATCHING,

@@ -19,6 +19,8 @@ from headway.model import Entry
 
 QUEUED, RUNNING, SUSPECT, GONE, FOLLOWS = 0, 1, 2, 3, 4
 
+STALE = 64
+"""Entries that may lie about in a line or a lane after they have left it, before they are looked for."""
 FORGET_ABOVE = 1024
 """Tenants without waiting entries whose last round a lane remembers, before it drops what is past."""
 
@@ -31,7 +33,7 @@ class Queued:
     handed back), GONE, or FOLLOWS (waits for another's outcome); lanes and due lines drop what is no longer QUEUED when they meet it.
     """
 
-    __slots__ = ("arrived", "attempts", "due", "entry", "queue_due", "round", "state")
+    __slots__ = ("arrived", "attempts", "due", "entry", "place", "queue_due", "round", "state")
 
     def __init__(self, entry: Entry, now: float) -> None:
         timeout, queue_timeout = entry.timeout, entry.queue_timeout
@@ -40,6 +42,8 @@ class Queued:
         self.due = now + timeout
         self.queue_due = now + (queue_timeout if queue_timeout < timeout else timeout)
         self.attempts = 0
+        self.place: object = None
+        """The room that it takes, for as long as it has no outcome."""
         self.round = 0
         self.state = QUEUED
 
@@ -47,7 +51,7 @@ class Queued:
 class Lane:
     """One tier's waiting entries, fair between tenants. `depth` counts those still queued."""
 
-    __slots__ = ("_arrivals", "_latest", "_next", "_round", "_rounds", "_to_come", "_wide", "depth")
+    __slots__ = ("_arrivals", "_dropped", "_latest", "_next", "_round", "_rounds", "_to_come", "_wide", "depth")
 
     def __init__(self) -> None:
         self._round: list[Queued] = []
@@ -63,6 +67,8 @@ class Lane:
         self._latest: dict[str, int] = {}
         """The round of each tenant's last entry."""
         self._arrivals: deque[Queued] = deque()
+        self._dropped = 0
+        """How many may lie about in the rounds after they were dropped."""
         self.depth = 0
 
     def push(self, queued: Queued) -> None:
@@ -82,6 +88,8 @@ class Lane:
         self._to_come += 1
         self._arrivals.append(queued)
         self.depth += 1
+        if len(self._arrivals) > 2 * self.depth + STALE:  # Behind a head that waits on, many may have left.
+            self._arrivals = deque(one for one in self._arrivals if one.state == QUEUED)
 
     def ahead(self, tenant: str) -> int:
         """At most how many are served before the next entry of a tenant: what is left of the round being served, and for
@@ -116,8 +124,11 @@ class Lane:
             self._wide[queued.round] -= 1
             self._to_come -= 1
         self.depth -= 1
+        self._dropped += 1
         if self.depth == 0:
             self._start_afresh()
+        elif self._dropped > 2 * self.depth + STALE:
+            self._sweep()
 
     def oldest(self) -> Queued | None:
         """The entry that has waited longest, whoever's turn it is."""
@@ -125,6 +136,12 @@ class Lane:
         while arrivals and arrivals[0].state != QUEUED:
             arrivals.popleft()
         return arrivals[0] if arrivals else None
+
+    def _sweep(self) -> None:
+        """Let go of all that was dropped."""
+        self._dropped = 0
+        for places in (self._round, *self._rounds.values()):
+            places[:] = [queued for queued in places if queued.state == QUEUED]
 
     def _begin(self) -> list[Queued]:
         """Start the next round."""
@@ -139,6 +156,7 @@ class Lane:
     def _start_afresh(self) -> None:
         """Nobody waits, so nobody is behind anybody; let go of all that is no longer queued."""
         self._round = []
+        self._dropped = 0
         self._rounds.clear()
         self._wide.clear()
         self._to_come = 0
@@ -153,12 +171,14 @@ class DueLine:
     only what is due sooner than the one before it pays for a heap.
     """
 
-    __slots__ = ("_heap", "_line", "_order")
+    __slots__ = ("_full_at", "_heap", "_line", "_order")
 
     def __init__(self) -> None:
         self._line: deque[Queued] = deque()
         self._heap: list[tuple[float, int, Queued]] = []
         self._order = 0
+        self._full_at = STALE
+        """How long line and heap may be together before those that have left are looked for."""
 
     def push(self, queued: Queued) -> None:
         """Add an entry, keyed by its `queue_due`."""
@@ -167,6 +187,11 @@ class DueLine:
         else:
             self._order += 1
             heapq.heappush(self._heap, (queued.queue_due, self._order, queued))
+        if len(self._line) + len(self._heap) > self._full_at:
+            self._line = deque(one for one in self._line if one.state == QUEUED)
+            self._heap = [due for due in self._heap if due[2].state == QUEUED]
+            heapq.heapify(self._heap)
+            self._full_at = 2 * (len(self._line) + len(self._heap)) + STALE
 
     def earliest(self) -> float:
         """When the first is due; infinite when none waits."""

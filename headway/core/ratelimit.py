@@ -17,6 +17,9 @@ from headway.model import Limit
 ROUNDING = 1e-9
 """Seconds by which an instant may be off through arithmetic alone."""
 
+LEAST_TATS = 10_000
+"""Limits that are remembered before those are dropped of which nothing is owed."""
+
 
 def part(limit: Limit, of: int) -> Limit:
     """What one of so many gateways goes by while each counts alone: together they let in what the limit allows, as long as
@@ -70,3 +73,29 @@ def charge(limits: Sequence[Limit], tats: Mapping[str, float], now: float) -> Ov
             worst, longest = limit, late
         charged.append(base + 60.0 / limit.rate)
     return charged if worst is None else Over(worst, longest)
+
+
+class Book:
+    """What is owed to limits, by id; what is paid is forgotten as soon as there are many."""
+
+    def __init__(self) -> None:
+        self._tats: dict[str, float] = {}
+        self._most = LEAST_TATS
+
+    def owed(self, limit: Limit, now: float) -> float:
+        """Seconds owed to a limit."""
+        tat = self._tats.get(limit.id)
+        return 0.0 if tat is None else max(0.0, tat - now)
+
+    def judge(self, limits: Sequence[Limit], now: float) -> Over | list[float]:
+        """See `charge`; nothing is written down."""
+        return charge(limits, self._tats, now)
+
+    def write(self, limits: Sequence[Limit], charged: Sequence[float], now: float) -> None:
+        """Write down what `judge` has found."""
+        tats = self._tats
+        for limit, tat in zip(limits, charged):  # noqa: B905 - checking the lengths takes as long as all of it
+            tats[limit.id] = tat
+        if len(tats) > self._most:
+            self._tats = {id: tat for id, tat in tats.items() if tat > now}
+            self._most = max(LEAST_TATS, 2 * len(self._tats))

@@ -178,6 +178,7 @@ class Sharing:
         ripple, ended = Ripple(), [(queued, reply)]
         for leader, outcome in ended:
             self._unwanted.discard(leader)
+            leader.place = None
             self._unfollow(leader)
             for flight in self._led.pop(leader, ()):
                 if late and flight.share.kind is not ShareKind.TASK:
@@ -266,6 +267,7 @@ class Sharing:
                 loose += self._forget_led(follower)
                 if follower in self._unwanted:
                     self._unwanted.discard(follower)
+                    follower.place = None
                 else:
                     ripple.anew.append(follower)
 
@@ -278,6 +280,7 @@ class Sharing:
         """Let go of an entry that nobody waits for, and of those that only ran for it."""
         while queued in self._unwanted and not any(flight.followers for flight in self._led.get(queued, ())):
             self._unwanted.discard(queued)
+            queued.place = None
             self._forget_led(queued)
             flight = self._unfollow(queued)
             if flight is None or flight.leader is None:

@@ -269,7 +269,7 @@ def make_brokerage(settings: Settings, tally: Tally, clock: Callable[[], float])
     async def now() -> float:
         return clock()
 
-    broker = MemoryBroker(models, letters, tally, clock, random.random, _kept(settings))
+    broker = _memory(settings, models, letters, tally, clock)
     return Brokerage(broker, letters, MemoryFleet(clock), now)
 
 
@@ -314,6 +314,17 @@ def _redis(settings: Settings, models: dict[str, QueueLimits], tally: Tally) -> 
     return Brokerage(broker, RedisDeadLetters(link, models, settings.shards), fleet, now, Whole())
 
 
+def _memory(
+    settings: Settings,
+    models: dict[str, QueueLimits],
+    letters: DeadLetterBox,
+    tally: Tally,
+    clock: Callable[[], float],
+) -> MemoryBroker:
+    kept, room = _kept(settings), settings.max_queue_mb << 20
+    return MemoryBroker(models, letters, tally, clock, random.random, kept, room)
+
+
 def _kept(settings: Settings) -> KeptLimits:
     return KeptLimits.of(settings.kept_mb << 20, settings.kept_tenant_mb << 20)
 
@@ -340,7 +351,7 @@ def make_direct(settings: Settings, tally: Tally, clock: Callable[[], float]) ->
     slots = settings.fallback_concurrency
     own = dataclasses.replace(settings, workers=slots, devices=",".join(["cpu"] * slots))
     models, letters = {settings.model: _limits(settings)}, DeadLetterBox()
-    broker = MemoryBroker(models, letters, tally, clock, random.random, _kept(settings))
+    broker = _memory(settings, models, letters, tally, clock)
     names = [f"{settings.name}/fallback-{index}" for index in range(slots)]
     return Direct(broker, make_batchers(own, names, target, broker, tally, clock))
 

@@ -17,12 +17,13 @@ from typing import Any, TypeVar
 
 from headway.brokers.fleet import MemoryFleet
 from headway.brokers.letters import DeadLetterBox
-from headway.brokers.memory import LEASE_SECONDS, MemoryBroker
+from headway.brokers.memory import LEASE_SECONDS, QUEUE_BYTES, MemoryBroker
 from headway.brokers.redis.broker import RedisBroker
 from headway.brokers.redis.fleet import RedisFleet
 from headway.brokers.redis.letters import RedisDeadLetters
 from headway.brokers.redis.link import Link
 from headway.core.departure import Load, Policy, Rule
+from headway.core.packing import GONE
 from headway.core.queue import QueueLimits
 from headway.core.retention import KeptLimits
 from headway.model import (
@@ -133,20 +134,32 @@ class Harness(ABC):
 class MemoryHarness(Harness):
     """The broker of one process, on virtual time."""
 
+    broker: MemoryBroker
     lease_seconds = LEASE_SECONDS
     grain = 0.051
 
-    def __init__(self) -> None:
+    def __init__(self, queue_bytes: int = QUEUE_BYTES) -> None:
         loop = VirtualLoop()
         super().__init__(loop)
         self.dead = DeadLetterBox()
         dice = random.Random(7)
         models = dict.fromkeys(MODELS, LIMITS)
-        self.broker = MemoryBroker(models, self.dead, Tally(), loop.time, dice.random, KEPT_LIMITS)
+        self.broker = MemoryBroker(models, self.dead, Tally(), loop.time, dice.random, KEPT_LIMITS, queue_bytes)
+        self._queue_bytes = queue_bytes
         self.fleet = self.fleet_peer = MemoryFleet(loop.time)
+
+    @property
+    def room(self) -> int:
+        """Bytes that are free for what waits."""
+        return self.broker._room.free
 
     def peer(self) -> Broker:
         return self.broker
+
+    def endless(self) -> list[str]:
+        live = [key for key, queued in self.broker._entries.items() if queued.state != GONE]
+        busy = live or self.broker._running or any(queue.depth for queue in self.broker._queues.values())
+        return [] if busy or self.room == self._queue_bytes else ["room of entries that are gone"]
 
 
 class RedisHarness(Harness):

@@ -17,8 +17,9 @@ def harness(request: pytest.FixtureRequest, servers: SharedServers) -> Iterator[
     """A fresh broker of each kind."""
     made = HARNESSES[request.param](servers)
     yield made
-    assert made.endless() == []
+    endless = made.endless()
     made.close()
+    assert endless == []
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections import Counter
 from collections.abc import Callable
 
@@ -15,6 +16,7 @@ from headway.core.packing import (
     GONE,
     QUEUED,
     RUNNING,
+    STALE,
     DueLine,
     Lane,
     Queued,
@@ -331,3 +333,48 @@ def served_before(waiting: list[Queued], tenant: str, lane: Lane) -> int:
     """How many of those that wait are in rounds up to the one in which the tenant's next entry would be."""
     own = max((queued.round for queued in waiting if queued.entry.tenant == tenant), default=0) + 1
     return sum(queued.round <= max(own, lane._next) for queued in waiting)
+
+
+class Text(str):
+    """A text that can be watched."""
+
+
+def pushed(into: Callable[[Queued], None], number: int, leave: Callable[[Queued], object]) -> weakref.ref[Text]:
+    """The input of an entry that comes and leaves."""
+    text = Text(f"input {number}")
+    one = Queued(entry(str(number), tenant=f"t{number % 7}", input=text, queue_timeout=9.0 - number % 3), 0.0)
+    into(one)
+    leave(one)
+    return weakref.ref(text)
+
+
+class TestWhatHasLeft:
+    """Nobody's input lies about because somebody else waits on."""
+
+    def test_a_due_line_lets_go_of_it(self) -> None:
+        line = DueLine()
+        for patience in (1.0, 5.0):
+            line.push(queued("head", timeout=patience))
+        inputs = [pushed(line.push, number, lambda one: setattr(one, "state", GONE)) for number in range(2000)]
+        assert sum(text() is not None for text in inputs) <= 2 * STALE
+        assert line.earliest() == 1.0
+
+    def test_a_lane_lets_go_of_what_is_dropped(self) -> None:
+        lane = Lane()
+        for number in range(3):
+            lane.push(queued(f"head {number}", f"t{number}"))
+        inputs = [pushed(lane.push, number, lane.drop) for number in range(2000)]
+        assert sum(text() is not None for text in inputs) <= 2 * STALE
+        assert drain(lane) == ["head 0", "head 1", "head 2"]
+
+    def test_a_lane_lets_go_of_what_was_served_before_the_oldest(self) -> None:
+        """A tenant with many entries is overtaken by others that come one by one."""
+        lane = Lane()
+        for number in range(500):
+            lane.push(queued(f"flood {number}", "flood"))
+        inputs = [pushed(lane.push, number, lambda _: lane.pop()) for number in range(1400)]
+        assert lane.depth == 500
+        while lane.depth > 10:
+            lane.pop()
+        lane.push(queued("last"))
+        assert sum(text() is not None for text in inputs) <= STALE

@@ -1,0 +1,64 @@
+"""Room in memory for what waits: a budget in bytes that tenants share.
+
+Pure: no clock. A tenant may hold as many bytes as are still free. So one tenant alone gets half of the whole, and n that
+want all they can get end with one part of n + 1 each: however much some hold, there is room for who comes next. This is the
+dynamic threshold of shared packet buffers (Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet
+switches", IEEE/ACM Transactions on Networking, 1998).
+"""
+
+from __future__ import annotations
+
+from headway.core.packing import GONE, Queued
+from headway.model import Entry
+
+OVERHEAD = 1000
+"""Bytes that an entry takes beside its input and parameters."""
+
+
+class Place:
+    """Bytes of the room that an entry takes. They are free again when nobody holds the place any more."""
+
+    __slots__ = ("_room", "_size", "_tenant")
+
+    def __init__(self, room: Room, tenant: str, size: int) -> None:
+        self._room, self._tenant, self._size = room, tenant, size
+
+    def give_to(self, queued: Queued) -> None:
+        """Let an admitted entry hold the place, unless it has its outcome already."""
+        if queued.state != GONE:
+            queued.place = self
+
+    def __del__(self) -> None:
+        self._room.give_back(self._tenant, self._size)
+
+
+class Room:
+    """Bytes that entries take, in all and by tenant.
+
+    Arguments:
+        most: bytes there are.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.free = most
+        self._held: dict[str, int] = {}
+
+    def take(self, entry: Entry) -> Place | None:
+        """A place for an entry; None when its tenant would hold more than is free."""
+        text, tenant = entry.input, entry.tenant
+        size = OVERHEAD + (len(text) if text.isascii() else 4 * len(text)) + len(entry.parameters)
+        held = self._held.get(tenant, 0) + size
+        if held > self.free:
+            return None
+        self._held[tenant] = held
+        self.free -= size
+        return Place(self, tenant, size)
+
+    def give_back(self, tenant: str, size: int) -> None:
+        """Bytes of a place are free again."""
+        self.free += size
+        left = self._held[tenant] - size
+        if left:
+            self._held[tenant] = left
+        else:
+            del self._held[tenant]

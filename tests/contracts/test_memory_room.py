@@ -1,0 +1,92 @@
+"""The broker of one process bounds what waits in bytes, and tenant by tenant. (Redis has its `maxmemory`.)"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from headway import errors
+from headway.model import Entry, Item, Limit
+from tests.contracts.brokers import MemoryHarness, ask, drained, failed, story
+from tests.contracts.shares import admit, key, poll, refused, same, sharing, task
+
+LARGE = "x" * 9_000
+MOST = 1_000_000
+
+
+@pytest.fixture
+def harness() -> Iterator[MemoryHarness]:
+    made = MemoryHarness(queue_bytes=MOST)
+    yield made
+    made.close()
+
+
+def large(tenant: str, **how: object) -> Entry:
+    return ask(LARGE, tenant=tenant, **how)  # type: ignore[arg-type]
+
+
+@story
+async def test_a_tenant_that_fills_the_memory_refuses_itself_alone(harness: MemoryHarness) -> None:
+    limit = Limit("key:greedy", "key", 60.0, 51.0)
+    for _ in range(50):
+        await admit(harness, large("greedy", tier=2, limits=(limit,)))
+    verdict = await refused(harness, large("greedy", tier=0, limits=(limit,)))
+    assert (verdict.code, verdict.reason, verdict.retry_after) == (errors.SHED, "memory", 1.0)
+    assert not harness.broker.scarce
+    for number in range(10):
+        await admit(harness, large("other" if number % 2 else f"tenant {number}", tier=2))
+    await harness.answer(await harness.claim(limit=1))
+    await refused(harness, large("greedy", tier=0, limits=(limit,)))  # Others have taken of what was free.
+    while sum(one.depth for one in await harness.broker.depths()) > 30:
+        await harness.answer(await harness.claim())
+    await admit(harness, large("greedy", limits=(limit,)))  # It was not charged for what was refused.
+
+
+@story
+async def test_who_joins_another_takes_room_too(harness: MemoryHarness) -> None:
+    await admit(harness, *(sharing(f"{n}", same(), input=LARGE) for n in range(50)))
+    assert (await refused(harness, sharing("more", same(), input=LARGE))).reason == "memory"
+    await harness.answer(await harness.claim())
+    assert len(await drained(harness)) == 50
+    assert harness.room == MOST
+
+
+WAYS = ["answered", "dies", "late", "late on a GPU", "withdrawn", "withdrawn on a GPU", "handed back"]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+@story
+async def test_whatever_becomes_of_an_entry_its_room_is_free_again(
+    harness: MemoryHarness, way: str, shared: bool
+) -> None:
+    entries = [ask(LARGE, id="first", queue_timeout=5.0, timeout=20.0)]
+    if shared:
+        entries = [
+            sharing("first", task("first"), key(), same(), input=LARGE, queue_timeout=5.0, timeout=20.0),
+            sharing("second", key(), input=LARGE, queue_timeout=5.0, timeout=10.0),
+            sharing("third", same(), input=LARGE, queue_timeout=5.0, timeout=30.0),
+            poll("fourth", "first"),
+        ]
+    await admit(harness, *entries)
+    assert harness.room < MOST - 9_000
+    lease = None if way in ("late", "withdrawn") else await harness.claim()
+    if lease is not None and way == "answered":
+        await harness.answer(lease)
+    elif lease is not None and way == "dies":
+        await harness.broker.release(lease, failed())
+        for _ in range(5):
+            await harness.advance(1.0)
+            if harness.room < MOST:
+                await harness.broker.release(await harness.claim(), failed())
+    elif lease is not None and way == "handed back":
+        await harness.broker.release(lease)
+        await harness.answer(await harness.claim())
+    elif way.startswith("withdrawn"):
+        await harness.broker.cancel([("t", entry.id) for entry in entries])
+        if lease is not None:
+            await harness.broker.complete(lease, [Item("x")])
+    await harness.reaping(61.0)
+    assert harness.room == MOST
+    assert all(queued.place is None for queued in harness.broker._entries.values())

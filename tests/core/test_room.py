@@ -1,0 +1,62 @@
+"""Room for what waits, shared by tenants."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.core.room import OVERHEAD, Place, Room
+from headway.model import Entry
+
+MOST = 1_000_000
+
+
+def entry(tenant: str, input: str = "x" * 9_000, parameters: bytes = b"") -> Entry:
+    return Entry("id", "m", input, 0, tenant, "g", 1.0, 1.0, parameters)
+
+
+def fill(room: Room, tenant: str) -> list[Place]:
+    places = []
+    while (place := room.take(entry(tenant))) is not None:
+        places.append(place)
+    return places
+
+
+def test_one_tenant_gets_half_and_leaves_half() -> None:
+    room = Room(MOST)
+    places = fill(room, "greedy")
+    assert len(places) == 50
+    assert room.free == MOST // 2
+    assert room.take(entry("other")) is not None
+
+
+@pytest.mark.parametrize("tenants", [2, 3, 9])
+def test_however_many_take_all_they_can_there_is_room_for_one_more(tenants: int) -> None:
+    room = Room(MOST)
+    held = {tenant: fill(room, str(tenant)) for tenant in range(tenants)}
+    for _ in range(30):  # Until nobody gets any more: who came first gives back what it has, and takes what it gets.
+        for tenant in range(tenants):
+            held[tenant].clear()
+            held[tenant] = fill(room, str(tenant))
+    assert min(map(len, held.values())) >= 100 // (tenants + 1) - 1
+    assert room.take(entry("another")) is not None
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 300_000), st.booleans()), max_size=50))
+def test_all_that_was_taken_comes_back(steps: list[tuple[str, int, bool]]) -> None:
+    room, places = Room(MOST), list[Place]()
+    for tenant, length, leaves in steps:
+        if leaves:
+            del places[:1]
+        places += filter(None, [room.take(entry(tenant, "x" * length))])
+        assert 0 <= room.free <= MOST
+    places.clear()
+    assert (room.free, room._held) == (MOST, {})
+
+
+def test_an_entry_counts_with_all_that_it_holds() -> None:
+    room = Room(MOST)
+    places = [room.take(entry("t", "x" * 100, b"y" * 50)), room.take(entry("t", "☃" * 100))]
+    assert None not in places
+    assert room.free == MOST - 2 * OVERHEAD - 150 - 400

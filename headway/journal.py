@@ -3,8 +3,8 @@
     gateway ─add─▶ notes ─4 times a second, or when there are many─▶ records ─in bulk─▶ ledger
 
 To add a note costs next to nothing, and never waits. Notes hold inputs and outputs, so they are soon made into records,
-which do not, whether the ledger answers or not. While it is slow or away records wait for it, in the order in which they came.
-There is room for so many, those under way included; what comes when it is full is dropped, and counted.
+which do not, whether the ledger answers or not; most refusals are only counted (`core/refused.py`). While it is slow or
+away records wait for it, in the order in which they came. There is room for so many, those under way included; what comes when it is full is dropped, and counted.
 
 A bulk is forgotten only when it is written. One that was written unheard is written again, which changes nothing. How
 large the next one is follows from the last: twice as large where that was quick, half where it was not taken, for want of
@@ -23,8 +23,10 @@ from itertools import islice
 import structlog
 
 from headway.config import Settings
+from headway.core.records import record_of, size_of
+from headway.core.refused import Refused
 from headway.core.retry import backoff
-from headway.errors import SHOWN, SettingError, StoreUnavailable
+from headway.errors import SettingError, StoreUnavailable
 from headway.held import Note
 from headway.model import Record
 from headway.outage import Outage
@@ -54,8 +56,6 @@ PRUNE_BITE = 1000
 """Records removed at once, so that none that is written waits for long,"""
 PRUNE_PAUSE = 0.05
 """and seconds before the next are."""
-NAME_LENGTH = 128
-"""Characters that are kept of what names somebody or something; a model that is asked for may have any name."""
 _DAY = 86_400.0
 
 
@@ -93,6 +93,7 @@ class Journal:
         self._notes: deque[tuple[float, Sequence[Note]]] = deque()
         self._noted = 0
         """Notes that are not records yet."""
+        self._refusals = Refused()
         self._records: deque[Record] = deque()
         """Records that are not written yet, those under way in front."""
         self._content_size = 0
@@ -143,6 +144,8 @@ class Journal:
         try:
             async with asyncio.timeout(FLUSH_WITHIN):
                 await self._gather()
+                for record in self._refusals.ended():
+                    self._keep(record)
                 while self._records:
                     await self._write()
         except TimeoutError:
@@ -181,19 +184,24 @@ class Journal:
         while self._notes:
             at, notes = self._notes.popleft()
             self._noted -= len(notes)
+            now = self._clock()
             for note in notes:
-                self._keep(_record(note, at, self._tiers, self._content))
+                record = record_of(*note, at, self._tiers, self._content)
+                if not self._refusals.count(record, now):
+                    self._keep(record)
             turn += len(notes)
             if turn >= BITE:
                 turn = 0
                 self._there_are_records.set()
                 await asyncio.sleep(0)
+        for record in self._refusals.ended(self._clock()):
+            self._keep(record)
         if self._records:
             self._there_are_records.set()
 
     def _keep(self, record: Record) -> None:
         if self._content:
-            size = _size(record)
+            size = size_of(record)
             if self._content_size + size > CONTENT_CHARS:
                 self._tally.ledger_dropped += 1
                 return
@@ -244,7 +252,7 @@ class Journal:
         for _ in bulk:
             self._records.popleft()
         if self._content:
-            self._content_size -= sum(map(_size, bulk))
+            self._content_size -= sum(map(size_of, bulk))
 
     async def _prune_on(self) -> None:
         """Remove what is too old, in bites. The first look is at any time of the first minute: gateways that start
@@ -263,42 +271,3 @@ class Journal:
         else:
             self._unpruned.over()
         return removed
-
-
-def _record(note: Note, completed_at: float, tiers: Sequence[str], content: bool) -> Record:
-    caller, entry, seconds, reply = note
-    failure = reply.failure
-    ran = reply.ran if reply.shared is None else None
-    input = output = None
-    if content:
-        input = _storable(entry.input)
-        output = None if reply.output is None else _storable(reply.output)
-    return Record(
-        id=entry.id,
-        user=_name(caller.user),
-        tenant=_name(caller.tenant),
-        tier=tiers[entry.tier],
-        model=_name(entry.model),
-        status="completed" if failure is None else "failed",
-        created_at=completed_at - seconds,
-        completed_at=completed_at,
-        latency_ms=seconds * 1000.0,
-        batch_size=0 if ran is None else ran.size,
-        worker="" if ran is None else ran.worker,
-        error="" if failure is None else SHOWN.get(failure.code, failure.code),
-        input=input,
-        output=output,
-    )
-
-
-def _name(text: str) -> str:
-    return text if text.isprintable() and len(text) <= NAME_LENGTH else _storable(text[:NAME_LENGTH])
-
-
-def _storable(text: str) -> str:
-    """`text` with what a database does not take escaped: what is no Unicode, and U+0000."""
-    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
-
-
-def _size(record: Record) -> int:
-    return len(record.input or "") + len(record.output or "")

@@ -461,6 +461,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         batch_size: entries in its last batch; 0 when it never ran.
         worker: where it ran last; empty when it never ran.
         error: code of the failure; empty for none.
+        requests: that it stands for: 1, but for those of one caller that were refused, which may have one together.
         input, output: only where the ledger is told to keep them.
     """
 
@@ -476,5 +477,6 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     batch_size: int = 0
     worker: str = ""
     error: str = ""
+    requests: int = 1
     input: str | None = None
     output: str | None = None

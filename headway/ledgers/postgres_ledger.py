@@ -32,6 +32,7 @@ _TYPES = {
     "batch_size": "smallint",
     "worker": "text",
     "error": "text",
+    "requests": "integer",
     "input": "text",
     "output": "text",
 }

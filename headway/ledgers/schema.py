@@ -65,6 +65,7 @@ SQLITE: Steps = (
         SELECT max(revision), lower(hex(randomblob(8))) FROM headway_keys HAVING count(*) > 0
         """,
     ),
+    ("ALTER TABLE headway_requests ADD COLUMN requests INTEGER NOT NULL DEFAULT 1",),
 )
 """Instants are Unix time in seconds, ids the 16 bytes of a UUID; `models` is a list in JSON."""
 
@@ -116,6 +117,7 @@ POSTGRES: Steps = (
         SELECT max(revision), md5(random()::text) FROM headway_keys HAVING count(*) > 0
         """,
     ),
+    ("ALTER TABLE headway_requests ADD COLUMN requests integer NOT NULL DEFAULT 1",),
 )
 """The same; only the instants of requests are the database's own, for those who ask it in SQL."""
 

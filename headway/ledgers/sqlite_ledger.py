@@ -20,7 +20,7 @@ ROWS = 50
 
 _NAMES = (
     "id", "user_id", "tenant", "tier", "model", "status", "created_at", "completed_at", "latency_ms", "batch_size",
-    "worker", "error", "input", "output",
+    "worker", "error", "requests", "input", "output",
 )  # fmt: skip
 _COLUMNS = ", ".join(_NAMES)
 _ALL = len(_NAMES)

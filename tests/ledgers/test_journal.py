@@ -10,6 +10,8 @@ import structlog
 
 from headway import errors, journal
 from headway.config import Settings
+from headway.core.records import NAME_LENGTH
+from headway.core.refused import MINUTE
 from headway.errors import SettingError
 from headway.held import Note
 from headway.journal import BULK, FIRST_BULK, FLUSH_WITHIN, INTERVAL, PRUNE_BITE, PRUNE_EVERY, Journal
@@ -128,7 +130,7 @@ def test_a_name_that_a_client_made_up_is_cut_and_made_storable() -> None:
         async with keeping(clock) as it:
             it.journal.add([note(model="\0\ud800" + "m" * 1000)])
         [record] = it.ledger.records
-        assert record.model == "\\x00\\ud800" + "m" * (journal.NAME_LENGTH - 2)
+        assert record.model == "\\x00\\ud800" + "m" * (NAME_LENGTH - 2)
 
     virtual_time.run(main)
 
@@ -391,6 +393,66 @@ def test_rows_that_may_not_be_removed_are_said_once_and_once_that_they_are_again
             ("the ledger is out of reach", "ledger retention", "permission denied"),
             ("the ledger is back", "ledger retention", None),
         ]
+
+    virtual_time.run(main)
+
+
+def refused(number: int, code: str = errors.RATE_LIMITED, **changes: Any) -> Note:
+    return note(number, output=None, ran=None, failure=Failure(code, "…"), **changes)
+
+
+def test_refusals_of_one_caller_are_counted_in_one_row_a_minute() -> None:
+    async def main(clock: Clock) -> None:
+        async with keeping(clock, ledger_content=True) as it:
+            for number in range(1200):
+                it.journal.add([refused(10 * number + more) for more in range(10)])
+                it.wall += 0.1
+                await asyncio.sleep(0.1)
+            rows = [(record.requests, record.error, record.input) for record in it.ledger.records]
+            assert len(rows) <= 4
+        kept = it.ledger.records
+        assert sum(record.requests for record in kept) == 12_000
+        assert [record.requests == 1 for record in kept[:3]] == [True, False, True]
+        assert (kept[0].id, kept[1].id) == ("id-0", "id-1")
+        counted = kept[1]
+        assert (counted.created_at, counted.input) == (NOW - 0.25, None)
+        assert MINUTE - 1.0 < counted.completed_at - NOW < MINUTE + 1.0
+        assert it.tally.ledger_dropped == 0
+
+    virtual_time.run(main)
+
+
+def test_refusals_are_counted_by_caller_and_code_and_nothing_else_is() -> None:
+    async def main(clock: Clock) -> None:
+        bob = Caller("bob", "acme", 0)
+        async with keeping(clock) as it:
+            it.journal.add(
+                [refused(0, model="a"), refused(1, model="a"), refused(2, model="b"), refused(3, caller=bob)]
+            )
+            it.journal.add([refused(4, errors.NOT_FOUND), refused(5, errors.NOT_FOUND)])
+            it.journal.add([refused(6, errors.CANCELLED), refused(7, errors.CANCELLED), note(8), note(9)])
+            await asyncio.sleep(2 * INTERVAL)
+            assert it.ids == [0, 3, 4, 6, 7, 8, 9]
+            assert all(record.requests == 1 for record in it.ledger.records)
+        assert [(record.requests, record.error, record.model) for record in it.ledger.records[7:]] == [
+            (2, "RATE_LIMITED", ""),
+            (1, "NOT_FOUND", "m"),
+        ]
+
+    virtual_time.run(main)
+
+
+def test_callers_without_number_are_refused_in_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headway.core.refused.MOST", 10)
+
+    async def main(clock: Clock) -> None:
+        async with keeping(clock) as it:
+            for number in range(100):
+                caller = Caller(f"user-{number}", "acme", 0)
+                it.journal.add([refused(3 * number + more, caller=caller) for more in range(3)])
+            await asyncio.sleep(2 * INTERVAL)
+            assert sum(record.requests for record in it.ledger.records) == 3 * 90 + 10
+        assert sum(record.requests for record in it.ledger.records) == 300
 
     virtual_time.run(main)
 

@@ -1,0 +1,87 @@
+"""Records of requests that were refused. To refuse costs next to nothing, so one caller may have it done thousands of times
+a second, and must not fill the ledger by it.
+
+    first of a caller ──▶ a record of its own ──▶ the next ones are counted for MINUTE seconds ──▶ one record for all of them
+
+Each tier and each code of a refusal is counted apart, as there are few of them. A model may be called anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import inf
+
+import msgspec
+
+from headway import errors
+from headway.model import Record
+
+MINUTE = 60.0
+"""Seconds for which refusals are counted together."""
+MOST = 10_000
+"""Callers, tiers and codes that are counted at a time; beyond, those that are counted longest get their record early."""
+
+REFUSALS = frozenset((
+    errors.BAD_REQUEST, errors.UNAUTHENTICATED, errors.FORBIDDEN, errors.NOT_FOUND, errors.IDEMPOTENCY_CONFLICT,
+    errors.PAYLOAD_TOO_LARGE, errors.RATE_LIMITED, errors.SHED, errors.SERVICE_OVERLOADED, errors.NO_WORKERS, errors.DRAINING,
+))  # fmt: skip
+"""Codes of a request that was not taken in."""
+
+
+@dataclass(slots=True)
+class _Minute:
+    """Refusals of one caller, tier and code."""
+
+    ends: float
+    counted: Record | None = None
+    """All so far; None while there is but the one that has a record of its own."""
+
+
+class Refused:
+    """Refusals that are counted now."""
+
+    def __init__(self) -> None:
+        self._minutes: dict[tuple[str, str, str, str], _Minute] = {}
+        """In the order in which they end."""
+
+    def count(self, record: Record, now: float) -> bool:
+        """Whether a record is counted with others, and wants no row of its own.
+
+        Arguments:
+            record: of any request.
+            now: monotonic seconds.
+        """
+        if record.error not in REFUSALS or record.batch_size:
+            return False
+        key = (record.tenant, record.user, record.tier, record.error)
+        minute = self._minutes.get(key)
+        if minute is None:
+            self._minutes[key] = _Minute(now + MINUTE)
+            return False
+        counted = minute.counted
+        minute.counted = _plain(record) if counted is None else _together(counted, record)
+        return True
+
+    def ended(self, now: float = inf) -> Iterator[Record]:
+        """Records of what need not be counted on at instant `now`, by default of all."""
+        while self._minutes:
+            key = next(iter(self._minutes))
+            if self._minutes[key].ends > now and len(self._minutes) <= MOST:
+                return
+            if (counted := self._minutes.pop(key).counted) is not None:
+                yield counted
+
+
+def _plain(record: Record) -> Record:
+    return msgspec.structs.replace(record, input=None, output=None)
+
+
+def _together(counted: Record, record: Record) -> Record:
+    return msgspec.structs.replace(
+        counted,
+        model=counted.model if counted.model == record.model else "",
+        completed_at=max(counted.completed_at, record.completed_at),
+        latency_ms=max(counted.latency_ms, record.latency_ms),
+        requests=counted.requests + 1,
+    )

@@ -4,7 +4,8 @@
 
 To add a note costs next to nothing, and never waits. Notes hold inputs and outputs, so they are soon made into records,
 which do not, whether the ledger answers or not; most refusals are only counted (`core/refused.py`). While it is slow or
-away records wait for it, in the order in which they came. There is room for so many, those under way included; what comes when it is full is dropped, and counted.
+away records wait for it, in the order in which they came. There is room for so many, those under way included; what comes
+when it is full is dropped, and counted.
 
 A bulk is forgotten only when it is written. One that was written unheard is written again, which changes nothing. How
 large the next one is follows from the last: twice as large where that was quick, half where it was not taken, for want of

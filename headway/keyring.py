@@ -42,6 +42,8 @@ ANSWER_WITHIN = 2.0
 """Seconds for which a call waits for the store."""
 BITE = 500
 """Keys that are read at once: some milliseconds of the event loop."""
+OPEN_BITE = 4 * BITE
+"""Keys that are read at once before anybody is served."""
 SEEN = 10_000
 """Good keys that are remembered as they came, so that they need not be taken apart again."""
 AFRESH_EVERY = 60.0
@@ -141,7 +143,7 @@ class KeyRing:
             self._reached = True
         await self._begin_anew()
         while self._reading is not None:
-            await self._read_on(self._reading)
+            await self._read_on(self._reading, OPEN_BITE)
         await self.refresh()
 
     def start(self, supervisor: Supervisor) -> None:
@@ -288,9 +290,9 @@ class KeyRing:
         if hurry:
             self._hurry.set()
 
-    async def _read_on(self, reading: _Reading) -> None:
+    async def _read_on(self, reading: _Reading, limit: int = BITE) -> None:
         """Read a bite, and end the reading with the last one."""
-        found = await self._asked(self._store.changes(KeyMark(reading.upto), BITE))
+        found = await self._asked(self._store.changes(KeyMark(reading.upto), limit))
         if found is None or reading is not self._reading:
             return
         for key in found.keys:

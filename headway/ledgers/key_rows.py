@@ -12,7 +12,9 @@ from headway.model import Key
 from headway.ports import KeyChanges, KeyMark
 
 COLUMNS = "id, digest, user_id, tenant, tier, models, rate, burst, created_at, expires_at, replaces"
-"""The columns that make up a key, in the order of `row_of` and `key_of`."""
+"""The columns that make up a key, in the order of `row_of` and `keys_of`."""
+NUMBERS = frozenset(("rate", "burst", "created_at", "expires_at"))
+"""Those with fractions."""
 NEXT = """
 SELECT 1 + max(revision) FROM (
     SELECT coalesce(max(revision), 0) AS revision FROM headway_keys
@@ -20,15 +22,22 @@ SELECT 1 + max(revision) FROM (
 ) AS both_tables
 """
 """The revision of a row that is added or changed now. Both tables are asked, as rows leave both."""
-LATEST = "SELECT revision, mark FROM headway_key_changes ORDER BY revision DESC LIMIT 1"
+LATEST = """
+SELECT revision, mark FROM (
+    SELECT revision, mark FROM (SELECT revision, mark FROM headway_key_changes ORDER BY revision DESC LIMIT 1) AS marked
+    UNION ALL SELECT coalesce(max(revision), 0), '' FROM headway_keys
+) AS both_tables ORDER BY revision DESC, mark DESC LIMIT 1
+"""
+"""The last change and its mark; a process of an earlier version gives it none."""
 MARKS = 10_000
 """Changes whose marks are kept: a reader that is further behind reads everything again."""
 SELECT = f"SELECT {COLUMNS} FROM headway_keys"  # noqa: S608
 _Row = tuple[str, bytes, str, str, str, str, float | None, float | None, float, float | None, str]
 _WIDTH = 11
+_models = msgspec.json.Decoder(tuple[str, ...]).decode
 IN_ORDER = f"{SELECT} ORDER BY created_at, id"
 CHANGES = f"""
-SELECT {COLUMNS}, revision, coalesce(mark, '')
+SELECT {COLUMNS}, revision, coalesce(mark, '') AS mark
 FROM headway_keys LEFT JOIN headway_key_changes USING (revision)
 """  # noqa: S608
 """A key's own columns, its revision, and the mark of the change that gave it, if that is kept."""
@@ -61,26 +70,39 @@ def row_of(key: Key) -> tuple[object, ...]:
     )  # fmt: skip
 
 
-def key_of(row: Iterable[Any]) -> Key:
-    """The key of a row; columns after its own are passed over.
+def keys_of(rows: Iterable[Sequence[Any]]) -> list[Key]:
+    """The keys of rows; columns after their own are passed over.
 
     Raises:
-        ValueError: the row makes no sense, as in a damaged file; the text shows nothing of it.
+        ValueError: a row makes no sense, as in a damaged file; the text shows nothing of it.
     """
     try:
-        id, digest, user, tenant, tier, models, rate, burst, created_at, expires_at, replaces = msgspec.convert(
-            tuple(row)[:_WIDTH], _Row, builtin_types=(bytes,)
-        )
-        names = msgspec.json.decode(models, type=tuple[str, ...])
+        sound = msgspec.convert([tuple(row)[:_WIDTH] for row in rows], list[_Row], builtin_types=(bytes,))
+        return [_key(*row) for row in sound]
     except (msgspec.MsgspecError, UnicodeError):
         raise ValueError("the row of a key makes no sense") from None
+
+
+def _key(
+    id: str,
+    digest: bytes,
+    user: str,
+    tenant: str,
+    tier: str,
+    models: str,
+    rate: float | None,
+    burst: float | None,
+    created_at: float,
+    expires_at: float | None,
+    replaces: str,
+) -> Key:
     return Key(
         id=id,
         digest=digest,
         user=user,
         tenant=tenant,
         tier=tier,
-        models=names,
+        models=() if models == "[]" else _models(models),
         rate=rate,
         burst=burst,
         created_at=created_at,

@@ -5,7 +5,7 @@ Revisions are given out under a lock, which is held until they can be seen: who 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import structlog
@@ -20,7 +20,7 @@ from headway.ledgers.key_rows import (
     NEXT,
     SELECT,
     changes_of,
-    key_of,
+    keys_of,
     new_mark,
     row_of,
 )
@@ -106,7 +106,7 @@ class PostgresKeys:
         """See KeyStore."""
         async with self._link.asking() as session:
             found = await session.fetchrow(LATEST)
-        return KeyMark(*found) if found else KeyMark()
+        return KeyMark(*found)
 
     async def remove_ended(self, before: float, limit: int) -> int:
         """See KeyStore."""
@@ -127,12 +127,12 @@ async def _next(session: Session) -> int:
     return revision
 
 
-def _sound(rows: Iterable[Any]) -> list[Key]:
+def _sound(rows: Sequence[Any]) -> list[Key]:
     """The keys of rows. One that makes no sense was written by hand: it is no key, and the others are."""
-    keys = []
-    for row in rows:
-        try:
-            keys.append(key_of(row))
-        except ValueError as exc:
-            log.error("a key is refused", key=row["id"], error=str(exc))
-    return keys
+    try:
+        return keys_of(rows)
+    except ValueError as exc:
+        if len(rows) > 1:
+            return [key for row in rows for key in _sound([row])]
+        log.error("a key is refused", key=rows[0]["id"], error=str(exc))
+        return []

@@ -1,4 +1,8 @@
-"""API keys in an SQLite file."""
+"""API keys in an SQLite file.
+
+A bite of changes comes as one JSON text in one row. Python lets other threads run around every row, and takes its lock back
+afterwards: with a row for each key, the event loop and the reader would wait for each other hundreds of times.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,8 @@ import sqlite3
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any
+
+import msgspec
 
 from headway.core.rotation import check_new
 from headway.errors import StoreCorrupted
@@ -16,9 +22,10 @@ from headway.ledgers.key_rows import (
     LATEST,
     MARKS,
     NEXT,
+    NUMBERS,
     SELECT,
     changes_of,
-    key_of,
+    keys_of,
     new_mark,
     row_of,
 )
@@ -33,7 +40,17 @@ _THERE = "SELECT 1 FROM headway_keys WHERE id = ?"
 _EXPIRE = """
 UPDATE headway_keys SET expires_at = min(coalesce(expires_at, ?1), ?1), revision = ?2, changed_at = ?3 WHERE id = ?4
 """
-_AFTER = f"{CHANGES} WHERE revision > ? ORDER BY revision LIMIT ?"
+_EXACT = "CASE WHEN {0} IS NOT NULL THEN printf('%!.17g', {0}) END"
+"""A number to its last digit, as JSON has only fifteen."""
+_VALUES = ", ".join(
+    "hex(digest)" if name == "digest" else _EXACT.format(name) if name in NUMBERS else name
+    for name in (*COLUMNS.split(", "), "revision", "mark")
+)
+_AFTER = f"""
+SELECT json_group_array(json_array({_VALUES}))
+FROM ({CHANGES} WHERE revision > ? ORDER BY revision LIMIT ?)
+"""  # noqa: S608
+_Row = tuple[str, str, str, str, str, str, float | None, float | None, float, float | None, str, int, str]
 _KNOWN = "SELECT 1 FROM headway_key_changes WHERE revision = ? AND mark = ?"
 _REMOVE = """
 DELETE FROM headway_keys WHERE id IN (
@@ -91,7 +108,12 @@ class SqliteKeys:
         def work(connection: sqlite3.Connection) -> KeyChanges | None:
             if since.mark and not connection.execute(_KNOWN, (since.revision, since.mark)).fetchone():
                 return None
-            rows = connection.execute(_AFTER, (since.revision, limit)).fetchall()
+            [text] = connection.execute(_AFTER, (since.revision, limit)).fetchone()
+            try:
+                found = msgspec.json.decode(text, type=list[_Row], strict=False)
+                rows = [(row[0], bytes.fromhex(row[1]), *row[2:]) for row in found]
+            except (msgspec.MsgspecError, ValueError) as exc:
+                raise StoreCorrupted(f"the ledger's file is corrupted: the rows of keys make no sense. {MEND}") from exc
             return changes_of(_sound(rows), rows, since, limit)
 
         return await self._file.read(work)
@@ -99,7 +121,7 @@ class SqliteKeys:
     async def latest(self) -> KeyMark:
         """See KeyStore."""
         found = await self._file.read(lambda connection: connection.execute(LATEST).fetchone())
-        return KeyMark(*found) if found else KeyMark()
+        return KeyMark(*found)
 
     async def remove_ended(self, before: float, limit: int) -> int:
         """See KeyStore."""
@@ -128,6 +150,6 @@ def _sound(rows: Iterable[Any]) -> list[Key]:
         StoreCorrupted: one is none, so that the file must be damaged.
     """
     try:
-        return [key_of(row) for row in rows]
+        return keys_of(rows)
     except ValueError as exc:
         raise StoreCorrupted(f"the ledger's file is corrupted: {exc}. {MEND}") from None

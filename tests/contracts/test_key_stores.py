@@ -96,9 +96,9 @@ def test_a_key_comes_back_as_it_was(place: Maker) -> None:
         user="ürsula ☃ \"'\\",
         tenant="\N{DUCK}" * 128,
         models=("a", "ß/b"),
-        rate=0.0,
+        rate=1 / 3,
         burst=2.5,
-        created_at=AT + 1,
+        created_at=AT + 1.123457,
         expires_at=AT + 86_400.125,
         replaces=plain.id,
     )
@@ -108,6 +108,7 @@ def test_a_key_comes_back_as_it_was(place: Maker) -> None:
             await store.add(one)
         assert [await store.get(one.id) for one in (plain, full)] == [plain, full]
         assert list(await store.keys()) == [plain, full]
+        assert (await told(store, KeyMark()))[0] == [plain, full]
 
     async def again(store: KeyStore) -> None:
         assert list(await store.keys()) == [plain, full]

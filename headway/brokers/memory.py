@@ -281,7 +281,7 @@ class MemoryBroker:
     async def beat(self, worker: WorkerInfo) -> None:
         """See Broker."""
         now = self._clock()
-        self._workers[worker.worker_id] = _stamped(worker, now)
+        self._workers[worker.worker_id] = msgspec.structs.replace(worker, last_heartbeat=now)
         self._count_slots(worker.model, now)
 
     async def workers(self) -> Sequence[WorkerInfo]:
@@ -490,7 +490,3 @@ def _letter(member: Queued, error: str, cause: str, worker: str) -> DeadLetter:
     return DeadLetter(
         entry=member.entry, error=error, cause=cause, attempts=member.attempts, worker=worker, died_at=time.time()
     )
-
-
-def _stamped(worker: WorkerInfo, now: float) -> WorkerInfo:
-    return msgspec.structs.replace(worker, last_heartbeat=now)

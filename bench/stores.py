@@ -185,7 +185,10 @@ class Shared(Store):
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
-        self.nodes = [Node(f"{name}-node-{number}", *CLUSTERED) for number in range(6)]
+        self._buses = [stand.free_port() for _ in range(6)]
+        self.nodes = [
+            Node(f"{name}-node-{number}", *CLUSTERED, f"cluster-port {bus}") for number, bus in enumerate(self._buses)
+        ]
         self.url = f"redis+cluster://{','.join(f'127.0.0.1:{one.port}' for one in self.nodes[:3])}"
 
     def replica_of(self, primary: Node) -> Node:
@@ -197,8 +200,8 @@ class Shared(Store):
         for number, node in enumerate(primaries):
             node.ask("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
             node.ask("CLUSTER", "ADDSLOTSRANGE", SLOTS * number // 3, SLOTS * (number + 1) // 3 - 1)
-        for node in self.nodes[1:]:
-            first.ask("CLUSTER", "MEET", "127.0.0.1", node.port)
+        for node, bus in zip(self.nodes[1:], self._buses[1:], strict=True):
+            first.ask("CLUSTER", "MEET", "127.0.0.1", node.port, bus)
         until(lambda: all(b"cluster_known_nodes:6" in _info(node) for node in self.nodes), "its nodes know each other")
         for node in primaries:
             self.replica_of(node).ask("CLUSTER", "REPLICATE", _text(node.ask("CLUSTER", "MYID")))

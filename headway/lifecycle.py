@@ -5,6 +5,9 @@
            connection → what is held is answered → workers finish, go offline and end → the fleet is told → the admin
            port closes → loops stop → resources close → the broker is let go
 
+A process with a fallback does not wait for the broker: it comes up in direct mode, and does what needs the broker, its
+workers too, when that is there.
+
 A process has those steps that it has parts for: a gateway no workers, a worker no public port, a controller neither.
 A second signal while going down answers what is still held with 503 and ends at once.
 """
@@ -24,7 +27,7 @@ from headway.batcher import Batcher
 from headway.config import Settings
 from headway.controller import Controller
 from headway.direct import Direct
-from headway.errors import BrokerUnavailable, HeadwayError, StoreUnavailable
+from headway.errors import BrokerUnavailable, HeadwayError, SettingError, StoreUnavailable
 from headway.gateway import Gateway
 from headway.model import Failure
 from headway.ports import Broker
@@ -154,17 +157,19 @@ class Service:
             SettingError: the broker will not do, another process has the name, or a port cannot be had.
         """
         try:
-            await self._connect()
+            met = await self._connect()
             await self._open_resources()
-            await self._start_workers()
+            if met:
+                await self._start_workers()
             self._supervisor.start("reaper", partial(reap_on, self._broker))
             if self._direct is not None:
                 self._direct.start(self._supervisor)
             if self._gateway is not None:
                 self._gateway.start(self._supervisor)
-            self._serving = [batcher.run(self._supervisor) for batcher in self._batchers]
-            if self._controller is not None:
-                self._controller.start(self._supervisor)
+            if met:
+                self._take_part()
+            else:
+                self._supervisor.start("late broker", self._meet_late)
             for door in self._doors:
                 await door.open()
         except BaseException:
@@ -235,14 +240,50 @@ class Service:
                 except HeadwayError as exc:
                     log.error("cannot be read again; what was known goes on", what=one.rereads, error=str(exc))
 
-    async def _connect(self) -> None:
-        """Reach the broker, which may be starting up like this process, and take a place in the fleet."""
+    async def _connect(self) -> bool:
+        """Reach the broker, which may be starting up like this process, and take a place in the fleet. False when it is
+        not there and there is a fallback."""
+        if self._direct is None:
+            await _patiently(self._enter)
+            return True
+        try:
+            await self._enter()
+        except BrokerUnavailable as exc:
+            log.warning("the broker does not answer; coming up in direct mode", error=str(exc))
+            return False
+        return True
+
+    async def _enter(self) -> None:
         if self._link is not None:
-            await _patiently(self._link.open)
+            await self._link.open()
         if self._attendance is not None:
-            await _patiently(self._attendance.enter)
+            await self._attendance.enter()
             self._attendance.start(self._supervisor)
         self._there = True
+
+    def _take_part(self) -> None:
+        """Start what needs the broker."""
+        self._serving = [batcher.run(self._supervisor) for batcher in self._batchers]
+        if self._controller is not None:
+            self._controller.start(self._supervisor)
+
+    async def _meet_late(self) -> None:
+        """Try until the broker is there and will do, and take part from then on."""
+        told = ""
+        while self._attendance is None or not self._attendance.leaving:
+            try:
+                await self._enter()
+            except BrokerUnavailable:
+                await asyncio.sleep(CONNECT_EVERY)
+            except SettingError as exc:
+                if str(exc) != told:
+                    told = str(exc)
+                    log.error("the broker will not do; direct mode goes on", error=told)
+                await asyncio.sleep(MEND_WITHIN)
+            else:
+                log.info("the broker is there; direct mode ends")
+                self._take_part()
+                return
 
     async def _open_resources(self) -> None:
         for resource in self._resources:
@@ -295,3 +336,5 @@ CONNECT_WITHIN = 30.0
 """Seconds for which a process that starts waits for its broker."""
 CONNECT_EVERY = 0.5
 """Seconds between two attempts to reach it."""
+MEND_WITHIN = 5.0
+"""Seconds between two attempts while what is there will not do."""

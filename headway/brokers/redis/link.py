@@ -100,18 +100,28 @@ class Link:
         self._memory_at = -math.inf
         self._looking: asyncio.Task[None] | None = None
         self._closed = False
+        self._unfit = ""
+        """Why the server will not do, as far as is known."""
 
     def clock_text(self) -> str:
         """What scripts take for their clock: nothing, for the server's own."""
         return "" if self._clock is None else repr(self._clock())
 
     async def open(self) -> None:
-        """Connect and see that the server can be used.
+        """Connect and see that the server can be used; if not, nobody is let through to it.
 
         Raises:
             SettingError: it cannot: it is too old, it would evict what waits, it lets nobody in so, or is not trusted.
             BrokerUnavailable: it is not there.
         """
+        self._unfit = ""
+        try:
+            await self._check()
+        except SettingError as exc:
+            self._unfit = str(exc)
+            raise
+
+    async def _check(self) -> None:
         try:
             for info in await self._ask(lambda: self._calls.everywhere("INFO", "server")):
                 self._check_server(info)
@@ -263,6 +273,8 @@ class Link:
         """The answer to `act`, which may wait for so many seconds and then take as long as any other."""
         if self._closed:
             raise BrokerUnavailable("the connection to the broker is closed")
+        if self._unfit:
+            raise BrokerUnavailable(self._unfit)
         bound = wait + self._timeout
         try:
             async with asyncio.timeout(None if math.isinf(bound) else bound):

@@ -31,8 +31,9 @@ import msgspec
 import structlog
 
 from headway import __version__
-from headway.backends import remote_answer
+from headway.backends import remote_reader
 from headway.backends.lines import printable
+from headway.backends.remote_answer import NoOutputs
 from headway.core.breaker import Breaker
 from headway.core.retry import backoff
 from headway.errors import BackendError, BadOutput, BatchTimeout, RemoteError, RemoteRefused, TargetError
@@ -149,14 +150,9 @@ class HttpBackend:
         deadline = asyncio.get_running_loop().time() + timeout
         try:
             async with asyncio.timeout_at(deadline):
-                answer = await self._answer(body, deadline)
+                return await self._items(await self._answer(body, deadline), len(inputs))
         except TimeoutError:
             raise self._error(BatchTimeout, f"had no complete answer within {timeout:g} s") from None
-        try:
-            return remote_answer.read(answer, len(inputs))
-        except remote_answer.NoOutputs as exc:
-            self._note(f"answered {exc}", answer)
-            raise self._error(BadOutput, f"answered {exc}") from None
 
     def _body(self, inputs: list[str], parameters: list[bytes]) -> bytes:
         try:
@@ -215,6 +211,13 @@ class HttpBackend:
                 if len(answer) > MAX_ANSWER:
                     raise self._error(BadOutput, f"answered more than {MAX_ANSWER} bytes")
             return response.status, response.headers.get("Retry-After", ""), answer
+
+    async def _items(self, answer: bytearray, expected: int) -> list[Item]:
+        try:
+            return await remote_reader.read(answer, expected)
+        except NoOutputs as exc:
+            self._note(f"answered {exc}", answer)
+            raise self._error(BadOutput, f"answered {exc}") from None
 
     def _note(self, what: str, answer: bytearray) -> None:
         """Log the beginning of a body that is told to nobody else: it may hold credentials, hosts, or others' data."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import signal
 import tracemalloc
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.backends import remote_answer
+from headway.backends import remote_answer, remote_reader
 from headway.backends.remote_answer import NoOutputs, read
 from headway.model import Item
 
@@ -67,3 +69,75 @@ def test_what_nobody_asked_for_is_not_built(body: bytes) -> None:
     finally:
         tracemalloc.stop()
     assert most < 100_000
+
+
+@pytest.fixture
+def any_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even short answers are read in a process of their own."""
+    monkeypatch.setattr(remote_reader, "APART_FROM", 0)
+
+
+BODIES = [b'["a"]', b'{"outputs":[null]}', b'["\\ud83d\\ude00"]', b"[]", b"[", b'{"a":1}', b"[" + BOMB + b"]"]
+
+
+@pytest.mark.usefixtures("any_length")
+def test_a_process_of_its_own_reads_the_same() -> None:
+    def here(body: bytes) -> object:
+        try:
+            return read(body, 1)
+        except NoOutputs as exc:
+            return str(exc)
+
+    async def apart(body: bytes) -> object:
+        try:
+            return await remote_reader.read(bytearray(body), 1)
+        except NoOutputs as exc:
+            return str(exc)
+
+    async def main() -> list[object]:
+        return [await apart(body) for body in BODIES]
+
+    assert asyncio.run(main()) == [here(body) for body in BODIES]
+
+
+def test_a_long_answer_is_read_whole() -> None:
+    texts = ["x" * 3_000_000, "é" * 1_000_000]
+
+    async def main() -> list[Item]:
+        return await remote_reader.read(bytearray(json.dumps(texts).encode()), 2)
+
+    assert asyncio.run(main()) == [Item(text) for text in texts]
+
+
+@pytest.mark.usefixtures("any_length")
+def test_a_reader_that_nobody_waits_for_any_more_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        started: asyncio.Future[asyncio.subprocess.Process] = asyncio.get_running_loop().create_future()
+        start = asyncio.create_subprocess_exec
+
+        async def starting(*_: str, **how: Any) -> asyncio.subprocess.Process:
+            started.set_result(await start("sleep", "60", **how))
+            return started.result()
+
+        monkeypatch.setattr(asyncio, "create_subprocess_exec", starting)
+        reading = asyncio.ensure_future(remote_reader.read(bytearray(b'["a"]'), 1))
+        process = await started
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        assert process.returncode == -signal.SIGKILL
+
+    asyncio.run(main())
+
+
+@pytest.mark.usefixtures("any_length")
+def test_a_reader_that_ends_before_it_has_said_all_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", "true")
+    with pytest.raises(NoOutputs, match="could not be read"):
+        asyncio.run(remote_reader.read(bytearray(b'["a"]'), 1))
+
+
+@pytest.mark.usefixtures("any_length")
+def test_where_no_reader_can_be_started_the_answer_is_read_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", "/nowhere/python")
+    assert asyncio.run(remote_reader.read(bytearray(b'["a"]'), 1)) == [Item("a")]

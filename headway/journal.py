@@ -100,6 +100,8 @@ class Journal:
         self._content_size = 0
         self._bulk = FIRST_BULK
         """Most records that are written at once."""
+        self._pace = 0.0
+        """Seconds that the last bulk took for each record."""
         self._failures = 0
         """How often in a row the ledger has not answered."""
         self._many = asyncio.Event()
@@ -142,12 +144,15 @@ class Journal:
     async def close(self) -> None:
         """Write what is left, within FLUSH_WITHIN; the rest is dropped and counted. Then let go of the ledger."""
         self._bulk = min(self._bulk, FIRST_BULK)
+        until = self._clock() + FLUSH_WITHIN
         try:
             async with asyncio.timeout(FLUSH_WITHIN):
                 await self._gather()
                 for record in self._refusals.ended():
                     self._keep(record)
                 while self._records:
+                    if self._pace:  # What is not done by then is lost, so the last ones are small.
+                        self._bulk = max(1, min(self._bulk, int((until - self._clock()) / 2 / self._pace)))
                     await self._write()
         except TimeoutError:
             self._tally.ledger_dropped += self.waiting
@@ -237,7 +242,9 @@ class Journal:
             self._outage.over()
             self._failures = 0
             self._forget(bulk)
-            if len(bulk) == self._bulk and self._clock() - began <= SWIFT:
+            took = self._clock() - began
+            self._pace = took / len(bulk)
+            if len(bulk) == self._bulk and took <= SWIFT:
                 self._bulk = min(self._bulk * 2, BULK)
 
     def _refused(self, bulk: Sequence[Record], error: Exception) -> None:

@@ -39,7 +39,8 @@ HEAD_WORDS = (
     b"Content-Length: 5\r\n", b"Content-Length: +5\r\n", b"Transfer-Encoding: chunked\r\n", b"transfer-encoding:\tgzip, chunked\r\n",
     b"Host: b\r\n", b"Connection: close\r\n", b"Upgrade: h2c\r\n", b"Expect: 100-continue\r\n", b"HTTP/1.1", b"HTTP/2.0",
     b"HTTP/1.1\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"CONNECT", b"OPTIONS", b" :", b"\r\n ", b"\r\n\r\n", b"X: y\r\n",
-    b"?model_id=", b"%ff", b"http://", b"*", b"\x16\x03\x01",
+    b"?model_id=", b"%ff", b"http://", b"*", b"\x16\x03\x01", b"%2f", b"%2F", b"Host: localhost:1@evil\r\n", b"Host: [::1]:80\r\n",
+    b"Content-Length: " + b"0" * 5000 + b"\r\n", b"Content-Length: " + b"9" * 19 + b"\r\n",
 )  # fmt: skip
 
 _FIELDS = (
@@ -109,7 +110,9 @@ def check_head(data: bytes) -> None:
     except RequestError as exc:
         _check_error(exc)
         return
-    assert head.length >= -1
+    assert -1 <= head.length < 1 << 64
+    assert b"%2f" not in head.target.partition(b"?")[0].lower()
+    assert b"@" not in head.single.get(b"host", b"")
     assert b"host" in head.single or head.version == "1.0"
     assert not (head.length >= 0 and b"transfer-encoding" in head.single)
     assert all(b"\r" not in value and b"\n" not in value and b"\0" not in value for _, value in head.fields)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import random
 from collections.abc import Callable, Sequence
 
@@ -23,7 +24,7 @@ from headway import errors
 from headway.answered import Answered, waiting
 from headway.config import Settings
 from headway.core import verdicts
-from headway.core.sharing import digest, unkept
+from headway.core.sharing import digest, shares_of, unkept
 from headway.deadlines import DEADLINE_GRAIN, Deadlines
 from headway.errors import BrokerUnavailable
 from headway.held import NOBODY, FutureWaiter, Held, Journal, Note, Waiter
@@ -84,12 +85,13 @@ class Gateway:
         self._sharing = settings.cache or settings.collapse
         self._journal = journal
         self._held: dict[tuple[str, str], Held] = {}
+        self._submissions = itertools.count(1)
         self._deadlines = Deadlines(clock, self._overdue)
         self._answered = Answered(clock)
         self._emptied = asyncio.Event()
-        patience = settings.broker_timeout_ms / 1000
-        self._shared = Line(broker, self.name, self, settings.max_queue, patience, clock, dice)
-        self._direct = Line(direct, self.name, self, settings.max_queue, patience, clock, dice) if direct else None
+        rest = self.name, self, settings.max_queue, settings.broker_timeout_ms / 1000, clock, dice
+        self._shared = Line(broker, *rest)
+        self._direct = Line(direct, *rest) if direct else None
         self._line = self._shared
         """The line that new requests go over."""
 
@@ -133,6 +135,7 @@ class Gateway:
         key: str = "",
         admitted: Callable[[], None] | None = None,
         fresh: bool = False,
+        chosen: bool = False,
     ) -> None:
         """Take a request in; its answer, also a refusal, goes to `waiter` on a later turn of the loop.
 
@@ -148,17 +151,23 @@ class Gateway:
             key: idempotency key: what was asked under it before is not run again, but answered as it was.
             admitted: makes it a task, whose outcome is kept; called when it is queued, or has joined another request.
             fresh: the answer to an identical request will not do.
+            chosen: the client chose the id; if a task of this id is kept, the answer is that task's.
         """
         shares: tuple[Share, ...] = ()
+        asked = b""
         patience = self._queue_timeout
         sharing = self._sharing and not fresh
-        if sharing or key or admitted is not None:
-            shares = self._shares(id, model, input, parameters, key, admitted is not None, sharing)
+        if sharing or key or chosen or admitted is not None:
+            asked = digest(model, self.settings.model_version, input, parameters)
+            shares = shares_of(self.settings, id, asked, key, admitted is not None, sharing)
             patience = patience if admitted is None else timeout
         limits = caller.limits
         if limits:
             limits = self.counted(limits)
-        entry = Entry(id, model, input, tier, caller.tenant, self.name, patience, timeout, parameters, limits, shares)
+        entry = Entry(
+            id, model, input, tier, caller.tenant, self.name, patience, timeout, parameters, limits, shares,
+            next(self._submissions), asked if chosen and admitted is None else b"",
+        )  # fmt: skip
         failure = self._objection(caller, entry)
         if failure is not None:
             self._refuse(waiter, caller, entry, failure)
@@ -182,33 +191,23 @@ class Gateway:
             line.wake()
         outbox.append(entry)
 
-    def _shares(
-        self, id: str, model: str, input: str, parameters: bytes, key: str, task: bool, same: bool
-    ) -> tuple[Share, ...]:
-        """What a request may have in common with others of its tenant."""
-        settings, shares = self.settings, []
-        asked = digest(model, settings.model_version, input, parameters) if key or same or task else b""
-        if task:
-            shares.append(Share(ShareKind.TASK, id, asked, settings.result_ttl_s))
-        if key:
-            shares.append(Share(ShareKind.KEY, key, asked, settings.result_ttl_s))
-        if same:
-            keep = settings.cache_ttl_s if settings.cache else 0.0
-            shares.append(Share(ShareKind.SAME, asked.hex(), b"", keep, settings.collapse))
-        return tuple(shares)
-
     def detach(self, tenant: str, id: str) -> None:
         """Nobody waits for a task any more; it goes on."""
         held = self._held.get((tenant, id))
         if held is not None:
             held.waiter = NOBODY
 
-    def abandon(self, tenant: str, id: str) -> None:
-        """The client left: its waiter hears nothing more, and the entry does not run if it has not yet."""
-        held = self._held.pop((tenant, id), None)
-        if held is not None:
-            self._note_cancelled(held)
-            self._withdraw(held)
+    def abandon(self, waiter: Waiter, tenant: str, id: str) -> None:
+        """The client left: its waiter hears nothing more, and the entry does not run if it has not yet. One with an
+        idempotency key goes on, as its client may ask again."""
+        held = self._held.get((tenant, id))
+        if held is None or held.waiter is not waiter:
+            return
+        if held.keyed:
+            held.waiter = NOBODY
+            return
+        self._let_go(held)
+        held.line.withdraw(held.entry.submission)
 
     async def ask(
         self, caller: Caller, id: str, model: str, input: str, parameters: bytes, tier: int, timeout: float
@@ -216,10 +215,13 @@ class Gateway:
         """`submit` for coroutines. A cancelled call abandons the request."""
         waiter = FutureWaiter()
         self.submit(waiter, caller, id, model, input, parameters, tier, timeout)
+        return await self._outcome(waiter, caller.tenant, id)
+
+    async def _outcome(self, waiter: FutureWaiter, tenant: str, id: str) -> Reply:
         try:
             return await waiter.reply
         except asyncio.CancelledError:
-            self.abandon(caller.tenant, id)
+            self.abandon(waiter, tenant, id)
             raise
 
     async def recall(self, tenant: str, id: str) -> Reply | Stage | None:
@@ -242,15 +244,11 @@ class Gateway:
         by then."""
         entry = Entry(
             new_id(), self.settings.model, "", 0, tenant, self.name, seconds, seconds,
-            shares=(Share(ShareKind.TASK, id),),
+            shares=(Share(ShareKind.TASK, id),), nonce=next(self._submissions),
         )  # fmt: skip
         waiter, task = FutureWaiter(), self._held.get((tenant, id))
         self._hold(waiter, None, entry, task.line if task is not None else self._line, None)
-        try:
-            reply = await waiter.reply
-        except asyncio.CancelledError:
-            self.abandon(tenant, entry.id)
-            raise
+        reply = await self._outcome(waiter, tenant, entry.id)
         return reply if reply.shared is not None else None
 
     async def cancel(self, tenant: str, id: str) -> None:
@@ -260,12 +258,15 @@ class Gateway:
             BrokerUnavailable: it may not have been forgotten.
         """
         held = self._held.get((tenant, id))
-        self.abandon(tenant, id)
-        if held is not None:
+        if held is not None and held.task:
+            self._let_go(held)
+            if held.admitted is not None or held.line is not self._shared:
+                for one in {held.line, self._shared}:
+                    one.cancel_later(tenant, id)
             self._tell(held.waiter, Reply(id, tenant, None, verdicts.no_task()))
         for line in (self._direct, self._shared):
             if line is not None and (held is None or held.line is line):
-                await line.broker.cancel([(tenant, id)], self.name)
+                await line.broker.cancel_task(tenant, id)
 
     def out_of_reach(self) -> Failure:
         """What a client hears when `recall` or `cancel` could not reach the broker."""
@@ -327,8 +328,7 @@ class Gateway:
 
     def admitted(self, line: Line, entry: Entry) -> None:
         """See Holder."""
-        held = self._held.get((entry.tenant, entry.id))
-        if held is not None and held.admitted is not None:
+        if (held := self._found(entry)) is not None and held.admitted is not None:
             tell, held.admitted = held.admitted, None
             tell()
 
@@ -336,10 +336,9 @@ class Gateway:
         """See Holder. What the broker was away for counts as time, but not as time in the queue."""
         now, fresh = self._clock(), []
         for entry in entries:
-            held = self._held.get((entry.tenant, entry.id))
-            if held is not None and held.line is line and (left := held.deadline - now) > 0.0:
-                wait = min(held.entry.queue_timeout, left)
-                fresh.append(msgspec.structs.replace(held.entry, timeout=left, queue_timeout=wait))
+            held = self._found(entry)
+            if held is not None and held.line is line and held.deadline > now:
+                fresh.append(held.renewed(now))
         return fresh
 
     def held_on(self, line: Line) -> list[Entry]:
@@ -348,7 +347,7 @@ class Gateway:
 
     def refused(self, line: Line, entry: Entry, failure: Failure) -> None:
         """See Holder."""
-        held = self._held.get((entry.tenant, entry.id))
+        held = self._found(entry)
         if held is not None and held.line is line:
             if failure.reason and held.caller is not None:
                 self.tally.refusals[failure.reason, self._tiers[entry.tier]] += 1
@@ -369,7 +368,8 @@ class Gateway:
             held.line = self._direct
             if held.entry.limits:  # It may have been charged; a burst that was let in is not refused now.
                 held.entry = msgspec.structs.replace(held.entry, limits=())
-            line.withdraw((held.entry.tenant, held.entry.id))
+            if not held.task:  # A task may be asked for at any gateway.
+                line.withdraw(held.entry.submission)
         line.outbox.clear()
         self._direct.take_over([held.entry for held in moved])
 
@@ -388,16 +388,15 @@ class Gateway:
         notes: list[Note] = []
         for reply in replies:
             held = self._held.pop((reply.tenant, reply.id), None)
-            if held is None:
-                strays += 1  # Answered by its deadline or by another line, or the client left.
+            if held is None or held.entry.nonce != reply.nonce:
+                strays += 1  # Answered by its deadline or by another line, the client left, or the id is used again.
+                if held is not None:
+                    self._held[reply.tenant, reply.id] = held
                 continue
             if (held.line is not line or held.deadline < overdue) and not self._fits(held, reply, overdue):
                 continue
             entry, latency, caller = held.entry, now - held.since, held.caller
-            if caller is None:
-                self._tell(held.waiter, reply)
-                continue
-            if reply.failure is not None and reply.failure.reason == verdicts.CANCELLED:
+            if caller is None or (reply.failure is not None and reply.failure.reason == verdicts.CANCELLED):
                 self._note_cancelled(held)
                 self._tell(held.waiter, reply)
                 continue
@@ -421,12 +420,7 @@ class Gateway:
             too_large = bool(entry.shares) and unkept(entry, reply, line.broker.kept)
             self._tell(held.waiter, msgspec.structs.replace(reply, unkept=True) if too_large else reply)
         for (model, tier), series in told.items():
-            name = self._tiers[tier]
-            self.tally.request_seconds[model, name].observe_all(series.latencies)
-            self.tally.queue_seconds[model, name].observe_all(series.waits)
-            self.tally.requests[model, name, "ok"] += len(series.latencies) - series.failed
-            if line is self._direct:
-                self.tally.direct[model] += len(series.latencies)
+            self.tally.answered(model, self._tiers[tier], series, line is self._direct)
         if notes and self._journal is not None:
             self._journal.add(notes)
         if strays:
@@ -443,7 +437,7 @@ class Gateway:
         if reply.failure is not None:  # It comes by the line that the request has left; the other may do better.
             return False
         del self._held[held.entry.tenant, held.entry.id]
-        held.line.withdraw((held.entry.tenant, held.entry.id))
+        held.line.withdraw(held.entry.submission)
         return True
 
     def _settle(self, held: Held, failure: Failure, admitted: bool = True) -> None:
@@ -481,20 +475,26 @@ class Gateway:
             left = Reply(held.entry.id, held.entry.tenant, None, Failure(errors.CANCELLED, "the client left"))
             self._journal.add([(held.caller, held.entry, self._clock() - held.since, left)])
 
-    def _withdraw(self, held: Held) -> None:
-        held.line.withdraw((held.entry.tenant, held.entry.id))
+    def _found(self, entry: Entry) -> Held | None:
+        """The record of an entry that is held."""
+        held = self._held.get((entry.tenant, entry.id))
+        return held if held is not None and held.entry.nonce == entry.nonce else None
+
+    def _let_go(self, held: Held) -> None:
+        """Its client waits no longer."""
+        del self._held[held.entry.tenant, held.entry.id]
+        self._note_cancelled(held)
         if not self._held:
             self._emptied.set()
 
     def _overdue(self, keys: Sequence[tuple[str, str]]) -> None:
         now = self._clock()
-        for key in keys:
-            held = self._held.get(key)
-            if held is not None and held.deadline <= now:
+        for held in filter(None, map(self._held.get, keys)):
+            if held.deadline <= now:
                 self._expire(held)
 
     def _expire(self, held: Held) -> None:
         message = f"the total deadline of {held.entry.timeout * 1000:.0f} ms passed"
         self._settle(held, Failure(errors.DEADLINE_EXCEEDED, message, None, "total"))
-        if not held.task or held.admitted is not None:  # The broker tells who asks for a task that it was too late.
-            self._withdraw(held)
+        if not held.goes_on:
+            held.line.withdraw(held.entry.submission)

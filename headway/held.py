@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import msgspec
+
 from headway.line import Line
 from headway.model import Caller, Entry, Reply, ShareKind
 
@@ -53,6 +55,22 @@ class Held:
         self.deadline = deadline
         self.line = line
         self.admitted = admitted
+
+    @property
+    def keyed(self) -> bool:
+        """Whether its outcome is asked for by an idempotency key, so that it goes on when its client leaves."""
+        return any(share.kind is ShareKind.KEY for share in self.entry.shares)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it runs on when nobody waits for it: whoever asks later is told by the broker what became of it."""
+        return self.keyed or (self.task and self.admitted is None)
+
+    def renewed(self, now: float) -> Entry:
+        """The entry with what is left of its time at instant `now`."""
+        left = self.deadline - now
+        wait = min(self.entry.queue_timeout, left)
+        return msgspec.structs.replace(self.entry, timeout=left, queue_timeout=wait)
 
     @property
     def task(self) -> bool:

@@ -20,8 +20,9 @@ import msgspec
 from headway import errors
 from headway.core.retry import backoff
 from headway.core.service_model import ArrivalRate
+from headway.core.sharing import runs_on
 from headway.errors import NOT_FOUND, BrokerUnavailable
-from headway.model import Entry, Failure, Reply
+from headway.model import Entry, Failure, Reply, Submission
 from headway.outage import Outage
 from headway.ports import Broker
 from headway.redo import CHUNK, Redo
@@ -121,7 +122,8 @@ class Line:
         """Until this instant it may pay to wait for more before the broker is called again."""
         self._doubtful = False
         """Entries of the outbox may have been offered before, or have lost time in it."""
-        self._departed: list[tuple[str, str]] = []
+        self._departed: list[Submission] = []
+        self._cancelled: list[tuple[str, str]] = []
         self._cursor = 0
         self._reading: asyncio.Timeout | None = None
         self._epoch = broker.epoch
@@ -179,9 +181,14 @@ class Line:
         self._doubtful = True
         self.wake()
 
-    def withdraw(self, key: tuple[str, str]) -> None:
-        """Have the broker forget an entry, by (tenant, id), as soon as it can be told."""
-        self._departed.append(key)
+    def withdraw(self, submission: Submission) -> None:
+        """Have the broker let go of a submission as soon as it can be told."""
+        self._departed.append(submission)
+        self.wake()
+
+    def cancel_later(self, tenant: str, id: str) -> None:
+        """Have the broker forget a task that may be on its way, once it has arrived."""
+        self._cancelled.append((tenant, id))
         self.wake()
 
     async def _intake(self) -> None:
@@ -203,10 +210,10 @@ class Line:
 
     async def _flush(self) -> None:
         """Withdraw what has departed, so that it cannot be among what is offered, and offer what gathered."""
-        probe = bool(self._departed) or self._probe_due or self._outage.since is not None
+        probe = bool(self._departed or self._cancelled) or self._probe_due or self._outage.since is not None
         if probe:
             self._probe_due = False
-            await self._cancel()
+            await self._let_go()
         if not self.outbox:
             return
         if not self._doubtful:
@@ -221,15 +228,18 @@ class Line:
             self.wake()
         await self._offer_again(entries)
 
-    async def _cancel(self) -> None:
+    async def _let_go(self) -> None:
         """Withdraw; when there is nothing to withdraw, something that was never there: it tells whether the broker
-        takes changes, which a look at it would not."""
+        takes changes, which a look at it would not. Cancel the tasks that may have been on their way."""
         while True:
             departed = self._departed[:CHUNK]
-            await self._ask(self.broker.cancel(departed or [("", self._gateway)], self._gateway))
+            await self._ask(self.broker.withdraw(departed or [("", self._gateway, 0)], self._gateway))
             del self._departed[: len(departed)]
             if not self._departed:
-                return
+                break
+        while self._cancelled:
+            await self._ask(self.broker.cancel_task(*self._cancelled[0]))
+            del self._cancelled[0]
 
     async def _offer(self, entries: list[Entry], admitted: bool = False, again: bool = False) -> None:
         try:
@@ -248,7 +258,8 @@ class Line:
                 self._holder.admitted(self, entry)
 
     async def _offer_again(self, entries: Sequence[Entry], admitted: bool = False) -> None:
-        """Offer those that still wait. One that is answered meanwhile may have been taken for new: it is withdrawn.
+        """Offer those that still wait. One that is answered meanwhile may have been taken for new: it is withdrawn, unless
+        its outcome is of use to who asks later.
 
         Arguments:
             entries: what is offered.
@@ -260,14 +271,14 @@ class Line:
         if admitted:  # They have been charged.
             offered = [msgspec.structs.replace(entry, limits=()) if entry.limits else entry for entry in offered]
         await self._offer(offered, admitted, again=True)
-        wanted = {_key(entry) for entry in self._holder.renewed(self, offered)}
+        wanted = {entry.submission for entry in self._holder.renewed(self, offered)}
         for entry in offered:
-            if _key(entry) not in wanted:
-                self.withdraw(_key(entry))
+            if entry.submission not in wanted and not runs_on(entry):
+                self.withdraw(entry.submission)
 
     def _offered(self) -> list[Entry]:
-        outside = set(map(_key, self.outbox))
-        return [entry for entry in self._holder.held_on(self) if _key(entry) not in outside]
+        outside = {entry.submission for entry in self.outbox}
+        return [entry for entry in self._holder.held_on(self) if entry.submission not in outside]
 
     async def _returns(self) -> None:
         failures = 0
@@ -355,10 +366,6 @@ class Line:
         if self._reading is not None:
             self._reading.reschedule(0.0)
             self._reading = None
-
-
-def _key(entry: Entry) -> tuple[str, str]:
-    return entry.tenant, entry.id
 
 
 def _too_late(failure: Failure) -> Failure:

@@ -65,6 +65,10 @@ class Share(msgspec.Struct, frozen=True, gc=False):
     joins: bool = True
 
 
+Submission = tuple[str, str, int]
+"""Tenant, id and nonce: one submission of one gateway."""
+
+
 class Entry(msgspec.Struct, frozen=True, gc=False):
     """One input on its way to a GPU, as the gateway hands it to a broker.
 
@@ -80,6 +84,9 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
         parameters: the request's `parameters` as the text of one JSON object, empty for none.
         limits: what it counts towards, once, when it is admitted or joins.
         shares: answers that it may have in common with others; the first that can be joined, or is kept, decides.
+        nonce: number of the submission, unique within `gateway`; 0 for entries that are submitted once.
+        digest: of what is asked, where the client chose the id; empty elsewhere. An id whose task is kept stands for what
+            that task asked.
     """
 
     id: str
@@ -93,6 +100,13 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     parameters: bytes = b""
     limits: tuple[Limit, ...] = ()
     shares: tuple[Share, ...] = ()
+    nonce: int = 0
+    digest: bytes = b""
+
+    @property
+    def submission(self) -> Submission:
+        """What tells this entry from another under the same id, at the gateway that holds it."""
+        return self.tenant, self.id, self.nonce
 
 
 class Failure(msgspec.Struct, frozen=True, gc=False):
@@ -133,7 +147,8 @@ class Reply(msgspec.Struct, frozen=True, gc=False):
     Exactly one of `output` and `failure` is set. `tenant` is carried so that the gateway can check it
     against the request it holds. `queued` is the wait in seconds from enqueue to the last claim. `shared` is the kind of
     the share that the outcome came by, when it is another entry's; `kept` whether that one had it before. `unkept` is
-    set by the gateway: the outcome will not be there later, as was asked, because it is too large.
+    set by the gateway: the outcome will not be there later, as was asked, because it is too large. `nonce` is the
+    entry's: the outcome of an earlier submission under the same id is not this one's.
     """
 
     id: str
@@ -145,6 +160,7 @@ class Reply(msgspec.Struct, frozen=True, gc=False):
     attempts: int = 0
     shared: ShareKind | None = None
     kept: bool = False
+    nonce: int = 0
     unkept: bool = False
 
 

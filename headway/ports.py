@@ -30,6 +30,7 @@ from headway.model import (
     Settled,
     Slot,
     Stage,
+    Submission,
     TierDepth,
     Wait,
     WorkerInfo,
@@ -42,13 +43,16 @@ class Broker(Protocol):
     The laws, which every broker keeps:
 
     1. An admitted entry ends in exactly one outcome: answered, failed with a reason, or expired.
-       (An entry that was cancelled ends without a reply.)
+       (An entry that was withdrawn ends without a reply.)
     2. Attempts are counted at the claim.
     3. A lease has an owner, a fence and an end; a completion with a dead fence changes nothing.
     4. Releasing undispatched work charges no attempt.
     5. Replies survive a gateway's reconnect.
-    6. Enqueue is idempotent by (tenant, id), and charges a limit once.
+    6. Enqueue is idempotent by submission (tenant, id, nonce, gateway), and charges a limit once. Another submission under
+       an id that is live is a conflict. A reply carries the nonce of the submission that it answers.
     7. Time inside the broker is the broker's own clock.
+    8. "Nobody waits here any more" (`withdraw`) and "forget it" (`cancel_task`) are two things. Only the latter ends an
+       outcome that is kept.
     """
 
     @property
@@ -109,10 +113,15 @@ class Broker(Protocol):
         """Renew a lease by its full length from now on; False when it was no longer valid."""
         ...
 
-    async def cancel(self, tenant_ids: Sequence[tuple[str, str]], by: str = "") -> None:
-        """Forget entries by (tenant, id): queued ones never reach a GPU, running ones are not replied to. One that
-        others have joined runs on for them. What is kept of a task is forgotten with it. `by` is the gateway that cancels: an entry of another one ends with
-        a reply that says so; if empty, nobody is told."""
+    async def withdraw(self, submissions: Sequence[Submission], gateway: str) -> None:
+        """Let go of submissions of `gateway` that nobody waits for any more: queued ones never reach a GPU, running ones
+        are not replied to. One that others have joined runs on for them. What has its outcome, and what is held under
+        the same id by another submission or gateway, stays as it is."""
+        ...
+
+    async def cancel_task(self, tenant: str, id: str) -> None:
+        """Forget a task: it does not run if it has not yet, its outcome is not kept, and whoever waits for it gets a
+        reply that says so. Without such a task, nothing happens."""
         ...
 
     async def replies(self, gateway: str, after: int) -> tuple[Sequence[Reply], int]:

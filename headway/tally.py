@@ -100,3 +100,11 @@ class Tally:
         """backend: 0 closed, 1 half open, 2 open."""
         self.worker_restarts: defaultdict[str, int] = defaultdict(int)
         """worker"""
+
+    def answered(self, model: str, tier: str, answers: Answers, direct: bool) -> None:
+        """Count answers of one model and tier; `direct`: of the gateway's own fallback."""
+        self.request_seconds[model, tier].observe_all(answers.latencies)
+        self.queue_seconds[model, tier].observe_all(answers.waits)
+        self.requests[model, tier, "ok"] += len(answers.latencies) - answers.failed
+        if direct:
+            self.direct[model] += len(answers.latencies)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +16,7 @@ import msgspec
 
 from headway.brokers.bell import BELL_GRAIN, Bell
 from headway.brokers.mailbox import Mailbox
+from headway.brokers.outcomes import lateness_of, letter_of, reply_to
 from headway.core import verdicts
 from headway.core.admission import Refused
 from headway.core.departure import Hold, Load, Policy
@@ -30,7 +30,6 @@ from headway.core.sharing import Ripple, Sharing
 from headway.model import (
     BatchFailure,
     Cause,
-    DeadLetter,
     Entry,
     Failure,
     Item,
@@ -41,6 +40,7 @@ from headway.model import (
     Settled,
     Slot,
     Stage,
+    Submission,
     TierDepth,
     Wait,
     WorkerInfo,
@@ -135,13 +135,12 @@ class MemoryBroker:
         for entry in entries:
             key = (entry.tenant, entry.id)
             before = known.get(key)
-            if before is not None and before.entry.gateway == entry.gateway:
+            if before is not None and before.entry.nonce == entry.nonce and before.entry.gateway == entry.gateway:
                 answers.append(None)
-                continue
-            if before is not None and before.state != GONE:
+            elif before is not None and before.state != GONE:
                 answers.append(verdicts.conflict())
-                continue
-            answers.append(self._admit(entry, now))
+            else:
+                answers.append(self._admit(entry, now))
         for model in {entry.model for entry in entries}:
             self._ring(model, now)
         return answers
@@ -211,8 +210,8 @@ class MemoryBroker:
             failure = None
             if item.output is None:
                 failure = verdicts.item_failure(item)
-                letters.append(_letter(member, item.error or "", "item", lease.slot.worker))
-            replies.append(_reply(member, departure.left_at, item.output, failure, ran))
+                letters.append(letter_of(member, item.error or "", "item", lease.slot.worker))
+            replies.append(reply_to(member, departure.left_at, item.output, failure, ran))
         self._deliver(wanted, replies, now)
         for letter in letters:
             await self._dead.add(letter)
@@ -239,29 +238,38 @@ class MemoryBroker:
         running.expires_at = self._clock() + LEASE_SECONDS
         return True
 
-    async def cancel(self, tenant_ids: Sequence[tuple[str, str]], by: str = "") -> None:
+    async def withdraw(self, submissions: Sequence[Submission], gateway: str) -> None:
         """See Broker."""
-        for key in tenant_ids:
-            queued = self._entries.get(key)
-            self._sharing.forget(*key)
+        for tenant, id, nonce in submissions:
+            queued = self._entries.get((tenant, id))
             if queued is None or queued.state == GONE:  # What is replied to stays known until that is read.
                 continue
-            del self._entries[key]
-            if by not in ("", queued.entry.gateway):
-                told = Reply(queued.entry.id, queued.entry.tenant, None, verdicts.cancelled())
-                self._mailbox(queued.entry.gateway).put((told,))
-            if self._sharing.active and queued.entry.shares:
-                self._ripple(self._sharing.cancel(queued), self._clock())
-            else:
-                self._queues[queued.entry.model].remove(queued)
-                queued.place = None
+            if queued.entry.nonce == nonce and queued.entry.gateway == gateway:
+                self._let_go(queued)
+
+    async def cancel_task(self, tenant: str, id: str) -> None:
+        """See Broker."""
+        now = self._clock()
+        found = self._sharing.recall(tenant, id, now)
+        if isinstance(found, Queued):
+            self._let_go(found)
+            waited = now - found.arrived
+            told = Reply(id, tenant, None, verdicts.cancelled(), queued=waited, nonce=found.entry.nonce)
+            ended = self._entries[tenant, id] = Queued(found.entry, now)  # Known until its gateway has read that.
+            self._post([(ended, told)])
+        else:
+            self._sharing.forget(tenant, id)
 
     async def replies(self, gateway: str, after: int) -> tuple[Sequence[Reply], int]:
         """See Broker."""
         box = self._mailbox(gateway)
         for reply in box.acknowledge(after):
             answered = self._entries.get((reply.tenant, reply.id))
-            if answered is not None and answered.state == GONE:  # It may have been asked anew.
+            if answered is None or answered.state != GONE:
+                continue
+            if (
+                answered.entry.nonce == reply.nonce and answered.entry.gateway == gateway
+            ):  # It may have been asked anew.
                 del self._entries[reply.tenant, reply.id]
         while not box.replies:
             box.arrival.clear()
@@ -318,7 +326,7 @@ class MemoryBroker:
         for queued in self._sharing.overdue(now):
             if self._sharing.follows(queued):  # It may have been let go of by the one before it.
                 left = self._sharing.leave(queued)
-                self._end([(queued, _reply(queued, now, None, _lateness(queued, 1, now), None))], now, late=True)
+                self._end([(queued, reply_to(queued, now, None, lateness_of(queued, 1, now), None))], now, late=True)
                 self._ripple(left, now)
         for model, queue in self._queues.items():
             self._expire(model, now)
@@ -330,6 +338,8 @@ class MemoryBroker:
 
     def _admit(self, entry: Entry, now: float) -> Failure | None:
         """Judge an entry that is not known; it is charged when it is admitted."""
+        if entry.digest:
+            entry = self._sharing.with_id(entry, now)
         limits = entry.limits
         charged = self._book.judge(limits, now) if limits else ()
         if isinstance(charged, Over):
@@ -367,6 +377,16 @@ class MemoryBroker:
         self._ripple(joined, now)
         return None
 
+    def _let_go(self, queued: Queued) -> None:
+        """Nobody waits for an entry itself any more."""
+        entry = queued.entry
+        del self._entries[entry.tenant, entry.id]
+        if self._sharing.active and entry.shares:
+            self._ripple(self._sharing.cancel(queued), self._clock())
+        else:
+            self._queues[entry.model].remove(queued)
+            queued.place = None
+
     def _ripple(self, ripple: Ripple, now: float) -> None:
         """What follows for others."""
         for queued in ripple.idle:
@@ -387,10 +407,10 @@ class MemoryBroker:
             if refusal is None and isinstance(place, Place):
                 place.give_to(self._entries[entry.tenant, entry.id])
         else:
-            refusal = _lateness(queued, 1, now)
+            refusal = lateness_of(queued, 1, now)
         if refusal is not None:
             self._sharing.lead(queued, now)  # If it is a task, that is its outcome.
-            self._end([(queued, _reply(queued, now, None, refusal, None))], now)
+            self._end([(queued, reply_to(queued, now, None, refusal, None))], now)
         self._ring(entry.model, now)
 
     def _stage(self, queued: Queued) -> Stage:
@@ -402,12 +422,12 @@ class MemoryBroker:
         after = queue.fail(running.departure, failure.cause, now, self._dice)
         self._tally.retries[failure.cause.value] += after.again
         ran = Ran(failure.worker, len(running.departure.members), now - left_at, left_at)
-        self._deliver(after.dead, [_reply(m, left_at, None, verdicts.death(failure), ran) for m in after.dead], now)
+        self._deliver(after.dead, [reply_to(m, left_at, None, verdicts.death(failure), ran) for m in after.dead], now)
         spent = verdicts.spent(failure, len(running.departure.members))
-        self._deliver(after.spent, [_reply(m, left_at, None, spent, ran) for m in after.spent], now)
+        self._deliver(after.spent, [reply_to(m, left_at, None, spent, ran) for m in after.spent], now)
         self._send_late(queue, after.late, now)
         for member in after.dead:
-            await self._dead.add(_letter(member, failure.message, failure.cause.value, failure.worker))
+            await self._dead.add(letter_of(member, failure.message, failure.cause.value, failure.worker))
 
     def _expire(self, model: str, now: float) -> None:
         queue = self._queues[model]
@@ -415,7 +435,7 @@ class MemoryBroker:
 
     def _send_late(self, queue: ModelQueue, late: list[Queued], now: float) -> None:
         if late:
-            replies = [_reply(m, now, None, _lateness(m, queue.slots, now), None) for m in late]
+            replies = [reply_to(m, now, None, lateness_of(m, queue.slots, now), None) for m in late]
             self._deliver(late, replies, now, late=True)
 
     def _deliver(self, members: Sequence[Queued], replies: Sequence[Reply], now: float, *, late: bool = False) -> None:
@@ -475,18 +495,3 @@ class MemoryBroker:
         if healthy != queue.slots:
             queue.set_slots(healthy)
             self._ring(model, now)
-
-
-def _reply(member: Queued, left_at: float, output: str | None, failure: Failure | None, ran: Ran | None) -> Reply:
-    entry = member.entry
-    return Reply(entry.id, entry.tenant, output, failure, ran, left_at - member.arrived, member.attempts)
-
-
-def _lateness(member: Queued, slots: int, now: float) -> Failure:
-    return verdicts.lateness(now - member.arrived, member.attempts, slots, now >= member.queue_due)
-
-
-def _letter(member: Queued, error: str, cause: str, worker: str) -> DeadLetter:
-    return DeadLetter(
-        entry=member.entry, error=error, cause=cause, attempts=member.attempts, worker=worker, died_at=time.time()
-    )

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from headway.config import Settings
 from headway.core import verdicts
 from headway.core.packing import Queued
 from headway.core.retention import KeptLimits, Retention, weight
@@ -46,6 +47,28 @@ def digest(model: str, version: str, input: str, parameters: bytes) -> bytes:
     return hashed.digest()
 
 
+def shares_of(settings: Settings, id: str, asked: bytes, key: str, task: bool, same: bool) -> tuple[Share, ...]:
+    """What a request may have in common with others of its tenant.
+
+    Arguments:
+        settings: for the times that outcomes are kept.
+        id: of the request.
+        asked: digest of what it asks.
+        key: its idempotency key, empty for none.
+        task: whether it is asked for by its id.
+        same: whether the answer to an identical request will do.
+    """
+    shares = []
+    if task:
+        shares.append(Share(ShareKind.TASK, id, asked, settings.result_ttl_s))
+    if key:
+        shares.append(Share(ShareKind.KEY, key, asked, settings.result_ttl_s))
+    if same:
+        keep = settings.cache_ttl_s if settings.cache else 0.0
+        shares.append(Share(ShareKind.SAME, asked.hex(), b"", keep, settings.collapse))
+    return tuple(shares)
+
+
 def keeps(kind: ShareKind, reply: Reply) -> bool:
     """Whether an outcome is of use to those who ask later."""
     if kind is ShareKind.TASK or reply.output is not None:
@@ -58,11 +81,28 @@ def unkept(entry: Entry, reply: Reply, limits: KeptLimits) -> bool:
     return not limits.keeps(reply) and any(share.kind is not ShareKind.SAME and share.keep for share in entry.shares)
 
 
+def runs_on(entry: Entry) -> bool:
+    """Whether an entry is of use when its client has left: its outcome may be asked for by its key or as a task."""
+    return any(
+        share.kind is ShareKind.KEY or (share.kind is ShareKind.TASK and share.key == entry.id)
+        for share in entry.shares
+    )
+
+
 def passed_on(reply: Reply, to: Queued, kind: ShareKind, kept: bool) -> Reply:
     """Another entry's outcome, addressed to `to`."""
     entry = to.entry
     return Reply(
-        entry.id, entry.tenant, reply.output, reply.failure, reply.ran, reply.queued, reply.attempts, kind, kept
+        entry.id,
+        entry.tenant,
+        reply.output,
+        reply.failure,
+        reply.ran,
+        reply.queued,
+        reply.attempts,
+        kind,
+        kept,
+        entry.nonce,
     )
 
 
@@ -166,7 +206,8 @@ class Sharing:
         led = [
             _Flight(share, _key(queued, share), queued)
             for share in queued.entry.shares
-            if self._flight(queued, share, now) is None and (share.kind is not ShareKind.TASK or _own(queued, share))
+            if self._flight(queued, share, now) is None
+            and (share.kind is not ShareKind.TASK or (_own(queued, share) and share.keep > 0.0))
         ]
         for flight in led:
             self._flights[flight.key] = flight
@@ -200,11 +241,19 @@ class Sharing:
                 del self._flights[flight.key]
                 for follower in self._freed(flight):
                     self._forget_led(follower)
-                    failed = Reply(follower.entry.id, follower.entry.tenant, None, verdicts.no_task())
+                    entry = follower.entry
+                    failed = Reply(entry.id, entry.tenant, None, verdicts.no_task(), nonce=entry.nonce)
                     ripple.replies.append((follower, failed))
         self._unwanted.add(queued)
         self._release(queued, ripple)
         return ripple
+
+    def with_id(self, entry: Entry, now: float) -> Entry:
+        """An entry whose client chose the id of a task that is kept shares that task's outcome, or is a misuse of the id."""
+        if isinstance(self.recall(entry.tenant, entry.id, now), Reply):
+            shares = (Share(ShareKind.TASK, entry.id, entry.digest), *entry.shares)
+            return msgspec.structs.replace(entry, shares=shares)
+        return entry
 
     def recall(self, tenant: str, id: str, now: float) -> Reply | Queued | None:
         """The outcome of a task, or who leads it, None when there is no such task."""

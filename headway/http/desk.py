@@ -75,6 +75,7 @@ class Intake(Protocol):
         key: str = "",
         admitted: Callable[[], None] | None = None,
         fresh: bool = False,
+        chosen: bool = False,
     ) -> None:
         """Take a request; `waiter` gets its reply. See `headway.gateway.Gateway.submit`."""
         ...
@@ -83,7 +84,7 @@ class Intake(Protocol):
         """Nobody waits for a task any more; it goes on."""
         ...
 
-    def abandon(self, tenant: str, id: str) -> None:
+    def abandon(self, waiter: Waiter, tenant: str, id: str) -> None:
         """Forget a request whose client has left."""
         ...
 

@@ -104,7 +104,7 @@ class HotLane(Connection):
         """Give up what the client was waiting for."""
         try:
             if self.phase == ASKED:
-                self.lane.intake.abandon(self.caller.tenant, self.id)
+                self.lane.intake.abandon(self, self.caller.tenant, self.id)
             self._end_handover()
         finally:
             self.order = self.memo = None
@@ -204,7 +204,7 @@ class HotLane(Connection):
     def reject(self, error: RequestError, tier: str | None = "none") -> None:
         """Answer an error that ends the connection."""
         if self.phase == ASKED:
-            self.lane.intake.abandon(self.caller.tenant, self.id)
+            self.lane.intake.abandon(self, self.caller.tenant, self.id)
             self._end_handover()
         self.order = None
         self.pieces.clear()
@@ -343,7 +343,7 @@ class HotLane(Connection):
             admitted = self.handover.admitted
         lane.submit(
             self, caller, self.id, model or lane.model, text, parameters, tier, order.timeout,
-            order.key, admitted, order.fresh,
+            order.key, admitted, order.fresh, bool(order.id),
         )  # fmt: skip
 
     def _hand_over(self) -> None:

@@ -44,7 +44,7 @@ class Order:
         wish: whether it may become a task.
         wait: seconds for which a client that has this wish waits for the answer.
         fresh: no other request's answer will do, unless it has the same idempotency key.
-        plain: there is neither key nor wish, and it need not be fresh.
+        plain: there is neither key nor wish nor an id, and it need not be fresh.
     """
 
     __slots__ = (
@@ -96,7 +96,7 @@ def take_order(shape: Shape, head: Head, query: bytes, settings: Settings) -> Or
         order.key = _key(single[b"idempotency-key"])
     if b"cache-control" in single:
         order.fresh = _fresh(single[b"cache-control"])
-    order.plain = order.wish is None and not order.key and not order.fresh
+    order.plain = order.wish is None and not order.key and not order.fresh and not order.id
     if b"x-request-timeout-ms" in single:
         order.timeout = min(order.timeout, _seconds(single[b"x-request-timeout-ms"]))
     if b"x-request-tier" in single:

@@ -252,11 +252,19 @@ def ask(
     timeout: float = 120.0,
     limits: tuple[Limit, ...] = (),
     shares: tuple[Share, ...] = (),
+    nonce: int = 0,
+    digest: bytes = b"",
 ) -> Entry:
     """An entry with an id of its own; as patient as can be unless told otherwise."""
     id = f"id-{next(_numbers)}" if id is None else id
     input = f"input of {id}" if input is None else input
-    return Entry(id, model, input, tier, tenant, gateway, queue_timeout, timeout, b"", limits, shares)
+    return Entry(id, model, input, tier, tenant, gateway, queue_timeout, timeout, b"", limits, shares, nonce, digest)
+
+
+async def leave(broker: Broker, *entries: Entry) -> None:
+    """Nobody waits for these entries any more, at whatever gateways."""
+    for gateway in {entry.gateway for entry in entries}:
+        await broker.withdraw([entry.submission for entry in entries if entry.gateway == gateway], gateway)
 
 
 def output(input: str) -> str:

@@ -17,8 +17,8 @@ TTL = 100.0
 KINDS = list(ShareKind)
 
 
-def task(id: str, keep: float = TTL) -> Share:
-    return Share(ShareKind.TASK, id, b"", keep)
+def task(id: str, keep: float = TTL, digest: bytes = b"") -> Share:
+    return Share(ShareKind.TASK, id, digest, keep)
 
 
 def key(key: str = "k", digest: bytes = b"asked", keep: float = TTL) -> Share:

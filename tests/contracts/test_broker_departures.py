@@ -24,7 +24,7 @@ from tests.contracts.shares import admit, came_by, code, key, nothing_runs, poll
 @story
 async def test_a_follower_that_leaves_hears_nothing_and_changes_nothing(harness: Harness) -> None:
     await admit(harness, *(sharing(id, key()) for id in ("first", "second", "third")))
-    await harness.peer().cancel([("t", "second")])
+    await harness.peer().withdraw([("t", "second", 0)], "g")
     assert await harness.broker.stage("t", "second") is None
     await run_alone(harness, "first")
     assert set(await drained(harness)) == {"first", "third"}
@@ -36,8 +36,8 @@ async def test_a_leader_that_leaves_runs_on_for_its_followers(harness: Harness, 
     await admit(harness, sharing("first", key(), same()), sharing("second", key()))
     if running:
         lease = await harness.claim()
-    await harness.peer().cancel([("t", "first")])
-    await harness.broker.cancel([("t", "first")])
+    await harness.peer().withdraw([("t", "first", 0)], "g")
+    await harness.broker.withdraw([("t", "first", 0)], "g")
     assert await harness.broker.stage("t", "first") is None
     assert await harness.broker.stage("t", "second") is (Stage.PROCESSING if running else Stage.QUEUED)
     await admit(harness, sharing("third", same()))  # One may still join.
@@ -57,7 +57,7 @@ async def test_a_leader_that_leaves_runs_on_for_its_followers(harness: Harness, 
 async def test_who_takes_the_id_of_a_leader_that_left_gets_its_own_answer(harness: Harness, when: str) -> None:
     await admit(harness, sharing("first", same("a"), input="a"), sharing("second", same("a"), input="a"))
     leases = [await harness.claim("gpu-0")] if when == "running" else []
-    await harness.broker.cancel([("t", "first")])
+    await harness.broker.withdraw([("t", "first", 0)], "g")
     if when == "waiting":
         leases.append(await harness.claim("gpu-0"))
     await admit(harness, ask("mine", id="first"))
@@ -77,9 +77,9 @@ async def test_who_takes_the_id_of_a_leader_that_left_gets_its_own_answer(harnes
 async def test_what_nobody_waits_for_any_more_never_runs(harness: Harness, order: list[str]) -> None:
     await admit(harness, sharing("first", same()), sharing("second", key(), same()), sharing("third", key()))
     for id in order[:2]:
-        await harness.broker.cancel([("t", id)])
+        await harness.broker.withdraw([("t", id, 0)], "g")
         assert sum(one.depth for one in await harness.broker.depths()) == 1
-    await harness.peer().cancel([("t", order[2])])
+    await harness.peer().withdraw([("t", order[2], 0)], "g")
     await nothing_runs(harness)
     assert await drained(harness) == {}
     await admit(harness, sharing("anew", key(), same()))
@@ -89,7 +89,7 @@ async def test_what_nobody_waits_for_any_more_never_runs(harness: Harness, order
 @story
 async def test_who_left_a_chain_hears_nothing_and_passes_on_what_it_would_have_heard(harness: Harness) -> None:
     await admit(harness, sharing("first", same()), sharing("second", key(), same()), sharing("third", key()))
-    await harness.broker.cancel([("t", "second")])
+    await harness.broker.withdraw([("t", "second", 0)], "g")
     await run_alone(harness, "first")
     assert set(await drained(harness)) == {"first", "third"}
     await nothing_runs(harness)
@@ -99,7 +99,7 @@ async def test_who_left_a_chain_hears_nothing_and_passes_on_what_it_would_have_h
 async def test_what_runs_for_nobody_any_more_answers_nobody(harness: Harness) -> None:
     await admit(harness, sharing("first", same()), sharing("second", same()))
     lease = await harness.claim()
-    await harness.broker.cancel([("t", "first"), ("t", "second")])
+    await harness.broker.withdraw([("t", "first", 0), ("t", "second", 0)], "g")
     settled = await harness.broker.complete(lease, [Item("for nobody")])
     assert (settled.answered, settled.departed, settled.fenced) == (0, 1, False)
     assert await drained(harness) == {}
@@ -109,7 +109,7 @@ async def test_what_runs_for_nobody_any_more_answers_nobody(harness: Harness) ->
 async def test_what_runs_for_nobody_any_more_is_not_tried_again(harness: Harness) -> None:
     await admit(harness, sharing("first", same()), sharing("second", same()))
     lease = await harness.claim()
-    await harness.broker.cancel([("t", "first"), ("t", "second")])
+    await harness.broker.withdraw([("t", "first", 0), ("t", "second", 0)], "g")
     assert await harness.broker.release(lease, failed())
     await harness.advance(5.0)
     await nothing_runs(harness)
@@ -118,7 +118,7 @@ async def test_what_runs_for_nobody_any_more_is_not_tried_again(harness: Harness
 @story
 async def test_a_foreign_id_takes_nobody_away(harness: Harness) -> None:
     await admit(harness, sharing("first", same()), sharing("second", same()))
-    await harness.broker.cancel([("u", "first"), ("u", "second")])
+    await harness.broker.withdraw([("u", "first", 0), ("u", "second", 0)], "g")
     await run_alone(harness, "first")
     assert set(await drained(harness)) == {"first", "second"}
 
@@ -139,7 +139,7 @@ async def test_a_follower_has_its_own_deadline(harness: Harness) -> None:
 @story
 async def test_the_last_follower_that_is_late_takes_its_leader_away(harness: Harness) -> None:
     await admit(harness, sharing("first", key()), sharing("hasty", key(), timeout=1.0))
-    await harness.broker.cancel([("t", "first")])
+    await harness.broker.withdraw([("t", "first", 0)], "g")
     await harness.reaping(1.0 + harness.grain)
     await nothing_runs(harness)
     assert set(await drained(harness)) == {"hasty"}
@@ -203,7 +203,7 @@ async def test_who_left_is_not_offered_anew_but_its_followers_are(harness: Harne
     await admit(
         harness, sharing("first", same(), queue_timeout=1.0), sharing("second", key(), same()), sharing("third", key())
     )
-    await harness.broker.cancel([("t", "second")])
+    await harness.broker.withdraw([("t", "second", 0)], "g")
     await harness.reaping(1.0 + harness.grain)
     await run_alone(harness, "third")
     assert set(await drained(harness)) == {"first", "third"}
@@ -278,7 +278,7 @@ async def test_a_run_that_is_tried_again_is_waited_for(harness: Harness, lost: b
 async def test_a_leader_that_left_is_tried_again_for_its_followers(harness: Harness) -> None:
     await admit(harness, sharing("first", key()), sharing("second", key()))
     lease = await harness.claim()
-    await harness.broker.cancel([("t", "first")])
+    await harness.broker.withdraw([("t", "first", 0)], "g")
     await harness.broker.release(lease, failed())
     await harness.advance(1.0)
     await harness.answer(await harness.claim())

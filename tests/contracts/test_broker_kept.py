@@ -100,7 +100,7 @@ async def test_what_ended_or_was_forgotten_makes_room(harness: Harness) -> None:
     for n in range(2):
         await keep(harness, f"long {n}", "t", keep=60.0)
     assert await is_kept(harness, "long 0", "t")
-    await harness.broker.cancel([("t", "long 0")])
+    await harness.broker.cancel_task("t", "long 0")
     assert not await is_kept(harness, "long 0", "t")
     for n in range(2, 5):
         await keep(harness, f"long {n}", "t", keep=60.0)

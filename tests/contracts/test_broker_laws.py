@@ -1,4 +1,4 @@
-"""The seven laws, under every interleaving that chance can find.
+"""The laws, under every interleaving that chance can find.
 
 Tenants, tiers, models and gateways ask; slots claim, answer, fail, give back, extend, or fall silent; clients leave;
 time passes. A simple model beside it knows what may be true. At the end everything is drained: nothing is left, and
@@ -25,7 +25,7 @@ from hypothesis.stateful import (
 )
 
 from headway import errors
-from headway.model import Cause, Entry, Item, Lease, Reply, Stage, TierDepth, Wait
+from headway.model import Cause, Entry, Failure, Item, Lease, Reply, Stage, Submission, TierDepth, Wait
 from tests.contracts.brokers import (
     AT_ONCE,
     HARNESSES,
@@ -42,7 +42,6 @@ from tests.contracts.brokers import (
 from tests.servers.redis import SharedServers
 
 T = TypeVar("T")
-Key = tuple[str, str]
 
 GATEWAYS = ("g1", "g2")
 WORKERS = ("gpu-0", "gpu-1", "gpu-2")
@@ -58,7 +57,7 @@ class Waiting:
         self.entry = entry
         self.since = since
         self.cancelled = False
-        self.failed_with: tuple[Key, ...] = ()
+        self.failed_with: tuple[Submission, ...] = ()
         self.claims = 0
 
 
@@ -70,8 +69,8 @@ class Held:
         self.expires_at = expires_at
 
 
-def key(entry: Entry | Reply) -> Key:
-    return entry.tenant, entry.id
+def key(entry: Entry | Reply) -> Submission:
+    return entry.tenant, entry.id, entry.nonce
 
 
 class BrokerLaws(RuleBasedStateMachine):
@@ -81,8 +80,10 @@ class BrokerLaws(RuleBasedStateMachine):
         super().__init__()
         self.harness = self.made()
         self.broker = self.harness.broker
-        self.let_in: dict[Key, Waiting] = {}
-        self.outcomes: dict[Key, Reply] = {}
+        self.let_in: dict[Submission, Waiting] = {}
+        self.latest: dict[tuple[str, str], Submission] = {}
+        """Ids are used again: the last submission under each."""
+        self.outcomes: dict[Submission, Reply] = {}
         self.cursors = dict.fromkeys(GATEWAYS, 0)
         self.leases: list[Held] = []
         self.dead: list[Held] = []
@@ -112,12 +113,31 @@ class BrokerLaws(RuleBasedStateMachine):
         ids = [f"id-{next(self.numbers)}" for _ in range(count)]
         entries = [ask(id=id, queue_timeout=queue_timeout, timeout=timeout, **how) for id in ids]  # type: ignore[arg-type]
         for entry, verdict in zip(entries, self.do(self.broker.enqueue(entries)), strict=True):
-            if verdict is None:
-                self.let_in[key(entry)] = Waiting(entry, self.harness.now())
-            else:
-                assert verdict.code in (errors.SHED, errors.SERVICE_OVERLOADED)
-                assert verdict.retry_after is not None
-                assert verdict.retry_after > 0.0
+            self.note(entry, verdict)
+
+    def note(self, entry: Entry, verdict: Failure | None) -> None:
+        if verdict is None:
+            self.let_in[key(entry)] = Waiting(entry, self.harness.now())
+            self.latest[entry.tenant, entry.id] = key(entry)
+        else:
+            assert verdict.code in (errors.SHED, errors.SERVICE_OVERLOADED)
+            assert verdict.retry_after is not None
+            assert verdict.retry_after > 0.0
+
+    @precondition(lambda self: self.let_in)
+    @rule(data=st.data(), gateway=st.sampled_from(GATEWAYS), peer=st.booleans())
+    def use_an_id_again(self, data: st.DataObject, gateway: str, peer: bool) -> None:
+        """Law 6: a conflict while the id is live, and a request like any other afterwards, read or not."""
+        tenant, id, nonce = self.latest[data.draw(st.sampled_from(list(self.latest)))]
+        model = self.let_in[tenant, id, nonce].entry.model
+        entry = ask(f"again {nonce}", id=id, tenant=tenant, model=model, gateway=gateway, nonce=nonce + 1, timeout=20.0)
+        live = self.do(self.broker.stage(tenant, id)) is not None
+        [verdict] = self.do((self.harness.peer() if peer else self.broker).enqueue([entry]))
+        if live:
+            assert verdict is not None
+            assert verdict.code == errors.IDEMPOTENCY_CONFLICT
+        else:
+            self.note(entry, verdict)
 
     @precondition(lambda self: self.let_in)
     @rule(data=st.data())
@@ -125,7 +145,7 @@ class BrokerLaws(RuleBasedStateMachine):
         """Law 6: nothing happens."""
         again = [
             known.entry
-            for known in self.let_in.values()
+            for known in map(self.let_in.__getitem__, self.latest.values())
             if not known.cancelled and key(known.entry) not in self.outcomes
         ]
         if again:
@@ -258,14 +278,24 @@ class BrokerLaws(RuleBasedStateMachine):
             assert not self.do(self.broker.release(lease, failed() if how == "fail" else None))
 
     @precondition(lambda self: self.let_in)
-    @rule(data=st.data())
-    def cancel(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), gateway=st.sampled_from(GATEWAYS), peer=st.booleans())
+    def withdraw(self, data: st.DataObject, gateway: str, peer: bool) -> None:
+        """Law 8: only what `gateway` holds, and only the submission named."""
         chosen = data.draw(st.lists(st.sampled_from(list(self.let_in)), max_size=4, unique=True))
-        standing = [self.do(self.broker.stage(*one)) for one in chosen]
-        self.do(self.broker.cancel([*chosen, ("nobody", "nothing")]))
-        for one, stage in zip(chosen, standing, strict=True):
+        mine = [one for one in chosen if self.let_in[one].entry.gateway == gateway and one in self.latest.values()]
+        standing = [self.do(self.broker.stage(*one[:2])) for one in mine]
+        broker = self.harness.peer() if peer else self.broker
+        self.do(broker.withdraw([*chosen, ("nobody", "nothing", 0)], gateway))
+        for one, stage in zip(mine, standing, strict=True):
             if stage is not None:
                 self.let_in[one].cancelled = True
+                assert self.do(self.broker.stage(*one[:2])) is None
+
+    @precondition(lambda self: self.let_in)
+    @rule(data=st.data())
+    def cancel_what_is_no_task(self, data: st.DataObject) -> None:
+        """Law 8: nothing happens."""
+        self.do(self.broker.cancel_task(*data.draw(st.sampled_from(list(self.latest)))))
 
     @rule(gateway=st.sampled_from(GATEWAYS), acknowledge=st.booleans())
     def read(self, gateway: str, acknowledge: bool) -> None:
@@ -335,8 +365,9 @@ class BrokerLaws(RuleBasedStateMachine):
         assert certain - gone <= running <= leased
         assert not (set(waiting) | running) & gone
 
-    async def _look(self) -> tuple[dict[Key, Stage | None], Sequence[TierDepth]]:
-        return {one: await self.broker.stage(*one) for one in self.let_in}, await self.broker.depths()
+    async def _look(self) -> tuple[dict[Submission, Stage | None], Sequence[TierDepth]]:
+        stages = {one: await self.broker.stage(*one[:2]) for one in self.latest.values()}
+        return stages, await self.broker.depths()
 
     def teardown(self) -> None:
         try:

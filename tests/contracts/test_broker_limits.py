@@ -18,6 +18,7 @@ from tests.contracts.brokers import (
     failed,
     holds,
     ids,
+    leave,
     slot,
     story,
 )
@@ -221,7 +222,7 @@ async def test_running_again_is_not_charged(harness: Harness) -> None:
 async def test_who_leaves_gets_nothing_back(harness: Harness) -> None:
     entries = [counted() for _ in range(5)]
     await harness.broker.enqueue(entries)
-    await harness.broker.cancel([(entry.tenant, entry.id) for entry in entries])
+    await leave(harness.broker, *entries)
     holds(await harness.broker.claim(slot(), AT_ONCE))
     over((await harness.broker.enqueue([counted()]))[0])
 
@@ -274,7 +275,7 @@ async def test_the_rate_is_exact_over_minutes_at_any_split(harness: Harness, sha
             entries = [counted(limit, gateway=f"g{dice.randrange(4)}") for _ in range(round(part * MAX_QUEUE))]
             admitted = let_in(entries, await broker.enqueue(entries))
             passed += len(admitted)
-            await broker.cancel([(entry.tenant, entry.id) for entry in admitted])
+            await leave(broker, *admitted)
         if harness.now() - began >= seconds:
             break
         await harness.advance(1.5)

@@ -106,7 +106,7 @@ class SharingLaws(RuleBasedStateMachine):
             known = ("t", f"{text} {number}")
             if self.do(self.broker.stage(*known)) is not None:
                 self.gone.add(known)
-            self.do(self.broker.cancel([known]))
+            self.do(self.broker.withdraw([(*known, 0)], "g1"))
 
     def admit(self, entry: Entry, text: str) -> None:
         self.let_in[entry.tenant, entry.id] = entry
@@ -154,14 +154,51 @@ class SharingLaws(RuleBasedStateMachine):
 
     @precondition(lambda self: self.let_in)
     @rule(data=st.data())
-    def cancel(self, data: st.DataObject) -> None:
+    def withdraw(self, data: st.DataObject) -> None:
+        """Law 8: what has its outcome stays as it is."""
         chosen = data.draw(st.sampled_from(list(self.let_in)[-6:]))
-        standing = self.do(self.broker.stage(*chosen))
-        self.do(self.harness.peer().cancel([chosen]))
+        standing, kept = self.do(self.broker.stage(*chosen)), self.do(self.broker.recall(*chosen))
+        self.do(self.harness.peer().withdraw([(*chosen, 0)], self.let_in[chosen].gateway))
+        assert self.do(self.broker.stage(*chosen)) is None
         if standing is not None:
             self.gone.add(chosen)
-        assert self.do(self.broker.stage(*chosen)) is None
+            assert self.do(self.broker.recall(*chosen)) is None
+        else:
+            assert self.do(self.broker.recall(*chosen)) == kept
+
+    @precondition(lambda self: self.let_in)
+    @rule(data=st.data(), nonce=st.sampled_from([0, 1]))
+    def withdraw_for_nobody(self, data: st.DataObject, nonce: int) -> None:
+        """Law 8: another gateway, or another submission, takes nothing away."""
+        chosen = data.draw(st.sampled_from(list(self.let_in)[-6:]))
+        before = self.do(self.broker.stage(*chosen)), self.do(self.broker.recall(*chosen))
+        whose = "nobody" if nonce == 0 else self.let_in[chosen].gateway
+        self.do(self.broker.withdraw([(*chosen, nonce)], whose))
+        assert before == (self.do(self.broker.stage(*chosen)), self.do(self.broker.recall(*chosen)))
+
+    @precondition(lambda self: self.let_in)
+    @rule(data=st.data())
+    def cancel_task(self, data: st.DataObject) -> None:
+        chosen = data.draw(st.sampled_from(list(self.let_in)[-6:]))
+        before = self.do(self.broker.stage(*chosen)), self.do(self.broker.recall(*chosen))
+        self.do(self.harness.peer().cancel_task(*chosen))
         assert self.do(self.broker.recall(*chosen)) is None
+        if isinstance(before[1], Stage):
+            assert self.do(self.broker.stage(*chosen)) is None
+        else:
+            assert self.do(self.broker.stage(*chosen)) is before[0]
+
+    @precondition(lambda self: self.let_in)
+    @rule(data=st.data(), gateway=st.sampled_from(GATEWAYS))
+    def use_an_id_again(self, data: st.DataObject, gateway: str) -> None:
+        """Law 6: another submission under an id that is live is a conflict, and the first hears nothing of it."""
+        chosen = data.draw(st.sampled_from(list(self.let_in)[-6:]))
+        entry = self.let_in[chosen]
+        if self.do(self.broker.stage(*chosen)) is not None:
+            other = ask("another text", id=entry.id, tenant=entry.tenant, gateway=gateway, nonce=1)
+            [verdict] = self.do(self.harness.peer().enqueue([other]))
+            assert verdict is not None
+            assert verdict.code == errors.IDEMPOTENCY_CONFLICT
 
     @rule(seconds=st.sampled_from([0.05, 0.3, 1.1, 6.0]))
     def advance(self, seconds: float) -> None:
@@ -177,6 +214,7 @@ class SharingLaws(RuleBasedStateMachine):
             known = reply.tenant, reply.id
             assert known not in self.gone
             assert known not in self.outcomes
+            assert reply.nonce == self.let_in[known].nonce
             self.outcomes[known] = reply
             assert self.let_in[known].gateway == gateway
             assert (reply.output is None) != (reply.failure is None)

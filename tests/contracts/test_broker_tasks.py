@@ -112,7 +112,7 @@ async def test_who_waits_for_a_task_in_vain_leaves_it_as_it_is(harness: Harness)
     assert (code(short), short.shared) == (errors.DEADLINE_EXCEEDED, None)
     assert await harness.broker.recall("t", "first") is Stage.QUEUED
     await admit(harness, poll("gone", "first"))
-    await harness.broker.cancel([("t", "gone")])
+    await harness.broker.withdraw([("t", "gone", 0)], "g")
     await run_alone(harness, "first")
     assert set(await drained(harness)) == {"first", "short"}
 
@@ -122,39 +122,43 @@ async def test_who_waits_for_a_task_in_vain_leaves_it_as_it_is(harness: Harness)
 async def test_a_task_that_is_cancelled_is_forgotten_and_who_waits_is_told(harness: Harness, running: bool) -> None:
     await admit(harness, sharing("first", task("first")), poll("poll", "first"))
     lease = await harness.claim() if running else None
-    await harness.peer().cancel([("t", "first")])
-    told = (await drained(harness))["poll"]
-    assert (code(told), told.output) == (errors.NOT_FOUND, None)
+    await harness.peer().cancel_task("t", "first")
+    told = await drained(harness)
+    assert {id: (code(reply), reply.output) for id, reply in told.items()} == dict.fromkeys(
+        ["first", "poll"], (errors.NOT_FOUND, None)
+    )
     assert await harness.broker.recall("t", "first") is None
     assert await harness.broker.stage("t", "first") is None
     if lease is not None:
         assert (await harness.broker.complete(lease, [Item("late")])).answered == 0
     await nothing_runs(harness)
     assert await harness.broker.recall("t", "first") is None
-    assert set(await drained(harness)) == {"poll"}
+    assert set(await drained(harness)) == {"first", "poll"}
     assert (await refused(harness, poll("again", "first"))).code == errors.NOT_FOUND
 
 
 @pytest.mark.parametrize("running", [False, True])
 @story
-async def test_a_gateway_is_told_of_its_entries_that_another_cancels(harness: Harness, running: bool) -> None:
-    led, plain, own = sharing("led", task("led"), key()), ask(id="plain"), ask(id="own")
-    await admit(harness, led, plain, own, sharing("joined", key()))
+async def test_a_cancelled_task_tells_its_gateway_and_runs_on_for_others_under_its_key(
+    harness: Harness, running: bool
+) -> None:
+    led, plain = sharing("led", task("led"), key(), nonce=7), ask(id="plain")
+    await admit(harness, led, plain, sharing("joined", key()))
     lease = await harness.claim() if running else None
-    await harness.peer().cancel([("t", "led"), ("t", "plain"), ("t", "unknown")], "another gateway")
-    await harness.peer().cancel([("t", "own")], own.gateway)
-    told = await drained(harness)
-    assert set(told) == {"led", "plain"}
-    for reply in told.values():
-        assert reply.failure is not None
-        assert (reply.failure.code, reply.failure.reason) == (errors.NOT_FOUND, "cancelled")
-        assert await harness.broker.stage("t", reply.id) is None
+    for id in ("led", "plain", "unknown"):
+        await harness.peer().cancel_task("t", id)
+    [told] = (await drained(harness)).values()
+    assert told.failure is not None
+    assert (told.id, told.nonce, told.failure.code) == ("led", 7, errors.NOT_FOUND)
+    assert told.failure.reason == "cancelled"
+    assert await harness.broker.stage("t", "led") is None
     if lease is None:
         lease = await harness.claim()
-    assert set(ids(lease.entries)) == ({"led", "plain", "own"} if running else {"led"})
+    assert set(ids(lease.entries)) == {"led", "plain"}  # What is no task goes on.
     await harness.broker.complete(lease, [Item(f"output of {entry.id}") for entry in lease.entries])
-    assert {id: reply.output for id, reply in (await drained(harness)).items() if id not in told} == {
-        "joined": "output of led"
+    assert {id: reply.output for id, reply in (await drained(harness)).items() if id != "led"} == {
+        "joined": "output of led",
+        "plain": "output of plain",
     }
     await nothing_runs(harness)
 
@@ -163,9 +167,9 @@ async def test_a_gateway_is_told_of_its_entries_that_another_cancels(harness: Ha
 async def test_what_is_kept_of_a_task_is_forgotten_when_it_is_cancelled(harness: Harness) -> None:
     await admit(harness, sharing("first", task("first"), key()))
     await run_alone(harness, "first")
-    await harness.broker.cancel([("u", "first")])
+    await harness.broker.cancel_task("u", "first")
     assert isinstance(await harness.broker.recall("t", "first"), Reply)
-    await harness.peer().cancel([("t", "first")])
+    await harness.peer().cancel_task("t", "first")
     assert await harness.broker.recall("t", "first") is None
     assert (await refused(harness, poll("poll", "first"))).code == errors.NOT_FOUND
     await admit(harness, sharing("second", key()))  # The key is another matter.

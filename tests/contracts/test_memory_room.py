@@ -8,7 +8,7 @@ import pytest
 
 from headway import errors
 from headway.model import Entry, Item, Limit
-from tests.contracts.brokers import MemoryHarness, ask, drained, failed, story
+from tests.contracts.brokers import MemoryHarness, ask, drained, failed, leave, story
 from tests.contracts.shares import admit, key, poll, refused, same, sharing, task
 
 LARGE = "x" * 9_000
@@ -84,7 +84,7 @@ async def test_whatever_becomes_of_an_entry_its_room_is_free_again(
         await harness.broker.release(lease)
         await harness.answer(await harness.claim())
     elif way.startswith("withdrawn"):
-        await harness.broker.cancel([("t", entry.id) for entry in entries])
+        await leave(harness.broker, *entries)
         if lease is not None:
             await harness.broker.complete(lease, [Item("x")])
     await harness.reaping(61.0)

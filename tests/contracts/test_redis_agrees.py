@@ -127,13 +127,13 @@ class Pair:
             self.queue.hand_back(here, self.now())
             assert await self.there.release(there.lease.fence // 256, None, (0.0, 0.0)) == 0
 
-    async def cancel(self) -> None:
+    async def withdraw(self) -> None:
         if self.known:
             entry = self.known[self.dice.choice(sorted(self.known))].entry
             if entry.id not in self.ended:
                 self.ended.add(entry.id)
                 self.queue.remove(self.known.pop(entry.id))
-                await self.broker.cancel([(entry.tenant, entry.id)])
+                await self.broker.withdraw([(entry.tenant, entry.id, 0)], "g")
 
     async def beat(self) -> None:
         status = self.dice.choice((WorkerStatus.HEALTHY, WorkerStatus.DEGRADED))
@@ -163,7 +163,7 @@ class Pair:
 async def trace(pair: Pair) -> None:
     dice = pair.dice
     for _ in range(STEPS):
-        step = dice.choice((pair.enqueue, pair.enqueue, pair.claim, pair.claim, pair.end, pair.cancel, pair.beat))
+        step = dice.choice((pair.enqueue, pair.enqueue, pair.claim, pair.claim, pair.end, pair.withdraw, pair.beat))
         await step()
         await pair.compare()
         await asyncio.sleep(dice.choice((0.0, 0.001, 0.02, 0.2)))

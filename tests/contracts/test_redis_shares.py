@@ -80,7 +80,7 @@ class Pair:
             return (Share(ShareKind.TASK, dice.choice(self.asked).id),)
         found = []
         if dice.random() < 0.4:
-            found.append(Share(ShareKind.TASK, id, b"", dice.choice(KEEP)))
+            found.append(Share(ShareKind.TASK, id, dice.choice((b"x", b"y")), dice.choice(KEEP)))
         if dice.random() < 0.5:
             digest = b"x" if dice.random() < 0.1 else b""
             found.append(Share(ShareKind.KEY, dice.choice("kl"), digest, dice.choice(KEEP)))
@@ -100,7 +100,8 @@ class Pair:
             id=None if old is None else old.id,
             limits=tuple(limit for limit in RATES if dice.random() < 0.2),
         )
-        found = Entry(**{**_fields(new), "shares": self.shares(new.id)})
+        again = {"nonce": dice.randrange(3), "digest": dice.choice((b"", b"", b"x", b"y"))}
+        found = Entry(**{**_fields(new), "shares": self.shares(new.id), **again})
         self.asked.append(found)
         return found
 
@@ -142,12 +143,19 @@ class Pair:
         else:
             assert await worker.release(there) == await self.here.release(here)
 
-    async def cancel(self) -> None:
+    async def withdraw(self) -> None:
         if self.asked:
             chosen = self.dice.choices(self.asked, k=self.dice.choice((1, 1, 3)))
-            keys = [(entry.tenant, entry.id) for entry in chosen]
-            await self.either().cancel(keys)
-            await self.here.cancel(keys)
+            submissions = [entry.submission for entry in chosen]
+            gateway = self.dice.choice((chosen[0].gateway, *GATEWAYS))
+            await self.either().withdraw(submissions, gateway)
+            await self.here.withdraw(submissions, gateway)
+
+    async def cancel_task(self) -> None:
+        if self.asked:
+            chosen = self.dice.choice(self.asked)
+            await self.either().cancel_task(chosen.tenant, chosen.id)
+            await self.here.cancel_task(chosen.tenant, chosen.id)
 
     async def reap(self) -> None:
         self.there[0]._reap_at.clear()  # Or it would not do so twice in an instant.
@@ -200,24 +208,25 @@ async def heard(broker: Broker, gateway: str, loop: ServedLoop) -> list[Reply]:
         reading.cancel()
         return []
     replies, _ = await reading
-    return sorted(replies, key=lambda reply: (reply.id, reply.tenant))
+    return sorted(replies, key=lambda reply: (reply.id, reply.tenant, reply.nonce))
 
 
 async def trace(pair: Pair, loop: ServedLoop) -> None:
     dice = pair.dice
     worker = WorkerInfo(worker_id="gpu-0", model="m", status=WorkerStatus.HEALTHY)
-    steps = (pair.enqueue, pair.enqueue, pair.enqueue, pair.claim, pair.end, pair.cancel, pair.reap)
+    steps = (pair.enqueue, pair.enqueue, pair.enqueue, pair.claim, pair.end, pair.reap)
+    leave = (pair.withdraw, pair.withdraw, pair.cancel_task)
     for step in range(STEPS):
         await pair.there[0].beat(worker)
         await pair.here.beat(worker)
-        await dice.choice(steps)()
+        await dice.choice((*steps, *leave))()
         await pair.compare()
         if step % 10 == 0:
             assert min(pair.server.ends().values()) > 0, "something stays for ever"
         await asyncio.sleep(dice.choice((0.0, 0.0, 0.01, 0.5, 3.0)))
     for gateway in GATEWAYS:
-        there = [_seen(reply) for reply in await heard(pair.either(), gateway, loop)]
-        here = [_seen(reply) for reply in await heard(pair.here, gateway, loop)]
+        there = [(_seen(reply), reply.nonce) for reply in await heard(pair.either(), gateway, loop)]
+        here = [(_seen(reply), reply.nonce) for reply in await heard(pair.here, gateway, loop)]
         assert there == here
 
 

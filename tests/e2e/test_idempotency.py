@@ -50,9 +50,36 @@ def test_a_client_that_was_cut_off_gets_its_answer_by_the_key(tmp_path: Path) ->
         send(second, gate.text(), "k")
         wait_until(lambda: server.health()["pending"] == 2)
         first.reset()
-        wait_until(lambda: server.health()["pending"] == 1)
         gate.open()
         assert second.answer().json["output"] == gate.text().upper()
+        assert runs_in(tmp_path) == [gate.text()]
+
+
+def test_a_client_that_leaves_and_asks_again_under_its_key_gets_the_one_run(tmp_path: Path) -> None:
+    with serving(tmp_path, *PATIENT, target=TARGET, lawful=False) as server:
+        gate, first = Gate(tmp_path), server.connect()
+        send(first, gate.text(), "k")
+        gate.reached()
+        first.reset()
+        again = server.connect()
+        send(again, gate.text(), "k")
+        wait_until(lambda: server.health()["pending"] == 2)  # The first one goes on for whoever asks later.
+        gate.open()
+        assert again.answer().json["output"] == gate.text().upper()
+        assert ask(server.connect(), gate.text(), "k").header["idempotency-replayed"] == "true"
+        assert runs_in(tmp_path) == [gate.text()]
+
+
+def test_a_request_that_got_its_504_is_answered_under_its_key_by_the_run_that_went_on(tmp_path: Path) -> None:
+    with serving(tmp_path, *PATIENT, target=TARGET, lawful=False) as server:
+        gate, late, again = Gate(tmp_path), server.connect(), server.connect()
+        send(late, gate.text(), "k", "X-Request-Timeout-Ms: 1000")
+        gate.reached()
+        assert late.answer().error == "DEADLINE_EXCEEDED"
+        send(again, gate.text(), "k")
+        wait_until(lambda: server.health()["pending"] == 1)
+        gate.open()
+        assert again.answer().json["output"] == gate.text().upper()
         assert runs_in(tmp_path) == [gate.text()]
 
 

@@ -122,6 +122,7 @@ class EchoGateway:
         key: str = "",
         admitted: Callable[[], None] | None = None,
         fresh: bool = False,
+        chosen: bool = False,
     ) -> None:
         asked = Asked(waiter, caller, id, model, input, parameters, tier, timeout, key, admitted, fresh)
         self.asked.append(asked)
@@ -130,7 +131,7 @@ class EchoGateway:
         if not self.hold:
             asyncio.get_running_loop().call_soon(self.release)
 
-    def abandon(self, tenant: str, id: str) -> None:
+    def abandon(self, waiter: Waiter, tenant: str, id: str) -> None:
         self.abandoned.append((tenant, id))
         self.waiting = [asked for asked in self.waiting if (asked.caller.tenant, asked.id) != (tenant, id)]
         self._news.set()

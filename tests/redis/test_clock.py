@@ -118,7 +118,7 @@ async def test_a_slot_that_listens_is_woken_whatever_the_clock_says(harness: Sta
 async def test_what_waits_when_the_clock_is_put_forward_is_told_that_it_is_late(harness: Stand) -> None:
     await harness.broker.enqueue([ask(id="a")])
     harness.clock_error += HOUR
-    await harness.broker.cancel([("t", "unknown")])
+    await harness.broker.withdraw([("t", "unknown", 0)], "g")
     await harness.reaping(0.1)
     failure = (await drained(harness))["a"].failure
     assert failure is not None

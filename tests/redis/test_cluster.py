@@ -95,7 +95,7 @@ async def test_everything_works_across_nodes(cluster: ClusterSetup, clock: Stead
         assert await here.enqueue(entries) == [None] * len(entries)
         assert min(server.command("DBSIZE") for server in cluster.servers) > 0
         assert await there.stage("t", entries[-1].id) is Stage.QUEUED
-        await there.cancel([("t", entry.id) for entry in entries[:MAX_BATCH]])
+        await there.withdraw([("t", entry.id, 0) for entry in entries[:MAX_BATCH]], "g")
         leases = await drained(there)
         wanted = set(ids(entries[MAX_BATCH:]))
         assert {rider.id for lease in leases for rider in lease.entries} == wanted
@@ -234,7 +234,7 @@ async def test_a_node_that_is_silent_does_not_keep_the_others_from_their_work(
                     lambda: broker.enqueue([ask() for _ in range(4 * SHARDS)]),
                     broker.depths,
                     broker.reap,
-                    lambda: broker.cancel([("t", "unknown")]),
+                    lambda: broker.withdraw([("t", "unknown", 0)], "g"),
                 ):
                     await refused(call())
                 await refused(broker.claim(slot(WORKERS[silent[0]]), AT_ONCE))

@@ -59,7 +59,7 @@ async def everything(harness: Stand) -> None:
     await harness.broker.complete(lease, [Item("an output") for _ in lease.entries])
     await harness.broker.enqueue([ask(gateway="unread", limits=(limit,)) for _ in range(60)])
     await harness.broker.enqueue([sharing(id, task(id), key("k"), gateway="joins") for id in ("leads", "follows")])
-    await harness.broker.cancel([("t", "leads")])
+    await harness.broker.withdraw([("t", "leads", 0)], "joins")
     await harness.broker.release(await harness.claim(), failed())
     await harness.claim("gpu-1")
     await harness.broker.enqueue([ask(queue_timeout=1.0, tier=tier) for tier in (0, 1, 2)])

@@ -50,7 +50,7 @@ async def test_when_all_is_answered_and_read_only_figures_are_left(harness: Stan
             for number in range(MAX_BATCH + 3)
         ]
         await harness.broker.enqueue(entries)
-        await harness.broker.cancel([(entries[1].tenant, entries[1].id)])
+        await harness.broker.withdraw([(entries[1].tenant, entries[1].id, 0)], "g")
         lease = await harness.claim()
         if round % 3 == 0:
             await harness.broker.release(lease)
@@ -60,7 +60,7 @@ async def test_when_all_is_answered_and_read_only_figures_are_left(harness: Stan
             await harness.advance(0.1)
             lease = await harness.claim()
         gone = lease.entries[0]
-        await harness.broker.cancel([(gone.tenant, gone.id)])
+        await harness.broker.withdraw([(gone.tenant, gone.id, 0)], "g")
         await harness.broker.complete(lease, [Item("x") for _ in lease.entries])
         await harness.reaping(0.5)
         while isinstance(claimed := await harness.broker.claim(slot(), AT_ONCE), Lease):

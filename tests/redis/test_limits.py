@@ -9,7 +9,7 @@ import pytest
 from headway import errors
 from headway.brokers.redis import wire
 from headway.model import Limit
-from tests.contracts.brokers import ask, output, story
+from tests.contracts.brokers import ask, leave, output, story
 from tests.redis.stand import Stand
 from tests.servers.redis import KINDS, RedisServer
 
@@ -33,7 +33,7 @@ async def test_four_processes_count_as_one(harness: Stand) -> None:
         verdicts = await brokers[step % 4].enqueue(asked)
         admitted += sum(verdict is None for verdict in verdicts)
         assert {verdict.code for verdict in verdicts if verdict is not None} <= {errors.RATE_LIMITED}
-        await harness.broker.cancel([(entry.tenant, entry.id) for entry in asked])
+        await leave(harness.broker, *asked)
         await harness.advance(0.1)
     assert admitted == 50 + 99
 
@@ -44,7 +44,7 @@ async def test_nothing_is_left_when_nothing_is_owed(harness: Stand) -> None:
     entries = [ask(limits=(KEY, other)) for other in others]
     await harness.broker.enqueue(entries)
     assert harness.server.command("ZCARD", COUNTS) == 1 + len(others) + 1
-    await harness.broker.cancel([(entry.tenant, entry.id) for entry in entries])
+    await leave(harness.broker, *entries)
     await harness.reaping(1.1)
     assert harness.server.command("EXISTS", COUNTS) == 1
     await harness.reaping(1.0)

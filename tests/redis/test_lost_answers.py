@@ -78,10 +78,10 @@ async def test_who_left_before_the_lease_was_heard_of_mixes_nothing_up(harness: 
     entries = [ask(id=f"id {number}") for number in range(5)]
     await harness.broker.enqueue(entries)
     await lost_claim(harness)
-    await harness.broker.cancel([("t", "id 0"), ("t", "id 3")])
+    await harness.broker.withdraw([("t", "id 0", 0), ("t", "id 3", 0)], "g")
     lease = await harness.claim()
     assert ids(lease.entries) == ["id 1", "id 2", "id 4"]
-    await harness.broker.cancel([("t", "id 2")])
+    await harness.broker.withdraw([("t", "id 2", 0)], "g")
     items = [Item(output("input of id 1")), Item("nobody's"), Item(None, "bad input")]
     settled = await harness.broker.complete(lease, items)
     assert (settled.answered, settled.departed) == (2, 1)
@@ -96,7 +96,7 @@ async def test_who_left_before_the_lease_was_heard_of_mixes_nothing_up(harness: 
 async def test_a_lease_that_everybody_left_is_given_up(harness: Stand) -> None:
     await harness.broker.enqueue([ask(id="a")])
     await lost_claim(harness)
-    await harness.broker.cancel([("t", "a")])
+    await harness.broker.withdraw([("t", "a", 0)], "g")
     assert await harness.broker.claim(slot(), AT_ONCE) == Wait(None)
     assert not harness.keys() & {"x", "y", "n"}
     await harness.broker.enqueue([ask(id="b")])

@@ -84,7 +84,7 @@ async def test_what_was_taken_in_comes_to_its_end(harness: Stand, server: RedisS
     await harness.fleet.attend(Member(id="a", role=Role.GATEWAY, host="h", pid=1))
     assert await harness.fleet.lead("a", 1.0)
     assert await harness.broker.stage("t", "id 0") is Stage.QUEUED
-    await harness.broker.cancel([("t", "id 5")])
+    await harness.broker.withdraw([("t", "id 5", 0)], "g")
     await harness.reaping(0.5)
     ran = 0
     while ran < 5:

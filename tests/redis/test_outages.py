@@ -89,7 +89,7 @@ def every_call(broker: RedisBroker, lease: Lease) -> list[Callable[[], Awaitable
         lambda: broker.complete(lease, [Item(output(rider.input)) for rider in lease.entries]),
         lambda: broker.release(lease, failed()),
         lambda: broker.extend(lease),
-        lambda: broker.cancel([("t", "unknown")]),
+        lambda: broker.withdraw([("t", "unknown", 0)], "g"),
         lambda: broker.stage("t", "a"),
         lambda: broker.beat(WorkerInfo(worker_id="gpu-0", model="m", status=WorkerStatus.HEALTHY)),
         broker.workers,

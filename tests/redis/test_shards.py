@@ -102,8 +102,8 @@ async def test_entries_are_found_in_any_shard_and_by_any_process(harness: Stand)
     for broker in (harness.broker, harness.peer()):
         for entry in entries:
             assert await broker.stage(entry.tenant, entry.id) is Stage.QUEUED
-    await harness.peer().cancel([(entry.tenant, entry.id) for entry in entries[::2]])
-    await harness.broker.cancel([(entry.tenant, entry.id) for entry in entries[1::2]])
+    await harness.peer().withdraw([(entry.tenant, entry.id, 0) for entry in entries[::2]], "g")
+    await harness.broker.withdraw([(entry.tenant, entry.id, 0) for entry in entries[1::2]], "g")
     assert harness.held() == [0] * harness.shards
     for broker in (harness.broker, harness.peer()):
         assert await broker.stage("t", entries[0].id) is None
@@ -261,7 +261,7 @@ async def test_what_a_tenant_has_in_common_meets_in_one_shard(harness: Stand) ->
     assert sum(one.depth for one in await harness.broker.depths()) == len(tenants)
     for tenant in tenants:
         assert await harness.peer().recall(tenant, f"0 {tenant}") is Stage.QUEUED
-    await harness.peer().cancel([(tenant, f"{at} {tenant}") for tenant in tenants for at in range(2)])
+    await harness.peer().withdraw([(tenant, f"{at} {tenant}", 0) for tenant in tenants for at in range(2)], "g")
     assert harness.held() == [0] * harness.shards
 
 

@@ -108,16 +108,16 @@ async def test_what_is_kept_ends_and_nothing_else_is_left(harness: Stand) -> Non
             sharing(f"hasty {round}", same(one), timeout=0.1),
             poll(f"poll {round}", one),
         )
-        await harness.broker.cancel([("t", f"left {round}")])
+        await harness.broker.withdraw([("t", f"left {round}", 0)], "g")
         if round == 1:
-            await harness.broker.cancel([("t", one)])
+            await harness.broker.cancel_task("t", one)
         if round == 2:
             await harness.broker.release(await harness.claim(), failed())
         await harness.reaping(0.5)
         await harness.answer(await harness.claim())
         await admit(harness, sharing(f"hit {round}", key(one)))
     await admit(harness, sharing("gone", same()), sharing("too", same()))
-    await harness.broker.cancel([("t", "gone"), ("t", "too")])
+    await harness.broker.withdraw([("t", "gone", 0), ("t", "too", 0)], "g")
     assert await acknowledged(harness) >= 3 * 4
     await harness.healthy("gpu-0")
     await harness.reaping(1.0)
@@ -126,7 +126,7 @@ async def test_what_is_kept_ends_and_nothing_else_is_left(harness: Stand) -> Non
     assert all(0 < left <= TTL * 1000 for left in kept.values())
     there = harness.keys()
     assert {name for name in there if not name.startswith("k:")} <= FIGURES | HOUSEKEEPING | LETTERS | {"r:g"}
-    await harness.broker.cancel([("t", "one 0")])
+    await harness.broker.cancel_task("t", "one 0")
     assert await harness.broker.recall("t", "one 0") is None
 
 
@@ -191,6 +191,6 @@ def test_releases_with_and_without_shares_read_each_others_entries() -> None:
 async def test_an_entry_without_shares_leaves_no_record(harness: Stand) -> None:
     await admit(harness, ask(id="plain"))
     assert not harness.keys() & {"v", "vs", "vd"}
-    await harness.broker.cancel([("t", "plain")])
+    await harness.broker.withdraw([("t", "plain", 0)], "g")
     holds(await harness.broker.claim(slot(), AT_ONCE))
     assert await acknowledged(harness) == 0

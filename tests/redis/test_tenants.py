@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headway.brokers.redis import wire
 from headway.model import Entry, Stage
-from tests.contracts.brokers import ask, drained, output, story
+from tests.contracts.brokers import ask, drained, leave, output, story
 from tests.redis.stand import Stand
 from tests.servers.redis import KINDS, SharedServers
 
@@ -43,7 +43,7 @@ def test_everybody_gets_their_own_answer_whatever_they_are_called(harness: Stand
         for entry in entries:
             assert await harness.peer().stage(entry.tenant, entry.id) is Stage.QUEUED
         gone, *others = entries
-        await harness.peer().cancel([(gone.tenant, gone.id)])
+        await leave(harness.peer(), gone)
         ran: list[Entry] = []
         while len(ran) < len(others):
             lease = await harness.claim()
@@ -74,7 +74,7 @@ def test_an_id_that_would_make_keys_ambiguous_is_refused() -> None:
 @story
 async def test_one_id_of_two_tenants_is_two_requests(harness: Stand) -> None:
     await harness.broker.enqueue([ask("one", tenant="a", id="x"), ask("other", tenant="b", id="x")])
-    await harness.broker.cancel([("a", "x")])
+    await harness.broker.withdraw([("a", "x", 0)], "g")
     assert await harness.broker.stage("a", "x") is None
     assert await harness.broker.stage("b", "x") is Stage.QUEUED
     await harness.answer(await harness.claim())

@@ -71,7 +71,7 @@ def test_pauses_between_attempts_grow_up_to_a_bound() -> None:
             await fleet.server.become("refuse")
             fleet.ask("x", timeout=30.0)
             await asyncio.sleep(10)
-            attempts = [at for at, _, _ in fleet.server.named("cancel", "enqueue")]
+            attempts = [at for at, _, _ in fleet.server.named("withdraw", "enqueue")]
             gaps = [later - sooner for sooner, later in itertools.pairwise(attempts)]
             assert gaps[0] < 0.02
             assert min(gaps[8:]) >= 0.25 and max(gaps) <= 0.5
@@ -323,14 +323,13 @@ def test_what_is_not_handed_over_is_bounded() -> None:
 def test_a_client_that_leaves_before_its_request_is_handed_over_never_reaches_a_gpu() -> None:
     async def main(clock: Clock) -> None:
         async with Fleet(clock, FakeBackend(0.05)) as fleet:
-            at_once, gone, stays = new_id(), new_id(), fleet.ask("stays")
-            fleet.ask("at once", id=at_once)
-            fleet.gateway.abandon(ANYBODY.tenant, at_once)
+            stays, at_once = fleet.ask("stays"), fleet.ask("at once")
+            fleet.gateway.abandon(at_once, ANYBODY.tenant, at_once.id)
             assert await fleet.answered(stays) == ["ok"]
             await fleet.server.become("refuse")
-            fleet.ask("gone", id=gone)
+            gone = fleet.ask("gone")
             await asyncio.sleep(0.5)
-            fleet.gateway.abandon(ANYBODY.tenant, gone)
+            fleet.gateway.abandon(gone, ANYBODY.tenant, gone.id)
             await fleet.server.become("fine")
             await asyncio.sleep(2)
             assert fleet.runs("at once") == fleet.runs("gone") == 0

@@ -281,7 +281,7 @@ async def test_the_journal_is_told_once_of_every_request_whatever_becomes_of_it(
     await asyncio.sleep(0.1)
     over = fleet.ask("over", caller=limited)
     gateway.submit(unknown := FutureWaiter(), ANYBODY, "unknown", "no such model", "unknown", b"", 1, 4.0)
-    gateway.abandon(TENANT, gone.id)
+    gateway.abandon(gone, TENANT, gone.id)
     gateway.detach(TENANT, task.id)
     await fleet.answered(answered, expired, over)
     assert (await unknown.reply).failure is not None

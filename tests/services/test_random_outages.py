@@ -95,7 +95,7 @@ class Story:
             if self.dice.random() < 0.05:
                 await asyncio.sleep(self.dice.random() * 0.2)
                 if not asked.replies:
-                    self.fleet.gateways[number % len(self.fleet.gateways)].abandon(ANYBODY.tenant, id)
+                    self.fleet.gateways[number % len(self.fleet.gateways)].abandon(asked, ANYBODY.tenant, id)
                     self.asked[-1] = asked
                     self.left.append(asked)
             await asyncio.sleep(self.dice.expovariate(20.0))

@@ -35,6 +35,7 @@ from headway.model import (
     Settled,
     Slot,
     Stage,
+    Submission,
     TierDepth,
     Wait,
     WorkerInfo,
@@ -208,8 +209,11 @@ class Connection:
     async def extend(self, lease: Lease) -> bool:
         return await self._call("extend", lease, lambda inner: inner.extend(lease))
 
-    async def cancel(self, tenant_ids: Sequence[tuple[str, str]], by: str = "") -> None:
-        await self._call("cancel", list(tenant_ids), lambda inner: inner.cancel(tenant_ids, by))
+    async def withdraw(self, submissions: Sequence[Submission], gateway: str) -> None:
+        await self._call("withdraw", list(submissions), lambda inner: inner.withdraw(submissions, gateway))
+
+    async def cancel_task(self, tenant: str, id: str) -> None:
+        await self._call("cancel_task", (tenant, id), lambda inner: inner.cancel_task(tenant, id))
 
     async def replies(self, gateway: str, after: int) -> tuple[Sequence[Reply], int]:
         read = await self.server.wait_for("replies", (gateway, after), lambda inner: inner.replies(gateway, after))

@@ -42,6 +42,7 @@ from headway.model import (
     Settled,
     Slot,
     Stage,
+    Submission,
     TierDepth,
     Wait,
     WorkerInfo,
@@ -239,7 +240,7 @@ class RedisBroker:
             if item.output is None:
                 failure = verdicts.item_failure(item)
                 bad.append((place, wire.encode(wire.WireFailure("item", item.error or "", lease.slot.worker))))
-            reply = wire.WireReply(place, entry.id, entry.tenant, item.output, failure, waited[place])
+            reply = wire.WireReply(place, entry.id, entry.tenant, item.output, failure, waited[place], entry.nonce)
             runs.setdefault(entry.gateway, []).append(reply)
             if entry.shares:
                 alone = wire.WireRun(wire.SCHEMA, lease.slot.worker, [msgspec.structs.replace(reply, place=0)])
@@ -267,14 +268,19 @@ class RedisBroker:
         queue, fence = self._queue_of(lease)
         return await queue.extend(fence)
 
-    async def cancel(self, tenant_ids: Sequence[tuple[str, str]], by: str = "") -> None:
+    async def withdraw(self, submissions: Sequence[Submission], gateway: str) -> None:
         """See Broker."""
         groups: dict[Queue, list[bytes]] = {}
-        for tenant, id in tenant_ids:
-            for queue in self._places.where((tenant, id)):
-                groups.setdefault(queue, []).append(wire.key_of(tenant, id))
-        await _all(*(queue.cancel(keys, by) for queue, keys in groups.items()))
-        self._places.forget(tenant_ids)
+        for submission in submissions:
+            for queue in self._places.where(submission[:2]):
+                groups.setdefault(queue, []).append(wire.name_of(*submission))
+        await _all(*(queue.withdraw(names, gateway) for queue, names in groups.items()))
+        self._places.forget(submission[:2] for submission in submissions)
+
+    async def cancel_task(self, tenant: str, id: str) -> None:
+        """See Broker."""
+        await _all(*(queue.cancel_task(wire.key_of(tenant, id)) for queue in self._places.where((tenant, id))))
+        self._places.forget([(tenant, id)])
 
     async def replies(self, gateway: str, after: int) -> tuple[Sequence[Reply], int]:
         """See Broker."""

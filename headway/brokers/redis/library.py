@@ -15,7 +15,7 @@ from headway.core import admission, departure, health, packing, queue, retention
 from headway.errors import REJECTED_BY_MODEL
 from headway.model import BatchFailure, Cause
 
-LAYOUT = "headway1"
+LAYOUT = "headway2"
 """What is stored in the server, and how. Changes when releases on either side of a change could not share it."""
 
 RULE_AGE = 0.1

@@ -89,7 +89,7 @@ class Mailbox:
                 0.0,
                 read.queue.born,
             ):  # Otherwise it was lost meanwhile, and another may have the same id.
-                keys = [wire.key_of(reply.tenant, reply.id) for reply in read.replies]
+                keys = [wire.name_of(reply.tenant, reply.id, reply.nonce) for reply in read.replies]
                 read.queue.read(Receipt(self._gateway, read.id, keys))
         del self._reads[:done]
 

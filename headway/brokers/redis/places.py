@@ -101,7 +101,7 @@ class Places:
         for place, entry in enumerate(entries):
             key = (entry.tenant, entry.id)
             queue = self._placed.get(key)
-            if queue is None and (entry.limits or entry.shares):
+            if queue is None and (entry.limits or entry.shares or entry.digest):
                 queue = self._placed[key] = self._of_tenant(entry)
             elif queue is None:
                 slots = len(self._census.get(entry.model, []))

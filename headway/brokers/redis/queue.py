@@ -50,11 +50,11 @@ _STAGES = (None, Stage.QUEUED, Stage.PROCESSING)
 
 @dataclass(slots=True)
 class Receipt:
-    """What a gateway has read of its stream: up to which id, and whose replies."""
+    """What a gateway has read of its stream: up to which id, and the names of the submissions that were replied to."""
 
     gateway: str
     last: bytes
-    keys: list[bytes]
+    names: list[bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ class Queue:
 
     async def _enqueue_part(self, entries: Sequence[Entry]) -> list[Failure | None]:
         receipt = self._receipts.pop(entries[0].gateway, None)
-        read = _NOTHING_READ if receipt is None else (receipt.gateway, receipt.last, len(receipt.keys), *receipt.keys)
+        read = _NOTHING_READ if receipt is None else (receipt.gateway, receipt.last, len(receipt.names), *receipt.names)
         arguments: list[object] = [*read, wire.pack_extras(entries, self.counts)]
         for entry in entries:
             arguments += (wire.pack_head(entry), wire.pack_entry(entry))
@@ -247,10 +247,14 @@ class Queue:
         """Renew a lease."""
         return bool(await self._call("extend", fence))
 
-    async def cancel(self, keys: Sequence[bytes], by: str) -> None:
-        """Forget entries; other gateways than `by` are told of theirs."""
-        for start in range(0, len(keys), MOST_ENTRIES):
-            self._note(*await self._call("cancel", by, *keys[start : start + MOST_ENTRIES]))
+    async def withdraw(self, names: Sequence[bytes], gateway: str) -> None:
+        """Let go of submissions of a gateway."""
+        for start in range(0, len(names), MOST_ENTRIES):
+            self._note(*await self._call("withdraw", gateway, *names[start : start + MOST_ENTRIES]))
+
+    async def cancel_task(self, key: bytes) -> None:
+        """Forget a task."""
+        self._note(*await self._call("cancel_task", key))
 
     async def stage(self, key: bytes) -> Stage | None:
         """Where an entry stands."""
@@ -303,7 +307,7 @@ class Queue:
             self._receipts[receipt.gateway] = receipt
         else:
             known.last = receipt.last
-            known.keys += receipt.keys
+            known.names += receipt.names
         if self._telling is None or self._telling.done():
             self._telling = asyncio.get_running_loop().create_task(self._tell())
 
@@ -320,7 +324,7 @@ class Queue:
                     self._keep(receipt)
 
     async def _acknowledge(self, receipt: Receipt) -> None:
-        arguments = (receipt.gateway, receipt.last, len(receipt.keys), *receipt.keys)
+        arguments = (receipt.gateway, receipt.last, len(receipt.names), *receipt.names)
         self._note(*await self._call("acknowledge", *arguments))
 
     def _keep(self, receipt: Receipt | None) -> None:
@@ -328,7 +332,7 @@ class Queue:
         if receipt is not None:
             later = self._receipts.get(receipt.gateway)
             if later is not None:
-                receipt = Receipt(receipt.gateway, later.last, receipt.keys + later.keys)
+                receipt = Receipt(receipt.gateway, later.last, receipt.names + later.names)
             self._receipts[receipt.gateway] = receipt
             if self._telling is None or self._telling.done():
                 self._telling = asyncio.get_running_loop().create_task(self._tell())

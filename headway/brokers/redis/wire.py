@@ -90,6 +90,7 @@ class WireEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     timeout: float
     parameters: bytes = b""
     shares: tuple[WireShare, ...] = ()
+    nonce: int = 0
 
 
 class WireReply(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -101,6 +102,7 @@ class WireReply(msgspec.Struct, frozen=True, array_like=True, gc=False):
     output: str | None
     failure: Failure | None
     queued: float
+    nonce: int = 0
 
 
 class WireRun(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -123,16 +125,17 @@ class WireFailure(msgspec.Struct, frozen=True, array_like=True, gc=False):
 _entry = msgspec.msgpack.Decoder(WireEntry)
 _run = msgspec.msgpack.Decoder(WireRun)
 _failure = msgspec.msgpack.Decoder(WireFailure)
-_lates = msgspec.msgpack.Decoder(list[tuple[str, str, int, bool]])
-_passed = msgspec.msgpack.Decoder(list[tuple[str, str, bool]])
-_refusals = msgspec.msgpack.Decoder(list[tuple[str, str, int, str]])
+_lates = msgspec.msgpack.Decoder(list[tuple[str, str, int, bool, int]])
+_passed = msgspec.msgpack.Decoder(list[tuple[str, str, bool, int]])
+_refusals = msgspec.msgpack.Decoder(list[tuple[str, str, int, str, int]])
 _places = msgspec.msgpack.Decoder(list[int])
 _worker = msgspec.msgpack.Decoder(WorkerInfo)
 _member = msgspec.msgpack.Decoder(Member)
 _capacity = msgspec.msgpack.Decoder(Capacity)
 encode = msgspec.msgpack.Encoder().encode
 
-_HEAD = struct.Struct(">BHdd")
+_HEAD = struct.Struct(">BHddd")
+_NONCE = struct.Struct(">d")
 _LETTER = struct.Struct(">ddI")
 _STAMP = struct.Struct("<d")
 _LOAD = struct.Struct("<13d")
@@ -145,10 +148,16 @@ def key_of(tenant: str, id: str) -> bytes:
     return f"{tenant}\0{id}".encode()
 
 
+def name_of(tenant: str, id: str, nonce: int) -> bytes:
+    """The name of a submission inside the server: its nonce, and the entry's key."""
+    return _NONCE.pack(nonce) + key_of(tenant, id)
+
+
 def pack_head(entry: Entry) -> bytes:
-    """What the server has to know of an entry to queue it: tier, timeouts, key, gateway."""
+    """What the server has to know of an entry to queue it: tier, timeouts, nonce, key, gateway."""
     key = key_of(entry.tenant, entry.id)
-    return _HEAD.pack(entry.tier, len(key), entry.queue_timeout, entry.timeout) + key + entry.gateway.encode()
+    head = _HEAD.pack(entry.tier, len(key), entry.queue_timeout, entry.timeout, entry.nonce)
+    return head + key + entry.gateway.encode()
 
 
 def pack_entry(entry: Entry) -> bytes:
@@ -168,6 +177,7 @@ def pack_entry(entry: Entry) -> bytes:
             tuple(WireShare(s.kind.value, s.key, s.digest, s.keep, s.joins) for s in entry.shares)
             if entry.shares
             else (),
+            entry.nonce,
         )
     )
 
@@ -189,6 +199,7 @@ def read_entry(payload: bytes) -> Entry:
         shares=tuple(Share(ShareKind(s.kind), s.key, s.digest, s.keep, s.joins) for s in found.shares)
         if found.shares
         else (),
+        nonce=found.nonce,
     )
 
 
@@ -199,13 +210,14 @@ def pack_extras(entries: Sequence[Entry], counts: int) -> bytes:
         entries: of one call.
         counts: over how many limits of whole tiers are spread.
     """
-    if not any(entry.limits or entry.shares for entry in entries):
+    if not any(entry.limits or entry.shares or entry.digest for entry in entries):
         return b""
     limits = limits_of(entries)
     places = {limit: place for place, limit in enumerate(limits)}
     charged = [[places[limit] for limit in entry.limits] for entry in entries]
     shares = {place: _pack_shares(entry) for place, entry in enumerate(entries, 1) if entry.shares}
-    return encode(([_pack_limit(limit, counts) for limit in limits], charged, shares))
+    digests = {place: entry.digest.hex() for place, entry in enumerate(entries, 1) if entry.digest}
+    return encode(([_pack_limit(limit, counts) for limit in limits], charged, shares, digests))
 
 
 def limits_of(entries: Iterable[Entry]) -> Sequence[Limit]:
@@ -325,12 +337,10 @@ def read_outcomes(fields: Mapping[bytes, bytes]) -> list[Reply]:
     return [_passed_on(found, *to) for to in _passed.decode(fields[b"p"])]
 
 
-def _passed_on(found: Reply, key: str, kind: str, kept: bool) -> Reply:
+def _passed_on(found: Reply, key: str, kind: str, kept: bool, nonce: int) -> Reply:
     tenant, _, id = key.rpartition("\0")
     shared = ShareKind(kind) if kind else None
-    return Reply(
-        id, tenant, found.output, found.failure, found.ran, found.queued, found.attempts, shared=shared, kept=kept
-    )
+    return Reply(id, tenant, found.output, found.failure, found.ran, found.queued, found.attempts, shared, kept, nonce)
 
 
 def _outcomes(fields: Mapping[bytes, bytes]) -> list[Reply]:
@@ -342,7 +352,7 @@ def _outcomes(fields: Mapping[bytes, bytes]) -> list[Reply]:
         attempts = int(fields[b"a"])
         gone = frozenset(_places.decode(fields[b"x"])) if fields[b"x"] else ()
         return [
-            Reply(one.id, one.tenant, one.output, _known(one.failure), ran, one.queued, attempts)
+            Reply(one.id, one.tenant, one.output, _known(one.failure), ran, one.queued, attempts, nonce=one.nonce)
             for one in run.replies
             if one.place not in gone
         ]
@@ -359,15 +369,15 @@ def _known(failure: Failure | None) -> Failure | None:
 def _failed(fields: Mapping[bytes, bytes], left_at: float, ended_at: float, size: int) -> list[Reply]:
     if fields[b"k"] == b"refused":
         return [
-            Reply(id, tenant, failure=refusal(why, float(wait)), queued=float(waited))
-            for key, wait, why, waited in _refusals.decode(fields[b"d"])
+            Reply(id, tenant, failure=refusal(why, float(wait)), queued=float(waited), nonce=nonce)
+            for key, wait, why, waited, nonce in _refusals.decode(fields[b"d"])
             for tenant, _, id in [key.rpartition("\0")]
         ]
     kind, slots = fields[b"k"], int(float(fields[b"s"]))
     batch = None if kind == b"late" else batch_failure(read_failure(fields[b"f"]))
     ran = None if batch is None else Ran(batch.worker, size, ended_at - left_at, left_at)
     replies = []
-    for key, waited, attempts, queue_due in _lates.decode(fields[b"d"]):
+    for key, waited, attempts, queue_due, nonce in _lates.decode(fields[b"d"]):
         tenant, _, id = key.rpartition("\0")
         queued = float(waited)
         if batch is None:
@@ -376,7 +386,7 @@ def _failed(fields: Mapping[bytes, bytes], left_at: float, ended_at: float, size
             failure = verdicts.death(batch)
         else:
             failure = verdicts.spent(batch, size)
-        replies.append(Reply(id, tenant, None, failure, ran, queued, attempts))
+        replies.append(Reply(id, tenant, None, failure, ran, queued, attempts, nonce=nonce))
     return replies
 
 

@@ -9,7 +9,7 @@ end
 local function send_failures(s, kind, entries, attempts, left_at, size, failure)
   local of, shared = {}, {}
   for _, entry in ipairs(entries) do
-    local told = {entry.key, exact((left_at or s.now) - entry.arrived), attempts, s.now >= entry.queue_due}
+    local told = {entry.key, exact((left_at or s.now) - entry.arrived), attempts, s.now >= entry.queue_due, entry.nonce}
     if entry.gateway ~= '' then
       local list = of[entry.gateway]
       if not list then

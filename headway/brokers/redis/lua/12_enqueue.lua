@@ -1,8 +1,8 @@
 -- enqueue: admit entries or refuse them. Arguments after the head: what the gateway has read (its name, the id of the last
--- stream entry, how many keys, the keys), what counts and is shared (nothing, or the limits, for each entry the places of
--- its limits, and by place the shares of those that have any), then for each entry its head (tier, length of the key, queue
--- timeout, timeout, key, gateway) and its payload. Returns the instant, the queue's birth, the headway, for each refused one
--- its place, the wait and why (0 the queue is too long, 1 this tier's share of it, 2 memory, 3 another gateway's, 4 its
+-- stream entry, how many submissions, their names), what counts and is shared (nothing, or the limits, for each entry the
+-- places of its limits, by place the shares of those that have any, and by place the digests of those whose clients chose the
+-- id), then for each entry its head (tier, length of the key, queue timeout, timeout, nonce, key, gateway) and its payload. Returns the instant, the queue's birth, the headway, for each refused one
+-- its place, the wait and why (0 the queue is too long, 1 this tier's share of it, 2 memory, 3 another submission's, 4 its
 -- key was used for another request, 5 no such task, from OVER on the place of the limit among its own), and the seconds
 -- owed to each limit.
 
@@ -10,8 +10,8 @@ do
 
 local ENTRY = 2
 local CONFLICT, CANCELLED, OVER = 3, 6, 16
-local ENTRY_HEAD = '>BI2dd'
-local ENTRY_HEAD_BYTES = 19
+local ENTRY_HEAD = '>BI2ddd'
+local ENTRY_HEAD_BYTES = 27
 
 local function forget_read(s, args, at)
   local gateway, last, count = args[at], args[at + 1], tonumber(args[at + 2])
@@ -21,14 +21,17 @@ local function forget_read(s, args, at)
     end
     if count > 0 then
       local answered = {}
-      local keys = {}
+      local nonces, keys = {}, {}
       for i = 1, count do
-        keys[i] = args[at + 2 + i]
+        nonces[i], keys[i] = submissions.read_name(args[at + 2 + i])
       end
       local headers = call_each('HMGET', s.prefix .. 'e', keys)
       for i = 1, count do
         if headers[i] and is_answered(headers[i]) then
-          answered[#answered + 1] = keys[i]
+          local nonce, whose_answer = submissions.read_mark(headers[i])
+          if nonce == nonces[i] and whose_answer == gateway then  -- It may have been asked anew.
+            answered[#answered + 1] = keys[i]
+          end
         end
       end
       call_all('HDEL', s.prefix .. 'e', answered)
@@ -59,13 +62,15 @@ local function turn_away(refused, place, wait, why)
   refused[#refused + 1] = why
 end
 
--- One that is known: true when it is to be let in as it is; false when another gateway's is; nil when it is new after all,
--- as its outcome went to another gateway.
-local function is_known(header, gateway)
+-- One that is known: true when it is to be let in as it is; false when another submission's is live; nil when it is new after
+-- all, as the outcome is another submission's.
+local function is_known(header, gateway, nonce)
   if is_answered(header) then
-    return string.sub(header, 2) == gateway or nil
+    local answered, whose_answer = submissions.read_mark(header)
+    return (answered == nonce and whose_answer == gateway) or nil
   end
-  return read_header(header).gateway == gateway
+  local entry = read_header(header)
+  return entry.gateway == gateway and entry.nonce == nonce
 end
 
 -- Let a new entry run, or share another's answer. Returns why not, and the seconds until it would be let in.
@@ -104,27 +109,32 @@ local function enqueue(keys, args, scarce)
   local s = open(keys, args)
   s.entered = {}
   local at = forget_read(s, args, HEAD + 1)
-  local extras = args[at] ~= '' and cmsgpack.unpack(args[at]) or {{}, {}, {}}
+  local extras = args[at] ~= '' and cmsgpack.unpack(args[at]) or {{}, {}, {}, {}}
   at = at + 1
   local count = (#args - at + 1) / ENTRY
   local names, gateways, seen, refused = {}, {}, {}, {}
-  local tiers, queue_timeouts, timeouts = {}, {}, {}
+  local tiers, queue_timeouts, timeouts, nonces = {}, {}, {}, {}
   for i = 1, count do
     local head = args[at + (i - 1) * ENTRY]
-    local tier, length, queue_timeout, timeout = struct.unpack(ENTRY_HEAD, head)
+    local tier, length, queue_timeout, timeout, nonce = struct.unpack(ENTRY_HEAD, head)
     names[i] = string.sub(head, ENTRY_HEAD_BYTES + 1, ENTRY_HEAD_BYTES + length)
     gateways[i] = string.sub(head, ENTRY_HEAD_BYTES + length + 1)
-    tiers[i], queue_timeouts[i], timeouts[i] = tier + 1, queue_timeout, timeout
+    tiers[i], queue_timeouts[i], timeouts[i], nonces[i] = tier + 1, queue_timeout, timeout, nonce
   end
   local known = call_each('HMGET', s.prefix .. 'e', names)
-  local book, limits_of, shares_of = open_book(s, extras[1]), extras[2], extras[3]
+  local book, limits_of, shares_of, digests = open_book(s, extras[1]), extras[2], extras[3], extras[4]
   local intake = new_intake(s)
   for i = 1, count do
     local key = names[i]
-    if not seen[key] then
-      local before = nil
-      if known[i] then
-        before = is_known(known[i], gateways[i])
+    if seen[key] ~= nonces[i] then
+      local before, header = nil, known[i]
+      if s.entered[key] then
+        before = false
+      elseif seen[key] then
+        header = redis.call('HGET', s.prefix .. 'e', key)
+      end
+      if before == nil and header then
+        before = is_known(header, gateways[i], nonces[i])
       end
       local why, wait = nil, 0
       if before == false then
@@ -138,18 +148,21 @@ local function enqueue(keys, args, scarce)
           why = why and OVER + why
         end
         if not why then
+          local by_id = digests[i] and submissions.share_of_id(s, key, digests[i])
+          local shares = by_id and {by_id, unpack(shares_of[i] or {})} or shares_of[i]
           why, wait = admit(s, intake, {
             key = key, tier = tiers[i], queue_due = s.now + math.min(queue_timeouts[i], timeouts[i]),
-            due = s.now + timeouts[i], gateway = gateways[i], shared = shares_of[i] ~= nil,
-          }, args[at + (i - 1) * ENTRY + 1], {queue_timeouts[i], timeouts[i]}, shares_of[i])
+            due = s.now + timeouts[i], nonce = nonces[i], gateway = gateways[i], shared = shares ~= nil,
+          }, args[at + (i - 1) * ENTRY + 1], {queue_timeouts[i], timeouts[i]}, shares)
           if not why and limits_of[i] then
             charge(book, limits_of[i])
           end
         end
       end
-      seen[key] = not why
       if why then
         turn_away(refused, i, wait, why)
+      else
+        seen[key] = nonces[i]
       end
     end
   end
@@ -178,47 +191,63 @@ redis.register_function{function_name = VERSION .. '_acknowledge', flags = {'all
   return {exact(s.now), exact(s.q.born)}
 end}
 
--- cancel: forget entries by their keys. Queued ones never reach a GPU, running ones are not replied to. Arguments after the
--- head: who cancels, then the keys; other gateways are told of theirs, unless nobody says who cancels.
-redis.register_function{function_name = VERSION .. '_cancel', flags = {'allow-oom'}, callback = function(keys, args)
-  local s = open(keys, args)
-  local by, names, told = args[HEAD + 1], {}, {}
-  for i = HEAD + 2, #args do
-    names[#names + 1] = args[i]
+-- Let go of a live entry: a queued one never reaches a GPU, a running one is not replied to. What others wait for goes on.
+local function let_go_of(s, entry, key)
+  entry.key, entry.member = key, member_of(entry.seq, key)
+  if entry.shared then
+    withdraw(s, entry)
+    return
   end
-  local headers, dropped = call_each('HMGET', s.prefix .. 'e', names), {}
+  if not drop_from_lane(s, entry) and s.q.groups > 0 then
+    drop_suspect(s, entry.member, read_groups(s))
+  end
+  redis.call('HDEL', s.prefix .. 'e', key)
+  redis.call('HDEL', s.prefix .. 'p', key)
+end
+
+-- withdraw: nobody waits for these submissions any more. Arguments after the head: the gateway whose they are, their names.
+-- What has its outcome stays as it is, and what another submission or gateway has under the same key.
+redis.register_function{function_name = VERSION .. '_withdraw', flags = {'allow-oom'}, callback = function(keys, args)
+  local s = open(keys, args)
+  local gateway, nonces, names = args[HEAD + 1], {}, {}
+  for i = HEAD + 2, #args do
+    nonces[#nonces + 1], names[#names + 1] = submissions.read_name(args[i])
+  end
+  local headers, any = call_each('HMGET', s.prefix .. 'e', names), false
   for i, key in ipairs(names) do
     local entry = headers[i] and not is_answered(headers[i]) and read_header(headers[i])
     if entry and entry.shared then
       entry = live(s, key)  -- It may have come to its end with one before it.
     end
-    if not entry or entry.shared then
-      forget_outcome(s, TASK .. '\0' .. key)
-    end
-    if entry and entry.gateway ~= '' then
-      if by ~= '' and by ~= entry.gateway then
-        told[entry.gateway] = told[entry.gateway] or {}
-        table.insert(told[entry.gateway], {key, '0', CANCELLED, exact(s.now - entry.arrived)})
-      end
-      entry.key, entry.member = key, member_of(entry.seq, key)
-      if entry.shared then
-        withdraw(s, entry)
-      else
-        if not drop_from_lane(s, entry) and s.q.groups > 0 then
-          drop_suspect(s, entry.member, read_groups(s))
-        end
-        dropped[#dropped + 1] = key
-      end
+    if entry and entry.gateway == gateway and entry.nonce == nonces[i] then
+      let_go_of(s, entry, key)
+      any = true
     end
   end
-  if #dropped > 0 then
-    call_all('HDEL', s.prefix .. 'e', dropped)
-    call_all('HDEL', s.prefix .. 'p', dropped)
+  if any then
     look_again(s)
   end
-  for gateway, list in pairs(told) do
-    send(s, gateway, unpack(failure_fields(s, 'refused', list)))
+  save(s)
+  return {exact(s.now), exact(s.q.born)}
+end}
+
+-- cancel_task: forget a task, by its key. Whoever waits for it is told; its gateway may offer it again until it has read that.
+redis.register_function{function_name = VERSION .. '_cancel_task', flags = {'allow-oom'}, callback = function(keys, args)
+  local s = open(keys, args)
+  local key = args[HEAD + 1]
+  local flight = TASK .. '\0' .. key
+  local entry = leader_of(s, flight) == key and live(s, key)
+  if entry then
+    let_go_of(s, entry, key)
+    if entry.gateway ~= '' then
+      local list = {{key, '0', CANCELLED, exact(s.now - entry.arrived), entry.nonce}}
+      send(s, entry.gateway, unpack(failure_fields(s, 'refused', list)))
+      redis.call('HSET', s.prefix .. 'e', key, submissions.mark(entry))
+      lasting(s, 'e')
+    end
+    look_again(s)
   end
+  forget_outcome(s, flight)
   save(s)
   return {exact(s.now), exact(s.q.born)}
 end}

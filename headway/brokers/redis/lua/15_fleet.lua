@@ -130,7 +130,7 @@ redis.register_function{function_name = VERSION .. '_recall', flags = {'allow-oo
     return {0}
   end
   local fields = found[4]
-  fields[#fields + 1], fields[#fields + 2] = 'p', cmsgpack.pack({{args[HEAD + 1], found[6], found[7]}})
+  fields[#fields + 1], fields[#fields + 2] = 'p', cmsgpack.pack({{args[HEAD + 1], found[6], found[7], 0}})
   return {0, 'v', tostring(SCHEMA), unpack(fields)}
 end}
 
@@ -149,7 +149,8 @@ local function sweep(s)
       for i = 1, #part[2], 2 do
         local header = part[2][i + 1]
         if is_answered(header) then
-          local answered = gone[string.sub(header, 2)]
+          local _, whose_answer = submissions.read_mark(header)
+          local answered = gone[whose_answer]
           if answered then
             answered[#answered + 1] = part[2][i]
           end

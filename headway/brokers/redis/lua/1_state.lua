@@ -3,7 +3,7 @@
 -- Every key of a queue begins with the same hash-tagged prefix, so all of them lie on one node of a cluster:
 --
 --   q          string  the figures below, packed as doubles
---   e          hash    entry → header; '!' and the gateway once it has its outcome and that was not read yet
+--   e          hash    entry → header; '!', the nonce and the gateway once it has its outcome and that was not read yet
 --   p          hash    entry → payload, as the gateway packed it
 --   l<tier>    zset    lane: member → number of its round
 --   a<tier>    list    lane: its line, see 4_lanes.lua
@@ -248,22 +248,22 @@ local function open(keys, args, looks_only)
   return s
 end
 
--- Headers: tier, number, arrival, queue deadline, deadline, then the gateway's name: none when nobody waits for the entry
--- itself any more. SHARED is added to the tier of one that has shares.
-local HEADER = '>Bdddd'
-local HEADER_BYTES = 33
+-- Headers: tier, number, arrival, queue deadline, deadline, nonce, then the gateway's name: none when nobody waits for the
+-- entry itself any more. SHARED is added to the tier of one that has shares.
+local HEADER = '>Bddddd'
+local HEADER_BYTES = 41
 local SHARED = 64
 
-local function pack_header(tier, seq, arrived, queue_due, due, gateway)
-  return struct.pack(HEADER, tier, seq, arrived, queue_due, due) .. gateway
+local function pack_header(tier, seq, arrived, queue_due, due, nonce, gateway)
+  return struct.pack(HEADER, tier, seq, arrived, queue_due, due, nonce) .. gateway
 end
 
 local function read_header(header)
-  local tier, seq, arrived, queue_due, due = struct.unpack(HEADER, header)
+  local tier, seq, arrived, queue_due, due, nonce = struct.unpack(HEADER, header)
   local shared = tier > SHARED
   return {
     tier = shared and tier - SHARED or tier, shared = shared, seq = seq, arrived = arrived, queue_due = queue_due, due = due,
-    gateway = string.sub(header, HEADER_BYTES + 1),
+    nonce = nonce, gateway = string.sub(header, HEADER_BYTES + 1),
   }
 end
 
@@ -288,6 +288,22 @@ end
 
 local function is_answered(header)
   return string.sub(header, 1, 1) == '!'
+end
+
+-- A submission's name is its nonce, in eight bytes, and the entry's key. The mark of an entry that has its outcome is its
+-- nonce and its gateway.
+local submissions = {}
+
+function submissions.read_name(name)
+  return struct.unpack('>d', name), string.sub(name, 9)
+end
+
+function submissions.mark(entry)
+  return '!' .. struct.pack('>d', entry.nonce) .. entry.gateway
+end
+
+function submissions.read_mark(header)
+  return struct.unpack('>d', header, 2), string.sub(header, 10)
 end
 
 -- The entries of these members that are still wanted: not cancelled, not answered, not enqueued anew since.

@@ -38,7 +38,7 @@ local function new_header(s, entry)
   s.q.seq = s.q.seq + 1
   entry.seq = s.q.seq
   local tier = entry.shared and entry.tier + SHARED or entry.tier
-  return pack_header(tier, entry.seq, s.now, entry.queue_due, entry.due, entry.gateway)
+  return pack_header(tier, entry.seq, s.now, entry.queue_due, entry.due, entry.nonce, entry.gateway)
 end
 
 -- Let an entry wait in its lane.

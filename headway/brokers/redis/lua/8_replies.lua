@@ -16,7 +16,7 @@ local function mark(s, entries)
     if entry.gateway == '' then
       unwanted[#unwanted + 1] = entry.key
     else
-      marks[#marks + 1], marks[#marks + 2] = entry.key, '!' .. entry.gateway
+      marks[#marks + 1], marks[#marks + 2] = entry.key, submissions.mark(entry)
     end
   end
   if #keys > 0 then

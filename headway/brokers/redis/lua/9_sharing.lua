@@ -66,6 +66,12 @@ function kept_under(s, flight)
   return found
 end
 
+-- The share by which an entry whose client chose the id of a task that is kept gets that task's outcome.
+function submissions.share_of_id(s, key, digest)
+  local flight = TASK .. '\0' .. key
+  return kept_under(s, flight) and {TASK, flight, digest, 0, true, false}
+end
+
 -- What is known under a share, if anything is. A leader that ended unnoticed, in a process of another release, leads
 -- nothing; its followers get the next one's outcome.
 local function flight_of(s, share)
@@ -114,7 +120,8 @@ end
 -- The entry is the first under those of its shares that nobody is under yet.
 function lead(s, key, record, free)
   for place, share in ipairs(record.shares) do
-    if not share[WAITS] and (free[place] or not flight_of(s, share)) then
+    local looks = share[WAITS] or (share[KIND] == TASK and share[KEEP] <= 0)
+    if not looks and (free[place] or not flight_of(s, share)) then
       redis.call('HSET', s.prefix .. 'v', share[FLIGHT], cmsgpack.pack({key, share[DIGEST]}))
       record.led[#record.led + 1] = place
       lasting(s, 'v')
@@ -145,7 +152,7 @@ local function keep(s, share, outcome, one)
     if kind ~= TASK then
       return
     end
-    fields = failure_fields(s, 'refused', {{one.key, exact(weight), TOO_LARGE, '0'}})
+    fields = failure_fields(s, 'refused', {{one.key, exact(weight), TOO_LARGE, '0', 0}})
     worth, weight = 0, FAILURE_BYTES
   end
   keep_outcome(s, share[FLIGHT], share[KEEP], kind == SAME, weight, cmsgpack.pack({
@@ -203,7 +210,7 @@ function conclude(s, outcome, ended, late)
       answered[#answered + 1] = entry
       if entry.gateway ~= '' then
         told[entry.gateway] = told[entry.gateway] or {}
-        table.insert(told[entry.gateway], {one.key, one.kind, one.kept})
+        table.insert(told[entry.gateway], {one.key, one.kind, one.kept, entry.nonce})
       end
     end
     local record = record_of(s, one.key)
@@ -236,11 +243,11 @@ function conclude(s, outcome, ended, late)
 end
 
 local function refused_outcome(s, key, wait, why, waited)
-  return {fields = failure_fields(s, 'refused', {{key, exact(wait), why, exact(waited)}}), worth = 0}
+  return {fields = failure_fields(s, 'refused', {{key, exact(wait), why, exact(waited), 0}}), worth = 0}
 end
 
 function late_outcome(s, entry, slots)
-  local list = {{entry.key, exact(s.now - entry.arrived), 0, s.now >= entry.queue_due}}
+  local list = {{entry.key, exact(s.now - entry.arrived), 0, s.now >= entry.queue_due, entry.nonce}}
   local fields = failure_fields(s, 'late', list)
   fields[12] = slots or fields[12]
   return {fields = fields, worth = 0}
@@ -369,7 +376,7 @@ function withdraw(s, entry)
   local payload = redis.call('HGET', p .. 'p', key)
   forget(s, key)
   redis.call('HSET', p .. 'e', member,
-    pack_header(entry.tier + SHARED, entry.seq, entry.arrived, entry.queue_due, entry.due, ''))
+    pack_header(entry.tier + SHARED, entry.seq, entry.arrived, entry.queue_due, entry.due, entry.nonce, ''))
   redis.call('HSET', p .. 'p', member, payload or '')
   lasting(s, 'e', 'p', 'v')
   store_record(s, member, record)

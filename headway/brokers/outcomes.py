@@ -1,0 +1,28 @@
+"""Outcomes of queued entries, as the broker in memory hands them out."""
+
+from __future__ import annotations
+
+import time
+
+from headway.core import verdicts
+from headway.core.packing import Queued
+from headway.model import DeadLetter, Failure, Ran, Reply
+
+
+def reply_to(member: Queued, left_at: float, output: str | None, failure: Failure | None, ran: Ran | None) -> Reply:
+    """The reply to an entry that waited until instant `left_at`."""
+    entry = member.entry
+    waited = left_at - member.arrived
+    return Reply(entry.id, entry.tenant, output, failure, ran, waited, member.attempts, nonce=entry.nonce)
+
+
+def lateness_of(member: Queued, slots: int, now: float) -> Failure:
+    """Why an entry that is overdue at instant `now` got no output; `slots` GPUs are live."""
+    return verdicts.lateness(now - member.arrived, member.attempts, slots, now >= member.queue_due)
+
+
+def letter_of(member: Queued, error: str, cause: str, worker: str) -> DeadLetter:
+    """The dead letter of an entry that failed for the last time on `worker`."""
+    return DeadLetter(
+        entry=member.entry, error=error, cause=cause, attempts=member.attempts, worker=worker, died_at=time.time()
+    )

@@ -1,0 +1,182 @@
+"""Ids used again, clients that leave, and tasks at gateways over one broker: each submission gets its own outcome."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from headway import errors
+from headway.gateway import new_id
+from headway.model import Reply
+from tests.services.fleet import ANYBODY, Asked, Fleet
+from tests.services.test_gateway_tasks import Clock, busy, output, scene
+
+TENANT = ANYBODY.tenant
+
+
+async def let_pass(fleet: Fleet, asked: Asked, gateway: int = 0) -> None:
+    """The client of a request leaves."""
+    fleet.gateways[gateway].abandon(asked, TENANT, asked.id)
+    await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("task", [False, True])
+@pytest.mark.parametrize("gateway", [0, 1])
+def test_an_id_used_again_while_its_first_request_runs_past_its_deadline_is_a_conflict(
+    gateway: int, task: bool
+) -> None:
+    @scene()
+    async def act(fleet: Fleet, clock: Clock) -> None:
+        first = fleet.ask("first", task=True, timeout=0.3)
+        await first.told.wait()
+        assert first.outcome == errors.DEADLINE_EXCEEDED
+        again = fleet.ask("other", id=first.id, gateway=gateway, task=task)
+        await again.told.wait()
+        assert again.outcome == errors.IDEMPOTENCY_CONFLICT
+        await asyncio.sleep(1.0)
+        assert output(await fleet.gateway.recall(TENANT, first.id)) == "FIRST"
+
+    act()
+
+
+@pytest.mark.parametrize("gateway", [0, 1])
+def test_an_id_used_again_right_after_its_deadline_gets_its_own_answer(gateway: int) -> None:
+    @scene()
+    async def act(fleet: Fleet, clock: Clock) -> None:
+        first = fleet.ask("first", timeout=0.3)
+        await first.told.wait()
+        await asyncio.sleep(0.01)
+        again = fleet.ask("again", id=first.id, gateway=gateway)
+        assert await fleet.answered(again) == ["ok"]
+        assert len(first.replies) == 1
+
+    act()
+
+
+@scene()
+async def test_a_client_that_leaves_with_a_duplicate_id_takes_nothing_from_the_first(
+    fleet: Fleet, clock: Clock
+) -> None:
+    first = fleet.ask("first")
+    await asyncio.sleep(0.01)
+    for gateway in (0, 1):
+        second = fleet.ask("second", id=first.id, gateway=gateway)
+        fleet.gateways[gateway].abandon(second, TENANT, first.id)  # Before it was told that this is a conflict.
+        await asyncio.sleep(0.1)
+    assert await fleet.answered(first) == ["ok"]
+    assert fleet.runs("second") == 0
+
+
+@scene()
+async def test_a_finished_task_outlives_a_client_that_uses_its_id_and_leaves(fleet: Fleet, clock: Clock) -> None:
+    task = fleet.ask("task", task=True)
+    await fleet.answered(task)
+    for gateway in (0, 1):
+        for as_task in (False, True):
+            again = fleet.ask("task", id=task.id, gateway=gateway, task=as_task)
+            await let_pass(fleet, again, gateway)
+    await asyncio.sleep(3.0)
+    for holder in fleet.gateways:
+        assert output(await holder.recall(TENANT, task.id)) == "TASK"
+
+
+@scene()
+async def test_a_task_outlives_a_broker_that_stalls_while_it_ends(fleet: Fleet, clock: Clock) -> None:
+    tasks = []
+    for round in range(6):
+        task = fleet.ask("task", task=True, timeout=2.0)
+        admitted = asyncio.ensure_future(task.admitted.wait())
+        await asyncio.wait({admitted, asyncio.ensure_future(task.told.wait())}, return_when=asyncio.FIRST_COMPLETED)
+        if not admitted.done():
+            continue  # It was refused: its client never had a task.
+        tasks.append(task)
+        fleet.gateway.detach(TENANT, task.id)
+        await asyncio.sleep(0.1 * round)
+        await fleet.server.become("stall")
+        await asyncio.sleep(1.3)
+        await fleet.server.become("fine")
+    await asyncio.sleep(3.0)
+    assert len(tasks) > 3
+    for task in tasks:
+        for gateway in fleet.gateways:
+            assert isinstance(await gateway.recall(TENANT, task.id), Reply)
+
+
+@pytest.mark.parametrize("gateway", [0, 1])
+@pytest.mark.parametrize("after", [0.4, 2.0])
+def test_a_keyed_request_whose_client_left_runs_once(after: float, gateway: int) -> None:
+    @scene()
+    async def act(fleet: Fleet, clock: Clock) -> None:
+        first = fleet.ask("text", key="k")
+        await asyncio.sleep(0.4)
+        await let_pass(fleet, first)
+        await asyncio.sleep(after - 0.4)
+        again = fleet.ask("text", key="k", gateway=gateway)
+        assert await fleet.answered(again) == ["ok"]
+        assert fleet.runs("text") == 1
+        assert first.replies == []
+
+    act()
+
+
+@pytest.mark.parametrize("gateway", [0, 1])
+def test_a_keyed_request_that_got_its_504_runs_once(gateway: int) -> None:
+    @scene()
+    async def act(fleet: Fleet, clock: Clock) -> None:
+        first = fleet.ask("text", key="k", timeout=0.5)
+        await first.told.wait()
+        assert first.outcome == errors.DEADLINE_EXCEEDED
+        again = fleet.ask("text", key="k", gateway=gateway)
+        assert await fleet.answered(again) == ["ok"]
+        assert fleet.runs("text") == 1
+
+    act()
+
+
+@scene()
+async def test_a_keyed_request_that_expired_in_the_queue_lets_the_next_one_run(fleet: Fleet, clock: Clock) -> None:
+    await busy(fleet)
+    first = fleet.ask("text", key="k", timeout=0.3)
+    await first.told.wait()
+    await asyncio.sleep(0.1)
+    again = fleet.ask("text", key="k", gateway=1)
+    assert await fleet.answered(again) == ["ok"]
+    assert fleet.runs("text") == 1
+
+
+@scene()
+async def test_a_task_that_is_cancelled_on_its_way_does_not_run(fleet: Fleet, clock: Clock) -> None:
+    await busy(fleet)
+    task = fleet.ask("task", task=True)
+    await fleet.gateway.cancel(TENANT, task.id)
+    await fleet.answered(task)
+    await asyncio.sleep(3.0)
+    assert fleet.runs("task") == 0
+    assert await fleet.gateway.recall(TENANT, task.id) is None
+
+
+def chosen(fleet: Fleet, text: str, id: str, gateway: int) -> Asked:
+    """A synchronous request whose client chose its id."""
+    asked = Asked(text, fleet.clock)
+    fleet.gateways[gateway].submit(asked, ANYBODY, id, "m", text, b"", 1, 4.0, chosen=True)
+    return asked
+
+
+@pytest.mark.parametrize("gateway", [0, 1])
+def test_the_id_of_a_finished_task_stands_for_what_it_asked(gateway: int) -> None:
+    @scene()
+    async def act(fleet: Fleet, clock: Clock) -> None:
+        task = fleet.ask("text", task=True, id=new_id())
+        await fleet.answered(task)
+        same = chosen(fleet, "text", task.id, gateway)
+        assert await fleet.answered(same) == ["ok"]
+        other = chosen(fleet, "another", task.id, gateway)
+        await other.told.wait()
+        assert other.reply.failure is not None
+        assert other.reply.failure.code == errors.IDEMPOTENCY_MISUSE
+        assert fleet.runs("text") == 1
+        assert fleet.runs("another") == 0
+        assert output(await fleet.gateway.recall(TENANT, task.id)) == "TEXT"
+
+    act()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.config import FIELDS, Settings, flag, is_loopback, kind, load
+from headway.config import FIELDS, Settings, flag, idle, is_loopback, kind, load
 from headway.config.broker import shown_url
 from headway.errors import SettingError
 
@@ -364,3 +364,38 @@ def test_a_url_that_is_no_databases_is_refused(url: str, reason: str, mend: str)
     assert mend in caught.value.mend
     assert "canary" not in str(caught.value)
     assert "ary@" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changed", "lacking"),
+    [
+        ({"cache_ttl_s": 60.0}, "cache"),
+        ({"fallback": "model.py:small"}, "broker"),
+        ({"shards": 16}, "broker"),
+        ({"broker_prefix": "other"}, "broker"),
+        ({"ledger_content": True}, "ledger"),
+        ({"fallback_concurrency": 4}, "fallback"),
+    ],
+)
+def test_a_setting_that_does_nothing_without_another_one_is_told(changed: dict[str, Any], lacking: str) -> None:
+    [name] = changed
+    assert idle(Settings(**changed)) == [(name, lacking)]
+
+
+def test_settings_that_have_what_they_need_are_not_told() -> None:
+    broker = {
+        "broker": "redis://127.0.0.1:6379/0",
+        "shards": 16,
+        "fallback": "model.py:small",
+        "fallback_concurrency": 2,
+    }
+    others = {"cache": True, "cache_ttl_s": 60.0, "ledger": "sqlite:///headway.db", "ledger_content": True}
+    assert idle(Settings(**broker, **others)) == []  # type: ignore[arg-type]
+    assert idle(Settings()) == []
+
+
+def test_a_burst_of_users_without_a_rate_is_refused() -> None:
+    with pytest.raises(SettingError) as caught:
+        Settings(user_rate=0.0, user_burst=10.0)
+    assert (caught.value.setting, caught.value.value) == ("user_burst", 10.0)
+    assert "no limit" in caught.value.reason

@@ -50,6 +50,7 @@ FLOORS: dict[str, int] = {
     "redo": 4,
     "signals": 4,
     "supervisor": 4,
+    "unused_keys": 4,
     "banner": 5,
     "http": 5,
     "load": 5,

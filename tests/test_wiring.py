@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from structlog.testing import capture_logs
 
 from headway import wiring
 from headway.backends.group_guard import GroupGuard
@@ -154,3 +155,14 @@ def test_calls_to_one_remote_api_share_the_rest_that_it_asks_for() -> None:
     one, two = backends_of("http://127.0.0.1:1/batch")
     one._breaker.rest(time.monotonic(), 60.0)
     assert two._breaker.rest_left(time.monotonic()) > 0.0
+
+
+def test_settings_without_effect_are_told_where_clients_come() -> None:
+    def told(role: Role, **settings: Any) -> list[tuple[str, str]]:
+        with capture_logs() as logs:
+            within_a_loop(lambda: wiring.build(Settings(**settings), role, TARGET))
+        return [(line["setting"], line["without"]) for line in logs if line["event"] == "a setting has no effect"]
+
+    assert told(Role.SERVE, shards=16, cache_ttl_s=5.0) == [("--cache-ttl-s", "--cache"), ("--shards", "--broker")]
+    assert told(Role.SERVE) == []
+    assert told(Role.WORKER, broker=BROKER, cache_ttl_s=5.0) == []

@@ -12,7 +12,7 @@ A flag beats the environment, which beats the file, which beats the default.
 """
 
 from headway.config.broker import shown_url
-from headway.config.checks import is_loopback
+from headway.config.checks import idle, is_loopback
 from headway.config.settings import FIELDS, PREFIX, Settings, flag, kind
 from headway.config.sources import load
 
@@ -21,6 +21,7 @@ __all__ = [
     "PREFIX",
     "Settings",
     "flag",
+    "idle",
     "is_loopback",
     "kind",
     "load",

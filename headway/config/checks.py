@@ -190,6 +190,37 @@ def _broker(settings: Settings) -> None:
         _refuse(settings, "broker", *wrong)
 
 
+def _burst(settings: Settings) -> None:
+    if settings.user_burst and not settings.user_rate:
+        reason = "has no effect with a `user_rate` of 0, which is no limit"
+        _refuse(settings, "user_burst", reason, "Leave it out, or set a rate.")
+
+
+IDLE_WITHOUT = {
+    "cache_ttl_s": "cache",
+    "fallback": "broker",
+    "fallback_concurrency": "fallback",
+    "shards": "broker",
+    "broker_prefix": "broker",
+    "broker_timeout_ms": "broker",
+    "ledger_content": "ledger",
+    "ledger_retention_days": "ledger",
+    "ledger_buffer": "ledger",
+}
+"""Settings that do nothing unless another one is set."""
+
+
+def idle(settings: Settings) -> list[tuple[str, str]]:
+    """Settings that were changed and have no effect, each with the one that it lacks. They are not refused: processes of
+    several roles may share one file."""
+    fields = settings.__dataclass_fields__
+    return [
+        (name, missing)
+        for name, missing in IDLE_WITHOUT.items()
+        if getattr(settings, name) != fields[name].default and not getattr(settings, missing)
+    ]
+
+
 def is_file(path: Path) -> bool:
     """Whether there is such a file, for all that is known."""
     try:
@@ -266,6 +297,7 @@ CHECKS: tuple[Callable[[Settings], None], ...] = (
     _shed_depths,
     _room,
     _tier_rates,
+    _burst,
     _broker,
     _bodies,
 )

@@ -38,7 +38,7 @@ from headway.batcher import Batcher, Limits
 from headway.brokers.fleet import MemoryFleet
 from headway.brokers.letters import DeadLetterBox
 from headway.brokers.memory import MemoryBroker
-from headway.config import Settings, shown_url
+from headway.config import Settings, flag, idle, shown_url
 from headway.controller import Controller
 from headway.core import policies
 from headway.core.breaker import Breaker
@@ -60,7 +60,7 @@ from headway.ports import Backend, Broker, DeadLetters, Fleet
 from headway.signals import until_signalled
 from headway.tally import Tally
 from headway.target import FileTarget, RemoteTarget, Target, parse_target
-from headway.wiring.access import make_identity, make_ledger
+from headway.wiring.access import look_for_unused_keys, make_identity, make_ledger
 
 log = structlog.get_logger(__name__)
 
@@ -185,7 +185,8 @@ def build(settings: Settings, role: Role, target_text: str = "") -> House:
     if gateway is not None:
         identity, stores = make_identity(settings, tally)
         app = public.build(gateway, ready, identity)
-        resources.extend(stores)
+        resources.extend((*stores, *look_for_unused_keys(settings)))
+        warn_of_idle(settings)
         resources.append(Lookout(gateway, place.fleet, clock))
         public_door = Door.public(settings, gateway, identity, app, new_id, tally)
     service = Service(
@@ -246,6 +247,12 @@ def _member(settings: Settings, role: Role, parts: Parts, admin_port: int) -> Me
         leads=controller is not None and controller.leads,
         shared={"shards": str(settings.shards), "tiers": ",".join(settings.tier_names)},
     )
+
+
+def warn_of_idle(settings: Settings) -> None:
+    """Say which settings have no effect, as another is missing."""
+    for name, missing in idle(settings):
+        log.warning("a setting has no effect", setting=flag(name), without=flag(missing))
 
 
 def _no_broker(role: Role) -> SettingError:

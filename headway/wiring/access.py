@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from headway.ledgers.sqlite_ledger import SqliteLedger
 from headway.lifecycle import Resource
 from headway.ports import Identity, KeyStore, Ledger
 from headway.tally import Tally
+from headway.unused_keys import UnusedKeys
 
 
 def make_identity(settings: Settings, tally: Tally) -> tuple[Identity, Sequence[Resource]]:
@@ -37,6 +39,16 @@ def _keys(settings: Settings, tally: Tally) -> tuple[Identity, Sequence[Resource
     store = make_key_store(settings, create=settings.keys == "ledger")
     ring = KeyRing(store, settings, tally, time.monotonic, time.time)
     return ring, (ring,)
+
+
+def look_for_unused_keys(settings: Settings) -> Sequence[Resource]:
+    """What tells of keys in the ledger that nobody is asked for."""
+    if not settings.ledger or settings.keys == "ledger":
+        return ()
+    others = " and ".join(filter(None, (settings.keys, settings.jwt)))
+    who = f"who has a credential of {others}" if others else "everybody"
+    place = dataclasses.replace(settings, keys="ledger")
+    return (UnusedKeys(lambda: make_key_store(place), who, time.time),)
 
 
 def make_key_store(settings: Settings, *, create: bool = False) -> KeyStore:

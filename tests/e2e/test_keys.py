@@ -116,3 +116,21 @@ def test_each_port_has_its_own_credentials(tmp_path: Path) -> None:
         assert answer.status == 401
         assert "service token" in answer.json["message"]
         assert accepted(server, key)
+
+
+def test_keys_that_nobody_is_asked_for_are_told_at_the_start(tmp_path: Path) -> None:
+    ledger = ("--ledger", f"sqlite:///{tmp_path}/headway.db")
+    for _ in range(3):
+        made = keys(tmp_path, "create", *WHO, *ledger)
+    keys(tmp_path, "revoke", made.split("_")[2], *ledger)
+    with serving(tmp_path, *ledger) as server:
+        server.expected = {"API keys in the ledger are not used"}
+        told = server.logged("API keys in the ledger are not used")
+        assert (told["keys"], told["let_in"]) == (2, "everybody")
+        assert "--keys ledger" in told["mend"]
+        server.ask("anybody").output()
+
+
+def test_a_ledger_without_keys_is_nothing_to_tell_of(tmp_path: Path) -> None:
+    with serving(tmp_path, "--ledger", f"sqlite:///{tmp_path}/headway.db") as server:
+        server.ask("anybody").output()

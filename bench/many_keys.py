@@ -164,20 +164,27 @@ def _keys(count: int, ends: float | None) -> Iterator[Key]:
 async def _fill(url: str, keys: Iterator[Key], revision: int) -> None:
     rows = ((*row_of(key), number) for number, key in enumerate(keys, start=revision + 1))
     if url.startswith("postgres"):
-        connection = await asyncpg.connect(url)
-        await connection.copy_records_to_table("headway_keys", records=rows, columns=_NAMES)
-        await connection.close()
+        await _in_postgres(url, lambda it: it.copy_records_to_table("headway_keys", records=rows, columns=_NAMES))
     else:
         await asyncio.to_thread(_in_sqlite, url, lambda connection: connection.executemany(_ADD, rows))
 
 
 async def _change(url: str, statement: str) -> None:
     if url.startswith("postgres"):
-        connection = await asyncpg.connect(url)
-        await connection.execute(statement)
-        await connection.close()
+        await _in_postgres(url, lambda connection: connection.execute(statement))
     else:
         await asyncio.to_thread(_in_sqlite, url, lambda connection: connection.execute(statement))
+
+
+async def _in_postgres(url: str, work: Callable[[asyncpg.Connection], Awaitable[Any]]) -> None:
+    """Do `work` on another event loop than the one that is measured."""
+
+    async def whole() -> None:
+        connection = await asyncpg.connect(url)
+        await work(connection)
+        await connection.close()
+
+    await asyncio.to_thread(asyncio.run, whole())
 
 
 def _in_sqlite(url: str, work: Callable[[sqlite3.Connection], Any]) -> None:

@@ -90,7 +90,7 @@ class SqliteFile:
             with _transaction(connection):
                 return work(connection)
 
-        return await self._writer.do(in_transaction)
+        return await self._done(self._writer, self._reader, in_transaction)
 
     async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Do `work`, which only reads, at one instant of the file.
@@ -103,7 +103,16 @@ class SqliteFile:
             with _transaction(connection, "BEGIN"):
                 return work(connection)
 
-        return await self._reader.do(at_an_instant)
+        return await self._done(self._reader, self._writer, at_an_instant)
+
+    async def _done(self, hand: SqliteHand, other: SqliteHand, work: Callable[[sqlite3.Connection], T]) -> T:
+        """What a hand made of `work`. The other one, which may be idle, lets go of a file that is there no more, too."""
+        moves = hand.moves
+        outcome = await hand.do(work)
+        if hand.moves != moves:
+            with contextlib.suppress(StoreUnavailable):
+                await other.do(lambda connection: None)
+        return outcome
 
     async def close(self) -> None:
         """Let go of the file. Work that hangs is left to itself."""

@@ -40,7 +40,10 @@ MEND = "End all processes that use it, then put a copy in its place, or see what
 
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _GONE = "the ledger's file was moved or removed; put it back, or end all processes that use it and start again"
-_NO_LOG = "the log beside the ledger's file (-wal) was removed or replaced while it was in use"
+_NO_LOG = (
+    "the log beside the ledger's file (-wal) was removed while it was in use. If another file has just taken the place of "
+    f"the ledger's, do it again. Else: {MEND}"
+)
 _OTHER = "the ledger's file was moved or removed, and what lies in its place is no ledger"
 
 
@@ -51,6 +54,9 @@ class SqliteHand:
         name: of the thread.
         path: of the file.
         connect: makes a connection whose file is ready for use; what it raises, a call raises.
+
+    Attributes:
+        moves: how often another file took the place of the one that was open.
     """
 
     def __init__(self, name: str, path: str, connect: Callable[[], sqlite3.Connection]) -> None:
@@ -58,6 +64,7 @@ class SqliteHand:
         self._path = path
         self._connect = connect
         self._connection: sqlite3.Connection | None = None
+        self.moves = 0
         self._place: Place | None = None
         """What `look` saw when the connection was made."""
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -132,7 +139,7 @@ class SqliteHand:
             if there is None:
                 raise StoreUnavailable(_GONE)
             if self._place is not None and there.file == self._place.file:
-                raise StoreCorrupted(f"{_NO_LOG}. {MEND}")
+                raise StoreCorrupted(_NO_LOG)
             self._go_over()
         return self._connection
 
@@ -151,6 +158,7 @@ class SqliteHand:
             except SettingError as exc:
                 raise StoreUnavailable(str(exc)) from exc
             self._place = look(self._path)
+        self.moves += 1
         if before is not None:
             before.close()
         log.warning(

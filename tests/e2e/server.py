@@ -50,6 +50,7 @@ LONGEST_MS = "30000"
 HELD_UP = frozenset(
     (
         "the store of keys is out of reach",
+        "not all keys can be read again; their changes are",
         "the store does not answer yet",
         "worker process must be killed to end",
         "memory is scarce",

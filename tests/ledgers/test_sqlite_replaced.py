@@ -122,3 +122,25 @@ def test_a_file_that_is_gone_is_not_made_anew(tmp_path: Path) -> None:
         await keys.close()
 
     asyncio.run(main())
+
+
+def test_a_copy_that_is_restored_into_the_file_in_use_is_another_history(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+
+    async def main() -> None:
+        keys = SqliteKeys(f"sqlite:///{path}")
+        await keys.open()
+        await keys.add(key("a"))
+        copy = copied(path)
+        await keys.add(key("b"))
+        late = await keys.latest()
+        with closing(sqlite3.connect(copy)) as source, closing(sqlite3.connect(path)) as target:
+            source.backup(target)
+        assert await keys.changes(late, 10) is None
+        await keys.add(key("c"))
+        assert (await keys.latest()).revision == late.revision
+        assert await keys.changes(late, 10) is None
+        assert [one.id for one in await keys.keys()] == [key("a").id, key("c").id]
+        await keys.close()
+
+    asyncio.run(main())

@@ -22,7 +22,7 @@ from headway.tally import Tally
 from headway.wiring import access
 from headway.wiring.access import make_ledger
 from tests.cli.command import code_of
-from tests.contracts.test_ledgers import record
+from tests.contracts.test_ledgers import AT, record
 from tests.servers.postgres import PostgresServer
 from tests.servers.tls import Authority
 
@@ -275,6 +275,29 @@ def test_who_may_not_make_tables_is_refused_unless_they_are_there(own: PostgresS
     asyncio.run(main(url))
     own.query("GRANT SELECT, INSERT ON ALL TABLES IN SCHEMA public TO clerk", url=url)
     asyncio.run(main(clerk))
+
+
+def test_rows_are_pruned_with_the_privileges_that_the_docs_ask_for(own: PostgresServer) -> None:
+    url = own.fresh()
+    own.query("CREATE ROLE keeper LOGIN")
+    keeper = url.replace("headway@", "keeper@")
+
+    async def make() -> None:
+        await (await opened(url)).close()
+
+    async def main() -> None:
+        ledger = await opened(keeper)
+        await ledger.write([record(), record(completed_at=AT + 1)])
+        assert await ledger.prune(AT + 1, 10) == 1
+        await asyncio.to_thread(own.query, "REVOKE DELETE ON headway_requests FROM keeper", url=url)
+        with pytest.raises(StoreUnavailable, match="permission denied"):
+            await ledger.prune(AT + 2, 10)
+        await ledger.close()
+
+    asyncio.run(make())
+    for privileges in ("SELECT ON headway_schema", "SELECT, INSERT, DELETE ON headway_requests"):
+        own.query(f"GRANT {privileges} TO keeper", url=url)
+    asyncio.run(main())
 
 
 def test_a_missing_client_is_named_with_its_mend(monkeypatch: pytest.MonkeyPatch) -> None:

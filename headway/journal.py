@@ -102,6 +102,8 @@ class Journal:
         """Most records that are written at once."""
         self._pace = 0.0
         """Seconds that the last bulk took for each record."""
+        self._suspect: Record | None = None
+        """First record of the last bulk that was refused."""
         self._failures = 0
         """How often in a row the ledger has not answered."""
         self._many = asyncio.Event()
@@ -248,9 +250,11 @@ class Journal:
                 self._bulk = min(self._bulk * 2, BULK)
 
     def _refused(self, bulk: Sequence[Record], error: Exception) -> None:
-        """The ledger cannot take some record of a bulk: the next ones are smaller, until it stands alone."""
-        if len(bulk) > 1:
-            self._bulk = len(bulk) // 2
+        """The ledger cannot take some record of a bulk: the next ones are smaller, until it stands alone. Then it is tried
+        once more, as it may have been damaged on its way."""
+        if len(bulk) > 1 or bulk[0] is not self._suspect:
+            self._suspect = bulk[0]
+            self._bulk = max(1, len(bulk) // 2)
             return
         self._tally.ledger_dropped += 1
         log.error("the ledger cannot take a record", request_id=bulk[0].id, error=type(error).__name__)

@@ -18,6 +18,7 @@ class FakeLedger:
         row_seconds: seconds that a write takes for each row.
         within: seconds after which a write counts as not answered, and is undone.
         unfit: why no row can be removed, if none can.
+        refusals: writes yet to come that are refused, whatever is in them.
         unloved: ids of records that it cannot take.
         batches: what was written, batch by batch.
         calls: writes that were asked for.
@@ -32,6 +33,7 @@ class FakeLedger:
         self.row_seconds = 0.0
         self.within = 5.0
         self.unfit = ""
+        self.refusals = 0
         self.unloved: set[str] = set()
         self.batches: list[list[Record]] = []
         self.calls = 0
@@ -55,7 +57,9 @@ class FakeLedger:
         await asyncio.sleep(min(takes, self.within))
         if takes > self.within:
             raise StoreUnavailable("no answer in time")
-        if self.unloved.intersection(record.id for record in batch):
+        refused = self.refusals > 0
+        self.refusals -= refused
+        if refused or self.unloved.intersection(record.id for record in batch):
             raise ValueError("not that one")
         self.batches.append(batch)
 

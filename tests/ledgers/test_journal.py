@@ -302,6 +302,19 @@ def test_at_the_end_a_slow_ledger_gets_the_rows_that_it_can_take() -> None:
     virtual_time.run(main)
 
 
+@pytest.mark.parametrize("count", [1, 100])
+def test_a_record_that_was_refused_once_is_tried_again(count: int) -> None:
+    async def main(clock: Clock) -> None:
+        async with keeping(clock) as it:
+            it.ledger.refusals = 1
+            it.journal.add(notes(count))
+            await asyncio.sleep(1.0)
+            assert it.ids == list(range(count))
+            assert it.tally.ledger_dropped == 0
+
+    virtual_time.run(main)
+
+
 def test_at_the_end_all_that_waits_is_written() -> None:
     async def main(clock: Clock) -> None:
         async with keeping(clock) as it:

@@ -25,7 +25,7 @@ from headway.core.packing import FOLLOWS, GONE, RUNNING, Queued
 from headway.core.queue import Departure, ModelQueue, QueueLimits, entries_of
 from headway.core.ratelimit import Book, Over
 from headway.core.retention import KEPT, KeptLimits
-from headway.core.room import Place, Room
+from headway.core.room import ANYWHERE, Place, Room
 from headway.core.sharing import Ripple, Sharing
 from headway.model import (
     BatchFailure,
@@ -350,7 +350,8 @@ class MemoryBroker:
         refusal = self._join(entry, now) if entry.shares else self._offer(entry, now)
         if refusal is not None:
             return refusal
-        place.give_to(self._entries[entry.tenant, entry.id])
+        if place is not ANYWHERE:
+            place.give_to(self._entries[entry.tenant, entry.id])
         if limits:
             self._book.write(limits, charged, now)
         return None

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from headway.brokers.redis import library
-from headway.model import Capacity, Item, Limit, Member, Role, Share, ShareKind, WorkerInfo, WorkerStatus
+from headway.model import Capacity, Item, Lease, Limit, Member, Role, Share, ShareKind, WorkerInfo, WorkerStatus
 from tests.contracts.brokers import AT_ONCE, ask, failed, slot, story
 from tests.contracts.shares import key, same, sharing, task
 from tests.redis.stand import Stand
@@ -103,3 +103,43 @@ async def test_a_queue_whose_figures_have_ended_begins_anew(harness: Stand) -> N
     assert await harness.broker.enqueue([ask(id="new", shares=(Share(ShareKind.KEY, "k", b"", 1.0),))]) == [None]
     assert [entry.id for entry in (await harness.claim()).entries] == ["new"]
     assert [one.depth for one in await harness.broker.depths() if one.model == "m"] == [0, 0, 0]
+
+
+ENDS = ("LIFE_SECONDS", "FIGURES_SECONDS", "STREAM_SECONDS", "ACCOUNT_SECONDS", "LETTER_SECONDS", "BELL_SECONDS")
+
+
+@pytest.fixture
+def short_lived(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that is stored ends after two seconds."""
+    for name in ENDS:
+        monkeypatch.setitem(library._NUMBERS, name, 2)
+    monkeypatch.setattr(library, "_BODY", library._body())
+    monkeypatch.setattr(library, "VERSION", "short_lived")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.usefixtures("short_lived")
+def test_when_the_last_process_has_been_gone_for_a_while_nothing_is_left(
+    kind: str, own: Callable[[str], RedisServer]
+) -> None:
+    server = own(kind)
+    harness = Stand(server)
+
+    async def used() -> None:
+        await harness.healthy("gpu-0")
+        await harness.broker.claim(slot(), AT_ONCE)
+        await harness.broker.enqueue([sharing(id, task(id, 1.0), key(keep=1.0)) for id in ("kept", "joined")])
+        claimed = await harness.broker.claim(slot(), AT_ONCE)
+        if isinstance(claimed, Lease):
+            await harness.broker.complete(claimed, [Item(None, "no") for _ in claimed.entries])
+        await harness.broker.enqueue([ask(limits=(Limit("key:k", "key", 600.0, 60.0),)) for _ in range(2)])
+        await harness.broker.claim(slot(limit=1), AT_ONCE)
+        await harness.fleet.attend(Member(id="a", role=Role.GATEWAY, host="h", pid=1))
+
+    harness.run(used())
+    harness.close()
+    for _ in range(100):
+        if not server.ends():
+            break
+        server.command("BLPOP", "nothing", "0.1")  # Nothing comes: it is the server's own time that has to pass.
+    assert server.ends() == {}

@@ -119,8 +119,7 @@ class Gateway:
     @property
     def requests_per_second(self) -> float:
         """Requests handed on, averaged over about a second."""
-        now = self._clock()
-        return self._shared.rate.at(now) + (self._direct.rate.at(now) if self._direct is not None else 0.0)
+        return sum(line.rate.at(self._clock()) for line in (self._shared, self._direct) if line is not None)
 
     def submit(
         self,
@@ -136,6 +135,7 @@ class Gateway:
         admitted: Callable[[], None] | None = None,
         fresh: bool = False,
         chosen: bool = False,
+        origin: str | None = None,
     ) -> None:
         """Take a request in; its answer, also a refusal, goes to `waiter` on a later turn of the loop.
 
@@ -152,21 +152,20 @@ class Gateway:
             admitted: makes it a task, whose outcome is kept; called when it is queued, or has joined another request.
             fresh: the answer to an identical request will not do.
             chosen: the client chose the id; if a task of this id is kept, the answer is that task's.
+            origin: stands for the user when culprits are looked for; empty: it runs even if it is known to fail.
         """
         shares: tuple[Share, ...] = ()
         asked = b""
-        patience = self._queue_timeout
+        patience = self._queue_timeout if admitted is None else timeout
         sharing = self._sharing and not fresh
         if sharing or key or chosen or admitted is not None:
             asked = digest(model, self.settings.model_version, input, parameters)
             shares = shares_of(self.settings, id, asked, key, admitted is not None, sharing)
-            patience = patience if admitted is None else timeout
-        limits = caller.limits
-        if limits:
-            limits = self.counted(limits)
+        limits = self.counted(caller.limits) if caller.limits else ()
         entry = Entry(
             id, model, input, tier, caller.tenant, self.name, patience, timeout, parameters, limits, shares,
             next(self._submissions), asked if chosen and admitted is None else b"",
+            caller.user if origin is None else origin,
         )  # fmt: skip
         failure = self._objection(caller, entry)
         if failure is not None:
@@ -193,8 +192,7 @@ class Gateway:
 
     def detach(self, tenant: str, id: str) -> None:
         """Nobody waits for a task any more; it goes on."""
-        held = self._held.get((tenant, id))
-        if held is not None:
+        if (held := self._held.get((tenant, id))) is not None:
             held.waiter = NOBODY
 
     def abandon(self, waiter: Waiter, tenant: str, id: str) -> None:
@@ -210,11 +208,12 @@ class Gateway:
         held.line.withdraw(held.entry.submission)
 
     async def ask(
-        self, caller: Caller, id: str, model: str, input: str, parameters: bytes, tier: int, timeout: float
-    ) -> Reply:
+        self, caller: Caller, id: str, model: str, input: str, parameters: bytes, tier: int, timeout: float,
+        origin: str | None = None,
+    ) -> Reply:  # fmt: skip
         """`submit` for coroutines. A cancelled call abandons the request."""
         waiter = FutureWaiter()
-        self.submit(waiter, caller, id, model, input, parameters, tier, timeout)
+        self.submit(waiter, caller, id, model, input, parameters, tier, timeout, origin=origin)
         return await self._outcome(waiter, caller.tenant, id)
 
     async def _outcome(self, waiter: FutureWaiter, tenant: str, id: str) -> Reply:

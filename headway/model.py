@@ -87,6 +87,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
         nonce: number of the submission, unique within `gateway`; 0 for entries that are submitted once.
         digest: of what is asked, where the client chose the id; empty elsewhere. An id whose task is kept stands for what
             that task asked.
+        caller: who asks on the tenant's behalf: a user or, where there are no keys, a client's address.
     """
 
     id: str
@@ -102,6 +103,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     shares: tuple[Share, ...] = ()
     nonce: int = 0
     digest: bytes = b""
+    caller: str = ""
 
     @property
     def submission(self) -> Submission:

@@ -19,8 +19,10 @@ from typing import Protocol
 
 import msgspec
 
-FULL, DEADLINE, WINDOW, HEADWAY, EARLY, RETRY = "full", "deadline", "window", "headway", "early", "retry"
-REASONS = (FULL, DEADLINE, WINDOW, HEADWAY, EARLY, RETRY)
+FULL, DEADLINE, WINDOW, HEADWAY, EARLY = "full", "deadline", "window", "headway", "early"
+RETRY, APART = "retry", "apart"
+"""Reasons of batches that no rule decided on: they ran before, or their caller rides apart."""
+REASONS = (FULL, DEADLINE, WINDOW, HEADWAY, EARLY, RETRY, APART)
 
 LEEWAY = 0.005
 """Seconds a batch leaves before its most urgent member's last moment, for timers and the way back."""

@@ -71,6 +71,11 @@ class Lane:
         """How many may lie about in the rounds after they were dropped."""
         self.depth = 0
 
+    @property
+    def tenants(self) -> int:
+        """Tenants that have entries here, or had since it was last empty."""
+        return len(self._latest)
+
     def push(self, queued: Queued) -> None:
         """Give an entry its place: its tenant's turn in the first round that the tenant is not in yet."""
         tenant = queued.entry.tenant

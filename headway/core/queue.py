@@ -12,16 +12,18 @@ virtual instants. All instants passed in must come from one clock and never go b
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 
 from headway.core import admission
 from headway.core.admission import MIN_WAIT
-from headway.core.departure import RETRY, Hold, Load, Policy, Rule, View, decide
+from headway.core.culprits import CallerKey, Culprits, caller_of
+from headway.core.departure import APART, RETRY, Hold, Load, Policy, Rule, View, decide
 from headway.core.packing import GONE, QUEUED, RUNNING, SUSPECT, DueLine, Lane, Queued, turns
-from headway.core.retry import Dead, RetryBudget, backoff, plan
+from headway.core.retry import BLAMED, NEVER_SPLIT, SEARCHED, RetryBudgets, backoff, is_over, stays_whole
 from headway.core.service_model import ArrivalRate, ServiceModel
+from headway.core.suspects import APART_PRICE, FIRST, POOL, Choice, Group, Suspects
 from headway.model import Cause, Entry
 
 BUSY_TIME = 5.0
@@ -34,6 +36,11 @@ GATE_AGE = 0.05
 """Seconds after which the admission figures are made anew even if no batch has left."""
 UNKNOWN_WAIT = 1.0
 """Seconds a refused client is told to wait while nothing is known of the model's pace."""
+POOL_BATCHES = 8
+"""Most batches for each GPU that wait in one caller's pool."""
+SEARCH_LOAD = 2
+"""Times an entry is counted that waits in a pool: what runs there may fail and run again."""
+_NOTHING = Choice()
 RULE_AGE = 0.01
 """Seconds after which `wake` asks the policy again rather than go by the rule of the last claim."""
 
@@ -60,31 +67,20 @@ class QueueLimits:
 class Departure:
     """A batch on its way.
 
-    `failures` counts how often it failed before, as a whole or in a larger one; `late` are entries that were
-    dropped from it because they could no longer be answered in time.
+    `late` are entries that were dropped from it because they could no longer be answered in time. `failures`, `alone` and
+    `rest` are those of the group that it was, as in `core.suspects`, and `attempts` counts this run, too.
     """
 
     worker: str
     members: list[Queued]
     reason: str
     left_at: float
-    failures: int = 0
     late: list[Queued] = field(default_factory=list)
-
-
-@dataclass(slots=True, eq=False)
-class _Suspects:
-    """Entries of a failed batch that wait to run again by themselves."""
-
-    members: list[Queued]
-    ready_at: float
-    failures: int
-    avoid: str = ""
-    avoid_until: float = -math.inf
-
-    def open_at(self, worker: str, others: bool) -> float:
-        """The instant from which `worker` may take them; where there are others, not at once where they failed."""
-        return self.avoid_until if others and worker == self.avoid else self.ready_at
+    failures: int = 0
+    attempts: int = 1
+    alone: int = 0
+    rest: Group | None = None
+    pool: CallerKey | None = None
 
 
 @dataclass(slots=True)
@@ -112,11 +108,9 @@ class ModelQueue:
         self._rates = [ArrivalRate() for _ in range(limits.tiers)]
         self._due = DueLine()
         self._fresh = 0
-        self._suspects: list[_Suspects] = []
-        self._group_of: dict[Queued, _Suspects] = {}
-        self._suspects_due = math.inf
-        """No suspect's last moment is before this instant."""
-        self._budget = RetryBudget.for_batches(limits.max_batch)
+        self.culprits = Culprits()
+        self._suspects = Suspects()
+        self._budgets = RetryBudgets(limits.max_batch)
         self._gate = admission.Gate.unknown(limits.tiers)
         self._gate_at = -math.inf
         self._busy = 0
@@ -132,19 +126,21 @@ class ModelQueue:
     @property
     def depth(self) -> int:
         """Entries waiting, those that wait to run again included."""
-        return self._fresh + len(self._group_of)
+        return self._fresh + len(self._suspects.of)
 
     def depths(self, now: float) -> list[tuple[int, float]]:
         """For each tier: entries waiting, and seconds the oldest has waited."""
         counts = [lane.depth for lane in self._lanes]
         oldest = [now if (first := lane.oldest()) is None else first.arrived for lane in self._lanes]
-        for member in self._group_of:
+        for member in self._suspects.of:
             counts[member.entry.tier] += 1
             oldest[member.entry.tier] = min(oldest[member.entry.tier], member.arrived)
         return [(count, now - since) for count, since in zip(counts, oldest, strict=True)]
 
     def set_slots(self, slots: int) -> None:
         """How many GPUs are live for this model."""
+        if slots > self.slots:
+            self.culprits.renew()
         self.slots = slots
         self._known_slots = slots or self._known_slots
         self._gate_at = -math.inf
@@ -153,6 +149,8 @@ class ModelQueue:
         """Admit an entry, or refuse it."""
         tier = entry.tier
         self._rates[tier].observe(1, now)
+        if self.culprits and self.culprits.rides_apart(caller_of(entry), now):
+            return self._offer_apart(entry, now)
         if self._fresh >= self.limits.max_queue:
             pace = self._gate_now(now).pace(tier)
             return admission.Refused(max(1.0 / pace, MIN_WAIT) if pace > 0.0 else UNKNOWN_WAIT, tier_only=False)
@@ -172,6 +170,30 @@ class ModelQueue:
         self._due.push(queued)
         self._fresh += 1
         return queued
+
+    def _offer_apart(self, entry: Entry, now: float) -> Queued | admission.Refused:
+        """Admit an entry to its caller's pool, which gets a share of the GPUs, or refuse it."""
+        caller, suspects = caller_of(entry), self._suspects
+        pool = suspects.pool(caller)
+        waiting = len(pool.members) if pool is not None else 0
+        if waiting >= POOL_BATCHES * self.limits.max_batch * self._known_slots:
+            pace = self._gate_now(now).pace(entry.tier)
+            return admission.Refused(max(1.0 / pace, MIN_WAIT) if pace > 0.0 else UNKNOWN_WAIT, tier_only=False)
+        ahead = SEARCH_LOAD * waiting * (suspects.callers + self._tenants()) // suspects.callers
+        refused = self._gate_now(now).judge(ahead, self._lanes[0].depth, entry.tier, entry)
+        if refused is not None:
+            return refused
+        queued = Queued(entry, now)
+        gathered = Group([], now + self.service.seconds(1), POOL)
+        suspects.join(caller, [queued], gathered, self._group_size(caller))
+        return queued
+
+    def _group_size(self, caller: CallerKey) -> int:
+        return self.culprits.group_size(caller, self.limits.max_batch)
+
+    def _tenants(self) -> int:
+        """Tenants that have entries in the lanes."""
+        return sum(lane.tenants for lane in self._lanes)
 
     def _judged(self, entry: Entry, ahead: int, now: float) -> admission.Refused | None:
         """Judge an entry by what waits in its tier and above; one that would be refused, by what is served before it."""
@@ -209,22 +231,46 @@ class ModelQueue:
             now: the instant.
         """
         limit = min(limit, self.limits.max_batch)
-        again = math.inf
-        for group in self._suspects:
-            opens = group.open_at(worker, self.slots > 1)
-            if opens <= now:
-                return self._leave(Departure(worker, self._take(group, limit), RETRY, now, group.failures), now)
-            again = min(again, opens)
+        found = self._suspects.choose(worker, self.slots > 1, now) if self._suspects.groups else _NOTHING
+        if found.first is not None:
+            return self._depart_apart(worker, found.first, limit, now)
         self._policy, self._limit = policy, limit
         verdict = decide(self._rule_anew(policy, now), self._view(), now)
+        held = isinstance(verdict, Hold)
+        if found.turn is not None and (held or self._suspects.credit >= 0.0):
+            price = 0.0 if held else self._price(found.turn, now)
+            return self._depart_apart(worker, found.turn, limit, now, price)
         if isinstance(verdict, Hold):
-            return Hold(min(verdict.until, again))
+            return Hold(min(verdict.until, found.again))
+        tenants = self._tenants() if found.turn is not None else 0
         departure = Departure(worker, [], verdict.reason, now)
         self._pack(departure, limit, now)
         self._wait += (now - min(member.arrived for member in departure.members) - self._wait) * WAIT_WEIGHT
         self.last_departure = now
         self._schedule = max(self._schedule, now) + self._rule.pace
-        self._budget.earn(len(departure.members))
+        self._budgets.earn(member.entry.tenant for member in departure.members)
+        if found.turn is not None:
+            full = self.service.seconds(self.limits.max_batch)
+            self._suspects.earn(self.service.seconds(len(departure.members)), tenants, full)
+        return self._leave(departure, now)
+
+    def _price(self, group: Group, now: float) -> float:
+        """What a second of a group costs: more where its caller has sent culprits."""
+        apart = self.culprits and self.culprits.rides_apart(caller_of(group.members[0].entry), now)
+        return APART_PRICE if apart else 1.0
+
+    def _depart_apart(self, worker: str, group: Group, limit: int, now: float, price: float = 0.0) -> Departure:
+        """A group runs, or as much of it as there is room for."""
+        if group.caller is not None:
+            limit = self.culprits.group_size(group.caller, limit)
+        members = self._suspects.take(group, limit)
+        if group.kind != FIRST:
+            full = self.service.seconds(self.limits.max_batch)
+            self._suspects.pay(group, self.service.seconds(len(members)), full, price)
+        reason = APART if group.attempts == 0 and group.kind == POOL else RETRY
+        departure = Departure(worker, members, reason, now)
+        departure.failures, departure.attempts = group.failures, group.attempts + 1
+        departure.alone, departure.rest, departure.pool = group.alone, group.rest, group.caller
         return self._leave(departure, now)
 
     def wake(self, idle: Collection[str], now: float) -> str | float:
@@ -238,12 +284,11 @@ class ModelQueue:
             now: the instant.
         """
         again = math.inf
-        for group in self._suspects:
-            for worker in islice(idle, 2):  # Only one can be the one to avoid.
-                opens = group.open_at(worker, self.slots > 1)
-                if opens <= now:
-                    return worker
-                again = min(again, opens)
+        if self._suspects.groups:
+            found = self._suspects.wake(idle, self.slots > 1, now)
+            if isinstance(found, str):
+                return found
+            again = found
         if self._fresh == 0:
             return again
         if self._policy is None:
@@ -255,25 +300,19 @@ class ModelQueue:
     def expire(self, now: float) -> list[Queued]:
         """Take out all that waited too long."""
         late = list(self._due.overdue(now))
-        if self._suspects_due <= now:
-            late += [member for member in self._group_of if _last_moment(member) <= now]
-            rest = (due for member in self._group_of if (due := _last_moment(member)) > now)
-            self._suspects_due = min(rest, default=math.inf)
+        late += self._suspects.overdue(now)
         for queued in late:
             self.remove(queued)
         return late
 
     def next_due(self) -> float:
         """The instant at which `expire` has something to do; infinite when nothing waits."""
-        return min(self._due.earliest(), self._suspects_due)
+        return min(self._due.earliest(), self._suspects.due)
 
     def remove(self, queued: Queued) -> None:
         """Forget an entry. One that is running stays in its batch, but is not tried again."""
         if queued.state == SUSPECT:
-            group = self._group_of.pop(queued)
-            group.members.remove(queued)
-            if not group.members:
-                self._suspects.remove(group)
+            self._suspects.remove(queued, self._group_size)
         elif queued.state == QUEUED:
             self._lanes[queued.entry.tier].drop(queued)
             self._fresh -= 1
@@ -284,54 +323,70 @@ class ModelQueue:
         wanted = self._arrive(departure, now, GONE)
         self.service.observe(len(departure.members), now - departure.left_at)
         self._gate_at = -math.inf
+        if departure.rest is not None and (rest := self._suspects.let_go(departure.rest)):
+            self._suspects.halve(rest, Group([], now, POOL, departure.failures, departure.attempts - 1))
+        if departure.pool is not None:
+            self.culprits.ran(departure.pool, len(departure.members), clean=True)
         return wanted
 
     def hand_back(self, departure: Departure, now: float) -> None:
         """The batch never ran: its entries wait again, uncharged, ahead of all others."""
         members = self._arrive(departure, now, SUSPECT)
-        for member in members:
-            member.attempts -= 1
+        before = Group(members, now, FIRST, departure.failures, departure.attempts - 1, departure.alone)
         if members:
-            self._set_apart(_Suspects(members, now, departure.failures))
+            before.rest = departure.rest
+            self._suspects.add(before)
+        else:
+            self._suspects.unknown(self._suspects.let_go(departure.rest), before, self._group_size)
 
     def fail(self, departure: Departure, cause: Cause, now: float, dice: Callable[[], float]) -> Aftermath:
-        """The batch failed of `cause`; the retry plan decides. `dice` is uniform in [0, 1), for the jitter."""
-        after = Aftermath()
-        members: list[Queued] = []
+        """The batch failed of `cause`; see `core.retry`. `dice` is uniform in [0, 1), for the jitter."""
+        after, members = Aftermath(), list[Queued]()
         for member in self._arrive(departure, now, SUSPECT):
             (members if member.due > now else after.late).append(member)
-        failures = departure.failures + 1
-        attempts = max((member.attempts for member in members), default=0)
-        verdict = plan(len(members), failures, attempts, cause) if members else None
-        if isinstance(verdict, Dead):
-            after.dead = members
-        elif verdict is not None and not self._budget.spend(len(members), now):
-            after.spent = members
-        elif verdict is not None:
-            after.again = len(members)
-            for start, end in verdict.parts:
-                ready_at = now + backoff(failures, dice())
-                elsewhere = ready_at + max(self.service.seconds(end - start), MIN_AVOIDANCE)
-                self._set_apart(_Suspects(members[start:end], ready_at, failures, departure.worker, elsewhere))
+        failures, attempts = departure.failures + 1, departure.attempts
+        alone = departure.alone + (len(departure.members) == 1)
+        if departure.pool is not None and cause in SEARCHED:
+            self.culprits.ran(departure.pool, len(departure.members), clean=False)
+        if members and is_over(cause, len(members), attempts, alone):
+            after.dead, members = members, []
+            if cause in BLAMED:
+                self.culprits.found(after.dead[0].entry, now, killed=cause not in SEARCHED)
+        elif cause not in SEARCHED:
+            members = self._paid(members, after.spent, now)
+        after.again = len(members)
+        self._run_again(members, cause, Group([], now, FIRST, failures, attempts, alone), departure, dice)
         for member in (*after.dead, *after.spent, *after.late):
             member.state = GONE
         return after
 
-    def _set_apart(self, group: _Suspects) -> None:
-        """Let the members of a group wait until they run again by themselves."""
-        self._suspects.append(group)
-        for member in group.members:
-            self._group_of[member] = group
-            self._suspects_due = min(self._suspects_due, _last_moment(member))
+    def _paid(self, members: list[Queued], spent: list[Queued], now: float) -> list[Queued]:
+        """Those whose tenants have the retries for them; the others are added to `spent`."""
+        counts = Counter(member.entry.tenant for member in members)
+        paid = {tenant for tenant, count in counts.items() if self._budgets.spend(tenant, count, now)}
+        spent += [member for member in members if member.entry.tenant not in paid]
+        return [member for member in members if member.entry.tenant in paid]
 
-    def _take(self, group: _Suspects, limit: int) -> list[Queued]:
-        """Members of a group for one run: all, unless the slot takes fewer than the one they failed on."""
-        taken, group.members = group.members[:limit], group.members[limit:]
-        if not group.members:
-            self._suspects.remove(group)
-        for member in taken:
-            del self._group_of[member]
-        return taken
+    def _run_again(
+        self, members: list[Queued], cause: Cause, group: Group, departure: Departure, dice: Callable[[], float]
+    ) -> None:
+        """What failed runs again: at once in halves if an input is at fault; else after a while, elsewhere, and first whole."""
+        whole = bool(members) and stays_whole(cause, len(members), group.failures)
+        if members and (whole or cause not in SEARCHED or len(members) == 1):
+            group.ready_at += backoff(group.failures, dice())
+            elsewhere = max(self.service.seconds(len(members)), MIN_AVOIDANCE)
+            group.avoid, group.avoid_until = departure.worker, group.ready_at + elsewhere
+        if whole and departure.rest is not None and cause in NEVER_SPLIT:
+            group.rest = departure.rest
+        else:
+            rest = self._suspects.let_go(departure.rest)
+            before = Group([], departure.left_at, POOL, departure.failures, departure.attempts - 1)
+            self._suspects.unknown(rest, before, self._group_size)
+        if whole:
+            group.members = members
+            self._suspects.add(group)
+        elif members:
+            self._suspects.halve(members, group)
 
     def _rule_anew(self, policy: Policy, now: float) -> Rule:
         self._rule, self._rule_at = policy.rule(self.load(now)), now
@@ -353,7 +408,7 @@ class ModelQueue:
         self._gate_at = -math.inf
         for member in departure.members:
             member.state = RUNNING
-            member.attempts += 1
+            member.attempts = departure.attempts
         return departure
 
     def _note_busy(self, now: float) -> None:
@@ -394,11 +449,6 @@ class ModelQueue:
                     departure.late.append(queued)
                 else:
                     members.append(queued)
-
-
-def _last_moment(suspect: Queued) -> float:
-    """The instant at which an entry that waits again is too late; one that never ran keeps its queue deadline."""
-    return suspect.due if suspect.attempts else suspect.queue_due
 
 
 def entries_of(members: Sequence[Queued]) -> tuple[Entry, ...]:

@@ -1,26 +1,27 @@
-"""What becomes of a batch that failed: whole again, then halves, until the culprit stands alone.
+"""What a batch that failed is owed: another run, a search for the culprit among its entries, or the end.
 
-    whole (first run) ──fails──▶ whole again ──fails──▶ halves ──a half fails──▶ its halves … ──▶ one alone ──fails──▶ dead
+    raised, refused ───────────────────────▶ halves … ──▶ one alone ──fails──▶ dead
+    crashed, hung ──▶ whole again ──fails──▶ ┘
+    remote ──▶ whole again ──fails──▶ whole again ──fails──▶ dead
 
-What a remote API failed of by its own fault says nothing of the inputs: such a batch stays whole, so that one batch never
-becomes many calls to an API that is in trouble.
-
-The entries of a failed batch stay together and never ride with others again, so an input that crashes a
-worker hurts nobody new. Only the one that fails alone is charged. This is adaptive group testing by
-binary splitting (Hwang, "A method for detecting all defective members in a population by group testing",
-JASA 67, 1972): one culprit among n costs about 2·log₂ n runs.
+An exception is the fault of an input, and comes again: such a batch is searched at once, see `core.suspects`. What crashed
+or hung may be nobody's fault: such a batch runs whole once more before it is searched. What a remote API failed of by its own
+fault says nothing of the inputs: such a batch stays whole, so that one batch never becomes many calls to an API that is in
+trouble. Each further run of these is paid from the retry budget of its entries' tenants, so that an outage is not amplified.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 from headway.model import Cause
 
 MAX_ATTEMPTS = 3
-"""Runs an entry gets on its own before it is given up: the first and two retries."""
-NEVER_SPLIT = frozenset([Cause.REMOTE])
-"""Causes that no input has to do with: a batch that failed of one is run again whole, or given up whole."""
+"""Runs an entry gets at least before it is given up, unless it raised."""
+RAISES = 2
+"""Runs after which an entry that raised alone is given up."""
+DEATHS_ALONE = 2
+"""Of the failures of an entry that did not raise, how many must have been alone: what died beside others may be innocent."""
 BACKOFF_BASE = 0.010
 """Seconds before the first retry; doubles with each."""
 BACKOFF_CAP = 0.5
@@ -32,35 +33,37 @@ BUDGET_TRICKLE = 1.0
 """and what each second earns, whatever the traffic;"""
 BUDGET_RUNS, BUDGET_TRICKLE_RUNS = 10.0, 0.1
 """but of the last two at least so many times the largest batch."""
+SEARCHED = frozenset((Cause.RAISED, Cause.REFUSED))
+"""Causes that are an input's fault: a batch that failed of one is searched at once, unpaid."""
+NEVER_SPLIT = frozenset((Cause.REMOTE,))
+"""Causes that no input has to do with: a batch that failed of one is run again whole, or given up whole."""
+MOST_BUDGETS = 10_000
+"""Tenants whose budgets are kept at once."""
+BLAMED = frozenset((Cause.RAISED, Cause.REFUSED, Cause.CRASHED, Cause.TIMEOUT))
+"""Causes for which the input is blamed that was alone."""
 
 
-@dataclass(frozen=True, slots=True)
-class Again:
-    """Run these parts again, each by itself: index ranges [start, end) of the failed batch."""
-
-    parts: tuple[tuple[int, int], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Dead:
-    """All of the batch failed for the last time: one entry, or several that stay together."""
-
-
-def plan(size: int, failures: int, attempts: int, cause: Cause) -> Again | Dead:
-    """What to do with a batch that has just failed.
+def is_over(cause: Cause, size: int, attempts: int, alone: int) -> bool:
+    """Whether what is left of a batch that has just failed gets no further run.
 
     Arguments:
-        size: entries in it.
-        failures: how often it has failed in this composition or as part of a larger one, this time included.
-        attempts: most claims any of its entries has had.
-        cause: what it failed of this time.
+        cause: what it failed of.
+        size: entries that are left.
+        attempts: their runs so far.
+        alone: how many of these were of one entry alone.
     """
-    if size == 1 or cause in NEVER_SPLIT:
-        return Dead() if attempts >= MAX_ATTEMPTS else Again(((0, size),))
-    if failures <= 1:
-        return Again(((0, size),))
-    middle = size // 2
-    return Again(((0, middle), (middle, size)))
+    if cause in NEVER_SPLIT:
+        return attempts >= MAX_ATTEMPTS
+    if size > 1:
+        return False
+    if cause in SEARCHED:
+        return alone > 0 and attempts >= RAISES
+    return alone >= DEATHS_ALONE and attempts >= MAX_ATTEMPTS
+
+
+def stays_whole(cause: Cause, size: int, failures: int) -> bool:
+    """Whether a batch that has just failed, `failures` times with the earlier ones, runs again as it is."""
+    return cause in NEVER_SPLIT or (cause not in SEARCHED and (size == 1 or failures <= 1))
 
 
 def backoff(failures: int, dice: float) -> float:
@@ -88,6 +91,8 @@ class RetryBudget:
         trickle: retries earned per second whatever the traffic.
     """
 
+    __slots__ = ("_last", "_ratio", "_reserve", "_saved", "_trickle")
+
     def __init__(
         self, ratio: float = BUDGET_RATIO, reserve: float = BUDGET_RESERVE, trickle: float = BUDGET_TRICKLE
     ) -> None:
@@ -97,14 +102,16 @@ class RetryBudget:
 
     @classmethod
     def for_batches(cls, largest: int) -> RetryBudget:
-        """One that can find a few culprits in batches of up to `largest` entries before it has earned anything.
-
-        Finding one among n re-runs about 3n entries: all, both halves, and half of what is left each time.
-        """
+        """One that pays for a few culprits in batches of up to `largest` entries before it has earned anything."""
         return cls(
             reserve=max(BUDGET_RESERVE, BUDGET_RUNS * largest),
             trickle=max(BUDGET_TRICKLE, BUDGET_TRICKLE_RUNS * largest),
         )
+
+    @property
+    def full(self) -> bool:
+        """Whether nothing more can be saved up."""
+        return self._saved >= self._reserve
 
     def earn(self, count: int) -> None:
         """So many entries run for the first time."""
@@ -119,3 +126,37 @@ class RetryBudget:
             return False
         self._saved -= count
         return True
+
+
+class RetryBudgets:
+    """A budget for each tenant. One that is full is not kept, so that nothing is counted while nothing fails.
+
+    Arguments:
+        largest: entries in the largest batch.
+    """
+
+    __slots__ = ("_by_tenant", "_largest")
+
+    def __init__(self, largest: int) -> None:
+        self._largest = largest
+        self._by_tenant: dict[str, RetryBudget] = {}
+
+    def earn(self, tenants: Iterable[str]) -> None:
+        """An entry of each of these tenants runs for the first time."""
+        if not self._by_tenant:
+            return
+        for tenant in tenants:
+            budget = self._by_tenant.get(tenant)
+            if budget is not None:
+                budget.earn(1)
+                if budget.full:
+                    del self._by_tenant[tenant]
+
+    def spend(self, tenant: str, count: int, now: float) -> bool:
+        """Take `count` retries of a tenant; False when they are not there (then none is taken)."""
+        budget = self._by_tenant.get(tenant)
+        if budget is None:
+            if len(self._by_tenant) >= MOST_BUDGETS:  # It was short of some retries the longest.
+                del self._by_tenant[next(iter(self._by_tenant))]
+            budget = self._by_tenant[tenant] = RetryBudget.for_batches(self._largest)
+        return budget.spend(count, now)

@@ -6,11 +6,15 @@ import math
 from collections.abc import Iterable
 
 from headway import errors
+from headway.core.culprits import KNOWN_SECONDS
 from headway.core.ratelimit import Over
+from headway.core.retry import BLAMED
 from headway.model import BatchFailure, Cause, Failure, Item
 
 CANCELLED = "cancelled"
 """Reason of an entry that was cancelled."""
+CULPRIT = "culprit"
+"""Reason of an entry whose input has failed alone a short while ago."""
 
 
 def refusal(wait: float, tier_only: bool) -> Failure:
@@ -108,8 +112,7 @@ def lateness(waited: float, attempts: int, slots: int, queue_due: bool) -> Failu
 
 def death(failure: BatchFailure) -> Failure:
     """What the one hears whose batch of one failed for the last time."""
-    blamed = failure.cause in (Cause.RAISED, Cause.REFUSED, Cause.CRASHED, Cause.TIMEOUT)
-    code = errors.REJECTED_BY_MODEL if blamed else errors.BACKEND_ERROR
+    code = errors.REJECTED_BY_MODEL if failure.cause in BLAMED else errors.BACKEND_ERROR
     return Failure(code, _shown(failure), None, failure.cause.value)
 
 
@@ -123,6 +126,14 @@ def item_failure(item: Item) -> Failure:
     """The black box gave no output for this one input."""
     code = errors.BACKEND_ERROR if item.fault else errors.REJECTED_BY_MODEL
     return Failure(code, item.error or "the model gave no output for this input", None, "item")
+
+
+def known_culprit() -> Failure:
+    """Not admitted: the same input failed alone a short while ago."""
+    message = (
+        f"the model failed on this input when it ran alone; it is not run again within {KNOWN_SECONDS / 60:g} minutes"
+    )
+    return Failure(errors.REJECTED_BY_MODEL, message, None, CULPRIT)
 
 
 def _shown(failure: BatchFailure) -> str:

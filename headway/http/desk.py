@@ -21,6 +21,7 @@ from headway.http.hangups import Hangups
 from headway.http.quotas import Quotas
 from headway.http.refusals import UNFORESEEN, refusal
 from headway.http.shapes import native
+from headway.identity.open import OpenIdentity
 from headway.limiter import Limiter
 from headway.model import Caller, Entry, Failure, Limit
 from headway.ports import Broker, Identity
@@ -76,6 +77,7 @@ class Intake(Protocol):
         admitted: Callable[[], None] | None = None,
         fresh: bool = False,
         chosen: bool = False,
+        origin: str | None = None,
     ) -> None:
         """Take a request; `waiter` gets its reply. See `headway.gateway.Gateway.submit`."""
         ...
@@ -234,6 +236,7 @@ class Lane(Desk):
         self.intake = intake
         self.submit = intake.submit
         self.identify = identity.identify
+        self.anonymous = isinstance(identity, OpenIdentity)
         self.shapes = {shape.path.encode(): shape for shape in native(settings)}
         self.allowances = Allowances(intake)
         self.quotas = Quotas(settings)

@@ -53,7 +53,8 @@ class HotLane(Connection):
     far = FAR
 
     __slots__ = (
-        "after", "before", "begun", "caller", "handover", "known", "lane", "memo", "order", "owner", "pieces", "reserved",
+        "after", "before", "begun", "caller", "handover", "known", "lane", "memo", "order", "origin", "owner", "pieces",
+        "reserved",
     )  # fmt: skip
 
     def __init__(self, lane: Lane) -> None:
@@ -61,6 +62,7 @@ class HotLane(Connection):
         self.lane = lane
         self.order: Order | None = None
         self.caller = self.known = _NOBODY
+        self.origin: str | None = None
         self.owner: str | None = None
         self.reserved = 0
         self.handover: Handover | None = None
@@ -80,6 +82,7 @@ class HotLane(Connection):
         super().connection_made(transport)
         if self.phase == IDLE and self in self.connections:
             address = str((transport.get_extra_info("peername") or ("",))[0])
+            self.origin = address if self.lane.anonymous else None
             if not self.lane.quotas.enter(self, address):
                 self.reject(too_many("too many connections of this client are"))
 
@@ -335,7 +338,9 @@ class HotLane(Connection):
         lane, caller = self.lane, self.caller
         tier = caller.tier if caller.tier > order.tier else order.tier
         if order.plain:
-            lane.submit(self, caller, self.id, model or lane.model, text, parameters, tier, order.timeout)
+            lane.submit(
+                self, caller, self.id, model or lane.model, text, parameters, tier, order.timeout, origin=self.origin
+            )
             return
         admitted = None
         if order.wish is not None:
@@ -343,7 +348,7 @@ class HotLane(Connection):
             admitted = self.handover.admitted
         lane.submit(
             self, caller, self.id, model or lane.model, text, parameters, tier, order.timeout,
-            order.key, admitted, order.fresh, bool(order.id),
+            order.key, admitted, order.fresh, bool(order.id), self.origin,
         )  # fmt: skip
 
     def _hand_over(self) -> None:

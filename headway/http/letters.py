@@ -77,6 +77,7 @@ class _Routes:
             entry.parameters,
             entry.tier,
             self._process.settings.request_timeout_ms / 1000,
+            origin="",
         )
         if reply.failure is not None:
             # It may have died once more, under its fresh id; it stays known under its first.

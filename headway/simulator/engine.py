@@ -96,7 +96,7 @@ class _Simulation:
             soonest = min(event, self._bell, self._reap_at)
             if arrival <= soonest and arrival < math.inf:
                 entry = draw()
-                record.came(entry.tier, arrival)
+                record.came(entry.tier, arrival, entry.input == POISON)
                 if straight:
                     self._offer(self._shards[0], ((entry, arrival),), arrival)
                 else:
@@ -166,7 +166,8 @@ class _Simulation:
         for entry, came in entries:
             offered = shard.queue.offer(entry, now)
             if isinstance(offered, Refused):
-                self._record.lose(REFUSED, "shed" if offered.tier_only else "overloaded", entry.tier, came)
+                reason = "shed" if offered.tier_only else "overloaded"
+                self._record.lose(REFUSED, reason, entry.tier, came, entry.input == POISON)
             elif came < now:
                 self._came[offered] = came
         if shard.idle:
@@ -241,11 +242,11 @@ class _Simulation:
         record = self._record
         record.ran(departure.left_at + self._scenario.overhead / 2, seconds)
         if self._scenario.poison and any(member.entry.input == POISON for member in departure.members):
-            self._fail(worker.shard, departure, now)
+            self._fail(worker.shard, departure, now, Cause.RAISED)
         else:
             for member in worker.shard.queue.finish(departure, now):
                 if now > member.due:
-                    record.lose(EXPIRED, "total", member.entry.tier, self._since(member))
+                    self._lose(member, EXPIRED, "total")
                 else:
                     record.answered(member.entry.tier, self._since(member), now)
         self._free(worker, now)
@@ -254,13 +255,17 @@ class _Simulation:
         """When an entry that is at its end came to its gateway."""
         return self._came.pop(member, member.arrived)
 
-    def _fail(self, shard: Shard, departure: Departure, now: float) -> None:
-        after = shard.queue.fail(departure, Cause.RAISED, now, self._retries)
+    def _lose(self, member: Queued, kind: str, reason: str) -> None:
+        entry = member.entry
+        self._record.lose(kind, reason, entry.tier, self._since(member), entry.input == POISON)
+
+    def _fail(self, shard: Shard, departure: Departure, now: float, cause: Cause) -> None:
+        after = shard.queue.fail(departure, cause, now, self._retries)
         self._record.retried += after.again
         for member in after.dead:
-            self._record.lose(FAILED, "rejected", member.entry.tier, self._since(member))
+            self._lose(member, FAILED, "rejected")
         for member in after.spent:
-            self._record.lose(FAILED, "budget", member.entry.tier, self._since(member))
+            self._lose(member, FAILED, "budget")
         self._give_up(after.late, now)
 
     def _expire(self, shard: Shard, now: float) -> None:
@@ -271,7 +276,7 @@ class _Simulation:
     def _give_up(self, late: Iterable[Queued], now: float) -> None:
         for member in late:
             reason = "no_workers" if self._slots == 0 else "total" if member.attempts else "queue"
-            self._record.lose(EXPIRED, reason, member.entry.tier, self._since(member))
+            self._lose(member, EXPIRED, reason)
 
     def _reap(self, now: float) -> None:
         for shard in self._shards:
@@ -311,7 +316,7 @@ class _Simulation:
         departure, worker.departure = worker.departure, None
         if departure is not None:
             self._record.ran(departure.left_at, now - departure.left_at)
-            self._fail(worker.shard, departure, now)
+            self._fail(worker.shard, departure, now, Cause.CRASHED)
         self._deal(now)
         self._at(now + self._scenario.restart, partial(self._revive, worker))
         for shard in self._shards:

@@ -30,6 +30,10 @@ class Record:
         """Requests that came, by tier."""
         self.lost: Counter[tuple[str, str, int]] = Counter()
         """Requests that got no answer, by kind (refused, expired or failed), reason and tier."""
+        self.poisonous = 0
+        """Requests that make any batch they are in fail; nobody can answer them."""
+        self.harmed = 0
+        """Other requests that got no answer."""
         self.left_at = array("d")
         """Of each departure, its instant."""
         self.size = array("L")
@@ -56,11 +60,18 @@ class Record:
         self._gap_sum = 0.0
         self._gap_squares = 0.0
 
-    def came(self, tier: int, now: float) -> None:
+    @property
+    def unharmed(self) -> float:
+        """Share of the requests that could be answered, and were."""
+        good = sum(self.offered) - self.poisonous
+        return 1.0 - self.harmed / good if good else 1.0
+
+    def came(self, tier: int, now: float, poison: bool = False) -> None:
         """A request came."""
         if now < self.scenario.warmup:
             return
         self.offered[tier] += 1
+        self.poisonous += poison
         gap = now - self._last
         self._last = now
         if gap < math.inf:
@@ -75,10 +86,11 @@ class Record:
             self.latency.append(now - arrived)
             self.tier.append(tier)
 
-    def lose(self, kind: str, reason: str, tier: int, arrived: float) -> None:
+    def lose(self, kind: str, reason: str, tier: int, arrived: float, poison: bool = False) -> None:
         """A request ended without an answer."""
         if arrived >= self.scenario.warmup:
             self.lost[kind, reason, tier] += 1
+            self.harmed += not poison
 
     def departed(self, size: int, reason: str, now: float, shard: int = 0, stolen: bool = False) -> None:
         """A batch left."""

@@ -73,6 +73,7 @@ class Scenario:
         kills: deaths at given instants.
         restart: seconds from a worker's death until it serves again.
         poison: share of inputs that make any batch they are in fail, 0 to 1.
+        poisoner: one tenant of its own sends all the poison, and nothing else.
         gateways: through which requests come, each by chance.
         gather: seconds after a gateway's call to the queue for which entries gather into its next; part of every
             latency. 0: each entry goes at once.
@@ -105,6 +106,7 @@ class Scenario:
     kills: tuple[Kill, ...] = ()
     restart: float = 5.0
     poison: float = 0.0
+    poisoner: bool = False
     gateways: int = 1
     gather: float = 0.0
     shards: int = 1

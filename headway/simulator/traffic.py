@@ -71,7 +71,8 @@ def callers(scenario: Scenario, dice: random.Random) -> Callable[[], Entry]:
         for tenant in range(scenario.tenants):
             for text, share in (("", 1.0 - scenario.poison), (POISON, scenario.poison)):
                 if weight * share > 0.0:
-                    kinds.append(_entry(scenario, tier, f"tenant-{tenant}", text))
+                    sender = "poisoner" if text == POISON and scenario.poisoner else f"tenant-{tenant}"
+                    kinds.append(_entry(scenario, tier, sender, text))
                     weights.append(weight * share / scenario.tenants)
     if len(kinds) == 1:
         return lambda: kinds[0]

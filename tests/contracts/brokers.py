@@ -52,7 +52,7 @@ MAX_QUEUE = 60
 LIMITS = QueueLimits(tiers=3, max_batch=MAX_BATCH, reserved_share=0.25, max_queue=MAX_QUEUE)
 KEPT_LIMITS = KeptLimits.of(400_000, 100_000)
 MODELS = ("m", "other")
-MOST_ATTEMPTS = 2 + int(math.log2(MAX_BATCH))
+MOST_ATTEMPTS = 3 + int(math.log2(MAX_BATCH))
 """Runs of a batch as a whole, and then one for each halving."""
 
 
@@ -254,11 +254,14 @@ def ask(
     shares: tuple[Share, ...] = (),
     nonce: int = 0,
     digest: bytes = b"",
+    caller: str = "",
 ) -> Entry:
     """An entry with an id of its own; as patient as can be unless told otherwise."""
     id = f"id-{next(_numbers)}" if id is None else id
     input = f"input of {id}" if input is None else input
-    return Entry(id, model, input, tier, tenant, gateway, queue_timeout, timeout, b"", limits, shares, nonce, digest)
+    return Entry(
+        id, model, input, tier, tenant, gateway, queue_timeout, timeout, b"", limits, shares, nonce, digest, caller
+    )
 
 
 async def leave(broker: Broker, *entries: Entry) -> None:

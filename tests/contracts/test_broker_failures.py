@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headway import errors
+from headway.core.retry import SEARCHED
 from headway.model import BatchFailure, Cause, Item, Lease, Stage, Wait
 from tests.contracts.brokers import (
     AT_ONCE,
@@ -104,7 +105,7 @@ async def test_giving_work_back_again_and_again_ends_nothing(harness: Harness) -
 @story
 async def test_a_failed_batch_runs_again_whole_and_by_itself(harness: Harness) -> None:
     await harness.broker.enqueue([ask(id="a"), ask(id="b")])
-    assert await harness.broker.release(await harness.claim(), failed())
+    assert await harness.broker.release(await harness.claim(), failed(Cause.CRASHED))
     await harness.broker.enqueue([ask(id="innocent")])
     await harness.advance(1.0)
     again = await harness.claim()
@@ -166,7 +167,7 @@ async def test_culprits_end_alone_and_the_innocent_are_answered(harness: Harness
         failure = replies[id].failure
         assert failure is not None
         assert (failure.code, failure.message) == (errors.REJECTED_BY_MODEL, "it crashed")
-    assert runs <= 2 + 2 * 3 * len(guilty)
+    assert runs <= 2 + 3 * 3 * len(guilty)
     assert {letter.entry.id for letter in await harness.dead.list()} == guilty
 
 
@@ -187,16 +188,17 @@ async def test_who_fails_alone_hears_why_and_is_kept_as_a_dead_letter(
 ) -> None:
     entry = ask(id="a")
     await harness.broker.enqueue([entry])
-    for worker in ("gpu-0", "gpu-1", "gpu-2"):
+    runs = 2 if cause in SEARCHED else 3
+    for worker in ("gpu-0", "gpu-1", "gpu-2")[3 - runs :]:
         await harness.broker.release(await harness.claim(worker), BatchFailure(cause, "no good", worker))
         await harness.advance(1.0)
     reply = (await drained(harness))["a"]
     assert reply.failure is not None
-    assert (reply.failure.code, reply.failure.message, reply.attempts) == (code, "no good", 3)
+    assert (reply.failure.code, reply.failure.message, reply.attempts) == (code, "no good", runs)
     assert reply.failure.reason == cause.value
     [letter] = await harness.dead.find("a")
     assert (letter.entry, letter.error, letter.cause) == (entry, "no good", cause.value)
-    assert (letter.attempts, letter.worker) == (3, "gpu-2")
+    assert (letter.attempts, letter.worker) == (runs, "gpu-2")
 
 
 @story
@@ -218,7 +220,7 @@ async def test_a_fault_of_the_remote_api_fails_the_whole_batch_after_three_runs(
 @story
 async def test_the_client_hears_only_what_it_may(harness: Harness) -> None:
     await harness.broker.enqueue([ask(id="a")])
-    for _ in range(3):
+    for _ in range(2):
         failure = BatchFailure(Cause.RAISED, "ValueError at line 3 of /srv/model.py", "gpu-0", shown="ValueError")
         await harness.broker.release(await harness.claim(), failure)
         await harness.advance(1.0)

@@ -18,11 +18,12 @@ import pytest
 from headway.brokers.redis.broker import RedisBroker
 from headway.brokers.redis.link import Link
 from headway.brokers.redis.queue import Granted, Queue
+from headway.core import verdicts
 from headway.core.admission import Refused
 from headway.core.departure import Hold, Rule
 from headway.core.packing import Queued
 from headway.core.queue import Departure, ModelQueue, QueueLimits
-from headway.model import BatchFailure, Cause, Item, WorkerInfo, WorkerStatus
+from headway.model import BatchFailure, Cause, Entry, Item, WorkerInfo, WorkerStatus
 from headway.tally import Tally
 from tests.contracts.brokers import Fixed, ask, slot
 from tests.servers.redis import SharedServers
@@ -49,19 +50,31 @@ class Pair:
         self.told: set[str] = set()
         self.cursor = 0
 
+    async def start_clocks(self) -> None:
+        """One entry of each tier: from the first one on, rates are measured."""
+        await self.offer([ask(tier=tier) for tier in range(LIMITS.tiers)])
+
     async def enqueue(self) -> None:
         dice = self.dice
         entries = [
             ask(
+                dice.choice((None, None, None, None, None, "poison", f"poison {dice.randrange(9)}")),
                 tier=dice.randrange(3),
                 tenant=dice.choice("aab"),
+                caller=dice.choice(("", "one", "two")),
                 queue_timeout=dice.choice((0.05, 0.5, 60.0)),
                 timeout=dice.choice((0.3, 2.0, 120.0)),
             )
             for _ in range(dice.choice((1, 1, 2, 5, 20)))
         ]
-        verdicts = await self.there.enqueue(entries)
-        for entry, verdict in zip(entries, verdicts, strict=True):
+        await self.offer(entries)
+
+    async def offer(self, entries: list[Entry]) -> None:
+        answers = await self.there.enqueue(entries)
+        for entry, verdict in zip(entries, answers, strict=True):
+            if self.queue.culprits.knows(entry, self.now()):
+                assert verdict == verdicts.known_culprit()
+                continue
             offered = self.queue.offer(entry, self.now())
             if isinstance(offered, Refused):
                 assert verdict is not None
@@ -109,7 +122,9 @@ class Pair:
         if not self.running:
             return
         there, here = self.running.pop(self.dice.randrange(len(self.running)))
-        how = self.dice.choice(("finish", "finish", "finish", "fail", "fail", "hand back"))
+        how = self.dice.choice(("finish", "finish", "finish", "fail", "hand back"))
+        poisoned = any(member.entry.input.startswith("poison") for member in here.members)
+        how = "fail" if poisoned and how == "finish" else how
         if how == "finish":
             wanted = self.queue.finish(here, self.now())
             settled = await self.broker.complete(there.lease, [Item("out") for _ in there.lease.entries])
@@ -118,7 +133,8 @@ class Pair:
         elif how == "fail":
             throws = (self.dice.random(), self.dice.random())
             rest = iter(throws)
-            failure = BatchFailure(self.dice.choice(list(Cause)), "it failed", here.worker)
+            cause = Cause.RAISED if poisoned and self.dice.random() < 0.8 else self.dice.choice(list(Cause))
+            failure = BatchFailure(cause, "it failed", here.worker)
             after = self.queue.fail(here, failure.cause, self.now(), lambda: next(rest))
             again = await self.there.release(there.lease.fence // 256, failure, throws)
             assert again == after.again
@@ -162,6 +178,7 @@ class Pair:
 
 async def trace(pair: Pair) -> None:
     dice = pair.dice
+    await pair.start_clocks()
     for _ in range(STEPS):
         step = dice.choice((pair.enqueue, pair.enqueue, pair.claim, pair.claim, pair.end, pair.withdraw, pair.beat))
         await step()

@@ -1,8 +1,6 @@
-"""What becomes of a batch that failed: isolation by halves, backoff, and the budget."""
+"""What becomes of a batch that failed: who gets a further run, backoff, and the budgets."""
 
 from __future__ import annotations
-
-import math
 
 import pytest
 from hypothesis import given
@@ -11,74 +9,57 @@ from hypothesis import strategies as st
 from headway.core.retry import (
     BACKOFF_BASE,
     BACKOFF_CAP,
+    BUDGET_RESERVE,
+    DEATHS_ALONE,
     MAX_ATTEMPTS,
-    Again,
-    Dead,
+    NEVER_SPLIT,
+    SEARCHED,
     RetryBudget,
+    RetryBudgets,
     backoff,
-    plan,
+    is_over,
+    stays_whole,
 )
 from headway.model import Cause
 
-
-def isolate(size: int, culprits: set[int]) -> tuple[set[int], set[int], int, int]:
-    """Run a batch of `size` in which the culprits make any batch fail, by the plan, to its end.
-
-    Returns those that succeeded, those that died, the number of runs, and the most attempts of any.
-    """
-    answered, dead, runs = set[int](), set[int](), 0
-    attempts = [0] * size
-    waiting = [(list(range(size)), 0)]
-    while waiting:
-        members, failures = waiting.pop(0)
-        runs += 1
-        for member in members:
-            attempts[member] += 1
-        if not culprits & set(members):
-            answered |= set(members)
-            continue
-        verdict = plan(len(members), failures + 1, max(attempts[member] for member in members), Cause.RAISED)
-        if isinstance(verdict, Dead):
-            assert len(members) == 1
-            dead |= set(members)
-        else:
-            assert [place for start, end in verdict.parts for place in range(start, end)] == list(range(len(members)))
-            waiting += [(members[start:end], failures + 1) for start, end in verdict.parts]
-    return answered, dead, runs, max(attempts)
+MAYBE_NOBODYS = [cause for cause in Cause if cause not in SEARCHED | NEVER_SPLIT]
 
 
-class TestPlan:
-    @given(st.integers(1, 100).flatmap(lambda size: st.tuples(st.just(size), st.sets(st.integers(0, size - 1)))))
-    def test_every_culprit_ends_alone_and_every_innocent_succeeds(self, case: tuple[int, set[int]]) -> None:
-        size, culprits = case
-        answered, dead, runs, attempts = isolate(size, culprits)
-        assert dead == culprits
-        assert answered == set(range(size)) - culprits
-        depth = math.ceil(math.log2(size))
-        assert attempts <= max(MAX_ATTEMPTS, 2 + depth)
-        assert runs <= 2 + max(2 * depth, 1) * max(len(culprits), 1)
+class TestEnding:
+    @pytest.mark.parametrize("cause", sorted(SEARCHED, key=str))
+    def test_who_raises_alone_after_another_run_is_over(self, cause: Cause) -> None:
+        assert is_over(cause, 1, 2, 1)
+        assert not is_over(cause, 1, 1, 1), "once may be an accident"
+        assert not is_over(cause, 1, 5, 0), "it may have been one that left meanwhile"
 
-    @pytest.mark.parametrize(("size", "runs"), [(1, 3), (2, 4), (32, 12), (100, 16)])
-    def test_one_culprit_costs_about_two_runs_a_halving(self, size: int, runs: int) -> None:
-        assert max(isolate(size, {culprit})[2] for culprit in range(size)) <= runs
+    @pytest.mark.parametrize("cause", MAYBE_NOBODYS)
+    def test_who_died_beside_others_is_not_over_before_it_has_died_alone_twice(self, cause: Cause) -> None:
+        assert not is_over(cause, 1, MAX_ATTEMPTS, 1)
+        assert is_over(cause, 1, MAX_ATTEMPTS, DEATHS_ALONE)
 
-    def test_a_batch_runs_whole_once_more_before_it_is_halved(self) -> None:
-        assert plan(8, 1, 1, Cause.RAISED) == Again(((0, 8),))
-        assert plan(8, 2, 2, Cause.RAISED) == Again(((0, 4), (4, 8)))
-        assert plan(7, 3, 3, Cause.RAISED) == Again(((0, 3), (3, 7)))
+    @pytest.mark.parametrize("cause", MAYBE_NOBODYS)
+    def test_who_was_alone_from_the_start_gets_three_runs(self, cause: Cause) -> None:
+        assert [is_over(cause, 1, runs, runs) for runs in (1, 2, 3)] == [False, False, True]
 
-    def test_a_lone_entry_gets_three_runs(self) -> None:
-        assert plan(1, 1, 1, Cause.RAISED) == Again(((0, 1),))
-        assert plan(1, 2, 2, Cause.RAISED) == Again(((0, 1),))
-        assert plan(1, 3, 3, Cause.RAISED) == Dead()
+    @pytest.mark.parametrize("cause", [cause for cause in Cause if cause not in NEVER_SPLIT])
+    def test_several_are_never_over(self, cause: Cause) -> None:
+        assert not is_over(cause, 2, 99, 0)
 
-    def test_who_stands_alone_after_halving_had_its_runs(self) -> None:
-        assert plan(1, 3, 3, Cause.RAISED) == plan(1, 9, 9, Cause.RAISED) == Dead()
+    def test_a_remote_fault_ends_all_together(self) -> None:
+        assert [is_over(Cause.REMOTE, 8, runs, 0) for runs in (1, 2, 3)] == [False, False, True]
 
-    @pytest.mark.parametrize("size", [1, 2, 100])
-    def test_a_fault_of_the_remote_api_splits_no_batch_and_ends_after_three_runs(self, size: int) -> None:
-        runs = [plan(size, run, run, Cause.REMOTE) for run in (1, 2, 3)]
-        assert runs == [Again(((0, size),)), Again(((0, size),)), Dead()]
+
+class TestStayingWhole:
+    @pytest.mark.parametrize("cause", MAYBE_NOBODYS)
+    def test_once_when_it_may_be_nobodys_fault(self, cause: Cause) -> None:
+        assert [stays_whole(cause, 8, failures) for failures in (1, 2)] == [True, False]
+
+    @pytest.mark.parametrize("cause", sorted(SEARCHED, key=str))
+    def test_never_when_an_input_is_at_fault(self, cause: Cause) -> None:
+        assert not stays_whole(cause, 8, 1)
+
+    def test_always_when_the_remote_is_at_fault(self) -> None:
+        assert stays_whole(Cause.REMOTE, 8, 9)
 
 
 class TestBackoff:
@@ -132,13 +113,23 @@ class TestBudget:
             assert retried <= 8.0 + 0.2 * first + 1.0 * now + 1e-6
 
 
-def test_a_fresh_budget_finds_a_culprit_in_the_largest_batch() -> None:
-    for largest in (1, 2, 32, 100):
-        budget, groups = RetryBudget.for_batches(largest), [(largest, 1)]
-        while groups:
-            size, failures = groups.pop()
-            verdict = plan(size, failures, failures, Cause.RAISED)
-            if isinstance(verdict, Dead):
-                break
-            assert budget.spend(size, 0.0)
-            groups.append((verdict.parts[0][1] - verdict.parts[0][0], failures + 1))
+class TestBudgets:
+    def test_one_tenant_spends_nothing_of_anothers(self) -> None:
+        budgets = RetryBudgets(1)
+        assert budgets.spend("bad", int(BUDGET_RESERVE), 0.0)
+        assert not budgets.spend("bad", 1, 0.0)
+        assert budgets.spend("good", int(BUDGET_RESERVE), 0.0)
+
+    def test_a_tenants_own_first_runs_earn(self) -> None:
+        budgets = RetryBudgets(1)
+        assert budgets.spend("a", int(BUDGET_RESERVE), 0.0)
+        budgets.earn(["b"] * 100)
+        assert not budgets.spend("a", 1, 0.0)
+        budgets.earn(["a"] * 5)
+        assert budgets.spend("a", 1, 0.0)
+
+    def test_a_budget_that_is_full_again_is_forgotten(self) -> None:
+        budgets = RetryBudgets(1)
+        assert budgets.spend("a", 1, 0.0)
+        budgets.earn(["a"] * 10)
+        assert not budgets._by_tenant

@@ -123,6 +123,7 @@ class EchoGateway:
         admitted: Callable[[], None] | None = None,
         fresh: bool = False,
         chosen: bool = False,
+        origin: str | None = None,
     ) -> None:
         asked = Asked(waiter, caller, id, model, input, parameters, tier, timeout, key, admitted, fresh)
         self.asked.append(asked)

@@ -86,11 +86,13 @@ async def test_dead_letters_are_all_that_is_left_of_the_dead(harness: Stand) -> 
         await harness.advance(0.5)
     assert await acknowledged(harness) == 2
     await harness.reaping(12.0)
-    assert harness.keys() <= FIGURES | HOUSEKEEPING | LETTERS | {"i", "r:g"}
+    left = harness.keys()
+    culprits = {"ca"} | {key for key in left if key.startswith("kc:")}
+    assert harness.keys() <= FIGURES | HOUSEKEEPING | LETTERS | culprits | {"i", "r:g"}
     for letter in await harness.dead.list():
         assert await harness.dead.remove(letter.entry.id)
     assert harness.server.command("GET", harness.key("u")) == b"0"
-    assert harness.keys() <= FIGURES | HOUSEKEEPING | {"on", "u", "i", "r:g"}
+    assert harness.keys() <= FIGURES | HOUSEKEEPING | culprits | {"on", "u", "i", "r:g"}
 
 
 async def rest(harness: Stand, seconds: float) -> None:

@@ -459,10 +459,12 @@ def test_a_worker_in_which_nothing_works_any_more_is_replaced() -> None:
         backend.script = lambda entries: BatchRaised("CUDA error") if backend.starts < 2 else None
         async with Stand(clock, backend, max_batch=1) as stand:
             begun = clock()
-            reply = await stand.ask("x")
+            reply, tries = await stand.ask("x"), 0
             while reply.output is None:
                 assert clock() - begun < 10
-                reply = await stand.ask("x")
+                tries += 1
+                reply = await stand.ask(f"x {tries}")
+            assert (await stand.ask("x")).output == "X", "the worker was at fault, not the input"
             assert backend.starts == 2
             assert stand.tally.worker_restarts["gpu-0"] == 1
 
@@ -489,7 +491,7 @@ def test_when_the_retry_budget_is_spent_nobody_is_told_of_a_batch_mate(monkeypat
     monkeypatch.setattr(RetryBudget, "for_batches", lambda largest: RetryBudget(ratio=0.0, reserve=0.0, trickle=0.0))
 
     async def main(clock: Clock) -> None:
-        backend = FakeBackend(0.01, lambda entries: BatchRaised("cannot read 'a secret'"))
+        backend = FakeBackend(0.01, lambda entries: WorkerCrashed("it died of 'a secret'"))
         async with Stand(clock, backend, max_batch=2) as stand:
             for reply in await asyncio.gather(stand.ask("a secret"), stand.ask("another")):
                 assert reply.failure is not None

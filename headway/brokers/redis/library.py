@@ -11,7 +11,20 @@ import re
 from collections.abc import Iterable
 from importlib import resources
 
-from headway.core import admission, departure, health, packing, queue, retention, retry, service_model, verdicts
+from headway.brokers.redis import wire
+from headway.core import (
+    admission,
+    culprits,
+    departure,
+    health,
+    packing,
+    queue,
+    retention,
+    retry,
+    service_model,
+    suspects,
+    verdicts,
+)
 from headway.errors import REJECTED_BY_MODEL
 from headway.model import BatchFailure, Cause
 
@@ -74,7 +87,11 @@ _NUMBERS: dict[str, float] = {
     "GATE_AGE": queue.GATE_AGE,
     "UNKNOWN_WAIT": queue.UNKNOWN_WAIT,
     "FAILURE_BYTES": retention.FAILURE_BYTES,
+    "POOL_BATCHES": queue.POOL_BATCHES,
+    "SEARCH_LOAD": queue.SEARCH_LOAD,
     "MAX_ATTEMPTS": retry.MAX_ATTEMPTS,
+    "RAISES": retry.RAISES,
+    "DEATHS_ALONE": retry.DEATHS_ALONE,
     "BACKOFF_BASE": retry.BACKOFF_BASE,
     "BACKOFF_CAP": retry.BACKOFF_CAP,
     "BUDGET_RATIO": retry.BUDGET_RATIO,
@@ -82,6 +99,20 @@ _NUMBERS: dict[str, float] = {
     "BUDGET_TRICKLE": retry.BUDGET_TRICKLE,
     "BUDGET_RUNS": retry.BUDGET_RUNS,
     "BUDGET_TRICKLE_RUNS": retry.BUDGET_TRICKLE_RUNS,
+    "APART_SECONDS": culprits.APART_SECONDS,
+    "MOST_APART": culprits.MOST_APART,
+    "KNOWN_SECONDS": culprits.KNOWN_SECONDS,
+    "ALL_GENERATIONS": culprits.ALL_GENERATIONS,
+    "PRIOR": culprits.PRIOR,
+    "EXPECTED": culprits.EXPECTED,
+    "MEMORY": culprits.MEMORY,
+    "LEAST_COST": suspects.LEAST_COST,
+    "APART_PRICE": suspects.APART_PRICE,
+    "PROBE_PRICE": suspects.PROBE_PRICE,
+    "MOST_CREDIT": suspects.MOST_CREDIT,
+    "INPUT_PLACE": wire.place_of("input"),
+    "PARAMETERS_PLACE": wire.place_of("parameters"),
+    "CALLER_PLACE": wire.place_of("caller"),
 }
 
 
@@ -92,13 +123,14 @@ def _blamed(cause: Cause) -> bool:
 def _body() -> str:
     folder = resources.files(__package__).joinpath("lua")
     files = [file for file in folder.iterdir() if file.name.endswith(".lua")]
-    files.sort(key=lambda file: int(file.name.partition("_")[0]))
+    files.sort(key=lambda file: (int(file.name.partition("_")[0]), file.name))
     text = "\n".join(file.read_text(encoding="utf-8") for file in files)
     # Written in place: Lua allows 200 local names only.
     text = re.sub(rf"\b({'|'.join(_NUMBERS)})\b", lambda found: repr(_NUMBERS[found[1]]), text)
     causes = [
         _causes("BLAMELESS", (cause for cause in Cause if not _blamed(cause))),
         _causes("NEVER_SPLIT", (cause for cause in Cause if cause in retry.NEVER_SPLIT)),
+        _causes("SEARCHED", (cause for cause in Cause if cause in retry.SEARCHED)),
     ]
     return "\n".join([*causes, text])
 

@@ -40,7 +40,7 @@ READABLE = range(1, SCHEMA + 2)
 """Versions that this release reads."""
 
 
-SHED, SCARCE, CONFLICT, MISUSE, NO_TASK, CANCELLED, TOO_LARGE, OVER = 1, 2, 3, 4, 5, 6, 7, 16
+SHED, SCARCE, CONFLICT, MISUSE, NO_TASK, CANCELLED, TOO_LARGE, CULPRIT, OVER = 1, 2, 3, 4, 5, 6, 7, 8, 16
 """Why an entry is refused, besides 0, the queue is too long; from OVER on, the place of a limit among its own."""
 
 
@@ -91,6 +91,7 @@ class WireEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     parameters: bytes = b""
     shares: tuple[WireShare, ...] = ()
     nonce: int = 0
+    caller: str = ""
 
 
 class WireReply(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -178,8 +179,14 @@ def pack_entry(entry: Entry) -> bytes:
             if entry.shares
             else (),
             entry.nonce,
+            entry.caller,
         )
     )
+
+
+def place_of(member: str) -> int:
+    """Where a member of an entry stands in its payload, as Lua counts."""
+    return WireEntry.__struct_fields__.index(member) + 1
 
 
 def read_entry(payload: bytes) -> Entry:
@@ -200,6 +207,7 @@ def read_entry(payload: bytes) -> Entry:
         if found.shares
         else (),
         nonce=found.nonce,
+        caller=found.caller,
     )
 
 
@@ -265,6 +273,8 @@ def refusal(why: int, wait: float) -> Failure:
         return verdicts.cancelled()
     if why == TOO_LARGE:  # In place of a wait it says by how many bytes.
         return verdicts.too_large(int(wait))
+    if why == CULPRIT:
+        return verdicts.known_culprit()
     return verdicts.scarcity(wait) if why == SCARCE else verdicts.refusal(wait, why == SHED)
 
 

@@ -59,6 +59,37 @@ local function bury(s, key, attempts, failure)
   keep_letter(s.prefix, key, letter)
 end
 
+-- Answer and take out what waited too long apart from the lanes.
+local function expire_suspects(s)
+  local q, late, gone = s.q, {}, {}
+  q.suspects_due = INF
+  for _, group in ipairs(suspects.groups(s)) do
+    local there = {}
+    for _, entry in ipairs(wanted(s, group.members)) do
+      local moment = suspects.last_moment(entry, group.attempts)
+      there[entry.member] = true
+      if moment <= s.now then
+        gone[#gone + 1] = entry.member
+        late[group.attempts] = late[group.attempts] or {}
+        table.insert(late[group.attempts], entry)
+      else
+        q.suspects_due = math.min(q.suspects_due, moment)
+      end
+    end
+    for _, member in ipairs(group.members) do
+      if not there[member] then
+        gone[#gone + 1] = member
+      end
+    end
+  end
+  for _, member in ipairs(gone) do
+    suspects.drop(s, member)
+  end
+  for attempts, entries in pairs(late) do
+    send_failures(s, 'late', entries, attempts)
+  end
+end
+
 -- Answer and take out what waited too long.
 local function expire(s)
   local q, now = s.q, s.now
@@ -92,28 +123,6 @@ local function expire(s)
     look_again(s)
   end
   if q.suspects_due <= now then
-    q.suspects_due = INF
-    for _, group in ipairs(read_groups(s)) do
-      local stay, late = {}, {}
-      for _, entry in ipairs(wanted(s, group.members)) do
-        local moment = last_moment(entry, group.attempts)
-        if moment <= now then
-          late[#late + 1] = entry
-        else
-          stay[#stay + 1] = entry.member
-          q.suspects_due = math.min(q.suspects_due, moment)
-        end
-      end
-      if #late > 0 then
-        q.suspects = q.suspects - (#group.members - #stay)
-        group.members = stay
-        if #stay == 0 then
-          remove_group(s, group)
-        else
-          store_group(s, group)
-        end
-        send_failures(s, 'late', late, group.attempts)
-      end
-    end
+    expire_suspects(s)
   end
 end

@@ -3,13 +3,13 @@
 -- places of its limits, by place the shares of those that have any, and by place the digests of those whose clients chose the
 -- id), then for each entry its head (tier, length of the key, queue timeout, timeout, nonce, key, gateway) and its payload. Returns the instant, the queue's birth, the headway, for each refused one
 -- its place, the wait and why (0 the queue is too long, 1 this tier's share of it, 2 memory, 3 another submission's, 4 its
--- key was used for another request, 5 no such task, from OVER on the place of the limit among its own), and the seconds
--- owed to each limit.
+-- key was used for another request, 5 no such task, 8 this input failed alone, from OVER on the place of the limit among its
+-- own), and the seconds owed to each limit.
 
 do
 
 local ENTRY = 2
-local CONFLICT, CANCELLED, OVER = 3, 6, 16
+local CONFLICT, CANCELLED, CULPRIT, OVER = 3, 6, 8, 16
 local ENTRY_HEAD = '>BI2ddd'
 local ENTRY_HEAD_BYTES = 27
 
@@ -90,13 +90,19 @@ local function admit(s, intake, entry, payload, timeouts, shares)
     return nil
   end
   observe_arrival(s.q, entry.tier, s.now)
-  local wait, shed = refuse(s, entry.tier, timeouts[1], timeouts[2], function()
-    return served_before(s, intake, entry)
-  end)
+  local apart = s.q.apart > 0 and caller_apart(s, entry.key, payload)
+  local wait, shed = admissible(s, intake, entry, timeouts, apart)
   if wait then
     return shed and 1 or 0, wait
   end
-  take_in(s, intake, entry, payload)
+  if apart then
+    redis.call('HSET', s.prefix .. 'e', entry.key, new_header(s, entry))
+    redis.call('HSET', s.prefix .. 'p', entry.key, payload)
+    wait_apart(s, entry, apart)
+    s.joined = true
+  else
+    take_in(s, intake, entry, payload)
+  end
   s.entered[entry.key] = true
   if shares then
     lead(s, entry.key, record, free)
@@ -146,6 +152,12 @@ local function enqueue(keys, args, scarce)
         elseif limits_of[i] then
           why, wait = over_limit(book, limits_of[i])
           why = why and OVER + why
+        end
+        if not why and culprits.knows(s, key, args[at + (i - 1) * ENTRY + 1]) then
+          why, wait = CULPRIT, 0
+          if limits_of[i] then
+            charge(book, limits_of[i])
+          end
         end
         if not why then
           local by_id = digests[i] and submissions.share_of_id(s, key, digests[i])
@@ -199,7 +211,7 @@ local function let_go_of(s, entry, key)
     return
   end
   if not drop_from_lane(s, entry) and s.q.groups > 0 then
-    drop_suspect(s, entry.member, read_groups(s))
+    suspects.drop(s, entry.member)
   end
   redis.call('HDEL', s.prefix .. 'e', key)
   redis.call('HDEL', s.prefix .. 'p', key)

@@ -3,6 +3,10 @@
 -- rule's numbers (none when there is none).
 -- Returns {'lease', …}, {'wait', instant, load}, or {'load', load} when a rule made of this load is needed first.
 
+local take_lease
+
+do
+
 local RULE = {'size', 'headway', 'window', 'rule_rate', 'service', 'pace', 'lead', 'gather', 'quiet'}
 
 local function granted(s, slot, fence, lease, entries)
@@ -17,7 +21,8 @@ local function granted(s, slot, fence, lease, entries)
     struct.pack('<' .. string.rep('d', #arrivals), unpack(arrivals)), payloads}
 end
 
-local function depart(s, slot, token, entries, reason, failures, attempts)
+-- A batch leaves. `group` is the one that it was, if it waited apart.
+local function depart(s, slot, token, entries, reason, group)
   local q, now, members = s.q, s.now, {}
   note_busy(q, now)
   q.busy = q.busy + 1
@@ -29,8 +34,9 @@ local function depart(s, slot, token, entries, reason, failures, attempts)
     members[i] = entry.member
   end
   local lease = {
-    slot = slot, members = members, reason = reason, failures = failures, attempts = attempts + 1, left_at = now,
-    ends = now + s.lease_seconds,
+    slot = slot, members = members, reason = reason, left_at = now, ends = now + s.lease_seconds,
+    failures = group and group.failures or 0, attempts = (group and group.attempts or 0) + 1,
+    alone = group and group.alone or 0, rest = group and group.rest or 0, caller = group and group.caller or '',
   }
   redis.call('HSET', s.prefix .. 'x', exact(q.fence), cmsgpack.pack(lease))
   redis.call('ZADD', s.prefix .. 'y', exact(lease.ends), exact(q.fence))
@@ -40,7 +46,7 @@ local function depart(s, slot, token, entries, reason, failures, attempts)
   return granted(s, slot, q.fence, lease, entries)
 end
 
-local function take_lease(s, fence)
+function take_lease(s, fence)
   local packed = redis.call('HGET', s.prefix .. 'x', fence)
   if not packed then
     return nil
@@ -73,6 +79,7 @@ local function granted_before(s, slot, token)
   local entries, members = wanted(s, lease.members), {}
   if #entries == 0 then
     take_lease(s, exact(fence))
+    suspects.unknown(s, suspects.let_go(s, lease.rest), {ready_at = lease.left_at, failures = lease.failures, attempts = lease.attempts - 1})
     return nil
   end
   for i, entry in ipairs(entries) do
@@ -109,29 +116,46 @@ local function pack_batch(s, limit)
   return entries, late
 end
 
--- Suspects that the slot may run now; else the instant from which it may.
-local function take_suspects(s, groups, worker, limit)
-  local again = INF
-  for _, group in ipairs(groups) do
-    local opens = opens_at(s, group, worker)
-    if opens <= s.now then
-      local taken, rest = {}, {}
-      for place, member in ipairs(group.members) do
-        local into = place <= limit and taken or rest
-        into[#into + 1] = member
-      end
-      s.q.suspects = s.q.suspects - #taken
-      group.members = rest
-      if #rest == 0 then
-        remove_group(s, group)
-      else
-        store_group(s, group)
-      end
-      return group, wanted(s, taken)
-    end
-    again = math.min(again, opens)
+-- A group leaves, or as much of it as there is room for.
+local function depart_apart(s, slot, token, group, limit, price)
+  local q, kind = s.q, group.kind
+  if group.caller ~= '' then
+    limit = culprits.group_size(s, group.caller, limit)
   end
-  return nil, again
+  local reason = kind == GROUP.POOL and group.attempts == 0 and 'apart' or 'retry'
+  local entries = suspects.take(s, group, limit)
+  if kind ~= GROUP.FIRST then
+    suspects.pay(s, kind, batch_seconds(q, #entries), batch_seconds(q, q.max_batch), price)
+  end
+  local reply = depart(s, slot, token, entries, reason, group)
+  ring(s)
+  save(s)
+  return reply
+end
+
+-- Tenants have entries that run for the first time.
+local function earn_retries(s, entries)
+  if s.q.budgets == 0 then
+    return
+  end
+  local reserve, counts = math.max(BUDGET_RESERVE, BUDGET_RUNS * s.q.max_batch), {}
+  for _, entry in ipairs(entries) do
+    local tenant = tenant_of(key_of(entry.member))
+    counts[tenant] = (counts[tenant] or 0) + 1
+  end
+  for tenant, count in pairs(counts) do
+    local packed = redis.call('HGET', s.prefix .. 'rb', tenant)
+    if packed then
+      local saved, at = struct.unpack('<dd', packed)
+      saved = saved + count * BUDGET_RATIO
+      if saved >= reserve then
+        redis.call('HDEL', s.prefix .. 'rb', tenant)
+        s.q.budgets = s.q.budgets - 1
+      else
+        redis.call('HSET', s.prefix .. 'rb', tenant, struct.pack('<dd', saved, at))
+      end
+    end
+  end
 end
 
 local function claim(keys, args)
@@ -148,16 +172,12 @@ local function claim(keys, args)
   came(s, slot)
   off_watch(s, slot)
   expire(s)
-  local groups, again = read_groups(s), INF
-  if #groups > 0 then
-    local group, found = take_suspects(s, groups, worker, limit)
-    if group then
-      local reply = depart(s, slot, token, found, 'retry', group.failures, group.attempts)
-      ring(s)
-      save(s)
-      return reply
-    end
-    again = found
+  local first, turn, again = nil, nil, INF
+  if q.groups > 0 then
+    first, turn, again = suspects.choose(s, worker)
+  end
+  if first then
+    return depart_apart(s, slot, token, first, limit, 0)
   end
   local reason, instant = nil, INF
   q.limit = limit
@@ -173,12 +193,16 @@ local function claim(keys, args)
     save(s)
     return {'load', told}
   end
+  if turn and (not reason or q.credit >= 0) then
+    return depart_apart(s, slot, token, turn, limit, reason and suspects.price(s, turn) or 0)
+  end
   if not reason then
-    local by_itself = args[HEAD + 4] == '1' and INF or go_idle(s, slot, math.min(instant, again), groups)
+    local by_itself = args[HEAD + 4] == '1' and INF or go_idle(s, slot, math.min(instant, again))
     local told = load_of(s)
     save(s)
     return {'wait', exact(by_itself), told}
   end
+  local tenants = turn and tenants_in_lanes(s)
   local entries, late = pack_batch(s, limit)
   if #late > 0 then
     send_failures(s, 'late', late, 0)
@@ -195,8 +219,11 @@ local function claim(keys, args)
   q.wait = q.wait + (now - oldest - q.wait) * WAIT_WEIGHT
   q.last_departure = now
   q.schedule = math.max(q.schedule, now) + q.pace
-  q.saved = math.min(q.saved + #entries * BUDGET_RATIO, budget_reserve(q.max_batch))
-  local reply = depart(s, slot, token, entries, reason, 0, 0)
+  earn_retries(s, entries)
+  if turn then
+    suspects.earn(s, batch_seconds(q, #entries), tenants, batch_seconds(q, q.max_batch))
+  end
+  local reply = depart(s, slot, token, entries, reason)
   ring(s)
   save(s)
   return reply
@@ -213,3 +240,5 @@ redis.register_function{function_name = VERSION .. '_unlisten', flags = {'allow-
   save(s)
   return {exact(s.now), exact(s.q.born)}
 end}
+
+end

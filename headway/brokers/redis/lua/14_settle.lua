@@ -13,6 +13,13 @@ redis.register_function{function_name = VERSION .. '_complete', flags = {'allow-
   local entries = wanted(s, lease.members)
   observe_batch(q, #lease.members, now - lease.left_at)
   q.gate_at = -INF
+  local rest = suspects.let_go(s, lease.rest)
+  if #rest > 0 then
+    suspects.halve(s, rest, {ready_at = now, failures = lease.failures, attempts = lease.attempts - 1})
+  end
+  if lease.caller ~= '' then
+    culprits.ran(s, lease.caller, #lease.members, true)
+  end
   local at = HEAD + 3
   local present = {}
   for _, entry in ipairs(entries) do
@@ -70,74 +77,144 @@ redis.register_function{function_name = VERSION .. '_complete', flags = {'allow-
   return {#entries, #lease.members - #entries, told}
 end}
 
+local fail, forget_full_budgets
+
+do
+
+local function refilled(q, saved, seconds)
+  local trickle = math.max(BUDGET_TRICKLE, BUDGET_TRICKLE_RUNS * q.max_batch)
+  return math.min(saved + seconds * trickle, math.max(BUDGET_RESERVE, BUDGET_RUNS * q.max_batch))
+end
+
+-- Forget the budgets of tenants that are full again.
+function forget_full_budgets(s)
+  local q = s.q
+  local all = q.budgets > 0 and redis.call('HGETALL', s.prefix .. 'rb') or {}
+  for i = 1, #all, 2 do
+    local saved, at = struct.unpack('<dd', all[i + 1])
+    if refilled(q, saved, s.now - at) >= refilled(q, INF, 0) then
+      redis.call('HDEL', s.prefix .. 'rb', all[i])
+      q.budgets = q.budgets - 1
+    end
+  end
+end
+
 -- Backoff with equal jitter: as `core.retry.backoff`.
 local function backoff(failures, dice)
   local whole = math.min(BACKOFF_BASE * 2 ^ math.min(failures - 1, 16), BACKOFF_CAP)
   return whole * (0.5 + 0.5 * dice)
 end
 
-local function spend(q, count, now)
-  local reserve = budget_reserve(q.max_batch)
-  if q.saved_at > -INF then
-    q.saved = math.min(q.saved + (now - q.saved_at) * math.max(BUDGET_TRICKLE, BUDGET_TRICKLE_RUNS * q.max_batch), reserve)
-  end
-  q.saved_at = now
-  if q.saved < count then
-    return false
-  end
-  q.saved = q.saved - count
-  return true
-end
-
--- The index ranges of a failed batch that run again; none when all of it is dead: as `core.retry.plan`.
-local function plan(size, failures, attempts, cause)
-  if size == 1 or NEVER_SPLIT[cause] then
-    return attempts < MAX_ATTEMPTS and {{1, size}} or {}
-  elseif failures <= 1 then
-    return {{1, size}}
-  end
-  local middle = math.floor(size / 2)
-  return {{1, middle}, {middle + 1, size}}
-end
-
--- A batch failed: the plan decides for its entries. Returns how many run again.
-local function fail(s, lease, failure, dice)
+-- Take retries out of a tenant's budget; false when they are not there.
+local function spend(s, tenant, count)
   local q, now = s.q, s.now
-  local worker = string.match(lease.slot, '%z(.*)$')
-  local entries, late = {}, {}
+  local packed, saved = redis.call('HGET', s.prefix .. 'rb', tenant), refilled(q, INF, 0)
+  if packed then
+    local at
+    saved, at = struct.unpack('<dd', packed)
+    saved = refilled(q, saved, now - at)
+  else
+    q.budgets = q.budgets + 1
+  end
+  local paid = saved >= count
+  redis.call('HSET', s.prefix .. 'rb', tenant, struct.pack('<dd', paid and saved - count or saved, now))
+  lasting(s, 'rb')
+  return paid
+end
+
+-- Those whose tenants have the retries for them, and those whose tenants have not.
+local function paid_for(s, entries)
+  local counts, order, pays, paid, spent = {}, {}, {}, {}, {}
+  for _, entry in ipairs(entries) do
+    local tenant = tenant_of(key_of(entry.member))
+    if not counts[tenant] then
+      counts[tenant] = 0
+      order[#order + 1] = tenant
+    end
+    counts[tenant] = counts[tenant] + 1
+  end
+  for _, tenant in ipairs(order) do
+    pays[tenant] = spend(s, tenant, counts[tenant])
+  end
+  for _, entry in ipairs(entries) do
+    local into = pays[tenant_of(key_of(entry.member))] and paid or spent
+    into[#into + 1] = entry
+  end
+  return paid, spent
+end
+
+-- Whether what is left of a failed batch gets no further run: as `core.retry.is_over`.
+local function is_over(cause, size, attempts, alone)
+  if NEVER_SPLIT[cause] then
+    return attempts >= MAX_ATTEMPTS
+  elseif size > 1 then
+    return false
+  elseif SEARCHED[cause] then
+    return alone > 0 and attempts >= RAISES
+  end
+  return alone >= DEATHS_ALONE and attempts >= MAX_ATTEMPTS
+end
+
+-- What failed runs again: as `ModelQueue._run_again`.
+local function run_again(s, entries, cause, group, lease, dice)
+  local there, whole = #entries > 0, false
+  if there then
+    whole = NEVER_SPLIT[cause] or (not SEARCHED[cause] and (#entries == 1 or group.failures <= 1))
+  end
+  if there and (whole or not SEARCHED[cause] or #entries == 1) then
+    group.ready_at = group.ready_at + backoff(group.failures, dice)
+    group.avoid = string.match(lease.slot, '%z(.*)$')
+    group.avoid_until = group.ready_at + math.max(batch_seconds(s.q, #entries), MIN_AVOIDANCE)
+  end
+  if whole and lease.rest ~= 0 and NEVER_SPLIT[cause] then
+    group.rest = lease.rest
+  else
+    suspects.unknown(s, suspects.let_go(s, lease.rest), {ready_at = lease.left_at, failures = lease.failures, attempts = lease.attempts - 1})
+  end
+  if whole then
+    suspects.add(s, entries, GROUP.FIRST, group)
+  elseif there then
+    suspects.halve(s, entries, group)
+  end
+end
+
+-- A batch failed: as `ModelQueue.fail`. Returns how many run again.
+function fail(s, lease, failure, dice)
+  local now, cause = s.now, cmsgpack.unpack(failure)[1]
+  local entries, late, spent = {}, {}, {}
   for _, entry in ipairs(wanted(s, lease.members)) do
     local into = entry.due > now and entries or late
     into[#into + 1] = entry
   end
-  local failures, again = lease.failures + 1, 0
-  if #entries > 0 then
-    local parts = plan(#entries, failures, lease.attempts, cmsgpack.unpack(failure)[1])
-    if #parts == 0 then
-      for _, entry in ipairs(entries) do
-        bury(s, entry.key, lease.attempts, failure)
-      end
-      send_failures(s, 'dead', entries, lease.attempts, lease.left_at, #lease.members, failure)
-    elseif not spend(q, #entries, now) then
-      send_failures(s, 'spent', entries, lease.attempts, lease.left_at, #lease.members, failure)
-    else
-      again = #entries
-      for i, part in ipairs(parts) do
-        local members = {}
-        for place = part[1], part[2] do
-          members[#members + 1] = entries[place]
-        end
-        local ready_at = now + backoff(failures, dice[i])
-        set_apart(s, members, {
-          ready_at = ready_at, failures = failures, attempts = lease.attempts, avoid = worker,
-          avoid_until = ready_at + math.max(batch_seconds(q, #members), MIN_AVOIDANCE),
-        })
-      end
+  local alone = lease.alone + (#lease.members == 1 and 1 or 0)
+  if lease.caller ~= '' and SEARCHED[cause] then
+    culprits.ran(s, lease.caller, #lease.members, false)
+  end
+  local dead = {}
+  if #entries > 0 and is_over(cause, #entries, lease.attempts, alone) then
+    dead, entries = entries, {}
+    if not BLAMELESS[cause] then
+      culprits.found(s, dead[1], not SEARCHED[cause])
+    end
+  elseif not SEARCHED[cause] then
+    entries, spent = paid_for(s, entries)
+  end
+  run_again(s, entries, cause, {ready_at = now, failures = lease.failures + 1, attempts = lease.attempts, alone = alone}, lease,
+    dice[1])
+  for _, entry in ipairs(dead) do
+    bury(s, entry.key, lease.attempts, failure)
+  end
+  for kind, list in pairs({dead = dead, spent = spent}) do
+    if #list > 0 then
+      send_failures(s, kind, list, lease.attempts, lease.left_at, #lease.members, failure)
     end
   end
   if #late > 0 then
     send_failures(s, 'late', late, lease.attempts)
   end
-  return again
+  return #entries
+end
+
 end
 
 -- release: a lease ends without outputs. Arguments after the head: fence, then the failure and two throws of the dice,
@@ -153,10 +230,12 @@ redis.register_function{function_name = VERSION .. '_release', flags = {'allow-o
     again = fail(s, lease, args[HEAD + 2], {tonumber(args[HEAD + 3]), tonumber(args[HEAD + 4])})
   else
     local entries = wanted(s, lease.members)
+    local before = {ready_at = s.now, failures = lease.failures, attempts = lease.attempts - 1, alone = lease.alone}
     if #entries > 0 then
-      set_apart(s, entries, {
-        ready_at = s.now, failures = lease.failures, attempts = lease.attempts - 1, avoid = '', avoid_until = -INF,
-      })
+      before.rest = lease.rest
+      suspects.add(s, entries, GROUP.FIRST, before)
+    else
+      suspects.unknown(s, suspects.let_go(s, lease.rest), before)
     end
   end
   ring(s)

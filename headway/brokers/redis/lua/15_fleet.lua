@@ -65,7 +65,7 @@ redis.register_function{function_name = VERSION .. '_look', flags = {'allow-oom'
       oldest[tier] = head_of(s, tier)
     end
   end
-  for _, group in ipairs(read_groups(s)) do
+  for _, group in ipairs(suspects.groups(s)) do
     for _, entry in ipairs(wanted(s, group.members)) do
       depths[entry.tier] = depths[entry.tier] + 1
       oldest[entry.tier] = math.min(oldest[entry.tier], entry.arrived)
@@ -100,7 +100,7 @@ local function standing(s, key)
   if is_waiting(s, entry.tier, member) then
     return 1
   end
-  for _, group in ipairs(read_groups(s)) do
+  for _, group in ipairs(suspects.groups(s)) do
     for _, found in ipairs(group.members) do
       if found == member then
         return 1
@@ -209,6 +209,8 @@ redis.register_function{function_name = VERSION .. '_reap', flags = {'allow-oom'
   if q.swept_at + SWEEP_SECONDS <= now then
     q.swept_at = now
     sweep(s)
+    culprits.tidy(s)
+    forget_full_budgets(s)
     renew(s)
   end
   if q.coming_until > -INF and q.coming_until <= now then

@@ -11,7 +11,10 @@
 --   d          zset    member that is due sooner than one before it in its line → its queue deadline
 --   x          hash    fence → lease
 --   y          zset    fence → instant at which the lease ends
---   s          hash    group → suspects: members of a failed batch that wait to run again by themselves
+--   s          hash    group → suspects: members that wait apart from the lanes, see 5_suspects.lua
+--   rb         hash    tenant → its retry budget, while it is not full
+--   ca         hash    caller → what is known of it since one of its inputs failed alone
+--   kc:<input> string  input of a tenant that failed alone, and the tenant itself → until when that is known
 --   i          zset    idle slot → since when
 --   f          string  the idle slot that is on watch
 --   c          zset    slot that was woken and has not claimed yet → until when that is waited for
@@ -42,7 +45,7 @@ local INF = 1 / 0
 local PLAIN = {
   'born', 'seq', 'fence', 'group', 'fresh', 'suspects', 'groups', 'suspects_due', 'odd', 'oldest', 'due',
   'last_departure', 'schedule', 'newest', 'slots', 'known_slots', 'batch_seconds', 'gate_at',
-  'busy', 'utilisation', 'busy_at', 'wait', 'departures', 'saved', 'saved_at',
+  'busy', 'utilisation', 'busy_at', 'wait', 'departures', 'budgets', 'credit', 'lean', 'apart', 'known_until', 'generation',
   'w', 'n', 'l', 'nn', 'nl', 'off', 'largest', 'alpha', 'beta', 'deviation',
   'limit', 'max_batch', 'size', 'headway', 'window', 'rule_rate', 'service', 'pace', 'lead', 'gather', 'quiet', 'rule_at',
   'coming_until', 'armed', 'idle', 'reaper_until', 'swept_at', 'latest',
@@ -51,13 +54,13 @@ local TIERED = {'depth', 'next', 'last_due', 'rate_last', 'rate_sum', 'rate_unse
 
 local START = {
   suspects_due = INF, oldest = INF, due = INF, last_departure = -INF, schedule = -INF, newest = -INF,
-  known_slots = 1, gate_at = -INF, saved_at = -INF, headway = -1, window = INF, lead = INF, rule_at = -INF,
+  known_slots = 1, gate_at = -INF, known_until = -INF, headway = -1, window = INF, lead = INF, rule_at = -INF,
   coming_until = -INF, armed = INF, reaper_until = -INF, swept_at = -INF, latest = -INF,
 }
 
 -- Instants among the figures that are of use only beside others: they move when the clock is put back.
 local RELATIVE = {
-  'oldest', 'last_departure', 'schedule', 'newest', 'gate_at', 'busy_at', 'saved_at', 'rule_at', 'coming_until', 'armed',
+  'oldest', 'last_departure', 'schedule', 'newest', 'gate_at', 'busy_at', 'rule_at', 'coming_until', 'armed',
   'reaper_until', 'swept_at',
 }
 local TIER_START = {depth = 0, next = 1, last_due = -INF, rate_last = -INF, rate_sum = 0, rate_unseen = 1, drain = 0}
@@ -106,17 +109,12 @@ local function lasting(s, ...)
   end
 end
 
-local function budget_reserve(max_batch)
-  return math.max(BUDGET_RESERVE, BUDGET_RUNS * max_batch)
-end
-
 local function fresh_figures(now, tiers, max_batch)
   local q = {}
   for _, name in ipairs(PLAIN) do
     q[name] = START[name] or 0
   end
   q.born = now
-  q.saved = budget_reserve(max_batch)
   q.max_batch = max_batch
   q.limit = max_batch
   q.size = max_batch
@@ -161,6 +159,9 @@ local function read_figures(prefix, packed, tiers)
 end
 
 local function save(s)
+  if s.flush then
+    s.flush(s)
+  end
   local q, values = s.q, {s.tiers}
   for i = 1, #PLAIN do
     values[i + 1] = q[PLAIN[i]]
@@ -198,7 +199,7 @@ end
 
 -- The names of what belongs to the figures, and is nothing without them.
 local function belongings(s)
-  local names = {'e', 'p', 'd', 'x', 'y', 's', 'i', 'f', 'c', 'n', 'h', 'g', 'm', 'v', 'vs', 'vd'}
+  local names = {'e', 'p', 'd', 'x', 'y', 's', 'i', 'f', 'c', 'n', 'h', 'g', 'm', 'v', 'vs', 'vd', 'rb', 'ca'}
   for tier = 1, s.tiers do
     for _, name in ipairs({'l', 'a', 't'}) do
       names[#names + 1] = name .. tier

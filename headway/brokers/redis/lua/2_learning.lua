@@ -75,6 +75,9 @@ local function count_slots(s)
   if healthy == q.slots then
     return false
   end
+  if healthy > q.slots then
+    q.generation = q.generation + 1
+  end
   q.slots = healthy
   if healthy > 0 then
     q.known_slots = healthy

@@ -25,6 +25,19 @@ local function pace_of(q, tier)
   return math.max(q.drain[tier], q.drain[1] * LEAST_SHARE)
 end
 
+-- Nil when this many may be ahead of an entry; else the seconds until it would be admitted, and whether the highest tier would.
+local function judge(s, ahead, tier, queue_timeout, timeout)
+  local q = s.q
+  gate(s)
+  local most = allowed(q, tier, queue_timeout, timeout)
+  if ahead == 0 or q.batch_seconds <= 0 or ahead < most then
+    return nil
+  end
+  local first = q.depth[1]
+  return math.max((ahead - math.max(most, 0)) / pace_of(q, tier), MIN_WAIT),
+    tier > 1 and (first == 0 or first < allowed(q, 1, queue_timeout, timeout))
+end
+
 -- Nil when admitted; else the seconds until it would be, and whether the highest tier would be. `served_before` counts those
 -- of its own lane that are served before it.
 local function refuse(s, tier, queue_timeout, timeout, served_before)
@@ -58,11 +71,5 @@ local function refuse(s, tier, queue_timeout, timeout, served_before)
   if ahead < most then
     return nil
   end
-  ahead = ahead - q.depth[tier] + served_before()
-  if ahead == 0 or ahead < most then
-    return nil
-  end
-  local wait = math.max((ahead - math.max(most, 0)) / pace_of(q, tier), MIN_WAIT)
-  local first = q.depth[1]
-  return wait, tier > 1 and (first == 0 or first < allowed(q, 1, queue_timeout, timeout))
+  return judge(s, ahead - q.depth[tier] + served_before(), tier, queue_timeout, timeout)
 end

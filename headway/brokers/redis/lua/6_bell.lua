@@ -49,7 +49,7 @@ end
 
 -- Wake an idle slot if there is something for it, or put one on watch. `me` is the slot whose claim this is, if any; what
 -- is returned is the instant at which it has to ask again by itself.
-local function ring(s, groups, me)
+local function ring(s, me)
   local q, now = s.q, s.now
   if q.idle == 0 then
     q.armed = INF
@@ -68,9 +68,9 @@ local function ring(s, groups, me)
   end
   local again = INF
   if q.groups > 0 then
-    for _, group in ipairs(groups or read_groups(s)) do
+    for _, group in ipairs(suspects.groups(s)) do
       for _, slot in ipairs(idle) do
-        local opens = opens_at(s, group, string.match(slot, '%z(.*)$'))
+        local opens = suspects.opens_at(s, group, string.match(slot, '%z(.*)$'))
         if opens <= now then
           wake(s, slot)
           return nil
@@ -95,14 +95,14 @@ end
 
 -- The slot has nothing to claim before `instant`. Returns the instant at which it should ask again by itself: INF when it
 -- need not, as others are idle too and one of them is on watch.
-local function go_idle(s, slot, instant, groups)
+local function go_idle(s, slot, instant)
   local q = s.q
   q.idle = q.idle + redis.call('ZADD', s.prefix .. 'i', 'NX', exact(s.now), slot)
   lasting(s, 'i')
   if q.idle == 1 then
     return watch(s, slot, instant, slot) or INF
   end
-  return ring(s, groups, slot) or INF
+  return ring(s, slot) or INF
 end
 
 local function came(s, slot)

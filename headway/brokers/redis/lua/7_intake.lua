@@ -33,6 +33,21 @@ local function served_before(s, intake, entry)
   return math.min(q.depth[tier], counted[1] + rounds * (counted[2] + intake.joined[tier]))
 end
 
+-- Tenants that have entries in the lanes, and in the intake, which is not in the lanes yet.
+local function tenants_in_lanes(s, intake)
+  local count = 0
+  for tier = 1, s.tiers do
+    local key = s.prefix .. 't' .. tier
+    if s.q.depth[tier] > 0 then
+      count = count + redis.call('ZCARD', key)
+    end
+    for tenant in pairs(intake and intake.latest[tier] or {}) do
+      count = count + (redis.call('ZSCORE', key, tenant) and 0 or 1)
+    end
+  end
+  return count
+end
+
 -- The header of an entry that arrives: it gets the next number.
 local function new_header(s, entry)
   s.q.seq = s.q.seq + 1
@@ -102,4 +117,35 @@ local function write_down(s, intake)
       end
     end
   end
+end
+
+-- The caller of an entry, if it rides apart.
+local function caller_apart(s, key, payload)
+  local caller = culprits.caller_in(key, payload)
+  return culprits.ride_apart(s, caller) and caller or nil
+end
+
+-- Let an entry wait in the pool of its caller, which rides apart.
+local function wait_apart(s, entry, caller)
+  entry.member = member_of(entry.seq, entry.key)
+  suspects.join(s, caller, {entry}, {ready_at = s.now + batch_seconds(s.q, 1), failures = 0, attempts = 0})
+end
+
+-- Why a new entry may not wait, as `refuse`: in its lane, or in the pool of its caller when that rides apart.
+local function admissible(s, intake, entry, timeouts, apart)
+  if not apart then
+    return refuse(s, entry.tier, timeouts[1], timeouts[2], function()
+      return served_before(s, intake, entry)
+    end)
+  end
+  local q, pool = s.q, suspects.pool(s, apart)
+  local waiting = pool and #pool.members or 0
+  if waiting >= POOL_BATCHES * q.max_batch * q.known_slots then
+    gate(s)
+    local pace = pace_of(q, entry.tier)
+    return pace > 0 and math.max(1 / pace, MIN_WAIT) or UNKNOWN_WAIT, false
+  end
+  local callers = suspects.callers(s)
+  return judge(s, math.floor(SEARCH_LOAD * waiting * (callers + tenants_in_lanes(s, intake)) / callers), entry.tier, timeouts[1],
+    timeouts[2])
 end

@@ -274,7 +274,7 @@ end
 
 -- A follower whose leader was too late: it runs itself, or joins another, in the time that it has left.
 offer_anew = function(s, one)
-  local entry, record, why, wait = one.entry, {shares = one.shares, led = {}, follows = ''}, nil, 0
+  local entry, record, why, wait, apart = one.entry, {shares = one.shares, led = {}, follows = ''}, nil, 0, nil
   local left = entry.due - s.now
   local queue_timeout = math.min(entry.queue_due - entry.arrived, left)
   local outcome, free = left <= 0 and late_outcome(s, entry, 1), {}
@@ -288,15 +288,17 @@ offer_anew = function(s, one)
     end
     if not why then
       observe_arrival(s.q, entry.tier, s.now)
+      apart = s.q.apart > 0 and caller_apart(s, entry.key, redis.call('HGET', s.prefix .. 'p', entry.key))
       local shed
-      wait, shed = refuse(s, entry.tier, queue_timeout, left, function()
-        return served_before(s, new_intake(s), entry)
-      end)
+      wait, shed = admissible(s, new_intake(s), entry, {queue_timeout, left}, apart)
       why = wait and (shed and 1 or 0)
     end
     outcome = why and refused_outcome(s, entry.key, wait, why, s.now - entry.arrived)
   end
-  if not outcome then
+  if not outcome and apart then
+    redis.call('HSET', s.prefix .. 'e', entry.key, new_header(s, entry))
+    wait_apart(s, entry, apart)
+  elseif not outcome then
     local intake = new_intake(s)
     take_in(s, intake, entry)
     write_down(s, intake)
@@ -312,7 +314,7 @@ end
 local function drop(s, entry)
   entry.member = member_found(entry)
   if not drop_from_lane(s, entry) and s.q.groups > 0 then
-    drop_suspect(s, entry.member, read_groups(s))
+    suspects.drop(s, entry.member)
   end
   look_again(s)
 end

@@ -1,0 +1,206 @@
+-- Who has sent inputs that made the model fail: as `core.culprits`.
+--
+-- A caller is a tenant, a NUL, and who asks on its behalf, which is in the payload. Its record is a list: until when it rides
+-- apart, inputs that ran, runs that failed. An input that failed alone is known under its tenant and its SHA-1.
+
+local culprits = {}
+
+do
+
+local UNTIL, RAN, BAD = 1, 2, 3
+local NO_CALLER = '\160'
+
+-- Bytes of a msgpack value's head, after its first, by that first byte; and those of all of it where the head has no length.
+local LENGTHS = {[0xc4] = 1, [0xc5] = 2, [0xc6] = 4, [0xd9] = 1, [0xda] = 2, [0xdb] = 4}
+local COUNTS = {[0xdc] = 2, [0xdd] = 4}
+local SIZES = {[0xca] = 5, [0xcb] = 9, [0xcc] = 2, [0xcd] = 3, [0xce] = 5, [0xcf] = 9, [0xd0] = 2, [0xd1] = 3, [0xd2] = 5,
+  [0xd3] = 9}
+
+local function number_at(text, at, bytes)
+  local number = 0
+  for i = at, at + bytes - 1 do
+    number = number * 256 + string.byte(text, i)
+  end
+  return number
+end
+
+-- How many values an array at a place has, and where the first is; nothing when there is none.
+local function array_at(text, at)
+  local first = string.byte(text, at)
+  if first >= 0x90 and first <= 0x9f then
+    return first - 0x90, at + 1
+  end
+  local bytes = COUNTS[first]
+  if bytes then
+    return number_at(text, at + 1, bytes), at + 1 + bytes
+  end
+  return nil
+end
+
+-- Where the value after the one at a place is. The server's own decoder knows no bytes, only text.
+local function after(text, at)
+  local first = string.byte(text, at)
+  local count, place = array_at(text, at)
+  if count then
+    for _ = 1, count do
+      place = after(text, place)
+    end
+    return place
+  elseif first >= 0xa0 and first <= 0xbf then
+    return at + 1 + first - 0xa0
+  elseif LENGTHS[first] then
+    return at + 1 + LENGTHS[first] + number_at(text, at + 1, LENGTHS[first])
+  end
+  return at + (SIZES[first] or 1)
+end
+
+-- The members of an entry that was packed, each as it is packed.
+local function members_in(payload)
+  local members = {}
+  if payload and #payload > 0 then
+    local count, at = array_at(payload, 1)
+    for i = 1, count or 0 do
+      local place = after(payload, at)
+      members[i], at = string.sub(payload, at, place - 1), place
+    end
+  end
+  return members
+end
+
+function culprits.caller_in(key, payload)
+  local entry = members_in(payload)
+  return tenant_of(key) .. '\0' .. (entry[CALLER_PLACE] or NO_CALLER), entry
+end
+
+-- The callers of entries that are queued.
+function culprits.callers_of(s, entries)
+  local keys, callers = {}, {}
+  for i, entry in ipairs(entries) do
+    keys[i] = entry.key
+  end
+  local payloads = call_each('HMGET', s.prefix .. 'p', keys)
+  for i, entry in ipairs(entries) do
+    callers[i] = culprits.caller_in(entry.member and key_of(entry.member) or entry.key, payloads[i])
+  end
+  return callers
+end
+
+local function record_of(s, caller)
+  local packed = s.q.apart > 0 and redis.call('HGET', s.prefix .. 'ca', caller)
+  return packed and cmsgpack.unpack(packed)
+end
+
+local function store(s, caller, record)
+  redis.call('HSET', s.prefix .. 'ca', caller, cmsgpack.pack(record))
+  lasting(s, 'ca')
+end
+
+local function forget(s, caller)
+  redis.call('HDEL', s.prefix .. 'ca', caller)
+  s.q.apart = s.q.apart - 1
+end
+
+function culprits.ride_apart(s, caller)
+  local record = record_of(s, caller)
+  if record and record[UNTIL] <= s.now then
+    forget(s, caller)
+    return false
+  end
+  return record and true or false
+end
+
+-- So many inputs of a caller ran together, and nothing was known of them before.
+function culprits.ran(s, caller, count, clean)
+  local record = record_of(s, caller)
+  if record then
+    record[RAN] = record[RAN] + count
+    record[BAD] = record[BAD] + (clean and 0 or 1)
+    if record[RAN] > MEMORY then
+      record[RAN], record[BAD] = record[RAN] / 2, record[BAD] / 2
+    end
+    store(s, caller, record)
+  end
+end
+
+function culprits.group_size(s, caller, limit)
+  local record = record_of(s, caller)
+  if not record then
+    return limit
+  end
+  return math.max(1, math.min(limit, math.floor(EXPECTED * record[RAN] / math.max(record[BAD], 1))))
+end
+
+local function make_room(s)
+  local all, first, oldest = redis.call('HGETALL', s.prefix .. 'ca'), INF, nil
+  for i = 1, #all, 2 do
+    local instant = cmsgpack.unpack(all[i + 1])[UNTIL]
+    if instant < first then
+      first, oldest = instant, all[i]
+    end
+  end
+  forget(s, oldest)
+end
+
+local function known_key(s, tenant, entry)
+  return s.prefix .. 'kc:' .. tenant .. '\0' .. redis.sha1hex(entry[INPUT_PLACE] .. (entry[PARAMETERS_PLACE] or ''))
+end
+
+local function know(s, key, generation)
+  redis.call('SET', key, struct.pack('<dd', s.now + KNOWN_SECONDS, generation), 'PX', math.ceil(KNOWN_SECONDS * 1000))
+end
+
+-- An input failed alone. `killed`: it took its worker with it, so it did so with several.
+function culprits.found(s, entry, killed)
+  local q, key = s.q, key_of(entry.member)
+  local caller, asked = culprits.caller_in(key, redis.call('HGET', s.prefix .. 'p', entry.key))
+  local record = record_of(s, caller)
+  if not record then
+    if q.apart >= MOST_APART then
+      make_room(s)
+    end
+    q.apart = q.apart + 1
+  end
+  if not record or record[UNTIL] <= s.now then
+    record = {s.now, PRIOR, 0}
+  end
+  record[UNTIL] = s.now + APART_SECONDS
+  store(s, caller, record)
+  if asked[INPUT_PLACE] then
+    q.known_until = s.now + KNOWN_SECONDS
+    know(s, s.prefix .. 'kc:' .. tenant_of(key), ALL_GENERATIONS)
+    know(s, known_key(s, tenant_of(key), asked), killed and ALL_GENERATIONS or q.generation)
+  end
+end
+
+local function is_known(s, key)
+  local packed = redis.call('GET', key)
+  if not packed then
+    return false
+  end
+  local instant, generation = struct.unpack('<dd', packed)
+  return instant > s.now and (generation == s.q.generation or generation == ALL_GENERATIONS)
+end
+
+-- Forget who has behaved for long enough.
+function culprits.tidy(s)
+  local all = s.q.apart > 0 and redis.call('HGETALL', s.prefix .. 'ca') or {}
+  for i = 1, #all, 2 do
+    if cmsgpack.unpack(all[i + 1])[UNTIL] <= s.now then
+      forget(s, all[i])
+    end
+  end
+end
+
+-- Whether the same input of the same tenant has failed alone a short while ago.
+function culprits.knows(s, key, payload)
+  if s.q.known_until <= s.now or not is_known(s, s.prefix .. 'kc:' .. tenant_of(key)) then
+    return false
+  end
+  local entry = members_in(payload)
+  if (entry[CALLER_PLACE] or NO_CALLER) == NO_CALLER then
+    return false
+  end
+  return is_known(s, known_key(s, tenant_of(key), entry))
+end
+
+end

@@ -1,0 +1,140 @@
+"""Who has sent inputs that made the model fail: callers that ride apart for a while, and inputs that are not run again.
+
+A caller is a tenant and whoever asks on its behalf: a user or, where there are no keys, a client's address. One whose
+input has failed alone gets batches of its own until APART_SECONDS have passed without another one. How large these are
+follows from how often its inputs fail.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+
+from headway.model import Entry
+
+CallerKey = tuple[str, str]
+"""Tenant, and who asks on its behalf."""
+
+APART_SECONDS = 30.0
+"""Seconds since its last culprit for which a caller rides apart."""
+MOST_APART = 16
+"""Callers that ride apart at once. When more have culprits, those whose last one is longest ago ride with others again."""
+KNOWN_SECONDS = 180.0
+"""Seconds for which an input that failed alone is answered without a run."""
+MOST_KNOWN = 256
+"""Inputs of one tenant that are known at once; the oldest are forgotten first."""
+MOST_TENANTS = 1000
+"""Tenants with such inputs."""
+ALL_GENERATIONS = -1
+"""Generation of an input that is known whatever workers come."""
+PRIOR = 32.0
+"""Inputs that a caller is credited with, as if they had run clean, before its first culprit."""
+EXPECTED = 0.3
+"""Culprits to expect in a batch of a caller that rides apart. A run tells most at ln 2, where half of the batches are clean,
+but finding a culprit in a larger batch takes longer runs: less than half of that carried most in simulations."""
+MEMORY = 1024.0
+"""Inputs of a caller after which its counts are halved, so that what it does now counts more than what it did."""
+
+
+def caller_of(entry: Entry) -> CallerKey:
+    """Who asks, as culprits are counted."""
+    return entry.tenant, entry.caller
+
+
+def digest(entry: Entry) -> bytes:
+    """What is known of an input that failed; the queue is the model's."""
+    hashed = hashlib.sha256(len(entry.parameters).to_bytes(8, "big"))
+    hashed.update(entry.parameters)
+    hashed.update(entry.input.encode("utf-8", "surrogatepass"))
+    return hashed.digest()
+
+
+@dataclass(slots=True)
+class _Caller:
+    until: float
+    ran: float = PRIOR
+    bad: float = 0.0
+
+
+class Culprits:
+    """Callers and inputs of one queue. It is empty, and false, until an input has failed alone."""
+
+    __slots__ = ("_callers", "_generation", "_known")
+
+    def __init__(self) -> None:
+        self._callers: dict[CallerKey, _Caller] = {}
+        """By when their last culprit was found, the longest ago first."""
+        self._known: dict[str, dict[bytes, tuple[float, int]]] = {}
+        """By tenant: until when an input is known, and in which generation, the oldest first."""
+        self._generation = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._callers or self._known)
+
+    def found(self, entry: Entry, now: float, killed: bool = False) -> None:
+        """An input failed alone. `killed`: it took its worker with it, so it did so with several."""
+        key = caller_of(entry)
+        caller = self._callers.pop(key, None)
+        if caller is None and len(self._callers) >= MOST_APART:
+            del self._callers[next(iter(self._callers))]
+        if caller is None or caller.until <= now:
+            caller = _Caller(now)
+        caller.until = now + APART_SECONDS
+        self._callers[key] = caller
+        inputs = self._known.pop(entry.tenant, {})
+        asked = digest(entry)
+        inputs.pop(asked, None)
+        inputs[asked] = now + KNOWN_SECONDS, ALL_GENERATIONS if killed else self._generation
+        self._known[entry.tenant] = inputs
+        if len(inputs) > MOST_KNOWN:
+            del inputs[next(iter(inputs))]
+        if len(self._known) > MOST_TENANTS:
+            del self._known[next(iter(self._known))]
+
+    def ran(self, key: CallerKey, count: int, clean: bool) -> None:
+        """So many inputs of a caller ran together, and nothing was known of them before."""
+        caller = self._callers.get(key)
+        if caller is not None:
+            caller.ran += count
+            caller.bad += not clean
+            if caller.ran > MEMORY:
+                caller.ran, caller.bad = caller.ran / 2.0, caller.bad / 2.0
+
+    def rides_apart(self, key: CallerKey, now: float) -> bool:
+        """Whether a caller has had culprits of late."""
+        caller = self._callers.get(key)
+        if caller is None:
+            return False
+        if caller.until <= now:
+            del self._callers[key]
+            return False
+        return True
+
+    def group_size(self, key: CallerKey, limit: int) -> int:
+        """How many inputs of a caller to run together, `limit` at most."""
+        caller = self._callers.get(key)
+        if caller is None:
+            return limit
+        return max(1, min(limit, int(EXPECTED * caller.ran / max(caller.bad, 1.0))))
+
+    def knows(self, entry: Entry, now: float) -> bool:
+        """Whether the same input of the same tenant has failed alone a short while ago."""
+        inputs = self._known.get(entry.tenant)
+        if not inputs or not entry.caller:
+            return False
+        until, generation = inputs.get(digest(entry), (-math.inf, 0))
+        if until <= now:
+            self._tidy(entry.tenant, inputs, now)
+            return False
+        return generation in (self._generation, ALL_GENERATIONS)
+
+    def renew(self) -> None:
+        """Another worker serves: what only raised may have been the fault of one that did not work, or of old code."""
+        self._generation += 1
+
+    def _tidy(self, tenant: str, inputs: dict[bytes, tuple[float, int]], now: float) -> None:
+        for asked in [asked for asked, (until, _) in inputs.items() if until <= now]:
+            del inputs[asked]
+        if not inputs:
+            del self._known[tenant]

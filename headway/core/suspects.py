@@ -1,0 +1,268 @@
+"""Entries that wait apart from the lanes: to run once more, to be searched for culprits, or as their caller rides apart.
+
+A batch that failed holds a culprit. It is searched by halves, by Hwang's generalised binary splitting (Hwang, "A method for
+detecting all defective members in a population by group testing", JASA 67, 1972): a *probe* runs one half while the *rest*
+waits.
+
+    halves ──▶ probe ──clean──▶ the rest holds the culprit: it is halved without a run of its own
+                  └──fails──▶ the probe holds it, and is halved; of the rest nothing is known any more
+
+What nothing is known of goes back to its caller's *pool*, where unknowns run together, and with them the fresh entries of a
+caller that rides apart. While a batch has several callers it is cut between two of them, those with most entries first, so
+that the innocent are answered before anything is halved. Nothing that was only inferred ends an entry: each runs alone before
+it is given up.
+
+Pools and probes share the GPUs with the lanes: while those have a batch they get a tenant's fair share for each caller with a
+pool, a caller with recent culprits only part of it, and whatever the lanes leave. Between themselves they take turns by GPU
+time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from headway.core.culprits import CallerKey, caller_of
+from headway.core.packing import SUSPECT, Queued
+
+FIRST, PROBE, POOL, REST = 0, 1, 2, 3
+"""Kinds of groups: goes ahead of all others, half of a batch with a culprit, may be clean, waits for a probe's outcome."""
+LEAST_COST = 0.001
+"""Seconds that a run counts at least, before a batch was measured."""
+APART_PRICE = 4.0
+"""Of a caller with recent culprits: its fair share of the GPUs, divided by this, is what it gets while others wait."""
+PROBE_PRICE = 3.0
+"""Seconds of pools for each second of probes while both wait: fresh work keeps its share when many culprits are looked for."""
+MOST_CREDIT = 2.0
+"""Full batches of GPU time that groups may save up while the lanes go first."""
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """Entries that wait to run together.
+
+    Attributes:
+        members: entries, in order.
+        ready_at: instant from which they may run.
+        kind: FIRST, PROBE, POOL or REST.
+        failures: how often they failed, each time as a whole or in a larger batch.
+        attempts: runs that each has had.
+        alone: how many of these were alone, of the only member.
+        caller: whose pool it is.
+        rest: of a probe: entries that hold the culprit if the probe does not.
+        avoid: a worker that they failed on, and until when others are waited for.
+    """
+
+    members: list[Queued]
+    ready_at: float
+    kind: int
+    failures: int = 0
+    attempts: int = 0
+    alone: int = 0
+    caller: CallerKey | None = None
+    rest: Group | None = None
+    avoid: str = ""
+    avoid_until: float = -math.inf
+
+    def open_at(self, worker: str, others: bool) -> float:
+        """The instant from which `worker` may take them; where there are others, not at once where they failed."""
+        return self.avoid_until if others and worker == self.avoid else self.ready_at
+
+
+@dataclass(slots=True)
+class Choice:
+    """What a free worker may take: a group that goes first, or one that takes its turn; and the instant to look again."""
+
+    first: Group | None = None
+    turn: Group | None = None
+    again: float = math.inf
+
+
+class Suspects:
+    """The groups of one queue, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self.groups: dict[Group, None] = {}
+        self.of: dict[Queued, Group] = {}
+        self.due = math.inf
+        """No member's last moment is before this instant."""
+        self.credit = 0.0
+        """GPU seconds that groups may take although the lanes have a batch."""
+        self._lean = 0.0
+        """GPU seconds that probes took, at their price, beyond those of pools."""
+        self._pools: dict[CallerKey, Group] = {}
+
+    def pool(self, caller: CallerKey) -> Group | None:
+        """The entries of a caller that may run together."""
+        return self._pools.get(caller)
+
+    @property
+    def callers(self) -> int:
+        """Callers that share the GPUs with the lanes, at least one."""
+        return len(self._pools) or 1
+
+    def add(self, group: Group) -> None:
+        """Let a group wait."""
+        self.groups[group] = None
+        self._place(group, group.members)
+
+    def join(self, caller: CallerKey, members: Sequence[Queued], like: Group, full: int) -> None:
+        """Let entries wait in their caller's pool, as ready as `like`; at once when `full` of them are there."""
+        pool = self._pools.get(caller)
+        if pool is None:
+            pool = self._pools[caller] = Group([], like.ready_at, POOL, caller=caller)
+            self.groups[pool] = None
+        pool.ready_at = min(pool.ready_at, like.ready_at)
+        pool.failures = max(pool.failures, like.failures)
+        if like.attempts > pool.attempts:
+            pool.attempts = like.attempts
+            for member in pool.members:
+                member.attempts = pool.attempts
+        pool.members += members
+        if len(pool.members) >= full:
+            pool.ready_at = -math.inf
+        self._place(pool, members)
+
+    def unknown(self, members: list[Queued], like: Group, size: Callable[[CallerKey], int]) -> None:
+        """Nothing is known of these entries any more."""
+        if not members:
+            return
+        callers = {caller_of(member.entry) for member in members}
+        if len(callers) == 1:
+            [caller] = callers
+            self.join(caller, members, like, size(caller))
+        else:
+            self.add(Group(members, like.ready_at, POOL, like.failures, like.attempts))
+
+    def halve(self, members: list[Queued], like: Group) -> None:
+        """These entries hold a culprit: run one half, or the only one."""
+        rest, alone = None, like.alone
+        if len(members) > 1:
+            alone, (members, cut) = 0, _cut(members)
+            rest = Group(members[cut:], math.inf, REST, like.failures, like.attempts)
+            members = members[:cut]
+            self.add(rest)
+        probe = Group(members, like.ready_at, PROBE, like.failures, like.attempts, alone, rest=rest)
+        probe.avoid, probe.avoid_until = like.avoid, like.avoid_until
+        self.add(probe)
+
+    def let_go(self, rest: Group | None) -> list[Queued]:
+        """The entries that waited for a probe, which has ended."""
+        if rest is None or rest not in self.groups:
+            return []
+        members, rest.members = rest.members, []
+        for member in members:
+            del self.of[member]
+        del self.groups[rest]
+        return members
+
+    def take(self, group: Group, limit: int) -> list[Queued]:
+        """Members of a group for one run: all, unless the slot takes fewer."""
+        taken, left = group.members[:limit], group.members[limit:]
+        for member in taken:
+            del self.of[member]
+        if left and group.rest is not None and group.rest in self.groups:
+            group.rest.members[:0] = left
+            for member in left:
+                self.of[member] = group.rest
+            left = []
+        group.members = left
+        if not left:
+            self._drop(group)
+        elif group.kind == POOL:  # Others have their turn before what is left of it.
+            del self.groups[group]
+            self.groups[group] = None
+        return taken
+
+    def remove(self, queued: Queued, size: Callable[[CallerKey], int]) -> None:
+        """Take one entry out for good."""
+        group = self.of.pop(queued)
+        group.members.remove(queued)
+        if not group.members:
+            self._drop(group)
+            if group.rest is not None:  # The culprit may have left.
+                self.unknown(self.let_go(group.rest), group, size)
+
+    def overdue(self, now: float) -> list[Queued]:
+        """Those that have no time left."""
+        if self.due > now:
+            return []
+        late = [member for member in self.of if last_moment(member) <= now]
+        self.due = min((due for member in self.of if (due := last_moment(member)) > now), default=math.inf)
+        return late
+
+    def choose(self, worker: str, others: bool, now: float) -> Choice:
+        """What a free worker may take."""
+        choice = Choice()
+        probe = pool = None
+        for group in self.groups:
+            opens = group.open_at(worker, others)
+            if opens > now:
+                choice.again = min(choice.again, opens)
+            elif group.kind == FIRST:
+                choice.first = group
+                return choice
+            elif group.kind == PROBE:
+                probe = probe or group
+            else:
+                pool = pool or group
+        choice.turn = pool if probe is None or (pool is not None and self._lean > 0.0) else probe
+        return choice
+
+    def wake(self, idle: Collection[str], others: bool, now: float) -> str | float:
+        """Which of the idle workers may take a group now; if none, the instant to look again."""
+        again = math.inf
+        for group in self.groups:
+            for worker in islice(idle, 2):  # Only one can be the one to avoid.
+                opens = group.open_at(worker, others)
+                if opens <= now:
+                    return worker
+                again = min(again, opens)
+        return again
+
+    def earn(self, seconds: float, tenants: int, full: float) -> None:
+        """The lanes went first for so many seconds of a GPU, while groups waited beside so many tenants."""
+        share = max(seconds, LEAST_COST) * self.callers / max(tenants, 1)
+        self.credit = min(self.credit + share, MOST_CREDIT * max(full, LEAST_COST))
+
+    def pay(self, group: Group, seconds: float, full: float, price: float) -> None:
+        """A group takes its turn for so many seconds, of which each costs `price` in credit."""
+        cost = max(seconds, LEAST_COST)
+        self.credit -= cost * price
+        most = MOST_CREDIT * max(full, LEAST_COST)
+        self._lean = max(-most, min(most, self._lean + (-cost if group.kind == POOL else cost * PROBE_PRICE)))
+
+    def _place(self, group: Group, members: Sequence[Queued]) -> None:
+        for member in members:
+            member.state = SUSPECT
+            member.attempts = group.attempts
+            self.of[member] = group
+            self.due = min(self.due, last_moment(member))
+
+    def _drop(self, group: Group) -> None:
+        del self.groups[group]
+        if group.caller is not None:
+            del self._pools[group.caller]
+
+
+def last_moment(suspect: Queued) -> float:
+    """The instant at which an entry that waits again is too late; one that never ran keeps its queue deadline."""
+    return suspect.due if suspect.attempts else suspect.queue_due
+
+
+def _cut(members: list[Queued]) -> tuple[list[Queued], int]:
+    """Where to halve: between two callers while there are several, those with most entries first."""
+    counts = Counter(caller_of(member.entry) for member in members)
+    if len(counts) == 1:
+        return members, len(members) // 2
+    ranks = {caller: rank for rank, (caller, _) in enumerate(counts.most_common())}
+    members = sorted(members, key=lambda member: ranks[caller_of(member.entry)])
+    best, at = 0, 0
+    for _, count in counts.most_common():
+        at += count
+        if at < len(members) and (best == 0 or abs(2 * at - len(members)) < abs(2 * best - len(members))):
+            best = at
+    return members, best

@@ -1,0 +1,105 @@
+"""Callers that ride apart for a while, and inputs that are known to fail."""
+
+from __future__ import annotations
+
+import msgspec
+
+from headway.core.culprits import (
+    APART_SECONDS,
+    KNOWN_SECONDS,
+    MOST_APART,
+    MOST_KNOWN,
+    MOST_TENANTS,
+    Culprits,
+    caller_of,
+)
+from headway.model import Entry
+from tests.core.entries import entry
+
+
+def of(caller: str, input: str = "poison", tenant: str = "t", parameters: bytes = b"") -> Entry:
+    return msgspec.structs.replace(entry(input=input, tenant=tenant), caller=caller, parameters=parameters)
+
+
+def test_is_false_until_something_failed() -> None:
+    culprits = Culprits()
+    assert not culprits
+    culprits.found(of("ann"), 0.0)
+    assert culprits
+
+
+class TestRidingApart:
+    def test_only_the_caller_does_and_only_for_a_while(self) -> None:
+        culprits = Culprits()
+        culprits.found(of("ann"), 0.0)
+        assert culprits.rides_apart(("t", "ann"), APART_SECONDS - 0.1)
+        assert not culprits.rides_apart(("t", "bob"), 0.0)
+        assert not culprits.rides_apart(("u", "ann"), 0.0)
+        assert not culprits.rides_apart(("t", "ann"), APART_SECONDS)
+
+    def test_each_culprit_makes_it_longer(self) -> None:
+        culprits = Culprits()
+        culprits.found(of("ann"), 0.0)
+        culprits.found(of("ann", "more"), 20.0)
+        assert culprits.rides_apart(("t", "ann"), 20.0 + APART_SECONDS - 0.1)
+
+    def test_when_everybody_fails_most_ride_together(self) -> None:
+        culprits = Culprits()
+        for number in range(3 * MOST_APART):
+            culprits.found(of(f"caller {number}"), number / 100)
+        apart = [number for number in range(3 * MOST_APART) if culprits.rides_apart(("t", f"caller {number}"), 1.0)]
+        assert apart == list(range(2 * MOST_APART, 3 * MOST_APART))
+
+    def test_batches_get_smaller_the_more_often_they_fail_and_larger_again(self) -> None:
+        culprits, key = Culprits(), ("t", "ann")
+        assert culprits.group_size(key, 32) == 32
+        culprits.found(of("ann"), 0.0)
+        for _ in range(20):
+            culprits.ran(key, 1, clean=False)
+        assert culprits.group_size(key, 32) == 1
+        for _ in range(400):
+            culprits.ran(key, 32, clean=True)
+        assert culprits.group_size(key, 32) == 32
+
+
+class TestKnowing:
+    def test_the_same_input_of_the_same_tenant_is_known_for_a_while(self) -> None:
+        culprits = Culprits()
+        culprits.found(of("ann"), 0.0)
+        assert culprits.knows(of("ann"), KNOWN_SECONDS - 0.1)
+        assert culprits.knows(of("bob"), 1.0), "the input is at fault, whoever sends it"
+        assert not culprits.knows(of("ann", "other"), 1.0)
+        assert not culprits.knows(of("ann", parameters=b"{}"), 1.0)
+        assert not culprits.knows(of("ann", tenant="u"), 1.0), "tenants know nothing of each other"
+        assert not culprits.knows(of("ann"), KNOWN_SECONDS)
+
+    def test_a_replay_without_a_caller_runs(self) -> None:
+        culprits = Culprits()
+        culprits.found(of("ann"), 0.0)
+        assert not culprits.knows(of(""), 1.0)
+
+    def test_another_worker_gets_to_try_what_raised_but_not_what_kills(self) -> None:
+        culprits = Culprits()
+        culprits.found(of("ann", "raises"), 0.0)
+        culprits.found(of("ann", "kills"), 0.0, killed=True)
+        culprits.renew()
+        assert not culprits.knows(of("ann", "raises"), 1.0)
+        assert culprits.knows(of("ann", "kills"), 1.0)
+
+    def test_memory_is_bounded(self) -> None:
+        culprits = Culprits()
+        for number in range(2 * MOST_KNOWN):
+            culprits.found(of("ann", f"input {number}"), 0.0)
+        assert sum(culprits.knows(of("ann", f"input {number}"), 1.0) for number in range(2 * MOST_KNOWN)) == MOST_KNOWN
+        for number in range(2 * MOST_TENANTS):
+            culprits.found(of("ann", tenant=f"tenant {number}"), 0.0)
+        assert len(culprits._known) == MOST_TENANTS
+
+    def test_a_lone_surrogate_is_an_input_too(self) -> None:
+        culprits = Culprits()
+        culprits.found(of("ann", "\udc80"), 0.0)
+        assert culprits.knows(of("ann", "\udc80"), 1.0)
+
+
+def test_a_caller_is_one_of_a_tenant() -> None:
+    assert caller_of(of("ann", tenant="u")) == ("u", "ann")

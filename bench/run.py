@@ -61,6 +61,7 @@ PROGRAMS = {
     ),
     "chaos": Program("everything is killed, Redis too", ("--seconds", "60"), ("--seconds", "600")),
     "neighbours": Program("one tenant at its worst, another one beside it", ("--seconds", "3"), ("--seconds", "20")),
+    "crashes": Program("do dead workers leave anything behind?", ("--crashes", "60"), ("--crashes", "1000")),
     "soak": Program("does anything grow?", ("--minutes", "0.5"), ("--minutes", "20")),
 }
 REPLAYING = ("policies", "formation")

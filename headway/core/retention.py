@@ -61,10 +61,8 @@ class KeptLimits:
         return self if self.total <= bytes else KeptLimits.of(bytes, self.tenant * bytes // self.total)
 
     def split(self, parts: int) -> KeptLimits:
-        """The budgets of one of so many equal parts."""
-        total = self.total // parts
-        largest = min(self.largest, total // LARGEST_SHARE)
-        return KeptLimits(total, max(self.tenant // parts, largest), largest)
+        """The budgets of one of so many equal parts, where all of a tenant lies in one of them."""
+        return KeptLimits.of(self.total // parts, self.tenant)
 
     def keeps(self, reply: Reply) -> bool:
         """Whether an outcome is small enough to be kept."""

@@ -99,3 +99,14 @@ def test_text_that_may_take_four_bytes_a_character_counts_so() -> None:
     assert weight("x" * 100) == OVERHEAD + 100
     assert weight("x" * 99 + "\U0001f600") == OVERHEAD + 400
     assert weight(None) > OVERHEAD
+
+
+def test_budgets_shrink_with_the_memory_there_is_and_are_split_between_shards() -> None:
+    limits = KeptLimits.of(256, 64)
+    assert (limits.tenant, limits.largest) == (64, 16)
+    assert KeptLimits.of(64, 256) == KeptLimits.of(64, 64)
+    assert limits.within(1000) == limits
+    assert limits.within(128) == KeptLimits.of(128, 32)
+    assert limits.split(1) == limits
+    assert limits.split(2) == KeptLimits.of(128, 64)
+    assert limits.split(16) == KeptLimits.of(16, 16)

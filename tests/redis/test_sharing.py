@@ -9,9 +9,10 @@ import pytest
 
 from headway.brokers.redis import wire
 from headway.brokers.redis.link import Link
-from headway.model import Entry, Item, Reply, ShareKind
+from headway.core.retention import OVERHEAD
+from headway.model import Entry, Item, Lease, Reply, ShareKind
 from headway.ports import Broker
-from tests.contracts.brokers import AT_ONCE, ask, failed, holds, output, slot, story
+from tests.contracts.brokers import AT_ONCE, KEPT_LIMITS, ask, failed, holds, output, slot, story
 from tests.contracts.shares import TTL, admit, came_by, key, nothing_runs, poll, run_alone, same, sharing, task
 from tests.redis.stand import Stand
 from tests.redis.test_leftovers import FIGURES, HOUSEKEEPING, LETTERS, acknowledged
@@ -194,3 +195,28 @@ async def test_an_entry_without_shares_leaves_no_record(harness: Stand) -> None:
     await harness.broker.withdraw([("t", "plain", 0)], "g")
     holds(await harness.broker.claim(slot(), AT_ONCE))
     assert await acknowledged(harness) == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_kept_is_counted_over_all_shards_of_a_server(kind: str, own: Callable[[str], RedisServer]) -> None:
+    """Twenty tenants keep more than there may be together; what goes lies in whatever shard."""
+    harness = Stand(own(kind), shards=4)
+
+    workers = [f"gpu-{number}" for number in range(12)]
+
+    async def keep_all() -> list[int]:
+        await harness.healthy(*workers)
+        for number in range(60):
+            await admit(harness, sharing(f"{number}", task(f"{number}"), tenant=f"tenant {number % 20}"))
+            for worker in workers:
+                claimed = await harness.broker.claim(slot(worker), AT_ONCE)
+                if isinstance(claimed, Lease):
+                    await harness.broker.complete(claimed, [Item("x" * 12_000)])
+                    break
+        found = [await harness.peer().recall(f"tenant {number % 20}", f"{number}") for number in range(60)]
+        return [number for number, reply in enumerate(found) if reply is not None]
+
+    kept = harness.run(keep_all())
+    harness.close()
+    assert len(kept) == KEPT_LIMITS.total // (12_000 + OVERHEAD)
+    assert set(kept) >= {*range(40, 60)}, "the newest of each"

@@ -117,6 +117,8 @@ class KeyRing:
         self._nobody = Rights(os.urandom(32), "", "", "", (), None, None)
         self._seen: dict[bytes, _Good] = {}
         """Good keys that came of late, by the SHA-256 of what they came in."""
+        self._turn = asyncio.Lock()
+        """Of those who ask for changes: one that came late must not undo what another has heard."""
         self._upto = KeyMark()
         self._fresh: float | None = None
         """Instant at which everything was last known."""
@@ -224,6 +226,10 @@ class KeyRing:
         Raises:
             StoreUnavailable: the store does not answer.
         """
+        async with self._turn:
+            await self._refresh()
+
+    async def _refresh(self) -> None:
         began = self._clock()
         if self._fresh is not None:
             self._tally.keys_age = began - self._fresh

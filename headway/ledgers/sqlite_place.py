@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,7 +45,10 @@ def make(path: str) -> None:
     """
     real = os.path.realpath(path)
     with contextlib.suppress(FileExistsError):
-        os.mknod(real, 0o600 | stat.S_IFREG)
+        try:
+            os.mknod(real, 0o600 | stat.S_IFREG)
+        except PermissionError:  # Some systems let only root do that.
+            _link_in(real)
     mode = Path(real).stat().st_mode
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(None, "Is a directory")
@@ -52,6 +56,16 @@ def make(path: str) -> None:
         raise OSError(None, "is no regular file")
     if not os.access(real, os.R_OK | os.W_OK):
         raise PermissionError(None, "Permission denied")
+
+
+def _link_in(path: str) -> None:
+    """Put an empty file at a path that was closed before it got there."""
+    descriptor, name = tempfile.mkstemp(dir=Path(path).parent, prefix=f".{Path(path).name}.")
+    os.close(descriptor)
+    try:
+        os.link(name, path)
+    finally:
+        Path(name).unlink()
 
 
 def remove_log(path: str) -> None:

@@ -7,12 +7,15 @@ one, and deletes the log that this one writes on into.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from headway.ledgers.sqlite_keys import SqliteKeys
 from headway.ledgers.sqlite_ledger import SqliteLedger
@@ -108,6 +111,32 @@ def test_a_new_file_is_made_without_being_opened_by_several_at_once(tmp_path: Pa
     with opened_by_python(tmp_path) as opened:
         asyncio.run(main())
     assert opened == []
+
+
+def test_a_system_where_only_root_makes_nodes_has_the_file_linked_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "mknod", refuse)
+    path = tmp_path / "ledger.db"
+
+    async def main() -> None:
+        stores = [SqliteKeys(f"sqlite:///{path}") for _ in range(4)]
+        await asyncio.gather(*(store.open() for store in stores))
+        assert locks(path)
+        assert {one.name for one in await asyncio.to_thread(lambda: list(tmp_path.iterdir()))} == {
+            "ledger.db",
+            "ledger.db-shm",
+            "ledger.db-wal",
+        }
+        for store in stores:
+            await store.close()
+
+    with opened_by_python(tmp_path) as opened:
+        asyncio.run(main())
+    assert str(path) not in opened
 
 
 def test_a_link_to_no_file_yet_has_one_made_for_its_owner_only(tmp_path: Path) -> None:

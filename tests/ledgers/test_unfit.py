@@ -16,12 +16,14 @@ from headway.cli import EXIT_SETTING
 from headway.config import Settings
 from headway.errors import SettingError, StoreUnavailable
 from headway.ledgers import postgres_link, sqlite_file, sqlite_hand
+from headway.ledgers.postgres_keys import PostgresKeys
 from headway.lifecycle import Resource
 from headway.ports import Identity, Ledger
 from headway.tally import Tally
 from headway.wiring import access
 from headway.wiring.access import make_ledger
 from tests.cli.command import code_of
+from tests.contracts.test_key_stores import key
 from tests.contracts.test_ledgers import AT, record
 from tests.servers.postgres import PostgresServer
 from tests.servers.tls import Authority
@@ -297,6 +299,30 @@ def test_rows_are_pruned_with_the_privileges_that_the_docs_ask_for(own: Postgres
     asyncio.run(make())
     for privileges in ("SELECT ON headway_schema", "SELECT, INSERT, DELETE ON headway_requests"):
         own.query(f"GRANT {privileges} TO keeper", url=url)
+    asyncio.run(main())
+
+
+def test_a_gateway_whose_user_may_only_read_keys_hears_of_all_changes(own: PostgresServer) -> None:
+    url = own.fresh()
+    own.query("CREATE ROLE reader LOGIN")
+
+    async def main() -> None:
+        owner, reader = PostgresKeys(url), PostgresKeys(url.replace("headway@", "reader@"))
+        await owner.open()
+        for table in ("headway_schema", "headway_keys", "headway_key_changes"):
+            await asyncio.to_thread(own.query, f"GRANT SELECT ON {table} TO reader", url=url)
+        await reader.open()
+        before = await reader.latest()
+        await owner.add(key("a"))
+        found = await reader.changes(before, 10)
+        assert found is not None
+        assert list(found.keys) == [key("a")]
+        assert await reader.changes(found.upto, 10) is not None
+        with pytest.raises(StoreUnavailable, match="permission denied"):
+            await reader.remove_ended(AT, 10)
+        for store in (owner, reader):
+            await store.close()
+
     asyncio.run(main())
 
 

@@ -253,9 +253,9 @@ class MemoryBroker:
         found = self._sharing.recall(tenant, id, now)
         if isinstance(found, Queued):
             self._let_go(found)
-            waited = now - found.arrived
-            told = Reply(id, tenant, None, verdicts.cancelled(), queued=waited, nonce=found.entry.nonce)
-            ended = self._entries[tenant, id] = Queued(found.entry, now)  # Known until its gateway has read that.
+            entry = found.entry
+            told = Reply(id, tenant, None, verdicts.cancelled(), queued=now - found.arrived, nonce=entry.nonce)
+            ended = self._entries[tenant, id] = Queued(entry, now)  # Known until its gateway has read that.
             self._post([(ended, told)])
         else:
             self._sharing.forget(tenant, id)
@@ -438,9 +438,8 @@ class MemoryBroker:
         self._send_late(queue, queue.expire(now), now)
 
     def _send_late(self, queue: ModelQueue, late: list[Queued], now: float) -> None:
-        if late:
-            replies = [reply_to(m, now, None, lateness_of(m, queue.slots, now), None) for m in late]
-            self._deliver(late, replies, now, late=True)
+        replies = [reply_to(m, now, None, lateness_of(m, queue.slots, now), None) for m in late]
+        self._deliver(late, replies, now, late=True)
 
     def _deliver(self, members: Sequence[Queued], replies: Sequence[Reply], now: float, *, late: bool = False) -> None:
         """Put a reply for each of `members` into its gateway's mailbox. `late`: they are failures for want of time."""

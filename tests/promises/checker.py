@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count
 
 from tests.promises.faults import REDO_SECONDS
 from tests.promises.ids import Id, Standing
@@ -99,16 +98,18 @@ def _within(losses: Sequence[Operation], under: Sequence[Operation]) -> list[Ope
 
 
 def _losses(history: History) -> list[Operation]:
-    """The times at which state may be lost, as operations of nobody."""
-    numbers = count(-1, -1)
-    return [
-        Operation(
-            next(numbers), Kind.LOSS, "", "", fault.began,
-            returned=None if fault.ended is None else fault.ended + REDO_SECONDS,
-        )
-        for fault in history.faults
-        if fault.cost.loses
-    ]  # fmt: skip
+    """The times at which state may be lost, as operations of nobody; those that overlap are one."""
+    losses: list[Operation] = []
+    for fault in sorted(history.faults, key=lambda fault: fault.began):
+        if not fault.cost.loses:
+            continue
+        until = None if fault.ended is None else fault.ended + REDO_SECONDS
+        last = losses[-1] if losses else None
+        if last is not None and (last.returned is None or last.returned >= fault.began):
+            last.returned = None if last.returned is None or until is None else max(last.returned, until)
+        else:
+            losses.append(Operation(-1 - len(losses), Kind.LOSS, "", "", fault.began, returned=until))
+    return losses
 
 
 def _search(search: Search[Standing] | Search[Flight], under: Sequence[Operation]) -> Iterator[Violation]:

@@ -55,12 +55,11 @@ class Id:
     initial = ABSENT
 
     def __init__(self, operations: Sequence[Operation]) -> None:
-        tasks = [one for one in operations if one.kind is Kind.TASK]
-        self._texts = sorted({one.text for one in tasks})
-        self._doubtful = {
-            poll.number for poll in operations if poll.kind is Kind.POLL and any(_held(task, poll) for task in tasks)
-        }
-        """Polls of a gateway that has such a task at hand and does not know yet what becomes of it: it pends."""
+        asked = [one for one in operations if one.kind in (Kind.ASK, Kind.TASK)]
+        self._texts = sorted({one.text for one in asked if one.kind is Kind.TASK})
+        self._doubtful = {one.number for one in operations if any(_held(other, one) for other in asked)}
+        """Operations at a gateway that has another submission at hand and does not know yet what becomes of it: it is in the
+        way of others until then, and pends if it is a task."""
 
     def turns(self, state: Standing) -> Iterator[Standing]:
         """See Object."""
@@ -121,6 +120,8 @@ class Id:
             yield state, DONE  # It was refused, or never arrived.
         if status == 422 and asked.code == "IDEMPOTENCY_CONFLICT" and asked.key:
             yield state, DONE  # The key's history tells whether that is right.
+        if status == 409 and asked.number in self._doubtful:
+            yield state, DONE
         if state.stage in ("absent", "held"):
             if status not in (409, 422) or asked.outcome:
                 yield Standing("live", asked.number, asked.text, asked.kind is Kind.TASK), SUBMITTED
@@ -164,7 +165,10 @@ class Id:
             yield ABSENT if own else state, DONE
 
 
-def _held(task: Operation, poll: Operation) -> bool:
-    """Whether a gateway that is polled may be about to find out whether it takes a task."""
-    meets = task.called < (poll.returned or 0.0) and (task.ends is None or task.ends > poll.called)
-    return meets and task.gateway == poll.gateway
+def _held(asked: Operation, meanwhile: Operation) -> bool:
+    """Whether a gateway that is asked for something may be about to find out whether it takes a submission."""
+    if asked is meanwhile or asked.gateway != meanwhile.gateway:
+        return False
+    if meanwhile.kind is Kind.POLL and asked.kind is not Kind.TASK:
+        return False
+    return asked.called < (meanwhile.returned or 0.0) and (asked.ends is None or asked.ends > meanwhile.called)

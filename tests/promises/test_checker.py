@@ -64,6 +64,15 @@ def test_no_loss_of_data_before_or_long_after_excuses(promise: str, story: Story
     assert {violation.promise for violation in check(scribe.history)} == {promise}
 
 
+def test_many_losses_at_once_are_judged_as_one() -> None:
+    scribe = Scribe()
+    for number in range(40):
+        scribe.fault("redis emptied", at=(number / 10.0, number / 10.0))
+    for number in range(7):
+        scribe.task((float(number), number + 0.5), "a", "t", **ACCEPTED)
+    assert check(scribe.history) == []
+
+
 # What may be.
 
 
@@ -174,6 +183,14 @@ def a_gateway_that_does_not_know_yet_says_pending(it: Scribe) -> None:
     it.task((1.0, 3.0), "a", "t", **CONFLICT)
     it.poll((1.5, 2.0), "t", **PENDING)
     it.poll((4.0, 5.0), "t", **UNKNOWN)
+
+
+@allowed
+def a_gateway_that_does_not_know_yet_lets_no_other_under_the_id(it: Scribe) -> None:
+    [output] = it.run("b", at=(1.0, 1.5))
+    it.ask((0.0, 2.0), "b", key="k", output=output)
+    it.ask((3.0, 6.0), "a", "t", key="k", **MISUSE)
+    it.task((4.0, 5.0), "a", "t", key="k", **CONFLICT)
 
 
 @allowed

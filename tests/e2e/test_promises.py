@@ -1,0 +1,95 @@
+"""Many clients do everything at once, faults befall the service, and the checker that knows the promises judges it all.
+
+HEADWAY_TEST_PROMISES_SECONDS is how long each service is asked (5), HEADWAY_TEST_PROMISES_SEED the seed of all dice, and
+HEADWAY_TEST_PROMISES_FAULTS the faults, by their names in `tests.promises.faults`, comma-separated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.fleet import AWAY, fleet
+from tests.e2e.server import serving
+from tests.e2e.troubles import Troubles
+from tests.identity.writing import entry, key_of
+from tests.promises.checker import check
+from tests.promises.client import Door
+from tests.promises.crowd import Crowd
+from tests.promises.journal import runs_in
+from tests.promises.operation import History
+from tests.servers.proxy import ChaosProxy
+from tests.servers.redis import RedisServer
+
+SECONDS = float(os.environ.get("HEADWAY_TEST_PROMISES_SECONDS", "5"))
+SEED = int(os.environ.get("HEADWAY_TEST_PROMISES_SEED", "1"))
+FAULTS = os.environ.get(
+    "HEADWAY_TEST_PROMISES_FAULTS",
+    "redis stalled,gpu killed,connections cut,redis killed\\, durable,gateway killed,worker killed",
+)
+RATE = 120.0
+TARGET = "tests.targets.marked:Marked"
+TENANTS = "acme", "globex"
+SHARED = "--cache", "--collapse", "--keys", "keys.toml", "--user-rate", "0", "--result-ttl-s", "3600"
+PATIENT = "--request-timeout-ms", "30000", "--queue-timeout-ms", "30000", "--task-timeout-ms", "30000"
+UNHAPPY = AWAY | {"batch failed", "worker process ended", "the lease was lost", "a reply came too late"}
+
+
+def promised(folder: Path, doors: list[Door], trouble: Callable[[History], None] | None = None) -> History:
+    """What came of a crowd that asked at these doors, after all of it was judged."""
+    tenants = {tenant: f"Bearer {key_of(tenant)}" for tenant in TENANTS}
+
+    async def drive() -> History:
+        crowd = Crowd(doors, tenants, RATE, SEED)
+        troubling = asyncio.to_thread(trouble, crowd.history) if trouble else asyncio.sleep(0.0)
+        await asyncio.gather(crowd.run(SECONDS), troubling)
+        await crowd.audit()
+        return crowd.history
+
+    history = asyncio.run(drive())
+    history.runs = runs_in(folder / "journal")
+    violations = check(history)
+    counts = Counter(violation.promise for violation in violations)
+    assert not violations, f"seed {SEED}: {dict(counts)}\n" + "\n".join(map(str, violations[:5]))
+    return history
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A working directory with the tenants' keys."""
+    (tmp_path / "keys.toml").write_text("".join(entry(tenant, tenant=tenant) for tenant in TENANTS))
+    return tmp_path
+
+
+def test_one_process_keeps_its_promises(folder: Path) -> None:
+    flags = "--workers", "2", "--max-batch-size", "8", *SHARED, *PATIENT
+    with serving(folder, *flags, target=TARGET, lawful=False) as server:
+        history = promised(folder, [Door("serve", server.port)])
+        outcomes = Counter(one.status for one in history.operations if not one.lost)
+        assert min(outcomes[status] for status in (200, 202, 204, 404, 409, 422)) > 0
+
+
+def test_a_fleet_keeps_its_promises_whatever_befalls_it(folder: Path) -> None:
+    allow_sleep = "enable-debug-command local"
+    with (
+        RedisServer("valkey", folder / "redis", allow_sleep, durable=True) as redis,
+        ChaosProxy(redis.port) as proxy,
+        fleet(
+            folder, redis, gateways=2, workers=2, controllers=1, url=f"redis://127.0.0.1:{proxy.port}/0",
+            gateway_flags=(*SHARED, *PATIENT), worker_flags=("--max-batch-size", "8"), target=TARGET, lawful=False,
+            patience=3.0,
+        ) as it,
+    ):  # fmt: skip
+        it.expected |= UNHAPPY
+        doors = [Door(f"gateway-{server.port}", server.port) for server in it.gateways]
+        names = [name.replace("\0", ",").strip() for name in FAULTS.replace("\\,", "\0").split(",") if name]
+
+        def trouble(history: History) -> None:
+            Troubles(it, redis, proxy, doors, history, SEED).make(names, SECONDS)
+
+        promised(folder, doors, trouble if names else None)

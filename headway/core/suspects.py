@@ -30,6 +30,8 @@ from headway.core.packing import SUSPECT, Queued
 
 FIRST, PROBE, POOL, REST = 0, 1, 2, 3
 """Kinds of groups: goes ahead of all others, half of a batch with a culprit, may be clean, waits for a probe's outcome."""
+POOLED_ATTEMPTS = 1
+"""Runs that entries of a pool count as having had, if any of them had one: the pool may never be empty."""
 LEAST_COST = 0.001
 """Seconds that a run counts at least, before a batch was measured."""
 APART_PRICE = 4.0
@@ -117,8 +119,8 @@ class Suspects:
             self.groups[pool] = None
         pool.ready_at = min(pool.ready_at, like.ready_at)
         pool.failures = max(pool.failures, like.failures)
-        if like.attempts > pool.attempts:
-            pool.attempts = like.attempts
+        if min(like.attempts, POOLED_ATTEMPTS) > pool.attempts:
+            pool.attempts = POOLED_ATTEMPTS
             for member in pool.members:
                 member.attempts = pool.attempts
         pool.members += members

@@ -182,11 +182,11 @@ class BrokerLaws(RuleBasedStateMachine):
             assert known.claims or now < known.since + known.entry.queue_timeout
             pasts.add(known.failed_with)
             known.claims += 1
-            assert known.claims <= MOST_ATTEMPTS
+            assert known.claims <= 3 * MOST_ATTEMPTS  # Whoever is pooled with other culprits runs again with them.
         assert claimed.patience <= min(self.let_in[rider].entry.timeout for rider in keys) + 1e-6
-        if claimed.reason == "retry":  # They failed together, and nobody else rides with them.
-            [past] = pasts
-            assert not past or set(keys) <= set(past)
+        if claimed.reason in ("retry", "apart"):  # They failed together, or are one caller's.
+            callers = {(rider.tenant, rider.caller) for rider in claimed.entries}
+            assert len(callers) == 1 or (len(pasts) == 1 and set(keys) <= set(*pasts))
         else:
             assert pasts == {()}
         self.leases.append(Held(claimed, now + self.harness.lease_seconds))

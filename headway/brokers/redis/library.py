@@ -107,6 +107,7 @@ _NUMBERS: dict[str, float] = {
     "EXPECTED": culprits.EXPECTED,
     "MEMORY": culprits.MEMORY,
     "LEAST_COST": suspects.LEAST_COST,
+    "POOLED_ATTEMPTS": suspects.POOLED_ATTEMPTS,
     "APART_PRICE": suspects.APART_PRICE,
     "PROBE_PRICE": suspects.PROBE_PRICE,
     "MOST_CREDIT": suspects.MOST_CREDIT,

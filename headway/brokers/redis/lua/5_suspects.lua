@@ -134,7 +134,7 @@ function suspects.join(s, caller, entries, like)
   end
   pool.ready_at = math.min(pool.ready_at, like.ready_at)
   pool.failures = math.max(pool.failures, like.failures)
-  pool.attempts = math.max(pool.attempts, like.attempts)
+  pool.attempts = math.max(pool.attempts, math.min(like.attempts, POOLED_ATTEMPTS))
   for _, entry in ipairs(entries) do
     pool.members[#pool.members + 1] = entry.member
   end

@@ -1,0 +1,127 @@
+"""What one caller's failures cost another, on every broker: nothing but a fair share of the GPUs."""
+
+from __future__ import annotations
+
+from headway import errors
+from headway.core.culprits import KNOWN_SECONDS
+from headway.core.retry import BUDGET_RESERVE
+from headway.model import Cause, Entry, Reply
+from tests.contracts.brokers import MAX_BATCH, Harness, ask, drained, failed, ids, slot, story
+
+
+def code(reply: Reply) -> str:
+    return reply.failure.code if reply.failure is not None else ""
+
+
+def good(number: int) -> Entry:
+    return ask(f"good {number}", tenant="good", caller="ann")
+
+
+def bad(text: str = "poison", tenant: str = "evil", caller: str = "bob") -> Entry:
+    return ask(text, tenant=tenant, caller=caller)
+
+
+async def run_all(harness: Harness, cause: Cause = Cause.RAISED) -> list[list[str]]:
+    """Run what waits to its end; the inputs of each batch."""
+    runs = []
+    while any(one.depth for one in await harness.broker.depths()):
+        await harness.advance(0.6)
+        lease = await harness.claim()
+        runs.append([entry.input for entry in lease.entries])
+        if any("poison" in entry.input for entry in lease.entries):
+            await harness.broker.release(lease, failed(cause))
+        else:
+            await harness.answer(lease)
+    return runs
+
+
+@story
+async def test_a_batch_that_raised_is_cut_between_callers(harness: Harness) -> None:
+    await harness.broker.enqueue([*map(good, range(5)), bad(), bad("fine")])
+    first, second, *_ = await run_all(harness)
+    assert len(first) == 7
+    assert sorted(second) == sorted(f"good {number}" for number in range(5))
+    replies = (await drained(harness)).values()
+    assert sorted(map(code, replies)) == [""] * 6 + [errors.REJECTED_BY_MODEL]
+
+
+@story
+async def test_a_tenant_that_spent_its_retries_spent_nobody_elses(harness: Harness) -> None:
+    largest = int(max(BUDGET_RESERVE, 10 * MAX_BATCH))
+    for _ in range(largest // MAX_BATCH):
+        await harness.broker.enqueue([ask(tenant="evil") for _ in range(MAX_BATCH)])
+        await harness.broker.release(await harness.claim(), failed(Cause.LEASE_LOST))
+        await harness.advance(0.05)
+        await harness.answer(await harness.claim())
+    await drained(harness)
+    mixed = [ask(id="mine", tenant="good"), *(ask(tenant="evil") for _ in range(MAX_BATCH - 1))]
+    await harness.broker.enqueue(mixed)
+    await harness.broker.release(await harness.claim(), failed(Cause.LEASE_LOST))
+    await harness.advance(0.05)
+    again = await harness.claim()
+    assert "mine" in ids(again.entries)
+
+
+@story
+async def test_who_sent_a_culprit_rides_apart_until_it_behaves(harness: Harness) -> None:
+    await harness.broker.enqueue([bad()])
+    await run_all(harness)
+    await harness.broker.enqueue([good(1), bad("fine"), good(2)])
+    assert sorted(map(sorted, await run_all(harness))) == [["fine"], ["good 1", "good 2"]]
+    await harness.advance(60.0)
+    await harness.broker.enqueue([good(1), bad("fine"), good(2)])
+    assert len(await run_all(harness)) == 1
+
+
+@story
+async def test_an_input_that_failed_alone_is_turned_down_without_a_run(harness: Harness) -> None:
+    await harness.broker.enqueue([bad()])
+    await run_all(harness)
+    same = [bad(), bad(caller="carol"), bad(tenant="good"), bad("poison 2"), bad(caller="")]
+    verdicts = await harness.peer().enqueue(same)
+    told = [None if verdict is None else (verdict.code, verdict.reason) for verdict in verdicts]
+    known = (errors.REJECTED_BY_MODEL, "culprit")
+    assert told == [known, known, None, None, None], "it is the input's fault, each tenant for itself; a replay runs"
+    await run_all(harness)
+    await harness.advance(KNOWN_SECONDS + 1.0)
+    assert await harness.broker.enqueue([bad()]) == [None]
+
+
+@story
+async def test_what_only_raised_is_tried_again_by_a_worker_that_comes(harness: Harness) -> None:
+    await harness.healthy("gpu-0")
+    await harness.broker.enqueue([bad()])
+    await run_all(harness)
+    await harness.healthy("gpu-0", "gpu-1")
+    await harness.broker.reap()
+    assert await harness.broker.enqueue([bad()]) == [None]
+
+
+@story
+async def test_what_died_beside_others_and_once_alone_is_not_blamed_yet(harness: Harness) -> None:
+    await harness.broker.enqueue([ask(id="a"), ask(id="b")])
+    for _ in range(3):  # Whole, whole, and one of them alone.
+        lease = await harness.claim()
+        await harness.broker.release(lease, failed(Cause.CRASHED))
+        await harness.advance(1.0)
+    assert len(lease.entries) == 1
+    assert await drained(harness) == {}
+    while any(one.depth for one in await harness.broker.depths()):
+        await harness.answer(await harness.claim())
+    assert {reply.failure for reply in (await drained(harness)).values()} == {None}
+
+
+@story
+async def test_a_slot_for_one_searches_all_the_same(harness: Harness) -> None:
+    await harness.broker.enqueue([bad("poison"), *(bad(f"fine {number}") for number in range(5))])
+    await harness.broker.release(await harness.claim(), failed())
+    while any(one.depth for one in await harness.broker.depths()):
+        await harness.advance(0.6)
+        lease = await harness.claim(limit=slot().max_batch // MAX_BATCH)
+        assert len(lease.entries) == 1
+        if lease.entries[0].input == "poison":
+            await harness.broker.release(lease, failed())
+        else:
+            await harness.answer(lease)
+    replies = (await drained(harness)).values()
+    assert sorted(map(code, replies)) == [""] * 5 + [errors.REJECTED_BY_MODEL]

@@ -96,7 +96,6 @@ class MemoryBroker:
         self._mailboxes: dict[str, Mailbox] = {}
         self._entries: dict[tuple[str, str], Queued] = {}
         self._book = Book()
-        self._kept = kept
         self._room = Room(queue_bytes)
         self._sharing = Sharing(kept)
         self._running: dict[int, _Running] = {}
@@ -125,7 +124,7 @@ class MemoryBroker:
     @property
     def kept(self) -> KeptLimits:
         """See Broker."""
-        return self._kept
+        return self._sharing.limits
 
     async def enqueue(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
         """See Broker."""
@@ -267,9 +266,8 @@ class MemoryBroker:
             answered = self._entries.get((reply.tenant, reply.id))
             if answered is None or answered.state != GONE:
                 continue
-            if (
-                answered.entry.nonce == reply.nonce and answered.entry.gateway == gateway
-            ):  # It may have been asked anew.
+            # It may have been asked anew.
+            if answered.entry.nonce == reply.nonce and answered.entry.gateway == gateway:
                 del self._entries[reply.tenant, reply.id]
         while not box.replies:
             box.arrival.clear()

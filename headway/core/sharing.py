@@ -143,6 +143,7 @@ class Sharing:
         self._led: dict[Queued, list[_Flight]] = {}
         self._followed: dict[Queued, _Flight] = {}
         self._unwanted: set[Queued] = set()
+        self.limits = limits
         self._kept: Retention[_Flight] = Retention(limits)
         self._due: list[tuple[float, int, Queued]] = []
         """Followers by their deadlines; those that follow no longer are dropped when there are many."""

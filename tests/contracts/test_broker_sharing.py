@@ -318,7 +318,7 @@ async def test_a_spent_retry_budget_is_passed_on(harness: Harness) -> None:
         claimed = await harness.broker.claim(slot(f"gpu-{attempt % 2}"), AT_ONCE)
         if isinstance(claimed, Lease):
             assert all(id.startswith("leader") for id in ids(claimed.entries))
-            assert await harness.broker.release(claimed, failed())
+            assert await harness.broker.release(claimed, failed(Cause.CRASHED))
         else:
             await harness.advance(0.05)
     replies = await drained(harness)

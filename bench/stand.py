@@ -34,6 +34,8 @@ TARGETS = HERE / "targets.py"
 EMULATED_GPU = f"{HERE.parent / 'examples' / 'emulated_gpu.py'}:EmulatedGPU"
 GPU_CHILD = "headway/backends/child.py"
 """Part of the command line of processes that run functions."""
+GUARD = "headway-guard"
+"""Part of the command line of who ends what they have started."""
 
 START_SECONDS = 60.0
 """Longest wait for a server to come up."""
@@ -301,4 +303,4 @@ def free_port() -> int:
 
 
 def _headway_role(process: Process) -> str:
-    return "worker" if GPU_CHILD in process.command else "front"
+    return "worker" if any(part in process.command for part in (GPU_CHILD, GUARD)) else "front"

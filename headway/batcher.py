@@ -338,9 +338,8 @@ class Batcher:
         )
         self._note_run(lease, seconds)
         self._tally.wasted_seconds[failure.cause.value] += seconds
-        if (
-            lease.reason != RETRY or failure.cause in NEVER_SPLIT
-        ):  # Other batches of suspects say little of the backend.
+        # A batch of suspects says little of the backend, unless it was the backend's own fault.
+        if lease.reason != RETRY or failure.cause in NEVER_SPLIT:
             self._breaker.failure(self._clock())
         if broken:
             self._retire = True

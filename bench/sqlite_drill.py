@@ -52,6 +52,7 @@ def main() -> int:
     }])  # fmt: skip
     findings.none("rows lost", seen.lost)
     findings.none("faults of the file", seen.damaged)
+    findings.none("services without SQLite's locks", seen.unlocked)
     findings.none("live keys refused", seen.unknown)
     findings.at_most("a revoked key is refused everywhere", seen.slowest, KNOWN_WITHIN, "s")
     return findings.close()

@@ -24,6 +24,8 @@ T = TypeVar("T")
 
 BUSY_WITHIN = 5.0
 """Seconds for which SQLite waits while another process writes."""
+OPEN_WITHIN = 30.0
+"""Seconds for opening, as many keys take some to be looked through."""
 BUSY_AGAIN = 0.01
 """Seconds after which it is asked again where it does not wait by itself."""
 
@@ -75,7 +77,7 @@ class SqliteFile:
         """
         try:
             for hand in (self._writer, self._reader):
-                await hand.do(lambda connection: None)
+                await hand.do(lambda connection: None, OPEN_WITHIN)
         except StoreCorrupted as exc:
             raise self._unfit(str(exc).removesuffix(f". {MEND}"), MEND) from exc
 

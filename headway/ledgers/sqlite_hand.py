@@ -71,21 +71,23 @@ class SqliteHand:
         self._thread: threading.Thread | None = None
         self._last: asyncio.Future[Any] | None = None
 
-    async def do(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """The outcome of `work`. What takes too long is left to itself; what comes next waits for it.
+    async def do(self, work: Callable[[sqlite3.Connection], T], within: float | None = None) -> T:
+        """The outcome of `work`. What takes longer than `within` seconds, or CALL_WITHIN, is left to itself; what comes next
+        waits for it.
 
         Raises:
             StoreUnavailable: it was not done, or its end is not known.
             StoreCorrupted: the file is damaged.
         """
+        limit = CALL_WITHIN if within is None else within
         try:
-            async with asyncio.timeout(CALL_WITHIN):
+            async with asyncio.timeout(limit):
                 if self._last is not None and not self._last.done():
                     await asyncio.wait({self._last})
                 self._last = done = self._hand_over(lambda: work(self._ready()))
                 await asyncio.wait({done})
         except TimeoutError:
-            raise StoreUnavailable(f"the ledger's file does not answer within {CALL_WITHIN:g} s") from None
+            raise StoreUnavailable(f"the ledger's file does not answer within {limit:g} s") from None
         try:
             return done.result()
         except sqlite3.DatabaseError as exc:

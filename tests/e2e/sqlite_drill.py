@@ -18,8 +18,11 @@ from pathlib import Path
 
 from tests.e2e.client import PATIENCE, wait_until
 from tests.e2e.server import Server, launched
+from tests.ledgers.test_sqlite_locks import descriptors, locks
 
 SERVICES = 2
+CONNECTIONS = 4
+"""Of a service: its ledger and its keys each read and write."""
 WHO = ("--user", "alice", "--tenant", "acme", "--tier", "paid")
 _COUNT = "SELECT count(*) FROM headway_requests"
 _FLAGS = ("--keys", "ledger", "--user-rate", "0")
@@ -35,6 +38,8 @@ class Seen:
         commands: that opened and closed the file.
         lost: rows that were there before a service was killed, and were not afterwards.
         damaged: whether SQLite found fault with the file at some time.
+        unlocked: times when a service that had the file open was found without SQLite's locks on it, or with a descriptor of
+            it beyond those of its connections.
         unknown: live keys that a service refused for longer than PATIENCE.
         slowest: seconds until the last service refused a revoked key, at most.
     """
@@ -44,6 +49,7 @@ class Seen:
     commands: int = 0
     lost: int = 0
     damaged: bool = False
+    unlocked: int = 0
     unknown: int = 0
     slowest: float = 0.0
     revoked: list[str] = field(default_factory=list)
@@ -83,10 +89,12 @@ class Drill:
         self.seen.live += [self._keys("create", *WHO) for _ in range(2)]
         self._keys("list")
         self._check_keys()
+        self._check_locks()
         for service in self._services:
             for _ in range(requests):
                 assert self._good(service, self.seen.live[-1])
         self._revoke(self.seen.live.pop(0))
+        self._check_locks()
         rows = wait_until(lambda: found if (found := self._rows()) >= self.seen.requests else None)
         victim = next(self._turn) % SERVICES
         killed = self._services[victim]
@@ -114,6 +122,11 @@ class Drill:
         for service in self._services:
             wait_until(lambda service=service: not self._good(service, key))  # type: ignore[misc]
         self.seen.slowest = max(self.seen.slowest, time.monotonic() - began)
+
+    def _check_locks(self) -> None:
+        for service in self._services:
+            pid = service.process.pid
+            self.seen.unlocked += not locks(self._path, pid) or descriptors(self._path, pid) > CONNECTIONS
 
     def _check_keys(self) -> None:
         """Every live key is good at every service, and no revoked one."""

@@ -27,7 +27,7 @@ def test_nothing_is_lost_while_commands_come_and_go_and_a_service_is_killed(tmp_
     with Drill(tmp_path, command) as drill:
         drill.round()
     seen = drill.seen
-    assert (seen.kills, seen.lost, seen.damaged, seen.unknown) == (1, 0, False, 0)
+    assert (seen.kills, seen.lost, seen.damaged, seen.unlocked, seen.unknown) == (1, 0, False, 0, 0)
     assert seen.slowest < KNOWN_WITHIN
 
 

@@ -49,17 +49,19 @@ def _note(event: str, arguments: tuple[Any, ...]) -> None:
                 found.append(path)
 
 
-def locks(path: Path) -> int:
-    """How many POSIX locks this process has on a file."""
+def locks(path: Path, pid: int | None = None) -> int:
+    """How many POSIX locks a process has on a file; this one, if none is named."""
     inode = str(path.stat().st_ino)
     rows = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
-    return sum(row[1] == "POSIX" and row[4] == str(os.getpid()) and row[5].split(":")[2] == inode for row in rows)
+    return sum(
+        row[1] == "POSIX" and row[4] == str(pid or os.getpid()) and row[5].split(":")[2] == inode for row in rows
+    )
 
 
-def descriptors(path: Path) -> int:
-    """How many descriptors of a file this process has."""
+def descriptors(path: Path, pid: int | None = None) -> int:
+    """How many descriptors of a file a process has; this one, if none is named."""
     found = 0
-    for entry in Path("/proc/self/fd").iterdir():
+    for entry in Path(f"/proc/{pid or os.getpid()}/fd").iterdir():
         try:
             found += os.path.samestat(entry.stat(), path.stat())
         except OSError:

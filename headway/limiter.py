@@ -51,6 +51,7 @@ class Limiter:
         self._parts: dict[tuple[Limit, ...], tuple[Limit, ...]] = {}
         self._parts_of = 1
         self.debts: dict[str, float] = {}
+        self._settled = clock()
         self._polls: dict[str, float] = {}
 
     def parts(self, limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
@@ -86,6 +87,14 @@ class Limiter:
         for limit in limits:
             debts[limit.id] = max(debts.get(limit.id, now), now) + ratelimit.interval(limit)
 
+    def refund(self, limits: tuple[Limit, ...]) -> None:
+        """Take a charge back: the request goes to the broker after all, which charges it."""
+        debts = self.debts
+        for limit in limits:
+            if limit.id in debts:
+                debts[limit.id] -= ratelimit.interval(limit)
+                self._debt(limit)
+
     def poll(self, limits: tuple[Limit, ...]) -> Failure | None:
         """Why somebody who asks for a task is refused by rate; None when it is not, and counted. Each gateway counts by itself.
         What a tier may send together is no measure: one that polls much would keep the others of its tier from it."""
@@ -116,7 +125,14 @@ class Limiter:
         return None
 
     def _debt(self, limit: Limit) -> float:
-        return max(self.debts.get(limit.id, 0.0) - self._clock(), 0.0)
+        """Seconds that are owed to a limit for what was answered here. All that is paid is forgotten once in a while, as
+        requests cost more while there is any."""
+        now = self._clock()
+        if now >= self._settled + 1.0:
+            self._settled = now
+            for id in [id for id, tat in self.debts.items() if tat <= now]:
+                del self.debts[id]
+        return max(self.debts.get(limit.id, now) - now, 0.0)
 
     def not_run(self, entry: Entry) -> None:
         """Another's answer was good for an entry: it took nothing of the capacity."""

@@ -193,6 +193,9 @@ class HotLane(Connection):
             body = b"".join(self.pieces)
             self.pieces.clear()
             self.reserve(0)
+            if self.caller.limits:
+                intake = self.lane.intake
+                intake.limiter.refund(intake.counted(self.caller.limits))
             self._ask(order, body)
 
     def say(
@@ -241,6 +244,8 @@ class HotLane(Connection):
         if length > 0 and not whole and not self.reserve(length):
             self.refuse(lane.quotas.no_room(self), head, lane.tiers[caller.tier])
             return
+        if not whole and caller.limits:  # Until the body is there: else any number could be on their way.
+            lane.intake.limiter.charge(lane.intake.counted(caller.limits))
         self.order = order
         if order.repeatable:
             self._remember(order, raw)

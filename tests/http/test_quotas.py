@@ -99,6 +99,34 @@ def test_a_model_that_is_not_the_callers_counts_too() -> None:
     served(main, keys={"ada": {"rate": 1.0, "burst": 1.0, "models": ["other"]}}, whole=True)
 
 
+def test_unfinished_bodies_count_until_they_are_there() -> None:
+    async def main(stand: Stand) -> None:
+        whole = by(ADA, " " * 100_000 + BODY)
+        first, second = await stand.connect(), await stand.connect()
+        await first.send(whole[:1000])
+        await settled(lambda: bool(stand.real.limiter.debts))
+        await second.send(whole[:1000])
+        assert (await second.answer()).header["x-headway-dropped-reason"] == "rate"
+        await first.send(whole[1000:])
+        answer = await first.answer()
+        assert (answer.status, answer.header["ratelimit"]) == (200, '"key";r=0;t=60')
+        assert (await stand.ask(by(ADA))).status == 429
+
+    served(main, keys=SLOW_KEY, whole=True)
+
+
+def test_a_body_that_never_comes_has_been_a_request() -> None:
+    async def main(stand: Stand) -> None:
+        client = await stand.connect()
+        await client.send(by(ADA, "{", length=1000))
+        await settled(lambda: bool(stand.real.limiter.debts))
+        stand.later(60)
+        assert (await client.answer()).status == 408
+        assert (await stand.ask(by(ADA))).status == 429
+
+    served(main, keys=SLOW_KEY, whole=True)
+
+
 def test_who_has_no_limits_is_told_what_is_wrong_every_time() -> None:
     async def main(stand: Stand) -> None:
         for _ in range(3):

@@ -76,3 +76,17 @@ def test_what_is_owed_here_is_forgotten_when_it_is_paid() -> None:
     for number in range(REMEMBERED):
         limiter.charge((Limit(f"user-{number}", "user", 60.0, 5.0),))
     assert len(limiter.debts) <= REMEMBERED
+
+
+def test_a_refund_takes_one_charge_back() -> None:
+    now = [0.0]
+    limiter = Limiter(1, lambda: now[0])
+    limiter.charge((LIMIT,))
+    limiter.charge((LIMIT,))
+    limiter.refund((LIMIT,))
+    assert limiter.debts[LIMIT.id] == pytest.approx(1.0)
+    limiter.refund((LIMIT,))
+    limiter.refund((LIMIT,))
+    now[0] = 1.0
+    limiter.refund((LIMIT,))
+    assert limiter.debts == {}

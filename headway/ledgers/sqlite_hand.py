@@ -90,6 +90,8 @@ class SqliteHand:
             raise StoreUnavailable(f"the ledger's file does not answer within {limit:g} s") from None
         try:
             return done.result()
+        except OSError as exc:
+            raise StoreUnavailable(f"the ledger's file does not do: {exc}") from exc
         except sqlite3.DatabaseError as exc:
             if (error := _told(exc)) is None:
                 raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import shutil
 import sqlite3
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import pytest
 import structlog.testing
 
 from headway.errors import StoreUnavailable
+from headway.ledgers import sqlite_hand
 from headway.ledgers.sqlite_keys import SqliteKeys
 from headway.ledgers.sqlite_ledger import SqliteLedger
 from tests.contracts.test_key_stores import key
@@ -141,6 +143,28 @@ def test_a_copy_that_is_restored_into_the_file_in_use_is_another_history(tmp_pat
         assert (await keys.latest()).revision == late.revision
         assert await keys.changes(late, 10) is None
         assert [one.id for one in await keys.keys()] == [key("a").id, key("c").id]
+        await keys.close()
+
+    asyncio.run(main())
+
+
+def test_a_system_that_is_short_of_descriptors_while_a_file_is_replaced_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "ledger.db"
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async def main() -> None:
+        keys = SqliteKeys(f"sqlite:///{path}")
+        await keys.open()
+        copied(path).replace(path)
+        with monkeypatch.context() as patched:
+            patched.setattr(sqlite_hand, "locked", refuse)
+            with pytest.raises(StoreUnavailable, match="Too many open files"):
+                await keys.keys()
+        assert list(await keys.keys()) == []
         await keys.close()
 
     asyncio.run(main())

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from headway.brokers.redis import library
-from headway.model import Capacity, Item, Lease, Limit, Member, Role, Share, ShareKind, WorkerInfo, WorkerStatus
+from headway.model import Capacity, Cause, Item, Lease, Limit, Member, Role, Share, ShareKind, WorkerInfo, WorkerStatus
 from tests.contracts.brokers import AT_ONCE, ask, failed, slot, story
 from tests.contracts.shares import key, same, sharing, task
 from tests.redis.stand import Stand
@@ -48,8 +48,8 @@ async def everything(harness: Stand) -> None:
     await harness.healthy("gpu-0", "gpu-1")
     for worker in ("gpu-0", "gpu-1"):
         await harness.broker.claim(slot(worker), AT_ONCE)
-    await harness.broker.enqueue([ask("dies", id="dies", gateway="gone")])
-    while await harness.broker.stage("t", "dies") is not None:
+    await harness.broker.enqueue([ask("dies", id="dies", tenant="poison", gateway="gone")])
+    while await harness.broker.stage("poison", "dies") is not None:
         await harness.broker.release(await harness.claim(), failed())
         await harness.advance(1.0)
     await harness.broker.enqueue(
@@ -60,9 +60,10 @@ async def everything(harness: Stand) -> None:
     await harness.broker.enqueue([ask(gateway="unread", limits=(limit,)) for _ in range(60)])
     await harness.broker.enqueue([sharing(id, task(id), key("k"), gateway="joins") for id in ("leads", "follows")])
     await harness.broker.withdraw([("t", "leads", 0)], "joins")
-    await harness.broker.release(await harness.claim(), failed())
+    await harness.broker.release(await harness.claim(), failed(Cause.CRASHED))
     await harness.claim("gpu-1")
-    await harness.broker.enqueue([ask(queue_timeout=1.0, tier=tier) for tier in (0, 1, 2)])
+    await harness.broker.enqueue([ask(queue_timeout=1.0, tier=tier, tenant="in time") for tier in (0, 1, 2)])
+    await harness.broker.enqueue([ask(tenant="poison")])
     await harness.fleet.attend(Member(id="a", role=Role.GATEWAY, host="h", pid=1))
     await harness.fleet.lead("a", 1.0)
     await harness.fleet.publish(Capacity(model="m", healthy=1, degraded=0, items_per_second=1, usable_per_second=1))
@@ -90,7 +91,7 @@ async def test_whoever_is_there_keeps_what_is_stored(harness: Stand) -> None:
     await harness.reaping(21.0)
     await harness.fleet.attend(Member(id="a", role=Role.GATEWAY, host="h", pid=1))
     left = {name.partition("}:")[2].partition(":")[0] for name, left in harness.server.ends().items() if left <= 30}
-    renewed_by_others = {"b", "z", "o", "on", "u", "ko", "w", "j", "capacity"}
+    renewed_by_others = {"b", "z", "o", "on", "u", "ko", "kc", "w", "j", "capacity"}
     assert left <= renewed_by_others | {"v"}, "followers of a flight are at their end long before their list"
 
 

@@ -92,7 +92,7 @@ local function write_down(s, intake)
   local p = s.prefix
   call_all('HSET', p .. 'e', intake.headers)
   call_all('HSET', p .. 'p', intake.payloads)
-  if s.q.fresh == #intake.headers / 2 then  -- Nothing else waits.
+  if s.q.fresh <= #intake.headers / 2 then  -- Nothing else waits in the lanes.
     lasting(s, 'e', 'p')
   end
   if #intake.odd > 0 then

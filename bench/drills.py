@@ -307,6 +307,7 @@ def main() -> int:
             findings.say(f"  could not run: {exc}")
             continue
         rows.append(outcome.row(drill, proxy))
+        findings.say(f"  {len(outcome.history.requests)} requests, {outcome.failed} failed, {outcome.wrong} wrong")
         for example in outcome.history.examples[:3]:
             findings.say(f"  {example}")
         findings.none(f"{name} behind {proxy}: wrong", outcome.wrong)

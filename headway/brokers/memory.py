@@ -342,7 +342,7 @@ class MemoryBroker:
         charged = self._book.judge(limits, now) if limits else ()
         if isinstance(charged, Over):
             return verdicts.over(charged)
-        if (culprits := self._queues[entry.model].culprits) and culprits.knows(entry, now):
+        if (culprits := self._queues[entry.model].culprits).active and culprits.knows(entry, now):
             self._book.write(limits, charged, now)
             return verdicts.known_culprit()
         place = self._room.take(entry)

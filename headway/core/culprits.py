@@ -58,9 +58,13 @@ class _Caller:
 
 
 class Culprits:
-    """Callers and inputs of one queue. It is empty, and false, until an input has failed alone."""
+    """Callers and inputs of one queue.
 
-    __slots__ = ("_callers", "_generation", "_known")
+    Attributes:
+        active: whether there are any; looked at for each entry, so it is a plain attribute.
+    """
+
+    __slots__ = ("_callers", "_generation", "_known", "active")
 
     def __init__(self) -> None:
         self._callers: dict[CallerKey, _Caller] = {}
@@ -68,9 +72,7 @@ class Culprits:
         self._known: dict[str, dict[bytes, tuple[float, int]]] = {}
         """By tenant: until when an input is known, and in which generation, the oldest first."""
         self._generation = 0
-
-    def __bool__(self) -> bool:
-        return bool(self._callers or self._known)
+        self.active = False
 
     def found(self, entry: Entry, now: float, killed: bool = False) -> None:
         """An input failed alone. `killed`: it took its worker with it, so it did so with several."""
@@ -82,6 +84,7 @@ class Culprits:
             caller = _Caller(now)
         caller.until = now + APART_SECONDS
         self._callers[key] = caller
+        self.active = True
         inputs = self._known.pop(entry.tenant, {})
         asked = digest(entry)
         inputs.pop(asked, None)
@@ -108,6 +111,7 @@ class Culprits:
             return False
         if caller.until <= now:
             del self._callers[key]
+            self.active = bool(self._callers or self._known)
             return False
         return True
 
@@ -138,3 +142,4 @@ class Culprits:
             del inputs[asked]
         if not inputs:
             del self._known[tenant]
+        self.active = bool(self._callers or self._known)

@@ -149,7 +149,7 @@ class ModelQueue:
         """Admit an entry, or refuse it."""
         tier = entry.tier
         self._rates[tier].observe(1, now)
-        if self.culprits and self.culprits.rides_apart(caller_of(entry), now):
+        if self.culprits.active and self.culprits.rides_apart(caller_of(entry), now):
             return self._offer_apart(entry, now)
         if self._fresh >= self.limits.max_queue:
             pace = self._gate_now(now).pace(tier)
@@ -256,7 +256,7 @@ class ModelQueue:
 
     def _price(self, group: Group, now: float) -> float:
         """What a second of a group costs: more where its caller has sent culprits."""
-        apart = self.culprits and self.culprits.rides_apart(caller_of(group.members[0].entry), now)
+        apart = self.culprits.active and self.culprits.rides_apart(caller_of(group.members[0].entry), now)
         return APART_PRICE if apart else 1.0
 
     def _depart_apart(self, worker: str, group: Group, limit: int, now: float, price: float = 0.0) -> Departure:

@@ -21,11 +21,14 @@ def of(caller: str, input: str = "poison", tenant: str = "t", parameters: bytes 
     return msgspec.structs.replace(entry(input=input, tenant=tenant), caller=caller, parameters=parameters)
 
 
-def test_is_false_until_something_failed() -> None:
+def test_is_active_from_the_first_culprit_until_all_are_forgotten() -> None:
     culprits = Culprits()
-    assert not culprits
+    active = [culprits.active]
     culprits.found(of("ann"), 0.0)
-    assert culprits
+    active.append(culprits.active)
+    assert not culprits.knows(of("ann"), KNOWN_SECONDS)
+    assert not culprits.rides_apart(("t", "ann"), KNOWN_SECONDS)
+    assert [*active, culprits.active] == [False, True, False]
 
 
 class TestRidingApart:

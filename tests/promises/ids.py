@@ -110,6 +110,8 @@ class Id:
                 yield state, SEEN
             if (not known and forget.status == 404) or forget.status not in (200, 204, 404):
                 yield state, DONE
+            elif forget.status == 204 and forget.number in self._doubtful:
+                yield state, DONE  # It took back what was about to be refused.
         else:
             yield ABSENT if known else state, DONE
 
@@ -169,6 +171,6 @@ def _held(asked: Operation, meanwhile: Operation) -> bool:
     """Whether a gateway that is asked for something may be about to find out whether it takes a submission."""
     if asked is meanwhile or asked.gateway != meanwhile.gateway:
         return False
-    if meanwhile.kind is Kind.POLL and asked.kind is not Kind.TASK:
+    if meanwhile.kind in (Kind.POLL, Kind.FORGET) and asked.kind is not Kind.TASK:
         return False
     return asked.called < (meanwhile.returned or 0.0) and (asked.ends is None or asked.ends > meanwhile.called)

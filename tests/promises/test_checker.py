@@ -194,6 +194,14 @@ def a_gateway_that_does_not_know_yet_lets_no_other_under_the_id(it: Scribe) -> N
 
 
 @allowed
+def a_deletion_of_what_is_about_to_be_refused(it: Scribe) -> None:
+    [output] = it.run("b", at=(1.0, 1.5))
+    it.ask((0.0, 2.0), "b", "t", output=output)
+    it.task((0.5, 1.8), "a", "t", **CONFLICT)
+    it.forget((0.6, 1.0), "t", **FORGOTTEN)
+
+
+@allowed
 def an_id_that_is_used_again_after_its_deletion(it: Scribe) -> None:
     [output] = it.run("b", at=(6.0, 7.0))
     it.task((0.0, 1.0), "a", "t", **ACCEPTED)

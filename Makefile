@@ -5,6 +5,7 @@
 #   make check               format, lint, types, tests: what has to pass before a change lands
 #   make fuzz                damaged inputs for every parser at the door, a million in all; or CASES=…, SEED=…
 #   make explore             the property tests with random seeds, for MINUTES=10; or SEED=…
+#   make mutants             whether the tests notice small changes of the code; of the core, or ARGS='headway.line*'
 #   make bench               the benchmarks; tables on stdout, JSON in bench/out
 #   make triton              Triton's server, which a benchmark measures beside ours
 #   make example-embeddings  a real model (all-MiniLM-L6-v2) on http://127.0.0.1:8000
@@ -30,7 +31,7 @@ LOCK := $(BIN)/uv pip compile --no-config --universal --python-version 3.11 --ge
 	$(if $(UPGRADE),--upgrade) pyproject.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check format fuzz explore bench triton example-embeddings lock audit clean
+.PHONY: help setup serve test check format fuzz explore mutants bench triton example-embeddings lock audit clean
 
 help:
 	@sed -n '/^#   make/s/^#   //p' Makefile
@@ -59,6 +60,10 @@ fuzz: .venv/.ready
 explore: .venv/.ready
 	$(BIN)/python -m tests.explore --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
+mutants: .venv/.ready-mutants
+	$(BIN)/mutmut run $(or $(ARGS),'headway.core.*')
+	$(BIN)/mutmut results
+
 bench: .venv/.ready-bench
 	$(BIN)/python bench/run.py $(ARGS)
 
@@ -71,6 +76,7 @@ lock: .venv/.ready
 	$(LOCK) --group dev -o requirements-dev.lock
 	$(LOCK) -c requirements-dev.lock --extra redis --extra postgres --extra jwt -o requirements.lock
 	$(LOCK) -c requirements-dev.lock --extra bench --extra plot -o requirements-bench.lock
+	$(LOCK) -c requirements-dev.lock --group mutants -o requirements-mutants.lock
 	$(LOCK) -c requirements-dev.lock --extra embeddings --no-emit-package torch \
 		--excludes requirements-embeddings.exclude -o requirements-embeddings.lock
 	$(BIN)/uv pip compile --no-config --no-deps --universal --python-version 3.11 --generate-hashes \
@@ -81,7 +87,7 @@ audit: .venv/.ready
 	$(BIN)/pip-audit --strict --require-hashes --disable-pip -r requirements.lock
 
 clean:
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist bench/out
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist bench/out mutants
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A virtual environment whose Python is gone or too old is made anew.
@@ -101,6 +107,11 @@ clean:
 .venv/.ready-bench: .venv/.ready requirements-bench.lock
 	@echo "Adding requirements-bench.lock …"
 	@$(INSTALL) -r requirements-bench.lock
+	@touch $@
+
+.venv/.ready-mutants: .venv/.ready requirements-mutants.lock
+	@echo "Adding requirements-mutants.lock …"
+	@$(INSTALL) -r requirements-mutants.lock
 	@touch $@
 
 # In an environment of its own: its client library, which is not installed, would want an older protobuf than ours.

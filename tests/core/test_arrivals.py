@@ -76,12 +76,22 @@ def test_replay_has_the_rate_over_any_number_of_whole_laps(record: list[float], 
 
 @pytest.mark.parametrize("record", [[], [1.0], [2.0, 2.0, 2.0]])
 def test_a_record_without_a_span_is_refused(record: list[float]) -> None:
-    with pytest.raises(SettingError, match="has no rate"):
+    with pytest.raises(SettingError) as caught:
         replay(record, 10.0)
+    assert str(caught.value) == (
+        f"trace = '{len(record)} arrivals in 0 s': has no rate. Use one with arrivals at two instants or more."
+    )
+
+
+def test_a_record_may_be_short_and_begin_anywhere() -> None:
+    assert list(islice(replay([7.0, 7.5], 1.0), 3)) == pytest.approx([0.0, 1.0, 2.0])
 
 
 @pytest.mark.parametrize("rate", [0.0, -1.0, math.nan, math.inf])
 @pytest.mark.parametrize("stream", [uniform, partial(poisson, dice=random.Random(1)), partial(replay, [0.0, 1.0])])
 def test_a_rate_that_is_none_is_refused_at_once(stream: Callable[..., Iterator[float]], rate: float) -> None:
-    with pytest.raises(SettingError, match="positive number of requests per second"):
+    with pytest.raises(SettingError) as caught:
         stream(rate=rate)
+    assert str(caught.value) == (
+        f"rate = {rate!r}: must be a positive number of requests per second. For example 1000."
+    )

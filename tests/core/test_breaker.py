@@ -128,6 +128,46 @@ def test_a_rest_of_no_time_is_none() -> None:
     assert breaker.state(0.0) is State.CLOSED
 
 
+def test_a_short_rest_is_a_rest_and_is_over_when_it_ends() -> None:
+    breaker = Breaker(3, 1.0)
+    breaker.rest(0.0, 0.5)
+    assert (breaker.state(0.4), breaker.rest_left(0.4)) == (State.OPEN, 0.5 - 0.4)
+    assert breaker.allow(0.5, LONG)
+    breaker.success(0.5)
+    assert breaker.state(0.5) is State.CLOSED
+
+
+def test_a_probe_that_fails_after_a_rest_rests_for_the_first_cooldown() -> None:
+    breaker = opened()
+    assert breaker.allow(1.0, LONG)
+    breaker.failure(1.0)
+    assert breaker.allow(3.0, LONG)
+    breaker.success(3.0)
+    breaker.rest(10.0, 5.0)
+    assert breaker.allow(15.0, LONG)
+    breaker.failure(15.0)
+    assert breaker.retry_at(15.0) == 16.0
+
+
+def test_a_rest_while_it_is_open_leaves_the_cooldown_as_long_as_it_was() -> None:
+    breaker = opened()
+    assert breaker.allow(1.0, LONG)
+    breaker.failure(1.0)
+    breaker.rest(1.0, 10.0)
+    assert breaker.allow(11.0, LONG)
+    breaker.failure(11.0)
+    assert breaker.retry_at(11.0) == 15.0
+
+
+def test_a_breaker_that_has_never_failed_counts_up_to_its_threshold() -> None:
+    breaker = Breaker(3, 1.0)
+    states = []
+    for _ in range(3):
+        breaker.failure(0.0)
+        states.append(breaker.state(0.0))
+    assert states == [State.CLOSED, State.CLOSED, State.HALF_OPEN]
+
+
 def test_a_short_rest_does_not_shorten_a_longer_one() -> None:
     breaker = opened()
     breaker.rest(0.0, 0.1)

@@ -33,6 +33,15 @@ def test_who_holds_nothing_may_take_the_last() -> None:
     assert budget.free == 100
 
 
+def test_who_gives_some_back_holds_the_rest() -> None:
+    budget = Budget(100)
+    assert budget.take("a", 50)
+    budget.give("a", 20)
+    assert (budget.held("a"), budget.free) == (30, 70)
+    budget.give("a", 30)
+    assert (budget.held("a"), budget.free) == (0, 100)
+
+
 def test_a_fixed_bound_of_each_owner() -> None:
     budget = Budget(100)
     asked = [("a", 2), ("a", 2), ("a", 1), ("b", 4)]
@@ -44,14 +53,14 @@ def test_without_greed_all_may_be_one_owners() -> None:
     assert [budget.take("a", 1) for _ in range(11)] == [True] * 10 + [False]
 
 
-@given(st.integers(1, 1000), st.lists(st.tuples(st.sampled_from("abcd"), st.integers(-1, 300))))
+@given(st.integers(1, 1000), st.lists(st.tuples(st.sampled_from("abcd"), st.integers(-2, 300))))
 def test_what_is_held_and_what_is_free_are_always_all(total: int, steps: list[tuple[str, int]]) -> None:
     budget, held = Budget(total), dict.fromkeys("abcd", 0)
     for owner, amount in steps:
         if amount < 0:
-            if held[owner]:
-                budget.give(owner, held[owner])
-                held[owner] = 0
+            if back := held[owner] if amount == -1 else held[owner] // 2:
+                budget.give(owner, back)
+                held[owner] -= back
         elif budget.take(owner, amount):
             held[owner] += amount
         assert budget.free == total - sum(held.values()) >= 0

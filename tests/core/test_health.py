@@ -34,8 +34,9 @@ def test_silence_is_not_health(said: WorkerStatus, age: float, believed: WorkerS
 
 def test_the_reason_is_the_silence() -> None:
     worker = WorkerInfo(worker_id="gpu-0", model="m", status=HEALTHY, last_heartbeat=10.0)
-    assert believed(worker, 11.0).reason == ""
-    assert believed(worker, 12.0).reason == "no heartbeat"
+    assert believed(worker, 11.0) is worker
+    silent = believed(worker, 12.0)
+    assert (silent.status, silent.reason) == (DEGRADED, "no heartbeat")
 
 
 def test_memory_that_swings_around_a_mark_does_not_swing_the_capacity() -> None:

@@ -153,6 +153,7 @@ class TestWindow:
     def test_is_size_or_time(self) -> None:
         rule = Window(0.04).rule(BUSY)
         assert (rule.size, rule.window, rule.headway) == (100, 0.04, None)
+        assert (rule.rate, rule.service) == (BUSY.rate, BUSY.batch_seconds(100))
 
     def test_waits_for_nobody_when_nobody_is_expected(self) -> None:
         rule = Window(0.04).rule(replace(BUSY, rate=10.0))
@@ -174,6 +175,7 @@ class TestTable:
     def test_rows(self, utilisation: float, depth: int, size: int, window: float) -> None:
         rule = Table().rule(replace(BUSY, utilisation=utilisation, depth=depth))
         assert (rule.size, rule.window) == (size, window)
+        assert (rule.rate, rule.service) == (BUSY.rate, BUSY.batch_seconds(size))
 
     def test_no_row_is_larger_than_the_largest_batch(self) -> None:
         assert Table().rule(replace(BUSY, depth=101, max_batch=8)).size == 8

@@ -48,6 +48,22 @@ def test_what_was_taken_in_is_not_counted(ended: dict[str, object]) -> None:
     assert list(it.ended()) == []
 
 
+def test_the_model_is_told_only_when_all_asked_the_same() -> None:
+    it = Refused()
+    for model in ("m", "m", "m", "other"):
+        it.count(record(model=model), 0.0)
+    [together] = it.ended()
+    assert (together.model, together.requests) == ("", 3)
+
+
+def test_no_content_is_kept_of_those_that_are_counted() -> None:
+    it = Refused()
+    for _ in range(2):
+        it.count(record(input="in", output="out"), 0.0)
+    [together] = it.ended()
+    assert (together.input, together.output) == (None, None)
+
+
 def test_no_more_are_counted_at_a_time_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(refused, "MOST", 2)
     it = Refused()

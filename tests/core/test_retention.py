@@ -107,6 +107,9 @@ def test_budgets_shrink_with_the_memory_there_is_and_are_split_between_shards() 
     assert KeptLimits.of(64, 256) == KeptLimits.of(64, 64)
     assert limits.within(1000) == limits
     assert limits.within(128) == KeptLimits.of(128, 32)
+    assert limits.within(256) is limits
+    assert repr(limits.within(127)) == repr(KeptLimits.of(127, 31))
+    assert repr(limits.split(3)) == repr(KeptLimits.of(85, 64))
     assert limits.split(1) == limits
     assert limits.split(2) == KeptLimits.of(128, 64)
     assert limits.split(16) == KeptLimits.of(16, 16)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway.core import retry
 from headway.core.retry import (
     BACKOFF_BASE,
     BACKOFF_CAP,
@@ -127,6 +128,20 @@ class TestBudgets:
         assert not budgets.spend("a", 1, 0.0)
         budgets.earn(["a"] * 5)
         assert budgets.spend("a", 1, 0.0)
+
+    def test_grow_with_the_largest_batch(self) -> None:
+        budgets = RetryBudgets(100)
+        assert not budgets.spend("a", 1001, 0.0)
+        assert budgets.spend("a", 1000, 0.0)
+        assert not budgets.spend("a", 101, 10.0)
+        assert budgets.spend("a", 100, 10.0)
+
+    def test_of_many_tenants_the_one_that_failed_first_is_forgotten(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(retry, "MOST_BUDGETS", 2)
+        budgets = RetryBudgets(1)
+        for tenant in ("a", "b", "c"):
+            assert budgets.spend(tenant, 1, 0.0)
+        assert list(budgets._by_tenant) == ["b", "c"]
 
     def test_a_budget_that_is_full_again_is_forgotten(self) -> None:
         budgets = RetryBudgets(1)

@@ -69,3 +69,8 @@ def test_a_small_entry_gets_in_however_full_it_is_and_is_not_counted() -> None:
     assert room.take(entry("t", "x" * SMALL)) is ANYWHERE
     assert room.take(entry("t", "x" * SMALL, b"{}")) is None
     assert room.free == 10_000 - OVERHEAD - 4000
+
+
+def test_a_tenant_may_hold_just_as_much_as_is_free() -> None:
+    assert Room(OVERHEAD + 9_000).take(entry("t")) is not None
+    assert Room(OVERHEAD + 8_999).take(entry("t")) is None

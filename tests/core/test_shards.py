@@ -57,6 +57,7 @@ class TestSlotsAt:
     def test_of_a_shard_that_is_not_in_use(self) -> None:
         assert [slots_at(shard, 2, 2) for shard in range(4)] == [1, 1, 0, 0]
         assert slots_at(0, 0, 1) == 0
+        assert [slots_at(shard, 9, 2) for shard in range(4)] == [5, 4, 0, 0]
 
 
 class TestInTurn:
@@ -82,6 +83,10 @@ class TestOfTenant:
             assert max(before) < count
             assert {there for here, there in zip(before, after, strict=True) if here != there} == {count}
             assert 0.5 < after.count(count) / (len(tenants) / (count + 1)) < 1.5
+
+    def test_is_the_same_in_every_process_and_release(self) -> None:
+        shards = [of_tenant(tenant, 1000) for tenant in ("acme", "globex", "", "ü\ud800")]
+        assert shards == [126, 779, 22, 575]
 
     def test_any_text_will_do(self) -> None:
         assert of_tenant("", 1) == of_tenant("\ud800", 1) == 0

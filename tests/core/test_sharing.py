@@ -509,3 +509,23 @@ def test_a_follower_is_late_to_the_instant_and_once() -> None:
     sharing.leave(followers[2])
     assert [queued for queued, _ in answer(sharing, leader, "fine").replies] == [followers[0]]
     assert sharing.overdue(NOW + 10.0) == []
+
+
+def test_a_leader_that_nobody_waits_for_is_idle_when_its_last_follower_leaves() -> None:
+    sharing = Sharing(PLENTY)
+    leader = lead(sharing, make("leader", same()))
+    followers = [Queued(make(f"f{number}", same()), NOW) for number in range(2)]
+    for follower in followers:
+        assert sharing.join(follower, NOW) == Ripple()
+    assert sharing.cancel(leader) == Ripple()
+    assert sharing.unwanted(leader)
+    assert sharing.leave(followers[0]) == Ripple()
+    assert sharing.leave(followers[1]) == Ripple(idle=[leader])
+    assert sharing.leave(followers[1]) == Ripple()
+
+
+def test_a_digest_is_the_same_in_every_process_and_release() -> None:
+    assert digest("m", "v", "in", b'{"b":1,"a":2}').hex() == (
+        "ae816caaf938e09c1b28ad4c8a51795b5d30675433e3194af37d03cf1b3c0c3e"
+    )
+    assert digest("m", "", "i\ud800", b"").hex() == "d5dc1cec07a5c69cb49702ed01be73aadc5d0c70359ddb292598128f0aa67219"

@@ -134,3 +134,36 @@ def test_flows_are_averages_of_about_a_second() -> None:
     assert flow.lowest == pytest.approx(200, rel=0.01)
     assert throttle.count(10.5).higher == pytest.approx(100 * math.exp(-0.5), rel=0.01)
     assert throttle.count(10.5).higher == pytest.approx(100 * math.exp(-0.5), rel=0.01)  # No time has passed.
+
+
+def test_next_to_no_capacity_is_known_all_the_same() -> None:
+    assert room(capacity(0.5), 0.1, [Flow(0.2, 0.0)]) == pytest.approx(0.3)
+    assert room(capacity(0, healthy=0, degraded=1), 0.1, [Flow(0, 10)]) == 0.0
+
+
+def test_shares_go_by_arrivals_however_few() -> None:
+    assert share(Flow(0, 0.2), [Flow(0, 0.6)]) == pytest.approx(0.9 / 4 + 0.1 / 2)
+
+
+def test_what_is_given_back_is_one() -> None:
+    throttle = Throttle()
+    throttle.set_rate(10.0, 0.0)
+    throttle.count(0.0)
+    for _ in range(4):
+        assert throttle.admit(0.0) == 0.0
+    throttle.give_back()
+    assert admitted(throttle, iter([0.0] * 20)) == 7
+    throttle = Throttle()
+    throttle.count(0.0)
+    for _ in range(4):
+        throttle.admit(0.0)
+    throttle.give_back()
+    assert throttle.count(1.0).lowest == pytest.approx(3 * (1.0 - math.exp(-1.0)))
+
+
+def test_a_look_at_an_earlier_instant_changes_nothing() -> None:
+    throttle = Throttle()
+    throttle.count(5.0)
+    throttle.lowest = 100
+    assert throttle.count(4.0) == Flow()
+    assert throttle.count(6.0).lowest == pytest.approx(100 * (1.0 - math.exp(-1.0)))

@@ -1,0 +1,90 @@
+"""What the ledger keeps of a request."""
+
+from __future__ import annotations
+
+import pytest
+
+from headway import errors
+from headway.core.records import NAME_LENGTH, record_of, size_of
+from headway.model import Caller, Entry, Failure, Ran, Record, Reply, ShareKind
+
+TIERS = ("enterprise", "paid", "free")
+CALLER = Caller("somebody", "acme", 0)
+ENTRY = Entry("id-1", "m", "what is asked", 1, "acme", "g", 2.0, 4.0)
+RAN = Ran("gpu-1", 8, 0.1, 5.0)
+
+
+def record(reply: Reply, *, caller: Caller = CALLER, entry: Entry = ENTRY, content: bool = False) -> Record:
+    return record_of(caller, entry, 0.25, reply, 1000.0, TIERS, content)
+
+
+def test_of_an_answered_request_who_asked_when_and_where_it_ran() -> None:
+    assert record(Reply("id-1", "acme", "WHAT", ran=RAN)) == Record(
+        id="id-1",
+        user="somebody",
+        tenant="acme",
+        tier="paid",
+        model="m",
+        status="completed",
+        created_at=999.75,
+        completed_at=1000.0,
+        latency_ms=250.0,
+        batch_size=8,
+        worker="gpu-1",
+        error="",
+        input=None,
+        output=None,
+    )
+
+
+def test_of_one_that_never_ran_no_worker_and_the_code_of_its_failure() -> None:
+    found = record(Reply("id-1", "acme", None, Failure(errors.SHED, "full")))
+    assert (found.status, found.error, found.batch_size, found.worker) == ("failed", errors.SHED, 0, "")
+
+
+def test_the_code_is_the_one_that_the_client_read() -> None:
+    found = record(Reply("id-1", "acme", None, Failure(errors.IDEMPOTENCY_MISUSE, "used")))
+    assert found.error == errors.IDEMPOTENCY_CONFLICT
+
+
+def test_who_had_anothers_answer_ran_nowhere() -> None:
+    found = record(Reply("id-1", "acme", "WHAT", ran=RAN, shared=ShareKind.SAME))
+    assert (found.batch_size, found.worker) == (0, "")
+
+
+class TestContent:
+    def test_is_kept_only_when_asked_for(self) -> None:
+        answered = Reply("id-1", "acme", "WHAT")
+        assert (record(answered).input, record(answered).output) == (None, None)
+        kept = record(answered, content=True)
+        assert (kept.input, kept.output) == ("what is asked", "WHAT")
+
+    def test_of_a_failed_request_is_its_input(self) -> None:
+        kept = record(Reply("id-1", "acme", None, Failure(errors.SHED, "full")), content=True)
+        assert (kept.input, kept.output) == ("what is asked", None)
+
+    def test_that_no_database_takes_is_escaped(self) -> None:
+        entry = Entry("id-1", "m", "a\0b\ud800c", 1, "acme", "g", 2.0, 4.0)
+        kept = record(Reply("id-1", "acme", "\0é☃"), entry=entry, content=True)
+        assert (kept.input, kept.output) == ("a\\x00b\\ud800c", "\\x00é☃")
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("x" * NAME_LENGTH, "x" * NAME_LENGTH),
+        ("x" * (NAME_LENGTH + 1), "x" * NAME_LENGTH),
+        ("a\0b", "a\\x00b"),
+        ("a\nb", "a\nb"),
+    ],
+)
+def test_names_are_cut_and_escaped(name: str, kept: str) -> None:
+    entry = Entry("id-1", name, "", 1, "acme", "g", 2.0, 4.0)
+    found = record(Reply("id-1", "acme", "WHAT"), caller=Caller(name, name, 0), entry=entry)
+    assert (found.user, found.tenant, found.model) == (kept, kept, kept)
+
+
+def test_its_size_is_that_of_input_and_output() -> None:
+    answered = Reply("id-1", "acme", "WHAT")
+    assert size_of(record(answered)) == 0
+    assert size_of(record(answered, content=True)) == len("what is asked") + len("WHAT")

@@ -1,0 +1,44 @@
+"""Which API keys may be added to those that are there."""
+
+from __future__ import annotations
+
+import pytest
+
+from headway.core.rotation import check_new
+from headway.model import Key
+
+
+def key(id: str, *, replaces: str = "", expires_at: float | None = None) -> Key:
+    return Key(
+        id=id,
+        digest=b"",
+        user="u",
+        tenant="t",
+        tier="paid",
+        created_at=1000.0,
+        expires_at=expires_at,
+        replaces=replaces,
+    )
+
+
+def test_an_id_is_given_once() -> None:
+    with pytest.raises(ValueError, match=r"^there is a key with the id 'a' already$"):
+        check_new(key("a"), [key("a", expires_at=1.0)])
+    check_new(key("a"), [key("b"), key("c")])
+
+
+def test_of_two_rotations_of_one_key_the_second_loses() -> None:
+    with pytest.raises(ValueError, match=r"^old has just been replaced by b, which lives$"):
+        check_new(key("a", replaces="old"), [key("b", replaces="old")])
+    with pytest.raises(ValueError, match=r"^old has just been replaced by b, which lives$"):
+        check_new(key("a", replaces="old"), [key("b", replaces="old", expires_at=1000.5)])
+
+
+@pytest.mark.parametrize("ended", [999.0, 1000.0])
+def test_one_that_has_ended_bars_nobody(ended: float) -> None:
+    check_new(key("a", replaces="old"), [key("b", replaces="old", expires_at=ended)])
+
+
+def test_keys_that_replace_another_or_none_bar_nobody() -> None:
+    check_new(key("a", replaces="old"), [key("b", replaces="other"), key("c")])
+    check_new(key("a"), [key("b"), key("c")])

@@ -1,0 +1,85 @@
+"""Which answers a request may have in common with others, and what of them is of use later."""
+
+from __future__ import annotations
+
+import pytest
+
+from headway import errors
+from headway.config import Settings
+from headway.core.packing import Queued
+from headway.core.retention import KeptLimits
+from headway.core.sharing import Sharing, runs_on, shares_of, unkept
+from headway.model import Entry, Failure, Reply, Share, ShareKind
+
+ASKED = b"digest"
+TASK = Share(ShareKind.TASK, "id", ASKED, 60.0)
+KEY = Share(ShareKind.KEY, "key", ASKED, 60.0)
+SAME = Share(ShareKind.SAME, ASKED.hex(), b"", 60.0)
+LIMITS = KeptLimits.of(8000, 8000)
+"""One outcome of at most 2,000 bytes."""
+
+
+def entry(*shares: Share, id: str = "id") -> Entry:
+    return Entry(id, "m", "asked", 1, "t", "g", 2.0, 4.0, b"", (), shares, digest=ASKED)
+
+
+class TestShares:
+    def test_a_plain_request_has_none(self) -> None:
+        assert shares_of(Settings(), "id", ASKED, "", False, False) == ()
+
+    def test_of_a_task_with_a_key_come_in_the_order_in_which_they_decide(self) -> None:
+        settings = Settings(result_ttl_s=30.0, cache=True, cache_ttl_s=20.0, collapse=True)
+        assert shares_of(settings, "id", ASKED, "key", True, True) == (
+            Share(ShareKind.TASK, "id", ASKED, 30.0),
+            Share(ShareKind.KEY, "key", ASKED, 30.0),
+            Share(ShareKind.SAME, ASKED.hex(), b"", 20.0, True),
+        )
+
+    @pytest.mark.parametrize(("cache", "keep"), [(False, 0.0), (True, 20.0)])
+    @pytest.mark.parametrize("collapse", [False, True])
+    def test_identical_requests_join_and_are_kept_as_the_settings_say(
+        self, cache: bool, keep: float, collapse: bool
+    ) -> None:
+        settings = Settings(cache=cache, cache_ttl_s=20.0, collapse=collapse)
+        [same] = shares_of(settings, "id", ASKED, "", False, True)
+        assert same == Share(ShareKind.SAME, ASKED.hex(), b"", keep, collapse)
+
+
+class TestRunningOn:
+    @pytest.mark.parametrize(("shares", "on"), [((), False), ((SAME,), False), ((KEY,), True), ((SAME, TASK), True)])
+    def test_when_it_may_be_asked_for_later(self, shares: tuple[Share, ...], on: bool) -> None:
+        assert runs_on(entry(*shares)) is on
+
+    def test_not_for_one_that_only_waits_for_a_task(self) -> None:
+        assert not runs_on(entry(TASK, id="other"))
+
+
+class TestUnkept:
+    LARGE = Reply("id", "t", "x" * 1000)
+
+    @pytest.mark.parametrize(("share", "told"), [(TASK, True), (KEY, True), (SAME, False)])
+    def test_is_told_of_what_a_client_may_ask_for(self, share: Share, told: bool) -> None:
+        assert unkept(entry(share), self.LARGE, LIMITS) is told
+
+    def test_not_when_it_is_small_or_kept_for_no_time(self) -> None:
+        assert not unkept(entry(TASK), Reply("id", "t", "x"), LIMITS)
+        assert not unkept(entry(Share(ShareKind.KEY, "key", ASKED, 0.0)), self.LARGE, LIMITS)
+
+
+class TestIdsOfTasks:
+    def finished(self) -> Sharing:
+        sharing = Sharing(LIMITS)
+        queued = Queued(entry(TASK), 0.0)
+        sharing.lead(queued, 0.0)
+        assert sharing.with_id(entry(), 0.0) == entry(), "it still runs: that is a conflict elsewhere"
+        sharing.end(queued, Reply("id", "t", None, Failure(errors.SHED, "full")), 0.0)
+        return sharing
+
+    def test_an_id_whose_task_is_kept_stands_for_its_outcome(self) -> None:
+        assert self.finished().with_id(entry(SAME), 59.9) == entry(Share(ShareKind.TASK, "id", ASKED), SAME)
+
+    def test_and_is_free_again_when_that_is_over(self) -> None:
+        assert self.finished().with_id(entry(SAME), 60.0) == entry(SAME)
+
+    def test_ids_of_others_are_no_concern(self) -> None:
+        assert self.finished().with_id(entry(id="other"), 1.0) == entry(id="other")

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from headway import errors
 from headway.gateway import new_id
 from headway.line import LOOK_EVERY
-from headway.model import Caller, Entry, Failure, Reply, Stage
+from headway.model import Caller, Entry, Failure, Limit, Reply, Stage
 from headway.redo import CHUNK, SPREAD
 from tests.services.fake_backend import FakeBackend
 from tests.services.fleet import ANYBODY, Fleet
@@ -248,6 +248,25 @@ def test_a_refusal_of_what_is_offered_again_is_the_answer() -> None:
             assert await fleet.answered(asked) == [errors.SERVICE_OVERLOADED]
             assert asked.reply.failure == full
             assert fleet.gateway.pending == 0
+
+    run(main)
+
+
+def test_what_is_offered_again_is_not_charged_again() -> None:
+    limit = Limit("user-1", "user", 600.0, 10.0)
+    caller = Caller("somebody", "acme", 1, (limit,))
+
+    async def main(clock: Clock) -> None:
+        async with Fleet(clock, FakeBackend(2.0), max_batch=100) as fleet:
+            asked = [fleet.ask(f"text {number}", caller=caller, timeout=20.0) for number in range(10)]
+            await asyncio.sleep(1.0)
+            asked += [fleet.ask(f"late {number}", caller=caller, timeout=20.0) for number in range(10)]
+            await asyncio.sleep(0.1)
+            assert [one.replies for one in asked] == [[]] * 20
+            fleet.server.lose_everything()
+            fleet.server.cut()
+            assert await fleet.answered(*asked) == ["ok"] * 20
+            assert fleet.server.inner.owed(limit) == 0.0
 
     run(main)
 

@@ -6,10 +6,13 @@ import msgspec
 
 from headway.core.culprits import (
     APART_SECONDS,
+    EXPECTED,
     KNOWN_SECONDS,
+    MEMORY,
     MOST_APART,
     MOST_KNOWN,
     MOST_TENANTS,
+    PRIOR,
     Culprits,
     caller_of,
 )
@@ -64,6 +67,40 @@ class TestRidingApart:
             culprits.ran(key, 32, clean=True)
         assert culprits.group_size(key, 32) == 32
 
+    def test_what_ran_and_failed_is_remembered_from_one_culprit_to_the_next(self) -> None:
+        culprits, key = Culprits(), ("t", "ann")
+        culprits.found(of("ann"), 0.0)
+        culprits.ran(key, 32, clean=False)
+        culprits.ran(key, 36, clean=False)
+        assert culprits.group_size(key, 32) == int(EXPECTED * (PRIOR + 68) / 2)
+        culprits.found(of("ann", "more"), APART_SECONDS - 0.1)
+        assert culprits.group_size(key, 32) == int(EXPECTED * (PRIOR + 68) / 2)
+        culprits.found(of("ann", "more"), 9 * APART_SECONDS)
+        assert culprits.group_size(key, 32) == int(EXPECTED * PRIOR)
+
+    def test_one_that_has_behaved_for_long_begins_anew_to_the_instant(self) -> None:
+        culprits, key = Culprits(), ("t", "ann")
+        culprits.found(of("ann"), 0.0)
+        culprits.ran(key, 68, clean=False)
+        culprits.found(of("ann"), APART_SECONDS)
+        assert culprits.group_size(key, 32) == int(EXPECTED * PRIOR)
+
+    def test_the_one_whose_last_culprit_is_longest_ago_rides_with_others_again(self) -> None:
+        culprits = Culprits()
+        for number in [*range(MOST_APART), 0, MOST_APART]:
+            culprits.found(of(f"caller {number}"), 0.0)
+        apart = [number for number in range(MOST_APART + 1) if culprits.rides_apart(("t", f"caller {number}"), 1.0)]
+        assert apart == [0, *range(2, MOST_APART + 1)]
+
+    def test_counts_are_halved_when_they_are_large(self) -> None:
+        culprits, key = Culprits(), ("t", "ann")
+        culprits.found(of("ann"), 0.0)
+        for _ in range(8):
+            culprits.ran(key, 124, clean=False)
+        assert culprits._callers[key].ran == MEMORY
+        culprits.ran(key, 4, clean=True)
+        assert (culprits._callers[key].ran, culprits._callers[key].bad) == ((MEMORY + 4) / 2, 4.0)
+
 
 class TestKnowing:
     def test_the_same_input_of_the_same_tenant_is_known_for_a_while(self) -> None:
@@ -88,6 +125,12 @@ class TestKnowing:
         culprits.renew()
         assert not culprits.knows(of("ann", "raises"), 1.0)
         assert culprits.knows(of("ann", "kills"), 1.0)
+
+    def test_an_input_that_fails_again_is_among_the_newest(self) -> None:
+        culprits = Culprits()
+        for number in [*range(MOST_KNOWN), 0, MOST_KNOWN]:
+            culprits.found(of("ann", f"input {number}"), 0.0)
+        assert [culprits.knows(of("ann", f"input {number}"), 1.0) for number in (0, 1, 2)] == [True, False, True]
 
     def test_memory_is_bounded(self) -> None:
         culprits = Culprits()

@@ -167,3 +167,24 @@ def test_a_look_at_an_earlier_instant_changes_nothing() -> None:
     throttle.lowest = 100
     assert throttle.count(4.0) == Flow()
     assert throttle.count(6.0).lowest == pytest.approx(100 * (1.0 - math.exp(-1.0)))
+
+
+def test_arrivals_are_counted_whether_they_are_let_in_or_not() -> None:
+    throttle = Throttle()
+    throttle.count(0.0)
+    throttle.set_rate(0.5, 0.0)
+    assert admitted(throttle, iter([0.0] * 30)) == LEAST_BURST
+    assert throttle.lowest == 30
+
+
+def test_the_wait_is_for_what_is_missing_of_one() -> None:
+    throttle = Throttle()
+    throttle.set_rate(2.0, 0.0)
+    admitted(throttle, iter([0.0] * 10))
+    assert throttle.admit(0.25) == pytest.approx(0.25)
+
+
+def test_a_high_rate_has_a_burst_of_its_seconds() -> None:
+    throttle = Throttle()
+    throttle.set_rate(200.0, 0.0)
+    assert admitted(throttle, iter([0.0] * 1000)) == 200 * BURST_SECONDS

@@ -41,6 +41,7 @@ def test_a_line_through_small_batches_is_not_believed_far_beyond_them() -> None:
     """One of two small batches was slow by accident: by the line, a full batch would take ten seconds."""
     scarce = Load(rate=1.0, alpha=0.0, beta=0.1, slots=1, max_batch=100, largest=2.0)
     assert pace(scarce) == pytest.approx(100 / 0.4)
+    assert pace(dataclasses.replace(scarce, largest=1.0)) == pytest.approx(100 / 0.2)
     assert pace(dataclasses.replace(scarce, largest=60.0)) == pytest.approx(100 / 10.0)
 
 

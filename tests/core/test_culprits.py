@@ -34,6 +34,15 @@ def test_is_active_from_the_first_culprit_until_all_are_forgotten() -> None:
     assert [*active, culprits.active] == [False, True, False]
 
 
+def test_is_active_as_long_as_any_caller_or_input_is_remembered() -> None:
+    culprits = Culprits()
+    culprits.found(of("ann"), 0.0)
+    culprits.found(of("ann", "more"), 100.0)
+    assert not culprits.rides_apart(("t", "ann"), KNOWN_SECONDS)
+    assert not culprits.knows(of("ann"), KNOWN_SECONDS)
+    assert culprits.active and culprits.knows(of("ann", "more"), KNOWN_SECONDS)
+
+
 class TestRidingApart:
     def test_only_the_caller_does_and_only_for_a_while(self) -> None:
         culprits = Culprits()

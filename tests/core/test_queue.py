@@ -276,27 +276,6 @@ class TestHandingBack:
         probe = leave(queue, now=2.0)
         assert (len(probe.members), queue.depth) == (1, 1)
 
-    def test_when_all_of_a_probe_have_left_the_rest_of_its_batch_is_free(self) -> None:
-        queue = make()
-        members = offer(queue, "a", "b", "c", "d")
-        queue.fail(leave(queue), Cause.RAISED, 0.0, dice)
-        probe = leave(queue, now=1.0)
-        for member in probe.members:
-            queue.remove(member)
-        left = {member.entry.id for member in members} - set(ids(probe))
-        queue.hand_back(probe, 1.0)
-        rest = leave(queue, now=1.0)
-        assert (set(ids(rest)), rest.attempts) == (left, 2)
-        assert queue.depth == 0
-
-    def test_one_that_was_alone_is_over_as_if_it_had_not_been_handed_back(self) -> None:
-        queue = make()
-        [first] = offer(queue, "a")
-        queue.fail(leave(queue), Cause.RAISED, 0.0, dice)
-        queue.hand_back(leave(queue, now=1.0), 1.0)
-        after = queue.fail(leave(queue, now=1.0), Cause.RAISED, 1.0, dice)
-        assert after.dead == [first]
-
 
 class TestFailing:
     def test_a_failed_batch_runs_again_by_itself(self) -> None:

@@ -84,6 +84,7 @@ def test_the_parts_of_a_limit_make_up_the_whole_and_let_at_least_one_in() -> Non
 def test_a_burst_below_one_lets_one_in() -> None:
     small = Limit("a", "user", 30.0, 0.5)
     assert (interval(small), tolerance(small), tolerance(Limit("a", "user", 30.0, 3.0))) == (2.0, 2.0, 6.0)
+    assert tolerance(Limit("a", "user", 30.0, 1.5)) == 3.0
     assert wait(small, 0.0) == 0.0
     assert wait(small, 0.5) == pytest.approx(0.5)
     assert wait(Limit("a", "user", 30.0, 1.5), 1.0) == 0.0

@@ -66,6 +66,33 @@ def test_what_is_wrong_is_said_with_its_line(text: str, says: str) -> None:
         read(text)
 
 
+WRITE = "Write seconds or YYYY-MM-DD HH:MM:SS.ffffff in TIMESTAMP."
+
+
+@pytest.mark.parametrize(
+    ("text", "reason", "mend"),
+    [
+        (
+            "x" * 90 + "\n",
+            f"has no column TIMESTAMP; its first line is {'x' * 80!r}",
+            "Name the column of arrival instants TIMESTAMP.",
+        ),
+        ("1\nthree\n", "line 2: 'three' is not an instant like the others", WRITE),
+        ("1\ninf\n", "line 2: 'inf' is not an instant like the others", WRITE),
+        ("1\n0.5\n", "line 2: '0.5' is earlier than the line before it", "Sort the trace by TIMESTAMP."),
+        (
+            "1\n" + "9" * 200_000 + "\n",
+            "line 2 is not CSV: field larger than field limit (131072)",
+            "Mend the line.",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said_of_the_trace_with_what_to_do(text: str, reason: str, mend: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        read(text)
+    assert str(caught.value) == f"--arrivals = 't.csv': {reason}. {mend}"
+
+
 def test_the_setting_is_named_as_the_user_wrote_it() -> None:
     with pytest.raises(SettingError) as caught:
         list(instants(["x\n"], "t.csv", "--trace"))

@@ -99,6 +99,7 @@ def test_an_output_that_is_too_large_to_keep_is_told_in_megabytes() -> None:
         None,
         "kept",
     )
+    assert "of 100000.0 MB" in verdicts.too_large(10**11).message
 
 
 class TestLateness:

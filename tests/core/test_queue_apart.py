@@ -1,0 +1,162 @@
+"""What waits apart from the lanes of a queue: who gets in, what goes first, and what a search leaves behind."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from headway.core.admission import MIN_WAIT, Refused
+from headway.core.departure import Load, Rule
+from headway.core.packing import GONE, SUSPECT, Queued
+from headway.core.queue import POOL_BATCHES, RULE_AGE, UNKNOWN_WAIT, ModelQueue
+from headway.core.suspects import APART_PRICE, POOL, Group
+from headway.model import Cause, Entry
+from tests.core.entries import entry
+from tests.core.test_queue import dice, ids, leave, make, offer
+
+EVIL = ("t", "evil")
+
+
+def of(caller: str, id: str = "1", *, queue_timeout: float = 1e6, tier: int = 0) -> Entry:
+    asked = entry(id, queue_timeout=queue_timeout, timeout=1e6, tier=tier)
+    return msgspec.structs.replace(asked, caller=caller)
+
+
+def measured(seconds: float | None, max_batch: int = 8, slots: int = 1) -> ModelQueue:
+    """A queue with a caller that rides apart; a full batch of it takes so many seconds, None when that is not known."""
+    queue = make(max_batch=max_batch, slots=slots)
+    if seconds is not None:
+        for number in range(max_batch):
+            queue.offer(of("good", f"warm {number}"), 0.0)
+        queue.finish(leave(queue, limit=max_batch), seconds)
+    queue.culprits.found(of("evil", "bad"), 1.0)
+    return queue
+
+
+class TestGettingIn:
+    def test_a_pool_has_room_for_some_batches_of_each_gpu(self) -> None:
+        queue = measured(None, max_batch=2, slots=3)
+        most = POOL_BATCHES * 2 * 3
+        assert all(isinstance(queue.offer(of("evil", str(number)), 1.0), Queued) for number in range(most))
+        assert queue.offer(of("evil"), 1.0) == Refused(UNKNOWN_WAIT, tier_only=False)
+        assert isinstance(queue.offer(of("good"), 1.0), Queued)
+
+    @pytest.mark.parametrize("tier", [0, 2])
+    def test_one_that_is_full_says_when_there_is_room_for_one_more(self, tier: int) -> None:
+        queue = measured(0.8, max_batch=2)
+        for number in range(POOL_BATCHES * 2):
+            assert isinstance(queue.offer(of("evil", str(number), tier=tier), 1.0), Queued)
+        refused = queue.offer(of("evil", tier=tier), 1.0)
+        assert isinstance(refused, Refused)
+        pace = queue._gate_now(1.0).pace(tier)
+        assert pace > 0.0
+        assert refused == Refused(max(1.0 / pace, MIN_WAIT), tier_only=False)
+
+    def test_nobody_gets_in_who_would_wait_too_long(self) -> None:
+        """Two runs are reckoned for each that waits, and that as many tenants as wait have their turns between them."""
+        queue = measured(0.8, max_batch=8)
+        admitted = 0
+        while isinstance(queue.offer(of("evil", str(admitted), queue_timeout=4.0), 1.0), Queued):
+            admitted += 1
+        alone = admitted
+        queue = measured(0.8, max_batch=8)
+        queue.offer(of("good"), 1.0)
+        admitted = 0
+        while isinstance(queue.offer(of("evil", str(admitted), queue_timeout=4.0), 1.0), Queued):
+            admitted += 1
+        assert 0 < admitted < alone < 4.0 / 0.8 * 8
+        assert admitted == pytest.approx(alone / 2, abs=1)
+
+    def test_who_rides_apart_waits_for_a_batch_to_gather_no_longer_than_one_runs(self) -> None:
+        queue = measured(0.8, max_batch=8)
+        queue.offer(of("evil"), 1.0)
+        pool = queue._suspects.pool(EVIL)
+        assert pool is not None
+        assert pool.ready_at == pytest.approx(1.0 + queue.service.seconds(1))
+
+
+class Counted:
+    """A policy that counts how often it is asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def rule(self, load: Load) -> Rule:
+        self.asked += 1
+        return Rule(size=1)
+
+
+class TestWaking:
+    @pytest.mark.parametrize("at", [0.0, 8.0])
+    def test_asks_the_policy_again_only_when_its_rule_is_old(self, at: float) -> None:
+        queue, policy = make(), Counted()
+        offer(queue, "a", "b", now=at)
+        queue.depart("gpu-0", 1, policy, at)
+        asked = []
+        for now in (at, at + RULE_AGE if at == 0.0 else at, at + 2 * RULE_AGE):
+            assert queue.wake(("gpu-0",), now) == "gpu-0"
+            asked.append(policy.asked)
+        assert asked == [1, 1, 2]
+
+
+class TestPrices:
+    def test_a_second_costs_more_where_the_caller_has_sent_culprits(self) -> None:
+        queue = make()
+        [good] = offer(queue, "good", tenant="good")
+        group = Group([good], 0.0, POOL)
+        assert queue._price(group, 0.0) == 1.0
+        queue.culprits.found(entry("bad", tenant="evil"), 0.0)
+        assert queue._price(group, 0.0) == 1.0
+        queue.culprits.found(good.entry, 0.0)
+        assert queue._price(group, 0.0) == APART_PRICE
+
+
+class TestHandingBack:
+    def test_when_all_of_a_probe_have_left_the_rest_of_its_batch_is_free(self) -> None:
+        queue = make()
+        members = offer(queue, "a", "b", "c", "d")
+        queue.fail(leave(queue), Cause.RAISED, 0.0, dice)
+        probe = leave(queue, now=1.0)
+        for member in probe.members:
+            queue.remove(member)
+        left = {member.entry.id for member in members} - set(ids(probe))
+        queue.hand_back(probe, 1.0)
+        rest = leave(queue, now=1.0)
+        assert (set(ids(rest)), rest.attempts) == (left, 2)
+        assert queue.depth == 0
+
+    def test_one_that_was_alone_is_over_as_if_it_had_not_been_handed_back(self) -> None:
+        queue = make()
+        [first] = offer(queue, "a")
+        queue.fail(leave(queue), Cause.RAISED, 0.0, dice)
+        queue.hand_back(leave(queue, now=1.0), 1.0)
+        after = queue.fail(leave(queue, now=1.0), Cause.RAISED, 1.0, dice)
+        assert after.dead == [first]
+
+    def test_goes_ahead_of_a_search(self) -> None:
+        queue = make()
+        offer(queue, "first")
+        first = leave(queue)
+        offer(queue, "a", "b")
+        queue.fail(leave(queue), Cause.RAISED, 0.0, dice)
+        queue.hand_back(first, 0.0)
+        assert ids(leave(queue)) == ["first"]
+
+    def test_keeps_how_often_it_died_alone(self) -> None:
+        queue = make()
+        [only] = offer(queue, "a")
+        queue.fail(leave(queue), Cause.CRASHED, 0.0, dice)
+        queue.fail(leave(queue, now=1.0), Cause.CRASHED, 1.0, dice)
+        queue.hand_back(leave(queue, now=2.0), 2.0)
+        assert queue.fail(leave(queue, now=2.0), Cause.CRASHED, 2.0, dice).dead == [only]
+
+
+class TestBudgets:
+    def test_a_tenant_without_retries_left_gets_none_and_others_theirs(self) -> None:
+        queue = make()
+        while queue._budgets.spend("poor", 1, 0.0):
+            pass
+        [poor] = offer(queue, "p", tenant="poor")
+        [rich] = offer(queue, "r", tenant="rich")
+        after = queue.fail(leave(queue), Cause.CRASHED, 0.0, dice)
+        assert (after.spent, after.again, poor.state, rich.state) == ([poor], 1, GONE, SUSPECT)

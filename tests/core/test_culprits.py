@@ -39,6 +39,7 @@ def test_is_active_as_long_as_any_caller_or_input_is_remembered() -> None:
     culprits.found(of("ann"), 0.0)
     culprits.found(of("ann", "more"), 100.0)
     assert not culprits.rides_apart(("t", "ann"), KNOWN_SECONDS)
+    assert culprits.active
     assert not culprits.knows(of("ann"), KNOWN_SECONDS)
     assert culprits.active and culprits.knows(of("ann", "more"), KNOWN_SECONDS)
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway.core import packing
 from headway.core.packing import (
     FORGET_ABOVE,
     GONE,
@@ -158,6 +159,35 @@ class TestLane:
             lane.drop(one)
         lane.push(queued("again", "a"))
         assert drain(lane).index("again") <= 2
+
+    def test_and_its_turn_in_the_round_that_is_next(self) -> None:
+        lane = Lane()
+        lane.push(queued("b1", "b"))
+        left = queued("left", "a")
+        lane.push(left)
+        lane.drop(left)
+        lane.push(queued("b2", "b"))
+        lane.push(queued("a", "a"))
+        assert drain(lane) == ["b1", "a", "b2"]
+
+    def test_what_was_dropped_is_ahead_of_nobody(self) -> None:
+        lane = Lane()
+        rows = [queued(f"{tenant}1", tenant) for tenant in "abcd"]
+        for one in (*rows, *(queued(f"a{number}", "a") for number in range(2, 7))):
+            lane.push(one)
+        assert lane.ahead("d") == 8
+        lane.drop(rows[1])
+        assert (lane.depth, lane.ahead("d"), lane.ahead("stranger")) == (8, 6, 3)
+
+    def test_a_tenant_that_is_forgotten_may_leave(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(packing, "FORGET_ABOVE", -9)
+        lane = Lane()
+        waiting = [queued(tenant, tenant) for tenant in "abc"]
+        for one in waiting:
+            lane.push(one)
+        assert lane.pop() is waiting[0]
+        lane.drop(waiting[1])
+        assert drain(lane) == ["c"]
 
     def test_a_stream_of_strangers_does_not_starve_a_tenant_who_waits(self) -> None:
         """Each newcomer is owed a turn, but not one before a turn that was owed already."""

@@ -182,6 +182,10 @@ class TestTable:
 
 
 class TestPid:
+    def test_waits_for_a_departure_and_tells_what_it_goes_by(self) -> None:
+        rule = Pid(0.04).rule(replace(BUSY, wait=0.01, departures=0))
+        assert (rule.size, rule.window, rule.rate, rule.service) == (100, 0.04, BUSY.rate, BUSY.batch_seconds(100))
+
     def test_moves_once_a_departure_however_often_it_is_asked(self) -> None:
         policy = Pid(0.04)
         load = replace(BUSY, wait=0.01, departures=1)

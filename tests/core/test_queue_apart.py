@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 import pytest
 
 from headway.core.admission import MIN_WAIT, Refused
-from headway.core.departure import Load, Rule
+from headway.core.departure import Hold, Load, Rule
 from headway.core.packing import GONE, SUSPECT, Queued
 from headway.core.queue import POOL_BATCHES, RULE_AGE, UNKNOWN_WAIT, ModelQueue
 from headway.core.suspects import APART_PRICE, POOL, Group
 from headway.model import Cause, Entry
 from tests.core.entries import entry
-from tests.core.test_queue import dice, ids, leave, make, offer
+from tests.core.test_queue import AT_ONCE, dice, ids, leave, make, offer
 
 EVIL = ("t", "evil")
 
@@ -160,3 +162,100 @@ class TestBudgets:
         [rich] = offer(queue, "r", tenant="rich")
         after = queue.fail(leave(queue), Cause.CRASHED, 0.0, dice)
         assert (after.spent, after.again, poor.state, rich.state) == ([poor], 1, GONE, SUSPECT)
+
+
+def apart(queue: ModelQueue, count: int, now: float = 1.0) -> None:
+    for number in range(count):
+        assert isinstance(queue.offer(of("evil", str(number)), now), Queued)
+
+
+class TestPools:
+    def test_a_batch_of_one_is_as_large_as_its_culprits_allow_and_leaves_when_it_is_full(self) -> None:
+        queue = measured(None, max_batch=32)
+        size = queue.culprits.group_size(EVIL, 32)
+        assert 1 < size < 32
+        apart(queue, size + 1)
+        pool = queue._suspects.pool(EVIL)
+        assert pool is not None and pool.ready_at == -math.inf
+        departure = leave(queue, now=1.0, worker="gpu-7", limit=32)
+        assert (departure.worker, len(departure.members), departure.pool) == ("gpu-7", size, EVIL)
+
+    @pytest.mark.parametrize(("cause", "bad"), [(Cause.RAISED, 1.0), (Cause.CRASHED, 0.0)])
+    def test_one_that_fails_of_an_input_counts_against_its_caller(self, cause: Cause, bad: float) -> None:
+        queue = measured(None)
+        apart(queue, 4)
+        before = queue.culprits._callers[EVIL].ran
+        queue.fail(leave(queue, now=1.0), cause, 1.0, dice)
+        found = queue.culprits._callers[EVIL]
+        assert (found.ran - before, found.bad) == (4.0 * bad, bad)
+
+
+class TestDying:
+    @pytest.mark.parametrize(("cause", "runs", "known"), [(Cause.RAISED, 2, False), (Cause.CRASHED, 3, True)])
+    def test_an_input_that_killed_its_worker_is_known_whatever_workers_come(
+        self, cause: Cause, runs: int, known: bool
+    ) -> None:
+        queue = make()
+        queue.offer(of("evil", "bad"), 0.0)
+        for run in range(runs):
+            after = queue.fail(leave(queue, now=float(run)), cause, float(run), dice)
+        assert len(after.dead) == 1
+        assert queue.culprits.knows(of("evil", "bad"), 3.0)
+        queue.set_slots(2)
+        assert queue.culprits.knows(of("evil", "bad"), 3.0) is known
+
+
+class TestRunningAgain:
+    def test_one_alone_waits_for_its_pause_and_several_are_searched_at_once(self) -> None:
+        queue = make()
+        offer(queue, "a")
+        queue.fail(leave(queue), Cause.RAISED, 0.0, dice)
+        held = queue.depart("gpu-0", 8, AT_ONCE, 0.0)
+        assert isinstance(held, Hold) and held.until > 0.0
+        offer(queue, "b", "c")
+        queue.fail(leave(queue), Cause.RAISED, 0.0, dice)
+        assert ids(leave(queue)) == ["b"]
+
+    @pytest.mark.parametrize("crashes", [1, 2])
+    def test_what_runs_again_whole_goes_ahead_of_a_search(self, crashes: int) -> None:
+        queue = make()
+        offer(queue, "first")
+        for number in range(crashes):
+            queue.fail(leave(queue, now=float(number)), Cause.CRASHED, float(number), dice)
+        now = crashes - 0.999
+        offer(queue, "a", "b", now=now)
+        search = leave(queue, now=now)
+        queue.fail(search, Cause.RAISED, now, dice)
+        assert ids(leave(queue, now=9.0)) == ["first"]
+
+    def test_a_probe_that_fails_of_the_remote_keeps_its_rest(self) -> None:
+        queue = make()
+        offer(queue, "a", "b", "c", "d")
+        queue.fail(leave(queue), Cause.RAISED, 0.0, dice)
+        queue.fail(leave(queue, now=1.0), Cause.REMOTE, 1.0, dice)
+        again = leave(queue, now=2.0)
+        assert ids(again) == ["a", "b"]
+        assert isinstance(queue.depart("gpu-0", 8, AT_ONCE, 2.0), Hold)
+        queue.finish(again, 2.0)
+        assert ids(leave(queue, now=2.0)) == ["c"]
+
+    def test_of_one_that_crashes_alone_the_rest_is_let_go(self) -> None:
+        queue = make()
+        members = offer(queue, "a", "b")
+        queue.fail(leave(queue), Cause.RAISED, 0.0, dice)
+        queue.fail(leave(queue, now=1.0), Cause.CRASHED, 1.0, dice)
+        pool = queue._suspects.pool(("t", ""))
+        assert pool is not None
+        assert (pool.members, pool.failures, pool.attempts, pool.ready_at) == (members[1:], 1, 1, 1.0)
+        assert members[1].attempts == 1
+
+    def test_of_one_that_is_searched_on_the_rest_is_let_go_as_it_was(self) -> None:
+        queue = make()
+        for number, caller in enumerate("xxxxyz"):
+            queue.offer(of(caller, str(number)), 0.0)
+        queue.fail(leave(queue), Cause.RAISED, 0.0, dice)
+        probe = leave(queue, now=1.0)
+        assert ids(probe) == ["0", "1", "2", "3"]
+        queue.fail(probe, Cause.RAISED, 1.5, dice)
+        [rest] = [group for group in queue._suspects.groups if group.kind == POOL]
+        assert (len(rest.members), rest.ready_at, rest.failures, rest.attempts) == (2, 1.0, 1, 1)

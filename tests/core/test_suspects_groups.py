@@ -152,6 +152,16 @@ class TestTaking:
         assert suspects.take(group, 2) == members[:2]
         assert (list(suspects.groups), group.members) == ([group, other], members[2:])
 
+    def test_what_it_leaves_of_a_probe_whose_rest_has_left_stays_in_it(self) -> None:
+        suspects, members = Suspects(), some(*"aaaa")
+        suspects.halve(members, Group([], 5.0, FIRST))
+        rest, probe = suspects.groups
+        for member in members[2:]:
+            suspects.remove(member, lambda _: 8)
+        assert rest not in suspects.groups
+        assert suspects.take(probe, 1) == members[:1]
+        assert (probe.members, list(suspects.groups)) == (members[1:2], [probe])
+
     def test_a_rest_is_let_go_of_once(self) -> None:
         suspects, members = Suspects(), some(*"aa")
         suspects.halve(members, Group([], 5.0, FIRST))
@@ -190,6 +200,7 @@ class TestChoosing:
             assert turn is not None
             suspects.pay(turn, 0.25, 1.0, 0.0)
             turns.append("probe" if turn is probe else "pool")
+        assert turns[0] == "probe"
         assert turns.count("pool") == round(PROBE_PRICE * turns.count("probe"))
         assert pool.members
 

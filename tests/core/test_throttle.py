@@ -113,6 +113,15 @@ def test_an_open_throttle_begins_with_a_whole_burst_when_it_is_set_again() -> No
     assert admitted(throttle, iter([2.0] * 1000)) == 100
 
 
+def test_so_it_does_when_it_was_open_for_no_time() -> None:
+    throttle = Throttle()
+    throttle.set_rate(100.0, 0.0)
+    admitted(throttle, iter([0.0] * 1000))
+    throttle.set_rate(math.inf, 0.0)
+    throttle.set_rate(100.0, 0.0)
+    assert admitted(throttle, iter([0.0] * 1000)) == 100
+
+
 def test_what_needed_no_run_is_given_back() -> None:
     throttle = Throttle()
     throttle.set_rate(10.0, 0.0)

@@ -81,3 +81,32 @@ def test_splits_do_not_matter(pieces: list[bytes], cuts: list[int], trailer: boo
     assert chunks.done
     assert content == b"".join(pieces)
     assert rest == REST
+
+
+def test_wrapping_is_counted_from_the_first_byte_to_the_last() -> None:
+    """Each piece alone is within bounds; and so is each stretch between two empty lines."""
+    chunks = Chunks(1000, 50)
+    assert chunks.feed(b"1;" + b"x" * 30 + b"\r\n.\r\n") == (b".", b"")
+    with pytest.raises(RequestError) as caught:
+        for _ in range(9):
+            chunks.feed(b"1;" + b"x" * 30 + b"\r\n.\r\n")
+    assert caught.value.code == "HEADERS_TOO_LARGE"
+    assert caught.value.message == "the body's chunk extensions and trailers are too large"
+
+
+def test_bytes_are_counted_once_however_they_are_cut() -> None:
+    chunks = Chunks(1000, 50)
+    for _ in range(60):
+        chunks.feed(b"4\r\n")
+        assert chunks.feed(b"\r\n\r\n") == (b"\r\n\r\n", b"")
+        chunks.feed(b"\r\n")
+    assert not chunks.done
+
+
+def test_says_what_is_wrong_with_a_body() -> None:
+    with pytest.raises(RequestError) as caught:
+        Chunks(100, 100).feed(b"zz\r\n")
+    assert caught.value.message.startswith("the chunked body is malformed: ")
+    with pytest.raises(RequestError) as caught:
+        Chunks(3, 100).feed(wrapped([b"abcd"]))
+    assert caught.value.message == "the body is larger than 3 bytes (max_body_bytes)"

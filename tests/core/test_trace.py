@@ -49,6 +49,7 @@ def test_nothing_is_read_before_it_is_asked_for() -> None:
         ("when,tokens\n1,2\n", r"t\.csv.*no column TIMESTAMP.*'when,tokens'"),
         ("1,2\n3,4\n", "no column TIMESTAMP"),
         ("seconds\n1\n", "no column TIMESTAMP"),
+        ("XTIMESTAMP\n1\n", "no column TIMESTAMP"),
         ("TIMESTAMP\n1\n2\nthree\n", "line 4: 'three' is not an instant like the others"),
         ("TIMESTAMP\nyesterday\n", "line 2: 'yesterday' is not an instant"),
         ("a,TIMESTAMP\n1,1\n2\n", "line 3: '' is not an instant"),

@@ -232,11 +232,11 @@ class Gateway:
         held = self._held.get((tenant, id))
         if held is not None and held.task:
             line, told = held.line, held.admitted is None
-            found = await line.broker.recall(tenant, id)
+            found = await line.recall(tenant, id)
             return found or (None if told and line.certain else Stage.QUEUED)  # It may be cancelled elsewhere.
-        if self._direct is not None and (found := await self._direct.broker.recall(tenant, id)) is not None:
+        if self._direct is not None and (found := await self._direct.recall(tenant, id)) is not None:
             return found
-        return await self._shared.broker.recall(tenant, id)
+        return await self._shared.recall(tenant, id)
 
     async def follow(self, tenant: str, id: str, seconds: float) -> Reply | None:
         """The outcome of a task, waited for as long as it takes but at most so many seconds; None when it is not known

@@ -25,6 +25,7 @@ from headway.errors import NOT_FOUND, BrokerUnavailable
 from headway.model import Entry, Failure, Reply, Submission
 from headway.outage import Outage
 from headway.ports import Broker
+from headway.recalls import Recalls
 from headway.redo import CHUNK, Redo
 from headway.supervisor import Supervisor
 
@@ -96,6 +97,7 @@ class Line:
         outbox: entries not handed to the broker yet, or handed to it in a call that was not answered.
         room: most entries that may be added to the outbox; the holder's to set.
         rate: of entries handed over.
+        recall: asks the broker for a task's outcome; see Broker.
     """
 
     def __init__(
@@ -112,6 +114,7 @@ class Line:
         self.outbox: list[Entry] = []
         self.room = room
         self.rate = ArrivalRate()
+        self.recall = Recalls(broker, lambda: self.silent > 0.0).recall
         self._gateway = gateway
         self._holder = holder
         self._patience = patience

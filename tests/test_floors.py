@@ -47,6 +47,7 @@ FLOORS: dict[str, int] = {
     "outage": 4,
     "pulse": 4,
     "reaper": 4,
+    "recalls": 4,
     "redo": 4,
     "signals": 4,
     "supervisor": 4,

@@ -1,0 +1,149 @@
+"""Recalls of kept outcomes: few calls at once, one call for all who ask for the same, and turns between tenants."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from headway.core.queue import QueueLimits
+from headway.errors import BrokerUnavailable
+from headway.model import Reply, Stage
+from headway.recalls import MOST_CALLS, Recalls
+from headway.tally import Tally
+from tests.services.fake_backend import FakeBackend
+from tests.services.fleet import ANYBODY, Fleet
+from tests.services.troubled import Connection, Server
+from tests.virtual_time import run
+
+Clock = Callable[[], float]
+
+
+class SlowRecalls(Connection):
+    """Takes a second for each recall, and then tells how often this outcome was asked for; or fails, when it is `cut`."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(Server(clock, QueueLimits(tiers=3, max_batch=8), Tally()))
+        self.asked: list[tuple[str, str]] = []
+        self.cut = False
+        self.under_way = 0
+        self.peak = 0
+
+    async def recall(self, tenant: str, id: str) -> Reply | Stage | None:
+        self.asked.append((tenant, id))
+        self.under_way += 1
+        self.peak = max(self.peak, self.under_way)
+        nth = self.asked.count((tenant, id))
+        try:
+            await asyncio.sleep(1.0)
+        finally:
+            self.under_way -= 1
+        if self.cut:
+            raise BrokerUnavailable("no answer")
+        return Reply(id, tenant, f"call {nth}", None)
+
+
+def asking(recalls: Recalls, tenant: str, *ids: str) -> list[asyncio.Task[Reply | Stage | None]]:
+    return [asyncio.ensure_future(recalls.recall(tenant, id)) for id in ids]
+
+
+async def told(*tasks: asyncio.Task[Reply | Stage | None]) -> list[str | None]:
+    found = await asyncio.gather(*tasks)
+    return [one.output if isinstance(one, Reply) else None for one in found]
+
+
+def test_many_who_ask_for_one_outcome_cost_two_calls() -> None:
+    async def main(clock: Clock) -> None:
+        broker, began = SlowRecalls(clock), clock()
+        recalls = Recalls(broker, lambda: False)
+        assert await told(*asking(recalls, "t", *["big"] * 60)) == ["call 1"] + ["call 2"] * 59
+        assert (broker.peak, clock() - began) == (1, 2.0)
+
+    run(main)
+
+
+def test_who_asks_while_a_call_is_under_way_is_not_told_what_that_one_brings() -> None:
+    async def main(clock: Clock) -> None:
+        broker = SlowRecalls(clock)
+        recalls = Recalls(broker, lambda: False)
+        first = asking(recalls, "t", "a")
+        await asyncio.sleep(0.9)
+        later = asking(recalls, "t", "a", "a")
+        assert await told(*first, *later) == ["call 1", "call 2", "call 2"]
+
+    run(main)
+
+
+def test_few_calls_are_under_way_at_once_and_nobody_is_refused() -> None:
+    async def main(clock: Clock) -> None:
+        broker, began = SlowRecalls(clock), clock()
+        recalls = Recalls(broker, lambda: False)
+        ids = [f"{number}" for number in range(5 * MOST_CALLS)]
+        assert await told(*asking(recalls, "t", *ids)) == ["call 1"] * len(ids)
+        assert (broker.peak, clock() - began) == (MOST_CALLS, 5.0)
+
+    run(main)
+
+
+def test_a_tenant_waits_for_one_turn_of_another_that_asks_for_much() -> None:
+    async def main(clock: Clock) -> None:
+        broker, began = SlowRecalls(clock), clock()
+        recalls = Recalls(broker, lambda: False)
+        many = asking(recalls, "greedy", *(f"{number}" for number in range(100)))
+        await asyncio.sleep(0.5)
+        one = asking(recalls, "modest", "one")
+        assert await told(*one) == ["call 1"]
+        assert clock() - began <= 2.0
+        for task in many:
+            task.cancel()
+        await asyncio.gather(*many, return_exceptions=True)
+
+    run(main)
+
+
+def test_who_has_left_costs_no_call() -> None:
+    async def main(clock: Clock) -> None:
+        broker = SlowRecalls(clock)
+        recalls = Recalls(broker, lambda: False)
+        first = asking(recalls, "t", *(f"{number}" for number in range(MOST_CALLS)))
+        left = asking(recalls, "t", "left", "also")
+        await asyncio.sleep(0.5)
+        stays = asking(recalls, "t", "also")
+        for task in left:
+            task.cancel()
+        assert await told(*first, *stays) == ["call 1"] * (MOST_CALLS + 1)
+        assert ("t", "left") not in broker.asked
+
+    run(main)
+
+
+@pytest.mark.parametrize("out_of_reach", [False, True])
+def test_a_failure_is_for_those_it_was_made_for_and_an_outage_for_all(out_of_reach: bool) -> None:
+    async def main(clock: Clock) -> None:
+        broker, began = SlowRecalls(clock), clock()
+        recalls = Recalls(broker, lambda: out_of_reach)
+        tasks = asking(recalls, "t", *(f"{number}" for number in range(10 * MOST_CALLS)))
+        await asyncio.sleep(0.5)
+        broker.cut = True
+        await asyncio.wait(tasks[:MOST_CALLS])
+        broker.cut = False
+        failed = [isinstance(one, BrokerUnavailable) for one in await asyncio.gather(*tasks, return_exceptions=True)]
+        assert failed == [place < MOST_CALLS or out_of_reach for place in range(len(tasks))]
+        assert clock() - began == (1.0 if out_of_reach else 10.0)
+        assert await told(*asking(recalls, "t", "new")) == ["call 1"]  # Who comes later is tried for.
+
+    run(main)
+
+
+def test_polls_of_one_task_at_a_gateway_share_their_calls() -> None:
+    async def main(clock: Clock) -> None:
+        async with Fleet(clock, FakeBackend(1.0), gateways=2, model="m") as fleet:
+            asked = fleet.ask("a", task=True)
+            assert await fleet.answered(asked) == ["ok"]
+            polls = [fleet.gateways[1].recall(ANYBODY.tenant, asked.id) for _ in range(60)]
+            found = await asyncio.gather(*polls)
+            assert {one.output if isinstance(one, Reply) else None for one in found} == {"A"}
+            assert len(fleet.server.named("recall")) == 2
+
+    run(main)

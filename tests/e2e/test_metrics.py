@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -129,8 +130,10 @@ def failures_move(server: Server) -> None:
     broken = server.folder / BROKEN
     broken.touch()
 
-    def opened() -> bool:
-        server.ask("in vain", "X-Request-Timeout-Ms: 300").answer()
+    numbers = itertools.count()
+
+    def opened() -> bool:  # By other inputs each time: one that has failed for good is known, and not run again.
+        server.ask(f"in vain {next(numbers)}", "X-Request-Timeout-Ms: 300").answer()
         return server.metrics().value("breaker_state", backend="gpu-0") > 0
 
     wait_until(opened)

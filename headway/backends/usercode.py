@@ -20,7 +20,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import msgspec
+from headway.core import parameters as json_parameters
 
 if TYPE_CHECKING:
     import asyncio
@@ -117,7 +117,7 @@ class Target:
         """What user code makes of one batch; raises what it raises. `parameters` are JSON texts, or empty."""
         if not self.takes_parameters:
             return self._loop.finish(self._call(inputs))
-        decoded = [msgspec.json.decode(text) if text else {} for text in parameters or [b""] * len(inputs)]
+        decoded = [json_parameters.decode(text) if text else {} for text in parameters or [b""] * len(inputs)]
         if self._by_name:
             return self._loop.finish(self._call(inputs, parameters=decoded))
         return self._loop.finish(self._call(inputs, decoded))

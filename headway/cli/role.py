@@ -79,9 +79,19 @@ def run(settings: Settings, role: Role, target: str = "") -> None:
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
         code = runner.run(wiring.run(settings, role, target, writer.reopen))
-    if writer.stuck:
+    if writer.stuck or not _flushed():
         os._exit(code)
     raise typer.Exit(code)
+
+
+def _flushed() -> bool:
+    """Whether what was printed last is taken. If not, Python's own end would say 120, whatever became of the service."""
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def _open_missing_streams() -> None:

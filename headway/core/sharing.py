@@ -24,6 +24,7 @@ import msgspec
 from headway.config import Settings
 from headway.core import verdicts
 from headway.core.packing import Queued
+from headway.core.parameters import canonical
 from headway.core.retention import KeptLimits, Retention, weight
 from headway.errors import REJECTED_BY_MODEL
 from headway.model import Entry, Failure, Reply, Share, ShareKind
@@ -37,9 +38,7 @@ STALE = 64
 
 def digest(model: str, version: str, input: str, parameters: bytes) -> bytes:
     """SHA-256 of what is asked. Parameters that are written differently and mean the same are the same."""
-    written = b""
-    if parameters:
-        written = msgspec.json.encode(msgspec.json.decode(parameters), order="deterministic")
+    written = canonical(parameters)
     hashed = hashlib.sha256()
     for part in (model.encode(), version.encode(), input.encode("utf-8", "surrogatepass"), written):
         hashed.update(len(part).to_bytes(8, "big"))

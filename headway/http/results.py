@@ -102,7 +102,12 @@ class _Tasks:
             raise NotFound(verdicts.no_task().message)
         if isinstance(known, Stage):
             return _as_json(Result(SHOWN + id, "PENDING"), {"retry-after": "1"})
-        return _outcome(known, id)
+        response = _outcome(known, id)
+        if not gateway.broker.kept.keeps(
+            known
+        ):  # It came to who waited for it; who asks next hears that it was too large.
+            response.headers["x-headway-kept"] = "no"
+        return response
 
     async def _follow(self, request: Request, tenant: str, id: str, wait: float) -> Reply | None:
         """The outcome, if it comes before the wait has to end."""

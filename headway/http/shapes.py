@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from headway.config import Settings
+from headway.core.parameters import decode as decode_parameters
 from headway.errors import (
     BACKEND_ERROR,
     BAD_REQUEST,
@@ -207,7 +208,7 @@ def _parameters(raw: msgspec.Raw, most: int) -> bytes:
     text = bytes(raw)
     if text == b"null":
         return b""
-    tree = msgspec.json.decode(text)
+    tree = decode_parameters(text)
     if not isinstance(tree, dict):
         raise BadRequest("Expected `object | null` - at `$.parameters`")
     if len(tree) > most:

@@ -245,7 +245,12 @@ def _member(settings: Settings, role: Role, parts: Parts, admin_port: int) -> Me
         higher_per_second=flow.higher,
         lowest_per_second=flow.lowest,
         leads=controller is not None and controller.leads,
-        shared={"shards": str(settings.shards), "tiers": ",".join(settings.tier_names)},
+        shared={
+            "shards": str(settings.shards),
+            "tiers": ",".join(settings.tier_names),
+            "kept-mb": f"{settings.kept_mb:g}",
+            "kept-tenant-mb": f"{settings.kept_tenant_mb:g}",
+        },
     )
 
 

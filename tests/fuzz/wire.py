@@ -49,7 +49,7 @@ _RUN = wire.encode(
         ],
     )
 )
-_LATES = wire.encode([("t\0id", "0.5", 1, True)])
+_LATES = wire.encode([("t\0id", "0.5", 1, True, 1)])
 
 
 def _fields(**changed: bytes) -> bytes:
@@ -59,11 +59,11 @@ def _fields(**changed: bytes) -> bytes:
 
 REPLIES = (
     _fields(k=b"ran", d=_RUN),
-    _fields(k=b"ran", d=_RUN, x=wire.encode([1]), p=wire.encode([("t\0a", "same", True), ("t\0b", "", False)])),
+    _fields(k=b"ran", d=_RUN, x=wire.encode([1]), p=wire.encode([("t\0a", "same", True, 1), ("t\0b", "", False, 2)])),
     _fields(k=b"late", d=_LATES),
     _fields(k=b"dead", d=_LATES),
     _fields(k=b"spent", d=_LATES),
-    _fields(k=b"refused", d=wire.encode([("t\0id", "1.5", 3, "0.5")])),
+    _fields(k=b"refused", d=wire.encode([("t\0id", "1.5", 3, "0.5", 1)])),
 )
 
 _STAMP = struct.pack("<d", 1000.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from headway.http.allowance import Allowances
@@ -100,6 +102,21 @@ def test_an_answer_that_is_too_large_to_be_kept_under_its_key_says_so_and_a_task
         assert (outcome.status, outcome.json["status"]) == (200, "FAILED")
         assert outcome.json["error"]["error"] == "PAYLOAD_TOO_LARGE"
         assert "too large to be kept" in outcome.json["error"]["message"]
+
+    served(main, whole=True)
+
+
+def test_who_waits_for_a_task_gets_an_output_that_is_too_large_to_be_kept_and_hears_so() -> None:
+    huge = f'{{"input": "{"a" * KEPT_LIMITS.largest}"}}'
+
+    async def main(stand: Stand) -> None:
+        stand.go.clear()
+        task = await stand.ask(post(huge, "/v1/inference", "Prefer: respond-async"))
+        waiting = asyncio.ensure_future(stand.ask(get(task.header["location"] + "?wait=25")))
+        await settled(lambda: stand.real.pending == 2)
+        stand.go.set()
+        outcome = await waiting
+        assert (outcome.json["status"], outcome.header["x-headway-kept"]) == ("SUCCESS", "no")
 
     served(main, whole=True)
 

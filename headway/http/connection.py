@@ -3,6 +3,7 @@
     IDLE ──▶ HEAD ──▶ BODY ──▶ ASKED (the hot lane) ──▶ IDLE
       └───────┴────▶ APP (uvicorn's own cycle) ───────▶ IDLE
     DROP: the answer was given before the body had come.  BLOCKED: the last answer has not left yet.
+    WAITING: a handful of its requests were answered in this turn of the event loop; it goes on in a later one.
     LINGERING: refused for good, what still comes is thrown away.
 
 The rules:
@@ -20,7 +21,6 @@ The rules:
 from __future__ import annotations
 
 import asyncio
-import re
 from time import monotonic
 from typing import Any, cast
 
@@ -30,17 +30,20 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.utils import get_local_addr, get_remote_addr
 
-from headway.errors import HEADERS_TOO_LARGE, INTERNAL, REQUEST_TIMEOUT, SERVICE_OVERLOADED, BadRequest, RequestError
+from headway.errors import INTERNAL, REQUEST_TIMEOUT, SERVICE_OVERLOADED, BadRequest, RequestError
 from headway.http.chunks import Chunks
 from headway.http.desk import GRACE, LINGER, SLOWEST, Desk
-from headway.http.head import END, Head, Told, read_head, suspect
+from headway.http.hangups import descriptor_of
+from headway.http.head import END, Head, Told, past_blank, read_head, suspect, too_long
 from headway.http.order import SHOWN, chosen_id, too_large
 from headway.http.refusals import UNFORESEEN
 from headway.http.shapes import problem_response
+from headway.http.turns import HANDFUL
+from headway.http.unread import Unread
 
 log = structlog.get_logger(__name__)
 
-IDLE, HEAD, BODY, DROP, ASKED, APP, BLOCKED, LINGERING, CLOSED = range(9)
+IDLE, HEAD, BODY, DROP, ASKED, APP, BLOCKED, WAITING, LINGERING, CLOSED = range(10)
 
 HELD = 65_536
 """Bytes a client may send ahead of its answers; also the most of a refused body that is read to keep a connection."""
@@ -54,8 +57,6 @@ UNCOUNTED = 4_096
 
 TURNED_AWAY = 64
 """Refused connections that may linger beyond the limit; further ones are cut off without an answer."""
-
-_BLANK = re.compile(rb"(?:\r\n)*")
 
 
 class Connection(HttpToolsProtocol):
@@ -72,7 +73,7 @@ class Connection(HttpToolsProtocol):
 
     __slots__ = (
         "ahead", "chunks", "descriptor", "desk", "expects", "held", "id", "last", "missing", "open", "paused", "phase", "seen", "since",
-        "stuck", "stuck_bytes", "stuck_left", "stuck_moved",
+        "unread",
     )  # fmt: skip
 
     def __init__(self, desk: Desk) -> None:
@@ -92,10 +93,7 @@ class Connection(HttpToolsProtocol):
         self.expects = False
         self.missing = 0
         self.chunks: Chunks | None = None
-        self.stuck = 0.0
-        self.stuck_bytes = 0
-        self.stuck_left = 0
-        self.stuck_moved = 0.0
+        self.unread = Unread()
 
     # What the transport calls.
 
@@ -109,11 +107,12 @@ class Connection(HttpToolsProtocol):
         self.since = monotonic()
         desk = self.desk
         full = len(self.connections) - desk.settings.max_connections
-        descriptor = self.descriptor = _descriptor(transport)
+        descriptor = self.descriptor = descriptor_of(transport)
         if full > TURNED_AWAY or descriptor >= desk.fd_brink:
             transport.abort()
         elif full >= 0 or descriptor >= desk.fd_ceiling:
-            self._turn_away()
+            self.connections.add(self)
+            self.reject(RequestError("too many connections are open", code=SERVICE_OVERLOADED, retry_after=1.0))
         else:
             self.connections.add(self)
 
@@ -140,13 +139,12 @@ class Connection(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         """The client does not take its answer."""
-        self.stuck = self.stuck_moved = monotonic()
-        self.stuck_bytes = self.stuck_left = self.transport.get_write_buffer_size()
+        self.unread.begin(self.transport, monotonic())
         super().pause_writing()
 
     def resume_writing(self) -> None:
         """The client has taken all of it."""
-        self.stuck = 0.0
+        self.unread.since = 0.0
         super().resume_writing()
         if self.phase == BLOCKED:
             self.finish()
@@ -156,11 +154,16 @@ class Connection(HttpToolsProtocol):
 
     def advance(self) -> None:
         """Work through what was received, as far as the request in hand allows."""
+        left = HANDFUL
         try:
             while self.held or self._fetch():
                 phase = self.phase
                 if phase <= HEAD:
-                    if not self._take_head() and not self._fetch():
+                    if not left:
+                        self._wait_turn()
+                    elif self._take_head():
+                        left -= 1
+                    elif not self._fetch():
                         break
                 elif phase >= LINGERING:
                     self.held, self.ahead = b"", None
@@ -172,6 +175,12 @@ class Connection(HttpToolsProtocol):
         except Exception as exc:
             self.fault(exc)
         self._read_on()
+
+    def take_turn(self) -> None:
+        """Go on with what was received."""
+        if self.phase == WAITING:
+            self.phase = IDLE
+            self.advance()
 
     def serve(self, head: Head, raw: bytes) -> None:
         """Start on a request whose head is complete; `raw` is the head as it came."""
@@ -238,7 +247,10 @@ class Connection(HttpToolsProtocol):
             self.linger()
         else:
             self._drop_body()
-        self.advance()
+        if self.phase == IDLE and self.held:  # An app's route may cost as much as a handful.
+            self._wait_turn()
+        else:
+            self.advance()
 
     def finish(self) -> None:
         """The answer is written: wait for the next request, or close."""
@@ -248,7 +260,7 @@ class Connection(HttpToolsProtocol):
             else:
                 self.phase = CLOSED
                 self.transport.close()
-        elif self.stuck:
+        elif self.unread.since:
             self.phase = BLOCKED
         else:
             self._rest()
@@ -282,6 +294,10 @@ class Connection(HttpToolsProtocol):
                 self.transport.abort()
                 return
         self.say(error.code, error.message, error.retry_after, error.reason)
+        self.linger()
+
+    def crowd_out(self) -> None:
+        """End a connection between two requests, since its owner holds too much."""
         self.linger()
 
     def fault(self, exc: Exception) -> None:
@@ -332,12 +348,8 @@ class Connection(HttpToolsProtocol):
     def inspect(self, now: float) -> None:
         """End what takes too long; `now` is a monotonic instant in seconds."""
         desk, phase, waited = self.desk, self.phase, now - self.since
-        if self.stuck:
-            left = self.transport.get_write_buffer_size()
-            if left < self.stuck_left:
-                self.stuck_left, self.stuck_moved = left, now
-            slow = now - self.stuck > desk.body_timeout + self.stuck_bytes / SLOWEST
-            if slow or now - self.stuck_moved > desk.body_timeout:
+        if self.unread.since:
+            if self.unread.overdue(self.transport, now, desk.body_timeout, SLOWEST):
                 self.transport.abort()
         elif phase == IDLE:
             if waited > (desk.keep_alive if self.id else desk.header_timeout) or (
@@ -373,8 +385,7 @@ class Connection(HttpToolsProtocol):
         """Start on the next request, if all of its head is here."""
         held = self.held
         if held.startswith(b"\r"):
-            blank = _BLANK.match(held)
-            held = self.held = held[blank.end() if blank else 0 :]
+            held = self.held = past_blank(held)
             if held == b"\r":
                 self._begin_head()
                 return False
@@ -383,10 +394,7 @@ class Connection(HttpToolsProtocol):
         end = held.find(END, max(self.seen - 3, 0)) + len(END)
         if end > self.desk.most_header or (end < len(END) and len(held) > self.desk.most_header):
             self.id = ""
-            most = self.desk.most_header
-            self.reject(
-                RequestError(f"request line and header exceed {most} bytes (max_header_bytes)", code=HEADERS_TOO_LARGE)
-            )
+            self.reject(too_long(self.desk.most_header))
             return True
         if end < len(END):
             self._await_head(held)
@@ -445,11 +453,14 @@ class Connection(HttpToolsProtocol):
         hold nothing is read; beyond what its owner may hold it is thrown away, and the answer in hand is the last."""
         ahead = len(self.held) + (len(self.ahead) if self.ahead else 0)
         if ahead > UNCOUNTED and not self.reserve(ahead):
+            if self.phase == WAITING:
+                self.crowd_out()
+                return
             self.held, self.ahead = self.held[:1], None  # More is to come, so the end has to linger.
             self.last = True
             self.retire()
             self._read_on()
-        elif ahead > self.far and not self.paused:
+        elif ahead > (HELD if self.phase == WAITING else self.far) and not self.paused:
             self.paused = True
             self.flow.pause_reading()
             self.desk.hangups.watch(self.descriptor, self.shutdown)
@@ -471,6 +482,10 @@ class Connection(HttpToolsProtocol):
             self.desk.hangups.forget(self.descriptor)
             self.flow.resume_reading()
 
+    def _wait_turn(self) -> None:
+        self.phase = WAITING
+        self.desk.turns.wait(self)
+
     def _drop_body(self) -> None:
         self.reserve(0)
         self.phase = DROP
@@ -481,18 +496,5 @@ class Connection(HttpToolsProtocol):
         self.since = monotonic()
 
     def _late(self, what: str, milliseconds: float) -> None:
-        self.reject(
-            RequestError(
-                f"the {what} did not arrive within {milliseconds:g} ms ({what}_timeout_ms)", code=REQUEST_TIMEOUT
-            )
-        )
-
-    def _turn_away(self) -> None:
-        self.connections.add(self)
-        self.reject(RequestError("too many connections are open", code=SERVICE_OVERLOADED, retry_after=1.0))
-
-
-def _descriptor(transport: asyncio.Transport) -> int:
-    """The connection's descriptor. The system hands out the lowest free number, so it tells how many are in use."""
-    sock = transport.get_extra_info("socket")
-    return -1 if sock is None else int(sock.fileno())
+        message = f"the {what} did not arrive within {milliseconds:g} ms ({what}_timeout_ms)"
+        self.reject(RequestError(message, code=REQUEST_TIMEOUT))

@@ -21,6 +21,7 @@ from headway.http.hangups import Hangups
 from headway.http.quotas import Quotas
 from headway.http.refusals import UNFORESEEN, refusal
 from headway.http.shapes import native
+from headway.http.turns import Turns
 from headway.identity.open import OpenIdentity
 from headway.limiter import Limiter
 from headway.model import Caller, Entry, Failure, Limit
@@ -135,6 +136,7 @@ class Desk:
 
     Attributes:
         hangups: tells of clients that leave while nothing is read from them.
+        turns: the line of those who have sent many requests at once.
         closing: every answer is its connection's last.
         shut: the port has closed, too: who is idle is left, and who only waits for news is answered.
         spare: file descriptors that its connections leave to others.
@@ -159,6 +161,7 @@ class Desk:
         self.fd_ceiling = self.fd_brink = 1 << 30
         self.loop = asyncio.get_running_loop()
         self.hangups = Hangups(self.loop)
+        self.turns = Turns(self.loop)
         self._left = asyncio.Event()
         self.state = ServerState()
         self.config = Config(

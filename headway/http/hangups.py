@@ -61,3 +61,9 @@ class Hangups:
             if gone is not None:
                 self.forget(descriptor)
                 gone()
+
+
+def descriptor_of(transport: asyncio.Transport) -> int:
+    """The transport's descriptor. The system hands out the lowest free number, so it tells how many are in use."""
+    sock = transport.get_extra_info("socket")
+    return -1 if sock is None else int(sock.fileno())

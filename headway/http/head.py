@@ -12,12 +12,13 @@ import re
 
 import httptools
 
-from headway.errors import METHOD_NOT_ALLOWED, BadRequest, RequestError
+from headway.errors import HEADERS_TOO_LARGE, METHOD_NOT_ALLOWED, BadRequest, RequestError
 
 END = b"\r\n\r\n"
 
 _REQUEST_LINE = re.compile(rb"([A-Z][A-Z-]*) ([^\x00-\x20\x7f]+) HTTP/(1\.[01])\r\n")
 _LINE_SO_FAR = re.compile(rb"[A-Z][A-Z-]*(?: [^\x00-\x20\x7f]*(?: [HTP/1.0]{0,8})?)?\r?")
+_BLANK = re.compile(rb"(?:\r\n)*")
 _STRAY = re.compile(rb"(?<!\r)\n|\r(?=[^\n])|\x00")
 
 _HOST = re.compile(rb"(?:[A-Za-z0-9._~!$&'()*+,;=%-]*|\[[0-9A-Za-z.:%_-]+\])(?::[0-9]{0,5})?")
@@ -195,3 +196,14 @@ def suspect(partial: bytes, seen: int = 0) -> str | None:
 def _about_line(raw: bytes) -> str:
     shown = raw.split(b"\n", 1)[0][:80].decode("ascii", "backslashreplace")
     return f"the request line {shown!r} is malformed; expected: METHOD target HTTP/1.1"
+
+
+def past_blank(held: bytes) -> bytes:
+    """What follows the blank lines before a request."""
+    blank = _BLANK.match(held)
+    return held[blank.end() if blank else 0 :]
+
+
+def too_long(most: int) -> RequestError:
+    """The error of a head of more than `most` bytes."""
+    return RequestError(f"request line and header exceed {most} bytes (max_header_bytes)", code=HEADERS_TOO_LARGE)

@@ -216,6 +216,10 @@ class HotLane(Connection):
         self.pieces.clear()
         super().reject(error, tier)
 
+    def crowd_out(self) -> None:
+        """End a connection between two requests, since its owner holds too much."""
+        self.reject(self.lane.quotas.no_room(self))
+
     def _serve_hot(self, shape: Shape, head: Head, query: bytes, raw: bytes) -> None:
         lane = self.lane
         authorization = head.single.get(b"authorization", b"")
@@ -390,7 +394,7 @@ class HotLane(Connection):
     def _rest_from(self, now: float) -> None:
         """The request in hand has been answered."""
         self.order = None
-        if self.last or self.lane.closing or self.stuck:
+        if self.last or self.lane.closing or self.unread.since:
             self.finish()
         else:
             self.phase = IDLE

@@ -229,7 +229,7 @@ async def _stuck(stand: Stand) -> Client:
     await client.send(post(BODY) * 3)
     await stand.gateway.until(lambda: bool(stand.gateway.asked))
     (connection,) = stand.door._connections()
-    await settled(lambda: bool(connection.stuck))
+    await settled(lambda: bool(connection.unread.since))
     return client
 
 
@@ -251,10 +251,10 @@ def test_a_client_that_reads_slowly_has_time_by_the_size_of_its_answer() -> None
         await _stuck(stand)
         (connection,) = stand.door._connections()
         limit = stand.settings.body_timeout_ms / 1000
-        connection.stuck_left += 1  # As if a byte had been taken since the last look.
+        connection.unread._left += 1  # As if a byte had been taken since the last look.
         stand.later(limit + 1)
         assert not connection.transport.is_closing(), "a large answer may take its time"
-        connection.stuck_left += 1
+        connection.unread._left += 1
         stand.later(limit + 8_000_000 / 16_384 + 1)
         assert connection.transport.is_closing()
 

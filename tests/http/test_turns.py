@@ -1,0 +1,148 @@
+"""Whose turn it is, when some connections have sent many requests at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headway.http.connection import HELD, WAITING
+from headway.http.turns import HANDFUL, SEATS
+from tests.http.stand import Client, Stand, get, post, served, settled
+
+BODY = '{"input": "a"}'
+ADA = "Authorization: Bearer ada"
+KEYS: dict[str, dict[str, Any]] = {"ada": {"rate": 0.0}}
+DENIED = post("")
+MANY = 1000
+
+
+def answered(stand: Stand) -> int:
+    """Refusals so far."""
+    return sum(stand.tally.refusals.values())
+
+
+async def crowd(stand: Stand, request: bytes, connections: int = 1) -> list[Client]:
+    """Clients that have sent many requests each, of which the first few have been begun."""
+    clients = [await stand.connect() for _ in range(connections)]
+    for client in clients:
+        client.writer.write(request * MANY)
+    await settled(lambda: any(connection.phase == WAITING for connection in stand.door._connections()))
+    return clients
+
+
+@pytest.mark.parametrize("connections", [1, 3, 20])
+def test_who_asks_once_is_not_behind_those_who_ask_a_thousand_times(connections: int) -> None:
+    async def main(stand: Stand) -> None:
+        single = await stand.connect()
+        await crowd(stand, DENIED, connections)
+        single.writer.write(post(BODY, "/v1/inference", ADA))
+        assert (await single.answer()).json["output"] == "A"
+        assert answered(stand) < connections * HANDFUL + 16 * HANDFUL * SEATS
+
+    served(main, keys=KEYS)
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT"])
+def test_routes_of_the_app_take_turns_too(method: str) -> None:
+    async def main(stand: Stand) -> None:
+        single = await stand.connect()
+        (many,) = await crowd(stand, get("/openapi.json", method=method))
+        single.writer.write(post(BODY, "/v1/inference", ADA))
+        assert (await single.answer()).json["output"] == "A"
+        desk: Any = stand.door._desk
+        assert desk.state.total_requests < 100
+        for _ in range(20):
+            assert (await many.answer()).status == (200 if method == "GET" else 405)
+
+    served(main, keys=KEYS)
+
+
+def test_every_request_is_answered_in_its_order() -> None:
+    async def main(stand: Stand) -> None:
+        client = await stand.connect()
+        kinds = [
+            (DENIED, 401),
+            (post(BODY, "/v1/inference", ADA), 200),
+            (post("{", "/v1/inference", ADA), 400),
+            (get("/livez"), 200),
+            (get("/nowhere"), 404),
+            (DENIED, 401),
+        ]
+        chosen = [kinds[(index * index + index // 7) % len(kinds)] for index in range(MANY)]
+        client.writer.write(b"".join(request for request, _ in chosen))
+        for _, status in chosen:
+            assert (await client.answer()).status == status
+        await client.send(post(BODY, "/v1/inference", ADA))
+        assert (await client.answer()).status == 200
+        lane: Any = stand.door._desk
+        assert lane.quotas._bodies.free == stand.settings.max_bodies_mb << 20
+
+    served(main, keys=KEYS)
+
+
+def test_little_is_read_from_who_waits_and_all_is_answered() -> None:
+    async def main(stand: Stand) -> None:
+        (client,) = await crowd(stand, DENIED)
+        for _ in range(20):
+            client.writer.write(DENIED * MANY)
+        (connection,) = stand.door._connections()
+        await settled(lambda: connection.paused)
+        lane: Any = stand.door._desk
+        most = stand.settings.max_bodies_mb << 20
+        assert HELD < most - lane.quotas._bodies.free < 1 << 20
+        for _ in range(21 * MANY):
+            assert (await client.answer()).status == 401
+        assert lane.quotas._bodies.free == most
+
+    served(main, keys=KEYS)
+
+
+def test_no_deadline_runs_for_who_waits() -> None:
+    async def main(stand: Stand) -> None:
+        (client,) = await crowd(stand, DENIED)
+        stand.later(1e6)
+        for _ in range(MANY):
+            assert (await client.answer()).status == 401
+
+    served(main, keys=KEYS)
+
+
+def test_a_closing_door_answers_once_more() -> None:
+    async def main(stand: Stand) -> None:
+        (client,) = await crowd(stand, DENIED)
+        before = answered(stand)
+        stand.door.retire()
+        for index in range(before + 1):
+            assert (await client.answer()).header.get("connection") == ("close" if index == before else None)
+        assert await client.ended()
+
+    served(main, keys=KEYS)
+
+
+def test_who_leaves_loses_the_turn() -> None:
+    async def main(stand: Stand) -> None:
+        (client,) = await crowd(stand, DENIED)
+        client.writer.transport.abort()
+        await settled(lambda: not stand.door._connections())
+        assert answered(stand) < MANY
+        lane: Any = stand.door._desk
+        assert lane.quotas._bodies.free == stand.settings.max_bodies_mb << 20
+
+    served(main, keys=KEYS)
+
+
+def test_who_waits_with_more_than_its_owner_may_hold_is_told() -> None:
+    async def main(stand: Stand) -> None:
+        lane: Any = stand.door._desk
+        client = await stand.connect()
+        lane.quotas._bodies.take("another", lane.quotas._bodies.free - 1)
+        client.writer.write(DENIED * MANY)
+        for _ in range(HANDFUL):
+            assert (await client.answer()).status == 401
+        answer = await client.answer()
+        assert answer.header["x-headway-dropped-reason"] == "bodies"
+        assert answer.header["connection"] == "close"
+        assert await client.ended()
+
+    served(main, keys=KEYS)

@@ -12,6 +12,7 @@ by the intake, with pauses that grow; how long it may be so before the holder is
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
@@ -37,6 +38,9 @@ LOOK_EVERY = 0.5
 """Seconds without an answered call after which a broker that holds requests is probed: it may have lost them unseen."""
 SECOND_CHANCE = 0.1
 """Least seconds between the first call that fails and the verdict that the broker is away: one call may be lost."""
+
+AFTERMATH = 5.0
+"""Seconds after an outage in which the refusal of what is offered again is put down to it."""
 
 SCARCE = "memory"
 """Reason of a refusal that may also meet what the broker has already: without memory it cannot even look."""
@@ -133,6 +137,7 @@ class Line:
         self._answered = clock()
         self._probe_due = False
         self._outage = Outage("gateway", clock)
+        self._back_at = -math.inf
         self._away = False
         self._verdict: asyncio.TimerHandle | None = None
         self._redo = Redo(self._offered, lambda entries: self._offer_again(entries, admitted=True), dice)
@@ -160,6 +165,11 @@ class Line:
         """Whether the broker has all that it took and has not ended, as far as is known: it has lost nothing that is
         not offered again yet."""
         return not (self._doubtful or self._redo.open or self._outage.since) and self.broker.epoch == self._epoch
+
+    @property
+    def _late(self) -> bool:
+        """Whether what is offered again may have been held while the broker was out of reach."""
+        return self._clock() - self._back_at < AFTERMATH
 
     def no_room(self) -> Failure:
         """The refusal of a request that there is no room for. An outage is taken to last as long again as it has."""
@@ -256,7 +266,7 @@ class Line:
             if failure is not None:
                 if admitted and (failure.reason == SCARCE or failure.code == NOT_FOUND):
                     continue  # What somebody waits for may be offered again after the one who waits.
-                self._holder.refused(self, entry, _too_late(failure) if again else failure)
+                self._holder.refused(self, entry, _too_late(failure) if again and self._late else failure)
             elif entry.shares:
                 self._holder.admitted(self, entry)
 
@@ -355,6 +365,7 @@ class Line:
                 self._redo.ask()
         if not self._outage.over():
             return
+        self._back_at = self._answered
         if self._verdict is not None:
             self._verdict.cancel()
             self._verdict = None

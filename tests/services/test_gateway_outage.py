@@ -624,3 +624,20 @@ def test_who_was_held_through_an_outage_is_not_shed_for_it() -> None:
             assert not fleet.tally.refusals["shed", "free"]
 
     run(main)
+
+
+def test_a_refusal_of_what_is_offered_beside_clients_that_leave_is_no_outage() -> None:
+    """Entries are offered anew beside withdrawals, too: that alone says nothing of the broker."""
+
+    async def main(clock: Clock) -> None:
+        async with Fleet(clock, FakeBackend(0.5), max_batch=1) as fleet:
+            for number in range(6):
+                fleet.ask(f"{number}", timeout=30.0, tier=2)
+            await asyncio.sleep(0.6)
+            leaves, hurried = fleet.ask("leaves", timeout=30.0), fleet.ask("hurried", timeout=0.2, tier=2)
+            fleet.gateway.abandon(leaves, ANYBODY.tenant, leaves.id)
+            await hurried.told.wait()
+            assert hurried.reply.failure is not None
+            assert hurried.reply.failure.reason != "broker"
+
+    run(main)

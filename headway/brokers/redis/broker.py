@@ -19,6 +19,7 @@ import structlog
 import uuid_utils
 
 from headway.brokers.redis import wire
+from headway.brokers.redis.completion import fitting
 from headway.brokers.redis.link import Link
 from headway.brokers.redis.mailbox import Mailbox
 from headway.brokers.redis.places import Places
@@ -231,6 +232,7 @@ class RedisBroker:
         """See Broker."""
         if len(items) != len(lease.entries):
             raise ValueError(f"{len(items)} items for a lease of {len(lease.entries)} entries: one each, in order")
+        items = fitting(lease.entries, items)
         waited = self._waited.get((lease.slot.model, lease.fence)) or [0.0] * len(items)
         runs: dict[str, list[wire.WireReply]] = {}
         shared: list[tuple[int, int, int, bytes]] = []

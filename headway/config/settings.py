@@ -201,7 +201,7 @@ class Settings:
         "U+0000 is always refused.",
     )
     max_bodies_mb: int = _setting(
-        256, _DOOR, "Most bytes of bodies on their way at once, of all requests together.", "MiB"
+        256, _DOOR, "Most bytes of bodies on their way and of unread answers at once, of all requests together.", "MiB"
     )
     max_connections: int = _setting(10_000, _DOOR, "Most open client connections.")
     max_caller_connections: int = _setting(

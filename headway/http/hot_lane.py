@@ -21,7 +21,7 @@ import httptools
 import msgspec
 
 from headway.errors import INTERNAL, RequestError
-from headway.http.connection import APP, ASKED, BODY, FAR, IDLE, Connection
+from headway.http.connection import APP, ASKED, BODY, FAR, HELD, IDLE, Connection
 from headway.http.desk import Lane
 from headway.http.guard import stranger
 from headway.http.handover import Handover
@@ -54,7 +54,7 @@ class HotLane(Connection):
 
     __slots__ = (
         "after", "before", "begun", "caller", "handover", "known", "lane", "memo", "order", "origin", "owner", "pieces",
-        "reserved",
+        "reserved", "unfetched",
     )  # fmt: skip
 
     def __init__(self, lane: Lane) -> None:
@@ -65,6 +65,7 @@ class HotLane(Connection):
         self.origin: str | None = None
         self.owner: str | None = None
         self.reserved = 0
+        self.unfetched = 0
         self.handover: Handover | None = None
         self.begun = 0.0
         self.pieces: list[bytes] = []
@@ -115,6 +116,22 @@ class HotLane(Connection):
             self.pieces.clear()
             self.lane.quotas.leave(self)
             super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """The client does not take its answer."""
+        super().pause_writing()
+        self._count_unfetched()
+
+    def resume_writing(self) -> None:
+        """The client has taken all of it."""
+        self.lane.quotas.keep(self, 0)
+        super().resume_writing()
+
+    def inspect(self, now: float) -> None:
+        """End what takes too long; `now` is a monotonic instant in seconds."""
+        super().inspect(now)
+        if self.unread.since:
+            self._count_unfetched()
 
     def answer(self, reply: Reply) -> None:
         """Take the reply to the request in hand; one to any other request is never written."""
@@ -219,6 +236,10 @@ class HotLane(Connection):
     def crowd_out(self) -> None:
         """End a connection between two requests, since its owner holds too much."""
         self.reject(self.lane.quotas.no_room(self))
+
+    def _count_unfetched(self) -> None:
+        left = self.transport.get_write_buffer_size()
+        self.lane.quotas.keep(self, left if left > HELD else 0)
 
     def _serve_hot(self, shape: Shape, head: Head, query: bytes, raw: bytes) -> None:
         lane = self.lane

@@ -1,5 +1,5 @@
 """What the clients of a public door may hold together, so that none of them keeps the others out: connections, and the bytes
-of bodies that are on their way.
+of bodies that are on their way and of answers that are not fetched.
 
 A connection is its tenant's from the first request on. Until then it is a stranger's, and all strangers together are one
 owner: when they have had their share, the one that came first and has not spoken makes room for the next, so that a flood of
@@ -29,10 +29,12 @@ class Guest(Protocol):
     Attributes:
         owner: whom it counts for; None when it is not counted.
         reserved: bytes of bodies that it holds.
+        unfetched: bytes of answers that its client has not taken, as far as they are counted.
     """
 
     owner: str | None
     reserved: int
+    unfetched: int
 
     @property
     def silent(self) -> bool:
@@ -57,6 +59,7 @@ class Quotas:
         self._connections = Budget(settings.max_connections, GREED if self._named else 0)
         self._bodies = Budget(settings.max_bodies_mb << 20)
         self._strangers: dict[Guest, None] = {}
+        self._slow: dict[str, dict[Guest, None]] = {}
 
     def enter(self, guest: Guest, address: str) -> bool:
         """Count a new connection; False when there is no room for it."""
@@ -95,6 +98,7 @@ class Quotas:
         """Count a connection no more."""
         if guest.owner is not None:
             self.reserve(guest, 0)
+            self.keep(guest, 0)
             self._connections.give(guest.owner, 1)
             self._strangers.pop(guest, None)
             guest.owner = None
@@ -110,6 +114,30 @@ class Quotas:
             guest.reserved = amount
         return True
 
+    def keep(self, guest: Guest, amount: int) -> None:
+        """Count so many bytes of answers that wait for a connection's client, in all, with the bodies of its owner. Where its
+        owner has too many, those of its connections are closed whose answers have waited longest."""
+        owner = guest.owner
+        if owner is None:
+            return
+        slow = self._slow.setdefault(owner, {})
+        slow[guest] = None
+        more = amount - guest.unfetched
+        while more > 0 and not self._bodies.take(owner, more):
+            oldest = next(iter(slow))
+            if oldest is guest:
+                more = 0  # One answer may wait in any case, however large.
+            else:
+                oldest.shutdown()
+                self.leave(oldest)
+        if more < 0:
+            self._bodies.give(owner, -more)
+        guest.unfetched += more
+        if not amount:
+            del slow[guest]
+            if not slow:
+                del self._slow[owner]
+
     def no_room(self, guest: Guest) -> RequestError:
         """The error of a body that `reserve` has refused."""
         held = 0 if guest.owner is None else self._bodies.held(guest.owner)
@@ -120,7 +148,7 @@ class Quotas:
                 retry_after=1.0,
                 reason="bodies",
             )
-        message = f"{held} bytes of bodies of this caller are on their way; send fewer at once (max_bodies_mb)"
+        message = f"{held} bytes of this caller's bodies and unread answers are on their way; use fewer at once (max_bodies_mb)"
         return RequestError(message, code=RATE_LIMITED, retry_after=1.0, reason="bodies")
 
 

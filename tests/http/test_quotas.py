@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 from typing import Any
 
 import pytest
@@ -33,7 +35,8 @@ def none_is_held(stand: Stand) -> None:
     held = quotas(stand)
     assert held._connections.free == stand.settings.max_connections
     assert held._bodies.free == stand.settings.max_bodies_mb * MEBIBYTE
-    assert held._strangers == {}
+    assert not held._strangers
+    assert not held._slow
 
 
 async def gone(stand: Stand) -> None:
@@ -348,5 +351,69 @@ def test_few_bytes_ahead_are_not_counted() -> None:
         (connection,) = stand.door._connections()
         assert 0 < len(connection.held) < UNCOUNTED
         assert held_of(stand, "acme") == 0
+
+    served(main, keys=TENANTS)
+
+
+async def deaf(stand: Stand, key: str) -> Client:
+    """A client that asks for more than the system buffers, and reads nothing until it is told to."""
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    sock.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", stand.door.port))
+    client = await stand.connect(sock=sock)
+    client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+    asked = len(stand.gateway.asked)
+    await client.send(by(key))
+    await stand.gateway.until(lambda: len(stand.gateway.asked) > asked)
+    await settled(lambda: not stand.gateway.waiting)
+    return client
+
+
+def test_answers_that_nobody_reads_cost_their_tenant_the_oldest_of_them() -> None:
+    async def main(stand: Stand) -> None:
+        stand.gateway.output = "x" * 12_000_000
+        first = await deaf(stand, BOB)
+        mine = [await deaf(stand, ADA) for _ in range(12)]
+        await settled(lambda: len(stand.door._connections()) < 13)
+        assert quotas(stand)._bodies.held("acme") < 0.9 * 64 * MEBIBYTE
+        answers = [first, mine[-1]]  # The other tenant's is kept, though it is older than all that were cut.
+        for client in answers:
+            client.writer.transport.resume_reading()  # type: ignore[attr-defined]
+            assert len((await client.answer()).json["output"]) == 12_000_000
+        mine[0].writer.transport.resume_reading()  # type: ignore[attr-defined]
+        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+            await mine[0].answer()
+        await gone(stand)
+
+    served(main, keys=TENANTS, max_bodies_mb=64)
+
+
+def test_one_answer_may_wait_however_large_it_is() -> None:
+    async def main(stand: Stand) -> None:
+        stand.gateway.output = "x" * 12_000_000
+        first, second = await deaf(stand, ADA), await deaf(stand, ADA)
+        for client in (first, second):
+            client.writer.transport.resume_reading()  # type: ignore[attr-defined]
+        assert (await second.answer()).status == 200
+        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+            await first.answer()
+        await gone(stand)
+
+    served(main, keys=TENANTS, max_bodies_mb=2)
+
+
+def test_what_is_fetched_is_counted_no_more() -> None:
+    async def main(stand: Stand) -> None:
+        stand.gateway.output = "x" * 12_000_000
+        client = await deaf(stand, ADA)
+        held = quotas(stand)._bodies.held("acme")
+        assert held > 6_000_000
+        client.writer.transport.resume_reading()  # type: ignore[attr-defined]
+        await settled(lambda: len(client.reader._buffer) > 4_000_000)  # type: ignore[attr-defined]
+        stand.later(1.0)
+        assert quotas(stand)._bodies.held("acme") < held
+        assert (await client.answer()).status == 200
+        await gone(stand)
 
     served(main, keys=TENANTS)

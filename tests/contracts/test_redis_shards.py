@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from headway.core.departure import Rule
-from headway.model import Entry, Item, Reply, Wait, WorkerInfo, WorkerStatus
+from headway.model import Cause, Entry, Item, Reply, Wait, WorkerInfo, WorkerStatus
 from headway.ports import Broker
 from tests.contracts.brokers import MAX_BATCH, Fixed, RedisHarness, ask, failed, output, slot, story
 from tests.servers.redis import KINDS, SharedServers
@@ -89,7 +89,7 @@ class Play:
             await self.harness.advance(0.02)
             if self.dice.random() < 0.05:
                 self.disturbed |= {rider.id for rider in claimed.entries}
-                await host.release(claimed, failed(worker=worker) if self.dice.random() < 0.5 else None)
+                await host.release(claimed, failed(Cause.CRASHED, worker) if self.dice.random() < 0.5 else None)
             else:
                 await host.complete(claimed, [Item(output(rider.input)) for rider in claimed.entries])
 

@@ -211,11 +211,11 @@ class Fleet:
         told last stays for a while."""
         kept: Counter[str] = Counter()
         gone = [*self._gone, *self._left]
-        dead = [b"!" + id.encode() for id in gone]
+        dead = [id.encode() for id in gone]
         for key in self.redis.command("KEYS", "headway:{default:*}:*"):
             _, _, kind = key.decode().partition("}:")
             if kind == "e":
-                kept[kind] += sum(mark not in dead for mark in self.redis.command("HVALS", key))
+                kept[kind] += sum(mark[:1] != b"!" or mark[9:] not in dead for mark in self.redis.command("HVALS", key))
             elif kind in _ENTRIES:
                 kept[kind] += self.redis.command(_SIZES[self.redis.command("TYPE", key)], key)
             elif kind.startswith("r:") and kind[2:] not in gone:

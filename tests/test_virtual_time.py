@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import pytest
 import redis
@@ -92,6 +94,22 @@ def test_an_answer_comes_before_time_passes(kind: str, servers: SharedServers) -
         assert loop.time() == start
 
     served(servers.of(kind).url, main)
+
+
+@kinds
+def test_a_command_that_has_come_in_part_is_waited_for(kind: str, servers: SharedServers) -> None:
+    url = servers.of(kind).url
+    loop, address = ServedLoop(url), urlsplit(url)
+    try:
+        with socket.create_connection((address.hostname, address.port)) as line:
+            assert loop.hear()
+            line.sendall(b"*2\r\n$4\r\nECHO\r\n")  # To the end of an argument: nothing is left in the server's buffer.
+            assert not loop.hear()
+            line.sendall(b"$2\r\nhi\r\n")
+            assert line.recv(64) == b"$2\r\nhi\r\n"
+            assert loop.hear()
+    finally:
+        loop.close()
 
 
 @kinds

@@ -31,7 +31,8 @@ GRAIN = 0.001
 
 _UNDER_WAY = re.compile(
     rb"^.* (?:obl|oll)=[1-9]"  # An answer that is not all sent.
-    rb"|^.* flags=(?![^ ]*b).* qbuf=[1-9].* cmd=(?!client\|list)",  # A command not all read, but for one after a wait.
+    # A command not all read, but for one after a wait. Where a read ended with an argument, `qbuf` is 0.
+    rb"|^.* flags=(?![^ ]*b).* (?:qbuf|argv-mem)=[1-9].* cmd=(?!client\|list)",
     re.MULTILINE,
 )
 """What the list of clients shows of the commands and answers that take several rounds."""

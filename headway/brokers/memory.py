@@ -342,23 +342,21 @@ class MemoryBroker:
         charged = self._book.judge(limits, now) if limits else ()
         if isinstance(charged, Over):
             return verdicts.over(charged)
-        if (culprits := self._queues[entry.model].culprits).active and culprits.knows(entry, now):
-            self._book.write(limits, charged, now)
-            return verdicts.known_culprit()
         place = self._room.take(entry)
         if place is None:
             return verdicts.scarcity(ROOM_WAIT)
         refusal = self._join(entry, now) if entry.shares else self._offer(entry, now)
-        if refusal is not None:
-            return refusal
-        if place is not ANYWHERE:
-            place.give_to(self._entries[entry.tenant, entry.id])
-        if limits:
+        if limits and (refusal is None or refusal.reason == verdicts.CULPRIT):
             self._book.write(limits, charged, now)
-        return None
+        if refusal is None and place is not ANYWHERE:
+            place.give_to(self._entries[entry.tenant, entry.id])
+        return refusal
 
     def _offer(self, entry: Entry, now: float) -> Failure | None:
-        offered = self._queues[entry.model].offer(entry, now)
+        queue = self._queues[entry.model]
+        if queue.culprits.active and queue.culprits.knows(entry, now):
+            return verdicts.known_culprit()
+        offered = queue.offer(entry, now)
         if isinstance(offered, Refused):
             return verdicts.refusal(offered.wait, offered.tier_only)
         self._entries[entry.tenant, entry.id] = offered

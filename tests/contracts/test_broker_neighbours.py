@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from headway import errors
 from headway.core.culprits import KNOWN_SECONDS
-from headway.core.retry import BUDGET_RESERVE
-from headway.model import Cause, Entry, Reply
+from headway.core.retry import BUDGET_RESERVE, RAISES
+from headway.model import Cause, Entry, Limit, Reply, ShareKind
 from tests.contracts.brokers import MAX_BATCH, Harness, ask, drained, failed, ids, slot, story
+from tests.contracts.shares import admit, came_by, key, nothing_runs, refused, same, task
 
 
 def code(reply: Reply) -> str:
@@ -85,6 +88,78 @@ async def test_an_input_that_failed_alone_is_turned_down_without_a_run(harness: 
     await run_all(harness)
     await harness.advance(KNOWN_SECONDS + 1.0)
     assert await harness.broker.enqueue([bad()]) == [None]
+
+
+TWO_AN_HOUR = Limit("key:two", "key", 1 / 30, 2.0)
+
+
+def under(how: str, nonce: int) -> Entry:
+    """A poisonous request under a key or an id, submitted once more."""
+    asked, who = b"asked", {"tenant": "evil", "caller": "bob", "limits": (TWO_AN_HOUR,)}
+    if how == "a key":
+        return ask("poison", id=f"a{nonce}", nonce=nonce, shares=(key("k", asked),), **who)  # type: ignore[arg-type]
+    if nonce == 1 or how == "a task":
+        return ask("poison", id="a", nonce=nonce, shares=(task("a", digest=asked),), **who)  # type: ignore[arg-type]
+    return ask("poison", id="a", nonce=nonce, digest=asked, **who)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("how", ["a key", "a task", "the id of a task"])
+@story
+async def test_a_rejection_that_is_kept_comes_before_what_is_known_of_its_input(harness: Harness, how: str) -> None:
+    await admit(harness, under(how, 1))
+    await run_all(harness)
+    [first] = (await drained(harness)).values()
+    assert code(first) == errors.REJECTED_BY_MODEL
+    _, cursor = await harness.broker.replies("g", 0)
+    await admit(harness, again := under(how, 2))
+    await nothing_runs(harness)
+    [second] = (await drained(harness, after=cursor)).values()
+    assert (second.id, second.nonce, second.failure) == (again.id, again.nonce, first.failure)
+    assert came_by(second) == (ShareKind.KEY if how == "a key" else ShareKind.TASK, True)
+    assert (await refused(harness, under(how, 3))).code == errors.RATE_LIMITED, "both were counted"
+
+
+@story
+async def test_a_key_that_was_used_for_another_request_is_misused_whatever_is_known_of_the_input(
+    harness: Harness,
+) -> None:
+    await admit(harness, bad(), ask("fine", id="a", tenant="evil", caller="bob", shares=(key("k", b"fine"),)))
+    await run_all(harness)
+    other = ask("poison", tenant="evil", caller="bob", shares=(key("k", b"poison"),))
+    assert (await refused(harness, other)).code == errors.IDEMPOTENCY_MISUSE
+
+
+@story
+async def test_who_asks_for_a_known_culprit_under_a_new_key_is_turned_down_and_counted(harness: Harness) -> None:
+    await admit(harness, bad())
+    await run_all(harness)
+
+    def asked(name: str) -> Entry:
+        return ask("poison", tenant="evil", caller="bob", shares=(key(name), same()), limits=(TWO_AN_HOUR,))
+
+    told = [(await refused(harness, asked(name))).code for name in ("k", "k", "l")]
+    assert told == [errors.REJECTED_BY_MODEL, errors.REJECTED_BY_MODEL, errors.RATE_LIMITED]
+    await nothing_runs(harness)
+
+
+@story
+async def test_who_followed_what_became_known_as_a_culprit_does_not_run_either(harness: Harness) -> None:
+    """The first under a key is too late; meanwhile its input failed elsewhere."""
+    await admit(harness, bad())
+    for _ in range(RAISES - 1):
+        await harness.broker.release(await harness.claim(), failed())
+        await harness.advance(0.6)
+    lease = await harness.claim()
+    first = ask("poison", id="a", tenant="evil", caller="bob", shares=(key(),), queue_timeout=5.0)
+    await admit(harness, first)
+    await admit(harness, ask("poison", id="b", tenant="evil", caller="bob", shares=(key(),)))
+    await harness.broker.release(lease, failed())
+    await harness.advance(6.0)
+    await harness.broker.reap()
+    replies = await drained(harness)
+    assert code(replies["a"]) in (errors.DEADLINE_EXCEEDED, errors.NO_WORKERS)
+    assert code(replies["b"]) == errors.REJECTED_BY_MODEL
+    await nothing_runs(harness)
 
 
 @story

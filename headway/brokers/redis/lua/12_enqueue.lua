@@ -89,6 +89,9 @@ local function admit(s, intake, entry, payload, timeouts, shares)
     join(s, entry, record, flight, share, free)
     return nil
   end
+  if culprits.knows(s, entry.key, payload) then
+    return CULPRIT, 0
+  end
   observe_arrival(s.q, entry.tier, s.now)
   local apart = s.q.apart > 0 and caller_apart(s, entry.key, payload)
   local wait, shed = admissible(s, intake, entry, timeouts, apart)
@@ -153,12 +156,6 @@ local function enqueue(keys, args, scarce)
           why, wait = over_limit(book, limits_of[i])
           why = why and OVER + why
         end
-        if not why and culprits.knows(s, key, args[at + (i - 1) * ENTRY + 1]) then
-          why, wait = CULPRIT, 0
-          if limits_of[i] then
-            charge(book, limits_of[i])
-          end
-        end
         if not why then
           local by_id = digests[i] and submissions.share_of_id(s, key, digests[i])
           local shares = by_id and {by_id, unpack(shares_of[i] or {})} or shares_of[i]
@@ -166,7 +163,7 @@ local function enqueue(keys, args, scarce)
             key = key, tier = tiers[i], queue_due = s.now + math.min(queue_timeouts[i], timeouts[i]),
             due = s.now + timeouts[i], nonce = nonces[i], gateway = gateways[i], shared = shares ~= nil,
           }, args[at + (i - 1) * ENTRY + 1], {queue_timeouts[i], timeouts[i]}, shares)
-          if not why and limits_of[i] then
+          if (not why or why == CULPRIT) and limits_of[i] then
             charge(book, limits_of[i])
           end
         end

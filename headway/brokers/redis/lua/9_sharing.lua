@@ -15,7 +15,7 @@ do  -- A library has room for 200 local names, so what others have no use for en
 
 local KIND, FLIGHT, DIGEST, KEEP, JOINS, WAITS = 1, 2, 3, 4, 5, 6
 local ANSWER = 2
-local MISUSE, NO_TASK, TOO_LARGE = 4, 5, 7
+local MISUSE, NO_TASK, TOO_LARGE, CULPRIT = 4, 5, 7, 8
 local BY_KEY, SAME = 'key', 'same'
 VERDICT, TASK = 1, 'task'
 
@@ -243,7 +243,8 @@ function conclude(s, outcome, ended, late)
 end
 
 local function refused_outcome(s, key, wait, why, waited)
-  return {fields = failure_fields(s, 'refused', {{key, exact(wait), why, exact(waited), 0}}), worth = 0}
+  local fields = failure_fields(s, 'refused', {{key, exact(wait), why, exact(waited), 0}})
+  return {fields = fields, worth = why == CULPRIT and VERDICT or 0}
 end
 
 function late_outcome(s, entry, slots)
@@ -286,9 +287,13 @@ offer_anew = function(s, one)
       join(s, entry, record, flight, share, free)
       return
     end
+    local payload = not why and redis.call('HGET', s.prefix .. 'p', entry.key)
+    if payload and culprits.knows(s, entry.key, payload) then
+      why = CULPRIT
+    end
     if not why then
       observe_arrival(s.q, entry.tier, s.now)
-      apart = s.q.apart > 0 and caller_apart(s, entry.key, redis.call('HGET', s.prefix .. 'p', entry.key))
+      apart = s.q.apart > 0 and caller_apart(s, entry.key, payload)
       local shed
       wait, shed = admissible(s, new_intake(s), entry, {queue_timeout, left}, apart)
       why = wait and (shed and 1 or 0)

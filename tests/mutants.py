@@ -1,0 +1,193 @@
+"""Changes the code in small ways, one at a time, and sees whether a test notices.
+
+    python -P tests/mutants.py [PART | PATTERN …] [--sample 150] [--seed 8] [--jobs 2]
+
+Each part of the code has tests of its own; a mutant meets those of them that come through the function which it changes.
+A part is `core`, `brokers`, `gateway` or `http`. A pattern such as 'headway.http.quotas*' names some mutants of one part.
+`--sample` tries mutants drawn at random, for a whole part takes hours. What survives is printed with the lines that it
+changes. Where no test comes through a function its mutants survive; one that never ends is noticed.
+
+mutmut makes and runs the mutants. It does so in `mutants/PART`, so that what it found out about one part outlives a run of
+another one. `-P` keeps `tests/http` from being taken for the standard library's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import math
+import os
+import random
+import shutil
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+ROOT = Path(__file__).resolve().parent.parent
+FIRST = "core"
+"""The part that is tried when none is named."""
+NOTICED = ("killed", "timeout", "segfault", "suspicious")
+"""What mutmut says of mutants that the tests notice."""
+Z = 1.96
+"""Standard deviations on both sides of the mean that hold 95 % of a normal distribution."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Files that are changed, and the tests that should notice.
+
+    Attributes:
+        files: globs of source files.
+        tests: pytest's arguments that select the tests.
+    """
+
+    files: tuple[str, ...]
+    tests: tuple[str, ...]
+
+
+PARTS = {
+    "core": Part(("headway/core/*.py",), ("tests/core",)),
+    # Valkey alone stands for both servers: the code under test is the same. What is left out starts clusters and
+    # Sentinels, whose processes take seconds for each mutant.
+    "brokers": Part(
+        ("headway/brokers/*.py", "headway/brokers/redis/*.py"),
+        (
+            "tests/contracts",
+            "tests/redis",
+            "--ignore-glob=*/test_backend.py",
+            "--ignore-glob=*/test_identity.py",
+            "--ignore-glob=*/test_key_stores.py",
+            "--ignore-glob=*/test_ledgers.py",
+            "--ignore-glob=*/redis/test_cluster.py",
+            "--ignore-glob=*/redis/test_sentinel.py",
+            "-k",
+            "not redis] and not redis-",
+        ),
+    ),
+    "gateway": Part(
+        tuple(
+            f"headway/{name}.py"
+            for name in (
+                "answered",
+                "attendance",
+                "deadlines",
+                "direct",
+                "gateway",
+                "held",
+                "limiter",
+                "line",
+                "lookout",
+                "outage",
+                "recalls",
+                "redo",
+            )
+        ),
+        ("tests/services",),
+    ),
+    "http": Part(("headway/http/*.py",), ("tests/http",)),
+}
+
+
+def main() -> int:
+    """Try what was asked for. The exit status says nothing of what survived."""
+    parser = argparse.ArgumentParser(description="Whether the tests notice small changes of the code.")
+    parser.add_argument("what", nargs="*", default=[FIRST], help=f"one of {', '.join(PARTS)}, or patterns of names")
+    parser.add_argument("--sample", type=int, help="try so many, drawn at random (default: all)")
+    parser.add_argument("--seed", type=int, default=8, help="of the sample (default %(default)s)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="at the same time (default %(default)s)")
+    options = parser.parse_args()
+    part, *others = {_part_of(name) for name in options.what}
+    if part is None or others:
+        parser.error(f"{' '.join(options.what)} is not within one part of {', '.join(PARTS)}. Name one part at a time")
+    _work_in(ROOT / "mutants" / part, PARTS[part])
+    mutmut = importlib.import_module("mutmut.__main__")
+    names = _made(mutmut, [name for name in options.what if name not in PARTS], options.jobs)
+    if options.sample is not None and options.sample < len(names):
+        names = sorted(random.Random(options.seed).sample(names, options.sample))
+    mutmut._run(names, options.jobs)
+    _report(mutmut, names)
+    return 0
+
+
+def _part_of(name: str) -> str | None:
+    """The part that a name or pattern is from."""
+    if name in PARTS:
+        return name
+    literal = name.split("*")[0]
+    for part, made_of in PARTS.items():
+        for file in (file for glob in made_of.files for file in ROOT.glob(glob)):
+            module = ".".join(file.relative_to(ROOT).with_suffix("").parts)
+            if literal.startswith(f"{module}.") or module.startswith(literal):
+                return part
+    return None
+
+
+def _work_in(folder: Path, part: Part) -> None:
+    """Have mutmut find in this folder what it looks for in the root, and know the part."""
+    folder.mkdir(parents=True, exist_ok=True)
+    os.chdir(folder)
+    for name in ("pyproject.toml", "headway"):
+        _link(name)
+    configuration = importlib.import_module("mutmut.configuration").config()
+    configuration.only_mutate = list(part.files)
+    configuration.pytest_add_cli_args_test_selection = list(part.tests)
+    configuration.on_dependency_change = "ignore"
+    for path in configuration.also_copy:
+        if (ROOT / path).exists():
+            _link(str(path))
+    # What it copied before it would keep, though it is gone or has changed since.
+    shutil.rmtree("mutants/tests", ignore_errors=True)
+    for path in Path("mutants/headway").rglob("*.lua"):
+        path.unlink()
+
+
+def _link(name: str) -> None:
+    link = Path(name)
+    if not link.is_symlink():
+        link.symlink_to(ROOT / name)
+
+
+def _made(mutmut: ModuleType, patterns: list[str], jobs: int) -> list[str]:
+    """Make the mutants, and tell the names of those that fit a pattern, or of all."""
+    mutmut.set_mutant_under_test("mutant_generation")
+    Path("mutants").mkdir(exist_ok=True)
+    with mutmut.CatchOutput(spinner_title="Making mutants"):
+        mutmut.copy_src_dir()
+        mutmut.create_mutants(jobs)
+    mutants, _ = mutmut.collect_source_file_mutation_data(mutant_names=patterns)
+    return sorted(name for _, name, _ in mutants)
+
+
+def _report(mutmut: ModuleType, names: list[str]) -> None:
+    """Print what survived, and the score."""
+    mutants, _ = mutmut.collect_source_file_mutation_data(mutant_names=names)
+    fates = {name: mutmut.status_by_exit_code[code] for _, name, code in mutants}
+    lines = [""]
+    for name, fate in sorted(fates.items()):
+        if fate not in NOTICED:
+            lines += [f"{name}: {fate}", *filter(_changed, mutmut.get_diff_for_mutant(name).splitlines()), ""]
+    counts = Counter(fates.values())
+    noticed, tried = sum(counts[fate] for fate in NOTICED), len(fates)
+    low, high = _interval(noticed, tried)
+    lines.append(", ".join(f"{count} {fate}" for fate, count in counts.most_common()))
+    lines.append(f"{noticed} of {tried} noticed: {noticed / tried:.1%} (95 % interval {low:.1%} to {high:.1%})")
+    print("\n".join(lines))  # noqa: T201
+
+
+def _changed(line: str) -> bool:
+    """Whether a line of a diff is one that was changed."""
+    return line.startswith(("+", "-")) and not line.startswith(("+++", "---"))
+
+
+def _interval(hits: int, tries: int) -> tuple[float, float]:
+    """Wilson's interval for the share of hits among all that might have been tried."""
+    share, scale = hits / tries, 1.0 + Z * Z / tries
+    middle = (share + Z * Z / (2 * tries)) / scale
+    half = Z * math.sqrt(share * (1.0 - share) / tries + Z * Z / (4 * tries * tries)) / scale
+    return middle - half, middle + half
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -23,7 +23,7 @@ from headway.core.departure import Hold, Load, Policy
 from headway.core.health import believed
 from headway.core.packing import FOLLOWS, GONE, RUNNING, Queued
 from headway.core.queue import Departure, ModelQueue, QueueLimits, entries_of
-from headway.core.ratelimit import Book, Over
+from headway.core.ratelimit import Book, Over, charge
 from headway.core.retention import KEPT, KeptLimits
 from headway.core.room import ANYWHERE, Place, Room
 from headway.core.sharing import Ripple, Sharing
@@ -146,7 +146,8 @@ class MemoryBroker:
 
     def owed(self, limit: Limit) -> float:
         """See Broker."""
-        return self._book.owed(limit, self._clock())
+        tat = self._book.tats.get(limit.id)
+        return 0.0 if tat is None else max(0.0, tat - self._clock())
 
     async def claim(self, slot: Slot, policy: Policy) -> Lease | Wait:
         """See Broker."""
@@ -339,7 +340,7 @@ class MemoryBroker:
         if entry.digest:
             entry = self._sharing.with_id(entry, now)
         limits = entry.limits
-        charged = self._book.judge(limits, now) if limits else ()
+        charged = charge(limits, self._book.tats, now) if limits else ()
         if isinstance(charged, Over):
             return verdicts.over(charged)
         place = self._room.take(entry)

@@ -76,26 +76,21 @@ def charge(limits: Sequence[Limit], tats: Mapping[str, float], now: float) -> Ov
 
 
 class Book:
-    """What is owed to limits, by id; what is paid is forgotten as soon as there are many."""
+    """What is owed to limits, by id; what is paid is forgotten as soon as there are many.
+
+    Attributes:
+        tats: theoretical arrival times by id of the limit, to be read.
+    """
 
     def __init__(self) -> None:
-        self._tats: dict[str, float] = {}
+        self.tats: dict[str, float] = {}
         self._most = LEAST_TATS
 
-    def owed(self, limit: Limit, now: float) -> float:
-        """Seconds owed to a limit."""
-        tat = self._tats.get(limit.id)
-        return 0.0 if tat is None else max(0.0, tat - now)
-
-    def judge(self, limits: Sequence[Limit], now: float) -> Over | list[float]:
-        """See `charge`; nothing is written down."""
-        return charge(limits, self._tats, now)
-
     def write(self, limits: Sequence[Limit], charged: Sequence[float], now: float) -> None:
-        """Write down what `judge` has found."""
-        tats = self._tats
+        """Write down what `charge` has found."""
+        tats = self.tats
         for limit, tat in zip(limits, charged):  # noqa: B905 - checking the lengths takes as long as all of it
             tats[limit.id] = tat
         if len(tats) > self._most:
-            self._tats = {id: tat for id, tat in tats.items() if tat > now}
-            self._most = max(LEAST_TATS, 2 * len(self._tats))
+            self.tats = {id: tat for id, tat in tats.items() if tat > now}
+            self._most = max(LEAST_TATS, 2 * len(self.tats))

@@ -329,7 +329,8 @@ def test_what_is_not_handed_over_is_bounded() -> None:
             await asyncio.sleep(0.1)
             refused = [one for one in asked if one.replies]
             assert len(refused) == 30
-            assert {one.reply.failure.reason for one in refused if one.reply.failure} == {"overloaded"}
+            failures = [one.reply.failure for one in refused if one.reply.failure]
+            assert {(failure.reason, failure.retry_after) for failure in failures} == {("overloaded", 1.0)}
             more = fleet.ask("more")
             await more.told.wait()
             assert more.reply.failure is not None and more.reply.failure.reason == "broker"

@@ -233,7 +233,11 @@ class Gateway:
         if held is not None and held.task:
             line, told = held.line, held.admitted is None
             found = await line.recall(tenant, id)
-            return found or (None if told and line.certain else Stage.QUEUED)  # It may be cancelled elsewhere.
+            if found is None and not told:
+                return Stage.QUEUED
+            if found is None and not line.certain:  # It may be lost and offered again soon, or cancelled elsewhere.
+                raise BrokerUnavailable("what the broker has lost is being offered again")
+            return found
         if self._direct is not None and (found := await self._direct.recall(tenant, id)) is not None:
             return found
         return await self._shared.recall(tenant, id)

@@ -161,6 +161,7 @@ class _Runs:
                 self._marks[mark] = run, text
                 self._of[text].append(run)
         self._groups = _Groups(history)
+        self._forgets = [one for one in history.operations if one.kind is Kind.FORGET and one.lost != "torn"]
 
     def judge(self) -> Iterator[Violation]:
         yield from self._outputs()
@@ -204,10 +205,18 @@ class _Runs:
                 ended = [run for run in self._of[text] if run.ended is not None]
                 if len(ended) < 2 or len(users[text]) > 1 or any("BACKEND_ERROR" in one.code for one in asking):
                     continue
-                if not self._excused(asking[0].called, ended[-1].ended or 0.0):
-                    story = _story(asking, asking[-1])
+                deleted = self._deleted(asking, ended[-1].began)
+                if len(ended) > 1 + len(deleted) and not self._excused(asking[0].called, ended[-1].ended or 0.0):
+                    story = _story([*asking, *deleted], asking[-1])
                     runs = ", ".join(f"{run.began:.3f}–{run.ended:.3f}" for run in ended)
                     yield Violation("second run under a key", f"{tenant} {key}: runs {runs}; {story}")
+
+    def _deleted(self, asking: Sequence[Operation], before: float) -> list[Operation]:
+        """What may have deleted tasks of these: while a task is under way, its key is forgotten with it."""
+        tasks = {(one.tenant, one.id) for one in asking if one.kind is Kind.TASK and one.id}
+        return [
+            one for one in self._forgets if (one.tenant, one.id) in tasks and one.status != 404 and one.called < before
+        ]
 
     def _departed(self) -> Iterator[Violation]:
         """What was not sent whole never runs; what was deleted in time does not begin to."""

@@ -136,7 +136,7 @@ class Id:
             if status == 422 and asked.code == "IDEMPOTENCY_CONFLICT":
                 yield state, DONE
         elif asked.kind is Kind.TASK and status == 202:
-            yield state, DONE
+            yield state._replace(settled=False), DONE  # Its own gateway has yet to hear the outcome.
         elif asked.outcome and state.outcome in ("", asked.outcome):
             yield state._replace(outcome=asked.outcome), DONE
 

@@ -96,6 +96,24 @@ def a_task_from_its_start_to_its_being_forgotten(it: Scribe) -> None:
 
 
 @allowed
+def a_task_that_is_sent_again_at_a_gateway_that_has_yet_to_hear_its_outcome(it: Scribe) -> None:
+    [output] = it.run("a", at=(1.0, 2.0))
+    it.task((0.0, 1.0), "a", "t", **ACCEPTED)
+    it.task((3.0, 4.0), "a", "t", **ACCEPTED)
+    it.task((4.0, 5.0), "a", "t", **CONFLICT)
+    it.poll((6.0, 7.0), "t", output=output)
+
+
+@allowed
+def a_key_is_forgotten_with_its_task_that_is_deleted_while_it_runs(it: Scribe) -> None:
+    it.run("a", at=(1.0, 3.0))
+    [output] = it.run("a", at=(3.5, 4.5))
+    it.task((0.0, 1.0), "a", "t", key="k", **ACCEPTED)
+    it.forget((1.0, 2.0), "t", **FORGOTTEN)
+    it.ask((3.0, 5.0), "a", key="k", output=output)
+
+
+@allowed
 def two_that_use_one_id_meet_in_any_order(it: Scribe) -> None:
     [output] = it.run("b", at=(1.0, 2.0))
     it.ask((0.0, 3.0), "a", "t", **CONFLICT)
@@ -322,6 +340,17 @@ def a_second_run_under_a_key_after_the_first_client_left(it: Scribe) -> None:
     [output] = it.run("a", at=(2.0, 3.0))
     it.ask((0.0, None), "a", key="k", **LEFT)
     it.ask((1.0, 4.0), "a", key="k", output=output)
+
+
+@refused("second run under a key")
+def a_third_run_under_a_key_of_which_one_task_was_deleted(it: Scribe) -> None:
+    it.run("a", at=(1.0, 3.0))
+    it.run("a", at=(3.5, 4.5))
+    [output] = it.run("a", at=(5.0, 6.0))
+    it.task((0.0, 1.0), "a", "t", key="k", **ACCEPTED)
+    it.forget((1.0, 2.0), "t", **FORGOTTEN)
+    it.ask((3.0, None), "a", key="k", **LEFT)
+    it.ask((4.0, 6.0), "a", key="k", output=output)
 
 
 @refused("two outcomes")

@@ -25,6 +25,11 @@ def output(found: Reply | Stage | None) -> str | None:
     return found.output
 
 
+def nothing_is_taken(name: str) -> str | None:
+    """A script for a server that is back, and where nothing can be enqueued yet."""
+    return "refuse" if name == "enqueue" else None
+
+
 async def busy(fleet: Fleet) -> None:
     """Give the one GPU something to do, so that what comes next waits."""
     fleet.ask("busy")
@@ -180,6 +185,24 @@ async def test_while_the_broker_is_away_nothing_is_said_of_tasks(fleet: Fleet, c
         await fleet.gateways[1].cancel(TENANT, asked.id)
     await fleet.server.become("fine")
     assert await fleet.answered(asked) == ["ok"]
+
+
+@scene(max_batch=1)
+async def test_a_task_that_the_broker_has_lost_is_neither_unknown_nor_pending_until_it_is_offered_again(
+    fleet: Fleet, clock: Clock
+) -> None:
+    await busy(fleet)
+    asked = fleet.ask("a", task=True)
+    await asked.admitted.wait()
+    fleet.server.script = nothing_is_taken
+    fleet.server.lose_everything()
+    for _ in range(2):
+        with pytest.raises(BrokerUnavailable):
+            await fleet.gateway.recall(TENANT, asked.id)
+        await asyncio.sleep(0.3)
+    fleet.server.script = lambda name: None
+    await asyncio.sleep(1.0)
+    assert isinstance(await fleet.gateway.recall(TENANT, asked.id), Stage)
 
 
 @scene()

@@ -196,13 +196,10 @@ class Gateway:
             held.waiter = NOBODY
 
     def abandon(self, waiter: Waiter, tenant: str, id: str) -> None:
-        """The client left: its waiter hears nothing more, and the entry does not run if it has not yet. One with an
-        idempotency key goes on, as its client may ask again."""
+        """The client left: its waiter hears nothing more, and the broker decides what becomes of the entry. A task that was
+        not handed over is none."""
         held = self._held.get((tenant, id))
         if held is None or held.waiter is not waiter:
-            return
-        if held.keyed:
-            held.waiter = NOBODY
             return
         self._let_go(held)
         held.line.withdraw(held.entry.submission)
@@ -371,7 +368,7 @@ class Gateway:
             held.line = self._direct
             if held.entry.limits:  # It may have been charged; a burst that was let in is not refused now.
                 held.entry = msgspec.structs.replace(held.entry, limits=())
-            if not held.task:  # A task may be asked for at any gateway.
+            if not held.task:  # A task may be asked for at any gateway; so may a key, which the broker sees to.
                 line.withdraw(held.entry.submission)
         line.outbox.clear()
         self._direct.take_over([held.entry for held in moved])
@@ -499,5 +496,5 @@ class Gateway:
     def _expire(self, held: Held) -> None:
         message = f"the total deadline of {held.entry.timeout * 1000:.0f} ms passed"
         self._settle(held, Failure(errors.DEADLINE_EXCEEDED, message, None, "total"))
-        if not held.goes_on:
+        if held.admitted is not None or not held.task:  # Of a task that was admitted the broker tells who asks later.
             held.line.withdraw(held.entry.submission)

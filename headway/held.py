@@ -8,8 +8,9 @@ from typing import Protocol
 
 import msgspec
 
+from headway.core.sharing import is_task
 from headway.line import Line
-from headway.model import Caller, Entry, Reply, ShareKind
+from headway.model import Caller, Entry, Reply
 
 
 class Waiter(Protocol):
@@ -56,16 +57,6 @@ class Held:
         self.line = line
         self.admitted = admitted
 
-    @property
-    def keyed(self) -> bool:
-        """Whether its outcome is asked for by an idempotency key, so that it goes on when its client leaves."""
-        return any(share.kind is ShareKind.KEY for share in self.entry.shares)
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether it runs on when nobody waits for it: whoever asks later is told by the broker what became of it."""
-        return self.keyed or (self.task and self.admitted is None)
-
     def renewed(self, now: float) -> Entry:
         """The entry with what is left of its time at instant `now`."""
         left = self.deadline - now
@@ -75,8 +66,7 @@ class Held:
     @property
     def task(self) -> bool:
         """Whether its outcome is asked for by its id, so that the broker keeps it."""
-        shares = self.entry.shares
-        return bool(shares) and shares[0].kind is ShareKind.TASK and shares[0].key == self.entry.id
+        return is_task(self.entry)
 
 
 class _Nobody:

@@ -21,7 +21,7 @@ import msgspec
 from headway import errors
 from headway.core.retry import backoff
 from headway.core.service_model import ArrivalRate
-from headway.core.sharing import runs_on
+from headway.core.sharing import is_task
 from headway.errors import NOT_FOUND, BrokerUnavailable
 from headway.model import Entry, Failure, Reply, Submission
 from headway.outage import Outage
@@ -286,7 +286,7 @@ class Line:
         await self._offer(offered, admitted, again=True)
         wanted = {entry.submission for entry in self._holder.renewed(self, offered)}
         for entry in offered:
-            if entry.submission not in wanted and not runs_on(entry):
+            if entry.submission not in wanted and not is_task(entry):
                 self.withdraw(entry.submission)
 
     def _offered(self) -> list[Entry]:

@@ -52,7 +52,7 @@ class Broker(Protocol):
        an id that is live is a conflict. A reply carries the nonce of the submission that it answers.
     7. Time inside the broker is the broker's own clock.
     8. "Nobody waits here any more" (`withdraw`) and "forget it" (`cancel_task`) are two things. Only the latter ends an
-       outcome that is kept.
+       outcome that is kept. What is withdrawn frees its id; under an idempotency key it runs on.
     """
 
     @property
@@ -115,8 +115,9 @@ class Broker(Protocol):
 
     async def withdraw(self, submissions: Sequence[Submission], gateway: str) -> None:
         """Let go of submissions of `gateway` that nobody waits for any more: queued ones never reach a GPU, running ones
-        are not replied to. One that others have joined runs on for them. What has its outcome, and what is held under
-        the same id by another submission or gateway, stays as it is."""
+        are not replied to. Their ids are free. One that others have joined runs on for them, and the first under an
+        idempotency key for whoever sends that again. What has its outcome, and what is held under the same id by another
+        submission or gateway, stays as it is."""
         ...
 
     async def cancel_task(self, tenant: str, id: str) -> None:

@@ -252,7 +252,7 @@ class MemoryBroker:
         now = self._clock()
         found = self._sharing.recall(tenant, id, now)
         if isinstance(found, Queued):
-            self._let_go(found)
+            self._let_go(found, deleted=True)
             entry = found.entry
             told = Reply(id, tenant, None, verdicts.cancelled(), queued=now - found.arrived, nonce=entry.nonce)
             ended = self._entries[tenant, id] = Queued(entry, now)  # Known until its gateway has read that.
@@ -378,12 +378,12 @@ class MemoryBroker:
         self._ripple(joined, now)
         return None
 
-    def _let_go(self, queued: Queued) -> None:
-        """Nobody waits for an entry itself any more."""
+    def _let_go(self, queued: Queued, *, deleted: bool = False) -> None:
+        """Nobody waits for an entry itself any more; `deleted`: its outcome is not wanted either."""
         entry = queued.entry
         del self._entries[entry.tenant, entry.id]
         if self._sharing.active and entry.shares:
-            self._ripple(self._sharing.cancel(queued), self._clock())
+            self._ripple(self._sharing.cancel(queued, deleted=deleted), self._clock())
         else:
             self._queues[entry.model].remove(queued)
             queued.place = None

@@ -7,7 +7,8 @@ Pure: no clock. What a share means is said at `headway.model.Share`; a *flight* 
                     └── end, nothing to keep ───▶ (none)
 
 The leader of a flight may itself follow another: the first entry under an idempotency key may join an identical
-request. So outcomes run along chains. A leader that nobody waits for any more runs on while it has followers. When a
+request. So outcomes run along chains. A leader that nobody waits for any more runs on while it has followers, and under an
+idempotency key in any case, as its client may ask again. When a
 leader is too late, its followers, who came later, are not: they are offered anew, and so are those that follow them,
 in the order in which they joined, so that the first of them leads. Who waits for a task hears that it was too late.
 """
@@ -80,12 +81,9 @@ def unkept(entry: Entry, reply: Reply, limits: KeptLimits) -> bool:
     return not limits.keeps(reply) and any(share.kind is not ShareKind.SAME and share.keep for share in entry.shares)
 
 
-def runs_on(entry: Entry) -> bool:
-    """Whether an entry is of use when its client has left: its outcome may be asked for by its key or as a task."""
-    return any(
-        share.kind is ShareKind.KEY or (share.kind is ShareKind.TASK and share.key == entry.id)
-        for share in entry.shares
-    )
+def is_task(entry: Entry) -> bool:
+    """Whether the outcome of an entry may be asked for by its id; who only waits for a task is none."""
+    return any(share.kind is ShareKind.TASK and share.key == entry.id for share in entry.shares)
 
 
 def passed_on(reply: Reply, to: Queued, kind: ShareKind, kept: bool) -> Reply:
@@ -232,11 +230,17 @@ class Sharing:
                 self._keep(flight, outcome, now)
         return ripple
 
-    def cancel(self, queued: Queued) -> Ripple:
-        """Nobody waits for the entry itself any more. If nobody else does, it is among the idle of the ripple."""
+    def cancel(self, queued: Queued, *, deleted: bool = False) -> Ripple:
+        """Nobody waits for the entry itself any more. If nobody else does, it is among the idle of the ripple.
+
+        Arguments:
+            queued: leads or follows.
+            deleted: its outcome is not wanted either. Otherwise one that is the first under an idempotency key runs on.
+        """
         ripple = Ripple()
         for flight in list(self._led.get(queued, ())):
-            if flight.share.kind is ShareKind.TASK:
+            kind = flight.share.kind
+            if kind is ShareKind.TASK or (deleted and kind is ShareKind.KEY and not flight.followers):
                 self._led[queued].remove(flight)
                 del self._flights[flight.key]
                 for follower in self._freed(flight):
@@ -327,7 +331,7 @@ class Sharing:
 
     def _release(self, queued: Queued, ripple: Ripple) -> None:
         """Let go of an entry that nobody waits for, and of those that only ran for it."""
-        while queued in self._unwanted and not any(flight.followers for flight in self._led.get(queued, ())):
+        while queued in self._unwanted and not any(map(_is_awaited, self._led.get(queued, ()))):
             self._unwanted.discard(queued)
             queued.place = None
             self._forget_led(queued)
@@ -366,6 +370,11 @@ class Sharing:
     def _discard(self, flight: _Flight) -> None:
         self._kept.remove(flight)
         del self._flights[flight.key]
+
+
+def _is_awaited(flight: _Flight) -> bool:
+    """Whether the leader of a flight runs though it is unwanted itself: who sent the key may ask again."""
+    return bool(flight.followers) or flight.share.kind is ShareKind.KEY
 
 
 def _own(queued: Queued, share: Share) -> bool:

@@ -75,15 +75,67 @@ async def test_who_takes_the_id_of_a_leader_that_left_gets_its_own_answer(harnes
 @pytest.mark.parametrize("order", [["first", "second", "third"], ["third", "second", "first"]])
 @story
 async def test_what_nobody_waits_for_any_more_never_runs(harness: Harness, order: list[str]) -> None:
-    await admit(harness, sharing("first", same()), sharing("second", key(), same()), sharing("third", key()))
+    chain = (same("a"),), (same("b"), same("a")), (same("b"),)
+    await admit(
+        harness, *(sharing(id, *shares) for id, shares in zip(("first", "second", "third"), chain, strict=True))
+    )
     for id in order[:2]:
         await harness.broker.withdraw([("t", id, 0)], "g")
         assert sum(one.depth for one in await harness.broker.depths()) == 1
     await harness.peer().withdraw([("t", order[2], 0)], "g")
     await nothing_runs(harness)
     assert await drained(harness) == {}
-    await admit(harness, sharing("anew", key(), same()))
+    await admit(harness, sharing("anew", same("a"), same("b")))
     await run_alone(harness, "anew")
+
+
+@pytest.mark.parametrize("order", [["first", "second"], ["second", "first"]])
+@pytest.mark.parametrize("running", [False, True])
+@story
+async def test_what_is_under_a_key_runs_on_when_everybody_has_left(
+    harness: Harness, running: bool, order: list[str]
+) -> None:
+    await admit(harness, sharing("first", key(), nonce=1), sharing("second", key(), nonce=1))
+    lease = await harness.claim() if running else None
+    for id in order:
+        await harness.peer().withdraw([("t", id, 1)], "g")
+        assert await harness.broker.stage("t", id) is None
+    await admit(harness, sharing("first", key(), nonce=2, gateway="g2"))  # The id is free: it joins.
+    assert await harness.broker.stage("t", "first") is (Stage.PROCESSING if running else Stage.QUEUED)
+    await harness.broker.withdraw([("t", "first", 2)], "g2")
+    await harness.answer(lease or await harness.claim())
+    await nothing_runs(harness)
+    assert (await drained(harness), await drained(harness, "g2")) == ({}, {})
+    await admit(harness, sharing("second", key(), nonce=3))
+    assert came_by((await drained(harness))["second"]) == (ShareKind.KEY, True)
+
+
+@story
+async def test_what_is_under_a_key_and_was_identical_to_another_keeps_that_running(harness: Harness) -> None:
+    await admit(harness, sharing("first", same()), sharing("second", key(), same()))
+    await harness.broker.withdraw([("t", "second", 0), ("t", "first", 0)], "g")
+    await run_alone(harness, "first")
+    await admit(harness, sharing("third", key()))
+    assert came_by((await drained(harness))["third"]) == (ShareKind.KEY, True)
+
+
+@story
+async def test_what_is_under_a_key_and_expires_when_everybody_has_left_leaves_the_key_free(harness: Harness) -> None:
+    await admit(harness, sharing("first", key(), queue_timeout=1.0))
+    await harness.broker.withdraw([("t", "first", 0)], "g")
+    await harness.reaping(1.0 + harness.grain)
+    await nothing_runs(harness)
+    await admit(harness, sharing("first", key(), nonce=1))
+    await run_alone(harness, "first")
+
+
+@story
+async def test_a_task_under_a_key_that_is_deleted_does_not_run(harness: Harness) -> None:
+    await admit(harness, sharing("first", task("first"), key()))
+    await harness.peer().cancel_task("t", "first")
+    await nothing_runs(harness)
+    await admit(harness, sharing("second", key()))
+    await run_alone(harness, "second")
 
 
 @story
@@ -138,7 +190,7 @@ async def test_a_follower_has_its_own_deadline(harness: Harness) -> None:
 
 @story
 async def test_the_last_follower_that_is_late_takes_its_leader_away(harness: Harness) -> None:
-    await admit(harness, sharing("first", key()), sharing("hasty", key(), timeout=1.0))
+    await admit(harness, sharing("first", same()), sharing("hasty", same(), timeout=1.0))
     await harness.broker.withdraw([("t", "first", 0)], "g")
     await harness.reaping(1.0 + harness.grain)
     await nothing_runs(harness)

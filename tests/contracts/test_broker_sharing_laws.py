@@ -239,6 +239,11 @@ class SharingLaws(RuleBasedStateMachine):
         finally:
             self.harness.close()
 
+    def anything_waits(self) -> bool:
+        if any(one.depth for one in self.do(self.broker.depths())):
+            return True
+        return any(self.do(self.broker.stage(*known)) is not None for known in self.let_in)
+
     def drain(self) -> None:
         """Run what is left: everybody has one outcome but for who left; then nothing waits or runs."""
         for _ in range(60):
@@ -246,7 +251,7 @@ class SharingLaws(RuleBasedStateMachine):
             claimed = self.do(self.broker.claim(slot("last"), AT_ONCE))
             if isinstance(claimed, Lease):
                 self.do(self.harness.answer(claimed))
-            elif all(self.do(self.broker.stage(*known)) is None for known in self.let_in):
+            elif not self.anything_waits():
                 break
             else:
                 self.do(self.harness.advance(self.harness.lease_seconds))

@@ -104,7 +104,9 @@ class SharingLaws(RuleBasedStateMachine):
         return sorted((one for one in found if key is None or one.follows[1] == key), key=lambda one: one.at)  # type: ignore[index]
 
     def needed(self, asker: Asker) -> bool:
-        return not asker.left or any(map(self.needed, self.followers(asker)))
+        if not asker.left or any(kind is ShareKind.KEY for _, kind, _ in asker.leads):
+            return True
+        return any(map(self.needed, self.followers(asker)))
 
     def leader(self, key: FlightKey) -> Asker | None:
         found = [asker for asker in self.alive() if key in asker.leads]
@@ -283,8 +285,8 @@ class SharingLaws(RuleBasedStateMachine):
             self.finish(asker, *OUTCOMES[outcome])
 
     @precondition(lambda self: any(not asker.left for asker in self.alive()))
-    @rule(data=st.data())
-    def cancel(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), deleted=st.booleans())
+    def cancel(self, data: st.DataObject, deleted: bool) -> None:
         asker = data.draw(st.sampled_from([asker for asker in self.alive() if not asker.left]))
         heard: list[Heard] = []
         for key in [key for key in asker.leads if key[1] is ShareKind.TASK]:
@@ -292,8 +294,10 @@ class SharingLaws(RuleBasedStateMachine):
                 heard.append((follower.entry.id, None, verdicts.no_task(), None, False))
                 follower.over = True
             asker.leads.remove(key)
+        if deleted:
+            asker.leads = [key for key in asker.leads if key[1] is not ShareKind.KEY or self.followers(asker, key)]
         asker.left = True
-        ripple = self.sharing.cancel(asker.queued)
+        ripple = self.sharing.cancel(asker.queued, deleted=deleted)
         self.hear(ripple, heard, [], self.drop())
 
     @precondition(lambda self: self.kept)

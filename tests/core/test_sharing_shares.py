@@ -8,7 +8,7 @@ from headway import errors
 from headway.config import Settings
 from headway.core.packing import Queued
 from headway.core.retention import KeptLimits
-from headway.core.sharing import Sharing, runs_on, shares_of, unkept
+from headway.core.sharing import Sharing, is_task, shares_of, unkept
 from headway.model import Entry, Failure, Reply, Share, ShareKind
 
 ASKED = b"digest"
@@ -45,13 +45,13 @@ class TestShares:
         assert same == Share(ShareKind.SAME, ASKED.hex(), b"", keep, collapse)
 
 
-class TestRunningOn:
-    @pytest.mark.parametrize(("shares", "on"), [((), False), ((SAME,), False), ((KEY,), True), ((SAME, TASK), True)])
-    def test_when_it_may_be_asked_for_later(self, shares: tuple[Share, ...], on: bool) -> None:
-        assert runs_on(entry(*shares)) is on
+class TestTasks:
+    @pytest.mark.parametrize(("shares", "is_"), [((), False), ((SAME,), False), ((KEY,), False), ((SAME, TASK), True)])
+    def test_are_asked_for_by_their_ids(self, shares: tuple[Share, ...], is_: bool) -> None:
+        assert is_task(entry(*shares)) is is_
 
-    def test_not_for_one_that_only_waits_for_a_task(self) -> None:
-        assert not runs_on(entry(TASK, id="other"))
+    def test_are_not_those_that_only_wait_for_one(self) -> None:
+        assert not is_task(entry(TASK, id="other"))
 
 
 class TestUnkept:

@@ -6,6 +6,8 @@ import json
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.client import Answer, Connection, Gate, request, wait_until
 from tests.e2e.server import serving
 from tests.identity.writing import entry, key_of
@@ -55,15 +57,19 @@ def test_a_client_that_was_cut_off_gets_its_answer_by_the_key(tmp_path: Path) ->
         assert runs_in(tmp_path) == [gate.text()]
 
 
-def test_a_client_that_leaves_and_asks_again_under_its_key_gets_the_one_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("field", [(), ("X-Request-Id: 0192c8a4-5f6e-7d01-9abc-1234567890ab",)])
+def test_a_client_that_leaves_and_asks_again_under_its_key_gets_the_one_run(
+    tmp_path: Path, field: tuple[str, ...]
+) -> None:
     with serving(tmp_path, *PATIENT, target=TARGET, lawful=False) as server:
         gate, first = Gate(tmp_path), server.connect()
-        send(first, gate.text(), "k")
+        send(first, gate.text(), "k", *field)
         gate.reached()
         first.reset()
+        wait_until(lambda: server.health()["pending"] == 0)
         again = server.connect()
-        send(again, gate.text(), "k")
-        wait_until(lambda: server.health()["pending"] == 2)  # The first one goes on for whoever asks later.
+        send(again, gate.text(), "k", *field)
+        wait_until(lambda: server.health()["pending"] == 1)
         gate.open()
         assert again.answer().json["output"] == gate.text().upper()
         assert ask(server.connect(), gate.text(), "k").header["idempotency-replayed"] == "true"

@@ -134,6 +134,42 @@ def test_a_keyed_request_that_got_its_504_runs_once(gateway: int) -> None:
     act()
 
 
+@pytest.mark.parametrize("gateway", [0, 1])
+@pytest.mark.parametrize("task", [False, True])
+@pytest.mark.parametrize("how", ["left", "late"])
+def test_a_keyed_request_sent_again_under_its_id_joins_its_first_run(how: str, task: bool, gateway: int) -> None:
+    @scene()
+    async def act(fleet: Fleet, clock: Clock) -> None:
+        first = fleet.ask("text", key="k", timeout=30.0 if how == "left" else 0.4)
+        await asyncio.sleep(0.3)
+        conflict = fleet.ask("text", key="k", id=first.id, gateway=gateway)
+        assert await fleet.answered(conflict) == [errors.IDEMPOTENCY_CONFLICT], "the first client still waits"
+        if how == "left":
+            await let_pass(fleet, first)
+        else:
+            await first.told.wait()
+            await asyncio.sleep(0.01)
+        again = fleet.ask("text", key="k", id=first.id, gateway=gateway, task=task)
+        assert await fleet.answered(again) == ["ok"]
+        assert fleet.runs("text") == 1
+        other = fleet.ask("other", key="k", id=first.id, gateway=1 - gateway)
+        assert await fleet.answered(other) == [errors.IDEMPOTENCY_MISUSE]
+
+    act()
+
+
+@scene()
+async def test_a_keyed_request_whose_client_leaves_before_it_is_handed_on_does_not_run(
+    fleet: Fleet, clock: Clock
+) -> None:
+    first = fleet.ask("text", key="k")
+    fleet.gateway.abandon(first, TENANT, first.id)
+    await asyncio.sleep(2.0)
+    assert fleet.runs("text") == 0
+    again = fleet.ask("text", key="k", id=first.id, gateway=1)
+    assert await fleet.answered(again) == ["ok"]
+
+
 @scene()
 async def test_a_keyed_request_that_expired_in_the_queue_lets_the_next_one_run(fleet: Fleet, clock: Clock) -> None:
     await busy(fleet)

@@ -200,11 +200,12 @@ redis.register_function{function_name = VERSION .. '_acknowledge', flags = {'all
   return {exact(s.now), exact(s.q.born)}
 end}
 
--- Let go of a live entry: a queued one never reaches a GPU, a running one is not replied to. What others wait for goes on.
-local function let_go_of(s, entry, key)
+-- Let go of a live entry: a queued one never reaches a GPU, a running one is not replied to. What others wait for goes on, and
+-- what is the first under a key unless it was `deleted`.
+local function let_go_of(s, entry, key, deleted)
   entry.key, entry.member = key, member_of(entry.seq, key)
   if entry.shared then
-    withdraw(s, entry)
+    withdraw(s, entry, deleted)
     return
   end
   if not drop_from_lane(s, entry) and s.q.groups > 0 then
@@ -247,7 +248,7 @@ redis.register_function{function_name = VERSION .. '_cancel_task', flags = {'all
   local flight = TASK .. '\0' .. key
   local entry = leader_of(s, flight) == key and live(s, key)
   if entry then
-    let_go_of(s, entry, key)
+    let_go_of(s, entry, key, true)
     if entry.gateway ~= '' then
       local list = {{key, '0', CANCELLED, exact(s.now - entry.arrived), entry.nonce}}
       send(s, entry.gateway, unpack(failure_fields(s, 'refused', list)))

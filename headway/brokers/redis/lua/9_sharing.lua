@@ -330,7 +330,12 @@ local function forget(s, key)
   end
 end
 
--- Let go of an entry that nobody waits for, unless others follow it, and of those that only ran for it.
+local function has_followers(s, flight)
+  return redis.call('EXISTS', s.prefix .. 'v:' .. flight) == 1
+end
+
+-- Let go of an entry that nobody waits for, unless others follow it or it is the first under a key, and of those that only ran
+-- for it.
 local function let_go(s, key)
   while true do
     local entry, record = live(s, key), record_of(s, key)
@@ -338,7 +343,8 @@ local function let_go(s, key)
       return
     end
     for _, place in ipairs(record.led) do
-      if redis.call('EXISTS', s.prefix .. 'v:' .. record.shares[place][FLIGHT]) == 1 then
+      local share = record.shares[place]
+      if share[KIND] == BY_KEY or has_followers(s, share[FLIGHT]) then
         return
       end
     end
@@ -358,9 +364,10 @@ local function let_go(s, key)
   end
 end
 
--- Nobody waits for an entry with shares itself any more. Should it go on for others, it does so under its member, and its
--- key is free. A task of its own ends here, for those who wait for it, too.
-function withdraw(s, entry)
+-- Nobody waits for an entry with shares itself any more. Should it go on for others, or as its client may ask again by a key,
+-- it does so under its member, and its key is free. A task of its own ends here, for those who wait for it, too. `deleted`: its
+-- outcome is not wanted either.
+function withdraw(s, entry, deleted)
   local p, key, member = s.prefix, entry.key, member_found(entry)
   local record, led = record_of(s, key) or {shares = {}, led = {}, follows = ''}, {}
   for _, place in ipairs(record.led) do
@@ -369,6 +376,8 @@ function withdraw(s, entry)
       for _, follower in ipairs(take_followers(s, share[FLIGHT])) do
         end_alone(s, follower, refused_outcome(s, follower, 0, NO_TASK, 0))
       end
+    elseif deleted and share[KIND] == BY_KEY and not has_followers(s, share[FLIGHT]) then
+      redis.call('HDEL', p .. 'v', share[FLIGHT])
     else
       led[#led + 1] = place
       redis.call('HSET', p .. 'v', share[FLIGHT], cmsgpack.pack({member, share[DIGEST]}))

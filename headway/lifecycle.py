@@ -184,6 +184,7 @@ class Service:
         if self._gateway is not None and self._settings.lame_duck_ms:
             doors[0].retire()
             await asyncio.sleep(self._settings.lame_duck_ms / 1000)
+            log.info("no new connections")
         try:
             async with asyncio.timeout(self._settings.drain_timeout_ms / 1000):
                 if self._controller is not None:

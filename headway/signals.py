@@ -67,7 +67,8 @@ async def until_signalled(
             await first.wait()
             hangups.up = False
             log.info("draining")
-            await _unless(second, service.drain())
+            if not await _unless(second, service.drain()):
+                log.info("a second signal: ending at once")
     finally:
         await hangups.end()
         await service.stop()

@@ -80,11 +80,14 @@ def create(
 
     headway keys create --user alice --tenant acme --tier paid --expires 90d --keys keys.toml
     """
+    missing = [f"--{name}" for name, given in (("user", user), ("tenant", tenant), ("tier", tier)) if not given]
     if service:
         if user or tenant or tier or rate or burst or models or expires:
             raise typer.BadParameter("a service token has no attributes; give --service alone")
         _hand_out(generate(SERVICE, os.urandom(NOISE)), "Set HEADWAY_ADMIN_TOKEN to it where the service runs.")
         return
+    if missing:
+        raise SettingError(", ".join(missing), "", "must be given", "Or give --service alone, for a service token.")
     if tier not in settings.tier_names:
         raise SettingError("--tier", tier, "is no tier", f"Use {' or '.join(settings.tier_names)}.")
     now = time.time()
@@ -244,7 +247,7 @@ async def _existing(store: KeyStore, id: str) -> Key:
 def _check_rotation(old: Key, all_keys: Sequence[Key], now: float) -> None:
     """Of keys that came from one another no more than two may live."""
     if not _live(old, now):
-        raise KeysError(f"{old.id} has ended; make another with headway keys create")
+        raise KeysError(f"{old.id} is {_state(old, now)}; make another with headway keys create")
     line = {old.id}
     while more := {
         end

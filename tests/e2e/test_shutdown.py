@@ -160,6 +160,7 @@ def test_a_second_signal_ends_the_drain_with_503_for_what_is_held(tmp_path: Path
         server.signal()
         server.logged("draining")
         server.signal()
+        server.logged("a second signal: ending at once")
         for one in held:
             assert one.refusal() == "DRAINING"
         server.expected = UNHAPPY

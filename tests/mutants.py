@@ -3,7 +3,7 @@
     python -P tests/mutants.py [PART | PATTERN …] [--sample 150] [--seed 8] [--jobs 2]
 
 Each part of the code has tests of its own; a mutant meets those of them that come through the function which it changes.
-A part is `core`, `brokers`, `gateway` or `http`. A pattern such as 'headway.http.quotas*' names some mutants of one part.
+A part is `core`, `brokers`, `cluster`, `gateway` or `http`. A pattern such as 'headway.http.quotas*' names some mutants of one part.
 `--sample` tries mutants drawn at random, for a whole part takes hours. What survives is printed with the lines that it
 changes. Where no test comes through a function its mutants survive; one that never ends is noticed.
 
@@ -42,16 +42,20 @@ class Part:
     Attributes:
         files: globs of source files.
         tests: pytest's arguments that select the tests.
+        but: files that are another part's.
     """
 
     files: tuple[str, ...]
     tests: tuple[str, ...]
+    but: tuple[str, ...] = ()
 
 
+SETUPS = tuple(f"headway/brokers/redis/{name}.py" for name in ("cluster", "sentinels"))
+"""What only set-ups of several servers need."""
+VALKEY = ("-k", "not redis] and not redis-")
+"""One kind of server stands for both: the code under test is the same."""
 PARTS = {
     "core": Part(("headway/core/*.py",), ("tests/core",)),
-    # Valkey alone stands for both servers: the code under test is the same. What is left out starts clusters and
-    # Sentinels, whose processes take seconds for each mutant.
     "brokers": Part(
         ("headway/brokers/*.py", "headway/brokers/redis/*.py"),
         (
@@ -63,9 +67,14 @@ PARTS = {
             "--ignore-glob=*/test_ledgers.py",
             "--ignore-glob=*/redis/test_cluster.py",
             "--ignore-glob=*/redis/test_sentinel.py",
-            "-k",
-            "not redis] and not redis-",
+            *VALKEY,
         ),
+        SETUPS,
+    ),
+    # Its processes take seconds for each mutant.
+    "cluster": Part(
+        SETUPS,
+        ("tests/redis/test_cluster.py", "tests/redis/test_sentinel.py", "tests/redis/test_sentinels.py", *VALKEY),
     ),
     "gateway": Part(
         tuple(
@@ -125,8 +134,10 @@ def _part_of(name: str) -> str | None:
         return name
     literal = name.split("*")[0]
     for part, made_of in PARTS.items():
-        for file in (file for glob in made_of.files for file in ROOT.glob(glob)):
-            module = ".".join(file.relative_to(ROOT).with_suffix("").parts)
+        for file in (file.relative_to(ROOT) for glob in made_of.files for file in ROOT.glob(glob)):
+            module = ".".join(file.with_suffix("").parts)
+            if str(file) in made_of.but:
+                continue
             if literal.startswith(f"{module}.") or module.startswith(literal):
                 return part
     return None
@@ -139,7 +150,7 @@ def _work_in(folder: Path, part: Part) -> None:
     for name in ("pyproject.toml", "headway"):
         _link(name)
     configuration = importlib.import_module("mutmut.configuration").config()
-    configuration.only_mutate = list(part.files)
+    configuration.only_mutate, configuration.do_not_mutate = list(part.files), list(part.but)
     configuration.pytest_add_cli_args_test_selection = list(part.tests)
     configuration.on_dependency_change = "ignore"
     for path in configuration.also_copy:

@@ -60,7 +60,11 @@ async def test_an_entry_of_the_next_release_is_served(harness: Stand, monkeypatc
     assert (await drained(harness))["a"].output == output("text")
 
 
-@pytest.mark.parametrize("alien", [of_release(2), lambda _: b"", lambda _: b"\xc1", lambda _: b"\x91\x01"], ids=str)
+@pytest.mark.parametrize(
+    "alien",
+    [of_release(2), lambda _: b"", lambda _: b"\xc1", lambda _: b"\x91\x01"],
+    ids=["later", "empty", "unknown", "short"],
+)
 @story
 async def test_an_entry_that_cannot_be_read_costs_nobody_else_the_answer(
     harness: Stand, alien: Callable[[Entry], bytes], monkeypatch: pytest.MonkeyPatch

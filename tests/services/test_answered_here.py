@@ -73,7 +73,7 @@ def test_what_is_owed_here_is_forgotten_when_it_is_paid() -> None:
     now[0] = 2.0
     limiter.charge((LIMIT,))
     assert list(limiter.debts) == [LIMIT.id]
-    for number in range(REMEMBERED):
+    for number in range(REMEMBERED + 1):
         limiter.charge((Limit(f"user-{number}", "user", 60.0, 5.0),))
     assert len(limiter.debts) <= REMEMBERED
 

@@ -37,6 +37,9 @@ def test_each_outcome_is_counted_and_noted_with_the_time_that_it_took() -> None:
             assert took == pytest.approx(
                 {"answered": 1.0, "expired 0": 0.5, "expired 1": 0.5, "gone 0": 0.2, "gone 1": 0.2}, abs=GRAIN
             )
+            assert all(
+                (reply.id, reply.tenant) == (entry.id, entry.tenant) for _, entry, _, reply in fleet.journals[0].notes
+            )
             latencies = fleet.tally.request_seconds["m", "paid"]
             assert latencies.count == 3 and latencies.sum == pytest.approx(2.0, abs=2 * GRAIN)
 

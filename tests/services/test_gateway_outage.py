@@ -137,6 +137,20 @@ def test_while_the_broker_is_away_new_requests_are_refused_at_once_and_held_ones
     run(main)
 
 
+def test_while_the_broker_is_away_even_the_first_request_is_refused() -> None:
+    async def main(clock: Clock) -> None:
+        async with Fleet(clock, FakeBackend(0.05)) as fleet:
+            await fleet.server.become("refuse")
+            fleet.server.cut()
+            await asyncio.sleep(2.0)
+            assert await fleet.answered(fleet.ask("first")) == [errors.SERVICE_OVERLOADED]
+            await fleet.server.become("fine")
+            await asyncio.sleep(1.0)
+            assert await fleet.answered(fleet.ask("second")) == ["ok"]
+
+    run(main)
+
+
 def test_a_stall_is_known_for_one_as_soon_as_a_second_call_is_not_answered_either() -> None:
     async def main(clock: Clock) -> None:
         async with Fleet(clock, FakeBackend(0.05)) as fleet:

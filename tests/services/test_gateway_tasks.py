@@ -137,6 +137,18 @@ async def test_who_stops_following_leaves_the_task_as_it_is(fleet: Fleet, clock:
     assert await fleet.answered(asked) == ["ok"]
 
 
+@scene()
+async def test_a_task_that_the_broker_lost_is_queued_until_it_has_been_offered_again(
+    fleet: Fleet, clock: Clock
+) -> None:
+    asked = fleet.ask("a", task=True)
+    assert await fleet.gateway.recall(TENANT, asked.id) is Stage.QUEUED
+    await asked.admitted.wait()
+    fleet.server.lose_everything()
+    assert await fleet.gateway.recall(TENANT, asked.id) is Stage.QUEUED
+    assert await fleet.answered(asked) == ["ok"]
+
+
 @pytest.mark.parametrize("at", [0, 1])
 def test_a_task_that_is_cancelled_before_it_runs_never_does_and_is_unknown_everywhere(at: int) -> None:
     @scene(max_batch=1)

@@ -1,0 +1,50 @@
+"""What a gateway's own broker does while the one that the fleet shares is away, as for any queue."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from headway import errors
+from tests.services.fake_backend import FakeBackend
+from tests.services.fleet import Fleet
+from tests.virtual_time import run
+
+Clock = Callable[[], float]
+
+
+async def gone_direct(fleet: Fleet) -> None:
+    """The broker goes, and the gateway notices."""
+    await fleet.server.become("refuse")
+    fleet.server.cut()
+    await asyncio.sleep(2.0)
+    assert fleet.direct is not None and fleet.gateway.broker is fleet.direct.broker
+
+
+def test_who_waits_too_long_hears_so_while_the_only_slot_is_busy() -> None:
+    async def main(clock: Clock) -> None:
+        async with Fleet(clock, fallback=FakeBackend(3.0), max_batch=1, queue_timeout_ms=500) as fleet:
+            await gone_direct(fleet)
+            fleet.ask("runs")
+            await asyncio.sleep(0.01)
+            waits = fleet.ask("waits")
+            assert await fleet.answered(waits) == [errors.DEADLINE_EXCEEDED]
+            assert waits.answered_at - waits.at == pytest.approx(0.5, abs=0.06)
+
+    run(main)
+
+
+def test_a_broker_that_comes_and_goes_in_one_moment_costs_nobody_an_answer() -> None:
+    async def main(clock: Clock) -> None:
+        async with Fleet(clock, fallback=FakeBackend(0.1)) as fleet:
+            await gone_direct(fleet)
+            gateway = fleet.gateway
+            direct = fleet.ask("direct")
+            gateway.back(gateway._shared)
+            shared = fleet.ask("shared")
+            gateway.away(gateway._shared)
+            assert await fleet.answered(direct, shared) == ["ok", "ok"]
+
+    run(main)

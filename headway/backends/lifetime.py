@@ -33,6 +33,8 @@ Word = Ready | Refused | Answer | Failed
 
 _CHILD = Path(__file__).with_name("child.py")
 _READ = 1 << 16
+_IN_FLIGHT = 1 << 20
+"""Bytes that each end may have sent before the other one has run; the system may grant less."""
 _LAST_WORDS = 5
 _PIPELESS = 1.0
 """Seconds that a child may live on after its pipe has closed; a dying one is given the time to say of what."""
@@ -264,7 +266,7 @@ class Lifetime:
         if self._nonsense:
             return False
         try:
-            chunk = self._socket.recv(_READ)
+            chunk = self._socket.recv(_IN_FLIGHT if len(self._received) >= _READ else _READ)
         except BlockingIOError:
             return False
         except OSError:
@@ -337,6 +339,8 @@ def _spawn(
     arguments: Sequence[str], environment: Mapping[str, str], worker: str
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
     ours, theirs = socket.socketpair()
+    for end in (ours, theirs):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _IN_FLIGHT)
     with theirs:
         ours.setblocking(False)
         own = [worker, str(theirs.fileno()), str(os.getpid())]

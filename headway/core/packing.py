@@ -4,13 +4,18 @@ Inside a tier, entries are served in rounds, and a tenant gets one place in each
 round after its last one, or into the first that has not begun. So a flood of one tenant fills rounds of its
 own, and a tenant that comes back after a pause has saved up nothing. This is self-clocked fair queueing with
 unit cost (Golestani, "A self-clocked fair queueing scheme for broadband applications", INFOCOM 1994), where
-the finish tags are whole numbers and a bucket for each replaces the sorting; the virtual token counter applies
+the tags are whole numbers and a bucket for each replaces the sorting; the virtual token counter applies
 the same to inference (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024).
+
+A large entry costs as many rounds as it has pages: its tenant's next one goes into the round after those. It is itself served
+by when it begins, not by when it would end, so that one large entry of a tenant that sends little waits no longer than a
+small one (start-time fair queueing: Goyal, Vin and Cheng, SIGCOMM 1996).
 """
 
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -19,10 +24,23 @@ from headway.model import Entry
 
 QUEUED, RUNNING, SUSPECT, GONE, FOLLOWS = 0, 1, 2, 3, 4
 
+PAGE = 4096
+"""Characters of input and parameters that cost one round."""
+BATCH_PAGES = 256
+"""Pages that the large entries of a batch have together where several tenants ask; a single one may have more."""
+LOOKED_AT = 256
+"""Rounds that are counted one by one to tell what is served before an entry."""
+
 STALE = 64
 """Entries that may lie about in a line or a lane after they have left it, before they are looked for."""
 FORGET_ABOVE = 1024
 """Tenants without waiting entries whose last round a lane remembers, before it drops what is past."""
+
+
+def cost_of(entry: Entry) -> int:
+    """Rounds that an entry costs its tenant."""
+    size = len(entry.input) + len(entry.parameters)
+    return 1 if size <= PAGE else -(-size // PAGE)
 
 
 class Queued:
@@ -33,7 +51,7 @@ class Queued:
     handed back), GONE, or FOLLOWS (waits for another's outcome); lanes and due lines drop what is no longer QUEUED when they meet it.
     """
 
-    __slots__ = ("arrived", "attempts", "due", "entry", "place", "queue_due", "round", "state")
+    __slots__ = ("arrived", "attempts", "cost", "due", "entry", "place", "queue_due", "round", "state")
 
     def __init__(self, entry: Entry, now: float) -> None:
         timeout, queue_timeout = entry.timeout, entry.queue_timeout
@@ -42,6 +60,8 @@ class Queued:
         self.due = now + timeout
         self.queue_due = now + (queue_timeout if queue_timeout < timeout else timeout)
         self.attempts = 0
+        self.cost = cost_of(entry)
+        """Rounds that it costs its tenant."""
         self.place: object = None
         """The room that it takes, for as long as it has no outcome."""
         self.round = 0
@@ -51,13 +71,24 @@ class Queued:
 class Lane:
     """One tier's waiting entries, fair between tenants. `depth` counts those still queued."""
 
-    __slots__ = ("_arrivals", "_dropped", "_latest", "_next", "_round", "_rounds", "_to_come", "_wide", "depth")
+    __slots__ = (
+        "_arrivals",
+        "_dropped",
+        "_latest",
+        "_next",
+        "_rough",
+        "_round",
+        "_rounds",
+        "_to_come",
+        "_wide",
+        "depth",
+    )
 
     def __init__(self) -> None:
         self._round: list[Queued] = []
         """What is left of the round being served, last first."""
         self._rounds: dict[int, list[Queued]] = {}
-        """Rounds that have not begun; their numbers have no gap."""
+        """Rounds that have not begun, if they have entries."""
         self._next = 1
         """Number of the first round that has not begun."""
         self._wide: dict[int, int] = {}
@@ -65,7 +96,9 @@ class Lane:
         self._to_come = 0
         """How many that is together."""
         self._latest: dict[str, int] = {}
-        """The round of each tenant's last entry."""
+        """The last round that each tenant's entries cost."""
+        self._rough = 0
+        """The last round that a large entry has cost: up to there a tenant's entries may be rounds apart."""
         self._arrivals: deque[Queued] = deque()
         self._dropped = 0
         """How many may lie about in the rounds after they were dropped."""
@@ -91,6 +124,9 @@ class Lane:
             places.append(queued)
             self._wide[number] += 1
         self._to_come += 1
+        if queued.cost > 1:
+            self._latest[tenant] = last = number + queued.cost - 1
+            self._rough = max(self._rough, last)
         self._arrivals.append(queued)
         self.depth += 1
         if len(self._arrivals) > 2 * self.depth + STALE:  # Behind a head that waits on, many may have left.
@@ -99,22 +135,33 @@ class Lane:
     def ahead(self, tenant: str) -> int:
         """At most how many are served before the next entry of a tenant: what is left of the round being served, and for
         each round up to its own as many as are in the first of them. A tenant's entries are in consecutive rounds, so later
-        ones are no wider; whoever floods fills rounds of its own, and is behind few that others are behind."""
+        ones are no wider; whoever floods fills rounds of its own, and is behind few that others are behind. Where large
+        entries have left gaps, rounds are counted one by one."""
+        begun = self.depth - self._to_come
         rounds = max(self._latest.get(tenant, 0) + 2 - self._next, 1)
-        return min(self.depth, self.depth - self._to_come + rounds * self._wide.get(self._next, 0))
+        if self._rough < self._next:
+            return min(self.depth, begun + rounds * self._wide.get(self._next, 0))
+        if rounds > LOOKED_AT:
+            return self.depth
+        return begun + sum(self._wide.get(number, 0) for number in range(self._next, self._next + rounds))
 
-    def pop(self) -> Queued | None:
-        """Take the entry whose turn it is; it is RUNNING from then on."""
+    def pop(self, most: float = math.inf) -> Queued | None:
+        """Take the entry whose turn it is; it is RUNNING from then on. None when it costs more than `most` rounds."""
         places = self._round
         while self.depth:
             while places:
                 queued = places.pop()
                 if queued.state == QUEUED:
+                    if most < math.inf and queued.cost > most:
+                        places.append(queued)
+                        return None
                     queued.state = RUNNING
                     self.depth -= 1
                     if self.depth == 0:
                         self._start_afresh()
                     return queued
+            if most < math.inf and self._first().cost > most:
+                return None
             places = self._begin()
         return None
 
@@ -124,7 +171,7 @@ class Lane:
         tenant = queued.entry.tenant
         latest = self._latest.get(tenant, 0)
         if latest >= self._next:
-            self._latest[tenant] = latest - 1
+            self._latest[tenant] = latest - queued.cost
         if queued.round >= self._next:
             self._wide[queued.round] -= 1
             self._to_come -= 1
@@ -148,8 +195,15 @@ class Lane:
         for places in (self._round, *self._rounds.values()):
             places[:] = [queued for queued in places if queued.state == QUEUED]
 
+    def _first(self) -> Queued:
+        """The first entry that is in no round that has begun."""
+        rounds = (self._rounds.get(number, ()) for number in itertools.count(self._next))
+        return next(queued for places in rounds for queued in places if queued.state == QUEUED)
+
     def _begin(self) -> list[Queued]:
-        """Start the next round."""
+        """Start the next round that has entries."""
+        while self._next not in self._rounds:
+            self._next += 1
         self._round = self._rounds.pop(self._next)
         self._round.reverse()
         self._to_come -= self._wide.pop(self._next)

@@ -18,9 +18,10 @@ from dataclasses import dataclass, field
 
 from headway.core import admission
 from headway.core.admission import MIN_WAIT
+from headway.core.budget import GREED
 from headway.core.culprits import CallerKey, Culprits, caller_of
 from headway.core.departure import APART, RETRY, Hold, Load, Policy, Rule, View, decide
-from headway.core.packing import GONE, QUEUED, RUNNING, SUSPECT, DueLine, Lane, Queued, turns
+from headway.core.packing import BATCH_PAGES, GONE, QUEUED, RUNNING, SUSPECT, DueLine, Lane, Queued, turns
 from headway.core.retry import BLAMED, NEVER_SPLIT, SEARCHED, RetryBudgets, backoff, is_over, stays_whole
 from headway.core.service_model import ArrivalRate, ServiceModel
 from headway.core.suspects import APART_PRICE, FIRST, POOL, Choice, Group, Suspects
@@ -40,6 +41,8 @@ POOL_BATCHES = 8
 """Most batches for each GPU that wait in one caller's pool."""
 SEARCH_LOAD = 2
 """Times an entry is counted that waits in a pool: what runs there may fail and run again."""
+MIXED_SECONDS = 1.0
+"""For how long after another tenant's entry batches are kept small in bytes."""
 _NOTHING = Choice()
 RULE_AGE = 0.01
 """Seconds after which `wake` asks the policy again rather than go by the rule of the last claim."""
@@ -107,6 +110,13 @@ class ModelQueue:
         self._lanes = [Lane() for _ in range(limits.tiers)]
         self._rates = [ArrivalRate() for _ in range(limits.tiers)]
         self._due = DueLine()
+        self._crowded = limits.max_queue * GREED // (GREED + 1)
+        """Places taken from which on a tenant may have its share of them."""
+        self._held: dict[str, int] = {}
+        """Entries that wait in the lanes, by tenant."""
+        self._last_tenant: str | None = None
+        self._mixed_at = -math.inf
+        """When an entry came whose tenant is not that of the one before it."""
         self._fresh = 0
         self.culprits = Culprits()
         self._suspects = Suspects()
@@ -151,7 +161,7 @@ class ModelQueue:
         self._rates[tier].observe(1, now)
         if self.culprits.active and self.culprits.rides_apart(caller_of(entry), now):
             return self._offer_apart(entry, now)
-        if self._fresh >= self.limits.max_queue:
+        if self._fresh >= self._crowded and self._has_its_share(entry.tenant):
             pace = self._gate_now(now).pace(tier)
             return admission.Refused(max(1.0 / pace, MIN_WAIT) if pace > 0.0 else UNKNOWN_WAIT, tier_only=False)
         if (over := self.limits.shed(tier, self._fresh)) > 0:
@@ -165,11 +175,31 @@ class ModelQueue:
             if ahead and (refused := self._judged(entry, ahead, now)) is not None:
                 return refused
         self._newest = now
+        if entry.tenant != self._last_tenant:
+            if self._last_tenant is not None:
+                self._mixed_at = now
+            self._last_tenant = entry.tenant
         queued = Queued(entry, now)
         lane.push(queued)
         self._due.push(queued)
+        self._held[entry.tenant] = self._held.get(entry.tenant, 0) + 1
         self._fresh += 1
         return queued
+
+    def _has_its_share(self, tenant: str) -> bool:
+        """Whether a tenant would take more than GREED times the places that are left, see `core.budget`, or none is left."""
+        left, held = self.limits.max_queue - self._fresh - 1, self._held.get(tenant, 0)
+        return left < 0 or (held > 0 and held + 1 > GREED * left)
+
+    def _leave_lane(self, queued: Queued) -> None:
+        """An entry waits in its lane no more."""
+        self._fresh -= 1
+        tenant = queued.entry.tenant
+        left = self._held[tenant] - 1
+        if left:
+            self._held[tenant] = left
+        else:
+            del self._held[tenant]
 
     def _offer_apart(self, entry: Entry, now: float) -> Queued | admission.Refused:
         """Admit an entry to its caller's pool, which gets a share of the GPUs, or refuse it."""
@@ -315,7 +345,7 @@ class ModelQueue:
             self._suspects.remove(queued, self._group_size)
         elif queued.state == QUEUED:
             self._lanes[queued.entry.tier].drop(queued)
-            self._fresh -= 1
+            self._leave_lane(queued)
         queued.state = GONE
 
     def finish(self, departure: Departure, now: float) -> list[Queued]:
@@ -434,16 +464,23 @@ class ModelQueue:
         return self._gate
 
     def _pack(self, departure: Departure, limit: int, now: float) -> None:
-        """Fill the batch. When more waits than fits, no place goes to what cannot be answered in time."""
-        members = departure.members
+        """Fill the batch. When more waits than fits, no place goes to what cannot be answered in time. Where several tenants
+        ask, large entries get no more of it than BATCH_PAGES, or one entry: all that ride wait for all their bytes."""
+        members, lanes = departure.members, self._lanes
         hopeless = now + self.service.seconds(limit)
-        while self._fresh and (room := limit - len(members)) > 0:
+        pages = BATCH_PAGES if now - self._mixed_at < MIXED_SECONDS else math.inf
+        most = math.inf
+        while (room := limit - len(members)) > 0 and any(lane.depth for lane in lanes):
             contended = self._fresh > room
-            for lane in turns(self._lanes, room, self.limits.reserved_share):
-                queued = lane.pop()
+            for lane in turns(lanes, room, self.limits.reserved_share):
+                queued = lane.pop(most)
                 if queued is None:
+                    lanes = [other for other in lanes if other is not lane]
                     break
-                self._fresh -= 1
+                self._leave_lane(queued)
+                if queued.cost > 1 and pages < math.inf:
+                    pages -= queued.cost
+                    most = max(pages, 1.0)
                 if contended and queued.due < hopeless:
                     queued.state = GONE
                     departure.late.append(queued)

@@ -264,6 +264,11 @@ def ask(
     )
 
 
+def crowd(count: int) -> list[Entry]:
+    """Entries of so many tenants, none of which takes much of the queue."""
+    return [ask(tenant=f"tenant {number}") for number in range(count)]
+
+
 async def leave(broker: Broker, *entries: Entry) -> None:
     """Nobody waits for these entries any more, at whatever gateways."""
     for gateway in {entry.gateway for entry in entries}:

@@ -18,6 +18,7 @@ from tests.contracts.brokers import (
     Fixed,
     Harness,
     ask,
+    crowd,
     drained,
     failed,
     holds,
@@ -48,7 +49,7 @@ async def test_an_admitted_entry_is_claimed_run_and_answered(harness: Harness) -
 
 @story
 async def test_verdicts_come_in_the_order_of_the_entries(harness: Harness) -> None:
-    await harness.broker.enqueue([ask() for _ in range(MAX_QUEUE - 1)])
+    await harness.broker.enqueue(crowd(MAX_QUEUE - 1))
     verdicts = await harness.broker.enqueue([ask(), ask(), ask(model="other")])
     assert [verdict is None for verdict in verdicts] == [True, False, True]
 

@@ -11,6 +11,7 @@ from tests.contracts.brokers import (
     MAX_QUEUE,
     Harness,
     ask,
+    crowd,
     drained,
     failed,
     ids,
@@ -284,7 +285,7 @@ async def test_a_follower_that_is_late_and_leads_is_late_for_itself_alone(harnes
 async def test_who_is_offered_anew_and_finds_no_room_is_told_so(harness: Harness) -> None:
     await admit(harness, sharing("first", same(), timeout=1.0), sharing("second", task("second"), same()))
     lease = await harness.claim()
-    await admit(harness, *(ask() for _ in range(MAX_QUEUE)), poll("poll", "second"))
+    await admit(harness, *crowd(MAX_QUEUE), poll("poll", "second"))
     await harness.advance(1.5)
     await harness.broker.release(lease, failed())
     replies = await drained(harness)

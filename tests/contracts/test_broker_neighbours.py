@@ -6,9 +6,11 @@ import pytest
 
 from headway import errors
 from headway.core.culprits import KNOWN_SECONDS
+from headway.core.packing import BATCH_PAGES, PAGE
+from headway.core.queue import MIXED_SECONDS
 from headway.core.retry import BUDGET_RESERVE, RAISES
 from headway.model import Cause, Entry, Limit, Reply, ShareKind
-from tests.contracts.brokers import MAX_BATCH, Harness, ask, drained, failed, ids, slot, story
+from tests.contracts.brokers import MAX_BATCH, MAX_QUEUE, Harness, ask, drained, failed, ids, leave, slot, story
 from tests.contracts.shares import admit, came_by, key, nothing_runs, refused, same, task
 
 
@@ -200,3 +202,33 @@ async def test_a_slot_for_one_searches_all_the_same(harness: Harness) -> None:
             await harness.answer(lease)
     replies = (await drained(harness)).values()
     assert sorted(map(code, replies)) == [""] * 5 + [errors.REJECTED_BY_MODEL]
+
+
+@story
+async def test_no_tenant_takes_all_places_of_the_queue(harness: Harness) -> None:
+    verdicts = await harness.broker.enqueue([ask(tenant="evil") for _ in range(MAX_QUEUE)])
+    assert [one is None for one in verdicts] == [True] * 54 + [False] * 6, "nine times what is free, at most"
+    assert verdicts[-1] is not None
+    assert verdicts[-1].code == errors.SERVICE_OVERLOADED
+    assert await harness.peer().enqueue([*map(good, range(4)), ask(tenant="evil")]) == [None] * 4 + [verdicts[-1]]
+    for _ in range(2):
+        await harness.answer(await harness.claim())
+    again = await harness.broker.enqueue([ask(tenant="evil") for _ in range(MAX_QUEUE)])
+    assert again.count(None) == 12
+
+
+@story
+async def test_large_inputs_of_one_tenant_take_few_places_beside_anothers(harness: Harness) -> None:
+    large = "x" * PAGE * BATCH_PAGES
+    waiting = [ask(large, id=f"large {number}", tenant="evil") for number in range(4)]
+    await harness.broker.enqueue([*waiting, *map(good, range(3))])
+    await leave(harness.broker, waiting[1])
+    batch = await harness.claim()
+    assert [entry.input[:6] for entry in batch.entries] == ["x" * 6, "good 0", "good 1", "good 2"]
+    await harness.broker.enqueue([*map(good, range(MAX_BATCH))])
+    batch = await harness.claim()
+    assert "evil" not in [entry.tenant for entry in batch.entries], "its next one costs as many turns as it has pages"
+    assert ids((await harness.claim()).entries) == ["large 2"]
+    await harness.broker.enqueue([ask(large, id="large 4", tenant="evil")])
+    await harness.advance(MIXED_SECONDS)
+    assert ids((await harness.claim()).entries) == ["large 3", "large 4"], "nobody else has asked for a while"

@@ -21,7 +21,7 @@ from headway.brokers.redis.queue import Granted, Queue
 from headway.core import verdicts
 from headway.core.admission import Refused
 from headway.core.departure import Hold, Rule
-from headway.core.packing import Queued
+from headway.core.packing import PAGE, Queued
 from headway.core.queue import Departure, ModelQueue, QueueLimits
 from headway.model import BatchFailure, Cause, Entry, Item, WorkerInfo, WorkerStatus
 from headway.tally import Tally
@@ -39,6 +39,7 @@ class Pair:
 
     def __init__(self, seed: int, link: Link, now: Any) -> None:
         self.dice = random.Random(seed)
+        self.large = [size * PAGE // 2 * "x" for size in (5, 9, 401)] if seed % 2 else []
         self.now = now
         self.broker = RedisBroker(link, {"m": LIMITS}, Tally(), lambda: 0.5, lease_seconds=1e6)
         self.there: Queue = self.broker._queues["m"][0]
@@ -58,7 +59,7 @@ class Pair:
         dice = self.dice
         entries = [
             ask(
-                dice.choice((None, None, None, None, None, "poison", f"poison {dice.randrange(9)}")),
+                dice.choice((None, None, None, None, None, "poison", f"poison {dice.randrange(9)}", *self.large)),
                 tier=dice.randrange(3),
                 tenant=dice.choice("aab"),
                 caller=dice.choice(("", "one", "two")),

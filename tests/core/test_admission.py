@@ -134,7 +134,7 @@ class TestInAQueue:
     def test_a_full_queue_refuses_and_says_for_how_long(self) -> None:
         queue = ModelQueue(QueueLimits(tiers=2, max_batch=8, max_queue=10))
         for number in range(10):
-            assert not isinstance(queue.offer(entry(str(number)), 0.0), Refused)
+            assert not isinstance(queue.offer(entry(str(number), tenant=str(number)), 0.0), Refused)
         refused = queue.offer(entry("one more"), 0.0)
         assert isinstance(refused, Refused)
         assert refused.wait > 0.0

@@ -57,7 +57,7 @@ async def everything(harness: Stand) -> None:
     )
     lease = await harness.claim()
     await harness.broker.complete(lease, [Item("an output") for _ in lease.entries])
-    await harness.broker.enqueue([ask(gateway="unread", limits=(limit,)) for _ in range(60)])
+    await harness.broker.enqueue([ask(gateway="unread", limits=(limit,)) for _ in range(50)])
     await harness.broker.enqueue([sharing(id, task(id), key("k"), gateway="joins") for id in ("leads", "follows")])
     await harness.broker.withdraw([("t", "leads", 0)], "joins")
     await harness.broker.release(await harness.claim(), failed(Cause.CRASHED))
@@ -78,7 +78,7 @@ async def test_all_keys_end_when_all_processes_are_gone(harness: Stand) -> None:
         ends = harness.server.ends()
         assert {key: left for key, left in ends.items() if not 0 <= left <= longest(key)} == {}
         names |= {key.partition("}:")[2].partition(":")[0] for key in ends}
-    assert names >= {"q", "e", "p", "l1", "a1", "t1", "d", "x", "y", "s", "n", "h", "r", "g", "m", "v"}
+    assert names >= {"q", "e", "p", "l1", "a1", "t1", "tw", "d", "x", "y", "s", "n", "h", "r", "g", "m", "v"}
     assert names >= {"vs", "vd", "k", "kb", "kd", "kn", "ko", "ku", "z", "o", "on", "u", "w", "j", "capacity"}
 
 

@@ -60,7 +60,7 @@ async def test_the_clock_is_put_back_and_nobody_is_locked_out(harness: Stand, st
     assert verdict is not None
     assert verdict.retry_after == pytest.approx(0.1, abs=0.11)
     await harness.advance(1.0 + (abs(step) if step > -0.5 else 0.0))
-    verdicts = await harness.peer().enqueue([ask(limits=(KEY,)) for _ in range(12)])
+    verdicts = await harness.peer().enqueue([ask(tenant=f"t-{number}", limits=(KEY,)) for number in range(12)])
     assert [verdict is None for verdict in verdicts] == [True] * 10 + [False] * 2
 
 

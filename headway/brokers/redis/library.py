@@ -14,6 +14,7 @@ from importlib import resources
 from headway.brokers.redis import wire
 from headway.core import (
     admission,
+    budget,
     culprits,
     departure,
     health,
@@ -72,6 +73,11 @@ _NUMBERS: dict[str, float] = {
     "OFFLINE_AFTER": health.OFFLINE_AFTER,
     "LEEWAY": departure.LEEWAY,
     "FORGET_ABOVE": packing.FORGET_ABOVE,
+    "PAGE": packing.PAGE,
+    "BATCH_PAGES": packing.BATCH_PAGES,
+    "LOOKED_AT": packing.LOOKED_AT,
+    "MIXED_SECONDS": queue.MIXED_SECONDS,
+    "GREED": budget.GREED,
     "MIN_MARGIN": admission.MIN_MARGIN,
     "MARGIN_SHARE": admission.MARGIN_SHARE,
     "LEAST_SHARE": admission.LEAST_SHARE,

@@ -92,16 +92,20 @@ local function granted_before(s, slot, token)
   return granted(s, slot, fence, lease, entries)
 end
 
--- Fill a batch of fresh entries. When more waits than fits, no place goes to what cannot be answered in time.
+-- Fill a batch of fresh entries. When more waits than fits, no place goes to what cannot be answered in time. Where several
+-- tenants ask, large entries get no more of it than BATCH_PAGES, or one entry.
 local function pack_batch(s, limit)
-  local q, entries, late, gone = s.q, {}, {}, {}
+  local q, entries, late, gone, closed = s.q, {}, {}, {}, {}
   local hopeless = s.now + batch_seconds(q, limit)
+  s.pages, s.most = s.now - q.mixed_at < MIXED_SECONDS and BATCH_PAGES or INF, INF
   while q.fresh > 0 and #entries < limit do
     local room = limit - #entries
     local contended = q.fresh > room
-    local popped = pop_in_turns(s, room, gone)
-    if #popped == 0 then
-      recount(s)
+    local popped, again = pop_in_turns(s, room, gone, closed)
+    if #popped == 0 and not again then
+      if not next(closed) then
+        recount(s)
+      end
       break
     end
     for _, entry in ipairs(wanted(s, popped)) do

@@ -7,7 +7,8 @@
 --   p          hash    entry → payload, as the gateway packed it
 --   l<tier>    zset    lane: member → number of its round
 --   a<tier>    list    lane: its line, see 4_lanes.lua
---   t<tier>    zset    tenant → round of its last entry in the lane
+--   t<tier>    zset    tenant → the last round that its entries in the lane cost
+--   tw         hash    tenant → its entries in the lanes
 --   d          zset    member that is due sooner than one before it in its line → its queue deadline
 --   x          hash    fence → lease
 --   y          zset    fence → instant at which the lease ends
@@ -48,22 +49,23 @@ local PLAIN = {
   'busy', 'utilisation', 'busy_at', 'wait', 'departures', 'budgets', 'credit', 'lean', 'apart', 'known_until', 'generation',
   'w', 'n', 'l', 'nn', 'nl', 'off', 'largest', 'alpha', 'beta', 'deviation',
   'limit', 'max_batch', 'size', 'headway', 'window', 'rule_rate', 'service', 'pace', 'lead', 'gather', 'quiet', 'rule_at',
-  'coming_until', 'armed', 'idle', 'reaper_until', 'swept_at', 'latest',
+  'coming_until', 'armed', 'idle', 'reaper_until', 'swept_at', 'latest', 'last_tenant', 'mixed_at',
 }
-local TIERED = {'depth', 'next', 'last_due', 'rate_last', 'rate_sum', 'rate_unseen', 'drain'}
+local TIERED = {'depth', 'next', 'rough', 'last_due', 'rate_last', 'rate_sum', 'rate_unseen', 'drain'}
 
 local START = {
   suspects_due = INF, oldest = INF, due = INF, last_departure = -INF, schedule = -INF, newest = -INF,
   known_slots = 1, gate_at = -INF, known_until = -INF, headway = -1, window = INF, lead = INF, rule_at = -INF,
   coming_until = -INF, armed = INF, reaper_until = -INF, swept_at = -INF, latest = -INF,
+  mixed_at = -INF,
 }
 
 -- Instants among the figures that are of use only beside others: they move when the clock is put back.
 local RELATIVE = {
   'oldest', 'last_departure', 'schedule', 'newest', 'gate_at', 'busy_at', 'rule_at', 'coming_until', 'armed',
-  'reaper_until', 'swept_at',
+  'reaper_until', 'swept_at', 'mixed_at',
 }
-local TIER_START = {depth = 0, next = 1, last_due = -INF, rate_last = -INF, rate_sum = 0, rate_unseen = 1, drain = 0}
+local TIER_START = {depth = 0, next = 1, rough = 0, last_due = -INF, rate_last = -INF, rate_sum = 0, rate_unseen = 1, drain = 0}
 
 -- Arguments that every step begins with.
 local CLOCK, TIERS, MAX_BATCH, SHARE, MAX_QUEUE, LEASE, SHED_LAST, SHED_REST, LIMITS, KEPT = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
@@ -199,7 +201,7 @@ end
 
 -- The names of what belongs to the figures, and is nothing without them.
 local function belongings(s)
-  local names = {'e', 'p', 'd', 'x', 'y', 's', 'i', 'f', 'c', 'n', 'h', 'g', 'm', 'v', 'vs', 'vd', 'rb', 'ca'}
+  local names = {'e', 'p', 'd', 'x', 'y', 's', 'i', 'f', 'c', 'n', 'h', 'g', 'm', 'v', 'vs', 'vd', 'rb', 'ca', 'tw'}
   for tier = 1, s.tiers do
     for _, name in ipairs({'l', 'a', 't'}) do
       names[#names + 1] = name .. tier

@@ -38,11 +38,21 @@ local function judge(s, ahead, tier, queue_timeout, timeout)
     tier > 1 and (first == 0 or first < allowed(q, 1, queue_timeout, timeout))
 end
 
+-- Whether a tenant would take more than GREED times the places that are left, or none is left. `held` counts its entries.
+local function has_its_share(s, held)
+  local left = s.max_queue - s.q.fresh - 1
+  if left < 0 then
+    return true
+  end
+  local count = held()
+  return count > 0 and count + 1 > GREED * left
+end
+
 -- Nil when admitted; else the seconds until it would be, and whether the highest tier would be. `served_before` counts those
 -- of its own lane that are served before it.
-local function refuse(s, tier, queue_timeout, timeout, served_before)
+local function refuse(s, tier, queue_timeout, timeout, served_before, held)
   local q = s.q
-  if q.fresh >= s.max_queue then
+  if q.fresh >= math.floor(s.max_queue * GREED / (GREED + 1)) and has_its_share(s, held) then
     gate(s)
     local pace = pace_of(q, tier)
     return pace > 0 and math.max(1 / pace, MIN_WAIT) or UNKNOWN_WAIT, false

@@ -9,6 +9,17 @@ local STAMP = '>dd'
 local STAMP_BYTES = 16
 local WINDOW = 64
 
+-- Rounds that an entry costs its tenant, by the bytes of its payload.
+local function cost_of(bytes)
+  return math.max(1, math.ceil(bytes / PAGE))
+end
+
+-- The same of an entry that waits; one that nobody waits for any more itself has its payload under its member.
+local function cost_of_member(s, member)
+  local bytes = redis.call('HSTRLEN', s.prefix .. 'p', key_of(member))
+  return cost_of(bytes > 0 and bytes or redis.call('HSTRLEN', s.prefix .. 'p', member))
+end
+
 local function start_afresh(s, tier)
   redis.call('DEL', s.prefix .. 't' .. tier, s.prefix .. 'a' .. tier)
   s.q.last_due[tier] = -INF
@@ -80,6 +91,7 @@ end
 -- The lanes hold less than the figures say: part of the state was lost. Believe the lanes.
 local function recount(s)
   local q = s.q
+  redis.call('DEL', s.prefix .. 'tw')
   q.fresh = 0
   for tier = 1, s.tiers do
     q.depth[tier] = redis.call('ZCARD', s.prefix .. 'l' .. tier)
@@ -94,6 +106,25 @@ local function no_longer_odd(s, members)
   end
 end
 
+-- These members wait in the lanes no more.
+local function leave_lanes(s, members)
+  local q, key, counts = s.q, s.prefix .. 'tw', {}
+  q.fresh = q.fresh - #members
+  if q.fresh == 0 then
+    redis.call('DEL', key)
+    return
+  end
+  for _, member in ipairs(members) do
+    local tenant = tenant_of(key_of(member))
+    counts[tenant] = (counts[tenant] or 0) + 1
+  end
+  for tenant, count in pairs(counts) do
+    if redis.call('HINCRBY', key, tenant, -count) <= 0 then
+      redis.call('HDEL', key, tenant)
+    end
+  end
+end
+
 -- Take an entry out of its lane; its tenant gets the place back. False when it was not there.
 local function drop_from_lane(s, entry)
   local q, tier = s.q, entry.tier
@@ -102,24 +133,46 @@ local function drop_from_lane(s, entry)
   end
   no_longer_odd(s, {entry.member})
   q.depth[tier] = q.depth[tier] - 1
-  q.fresh = q.fresh - 1
+  leave_lanes(s, {entry.member})
   if q.depth[tier] == 0 then
     start_afresh(s, tier)
   else
     local tenant = tenant_of(key_of(entry.member))
     local latest = tonumber(redis.call('ZSCORE', s.prefix .. 't' .. tier, tenant) or 0)
     if latest >= q.next[tier] then
-      redis.call('ZADD', s.prefix .. 't' .. tier, latest - 1, tenant)
+      redis.call('ZADD', s.prefix .. 't' .. tier, latest - cost_of_member(s, entry.member), tenant)
     end
   end
   return true
 end
 
+-- How many of these fit into a batch where several tenants ask: its large ones have `s.pages` together, or are a single one.
+local function fitting(s, popped)
+  for i = 1, #popped, 2 do
+    local cost = cost_of_member(s, popped[i])
+    if cost > 1 then
+      if cost > s.most then
+        return i - 1
+      end
+      s.pages = s.pages - cost
+      s.most = math.max(s.pages, 1)
+    end
+  end
+  return #popped
+end
+
+-- True when all were taken; false when the next one does not fit.
 local function pop(s, tier, count, into, gone)
   local q = s.q
   local popped = redis.call('ZPOPMIN', s.prefix .. 'l' .. tier, count)
-  local members = {}
-  for i = 1, #popped, 2 do
+  local members, fit = {}, #popped
+  if s.pages < INF then
+    fit = fitting(s, popped)
+    for i = fit + 1, #popped, 2 do
+      redis.call('ZADD', s.prefix .. 'l' .. tier, popped[i + 1], popped[i])
+    end
+  end
+  for i = 1, fit, 2 do
     local member = popped[i]
     members[#members + 1] = member
     into[#into + 1] = member
@@ -128,20 +181,22 @@ local function pop(s, tier, count, into, gone)
   end
   no_longer_odd(s, members)
   q.depth[tier] = q.depth[tier] - #members
-  q.fresh = q.fresh - #members
+  leave_lanes(s, members)
   if q.depth[tier] == 0 then
     start_afresh(s, tier)
   elseif redis.call('ZCARD', s.prefix .. 't' .. tier) > q.depth[tier] + FORGET_ABOVE then
     redis.call('ZREMRANGEBYSCORE', s.prefix .. 't' .. tier, '-inf', '(' .. q.next[tier])
   end
+  return fit == #popped
 end
 
 -- Pop as many members as there is room for: tiers in order, but when more waits than fits, the last places are kept
--- for the tiers below the highest that waits, the longest wait first. Notes in `gone` who has left.
-local function pop_in_turns(s, room, gone)
+-- for the tiers below the highest that waits, the longest wait first. Notes in `gone` who has left. Ends at once when the next
+-- of a tier does not fit: that is `closed` from then on. Returns who was popped, and whether it ended so.
+local function pop_in_turns(s, room, gone, closed)
   local q, waiting, total, taken = s.q, {}, 0, {}
   for tier = 1, s.tiers do
-    if q.depth[tier] > 0 then
+    if q.depth[tier] > 0 and not closed[tier] then
       waiting[#waiting + 1] = tier
       total = total + q.depth[tier]
     end
@@ -155,7 +210,10 @@ local function pop_in_turns(s, room, gone)
   for _, tier in ipairs(waiting) do
     local count = math.min(left, q.depth[tier])
     if count > 0 then
-      pop(s, tier, count, taken, gone)
+      if not pop(s, tier, count, taken, gone) then
+        closed[tier] = true
+        return taken, true
+      end
       left = left - count
     end
   end
@@ -173,7 +231,10 @@ local function pop_in_turns(s, room, gone)
     if not chosen then
       break
     end
-    pop(s, chosen, 1, taken, gone)
+    if not pop(s, chosen, 1, taken, gone) then
+      closed[chosen] = true
+      return taken, true
+    end
   end
-  return taken
+  return taken, false
 end

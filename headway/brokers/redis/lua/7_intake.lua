@@ -1,22 +1,44 @@
 -- Into the lanes: what a step lets in is gathered, and written down together.
 
 local function new_intake(s)
-  local intake = {headers = {}, payloads = {}, odd = {}, lanes = {}, lines = {}, latest = {}, stamps = {}, joined = {}, counted = {}}
+  local intake = {
+    headers = {}, payloads = {}, odd = {}, lanes = {}, lines = {}, latest = {}, stamps = {}, joined = {}, counted = {},
+    held = {},
+  }
   for tier = 1, s.tiers do
     intake.lanes[tier], intake.lines[tier], intake.latest[tier], intake.joined[tier] = {}, {}, {}, 0
   end
   return intake
 end
 
-local function round_of(s, tier, tenant, latest)
-  local of = latest[tier]
-  local last = of[tenant]
-  if not last then
-    last = tonumber(redis.call('ZSCORE', s.prefix .. 't' .. tier, tenant) or 0)
+-- The last round that a tenant's entries cost.
+local function latest_of(s, intake, tier, tenant)
+  return intake.latest[tier][tenant] or tonumber(redis.call('ZSCORE', s.prefix .. 't' .. tier, tenant) or 0)
+end
+
+local function round_of(s, intake, tier, tenant, cost)
+  local q = s.q
+  local round = math.max(latest_of(s, intake, tier, tenant) + 1, q.next[tier])
+  intake.latest[tier][tenant] = round + cost - 1
+  if cost > 1 then
+    q.rough[tier] = math.max(q.rough[tier], round + cost - 1)
   end
-  local round = math.max(last + 1, s.q.next[tier])
-  of[tenant] = round
   return round
+end
+
+-- How many entries of a tenant wait in the lanes, with those that this step has let in.
+local function held_by(s, intake, tenant)
+  return math.max(tonumber(redis.call('HGET', s.prefix .. 'tw', tenant) or 0), 0) + (intake.held[tenant] or 0)
+end
+
+-- Entries in so many rounds from the next one on, when they are counted one by one.
+local function in_rounds(s, intake, tier, rounds)
+  local last, lane = s.q.next[tier] + rounds - 1, intake.lanes[tier]
+  local count = redis.call('ZCOUNT', s.prefix .. 'l' .. tier, s.q.next[tier], last)
+  for i = 1, #lane, 2 do
+    count = count + (lane[i] <= last and 1 or 0)
+  end
+  return count
 end
 
 -- At most how many of an entry's lane are served before it, as `core.packing.Lane.ahead`. What this step has let in is not
@@ -28,9 +50,11 @@ local function served_before(s, intake, entry)
     counted = {redis.call('ZCOUNT', lane, '-inf', '(' .. q.next[tier]), redis.call('ZCOUNT', lane, q.next[tier], q.next[tier])}
     intake.counted[tier] = counted
   end
-  local last = intake.latest[tier][tenant] or tonumber(redis.call('ZSCORE', s.prefix .. 't' .. tier, tenant) or 0)
-  local rounds = math.max(last + 2 - q.next[tier], 1)
-  return math.min(q.depth[tier], counted[1] + rounds * (counted[2] + intake.joined[tier]))
+  local rounds = math.max(latest_of(s, intake, tier, tenant) + 2 - q.next[tier], 1)
+  if q.rough[tier] < q.next[tier] then
+    return math.min(q.depth[tier], counted[1] + rounds * (counted[2] + intake.joined[tier]))
+  end
+  return rounds > LOOKED_AT and q.depth[tier] or counted[1] + in_rounds(s, intake, tier, rounds)
 end
 
 -- Tenants that have entries in the lanes, and in the intake, which is not in the lanes yet.
@@ -56,6 +80,20 @@ local function new_header(s, entry)
   return pack_header(tier, entry.seq, s.now, entry.queue_due, entry.due, entry.nonce, entry.gateway)
 end
 
+-- Note whose entry has come: batches are kept small in bytes for a while after another tenant's. The figures have no text, so
+-- the tenant is a number there.
+local function note_tenant(s, intake, tenant)
+  if tenant == intake.tenant then
+    return
+  end
+  local q, number = s.q, tonumber(string.sub(redis.sha1hex(tenant), 1, 12), 16)
+  intake.tenant = tenant
+  if number ~= q.last_tenant and q.last_tenant > 0 then
+    q.mixed_at = s.now
+  end
+  q.last_tenant = number
+end
+
 -- Let an entry wait in its lane.
 local function take_in(s, intake, entry, payload)
   local q, tier, queue_due = s.q, entry.tier, entry.queue_due
@@ -65,7 +103,11 @@ local function take_in(s, intake, entry, payload)
     payloads[#payloads + 1], payloads[#payloads + 2] = entry.key, payload
   end
   local member = member_of(entry.seq, entry.key)
-  local round = round_of(s, tier, tenant_of(entry.key), intake.latest)
+  local tenant = tenant_of(entry.key)
+  local cost = payload and cost_of(#payload) or cost_of_member(s, member)
+  local round = round_of(s, intake, tier, tenant, cost)
+  intake.held[tenant] = (intake.held[tenant] or 0) + 1
+  note_tenant(s, intake, tenant)
   local lane, line, stamps = intake.lanes[tier], intake.lines[tier], intake.stamps
   lane[#lane + 1], lane[#lane + 2] = round, member
   if round == q.next[tier] then
@@ -90,10 +132,13 @@ end
 
 local function write_down(s, intake)
   local p = s.prefix
+  for tenant, count in pairs(intake.held) do
+    redis.call('HINCRBY', p .. 'tw', tenant, count)
+  end
   call_all('HSET', p .. 'e', intake.headers)
   call_all('HSET', p .. 'p', intake.payloads)
   if s.q.fresh <= #intake.headers / 2 then  -- Nothing else waits in the lanes.
-    lasting(s, 'e', 'p')
+    lasting(s, 'e', 'p', 'tw')
   end
   if #intake.odd > 0 then
     call_all('ZADD', p .. 'd', intake.odd)
@@ -136,6 +181,8 @@ local function admissible(s, intake, entry, timeouts, apart)
   if not apart then
     return refuse(s, entry.tier, timeouts[1], timeouts[2], function()
       return served_before(s, intake, entry)
+    end, function()
+      return held_by(s, intake, tenant_of(entry.key))
     end)
   end
   local q, pool = s.q, suspects.pool(s, apart)

@@ -3,7 +3,7 @@
     python -P tests/mutants.py [PART | PATTERN …] [--sample 150] [--seed 8] [--jobs 2]
 
 Each part of the code has tests of its own; a mutant meets those of them that come through the function which it changes.
-A part is `core`, `brokers`, `cluster`, `gateway` or `http`. A pattern such as 'headway.http.quotas*' names some mutants of one part.
+A part is `core`, `brokers`, `servers`, `gateway` or `http`. A pattern such as 'headway.http.quotas*' names some mutants of one part.
 `--sample` tries mutants drawn at random, for a whole part takes hours. What survives is printed with the lines that it
 changes. Where no test comes through a function its mutants survive; one that never ends is noticed.
 
@@ -50,8 +50,8 @@ class Part:
     but: tuple[str, ...] = ()
 
 
-SETUPS = tuple(f"headway/brokers/redis/{name}.py" for name in ("cluster", "sentinels"))
-"""What only set-ups of several servers need."""
+SERVERS = tuple(f"headway/brokers/redis/{name}.py" for name in ("clients", "cluster", "sentinels", "server"))
+"""How one server, Sentinels and clusters are reached."""
 VALKEY = ("-k", "not redis] and not redis-")
 """One kind of server stands for both: the code under test is the same."""
 PARTS = {
@@ -69,13 +69,10 @@ PARTS = {
             "--ignore-glob=*/redis/test_sentinel.py",
             *VALKEY,
         ),
-        SETUPS,
+        SERVERS,
     ),
-    # Its processes take seconds for each mutant.
-    "cluster": Part(
-        SETUPS,
-        ("tests/redis/test_cluster.py", "tests/redis/test_sentinel.py", "tests/redis/test_sentinels.py", *VALKEY),
-    ),
+    # Sentinels and clusters are many processes, which take seconds for each mutant.
+    "servers": Part(SERVERS, ("tests/redis", *VALKEY)),
     "gateway": Part(
         tuple(
             f"headway/{name}.py"

@@ -65,6 +65,16 @@ def test_so_it_is_when_another_call_has_shown_meanwhile_that_the_broker_is_there
     run(main)
 
 
+def test_a_broker_that_answers_is_asked_once_for_a_request_and_not_probed() -> None:
+    async def main(clock: Clock) -> None:
+        async with Fleet(clock, FakeBackend(0.1)) as fleet:
+            assert await fleet.answered(fleet.ask("hello")) == ["ok"]
+            assert len(fleet.server.named("enqueue")) == 1
+            assert fleet.server.named("withdraw", "cancel_task") == []
+
+    run(main)
+
+
 def test_pauses_between_attempts_grow_up_to_a_bound() -> None:
     async def main(clock: Clock) -> None:
         async with Fleet(clock, FakeBackend(0.1)) as fleet:
@@ -281,6 +291,19 @@ def test_what_is_offered_again_is_not_charged_again() -> None:
             fleet.server.cut()
             assert await fleet.answered(*asked) == ["ok"] * 20
             assert fleet.server.inner.owed(limit) == 0.0
+
+    run(main)
+
+
+def test_what_was_never_charged_is_charged_when_it_is_offered_again() -> None:
+    limit = Limit("user-1", "user", 6.0, 10.0)
+    caller = Caller("somebody", "acme", 1, (limit,))
+
+    async def main(clock: Clock) -> None:
+        async with Fleet(clock, FakeBackend(0.1)) as fleet:
+            fleet.server.script = once("enqueue", "refuse")
+            assert await fleet.answered(fleet.ask("hello", caller=caller)) == ["ok"]
+            assert fleet.server.inner.owed(limit) == pytest.approx(10.0, abs=0.3)
 
     run(main)
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 
+from headway.core.retention import KeptLimits, Retention
 from headway.model import DeadLetter
+
+_Key = tuple[str, str]
 
 
 class DeadLetterBox:
-    """Dead letters in memory, the oldest go first.
+    """Dead letters in memory. When there are too many, the tenant that has most of them loses its oldest; when they are too
+    large, the one that has most bytes of them.
 
     Arguments:
         capacity: most letters.
@@ -17,20 +22,18 @@ class DeadLetterBox:
     """
 
     def __init__(self, capacity: int = 10_000, capacity_bytes: int = 64 << 20) -> None:
-        self._letters: dict[tuple[str, str], DeadLetter] = {}
-        self._capacity = capacity
-        self._capacity_bytes = capacity_bytes
-        self._bytes = 0
+        self._letters: dict[_Key, DeadLetter] = {}
+        self._numbers, self._sizes = _budget(capacity), _budget(capacity_bytes)
 
     async def add(self, letter: DeadLetter) -> None:
         """See DeadLetters."""
         key = _key(letter)
-        if key in self._letters:
-            self._drop(key)
+        self._drop(key)
         self._letters[key] = letter
-        self._bytes += _letter_bytes(letter)
-        while len(self._letters) > self._capacity or self._bytes > self._capacity_bytes:
-            self._drop(next(iter(self._letters)))
+        for budget, size in ((self._numbers, 1), (self._sizes, _letter_bytes(letter))):
+            if key in self._letters:
+                for gone in budget.add(key, letter.entry.tenant, size, math.inf, spare=False):
+                    self._drop(gone)
 
     async def list(self, limit: int = 100) -> Sequence[DeadLetter]:
         """See DeadLetters."""
@@ -54,14 +57,20 @@ class DeadLetterBox:
         """See DeadLetters."""
         return len(self._letters)
 
-    def _drop(self, key: tuple[str, str]) -> None:
-        self._bytes -= _letter_bytes(self._letters.pop(key))
+    def _drop(self, key: _Key) -> None:
+        self._letters.pop(key, None)
+        self._numbers.remove(key)
+        self._sizes.remove(key)
 
 
-def _key(letter: DeadLetter) -> tuple[str, str]:
+def _budget(most: int) -> Retention[_Key]:
+    return Retention(KeptLimits(most, most, most))
+
+
+def _key(letter: DeadLetter) -> _Key:
     return letter.entry.tenant, letter.entry.id
 
 
 def _letter_bytes(letter: DeadLetter) -> int:
-    """About what a letter takes: text counts four bytes a character, the most that Python needs."""
-    return 4 * (len(letter.entry.input) + len(letter.error)) + len(letter.entry.parameters)
+    """About what a letter takes, more than nothing: text counts four bytes a character, the most that Python needs."""
+    return 1 + 4 * (len(letter.entry.input) + len(letter.error)) + len(letter.entry.parameters)

@@ -74,6 +74,18 @@ async def test_letters_of_two_tenants_with_one_id_are_two(harness: Harness) -> N
     assert [one.entry.id for one in await harness.dead.list()] == ["ba"]
 
 
+@story
+async def test_a_tenants_letters_cost_another_none_of_its(harness: Harness) -> None:
+    await harness.dead.add(letter("mine", tenant="calm", died_at=1.0))
+    for number in range(17):
+        await harness.dead.add(letter(f"flood {number}", 4_000_000, tenant="worst", died_at=2.0 + number))
+    assert await harness.dead.count() < 18
+    there = [one.entry.id for one in await harness.dead.list()]
+    assert "flood 16" in there
+    assert "flood 0" not in there
+    assert await harness.dead.remove("mine", "calm") == 1
+
+
 def kept(box: DeadLetterBox) -> list[str]:
     return [one.entry.id for one in asyncio.run(_list(box))]
 
@@ -99,6 +111,26 @@ def test_the_oldest_go_when_they_are_too_large_together() -> None:
     assert kept(box) == ["d", "c"]
     asyncio.run(box.add(letter("huge", 100_000)))
     assert kept(box) == []
+
+
+def test_who_has_most_letters_loses_its_oldest() -> None:
+    box = DeadLetterBox(capacity=4)
+    asyncio.run(box.add(letter("mine", tenant="calm")))
+    for number in range(9):
+        asyncio.run(box.add(letter(f"flood {number}", tenant="worst")))
+    assert kept(box) == ["flood 8", "flood 7", "flood 6", "mine"]
+    for number in range(3):
+        asyncio.run(box.add(letter(f"other {number}", tenant="other")))
+    assert kept(box) == ["other 2", "flood 8", "flood 7", "mine"], "of those that have as many, the first by name"
+
+
+def test_who_has_most_bytes_of_letters_loses_its_oldest() -> None:
+    box = DeadLetterBox(capacity_bytes=20_000)
+    for number in range(3):
+        asyncio.run(box.add(letter(f"mine {number}", 500, tenant="calm")))
+    for number in range(3):
+        asyncio.run(box.add(letter(f"flood {number}", 2_000, tenant="worst")))
+    assert kept(box) == ["flood 2", "mine 2", "mine 1", "mine 0"]
 
 
 def test_a_letter_that_comes_again_is_kept_once() -> None:

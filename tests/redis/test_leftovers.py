@@ -18,7 +18,7 @@ from tests.servers.redis import KINDS, RedisServer
 FIGURES = {"q"}
 HOUSEKEEPING = {"m", "f", "g", "h"}
 """Who reaps, who is on watch, which gateways and healthy slots there are."""
-LETTERS = {"z", "o", "on", "u"}
+LETTERS = {"z", "o", "on", "u", "oc", "ou", "o:t"}
 
 
 @pytest.fixture(params=KINDS)

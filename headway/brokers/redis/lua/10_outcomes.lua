@@ -32,31 +32,75 @@ local function send_failures(s, kind, entries, attempts, left_at, size, failure)
   mark(s, entries)
 end
 
--- Keep a dead letter; the oldest go when there are too many, or too many bytes of them.
-local function keep_letter(prefix, key, letter)
-  local before = redis.call('HGET', prefix .. 'z', key)
+-- Dead letters, as `brokers.letters`: when there are too many, or too many bytes of them, the tenant that has most of them
+-- loses its oldest.
+local dead = {}
+
+do
+
+-- Add to what a tenant has, and to the bytes of all, which are returned.
+local function count(prefix, tenant, letters, bytes)
+  for name, more in pairs({oc = letters, ou = bytes}) do
+    if tonumber(redis.call('ZINCRBY', prefix .. name, -more, tenant)) >= 0 then
+      redis.call('ZREM', prefix .. name, tenant)
+    end
+  end
+  return redis.call('INCRBY', prefix .. 'u', bytes)
+end
+
+-- Take a letter away; false when there was none.
+function dead.drop(prefix, key)
+  local tenant, letter = tenant_of(key), redis.call('HGET', prefix .. 'z', key)
+  redis.call('ZREM', prefix .. 'o', key)
+  redis.call('ZREM', prefix .. 'o:' .. tenant, key)
+  if not letter then
+    return false
+  end
+  redis.call('HDEL', prefix .. 'z', key)
+  count(prefix, tenant, -1, -#letter)
+  return true
+end
+
+-- Take the oldest letter of who has most, by an account; the oldest of all where the account was lost.
+local function drop_oldest(prefix, account)
+  local heaviest = redis.call('ZRANGE', prefix .. account, 0, 0)[1]
+  local oldest = heaviest and redis.call('ZRANGE', prefix .. 'o:' .. heaviest, 0, 0)[1]
+  if heaviest and not oldest then
+    redis.call('ZREM', prefix .. account, heaviest)
+  end
+  oldest = oldest or redis.call('ZRANGE', prefix .. 'o', 0, 0)[1]
+  if oldest then
+    dead.drop(prefix, oldest)
+  else
+    redis.call('DEL', prefix .. 'u')
+  end
+end
+
+function dead.keep(prefix, key, letter)
+  local tenant = tenant_of(key)
+  dead.drop(prefix, key)
   local number = redis.call('INCR', prefix .. 'on')
   redis.call('HSET', prefix .. 'z', key, letter)
   redis.call('ZADD', prefix .. 'o', number, key)
-  local bytes = redis.call('INCRBY', prefix .. 'u', #letter - (before and #before or 0))
-  for _, name in ipairs({'z', 'o', 'on', 'u'}) do
+  redis.call('ZADD', prefix .. 'o:' .. tenant, number, key)
+  count(prefix, tenant, 1, #letter)
+  for _, name in ipairs({'z', 'o', 'on', 'u', 'oc', 'ou', 'o:' .. tenant}) do
     redis.call('EXPIRE', prefix .. name, LETTER_SECONDS)
   end
-  while redis.call('ZCARD', prefix .. 'o') > LETTERS or bytes > LETTER_BYTES do
-    local oldest = redis.call('ZPOPMIN', prefix .. 'o')[1]
-    if not oldest then
-      break
-    end
-    local gone = redis.call('HGET', prefix .. 'z', oldest)
-    redis.call('HDEL', prefix .. 'z', oldest)
-    bytes = redis.call('INCRBY', prefix .. 'u', -(gone and #gone or 0))
+  while redis.call('ZCARD', prefix .. 'o') > LETTERS do
+    drop_oldest(prefix, 'oc')
   end
+  while tonumber(redis.call('GET', prefix .. 'u') or 0) > LETTER_BYTES do
+    drop_oldest(prefix, 'ou')
+  end
+end
+
 end
 
 local function bury(s, key, attempts, failure)
   local payload = redis.call('HGET', s.prefix .. 'p', key)
   local letter = struct.pack('>ddI4', s.now, attempts, #failure) .. failure .. (payload or '')
-  keep_letter(s.prefix, key, letter)
+  dead.keep(s.prefix, key, letter)
 end
 
 -- Answer and take out what waited too long apart from the lanes.

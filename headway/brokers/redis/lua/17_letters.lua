@@ -1,7 +1,7 @@
--- Dead letters: their keys are z, o, on and u of a queue.
+-- Dead letters: their keys are z, o, o:<tenant>, on, oc, ou and u of a queue.
 
 redis.register_function{function_name = VERSION .. '_bury', flags = {'allow-oom'}, callback = function(keys, args)
-  keep_letter(keys[1], args[1], args[2])
+  dead.keep(keys[1], args[1], args[2])
   return 1
 end}
 
@@ -41,11 +41,7 @@ end}
 redis.register_function{function_name = VERSION .. '_unbury', flags = {'allow-oom'}, callback = function(keys, args)
   local count = 0
   for _, key in ipairs(keys_of(keys[1], args[1], args[2])) do
-    local letter = redis.call('HGET', keys[1] .. 'z', key)
-    if letter then
-      redis.call('HDEL', keys[1] .. 'z', key)
-      redis.call('ZREM', keys[1] .. 'o', key)
-      redis.call('INCRBY', keys[1] .. 'u', -#letter)
+    if dead.drop(keys[1], key) then
       count = count + 1
     end
   end

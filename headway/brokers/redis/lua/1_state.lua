@@ -31,6 +31,8 @@
 --   vd         zset    entry that follows → its deadline
 --   k:<flight> string  outcome that is kept, see 18_kept.lua
 --   z, o, on, u  hash, zset, strings  dead letters: key → letter, key → its number, the last number, bytes of all
+--   o:<tenant> zset    dead letters of a tenant: key → its number
+--   oc, ou     zset    tenant → less than nothing of its dead letters, and of their bytes
 --
 -- An entry's key is its tenant, a NUL, and its id. A member is an entry's number, in DIGITS hexadecimal digits, and its key;
 -- so members sort by arrival. Numbers are never used again: a key that is enqueued anew is a new member. There are more

@@ -2,15 +2,16 @@
 
     python bench/chaos.py                           ten minutes
     python bench/chaos.py --seconds 60 --seed 7     a first impression; the same dice as before
+    python bench/chaos.py --rate 100 --poison 0.002 some inputs make their batch raise, too
     python bench/chaos.py --keep no                 Redis keeps nothing on disk: what it may forget is not held against it
 
 Three gateways, three worker hosts with a GPU made of sleep each, two controllers, and Redis with its append-only file
 brought to disk at every write (`appendfsync always`): with less, a killed Redis may forget what it has acknowledged.
 Clients of two tenants come open-loop through all gateways, as through a load balancer that asks no gateway which is gone,
 and do all that clients do (`tests/promises/crowd.py`): requests and tasks, ids and idempotency keys used again, polls,
-deletions, departures at every point. Meanwhile processes of every role are killed (SIGKILL), told to end (SIGTERM) and
-paused (SIGSTOP, SIGCONT), GPU processes and Redis are killed and paused; each is replaced after a random pause. One
-gateway and one worker host are always left in peace.
+deletions, inputs that the model rejects, departures at every point. Meanwhile processes of every role are killed (SIGKILL),
+told to end (SIGTERM) and paused (SIGSTOP, SIGCONT), GPU processes and Redis are killed and paused; each is replaced after a
+random pause. One gateway and one worker host are always left in peace.
 
 In the end every task and key is asked for once more, and the whole history is judged (`tests/promises/checker.py`), by what
 each fault may cost (`tests/promises/faults.py`). The queue is empty then, no lease is left, and the registry of every
@@ -61,8 +62,8 @@ def main() -> int:
     stand.end_in_order()
     stand.pin_to_load_core()
     findings = Findings(
-        "chaos", seconds=options.seconds, seed=options.seed, rate=options.rate, gateways=GATEWAYS, worker_hosts=HOSTS,
-        controllers=CONTROLLERS, batch_ms=BATCH_MS, max_batch=MAX_BATCH, request_timeout_ms=TIMEOUT_MS,
+        "chaos", seconds=options.seconds, seed=options.seed, rate=options.rate, poison=options.poison,
+        gateways=GATEWAYS, worker_hosts=HOSTS, controllers=CONTROLLERS, batch_ms=BATCH_MS, max_batch=MAX_BATCH, request_timeout_ms=TIMEOUT_MS,
         redis=options.keep, mean_pause_s=options.every, pinning=stand.PINNING,
     )  # fmt: skip
     findings.say(f"{options.seconds:g} s at {options.rate:g}/s, seed {options.seed}; {stand.PINNING}.")
@@ -104,7 +105,7 @@ def _fleet(folder: Path, keep: str) -> contextlib.AbstractContextManager[Fleet]:
 async def _drive(made: Fleet, options: argparse.Namespace) -> tuple[Crowd, Trouble]:
     """The load, with trouble until shortly before its end; then all is asked for once more."""
     tenants = {tenant: f"Bearer {key_of(tenant)}" for tenant in TENANTS}
-    crowd = Crowd([], tenants, options.rate, options.seed)
+    crowd = Crowd([], tenants, options.rate, options.seed, poison=options.poison)
     trouble = Trouble(made, crowd.doors, crowd.history.faults, options.every, options.seed)
     load = asyncio.create_task(crowd.run(options.seconds))
     try:
@@ -233,6 +234,13 @@ def _options() -> argparse.Namespace:
         choices=("always", "everysec", "no"),
         default="always",
         help="when Redis brings to disk what it is told",
+    )
+    parser.add_argument(
+        "--poison",
+        type=float,
+        default=0.0,
+        help="share of the inputs that make their batch raise (default %(default)g: to search for them and to let their "
+        "callers ride apart takes more GPU time than there is at the usual rate; 0.002 goes with --rate 100)",
     )
     parser.add_argument("--every", type=float, default=2.5, help="mean seconds between troubles (default %(default)g)")
     return parser.parse_args()

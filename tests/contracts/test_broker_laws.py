@@ -1,8 +1,8 @@
 """The laws, under every interleaving that chance can find.
 
 Tenants, tiers, models and gateways ask; slots claim, answer, fail, give back, extend, or fall silent; clients leave;
-time passes. A simple model beside it knows what may be true. At the end everything is drained: nothing is left, and
-each entry that was let in has had its one outcome.
+time passes; some inputs fail as often as they run, and are asked again. A simple model beside it knows what may be true. At
+the end everything is drained: nothing is left, and each entry that was let in has had its one outcome.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from hypothesis.stateful import (
 )
 
 from headway import errors
+from headway.core.culprits import KNOWN_SECONDS
+from headway.core.retry import BLAMED
 from headway.model import Cause, Entry, Failure, Item, Lease, Reply, Stage, Submission, TierDepth, Wait
 from tests.contracts.brokers import (
     AT_ONCE,
@@ -39,12 +41,15 @@ from tests.contracts.brokers import (
     output,
     slot,
 )
+from tests.contracts.culprits import Culprits
 from tests.servers.redis import SharedServers
 
 T = TypeVar("T")
 
 GATEWAYS = ("g1", "g2")
 WORKERS = ("gpu-0", "gpu-1", "gpu-2")
+TENANTS, CALLERS, TEXTS = "ab", ("ann", "bob", ""), ("poison", "venom")
+"""Who asks, and what several ask; a replay has no caller."""
 EXPLORE = settings(max_examples=60, stateful_step_count=50)
 EXPLORE_SERVER = settings(EXPLORE, max_examples=20)
 """Each step is a round trip, and looking at all entries is one for each."""
@@ -88,6 +93,9 @@ class BrokerLaws(RuleBasedStateMachine):
         self.leases: list[Held] = []
         self.dead: list[Held] = []
         self.last_fence = dict.fromkeys(MODELS, 0)
+        self.culprits = Culprits()
+        self.failed: set[Submission] = set()
+        """What failed in a batch for which an input may be blamed, or by itself."""
         self.numbers = itertools.count()
 
     def do(self, act: Coroutine[Any, Any, T]) -> T:
@@ -96,9 +104,11 @@ class BrokerLaws(RuleBasedStateMachine):
     @rule(healthy=st.sets(st.sampled_from(WORKERS)))
     def beat(self, healthy: set[str]) -> None:
         self.do(self.harness.healthy(*sorted(healthy)))
+        self.culprits.workers_changed()
 
     @rule(
-        tenant=st.sampled_from("ab"),
+        tenant=st.sampled_from(TENANTS),
+        caller=st.sampled_from(CALLERS),
         tier=st.integers(0, 2),
         model=st.sampled_from(MODELS),
         gateway=st.sampled_from(GATEWAYS),
@@ -107,15 +117,69 @@ class BrokerLaws(RuleBasedStateMachine):
         timeout=st.sampled_from([0.2, 20.0, 100.0]),
     )
     def enqueue(
-        self, tenant: str, tier: int, model: str, gateway: str, count: int, queue_timeout: float, timeout: float
+        self,
+        tenant: str,
+        caller: str,
+        tier: int,
+        model: str,
+        gateway: str,
+        count: int,
+        queue_timeout: float,
+        timeout: float,
     ) -> None:
-        how = {"tenant": tenant, "tier": tier, "model": model, "gateway": gateway}
+        how = {"tenant": tenant, "caller": caller, "tier": tier, "model": model, "gateway": gateway}
         ids = [f"id-{next(self.numbers)}" for _ in range(count)]
         entries = [ask(id=id, queue_timeout=queue_timeout, timeout=timeout, **how) for id in ids]  # type: ignore[arg-type]
         for entry, verdict in zip(entries, self.do(self.broker.enqueue(entries)), strict=True):
             self.note(entry, verdict)
 
+    @rule(
+        asked=st.lists(
+            st.tuples(*map(st.sampled_from, (TEXTS, TENANTS, CALLERS, MODELS, GATEWAYS))), min_size=1, max_size=3
+        ),
+        peer=st.booleans(),
+    )
+    def ask_together(self, asked: list[tuple[str, str, str, str, str]], peer: bool) -> None:
+        self.ask_the_same(asked, peer)
+
+    def ask_the_same(self, asked: list[tuple[str, str, str, str, str]], peer: bool) -> None:
+        """What failed alone is answered without a run, for its tenant and while that is known; `note` holds it to that."""
+        entries = [
+            ask(text, id=f"id-{next(self.numbers)}", tenant=tenant, caller=caller, model=model, gateway=gateway)
+            for text, tenant, caller, model, gateway in asked
+        ]
+        broker = self.harness.peer() if peer else self.broker
+        for entry, verdict in zip(entries, self.do(broker.enqueue(entries)), strict=True):
+            self.note(entry, verdict)
+
+    @rule(
+        text=st.sampled_from(TEXTS),
+        tenant=st.sampled_from(TENANTS),
+        caller=st.sampled_from(CALLERS),
+        limit=st.sampled_from([1, MAX_BATCH]),
+        cause=st.sampled_from(Cause),
+    )
+    def fail_for_good(self, text: str, tenant: str, caller: str, limit: int, cause: Cause) -> None:
+        """An input fails as often as it runs; what it does not ride with is answered."""
+        entry = ask(text, id=f"id-{next(self.numbers)}", tenant=tenant, caller=caller, gateway=GATEWAYS[0])
+        [verdict] = self.do(self.broker.enqueue([entry]))
+        self.note(entry, verdict)
+        for _ in range(2 * MOST_ATTEMPTS):
+            if self.do(self.broker.stage(tenant, entry.id)) is None:
+                break
+            self.advance(0.6)
+            before = len(self.leases)
+            self.claim(WORKERS[0], "m", limit, patient=False)
+            if len(self.leases) > before:
+                held = self.leases.pop()
+                if entry in held.lease.entries:
+                    self.end_in_failure(held, cause)
+                else:
+                    self.do(self.harness.answer(held.lease))
+
     def note(self, entry: Entry, verdict: Failure | None) -> None:
+        if self.culprits.judge(entry, verdict, self.harness.now()):
+            return
         if verdict is None:
             self.let_in[key(entry)] = Waiting(entry, self.harness.now())
             self.latest[entry.tenant, entry.id] = key(entry)
@@ -206,6 +270,15 @@ class BrokerLaws(RuleBasedStateMachine):
         valid = self.do(self.broker.release(held.lease, failed(cause, held.lease.slot.worker)))
         self.settle(held, valid)
         self.note_failure(held)
+        if valid and cause in BLAMED:
+            known = set(self.outcomes)
+            self.failed |= set(map(key, held.lease.entries))
+            for gateway in GATEWAYS:
+                self.read(gateway, acknowledge=False)
+            for rider in held.lease.entries:
+                ended = self.outcomes.get(key(rider)) if key(rider) not in known else None
+                if ended is not None and ended.failure is not None and ended.failure.code == errors.REJECTED_BY_MODEL:
+                    self.culprits.found(rider, cause, self.harness.now())
 
     def note_failure(self, held: Held) -> None:
         together = tuple(map(key, held.lease.entries))
@@ -224,6 +297,7 @@ class BrokerLaws(RuleBasedStateMachine):
         settled = self.do(self.broker.complete(held.lease, items))
         self.settle(held, not settled.fenced)
         if not settled.fenced:
+            self.failed |= {key(rider) for place, rider in enumerate(held.lease.entries) if place in wrong}
             assert (settled.answered, settled.departed) == (len(items) - cancelled, cancelled)
 
     @precondition(lambda self: self.leases)
@@ -333,6 +407,7 @@ class BrokerLaws(RuleBasedStateMachine):
                 errors.DEADLINE_EXCEEDED,
                 errors.NO_WORKERS,
             )
+            assert reply.failure.code != errors.REJECTED_BY_MODEL or key(reply) in self.failed
 
     @rule(seconds=st.sampled_from([0.001, 0.02, 0.1, 0.6, 2.5]))
     def advance(self, seconds: float) -> None:
@@ -342,8 +417,18 @@ class BrokerLaws(RuleBasedStateMachine):
     def outlive_a_lease(self) -> None:
         self.do(self.harness.advance(self.harness.lease_seconds + 0.1))
 
+    @precondition(lambda self: self.failed)
+    @rule()
+    def outlive_what_is_known(self) -> None:
+        """All of it runs again."""
+        self.do(self.harness.advance(KNOWN_SECONDS + 0.1))
+        self.ask_the_same(
+            [(text, tenant, CALLERS[0], MODELS[0], GATEWAYS[0]) for text in TEXTS for tenant in TENANTS], False
+        )
+
     @rule()
     def reap(self) -> None:
+        self.culprits.workers_changed()
         assert self.do(self.broker.reap()) > 0.0
         now = self.harness.now()
         for held in [held for held in self.leases if held.expires_at <= now]:

@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_s
 from headway import errors
 from headway.model import Cause, Entry, Item, Lease, Limit, Reply, ShareKind, Stage
 from tests.contracts.brokers import AT_ONCE, HARNESSES, Harness, ask, failed, output, slot
+from tests.contracts.culprits import Culprits
 from tests.contracts.shares import key, poll, same, task
 from tests.servers.redis import SharedServers
 
@@ -38,8 +39,9 @@ ASKED = st.tuples(
     st.sampled_from(GATEWAYS),
     st.sampled_from([1.0, 30.0, 200.0]),
     st.sampled_from([False, False, True]),
+    st.sampled_from(["ann", ""]),
 )
-"""Tenant, text, kinds of shares, gateway, time, whether it counts towards the limit."""
+"""Tenant, text, kinds of shares, gateway, time, whether it counts towards the limit, caller."""
 
 
 class SharingLaws(RuleBasedStateMachine):
@@ -56,6 +58,7 @@ class SharingLaws(RuleBasedStateMachine):
         self.outcomes: dict[Key, Reply] = {}
         self.cursors = dict.fromkeys(GATEWAYS, 0)
         self.leases: list[Lease] = []
+        self.culprits = Culprits()
         self.numbers = itertools.count()
         self.tokens, self.filled_at = LIMIT.burst, self.harness.now()
 
@@ -68,14 +71,14 @@ class SharingLaws(RuleBasedStateMachine):
         self.filled_at = now
 
     @rule(several=st.lists(ASKED, min_size=1, max_size=5), peer=st.booleans())
-    def enqueue(self, several: list[tuple[str, str, str, str, float, bool]], peer: bool) -> None:
+    def enqueue(self, several: list[tuple[str, str, str, str, float, bool, str]], peer: bool) -> None:
         entries = []
-        for tenant, text, kinds, gateway, timeout, limited in several:
+        for tenant, text, kinds, gateway, timeout, limited, caller in several:
             id = f"id-{next(self.numbers)}"
             shares = {"t": task(id), "k": key("k", text.encode(), 5.0), "s": same(text, 5.0)}
             entries.append(
                 ask(
-                    text, id=id, tenant=tenant, gateway=gateway, timeout=timeout, queue_timeout=timeout,
+                    text, id=id, tenant=tenant, gateway=gateway, timeout=timeout, queue_timeout=timeout, caller=caller,
                     limits=(LIMIT,) if limited else (), shares=tuple(shares[kind] for kind in kinds),
                 )
             )  # fmt: skip
@@ -86,10 +89,13 @@ class SharingLaws(RuleBasedStateMachine):
             assert entry.limits or not over
             if entry.limits:
                 assert self.tokens < 1.0 + BOUNDARY if over else self.tokens > 1.0 - BOUNDARY
-            if verdict is None:
+            if self.culprits.judge(entry, verdict, self.harness.now(), runs=False):
+                self.tokens -= len(entry.limits)
+            elif verdict is None:
                 self.tokens -= len(entry.limits)
                 self.admit(entry, entry.input)
             else:
+                assert verdict is not None
                 known = (errors.RATE_LIMITED, errors.IDEMPOTENCY_MISUSE, errors.SHED, errors.SERVICE_OVERLOADED)
                 assert verdict.code in known
 
@@ -150,7 +156,9 @@ class SharingLaws(RuleBasedStateMachine):
     @rule(data=st.data(), cause=st.sampled_from([None, Cause.RAISED, Cause.REMOTE]))
     def release(self, data: st.DataObject, cause: Cause | None) -> None:
         lease = self.leases.pop(data.draw(st.integers(0, len(self.leases) - 1)))
-        self.do(self.broker.release(lease, None if cause is None else failed(cause)))
+        if self.do(self.broker.release(lease, None if cause is None else failed(cause))) and cause is Cause.RAISED:
+            for rider in lease.entries:  # What runs for others alone is not told of.
+                self.culprits.perhaps(rider, self.harness.now())
 
     @precondition(lambda self: self.let_in)
     @rule(data=st.data())

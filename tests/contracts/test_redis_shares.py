@@ -99,6 +99,8 @@ class Pair:
             timeout=dice.choice((5.0, 120.0)),
             id=None if old is None else old.id,
             limits=tuple(limit for limit in RATES if dice.random() < 0.2),
+            input=dice.choice(("venom", "poison", None, None)),
+            caller=dice.choice(("one", "two", "")),
         )
         again = {"nonce": dice.randrange(3), "digest": dice.choice((b"", b"", b"x", b"y"))}
         found = Entry(**{**_fields(new), "shares": self.shares(new.id), **again})

@@ -32,7 +32,7 @@ FAULTS = os.environ.get(
     "HEADWAY_TEST_PROMISES_FAULTS",
     "redis stalled,gpu killed,connections cut,redis killed\\, durable,gateway killed,worker killed",
 )
-RATE = 120.0
+RATE, POISON = 120.0, 0.01
 TARGET = "tests.targets.marked:Marked"
 TENANTS = "acme", "globex"
 SHARED = "--cache", "--collapse", "--keys", "keys.toml", "--user-rate", "0", "--result-ttl-s", "3600"
@@ -45,7 +45,7 @@ def promised(folder: Path, doors: list[Door], trouble: Callable[[History], None]
     tenants = {tenant: f"Bearer {key_of(tenant)}" for tenant in TENANTS}
 
     async def drive() -> History:
-        crowd = Crowd(doors, tenants, RATE, SEED)
+        crowd = Crowd(doors, tenants, RATE, SEED, poison=POISON)
         troubling = asyncio.to_thread(trouble, crowd.history) if trouble else asyncio.sleep(0.0)
         await asyncio.gather(crowd.run(SECONDS), troubling)
         await crowd.audit()
@@ -69,9 +69,10 @@ def folder(tmp_path: Path) -> Path:
 def test_one_process_keeps_its_promises(folder: Path) -> None:
     flags = "--workers", "2", "--max-batch-size", "8", *SHARED, *PATIENT
     with serving(folder, *flags, target=TARGET, lawful=False) as server:
+        server.expected |= {"batch failed"}
         history = promised(folder, [Door("serve", server.port)])
         outcomes = Counter(one.status for one in history.operations if not one.lost)
-        assert min(outcomes[status] for status in (200, 202, 404)) > 0  # The rest is chance.
+        assert min(outcomes[status] for status in (200, 202, 404, 422)) > 0  # The rest is chance.
 
 
 def test_a_fleet_keeps_its_promises_whatever_befalls_it(folder: Path) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from tests.promises.faults import REDO_SECONDS
 from tests.promises.ids import Id, Standing
 from tests.promises.keys import Flight, Key
-from tests.promises.operation import History, Kind, Operation, Run
+from tests.promises.operation import BAD, History, Kind, Operation, Run
 from tests.promises.search import Search, TooComplex
 
 GRACE = 10.0
@@ -41,7 +41,7 @@ class Violation:
 
 def check(history: History) -> list[Violation]:
     """All violations; none if the history is allowed."""
-    return [*_answers(history), *_objects(history), *_Runs(history).judge(), *_ends(history)]
+    return [*_answers(history), *_verdicts(history), *_objects(history), *_Runs(history).judge(), *_ends(history)]
 
 
 # Single answers.
@@ -58,6 +58,31 @@ def _answers(history: History) -> Iterator[Violation]:
             yield Violation("no answer", str(one))
     for text in history.unasked:
         yield Violation("bytes that nobody asked for", text)
+
+
+def _verdicts(history: History) -> Iterator[Violation]:
+    """The model rejects bad inputs, and nothing else is answered as rejected, or fails for the sake of another."""
+    texts: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for one in history.operations:
+        if one.kind in ASKS:
+            texts[one.tenant, one.id].add(one.text)
+    for one in history.operations:
+        asked = {one.text} if one.kind in ASKS else texts[one.tenant, one.id]
+        if one.output is not None and text_of(one.output).lower().startswith(BAD):
+            yield Violation("output of an input that the model rejects", str(one))
+        if one.code == "REJECTED_BY_MODEL" and not any(text.startswith(BAD) for text in asked):
+            yield Violation("a good input is rejected", str(one))
+        failed = one.code == "BACKEND_ERROR" and asked and not any(text.startswith(BAD) for text in asked)
+        if failed and not _may_rerun(history, 0.0, one.returned or one.called):
+            yield Violation("a good input failed", str(one))
+
+
+def _may_rerun(history: History, since: float, until: float) -> bool:
+    """Whether a fault may have made an input run again in this time."""
+    return any(
+        fault.cost.reruns and fault.began <= until and (fault.ended or until) + REDO_SECONDS >= since
+        for fault in history.faults
+    )
 
 
 def text_of(output: str) -> str:
@@ -125,6 +150,8 @@ def _search(search: Search[Standing] | Search[Flight], under: Sequence[Operation
 def _promise(blamed: Operation, under: Sequence[Operation]) -> str:
     """What is most likely broken, in the words of the promises."""
     before = [one for one in under if one is not blamed and one.called < (blamed.returned or 0.0)]
+    if blamed.turned_down:
+        return "turned down in place of what is kept"
     if blamed.status == 404:
         return "a task that lives is unknown (404)"
     if not any(one.kind in ASKS for one in before) and blamed.kind not in ASKS:
@@ -165,6 +192,7 @@ class _Runs:
 
     def judge(self) -> Iterator[Violation]:
         yield from self._outputs()
+        yield from self._rejections()
         yield from self._keys()
         yield from self._departed()
 
@@ -188,6 +216,14 @@ class _Runs:
                 yield Violation("answer of another tenant", f"{one}\n    {owner}")
             elif not self._groups.together(owner, one):
                 yield Violation("answer to another request", f"{one}\n    {owner}")
+
+    def _rejections(self) -> Iterator[Violation]:
+        """Nothing is answered as rejected that never ran."""
+        for one in self._history.operations:
+            if one.kind not in ASKS or one.code != "REJECTED_BY_MODEL" or one.returned is None:
+                continue
+            if not any(run.began <= one.returned for run in self._of.get(one.text, [])):
+                yield Violation("rejected without any run", str(one))
 
     def _keys(self) -> Iterator[Violation]:
         """A text that is asked under one key alone runs once, and all who are told hear the same."""
@@ -239,10 +275,7 @@ class _Runs:
 
     def _excused(self, since: float, until: float) -> bool:
         """Whether something may have made an input run again."""
-        return any(
-            fault.cost.reruns and fault.began <= until and (fault.ended or until) + REDO_SECONDS >= since
-            for fault in self._history.faults
-        )
+        return _may_rerun(self._history, since, until)
 
 
 class _Groups:

@@ -7,7 +7,8 @@
 
 Requests come open-loop. They are synchronous or tasks, with an id of their own or not, under an idempotency key or not, with
 a text of their own or one that others of the tenant and of other tenants ask, too; ids and keys are used again, at any
-gateway, while the first is under way and later, with the same text and with another. Clients leave at every point.
+gateway, while the first is under way and later, with the same text and with another. Some texts the model rejects: alone, or
+with all that ride with them. Clients leave at every point.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from headway.core.verdicts import CULPRIT
 from tests.promises.client import PATIENCE, STAYS, Connection, Departure, Door, Head, Point, Standing, connect
-from tests.promises.operation import History, Kind, Operation
+from tests.promises.operation import BAD, History, Kind, Operation
 
 WEIGHTS = {
     "ask": 26, "task": 16, "poll": 18, "wait": 6, "forget": 4, "reuse": 8, "keyed": 6, "again": 10, "common": 8,
@@ -37,6 +39,8 @@ RECENT = 60
 """So many ids and keys of each tenant may be used again."""
 MOST_USES = 7
 """Times that an id or a key is used, so that its history can be judged."""
+KEYED_POISON = 8.0
+"""Texts under keys are so many times as often poisonous: their verdicts are asked for again."""
 COMMON_SECONDS = 2.0
 """Time for which identical texts are asked, until others are."""
 TASK_SECONDS, ASK_SECONDS = 30.0, 30.0
@@ -61,7 +65,7 @@ class Crowd:
         tenants: name to the value of `Authorization`.
         rate: mean operations per second, Poisson.
         seed: of the dice.
-        poison: share of the texts that make their batch raise.
+        poison: share of the texts that make their batch raise. If there are any, there are some that many ask, too.
 
     Attributes:
         history: so far.
@@ -108,7 +112,7 @@ class Crowd:
         keys = {
             (one.tenant, one.key): one.text
             for one in self.history.operations
-            if one.key and one.status == 200 and one.outcome
+            if one.key and one.status in (200, 422) and one.outcome and not one.turned_down
         }
         room = asyncio.Semaphore(64)
         asked = self._dice.sample(sorted(tasks), min(len(tasks), most))
@@ -158,11 +162,17 @@ class Crowd:
                 known = _use(dice.choice(keys), keys)
                 await self._submit(tenant, known.text if dice.random() < 0.85 else self._text(), known.name)
             case "keyed" | "again":
-                keys.append(Known(f"key-{self._seed:x}-{len(self.history.operations)}", self._text(slow=0.2)))
+                keys.append(
+                    Known(
+                        f"key-{self._seed:x}-{len(self.history.operations)}",
+                        self._text(slow=0.2, poison=KEYED_POISON * self._poison),
+                    )
+                )
                 await self._submit(tenant, keys[-1].text, keys[-1].name)
             case "common":
                 epoch = int(time.monotonic() / COMMON_SECONDS)
-                await self._submit(tenant, f"common {self._seed:x}-{epoch}-{dice.randrange(3)}")
+                number = dice.randrange(4 if self._poison else 3)
+                await self._submit(tenant, f"{'common' if number < 3 else BAD[1]} {self._seed:x}-{epoch}-{number}")
             case _:
                 kind = Kind.TASK if what == "task" else Kind.ASK
                 await self._submit(tenant, self._text(), kind=kind)
@@ -182,11 +192,12 @@ class Crowd:
         if kind is Kind.TASK and asked.status == 202 and not chosen:
             self._ids[tenant].append(Known(asked.id, text, key))
 
-    def _text(self, slow: float = 0.04) -> str:
+    def _text(self, slow: float = 0.04, poison: float | None = None) -> str:
+        poison = self._poison if poison is None else poison
         luck, number = self._dice.random(), f"{self._seed:x}-{len(self.history.operations)}"
-        if luck < self._poison:
-            return f"poison {number}"
-        return f"{'slow' if luck < slow else 'reject' if luck > 0.98 else 'caller'} {number} s'il vous plait"
+        if luck < poison:
+            return f"{BAD[1]} {number}"
+        return f"{'slow' if luck < slow else BAD[0] if luck > 0.98 else 'caller'} {number} s'il vous plait"
 
     def _departure(self) -> Departure:
         dice = self._dice
@@ -283,6 +294,8 @@ class Crowd:
         operation.output = told.get("output")
         error = told.get("error", "")
         operation.code = error["error"] if isinstance(error, dict) else error
+        known = head.fields.get("x-headway-dropped-reason") == CULPRIT
+        operation.turned_down = known and "idempotency-replayed" not in head.fields
         if operation.kind is Kind.ASK and operation.output is not None:
             self.latencies.append(operation.returned - operation.called)
 

@@ -14,6 +14,7 @@ UNKNOWN: dict[str, Any] = {"status": 404, "code": "NOT_FOUND"}
 CONFLICT: dict[str, Any] = {"status": 409, "code": "IDEMPOTENCY_CONFLICT"}
 MISUSE: dict[str, Any] = {"status": 422, "code": "IDEMPOTENCY_CONFLICT"}
 REJECTED: dict[str, Any] = {"status": 422, "code": "REJECTED_BY_MODEL"}
+KNOWN: dict[str, Any] = {**REJECTED, "turned_down": True}
 LATE: dict[str, Any] = {"status": 504, "code": "DEADLINE_EXCEEDED"}
 FORGOTTEN: dict[str, Any] = {"status": 204}
 FAILED: dict[str, Any] = {"status": 200, "code": "DEADLINE_EXCEEDED"}

@@ -125,6 +125,8 @@ class Id:
         if status == 409 and asked.number in self._doubtful:
             yield state, DONE
         if state.stage in ("absent", "held"):
+            if asked.turned_down:
+                yield state, DONE
             if status not in (409, 422) or asked.outcome:
                 yield Standing("live", asked.number, asked.text, asked.kind is Kind.TASK), SUBMITTED
             elif state.stage == "held" and status == 409:
@@ -137,7 +139,7 @@ class Id:
                 yield state, DONE
         elif asked.kind is Kind.TASK and status == 202:
             yield state._replace(settled=False), DONE  # Its own gateway has yet to hear the outcome.
-        elif asked.outcome and state.outcome in ("", asked.outcome):
+        elif asked.outcome and not asked.turned_down and state.outcome in ("", asked.outcome):
             yield state._replace(outcome=asked.outcome), DONE
 
     def _wait(self, state: Standing, asked: Operation, progress: str) -> Iterator[Step[Standing]]:

@@ -4,8 +4,8 @@
       ▲                          │
       └── failed otherwise, or expired in the queue ──┘
 
-The same text joins the flight or gets what is kept; another text is misuse. How often the text ran is judged by the
-checker, which knows the runs.
+The same text joins the flight or gets what is kept; another text is misuse. A text that is known to fail may be turned down
+while nothing is kept, which binds the key to nothing. How often the text ran is judged by the checker, which knows the runs.
 """
 
 from __future__ import annotations
@@ -54,10 +54,12 @@ class Key:
         if asked.ends is None or (400 <= asked.status < 500 and asked.status != 422) or (misused and asked.chosen):
             yield state, DONE  # It was refused for another reason, such as its id, or never arrived.
         if state.stage == "absent":
+            if asked.turned_down:
+                yield state, DONE
             if not misused:
                 yield Flight("flying", asked.text), JOINED
         elif state.text == asked.text:
-            if not misused:
+            if not misused and not (asked.turned_down and state.stage == "kept"):
                 yield state, JOINED
         elif misused:
             yield state, DONE

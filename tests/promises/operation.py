@@ -15,6 +15,10 @@ INDEFINITE = frozenset((500, 503, 504))
 """Statuses after which the effect of an operation may still come, as an earlier answer of the broker was not awaited."""
 
 
+BAD = ("reject", "poison")
+"""How inputs begin that the model function rejects: the first fail by themselves, the others with all that ride with them."""
+
+
 class Kind(Enum):
     """What a client did."""
 
@@ -45,6 +49,7 @@ class Operation:
         returned: when its answer was there; None if there was none.
         status, code: of the answer; the code is that of an error, of a task that failed its own.
         output: of the model, also that of a task.
+        turned_down: refused without a run, as the same input has failed alone.
         lost: why there is no answer: `torn` off before it was sent whole, `left`, `reset` as its gateway was killed; or,
             which is a violation, `cut` or `silent`.
     """
@@ -64,6 +69,7 @@ class Operation:
     status: int = 0
     code: str = ""
     output: str | None = None
+    turned_down: bool = False
     lost: str = ""
 
     @property
@@ -84,6 +90,7 @@ class Operation:
         what = " ".join(word for word in (self.id, self.key and f"key {self.key}", repr(self.text)) if word)
         until = f"{self.returned:.3f}" if self.returned is not None else self.lost or "…"
         got = f"{self.status} {self.code or (self.output or '')[-60:]}".strip() if self.status else ""
+        got += ", known to fail" if self.turned_down else ""
         return f"[{self.called:.3f}–{until}] {self.tenant} {self.kind.value} {what} at {self.gateway}: {got}"
 
 

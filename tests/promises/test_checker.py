@@ -12,6 +12,7 @@ from tests.promises.histories import (
     CONFLICT,
     FAILED,
     FORGOTTEN,
+    KNOWN,
     LATE,
     LEFT,
     MISUSE,
@@ -118,7 +119,8 @@ def two_that_use_one_id_meet_in_any_order(it: Scribe) -> None:
     [output] = it.run("b", at=(1.0, 2.0))
     it.ask((0.0, 3.0), "a", "t", **CONFLICT)
     it.ask((0.5, 3.5), "b", "t", output=output)
-    it.ask((4.0, 5.0), "c", "t", **REJECTED)
+    it.run("reject c", at=(4.5, 4.8))
+    it.ask((4.0, 5.0), "reject c", "t", **REJECTED)
 
 
 @allowed
@@ -157,6 +159,7 @@ def a_key_is_one_run_for_all(it: Scribe) -> None:
 @allowed
 def a_key_whose_run_failed_runs_again(it: Scribe) -> None:
     it.run("a", at=(1.0, None))
+    it.fault("gpu killed", at=(1.5, 1.5))
     [output] = it.run("a", at=(5.0, 6.0))
     it.ask((0.0, 3.0), "a", key="k", status=502, code="BACKEND_ERROR")
     it.ask((4.0, 7.0), "a", key="k", output=output)
@@ -236,7 +239,90 @@ def what_was_running_when_a_worker_died_runs_again(it: Scribe) -> None:
     it.ask((0.0, 8.0), "a", key="k", output=output)
 
 
+@allowed
+def a_rejection_under_a_key_is_replayed(it: Scribe) -> None:
+    it.run("poison", "a", at=(1.0, None))
+    it.run("poison", at=(2.0, None))
+    it.ask((0.0, 3.0), "poison", key="k", **REJECTED)
+    it.ask((4.0, 5.0), "poison", key="k", **REJECTED)
+    it.ask((4.0, 5.0), "a", key="k", **MISUSE)
+    it.task((6.0, 7.0), "poison", "t", **KNOWN)
+    it.poll((8.0, 9.0), "t", **UNKNOWN)
+
+
+@allowed
+def a_key_is_bound_to_nothing_by_what_is_turned_down_under_it(it: Scribe) -> None:
+    it.run("poison", at=(1.0, None))
+    [output] = it.run("a", at=(6.0, 7.0))
+    it.ask((0.0, 2.0), "poison", **REJECTED)
+    it.ask((3.0, 4.0), "poison", key="k", **KNOWN)
+    it.ask((5.0, 8.0), "a", key="k", output=output)
+
+
+@allowed
+def what_was_turned_down_runs_later(it: Scribe) -> None:
+    it.run("poison", at=(1.0, None))
+    it.ask((0.0, 2.0), "poison", **REJECTED)
+    it.ask((3.0, 4.0), "poison", "t", **KNOWN)
+    it.run("poison", at=(205.0, None))
+    it.task((200.0, 201.0), "poison", "t", **ACCEPTED)
+    it.poll((206.0, 207.0), "t", status=200, code="REJECTED_BY_MODEL")
+
+
 # What may not be.
+
+
+@refused("a good input is rejected")
+def a_rejection_of_what_rode_with_a_culprit(it: Scribe) -> None:
+    it.run("poison", "a", at=(1.0, None))
+    it.ask((0.0, 2.0), "a", **REJECTED)
+
+
+@refused("a good input is rejected")
+def a_task_that_is_rejected_for_another(it: Scribe) -> None:
+    it.run("poison", "a", at=(1.0, None))
+    it.task((0.0, 1.0), "a", "t", **ACCEPTED)
+    it.poll((2.0, 3.0), "t", status=200, code="REJECTED_BY_MODEL")
+
+
+@refused("a good input failed")
+def a_good_input_whose_retries_others_spent(it: Scribe) -> None:
+    it.run("poison", "a", at=(1.0, None))
+    it.ask((0.0, 2.0), "a", status=502, code="BACKEND_ERROR")
+
+
+@refused("output of an input that the model rejects")
+def an_output_of_what_is_rejected(it: Scribe) -> None:
+    [output] = it.run("poison", at=(1.0, None))
+    it.ask((0.0, 2.0), "poison", output=output)
+
+
+@refused("rejected without any run")
+def a_rejection_that_no_run_explains(it: Scribe) -> None:
+    it.ask((0.0, 2.0), "poison", **KNOWN)
+    it.run("poison", at=(3.0, None))
+
+
+@refused("turned down in place of what is kept")
+def a_rejection_that_is_kept_and_told_otherwise(it: Scribe) -> None:
+    it.run("poison", at=(1.0, None))
+    it.ask((0.0, 2.0), "poison", key="k", **REJECTED)
+    it.ask((3.0, 4.0), "poison", key="k", **KNOWN)
+
+
+@refused("turned down in place of what is kept")
+def a_key_that_is_misused_for_what_is_known(it: Scribe) -> None:
+    [_, output] = it.run("poison", "a", at=(1.0, None))
+    it.ask((0.0, 2.0), "a", key="k", output=output)
+    it.ask((3.0, 4.0), "poison", key="k", **KNOWN)
+
+
+@refused("turned down in place of what is kept")
+def a_task_that_was_rejected_and_is_turned_down(it: Scribe) -> None:
+    it.run("poison", at=(1.0, None))
+    it.task((0.0, 1.0), "poison", "t", **ACCEPTED)
+    it.poll((2.0, 3.0), "t", status=200, code="REJECTED_BY_MODEL")
+    it.task((4.0, 5.0), "poison", "t", **KNOWN)
 
 
 @refused("answer to another request")

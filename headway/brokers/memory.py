@@ -25,7 +25,7 @@ from headway.core.packing import FOLLOWS, GONE, RUNNING, Queued
 from headway.core.queue import Departure, ModelQueue, QueueLimits, entries_of
 from headway.core.ratelimit import Book, Over, charge
 from headway.core.retention import KEPT, KeptLimits
-from headway.core.room import ANYWHERE, Place, Room
+from headway.core.room import ANYWHERE, SMALL, Place, Room
 from headway.core.sharing import Ripple, Sharing
 from headway.model import (
     BatchFailure,
@@ -343,7 +343,8 @@ class MemoryBroker:
         charged = charge(limits, self._book.tats, now) if limits else ()
         if isinstance(charged, Over):
             return verdicts.over(charged)
-        place = self._room.take(entry)
+        small = len(entry.input) + len(entry.parameters) <= SMALL  # As a rule, so the call is spared.
+        place = ANYWHERE if small else self._room.take(entry)
         if place is None:
             return verdicts.scarcity(ROOM_WAIT)
         refusal = self._join(entry, now) if entry.shares else self._offer(entry, now)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 
 from headway.model import Entry
@@ -39,8 +39,7 @@ FORGET_ABOVE = 1024
 
 def cost_of(entry: Entry) -> int:
     """Rounds that an entry costs its tenant."""
-    size = len(entry.input) + len(entry.parameters)
-    return 1 if size <= PAGE else -(-size // PAGE)
+    return -(-(len(entry.input) + len(entry.parameters)) // PAGE) or 1
 
 
 class Queued:
@@ -60,7 +59,7 @@ class Queued:
         self.due = now + timeout
         self.queue_due = now + (queue_timeout if queue_timeout < timeout else timeout)
         self.attempts = 0
-        self.cost = cost_of(entry)
+        self.cost = 1 if len(entry.input) + len(entry.parameters) <= PAGE else cost_of(entry)
         """Rounds that it costs its tenant."""
         self.place: object = None
         """The room that it takes, for as long as it has no outcome."""
@@ -103,6 +102,10 @@ class Lane:
         self._dropped = 0
         """How many may lie about in the rounds after they were dropped."""
         self.depth = 0
+
+    def counted(self) -> Counter[str]:
+        """The entries that wait, by tenant."""
+        return Counter(queued.entry.tenant for queued in self._arrivals if queued.state == QUEUED)
 
     @property
     def tenants(self) -> int:

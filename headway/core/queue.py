@@ -112,8 +112,8 @@ class ModelQueue:
         self._due = DueLine()
         self._crowded = limits.max_queue * GREED // (GREED + 1)
         """Places taken from which on a tenant may have its share of them."""
-        self._held: dict[str, int] = {}
-        """Entries that wait in the lanes, by tenant."""
+        self._held: Counter[str] | None = None
+        """Entries that wait in the lanes, by tenant; None for as long as nobody has had to know."""
         self._last_tenant: str | None = None
         self._mixed_at = -math.inf
         """When an entry came whose tenant is not that of the one before it."""
@@ -182,24 +182,25 @@ class ModelQueue:
         queued = Queued(entry, now)
         lane.push(queued)
         self._due.push(queued)
-        self._held[entry.tenant] = self._held.get(entry.tenant, 0) + 1
         self._fresh += 1
+        if self._held is not None:
+            self._held[entry.tenant] += 1
         return queued
 
     def _has_its_share(self, tenant: str) -> bool:
         """Whether a tenant would take more than GREED times the places that are left, see `core.budget`, or none is left."""
-        left, held = self.limits.max_queue - self._fresh - 1, self._held.get(tenant, 0)
+        if self._held is None:
+            self._held = sum((lane.counted() for lane in self._lanes), Counter())
+        left, held = self.limits.max_queue - self._fresh - 1, self._held[tenant]
         return left < 0 or (held > 0 and held + 1 > GREED * left)
 
     def _leave_lane(self, queued: Queued) -> None:
         """An entry waits in its lane no more."""
         self._fresh -= 1
-        tenant = queued.entry.tenant
-        left = self._held[tenant] - 1
-        if left:
-            self._held[tenant] = left
-        else:
-            del self._held[tenant]
+        if self._held is not None:
+            self._held[queued.entry.tenant] -= 1
+            if self._fresh < self._crowded // 2:  # To count again costs less than to count on.
+                self._held = None
 
     def _offer_apart(self, entry: Entry, now: float) -> Queued | admission.Refused:
         """Admit an entry to its caller's pool, which gets a share of the GPUs, or refuse it."""

@@ -194,13 +194,11 @@ class ModelQueue:
         left, held = self.limits.max_queue - self._fresh - 1, self._held[tenant]
         return left < 0 or (held > 0 and held + 1 > GREED * left)
 
-    def _leave_lane(self, queued: Queued) -> None:
-        """An entry waits in its lane no more."""
-        self._fresh -= 1
-        if self._held is not None:
-            self._held[queued.entry.tenant] -= 1
-            if self._fresh < self._crowded // 2:  # To count again costs less than to count on.
-                self._held = None
+    def _discount(self, queued: Queued, held: Counter[str]) -> None:
+        """An entry has left its lane."""
+        held[queued.entry.tenant] -= 1
+        if self._fresh < self._crowded // 2:  # To count again costs less than to count on.
+            self._held = None
 
     def _offer_apart(self, entry: Entry, now: float) -> Queued | admission.Refused:
         """Admit an entry to its caller's pool, which gets a share of the GPUs, or refuse it."""
@@ -346,7 +344,9 @@ class ModelQueue:
             self._suspects.remove(queued, self._group_size)
         elif queued.state == QUEUED:
             self._lanes[queued.entry.tier].drop(queued)
-            self._leave_lane(queued)
+            self._fresh -= 1
+            if self._held is not None:
+                self._discount(queued, self._held)
         queued.state = GONE
 
     def finish(self, departure: Departure, now: float) -> list[Queued]:
@@ -478,7 +478,9 @@ class ModelQueue:
                 if queued is None:
                     lanes = [other for other in lanes if other is not lane]
                     break
-                self._leave_lane(queued)
+                self._fresh -= 1
+                if self._held is not None:
+                    self._discount(queued, self._held)
                 if queued.cost > 1 and pages < math.inf:
                     pages -= queued.cost
                     most = max(pages, 1.0)

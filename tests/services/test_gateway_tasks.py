@@ -138,13 +138,8 @@ async def test_who_stops_following_leaves_the_task_as_it_is(fleet: Fleet, clock:
 
 
 @scene()
-async def test_a_task_that_the_broker_lost_is_queued_until_it_has_been_offered_again(
-    fleet: Fleet, clock: Clock
-) -> None:
+async def test_a_task_that_was_not_offered_yet_is_queued(fleet: Fleet, clock: Clock) -> None:
     asked = fleet.ask("a", task=True)
-    assert await fleet.gateway.recall(TENANT, asked.id) is Stage.QUEUED
-    await asked.admitted.wait()
-    fleet.server.lose_everything()
     assert await fleet.gateway.recall(TENANT, asked.id) is Stage.QUEUED
     assert await fleet.answered(asked) == ["ok"]
 

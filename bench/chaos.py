@@ -63,8 +63,8 @@ def main() -> int:
     stand.pin_to_load_core()
     findings = Findings(
         "chaos", seconds=options.seconds, seed=options.seed, rate=options.rate, poison=options.poison,
-        gateways=GATEWAYS, worker_hosts=HOSTS, controllers=CONTROLLERS, batch_ms=BATCH_MS, max_batch=MAX_BATCH, request_timeout_ms=TIMEOUT_MS,
-        redis=options.keep, mean_pause_s=options.every, pinning=stand.PINNING,
+        gateways=GATEWAYS, worker_hosts=HOSTS, controllers=CONTROLLERS, batch_ms=BATCH_MS, max_batch=MAX_BATCH,
+        request_timeout_ms=TIMEOUT_MS, redis=options.keep, mean_pause_s=options.every, pinning=stand.PINNING,
     )  # fmt: skip
     findings.say(f"{options.seconds:g} s at {options.rate:g}/s, seed {options.seed}; {stand.PINNING}.")
     with tempfile.TemporaryDirectory(prefix="headway-bench-chaos-") as name:

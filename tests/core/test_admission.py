@@ -60,7 +60,9 @@ def test_who_has_nothing_ahead_is_admitted_whatever_the_figures(gate: Gate, aske
 
 
 def test_before_a_batch_was_measured_everybody_is_admitted() -> None:
-    assert judge(Gate.unknown(3), [10_000, 10_000, 10_000], entry(tier=2)) is None
+    gate = Gate.unknown(3)
+    assert judge(gate, [10_000, 10_000, 10_000], entry(tier=2)) is None
+    assert gate.pace(2) == 0.0
 
 
 def test_the_bound_is_drain_times_what_the_deadline_leaves() -> None:
@@ -68,9 +70,27 @@ def test_the_bound_is_drain_times_what_the_deadline_leaves() -> None:
     gate = Gate.of(2000.0, 0.1, [0.0, 0.0, 0.0], 0.1)
     asked = entry(queue_timeout=2.0, timeout=0.2)
     assert judge(gate, [189, 0, 0], asked) is None
+    assert judge(gate, [190, 0, 0], asked) is not None
     verdict = judge(gate, [210, 0, 0], asked)
     assert verdict is not None
     assert verdict.wait == pytest.approx((210 - 190) / 2000)
+
+
+def test_whoever_has_no_time_left_to_wait_is_told_to_wait_for_all_that_is_ahead() -> None:
+    """A batch takes longer than the deadline allows, in every tier: another tier would be of no use either."""
+    gate = Gate.of(1000.0, 0.5, [0.0, 0.0, 0.0], 0.1)
+    verdict = judge(gate, [1, 99, 0], entry(tier=1, timeout=0.1))
+    assert verdict is not None
+    assert verdict.wait == pytest.approx(100 / 1000)
+    assert not verdict.tier_only
+
+
+@pytest.mark.parametrize(("first", "tier_only"), [(189, True), (190, False)])
+def test_a_refusal_is_because_of_the_tier_up_to_the_bound_of_the_highest_one(first: int, tier_only: bool) -> None:
+    gate = Gate.of(2000.0, 0.1, [0.0, 0.0, 0.0], 0.1)
+    verdict = judge(gate, [first, 100, 0], entry(tier=1, timeout=0.2))
+    assert verdict is not None
+    assert verdict.tier_only is tier_only
 
 
 def test_a_tier_gets_the_drain_that_higher_tiers_leave_and_never_less_than_the_reserve() -> None:

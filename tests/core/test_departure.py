@@ -40,6 +40,13 @@ def test_a_full_batch_leaves_at_once(depth: int, leaves: bool) -> None:
     assert (decide(rule, view(depth, last_departure=0.0), 0.0) == Go(FULL)) is leaves
 
 
+def test_full_batches_leave_ahead_of_the_schedule_by_no_more_than_the_lead() -> None:
+    rule = Rule(8, headway=5.0, lead=0.5)
+    full = View(8, oldest=0.0, due=100.0, last_departure=0.0, schedule=1.0)
+    assert decide(rule, full, 0.25) == Hold(0.5)
+    assert decide(rule, full, 0.5) == Go(FULL)
+
+
 def test_a_batch_leaves_when_its_oldest_member_has_waited_for_the_window() -> None:
     rule = Rule(8, window=0.04, rate=1000.0)
     assert decide(rule, view(oldest=1.0), 1.0) == Hold(1.04)
@@ -73,7 +80,7 @@ def test_before_anything_was_measured_a_batch_still_leaves_before_it_is_due() ->
     assert decide(Rule(8, window=9.0, rate=1000.0), view(due=0.5), held.until) == Go(DEADLINE)
 
 
-@pytest.mark.parametrize(("rate", "leaves"), [(0.0, True), (24.0, True), (26.0, False)])
+@pytest.mark.parametrize(("rate", "leaves"), [(0.0, True), (24.0, True), (25.0, False), (26.0, False)])
 def test_a_batch_leaves_early_when_less_than_one_more_is_expected_in_the_window(rate: float, leaves: bool) -> None:
     verdict = decide(Rule(8, window=0.04, rate=rate), view(oldest=0.0), 0.0)
     assert verdict == (Go(EARLY) if leaves else Hold(0.04))

@@ -76,8 +76,17 @@ class TestServiceModel:
         assert model.seconds(1) == pytest.approx(0.1, rel=0.3)
         assert model.seconds(100) <= 0.1 * 3 * REACH + 1e-9
 
+    def test_a_line_that_starts_below_nothing_is_one_from_nothing_through_the_mean(self) -> None:
+        model = ServiceModel()
+        model.observe(10, 0.1)
+        model.observe(20, 0.3)
+        assert model.alpha == 0.0
+        assert model.beta == pytest.approx((0.1 + 0.3) / (10 + 20), rel=0.01)
+
     def test_knows_nothing_before_the_first_batch(self) -> None:
-        assert ServiceModel().seconds(32) == 0.0
+        model = ServiceModel()
+        assert model.seconds(32) == 0.0
+        assert model.largest == 0.0
 
 
 class TestArrivalRate:
@@ -88,6 +97,12 @@ class TestArrivalRate:
             now += 1 / rate
             measured.observe(1, now)
         assert measured.at(now) == pytest.approx(rate, rel=0.15)
+
+    def test_finds_it_whatever_its_time_constant(self) -> None:
+        measured = ArrivalRate(time_constant=5.0)
+        for step in range(1, 4001):
+            measured.observe(1, step / 100)
+        assert measured.at(40.0) == pytest.approx(100.0, rel=0.02)
 
     @pytest.mark.parametrize("seed", range(3))
     def test_finds_the_rate_of_poisson_arrivals_without_bias(self, seed: int) -> None:

@@ -323,7 +323,7 @@ class TestTurns:
         assert batch == 0
 
     @pytest.mark.parametrize(
-        ("limit", "share", "places"), [(100, 0.1, 10), (32, 0.1, 3), (4, 0.1, 1), (1, 0.1, 0), (32, 0.0, 0)]
+        ("limit", "share", "places"), [(100, 0.1, 10), (32, 0.1, 3), (4, 0.1, 1), (2, 0.1, 1), (1, 0.1, 0), (32, 0.0, 0)]
     )
     def test_reserved_places(self, limit: int, share: float, places: int) -> None:
         assert reserved_places(limit, share) == places

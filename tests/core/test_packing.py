@@ -47,6 +47,7 @@ class TestQueued:
     ) -> None:
         waiting = Queued(entry(queue_timeout=queue_timeout, timeout=timeout), 10.0)
         assert (waiting.queue_due, waiting.due) == (leave, 10.0 + timeout)
+        assert (waiting.attempts, waiting.place) == (0, None)
 
 
 class TestLane:
@@ -245,6 +246,12 @@ class TestDueLine:
                 model = [one for one in model if one.queue_due > now]
             assert line.earliest() == min((one.queue_due for one in model), default=math.inf)
 
+    def test_what_came_later_and_is_due_sooner_is_overdue_in_its_turn(self) -> None:
+        line, first, last, between = DueLine(), *(queued(timeout=due) for due in (2.0, 5.0, 3.0))
+        for one in (first, last, between):
+            line.push(one)
+        assert [list(line.overdue(now)) for now in (2.5, 3.0, 9.0)] == [[first], [between], [last]]
+
     def test_what_left_is_not_overdue(self) -> None:
         line, left, waits = DueLine(), queued("left", timeout=1.0), queued("waits", timeout=1.0)
         line.push(left)
@@ -323,7 +330,8 @@ class TestTurns:
         assert batch == 0
 
     @pytest.mark.parametrize(
-        ("limit", "share", "places"), [(100, 0.1, 10), (32, 0.1, 3), (4, 0.1, 1), (2, 0.1, 1), (1, 0.1, 0), (32, 0.0, 0)]
+        ("limit", "share", "places"),
+        [(100, 0.1, 10), (32, 0.1, 3), (4, 0.1, 1), (2, 0.1, 1), (1, 0.1, 0), (32, 0.0, 0)],
     )
     def test_reserved_places(self, limit: int, share: float, places: int) -> None:
         assert reserved_places(limit, share) == places
@@ -389,8 +397,12 @@ class TestWhatHasLeft:
         assert sum(text() is not None for text in inputs) <= 2 * STALE
         assert line.earliest() == 1.0
 
-    def test_a_lane_lets_go_of_what_is_dropped(self) -> None:
+    @pytest.mark.parametrize("emptied", [False, True])
+    def test_a_lane_lets_go_of_what_is_dropped(self, emptied: bool) -> None:
         lane = Lane()
+        if emptied:
+            lane.push(queued("before"))
+            lane.pop()
         for number in range(3):
             lane.push(queued(f"head {number}", f"t{number}"))
         inputs = [pushed(lane.push, number, lane.drop) for number in range(2000)]

@@ -1,0 +1,134 @@
+"""What a queue goes by when it lets an entry in, refuses it, or reports how busy its GPUs are."""
+
+from __future__ import annotations
+
+import pytest
+
+from headway.core.admission import Refused
+from headway.core.packing import Queued
+from headway.core.queue import ModelQueue, QueueLimits
+from tests.core.entries import entry
+from tests.core.test_queue import leave, make, offer
+from tests.core.test_queue_apart import EVIL, apart, measured, of
+
+
+def ten_a_second(limits: QueueLimits) -> ModelQueue:
+    queue = ModelQueue(limits)
+    queue.set_slots(1)
+    queue.service.observe(limits.max_batch, limits.max_batch / 10)
+    return queue
+
+
+class TestDepths:
+    def test_a_full_queue_says_when_there_is_room_for_one_more(self) -> None:
+        queue = ten_a_second(QueueLimits(2, 8, max_queue=10))
+        offer(queue, *map(str, range(10)))
+        refused = queue.offer(entry("one more"), 0.0)
+        assert isinstance(refused, Refused)
+        assert refused.wait == pytest.approx(1 / 10)
+
+    def test_a_tier_beyond_its_depth_is_told_how_long_all_gpus_take_for_what_is_too_much(self) -> None:
+        queue = ten_a_second(QueueLimits(3, 8, shed_at=(10, 20)))
+        offer(queue, *map(str, range(12)))
+        refused = queue.offer(entry("low", tier=2), 0.0)
+        assert isinstance(refused, Refused)
+        assert refused.wait == pytest.approx(3 / 10)
+
+
+class TestDeadlines:
+    @pytest.mark.parametrize("tier", [0, 1])
+    def test_who_has_others_in_its_rounds_is_refused_for_those_alone(self, tier: int) -> None:
+        """Seven tenants share the first round; 19.4 may be ahead, and a third round ends with the 21st of 27."""
+        queue = ten_a_second(QueueLimits(2, 10))
+        offer(queue, *(f"a{number}" for number in range(20)), tier=tier, tenant="a")
+        offer(queue, "b1", "b2", tier=tier, tenant="b")
+        for number in range(5):
+            offer(queue, f"c{number}", tier=tier, tenant=f"c{number}")
+        refused = queue.offer(entry("b3", tier=tier, tenant="b"), 0.0)
+        assert isinstance(refused, Refused)
+        assert refused.wait == pytest.approx((21 - 19.4) / 10)
+        assert refused.tier_only is (tier > 0)
+        offer(queue, "d", tier=tier, tenant="d")
+
+    def test_batches_that_may_be_slow_leave_less_time_to_wait(self) -> None:
+        admitted = []
+        for seconds in ((1.0, 1.0), (0.5, 1.5)):
+            queue = make(max_batch=10)
+            for each in seconds:
+                queue.service.observe(10, each)
+            offers = [queue.offer(entry(str(number), timeout=2.0), 0.0) for number in range(30)]
+            admitted.append(sum(isinstance(one, Queued) for one in offers))
+        assert 0 < admitted[1] < admitted[0] < 30
+
+    def test_what_higher_tiers_ask_for_is_looked_at_again_while_a_batch_runs(self) -> None:
+        queue = ten_a_second(QueueLimits(2, 10))
+        offer(queue, "first", "second")
+        leave(queue)
+        for number in range(100):
+            asked = queue.offer(entry(f"high {number}"), 1.0 + number / 100)
+            if isinstance(asked, Queued):
+                queue.remove(asked)
+        low = [queue.offer(entry(f"low {number}", tier=1), 2.0) for number in range(3)]
+        assert [isinstance(one, Refused) for one in low] == [False, False, True]
+
+
+class TestApart:
+    def test_the_first_may_try_however_little_time_it_has_and_the_next_is_refused(self) -> None:
+        queue = measured(0.8)
+        assert isinstance(queue.offer(of("evil", "1", queue_timeout=0.001, tier=1), 1.0), Queued)
+        refused = queue.offer(of("evil", "2", queue_timeout=0.001, tier=1), 1.0)
+        assert isinstance(refused, Refused)
+        assert refused.tier_only
+
+    def test_a_full_pool_of_a_slow_model_says_when_there_is_room(self) -> None:
+        queue = measured(8.0, max_batch=2)
+        for number in range(100):
+            refused = queue.offer(of("evil", str(number)), 1.0)
+            if isinstance(refused, Refused):
+                break
+        assert isinstance(refused, Refused)
+        assert refused.wait == pytest.approx(8.0 / 2)
+
+    def test_one_waits_for_others_as_long_as_a_run_of_one_takes(self) -> None:
+        queue = make()
+        queue.service.observe(1, 0.1)
+        queue.service.observe(8, 0.8)
+        queue.culprits.found(of("evil", "bad"), 1.0)
+        queue.offer(of("evil"), 1.0)
+        assert queue.wake(("gpu-0",), 1.0) == pytest.approx(1.1)
+
+    def test_clean_runs_let_a_callers_batches_grow(self) -> None:
+        queue = measured(None, max_batch=32)
+        sizes = [queue.culprits.group_size(EVIL, 32)]
+        for run in range(5):
+            apart(queue, sizes[-1], now=1.0 + run)
+            queue.finish(leave(queue, now=1.0 + run, limit=32), 1.0 + run)
+            sizes.append(queue.culprits.group_size(EVIL, 32))
+        assert sizes == sorted(sizes)
+        assert sizes[-1] > sizes[0]
+
+
+class TestReports:
+    def test_the_largest_batch_of_late(self) -> None:
+        queue = make()
+        offer(queue, "a", "b")
+        queue.finish(leave(queue), 1.0)
+        assert queue.load(1.0).largest == 2
+
+    def test_gpus_that_are_always_busy_are_used_in_full_and_no_more(self) -> None:
+        queue = make(slots=1)
+        for run in range(3):
+            offer(queue, str(run), now=run * 100.0)
+            queue.finish(leave(queue, now=run * 100.0), (run + 1) * 100.0)
+        assert queue.load(300.0).utilisation == pytest.approx(1.0)
+
+    def test_batches_on_gpus_that_have_left_are_no_use_of_the_others(self) -> None:
+        queue = make(slots=2)
+        offer(queue, "a", "b")
+        first, second = leave(queue, limit=1), leave(queue, limit=1)
+        queue.set_slots(1)
+        queue.finish(first, 100.0)
+        assert queue.load(100.0).utilisation == pytest.approx(1.0)
+        queue.set_slots(0)
+        queue.finish(second, 200.0)
+        assert queue.load(200.0).utilisation == pytest.approx(0.0, abs=1e-6)

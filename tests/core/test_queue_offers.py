@@ -22,7 +22,8 @@ def ten_a_second(limits: QueueLimits) -> ModelQueue:
 class TestDepths:
     def test_a_full_queue_says_when_there_is_room_for_one_more(self) -> None:
         queue = ten_a_second(QueueLimits(2, 8, max_queue=10))
-        offer(queue, *map(str, range(10)))
+        for number in range(10):
+            offer(queue, str(number), tenant=str(number))
         refused = queue.offer(entry("one more"), 0.0)
         assert isinstance(refused, Refused)
         assert refused.wait == pytest.approx(1 / 10)

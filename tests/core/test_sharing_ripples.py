@@ -110,8 +110,8 @@ class TestALeaderThatNobodyWaitsFor:
     def test_is_let_go_with_the_last_of_a_chain(self) -> None:
         sharing = Sharing(PLENTY)
         leader = lead(sharing, make("leader", same()))
-        middle = join(sharing, make("middle", key("k"), same()))
-        last = join(sharing, make("last", key("k")))
+        middle = join(sharing, make("middle", same(), same("other")))
+        last = join(sharing, make("last", same("other")))
         assert sharing.cancel(leader) == Ripple()
         assert sharing.cancel(middle) == Ripple()
         assert sharing.cancel(last) == Ripple(idle=[leader])

@@ -58,6 +58,21 @@ async def test_an_id_is_free_again_when_its_request_has_its_outcome(harness: Har
 
 
 @story
+async def test_who_has_read_of_an_id_s_first_outcome_has_not_read_of_its_second(harness: Harness) -> None:
+    first = ask("first", id="a", nonce=1)
+    await admit(harness, first)
+    await run_alone(harness, "a")
+    _, cursor = await harness.broker.replies("g", 0)
+    second = again(first)
+    await admit(harness, second)
+    await run_alone(harness, "a")
+    [reply] = (await drained(harness, after=cursor)).values()
+    assert (reply.nonce, reply.output) == (2, output("other"))
+    await admit(harness, second)  # Known still, so it does not run again.
+    await nothing_runs(harness)
+
+
+@story
 async def test_reading_the_first_outcome_forgets_nothing_of_the_second_submission(harness: Harness) -> None:
     first = ask("first", id="a", nonce=1)
     await admit(harness, first)

@@ -63,7 +63,7 @@ class TestDeadlines:
 
     def test_what_higher_tiers_ask_for_is_looked_at_again_while_a_batch_runs(self) -> None:
         queue = ten_a_second(QueueLimits(2, 10))
-        offer(queue, "first", "second")
+        offer(queue, "first", "second", tier=1)
         leave(queue)
         for number in range(100):
             asked = queue.offer(entry(f"high {number}"), 1.0 + number / 100)

@@ -378,3 +378,12 @@ def test_too_many_connections_are_told_so() -> None:
         assert (await fourth.answer()).status == 200
 
     served(main, max_connections=2)
+
+
+def test_a_body_that_is_not_encoded_may_say_so() -> None:
+    async def main(stand: Stand) -> None:
+        for coding in ("identity", "Identity", ""):
+            answer = await stand.ask(post('{"input": "a"}', "/v1/inference", f"Content-Encoding: {coding}"))
+            assert answer.status == 200
+
+    served(main)

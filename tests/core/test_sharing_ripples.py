@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from headway import errors
 from headway.core import verdicts
 from headway.core.packing import Queued
 from headway.core.retention import KeptLimits, weight
-from headway.core.sharing import Ripple, Sharing
+from headway.core.sharing import Ripple, Sharing, keeps
 from headway.model import Entry, Failure, Ran, Reply, Share, ShareKind
-from tests.core.test_sharing import LATE, NOW, PLENTY, answer, lead, make, same
+from tests.core.test_sharing import LATE, NOW, PLENTY, answer, lead, left_over, make, same
 
 
 def key(name: str) -> Share:
     return Share(ShareKind.KEY, name, b"", 60.0)
 
 
-def task(id: str) -> Share:
-    return Share(ShareKind.TASK, id, b"", 60.0)
+def task(id: str, keep: float = 60.0) -> Share:
+    return Share(ShareKind.TASK, id, b"", keep)
 
 
 def join(sharing: Sharing, entry: Entry) -> Queued:
@@ -47,6 +48,28 @@ class TestAnOutcome:
         later = Queued(msgspec.structs.replace(make("later", same()), nonce=7), NOW)
         told = Reply("later", "t", "fine", None, self.RAN, 0.25, 3, ShareKind.SAME, kept=True, nonce=7)
         assert sharing.join(later, NOW) == Ripple(replies=[(later, told)])
+
+    def test_leaves_nothing_of_its_leader_behind(self) -> None:
+        sharing = Sharing(PLENTY)
+        leader = lead(sharing, make("leader", same()), now=0.0)
+        follower = Queued(make("follower", same()), 0.0)
+        assert sharing.join(follower, 0.0) == Ripple()
+        leader.place = "a room"
+        assert sharing.cancel(leader) == Ripple()
+        ripple = sharing.end(leader, self.OWN, 0.0)
+        assert [queued for queued, _ in ripple.replies] == [follower]
+        assert not sharing.unwanted(leader)
+        assert not sharing.active
+        assert leader.place is None
+
+    def test_of_its_own_makes_a_follower_wait_for_its_leaders_no_longer(self) -> None:
+        sharing = Sharing(PLENTY)
+        leader = lead(sharing, make("leader", same()), now=0.0)
+        follower = Queued(make("follower", same()), 0.0)
+        assert sharing.join(follower, 0.0) == Ripple()
+        assert sharing.end(follower, Reply("follower", "t", None, LATE), 0.0, late=True) == Ripple()
+        assert not sharing.follows(follower)
+        assert answer(sharing, leader, "fine", 0.0) == Ripple()
 
 
 class TestATaskThatIsCalledOff:
@@ -126,6 +149,40 @@ def test_a_failure_that_is_of_no_use_later_is_not_kept() -> None:
     lead(sharing, make("again", key("k"), same()))
 
 
+FINE = Reply("1", "t", "fine")
+REJECTED = Reply("1", "t", None, Failure(errors.REJECTED_BY_MODEL, "no such word"))
+BROKEN = Reply("1", "t", None, Failure(errors.BACKEND_ERROR, "it raised"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "kept"),
+    [(ShareKind.TASK, (FINE, REJECTED, BROKEN)), (ShareKind.KEY, (FINE, REJECTED)), (ShareKind.SAME, (FINE,))],
+)
+def test_which_outcomes_are_of_use_later(kind: ShareKind, kept: tuple[Reply, ...]) -> None:
+    assert tuple(reply for reply in (FINE, REJECTED, BROKEN) if keeps(kind, reply)) == kept
+
+
+class TestATask:
+    def test_is_there_for_as_long_as_it_is_kept(self) -> None:
+        sharing = Sharing(PLENTY)
+        leader = lead(sharing, make("task", task("task", keep=0.5)), now=0.0)
+        assert sharing.recall("t", "task", 0.0) is leader
+        answer(sharing, leader, "fine", 0.0)
+        assert sharing.recall("t", "task", 0.4) == Reply("task", "t", "fine")
+        assert sharing.recall("t", "task", 0.5) is None
+
+    def test_that_is_kept_for_no_time_is_none(self) -> None:
+        sharing = Sharing(PLENTY)
+        lead(sharing, make("task", task("task", keep=0.0)), now=0.0)
+        assert sharing.recall("t", "task", 0.0) is None
+        assert not sharing.active
+
+    def test_is_not_led_by_one_that_only_waits_for_it(self) -> None:
+        sharing = Sharing(PLENTY)
+        sharing.lead(Queued(make("poll", task("task")), 0.0), 0.0)
+        assert sharing.recall("t", "task", 0.0) is None
+
+
 class TestWhatIsKept:
     BUDGET = KeptLimits.of(8000, 8000)
     """Room for four outputs of 200 bytes; one outcome has at most 2,000."""
@@ -157,6 +214,11 @@ class TestWhatIsKept:
             answer(sharing, lead(sharing, make(f"task {number}", task(f"task {number}"))), "x" * 200)
         answer(sharing, lead(sharing, make("other", same(keep=0.0))), "x" * 200)
         assert all(isinstance(sharing.recall("t", f"task {number}", NOW), Reply) for number in range(4))
+
+    def test_for_no_time_is_nothing(self) -> None:
+        sharing = Sharing(self.BUDGET)
+        answer(sharing, lead(sharing, make("other", same(keep=0.0)), now=0.0), "fine", 0.0)
+        assert left_over(sharing) == {}
 
     def test_for_less_than_a_second_is_there_until_then(self) -> None:
         sharing = Sharing(self.BUDGET)

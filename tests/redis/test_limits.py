@@ -88,3 +88,24 @@ def test_a_limit_of_a_tier_is_spread_over_counts_and_others_are_not() -> None:
     tier, user = Limit("tier:1", "tier", 600.0, 2.0), Limit("user:u", "user", 600.0, 2.0)
     assert [wire._pack_limit(limit, 4) for limit in (tier, user)] == [("tier:1", 0.4, 0.4), ("user:u", 0.1, 0.2)]
     assert wire.pack_extras([ask()], 4) == b""
+
+
+class Shard:
+    """A shard of a model, whose limits that span tenants are spread over two counts."""
+
+    counts = 2
+
+    def __init__(self, owed: float) -> None:
+        self._owed = owed
+
+    def owed(self, limit: Limit) -> float:
+        return self._owed
+
+
+@story
+async def test_what_is_owed_to_a_tier_is_the_mean_over_its_counts_and_to_others_the_most(
+    harness: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier, user = Limit("tier:1", "tier", 600.0, 2.0), Limit("user:u", "user", 600.0, 2.0)
+    monkeypatch.setattr(harness.broker, "_queues", {"m": [Shard(3.0), Shard(1.0)]})
+    assert (harness.broker.owed(tier), harness.broker.owed(user)) == (2.0, 3.0)

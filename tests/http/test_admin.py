@@ -131,6 +131,7 @@ def test_health_shows_the_load() -> None:
         assert health["pending"] == 20
         assert health["requests_per_second"] > 0
         assert health["queue_oldest_seconds"] == pytest.approx(0.05, abs=0.01)
+        assert max(queue["oldest_seconds"] for queue in health["queues"]) == health["queue_oldest_seconds"]
         await asyncio.gather(*asked)
         await asyncio.sleep(2)
         health = (await port.get("/internal/health")).json
@@ -211,6 +212,7 @@ def test_a_request_is_followed_from_the_queue_to_its_end() -> None:
         assert completed["latency_ms"] == pytest.approx(100, abs=20)
         unknown = await port.get(f"/internal/requests/req_{new_id()}")
         assert (unknown.status, unknown.json["error"]) == (404, "NOT_FOUND")
+        assert unknown.json["detail"].endswith(" is held, and none among the last ones answered")
 
     played(scene)
 
@@ -278,6 +280,7 @@ def test_a_replay_that_succeeds_removes_the_letter() -> None:
         assert (answer.json["output"], answer.json["replayed"]) == ("POISON", f"req_{id}")
         assert answer.json["request_id"] != f"req_{id}"
         assert answer.json["latency_ms"] == pytest.approx(100, abs=20)
+        assert isinstance(answer.json["latency_ms"], float)
         assert (await port.get("/internal/dlq")).json == {"count": 0, "letters": []}
         assert (await port.ask("POST", f"/internal/dlq/req_{id}/replay")).status == 404
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from headway.errors import BrokerUnavailable
+from headway.errors import TITLE, BrokerUnavailable
 from headway.http.process import PATIENCE
 from headway.http.readiness import AGE
-from headway.model import Member, Role, WorkerInfo, WorkerStatus
+from headway.model import Member, Record, Role, WorkerInfo, WorkerStatus
 from headway.ports import Broker
 from tests.http.test_admin import Port, Touchy, played
 from tests.services.stand import Stand
@@ -20,6 +20,7 @@ from tests.services.stand import Stand
 LATER = AGE + 0.1
 """Seconds after which nobody is told of what was before."""
 
+ID = "0189f7a4-1111-7222-8333-444455556666"
 APART = (Role.GATEWAY, Role.WORKER, Role.CONTROLLER)
 
 
@@ -184,6 +185,43 @@ def test_what_only_a_gateway_can_do_is_told_elsewhere(role: Role) -> None:
             assert (refused.status, refused.json["error"]) == (404, "NOT_FOUND")
             assert refused.json["detail"].startswith(f"a {role.value} ")
             assert "gateway" in refused.json["detail"]
+
+    played(scene)
+
+
+class Recorded:
+    """A ledger that holds one failure, or one that never answers."""
+
+    FAILURE = Record(
+        id=ID, user="ada", tenant="acme", tier="free", model="m", status="failed", created_at=1.0, completed_at=2.0,
+        latency_ms=1000.0, error="RATE_LIMITED",
+    )  # fmt: skip
+
+    def __init__(self, hangs: bool) -> None:
+        self._hangs = hangs
+
+    async def find(self, id: str) -> Sequence[Record]:
+        if self._hangs:
+            await asyncio.Event().wait()
+        return [self.FAILURE] if id == ID else []
+
+
+def test_the_ledger_tells_how_a_request_failed() -> None:
+    async def scene(stand: Stand, _: Port) -> None:
+        shown = (await Port(stand, Role.CONTROLLER, ledger=Recorded(hangs=False)).get(f"/internal/requests/{ID}")).json
+        assert (shown["status"], shown["tenant"]) == ("failed", "acme")
+        assert shown["error"] == {"error": "RATE_LIMITED", "message": TITLE["RATE_LIMITED"]}
+
+    played(scene)
+
+
+def test_a_ledger_that_hangs_is_not_waited_for() -> None:
+    async def scene(stand: Stand, _: Port) -> None:
+        port = Port(stand, Role.CONTROLLER, ledger=Recorded(hangs=True))
+        async with asyncio.timeout(2 * PATIENCE):
+            refused = await port.get(f"/internal/requests/{ID}")
+        assert refused.status == 503
+        assert "does not answer within 800 ms" in refused.json["detail"]
 
     played(scene)
 

@@ -194,6 +194,15 @@ def test_every_spelling_of_a_route_is_the_route(target: str) -> None:
 KEYS = {"secret": {"user": "ada", "tenant": "acme", "tier": "enterprise"}}
 
 
+def test_who_sends_the_service_token_is_told_where_it_is_good() -> None:
+    async def main(stand: Stand) -> None:
+        answer = await stand.ask(post('{"input": "a"}', "/v1/inference", "Authorization: Bearer hw_svc_secret"))
+        assert (answer.status, answer.error) == (401, "UNAUTHENTICATED")
+        assert "the admin port only" in answer.json["message"]
+
+    served(main, keys=KEYS)
+
+
 @pytest.mark.parametrize("value", ["", "Basic secret", "Bearer", "Bearer other", "secret", "Bearer secret x"])
 def test_no_good_key_is_401_before_the_body_is_read(value: str) -> None:
     async def main(stand: Stand) -> None:

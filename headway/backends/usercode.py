@@ -24,6 +24,7 @@ from headway.core import parameters as json_parameters
 
 if TYPE_CHECKING:
     import asyncio
+    from types import CodeType
 
 _MAX_TEXT = 500
 
@@ -196,13 +197,21 @@ def _raised(name: str, doing: str, exc: BaseException) -> Refusal:
 
 
 def _import_file(place: str) -> Any:
+    from importlib.machinery import SourceFileLoader
     from importlib.util import module_from_spec, spec_from_file_location
+
+    class Afresh(SourceFileLoader):
+        """Never goes by cached bytecode, which takes a file of the same size and second for unchanged."""
+
+        def get_code(self, fullname: str) -> CodeType:
+            return self.source_to_code(self.get_data(self.path), self.path)
 
     folder, file = os.path.split(os.path.abspath(place))  # noqa: PTH100
     stem = file.removesuffix(".py")
     sys.path.insert(0, folder)
     taken = stem in sys.modules or stem in sys.stdlib_module_names or not stem.isidentifier()
-    spec = spec_from_file_location(f"target_{stem}" if taken else stem, place)
+    module_name = f"target_{stem}" if taken else stem
+    spec = spec_from_file_location(module_name, place, loader=Afresh(module_name, place))
     if spec is None or spec.loader is None:
         raise ImportError(f"{place} is no Python source")
     module = module_from_spec(spec)

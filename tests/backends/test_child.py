@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headway.backends import child, frames
 from headway.backends.frames import Answer, Failed, NoFrame
-from headway.backends.usercode import Refusal, Target, UserLoop, describe
+from headway.backends.usercode import Refusal, Target, UserLoop, describe, load
 
 
 def test_a_limit_holds_for_one_output_and_for_all_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,3 +145,17 @@ def test_frames_of_any_size_are_read_whole_one_after_the_other() -> None:
 def test_what_is_no_frame_is_not_read(header: bytes) -> None:
     with pytest.raises(NoFrame):
         frames.length(header)
+
+
+def test_a_file_that_has_changed_within_a_second_and_kept_its_size_is_read_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    file = tmp_path / "edited_often.py"
+    for change in ("upper", "title"):
+        file.write_text(f"def answer(inputs):\n    return [text.{change}() for text in inputs]\n")
+        os.utime(file, (1_700_000_000, 1_700_000_000))
+        target = load("file", str(file), "answer", UserLoop())
+        assert target.run(["ab"], None) == [getattr("ab", change)()]
+        monkeypatch.delitem(sys.modules, "edited_often")

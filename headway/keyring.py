@@ -16,10 +16,11 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable
-from hashlib import sha256
+from dataclasses import dataclass
+from hashlib import blake2b
 from hmac import compare_digest
 from math import inf
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import structlog
 
@@ -65,13 +66,15 @@ _DAY = 86_400.0
 _DAMAGED = "API keys cannot be checked, as the place where they are kept is damaged"
 
 
-class _Good(NamedTuple):
-    """A key as it came: its id, what is kept of it, its caller and its end."""
+@dataclass(slots=True, eq=False)
+class _Good:
+    """A key as it came: its id, what is kept of it, its caller and its end; and the table's changes up to which that holds."""
 
     id: str
     kept: bytes
     caller: Caller | None
     ends: float
+    upto: int
 
 
 class _Reading:
@@ -116,7 +119,7 @@ class KeyRing:
         self._table = KeyTable()
         self._nobody = Rights(os.urandom(32), "", "", "", (), None, None)
         self._seen: dict[bytes, _Good] = {}
-        """Good keys that came of late, by the SHA-256 of what they came in."""
+        """Good keys that came of late, by the BLAKE2b digest of what they came in."""
         self._turn = asyncio.Lock()
         """Of those who ask for changes: one that came late must not undo what another has heard."""
         self._upto = KeyMark()
@@ -169,9 +172,9 @@ class KeyRing:
         """
         if self._damaged:
             raise RequestError(_DAMAGED, code=SERVICE_OVERLOADED, retry_after=RETRY_AFTER)
-        came = sha256(authorization).digest()
+        came = blake2b(authorization).digest()
         good = self._seen.get(came)
-        if good is None or self._table.find(good.id) is not good.kept:
+        if good is None or (good.upto != self._table.changes and not self._holds(good)):
             good = self._look_up(authorization)
             if good is None:
                 return None
@@ -179,6 +182,13 @@ class KeyRing:
                 self._seen.clear()
             self._seen[came] = good
         return good.caller if self._wall() < good.ends else None
+
+    def _holds(self, good: _Good) -> bool:
+        """Whether nothing has been heard of a key since it came."""
+        if self._table.find(good.id) is not good.kept:
+            return False
+        good.upto = self._table.changes
+        return True
 
     def _look_up(self, authorization: bytes) -> _Good | None:
         if authorization[:7].lower() != b"bearer ":
@@ -192,7 +202,7 @@ class KeyRing:
         ends, rights = (inf, self._nobody) if kept is None else unpack(kept)
         if not compare_digest(digest(secret), rights.digest) or kept is None:
             return None
-        return _Good(id, kept, self._caller(id, rights), ends)
+        return _Good(id, kept, self._caller(id, rights), ends, self._table.changes)
 
     def _caller(self, id: str, rights: Rights) -> Caller | None:
         if rights.tier not in self._settings.tier_names:

@@ -69,10 +69,9 @@ class Limiter:
 
     def excess(self, limits: tuple[Limit, ...], broker: Broker) -> Failure | None:
         """Why a request with these limits is refused by rate; None when it is not. Nothing is charged."""
-        debts = self.debts
+        owed_to = self.owed_by(broker) if self.debts else broker.owed
         for limit in limits:
-            owed = broker.owed(limit) + self._debt(limit) if debts else broker.owed(limit)
-            wait = ratelimit.wait(limit, owed)
+            wait = ratelimit.wait(limit, owed_to(limit))
             if wait > 0.0:
                 return verdicts.over(Over(limit, wait))
         return None

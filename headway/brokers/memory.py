@@ -313,6 +313,7 @@ class MemoryBroker:
     async def reap(self) -> float:
         """See Broker."""
         now = self._clock()
+        self._book.tidy(now)
         due = now + REAP_EVERY
         for fence, running in list(self._running.items()):
             if running.expires_at <= now:
@@ -349,7 +350,9 @@ class MemoryBroker:
             return verdicts.scarcity(ROOM_WAIT)
         refusal = self._join(entry, now) if entry.shares else self._offer(entry, now)
         if limits and (refusal is None or refusal.reason == verdicts.CULPRIT):
-            self._book.write(limits, charged, now)
+            tats = self._book.tats
+            for limit, tat in zip(limits, charged):  # noqa: B905 - checking the lengths takes as long as all of it
+                tats[limit.id] = tat
         if refusal is None and place is not ANYWHERE:
             place.give_to(self._entries[entry.tenant, entry.id])
         return refusal

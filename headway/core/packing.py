@@ -132,6 +132,9 @@ class Lane:
             self._rough = max(self._rough, last)
         self._arrivals.append(queued)
         self.depth += 1
+
+    def tidy(self) -> None:
+        """Let go of entries that have left; to be called after some have."""
         if len(self._arrivals) > 2 * self.depth + STALE:  # Behind a head that waits on, many may have left.
             self._arrivals = deque(one for one in self._arrivals if one.state == QUEUED)
 
@@ -148,14 +151,14 @@ class Lane:
             return self.depth
         return begun + sum(self._wide.get(number, 0) for number in range(self._next, self._next + rounds))
 
-    def pop(self, most: float = math.inf) -> Queued | None:
+    def pop(self, most: float | None = None) -> Queued | None:
         """Take the entry whose turn it is; it is RUNNING from then on. None when it costs more than `most` rounds."""
         places = self._round
         while self.depth:
             while places:
                 queued = places.pop()
                 if queued.state == QUEUED:
-                    if most < math.inf and queued.cost > most:
+                    if most is not None and queued.cost > most:
                         places.append(queued)
                         return None
                     queued.state = RUNNING
@@ -163,7 +166,7 @@ class Lane:
                     if self.depth == 0:
                         self._start_afresh()
                     return queued
-            if most < math.inf and self._first().cost > most:
+            if most is not None and self._first().cost > most:
                 return None
             places = self._begin()
         return None
@@ -184,6 +187,7 @@ class Lane:
             self._start_afresh()
         elif self._dropped > 2 * self.depth + STALE:
             self._sweep()
+        self.tidy()
 
     def oldest(self) -> Queued | None:
         """The entry that has waited longest, whoever's turn it is."""
@@ -249,6 +253,9 @@ class DueLine:
         else:
             self._order += 1
             heapq.heappush(self._heap, (queued.queue_due, self._order, queued))
+
+    def tidy(self) -> None:
+        """Let go of entries that have left; to be called after some have."""
         if len(self._line) + len(self._heap) > self._full_at:
             self._line = deque(one for one in self._line if one.state == QUEUED)
             self._heap = [due for due in self._heap if due[2].state == QUEUED]

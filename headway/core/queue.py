@@ -344,6 +344,7 @@ class ModelQueue:
             self._suspects.remove(queued, self._group_size)
         elif queued.state == QUEUED:
             self._lanes[queued.entry.tier].drop(queued)
+            self._due.tidy()
             self._fresh -= 1
             if self._held is not None:
                 self._discount(queued, self._held)
@@ -470,7 +471,7 @@ class ModelQueue:
         members, lanes = departure.members, self._lanes
         hopeless = now + self.service.seconds(limit)
         pages = BATCH_PAGES if now - self._mixed_at < MIXED_SECONDS else math.inf
-        most = math.inf
+        most: float | None = None
         while (room := limit - len(members)) > 0 and any(lane.depth for lane in lanes):
             contended = self._fresh > room
             for lane in turns(lanes, room, self.limits.reserved_share):
@@ -489,6 +490,9 @@ class ModelQueue:
                     departure.late.append(queued)
                 else:
                     members.append(queued)
+        self._due.tidy()
+        for lane in self._lanes:
+            lane.tidy()
 
 
 def entries_of(members: Sequence[Queued]) -> tuple[Entry, ...]:

@@ -79,18 +79,15 @@ class Book:
     """What is owed to limits, by id; what is paid is forgotten as soon as there are many.
 
     Attributes:
-        tats: theoretical arrival times by id of the limit, to be read.
+        tats: theoretical arrival times by id of the limit: what `charge` goes by, and where its times are stored.
     """
 
     def __init__(self) -> None:
         self.tats: dict[str, float] = {}
         self._most = LEAST_TATS
 
-    def write(self, limits: Sequence[Limit], charged: Sequence[float], now: float) -> None:
-        """Write down what `charge` has found."""
-        tats = self.tats
-        for limit, tat in zip(limits, charged):  # noqa: B905 - checking the lengths takes as long as all of it
-            tats[limit.id] = tat
-        if len(tats) > self._most:
-            self.tats = {id: tat for id, tat in tats.items() if tat > now}
+    def tidy(self, now: float) -> None:
+        """Forget what is paid by instant `now`, if there are many."""
+        if len(self.tats) > self._most:
+            self.tats = {id: tat for id, tat in self.tats.items() if tat > now}
             self._most = max(LEAST_TATS, 2 * len(self.tats))

@@ -51,9 +51,14 @@ def unpack(packed: bytes) -> tuple[float, Rights]:
 
 
 class KeyTable:
-    """Keys by their ids."""
+    """Keys by their ids.
+
+    Attributes:
+        changes: goes up with whatever changes what `find` says.
+    """
 
     def __init__(self) -> None:
+        self.changes = 0
         self._shards: list[dict[str, bytes]] = [{} for _ in range(SHARDS)]
         self._round = 0
         self._swept = 0
@@ -67,6 +72,7 @@ class KeyTable:
 
     def put(self, key: Key, now: float) -> None:
         """Keep a key, or drop it if it has ended by Unix time `now`."""
+        self.changes += 1
         shard = self._shards[hash(key.id) % SHARDS]
         if key.expires_at is not None and key.expires_at <= now:
             shard.pop(key.id, None)
@@ -75,6 +81,7 @@ class KeyTable:
 
     def drop_ended(self, now: float, shards: int) -> None:
         """Drop the keys that have ended by Unix time `now` from so many of the small tables, others with each call."""
+        self.changes += 1
         limit = _ENDS.pack(now)
         for _ in range(shards):
             shard = self._shards[self._swept]
@@ -93,6 +100,7 @@ class KeyTable:
         for shard in self._shards:
             if round != self._round:
                 return
+            self.changes += 1
             for id in [id for id, packed in shard.items() if packed[8] != round]:
                 del shard[id]
             yield

@@ -393,7 +393,12 @@ class TestWhatHasLeft:
         line = DueLine()
         for patience in (1.0, 5.0):
             line.push(queued("head", timeout=patience))
-        inputs = [pushed(line.push, number, lambda one: setattr(one, "state", GONE)) for number in range(2000)]
+
+        def leave(one: Queued) -> None:
+            one.state = GONE
+            line.tidy()
+
+        inputs = [pushed(line.push, number, leave) for number in range(2000)]
         assert sum(text() is not None for text in inputs) <= 2 * STALE
         assert line.earliest() == 1.0
 
@@ -414,9 +419,14 @@ class TestWhatHasLeft:
         lane = Lane()
         for number in range(500):
             lane.push(queued(f"flood {number}", "flood"))
-        inputs = [pushed(lane.push, number, lambda _: lane.pop()) for number in range(1400)]
+
+        def serve(_: Queued) -> None:
+            lane.pop()
+            lane.tidy()
+
+        inputs = [pushed(lane.push, number, serve) for number in range(1400)]
         assert lane.depth == 500
         while lane.depth > 10:
             lane.pop()
-        lane.push(queued("last"))
+        lane.tidy()
         assert sum(text() is not None for text in inputs) <= STALE

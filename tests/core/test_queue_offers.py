@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 
 from headway.core.admission import Refused
-from headway.core.packing import Queued
+from headway.core.packing import STALE, Queued
 from headway.core.queue import ModelQueue, QueueLimits
 from tests.core.entries import entry
 from tests.core.test_queue import leave, make, offer
@@ -34,6 +36,31 @@ class TestDepths:
         refused = queue.offer(entry("low", tier=2), 0.0)
         assert isinstance(refused, Refused)
         assert refused.wait == pytest.approx(3 / 10)
+
+
+class _Text(str):
+    """A text that can be watched."""
+
+
+class TestWhatHasLeft:
+    """Nobody's input lies about because somebody else waits on."""
+
+    @pytest.mark.parametrize("withdrawn", [True, False])
+    def test_its_input_is_let_go_of(self, withdrawn: bool) -> None:
+        queue = make()
+        offer(queue, *(f"flood {number}" for number in range(200)), tenant="flood")
+        inputs = []
+        for number in range(1500):
+            text = _Text(f"input {number}")
+            offered = queue.offer(entry(str(number), tenant=f"t{number % 7}", input=text), 0.0)
+            assert isinstance(offered, Queued)
+            inputs.append(weakref.ref(text))
+            if withdrawn:
+                queue.remove(offered)
+            elif number % 2:
+                queue.finish(leave(queue), 0.0)
+            del text, offered
+        assert sum(text() is not None for text in inputs) <= 2 * queue.depth + 2 * STALE
 
 
 class TestDeadlines:

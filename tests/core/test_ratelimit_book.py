@@ -22,7 +22,8 @@ def take(book: Book, now: float, *limits: Limit) -> Over | None:
     judged = charge(limits, book.tats, now)
     if isinstance(judged, Over):
         return judged
-    book.write(limits, judged, now)
+    book.tats.update(zip((limit.id for limit in limits), judged, strict=True))
+    book.tidy(now)
     return None
 
 

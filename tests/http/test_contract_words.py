@@ -1,0 +1,117 @@
+"""The OpenAPI document says what it means: no word that readers of it would pass over, and the names of the guide."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.config import Settings
+from headway.http import openapi
+from headway.http.components import LIMITED
+
+DOCUMENT = openapi.document(Settings())
+GUIDE = (Path(__file__).parents[2] / "docs" / "guide.md").read_text()
+WORDS = {
+    "parameter": "name in description required schema allowEmptyValue $ref",
+    "operation": "operationId summary description parameters requestBody responses security",
+    "response": "description headers content links $ref",
+    "header": "description schema $ref",
+    "media": "schema example",
+    "schema": "$ref type description properties required items enum const examples example pattern format oneOf anyOf not "
+    "minItems maxItems minLength maxLength minProperties maxProperties minimum maximum additionalProperties propertyNames "
+    "default",
+}
+"""What each kind of object may say; a reader ignores any other word."""
+METHODS = ("get", "post", "delete")
+
+
+def schemas(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    yield "schema", schema
+    below = [*schema.get("properties", {}).values(), *schema.get("oneOf", ()), *schema.get("anyOf", ())]
+    for key in ("items", "additionalProperties", "propertyNames"):
+        if isinstance(schema.get(key), dict):
+            below.append(schema[key])
+    for one in below:
+        yield from schemas(one)
+
+
+def answers(response: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    yield "response", response
+    for one in response.get("headers", {}).values():
+        yield "header", one
+        yield from schemas(one.get("schema", {}))
+    yield from contents(response)
+
+
+def contents(holder: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for one in holder.get("content", {}).values():
+        yield "media", one
+        yield from schemas(one["schema"])
+
+
+def parameters(held: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for one in held:
+        yield "parameter", one
+        yield from schemas(one.get("schema", {}))
+
+
+def objects() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each object of the document that has words of its own, with its kind."""
+    parts = DOCUMENT["components"]
+    for schema in parts["schemas"].values():
+        yield from schemas(schema)
+    yield from parameters(list(parts["parameters"].values()))
+    for response in parts["responses"].values():
+        yield from answers(response)
+    for path in DOCUMENT["paths"].values():
+        yield from parameters(path.get("parameters", []))
+        for operation in (path[method] for method in METHODS if method in path):
+            yield "operation", operation
+            yield from parameters(operation.get("parameters", []))
+            yield from contents(operation.get("requestBody", {}))
+            for response in operation["responses"].values():
+                yield from answers(response)
+
+
+@pytest.mark.parametrize("kind", sorted(WORDS))
+def test_each_object_says_only_what_its_kind_can_say(kind: str) -> None:
+    said = [set(one) - {*WORDS[kind].split()} for found, one in objects() if found == kind]
+    assert said
+    assert not set().union(*said)
+
+
+def test_what_a_schema_demands_it_describes() -> None:
+    for kind, one in objects():
+        if kind == "schema" and "required" in one and "properties" in one:
+            assert set(one["required"]) <= set(one["properties"]), one
+
+
+def test_descriptions_are_more_than_a_word() -> None:
+    for _, one in objects():
+        if (text := one.get("description")) is not None:
+            assert len(text.split()) > 1 or text == "No.", text
+            assert not text.isupper(), text
+
+
+def test_header_fields_have_the_names_of_the_guide() -> None:
+    fields = [one["name"] for kind, one in objects() if kind == "parameter" and one.get("in") == "header"]
+    assert fields
+    for name in fields:
+        assert f"`{name}" in GUIDE, name
+
+
+def test_every_answer_to_a_caller_with_limits_has_their_fields() -> None:
+    limited = [
+        response
+        for path, item in DOCUMENT["paths"].items()
+        for method in METHODS
+        if method in item and not path.endswith("z")
+        for status, response in item[method]["responses"].items()
+        if status < "300"
+    ]
+    assert len(limited) > 5
+    for response in limited:
+        assert set(LIMITED) <= set(response["headers"])

@@ -8,6 +8,7 @@ results say so. Everything listens on 127.0.0.1 only, on ports the system choose
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import shutil
@@ -18,8 +19,9 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, Self
 
 import msgspec
 import processes
@@ -81,6 +83,19 @@ def end_in_order() -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 
+@cache
+def _claim_logs() -> IO[bytes]:
+    """Keep other programs of bench/ out of the folder of logs while this one runs: servers of both would have the same names,
+    and the port of a server is read in its log."""
+    OUT.mkdir(parents=True, exist_ok=True)
+    claim = (OUT / ".claim").open("wb")
+    try:
+        fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        sys.exit(f"Another program of bench/ runs with its logs in {OUT}. Wait for its end, or use another checkout.")
+    return claim
+
+
 class Server:
     """A server process under test. Use it as a context manager, or call `stop`.
 
@@ -103,7 +118,7 @@ class Server:
         role: Callable[[Process], str],
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        OUT.mkdir(parents=True, exist_ok=True)
+        _claim_logs()
         self.name = name
         self.url = self.admin = ""
         self.exit_code: int | None = None

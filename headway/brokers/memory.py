@@ -344,8 +344,7 @@ class MemoryBroker:
         charged = charge(limits, self._book.tats, now) if limits else ()
         if isinstance(charged, Over):
             return verdicts.over(charged)
-        small = len(entry.input) + len(entry.parameters) <= SMALL  # As a rule, so the call is spared.
-        place = ANYWHERE if small else self._room.take(entry)
+        place = self._room.take(entry) if len(entry.input) + len(entry.parameters) > SMALL else ANYWHERE
         if place is None:
             return verdicts.scarcity(ROOM_WAIT)
         refusal = self._join(entry, now) if entry.shares else self._offer(entry, now)

@@ -37,11 +37,6 @@ FORGET_ABOVE = 1024
 """Tenants without waiting entries whose last round a lane remembers, before it drops what is past."""
 
 
-def cost_of(entry: Entry) -> int:
-    """Rounds that an entry costs its tenant."""
-    return -(-(len(entry.input) + len(entry.parameters)) // PAGE) or 1
-
-
 class Queued:
     """An admitted entry and where it stands; owned by one queue.
 
@@ -59,7 +54,7 @@ class Queued:
         self.due = now + timeout
         self.queue_due = now + (queue_timeout if queue_timeout < timeout else timeout)
         self.attempts = 0
-        self.cost = 1 if len(entry.input) + len(entry.parameters) <= PAGE else cost_of(entry)
+        self.cost = -(-(len(entry.input) + len(entry.parameters)) // PAGE) or 1
         """Rounds that it costs its tenant."""
         self.place: object = None
         """The room that it takes, for as long as it has no outcome."""

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from headway.core.admission import Refused
 from headway.core.budget import GREED
-from headway.core.packing import BATCH_PAGES, LOOKED_AT, PAGE, Lane, Queued, cost_of
+from headway.core.packing import BATCH_PAGES, LOOKED_AT, PAGE, Lane, Queued
 from headway.core.queue import MIXED_SECONDS, ModelQueue, QueueLimits
 from headway.model import Entry
 from tests.core.entries import entry
@@ -31,7 +31,8 @@ def push(lane: Lane, id: str, tenant: str, pages: int = 1) -> Queued:
     [(0, 0, 1), (PAGE, 0, 1), (PAGE, 1, 2), (PAGE + 1, 0, 2), (0, 3 * PAGE, 3), (900_000, 0, 220)],
 )
 def test_an_entry_costs_a_round_for_each_page(length: int, parameters: int, cost: int) -> None:
-    assert cost_of(Entry("1", "m", "x" * length, 0, "t", "g", 1.0, 1.0, b"1" * parameters)) == cost
+    large = Entry("1", "m", "x" * length, 0, "t", "g", 1.0, 1.0, b"1" * parameters)
+    assert Queued(large, 0.0).cost == cost
 
 
 class TestLane:

@@ -59,6 +59,7 @@ class Gateway:
     Attributes:
         closed: every further request is refused.
         limiter: refuses what goes over a limit or the fleet's capacity.
+        broker: where requests that come now go: the shared one or, in direct mode, the gateway's own.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class Gateway:
         self._direct = Line(direct, *rest) if direct else None
         self._line = self._shared
         """The line that new requests go over."""
+        self.broker = broker
 
     def start(self, supervisor: Supervisor) -> None:
         """Start its loops: what goes to the brokers, and what comes back."""
@@ -105,11 +107,6 @@ class Gateway:
     def pending(self) -> int:
         """Requests held now."""
         return len(self._held)
-
-    @property
-    def broker(self) -> Broker:
-        """Where requests that come now go: the shared broker or, in direct mode, the gateway's own."""
-        return self._line.broker
 
     @property
     def holding(self) -> bool:
@@ -157,11 +154,12 @@ class Gateway:
         shares: tuple[Share, ...] = ()
         asked = b""
         patience = self._queue_timeout if admitted is None else timeout
-        sharing = self._sharing and not fresh
-        if sharing or key or chosen or admitted is not None:
+        if self._sharing or key or chosen or admitted is not None:
             asked = digest(model, self.settings.model_version, input, parameters)
-            shares = shares_of(self.settings, id, asked, key, admitted is not None, sharing)
-        limits = self.counted(caller.limits) if caller.limits else ()
+            shares = shares_of(self.settings, id, asked, key, admitted is not None, self._sharing and not fresh)
+        limits = caller.limits
+        if limits and self._line is not self._shared:
+            limits = self.limiter.parts(limits)
         entry = Entry(
             id, model, input, tier, caller.tenant, self.name, patience, timeout, parameters, limits, shares,
             next(self._submissions), asked if chosen and admitted is None else b"",
@@ -361,7 +359,7 @@ class Gateway:
             line.room = 0
             log.warning("requests are refused until the broker is back", held=len(self._held))
             return
-        self._line = self._direct
+        self._line, self.broker = self._direct, self._direct.broker
         log.warning("direct mode until the broker is back", held=len(self._held))
         moved = [held for held in self._held.values() if held.line is line]
         for held in moved:
@@ -377,26 +375,26 @@ class Gateway:
         """See Holder. What went direct is answered there."""
         if line is self._shared:
             line.room = self.settings.max_queue
-            self._line = line
+            self._line, self.broker = line, line.broker
 
     def brought(self, line: Line, replies: Sequence[Reply]) -> None:
         """See Holder. Tells each waiter; what is counted is counted for all of them together."""
         now = self._clock()
         overdue = now - DEADLINE_GRAIN
-        told: dict[tuple[str, int], Answers] = {}
+        told, notes = dict[tuple[str, int], Answers](), list[Note]()
         sampled, strays = None, 0
-        notes: list[Note] = []
         for reply in replies:
-            held = self._held.pop((reply.tenant, reply.id), None)
-            if held is None or held.entry.nonce != reply.nonce:
+            key = reply.tenant, reply.id
+            held = self._held.pop(key, None)
+            if held is None or (entry := held.entry).nonce != reply.nonce:
                 strays += 1  # Answered by its deadline or by another line, the client left, or the id is used again.
                 if held is not None:
-                    self._held[reply.tenant, reply.id] = held
+                    self._held[key] = held
                 continue
             if (held.line is not line or held.deadline < overdue) and not self._fits(held, reply, overdue):
                 continue
-            entry, latency, caller = held.entry, now - held.since, held.caller
-            if caller is None or (reply.failure is not None and reply.failure.reason == verdicts.CANCELLED):
+            latency, caller, failure, ran = now - held.since, held.caller, reply.failure, reply.ran
+            if caller is None or (failure is not None and failure.reason == verdicts.CANCELLED):
                 self._note_cancelled(held)
                 self._tell(held.waiter, reply)
                 continue
@@ -410,15 +408,17 @@ class Gateway:
                 series = told[entry.model, entry.tier] = Answers([], [])
             series.latencies.append(latency)
             series.waits.append(0.0 if reply.kept else reply.queued)
-            if reply.failure is not None:
+            if failure is not None:
                 series.failed += 1
-                self._count(held, reply.failure.code.lower())
-            if reply.ran is not sampled and reply.ran is not None and reply.shared is None:
-                sampled = reply.ran
+                self._count(held, failure.code.lower())
+            if ran is not sampled and ran is not None and reply.shared is None:
+                sampled = ran
                 self.tally.overhead_seconds.observe(max(0.0, latency - reply.queued - sampled.seconds))
             self._answered.add(caller, entry, now, latency, reply)
-            too_large = bool(entry.shares) and unkept(entry, reply, line.broker.kept)
-            self._tell(held.waiter, msgspec.structs.replace(reply, unkept=True) if too_large else reply)
+            answer = reply
+            if entry.shares and unkept(entry, reply, line.broker.kept):
+                answer = msgspec.structs.replace(reply, unkept=True)
+            self._tell(held.waiter, answer)
         for (model, tier), series in told.items():
             self.tally.answered(model, self._tiers[tier], series, line is self._direct)
         if notes and self._journal is not None:

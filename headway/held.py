@@ -33,29 +33,26 @@ class FutureWaiter:
             self.reply.set_result(reply)
 
 
-class Held:
-    """One request whose client waits."""
+class Held(msgspec.Struct, eq=False):
+    """One request whose client waits.
 
-    __slots__ = ("admitted", "caller", "deadline", "entry", "line", "since", "waiter")
+    Attributes:
+        waiter: gets the answer.
+        caller: who asked; None for who only waits for another's outcome: that is no request, and not counted.
+        entry: what was handed on.
+        since: instant of its arrival, in seconds.
+        deadline: instant by which it is answered, in seconds.
+        line: over which it went.
+        admitted: called once the broker has it, if anybody wants to know.
+    """
 
-    def __init__(
-        self,
-        waiter: Waiter,
-        caller: Caller | None,
-        entry: Entry,
-        since: float,
-        deadline: float,
-        line: Line,
-        admitted: Callable[[], None] | None,
-    ) -> None:
-        self.waiter = waiter
-        self.caller = caller
-        """None for who only waits for another's outcome: that is no request, and not counted."""
-        self.entry = entry
-        self.since = since
-        self.deadline = deadline
-        self.line = line
-        self.admitted = admitted
+    waiter: Waiter
+    caller: Caller | None
+    entry: Entry
+    since: float
+    deadline: float
+    line: Line
+    admitted: Callable[[], None] | None
 
     def renewed(self, now: float) -> Entry:
         """The entry with what is left of its time at instant `now`."""

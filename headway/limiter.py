@@ -71,8 +71,8 @@ class Limiter:
         """Why a request with these limits is refused by rate; None when it is not. Nothing is charged."""
         owed_to = self.owed_by(broker) if self.debts else broker.owed
         for limit in limits:
-            wait = ratelimit.wait(limit, owed_to(limit))
-            if wait > 0.0:
+            owed = owed_to(limit)
+            if owed > 0.0 and (wait := ratelimit.wait(limit, owed)) > 0.0:
                 return verdicts.over(Over(limit, wait))
         return None
 

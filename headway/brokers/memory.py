@@ -21,11 +21,11 @@ from headway.core import verdicts
 from headway.core.admission import Refused
 from headway.core.departure import Hold, Load, Policy
 from headway.core.health import believed
-from headway.core.packing import FOLLOWS, GONE, RUNNING, Queued
-from headway.core.queue import Departure, ModelQueue, QueueLimits, entries_of
+from headway.core.packing import FOLLOWS, GONE, RUNNING, Queued, entries_of, queued_at
+from headway.core.queue import Departure, ModelQueue, QueueLimits
 from headway.core.ratelimit import Book, Over, charge
 from headway.core.retention import KEPT, KeptLimits
-from headway.core.room import ANYWHERE, SMALL, Place, Room
+from headway.core.room import SMALL, Place, Room
 from headway.core.sharing import Ripple, Sharing
 from headway.model import (
     BatchFailure,
@@ -255,21 +255,21 @@ class MemoryBroker:
             self._let_go(found, deleted=True)
             entry = found.entry
             told = Reply(id, tenant, None, verdicts.cancelled(), queued=now - found.arrived, nonce=entry.nonce)
-            ended = self._entries[tenant, id] = Queued(entry, now)  # Known until its gateway has read that.
+            ended = self._entries[tenant, id] = queued_at(entry, now)  # Known until its gateway has read that.
             self._post([(ended, told)])
         else:
             self._sharing.forget(tenant, id)
 
     async def replies(self, gateway: str, after: int) -> tuple[Sequence[Reply], int]:
         """See Broker."""
-        box = self._mailbox(gateway)
+        box, entries = self._mailbox(gateway), self._entries
         for reply in box.acknowledge(after):
-            answered = self._entries.get((reply.tenant, reply.id))
-            if answered is None or answered.state != GONE:
-                continue
-            # It may have been asked anew.
-            if answered.entry.nonce == reply.nonce and answered.entry.gateway == gateway:
-                del self._entries[reply.tenant, reply.id]
+            key = reply.tenant, reply.id
+            answered = entries.get(key)
+            if answered is not None and answered.state == GONE:
+                entry = answered.entry
+                if entry.nonce == reply.nonce and entry.gateway == gateway:  # Else it has been asked anew.
+                    del entries[key]
         while not box.replies:
             box.arrival.clear()
             await box.arrival.wait()
@@ -344,15 +344,15 @@ class MemoryBroker:
         charged = charge(limits, self._book.tats, now) if limits else ()
         if isinstance(charged, Over):
             return verdicts.over(charged)
-        place = self._room.take(entry) if len(entry.input) + len(entry.parameters) > SMALL else ANYWHERE
-        if place is None:
+        place = None
+        if len(entry.input) + len(entry.parameters) > SMALL and (place := self._room.take(entry)) is None:
             return verdicts.scarcity(ROOM_WAIT)
         refusal = self._join(entry, now) if entry.shares else self._offer(entry, now)
         if limits and (refusal is None or refusal.reason == verdicts.CULPRIT):
             tats = self._book.tats
             for limit, tat in zip(limits, charged):  # noqa: B905 - checking the lengths takes as long as all of it
                 tats[limit.id] = tat
-        if refusal is None and place is not ANYWHERE:
+        if place is not None and refusal is None:
             place.give_to(self._entries[entry.tenant, entry.id])
         return refusal
 
@@ -370,7 +370,7 @@ class MemoryBroker:
 
     def _join(self, entry: Entry, now: float) -> Failure | None:
         """Join another's answer, or be offered."""
-        queued = Queued(entry, now)
+        queued = queued_at(entry, now)
         joined = self._sharing.join(queued, now)
         if joined is None:
             return self._offer(entry, now)

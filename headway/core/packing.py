@@ -20,6 +20,8 @@ import math
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 
+import msgspec
+
 from headway.model import Entry
 
 QUEUED, RUNNING, SUSPECT, GONE, FOLLOWS = 0, 1, 2, 3, 4
@@ -37,29 +39,44 @@ FORGET_ABOVE = 1024
 """Tenants without waiting entries whose last round a lane remembers, before it drops what is past."""
 
 
-class Queued:
-    """An admitted entry and where it stands; owned by one queue.
+class Queued(msgspec.Struct, eq=False):
+    """An admitted entry and where it stands; owned by one queue. One is not another, whatever they hold.
 
-    `queue_due` is the instant by which it must have left for the first time, `due` the one by which it must
-    be answered. `state` is QUEUED (waits for its first departure), RUNNING, SUSPECT (its batch failed, or was
-    handed back), GONE, or FOLLOWS (waits for another's outcome); lanes and due lines drop what is no longer QUEUED when they meet it.
+    Attributes:
+        entry: what was admitted.
+        arrived: instant of its admission, in seconds.
+        due: instant by which it must be answered.
+        queue_due: instant by which it must have left for the first time.
+        cost: rounds that it costs its tenant.
+        attempts: how often it has left.
+        place: the room that it takes, for as long as it has no outcome.
+        round: the round of its lane that it is served in.
+        state: QUEUED (waits for its first departure), RUNNING, SUSPECT (its batch failed, or was handed back), GONE, or
+            FOLLOWS (waits for another's outcome); lanes and due lines drop what is no longer QUEUED when they meet it.
     """
 
-    __slots__ = ("arrived", "attempts", "cost", "due", "entry", "place", "queue_due", "round", "state")
+    entry: Entry
+    arrived: float
+    due: float
+    queue_due: float
+    cost: int
+    attempts: int = 0
+    place: object = None
+    round: int = 0
+    state: int = QUEUED
 
-    def __init__(self, entry: Entry, now: float) -> None:
-        timeout, queue_timeout = entry.timeout, entry.queue_timeout
-        self.entry = entry
-        self.arrived = now
-        self.due = now + timeout
-        self.queue_due = now + (queue_timeout if queue_timeout < timeout else timeout)
-        self.attempts = 0
-        self.cost = -(-(len(entry.input) + len(entry.parameters)) // PAGE) or 1
-        """Rounds that it costs its tenant."""
-        self.place: object = None
-        """The room that it takes, for as long as it has no outcome."""
-        self.round = 0
-        self.state = QUEUED
+
+def queued_at(entry: Entry, now: float) -> Queued:
+    """An entry that is admitted at instant `now`."""
+    timeout, queue_timeout = entry.timeout, entry.queue_timeout
+    size = len(entry.input) + len(entry.parameters)
+    queue_due = now + (queue_timeout if queue_timeout < timeout else timeout)
+    return Queued(entry, now, now + timeout, queue_due, 1 if size <= PAGE else -(-size // PAGE))
+
+
+def entries_of(members: Sequence[Queued]) -> tuple[Entry, ...]:
+    """The entries of a batch, in order."""
+    return tuple(member.entry for member in members)
 
 
 class Lane:
@@ -204,15 +221,16 @@ class Lane:
 
     def _begin(self) -> list[Queued]:
         """Start the next round that has entries."""
-        while self._next not in self._rounds:
-            self._next += 1
-        self._round = self._rounds.pop(self._next)
-        self._round.reverse()
-        self._to_come -= self._wide.pop(self._next)
-        self._next += 1
+        number, rounds = self._next, self._rounds
+        while number not in rounds:
+            number += 1
+        self._round = places = rounds.pop(number)
+        places.reverse()
+        self._to_come -= self._wide.pop(number)
+        self._next = number + 1
         if len(self._latest) > self.depth + FORGET_ABOVE:
-            self._latest = {tenant: number for tenant, number in self._latest.items() if number >= self._next}
-        return self._round
+            self._latest = {tenant: latest for tenant, latest in self._latest.items() if latest > number}
+        return places
 
     def _start_afresh(self) -> None:
         """Nobody waits, so nobody is behind anybody; let go of all that is no longer queued."""

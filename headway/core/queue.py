@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from headway.core import admission
@@ -21,7 +21,7 @@ from headway.core.admission import MIN_WAIT
 from headway.core.budget import GREED
 from headway.core.culprits import CallerKey, Culprits, caller_of
 from headway.core.departure import APART, RETRY, Hold, Load, Policy, Rule, View, decide
-from headway.core.packing import BATCH_PAGES, GONE, QUEUED, RUNNING, SUSPECT, DueLine, Lane, Queued, turns
+from headway.core.packing import BATCH_PAGES, GONE, QUEUED, RUNNING, SUSPECT, DueLine, Lane, Queued, queued_at, turns
 from headway.core.retry import BLAMED, NEVER_SPLIT, SEARCHED, RetryBudgets, backoff, is_over, stays_whole
 from headway.core.service_model import ArrivalRate, ServiceModel
 from headway.core.suspects import APART_PRICE, FIRST, POOL, Choice, Group, Suspects
@@ -179,7 +179,7 @@ class ModelQueue:
             if self._last_tenant is not None:
                 self._mixed_at = now
             self._last_tenant = entry.tenant
-        queued = Queued(entry, now)
+        queued = queued_at(entry, now)
         lane.push(queued)
         self._due.push(queued)
         self._fresh += 1
@@ -212,7 +212,7 @@ class ModelQueue:
         refused = self._gate_now(now).judge(ahead, self._lanes[0].depth, entry.tier, entry)
         if refused is not None:
             return refused
-        queued = Queued(entry, now)
+        queued = queued_at(entry, now)
         gathered = Group([], now + self.service.seconds(1), POOL)
         suspects.join(caller, [queued], gathered, self._group_size(caller))
         return queued
@@ -226,7 +226,10 @@ class ModelQueue:
 
     def _judged(self, entry: Entry, ahead: int, now: float) -> admission.Refused | None:
         """Judge an entry by what waits in its tier and above; one that would be refused, by what is served before it."""
-        gate, lane, first = self._gate_now(now), self._lanes[entry.tier], self._lanes[0].depth
+        gate = self._gate_now(now)
+        if ahead < gate.allowed(entry.tier, entry):
+            return None
+        lane, first = self._lanes[entry.tier], self._lanes[0].depth
         refused = gate.judge(ahead, first, entry.tier, entry)
         if refused is not None and (served_before := lane.ahead(entry.tenant)) < lane.depth:
             refused = gate.judge(ahead - lane.depth + served_before, first, entry.tier, entry)
@@ -493,8 +496,3 @@ class ModelQueue:
         self._due.tidy()
         for lane in self._lanes:
             lane.tidy()
-
-
-def entries_of(members: Sequence[Queued]) -> tuple[Entry, ...]:
-    """The entries of a batch, in order."""
-    return tuple(member.entry for member in members)

@@ -67,11 +67,11 @@ def charge(limits: Sequence[Limit], tats: Mapping[str, float], now: float) -> Ov
     worst, longest = None, 0.0
     for limit in limits:
         tat = tats.get(limit.id, now)
-        base = tat if tat > now else now
-        late = wait(limit, base - now)
-        if late > longest:
+        if tat <= now:
+            tat = now
+        elif (late := wait(limit, tat - now)) > longest:
             worst, longest = limit, late
-        charged.append(base + 60.0 / limit.rate)
+        charged.append(tat + 60.0 / limit.rate)
     return charged if worst is None else Over(worst, longest)
 
 

@@ -14,7 +14,7 @@ from headway.model import Entry
 OVERHEAD = 1000
 """Bytes that an entry takes beside its input and parameters."""
 SMALL = 2048
-"""Characters of input and parameters up to which an entry is not counted: the bound on their number will do."""
+"""Characters of input and parameters up to which an entry needs no place: the bound on their number will do."""
 
 
 class Place:
@@ -34,18 +34,6 @@ class Place:
         self._room.give_back(self._tenant, self._size)
 
 
-class _Anywhere(Place):
-    """What entries hold that are not counted: nothing."""
-
-    __slots__ = ()
-
-    def give_to(self, queued: Queued) -> None:
-        """See Place."""
-
-    def __del__(self) -> None:
-        pass
-
-
 class Room:
     """Bytes that entries take, in all and by tenant.
 
@@ -58,10 +46,8 @@ class Room:
         self._held: dict[str, int] = {}
 
     def take(self, entry: Entry) -> Place | None:
-        """A place for an entry; None when its tenant would hold more than is free."""
+        """A place for an entry that is larger than SMALL; None when its tenant would hold more than is free."""
         text, tenant = entry.input, entry.tenant
-        if len(text) + len(entry.parameters) <= SMALL:
-            return ANYWHERE
         size = OVERHEAD + (len(text) if text.isascii() else 4 * len(text)) + len(entry.parameters)
         held = self._held.get(tenant, 0) + size
         if held > self.free:
@@ -78,7 +64,3 @@ class Room:
             self._held[tenant] = left
         else:
             del self._held[tenant]
-
-
-ANYWHERE = _Anywhere(Room(0), "", 0)
-"""The place of an entry that is not counted."""

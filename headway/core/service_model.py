@@ -86,9 +86,11 @@ class ArrivalRate:
 
     def observe(self, count: int, now: float) -> None:
         """Count arrivals at instant `now`. The very first only starts the clock: one instant makes no rate."""
-        if self._last is None:
+        last = self._last
+        if last is None:
             count -= 1
-        self._decay(now)
+        if last is None or now > last:
+            self._decay(now)
         self._sum += count / self._tau
 
     def at(self, now: float) -> float:

@@ -23,11 +23,8 @@ class Charging(Protocol):
     """What knows who charges the limits; the broker may change."""
 
     limiter: Limiter
-
-    @property
-    def broker(self) -> Broker:
-        """The broker that does now."""
-        ...
+    broker: Broker
+    """The broker that does now."""
 
     def counted(self, limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
         """Limits as they are counted now."""
@@ -48,7 +45,7 @@ class Allowances:
     def __init__(self, gateway: Charging) -> None:
         self._gateway = gateway
         self._limiter = gateway.limiter
-        self._known: dict[int, tuple[tuple[Limit, ...], tuple[_Terms, ...]]] = {}
+        self._known: dict[int, tuple[tuple[Limit, ...], tuple[_Terms, tuple[_Terms, ...]]]] = {}
         """By identity, as callers keep theirs: to compare them takes longer than all the rest."""
 
     def lines(self, limits: tuple[Limit, ...]) -> bytes:
@@ -58,10 +55,10 @@ class Allowances:
         terms = known[1] if known is not None and known[0] is limits else self._learn(limits)
         broker = self._gateway.broker
         owed_of = self._limiter.owed_by(broker) if self._limiter.debts else broker.owed
-        limit, text, tolerance, interval = terms[0]
+        (limit, text, tolerance, interval), others = terms
         wait = owed_of(limit)
         least = (tolerance - wait) / interval
-        for limit, other, tolerance, interval in terms[1:]:
+        for limit, other, tolerance, interval in others:
             owed = owed_of(limit)
             left = (tolerance - owed) / interval
             if left < least:
@@ -74,11 +71,11 @@ class Allowances:
         lines = self.lines(limits).decode("ascii").splitlines() if limits else []
         return {name: value for name, _, value in (line.partition(": ") for line in lines)}
 
-    def _learn(self, limits: tuple[Limit, ...]) -> tuple[_Terms, ...]:
+    def _learn(self, limits: tuple[Limit, ...]) -> tuple[_Terms, tuple[_Terms, ...]]:
         if len(self._known) >= REMEMBERED:
             self._known.clear()
         policies = ", ".join(_policy(limit) for limit in limits)
-        terms = tuple(
+        first, *others = (
             (
                 limit,
                 f'ratelimit-policy: {policies}\r\nratelimit: "{limit.name}";r='.encode("ascii"),
@@ -87,6 +84,7 @@ class Allowances:
             )
             for limit in limits
         )
+        terms = first, tuple(others)
         self._known[id(limits)] = limits, terms
         return terms
 

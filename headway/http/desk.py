@@ -51,14 +51,11 @@ class Intake(Protocol):
 
     Attributes:
         limiter: refuses by rate.
+        broker: where requests that come now go.
     """
 
     limiter: Limiter
-
-    @property
-    def broker(self) -> Broker:
-        """Where requests that come now go."""
-        ...
+    broker: Broker
 
     def counted(self, limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
         """Limits as they are counted now."""

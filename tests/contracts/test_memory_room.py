@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from headway import errors
+from headway.core.room import SMALL
 from headway.model import Entry, Item, Limit
 from tests.contracts.brokers import MemoryHarness, ask, drained, failed, leave, story
 from tests.contracts.shares import admit, key, poll, refused, same, sharing, task
@@ -41,6 +42,16 @@ async def test_a_tenant_that_fills_the_memory_refuses_itself_alone(harness: Memo
     while sum(one.depth for one in await harness.broker.depths()) > 30:
         await harness.answer(await harness.claim())
     await admit(harness, large("greedy", limits=(limit,)))  # It was not charged for what was refused.
+
+
+@story
+async def test_a_small_entry_gets_in_however_full_the_memory_is(harness: MemoryHarness) -> None:
+    for _ in range(50):
+        await admit(harness, large("greedy"))
+    left = harness.room
+    await admit(harness, ask("x" * SMALL, tenant="greedy"))
+    assert harness.room == left
+    assert (await refused(harness, ask("x" * (SMALL + 1), tenant="greedy"))).reason == "memory"
 
 
 @story

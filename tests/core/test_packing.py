@@ -21,6 +21,7 @@ from headway.core.packing import (
     DueLine,
     Lane,
     Queued,
+    queued_at,
     reserved_places,
     turns,
 )
@@ -30,7 +31,7 @@ TENANTS = st.sampled_from(["a", "b", "c", "d"])
 
 
 def queued(id: str = "1", tenant: str = "t", now: float = 0.0, timeout: float = 4.0) -> Queued:
-    return Queued(entry(id, tenant=tenant, timeout=timeout, queue_timeout=timeout), now)
+    return queued_at(entry(id, tenant=tenant, timeout=timeout, queue_timeout=timeout), now)
 
 
 def drain(lane: Lane) -> list[str]:
@@ -45,7 +46,7 @@ class TestQueued:
     def test_must_leave_by_the_sooner_deadline_and_be_answered_by_the_total_one(
         self, queue_timeout: float, timeout: float, leave: float
     ) -> None:
-        waiting = Queued(entry(queue_timeout=queue_timeout, timeout=timeout), 10.0)
+        waiting = queued_at(entry(queue_timeout=queue_timeout, timeout=timeout), 10.0)
         assert (waiting.queue_due, waiting.due) == (leave, 10.0 + timeout)
         assert (waiting.attempts, waiting.place) == (0, None)
 
@@ -351,7 +352,7 @@ def test_what_is_served_before_an_entry_is_never_more_than_a_lane_says(steps: li
     for number, (what, tenant) in enumerate(steps):
         if what == "push":
             said = lane.ahead(tenant)
-            queued = Queued(entry(str(number), tenant=tenant), 0.0)
+            queued = queued_at(entry(str(number), tenant=tenant), 0.0)
             assert 0 <= said <= lane.depth
             if not gaps:
                 assert said >= served_before(waiting, tenant, lane)
@@ -380,7 +381,7 @@ class Text(str):
 def pushed(into: Callable[[Queued], None], number: int, leave: Callable[[Queued], object]) -> weakref.ref[Text]:
     """The input of an entry that comes and leaves."""
     text = Text(f"input {number}")
-    one = Queued(entry(str(number), tenant=f"t{number % 7}", input=text, queue_timeout=9.0 - number % 3), 0.0)
+    one = queued_at(entry(str(number), tenant=f"t{number % 7}", input=text, queue_timeout=9.0 - number % 3), 0.0)
     into(one)
     leave(one)
     return weakref.ref(text)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from headway.core.admission import Refused
 from headway.core.budget import GREED
-from headway.core.packing import BATCH_PAGES, LOOKED_AT, PAGE, Lane, Queued
+from headway.core.packing import BATCH_PAGES, LOOKED_AT, PAGE, Lane, Queued, queued_at
 from headway.core.queue import MIXED_SECONDS, ModelQueue, QueueLimits
 from headway.model import Entry
 from tests.core.entries import entry
@@ -21,7 +21,7 @@ def paged(id: str, tenant: str, pages: int = 1, tier: int = 0) -> Entry:
 
 
 def push(lane: Lane, id: str, tenant: str, pages: int = 1) -> Queued:
-    queued = Queued(paged(id, tenant, pages), 0.0)
+    queued = queued_at(paged(id, tenant, pages), 0.0)
     lane.push(queued)
     return queued
 
@@ -32,7 +32,7 @@ def push(lane: Lane, id: str, tenant: str, pages: int = 1) -> Queued:
 )
 def test_an_entry_costs_a_round_for_each_page(length: int, parameters: int, cost: int) -> None:
     large = Entry("1", "m", "x" * length, 0, "t", "g", 1.0, 1.0, b"1" * parameters)
-    assert Queued(large, 0.0).cost == cost
+    assert queued_at(large, 0.0).cost == cost
 
 
 class TestLane:

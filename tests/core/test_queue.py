@@ -8,8 +8,8 @@ import pytest
 
 from headway.core.admission import Refused
 from headway.core.departure import DEADLINE, FULL, HEADWAY, RETRY, Hold, Load, Rule
-from headway.core.packing import GONE, RUNNING, SUSPECT, Queued
-from headway.core.queue import MIN_AVOIDANCE, Departure, ModelQueue, QueueLimits, entries_of
+from headway.core.packing import GONE, RUNNING, SUSPECT, Queued, entries_of
+from headway.core.queue import MIN_AVOIDANCE, Departure, ModelQueue, QueueLimits
 from headway.model import Cause
 from tests.core.entries import entry
 

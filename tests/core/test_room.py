@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.core.room import ANYWHERE, OVERHEAD, SMALL, Place, Room
+from headway.core.room import OVERHEAD, Place, Room
 from headway.model import Entry
 
 MOST = 1_000_000
@@ -60,15 +60,6 @@ def test_an_entry_counts_with_all_that_it_holds() -> None:
     places = [room.take(entry("t", "x" * 3000, b"y" * 50)), room.take(entry("t", "☃" * 3000))]
     assert None not in places
     assert room.free == MOST - 2 * OVERHEAD - 3050 - 12_000
-
-
-def test_a_small_entry_gets_in_however_full_it_is_and_is_not_counted() -> None:
-    room = Room(10_000)
-    place = room.take(entry("t", "x" * 4000))
-    assert place is not None
-    assert room.take(entry("t", "x" * SMALL)) is ANYWHERE
-    assert room.take(entry("t", "x" * SMALL, b"{}")) is None
-    assert room.free == 10_000 - OVERHEAD - 4000
 
 
 def test_a_tenant_may_hold_just_as_much_as_is_free() -> None:

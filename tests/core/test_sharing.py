@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from headway import errors
 from headway.core import verdicts
-from headway.core.packing import Queued
+from headway.core.packing import Queued, queued_at
 from headway.core.retention import KeptLimits
 from headway.core.sharing import Ripple, Sharing, digest, keeps
 from headway.model import Entry, Failure, Reply, Share, ShareKind
@@ -235,7 +235,7 @@ class SharingLaws(RuleBasedStateMachine):
         assert ripple.anew == [asker.queued for asker in anew]
         for asker in anew:
             self.askers.remove(asker)
-            asker.queued = Queued(asker.entry, self.now)
+            asker.queued = queued_at(asker.entry, self.now)
             asker.at = next(self.numbers)
             refusal = self.offer(asker)
             if refusal is not None:
@@ -265,7 +265,7 @@ class SharingLaws(RuleBasedStateMachine):
                 "s": Share(ShareKind.SAME, other, b"", keep, joins),
             }
             entry = make(id, *(made[kind] for kind in kinds), tenant=tenant, timeout=timeout)
-            self.offer(Asker(Queued(entry, self.now), number))
+            self.offer(Asker(queued_at(entry, self.now), number))
 
     @precondition(lambda self: self.askers)
     @rule(data=st.data(), tenant=st.sampled_from("ttu"), timeout=st.sampled_from([2.0, 60.0]))
@@ -273,7 +273,7 @@ class SharingLaws(RuleBasedStateMachine):
         task = data.draw(st.sampled_from(self.askers[-5:])).entry.id
         number = next(self.numbers)
         entry = make(f"poll-{number}", Share(ShareKind.TASK, task), tenant=tenant, timeout=timeout)
-        self.offer(Asker(Queued(entry, self.now), number))
+        self.offer(Asker(queued_at(entry, self.now), number))
 
     @precondition(lambda self: self.running())
     @rule(data=st.data(), outcome=st.sampled_from(sorted(OUTCOMES)), late=st.booleans())
@@ -402,7 +402,7 @@ class Text(str):
 
 
 def lead(sharing: Sharing, entry: Entry, now: float = NOW) -> Queued:
-    queued = Queued(entry, now)
+    queued = queued_at(entry, now)
     assert sharing.join(queued, now) is None
     sharing.lead(queued, now)
     return queued
@@ -426,10 +426,10 @@ def test_an_input_is_let_go_of_when_its_outcome_is_there() -> None:
 
     leader = lead(sharing, entry("leader"))
     for number in range(1000):
-        assert sharing.join(Queued(entry(f"follower {number}"), NOW), NOW) == Ripple()
+        assert sharing.join(queued_at(entry(f"follower {number}"), NOW), NOW) == Ripple()
     answer(sharing, leader, "fine")
     for number in range(1000):
-        sharing.join(Queued(entry(f"later {number}"), NOW), NOW)
+        sharing.join(queued_at(entry(f"later {number}"), NOW), NOW)
     del leader
     assert sum(input() is not None for input in inputs) == 0
     assert sharing.recall("t", "follower 7", NOW) is not None
@@ -464,7 +464,7 @@ def test_of_what_is_kept_identical_requests_are_forgotten_first_and_the_oldest_o
         return [number for number in range(8) if sharing.recall("t", f"task {number}", NOW) is not None]
 
     assert tasks() == [0, 1, 2, 3]
-    assert sharing.join(Queued(make("again", same("0")), NOW), NOW) is None
+    assert sharing.join(queued_at(make("again", same("0")), NOW), NOW) is None
     answer(sharing, lead(sharing, make("task 4", Share(ShareKind.TASK, "task 4", b"", 60.0))), "x" * 1000)
     assert tasks() == [1, 2, 3, 4]
 
@@ -472,7 +472,7 @@ def test_of_what_is_kept_identical_requests_are_forgotten_first_and_the_oldest_o
 def test_an_outcome_that_is_larger_than_all_that_may_be_kept_is_not_kept() -> None:
     sharing = Sharing(KeptLimits.of(8000, 8000))
     answer(sharing, lead(sharing, make("1", same())), "x" * 1000)
-    assert sharing.join(Queued(make("2", same()), NOW), NOW) is None
+    assert sharing.join(queued_at(make("2", same()), NOW), NOW) is None
     assert left_over(sharing) == {}
 
 
@@ -502,7 +502,7 @@ def test_parameters_that_mean_the_same_are_the_same() -> None:
 def test_a_follower_is_late_to_the_instant_and_once() -> None:
     sharing = Sharing(PLENTY)
     leader = lead(sharing, make("leader", same()))
-    followers = [Queued(make(f"f{timeout}", same(), timeout=float(timeout)), NOW) for timeout in (3, 1, 2)]
+    followers = [queued_at(make(f"f{timeout}", same(), timeout=float(timeout)), NOW) for timeout in (3, 1, 2)]
     for follower in followers:
         sharing.join(follower, NOW)
     assert sharing.overdue(NOW + 0.999) == []
@@ -518,7 +518,7 @@ def test_a_follower_is_late_to_the_instant_and_once() -> None:
 def test_a_leader_that_nobody_waits_for_is_idle_when_its_last_follower_leaves() -> None:
     sharing = Sharing(PLENTY)
     leader = lead(sharing, make("leader", same()))
-    followers = [Queued(make(f"f{number}", same()), NOW) for number in range(2)]
+    followers = [queued_at(make(f"f{number}", same()), NOW) for number in range(2)]
     for follower in followers:
         assert sharing.join(follower, NOW) == Ripple()
     assert sharing.cancel(leader) == Ripple()

@@ -7,7 +7,7 @@ import pytest
 
 from headway import errors
 from headway.core import verdicts
-from headway.core.packing import Queued
+from headway.core.packing import Queued, queued_at
 from headway.core.retention import KeptLimits, weight
 from headway.core.sharing import Ripple, Sharing, keeps
 from headway.model import Entry, Failure, Ran, Reply, Share, ShareKind
@@ -24,7 +24,7 @@ def task(id: str, keep: float = 60.0) -> Share:
 
 def join(sharing: Sharing, entry: Entry) -> Queued:
     """Offer an entry that is to wait for another one's outcome."""
-    queued = Queued(entry, NOW)
+    queued = queued_at(entry, NOW)
     assert sharing.join(queued, NOW) == Ripple()
     assert sharing.follows(queued)
     return queued
@@ -45,14 +45,14 @@ class TestAnOutcome:
     def test_that_is_kept_tells_it_too(self) -> None:
         sharing = Sharing(PLENTY)
         sharing.end(lead(sharing, make("leader", same())), self.OWN, NOW)
-        later = Queued(msgspec.structs.replace(make("later", same()), nonce=7), NOW)
+        later = queued_at(msgspec.structs.replace(make("later", same()), nonce=7), NOW)
         told = Reply("later", "t", "fine", None, self.RAN, 0.25, 3, ShareKind.SAME, kept=True, nonce=7)
         assert sharing.join(later, NOW) == Ripple(replies=[(later, told)])
 
     def test_leaves_nothing_of_its_leader_behind(self) -> None:
         sharing = Sharing(PLENTY)
         leader = lead(sharing, make("leader", same()), now=0.0)
-        follower = Queued(make("follower", same()), 0.0)
+        follower = queued_at(make("follower", same()), 0.0)
         assert sharing.join(follower, 0.0) == Ripple()
         leader.place = "a room"
         assert sharing.cancel(leader) == Ripple()
@@ -65,7 +65,7 @@ class TestAnOutcome:
     def test_of_its_own_makes_a_follower_wait_for_its_leaders_no_longer(self) -> None:
         sharing = Sharing(PLENTY)
         leader = lead(sharing, make("leader", same()), now=0.0)
-        follower = Queued(make("follower", same()), 0.0)
+        follower = queued_at(make("follower", same()), 0.0)
         assert sharing.join(follower, 0.0) == Ripple()
         assert sharing.end(follower, Reply("follower", "t", None, LATE), 0.0, late=True) == Ripple()
         assert not sharing.follows(follower)
@@ -179,7 +179,7 @@ class TestATask:
 
     def test_is_not_led_by_one_that_only_waits_for_it(self) -> None:
         sharing = Sharing(PLENTY)
-        sharing.lead(Queued(make("poll", task("task")), 0.0), 0.0)
+        sharing.lead(queued_at(make("poll", task("task")), 0.0), 0.0)
         assert sharing.recall("t", "task", 0.0) is None
 
 
@@ -223,7 +223,7 @@ class TestWhatIsKept:
     def test_for_less_than_a_second_is_there_until_then(self) -> None:
         sharing = Sharing(self.BUDGET)
         answer(sharing, lead(sharing, make("first", same(keep=0.5))), "fine")
-        later = Queued(make("later", same(keep=0.5)), NOW + 0.4)
+        later = queued_at(make("later", same(keep=0.5)), NOW + 0.4)
         ripple = sharing.join(later, NOW + 0.4)
         assert isinstance(ripple, Ripple)
         assert [reply.output for _, reply in ripple.replies] == ["fine"]

@@ -6,7 +6,7 @@ import pytest
 
 from headway import errors
 from headway.config import Settings
-from headway.core.packing import Queued
+from headway.core.packing import queued_at
 from headway.core.retention import KeptLimits
 from headway.core.sharing import Sharing, is_task, shares_of, unkept
 from headway.model import Entry, Failure, Reply, Share, ShareKind
@@ -69,7 +69,7 @@ class TestUnkept:
 class TestIdsOfTasks:
     def finished(self) -> Sharing:
         sharing = Sharing(LIMITS)
-        queued = Queued(entry(TASK), 0.0)
+        queued = queued_at(entry(TASK), 0.0)
         sharing.lead(queued, 0.0)
         assert sharing.with_id(entry(), 0.0) == entry(), "it still runs: that is a conflict elsewhere"
         sharing.end(queued, Reply("id", "t", None, Failure(errors.SHED, "full")), 0.0)

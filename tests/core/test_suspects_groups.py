@@ -7,7 +7,7 @@ import math
 import msgspec
 import pytest
 
-from headway.core.packing import SUSPECT, Queued
+from headway.core.packing import SUSPECT, Queued, queued_at
 from headway.core.suspects import (
     FIRST,
     LEAST_COST,
@@ -30,7 +30,8 @@ ANN, BOB = ("t", "ann"), ("t", "bob")
 def some(*callers: str) -> list[Queued]:
     """An entry of each caller, named by its place."""
     return [
-        Queued(msgspec.structs.replace(entry(str(place)), caller=caller), 0.0) for place, caller in enumerate(callers)
+        queued_at(msgspec.structs.replace(entry(str(place)), caller=caller), 0.0)
+        for place, caller in enumerate(callers)
     ]
 
 

@@ -35,6 +35,7 @@ from headway.identity.callers import make_caller
 from headway.identity.open import OpenIdentity
 from headway.limiter import Limiter
 from headway.model import Caller, Entry, Failure, Item, Limit, Reply, ShareKind, Slot, Wait, WorkerInfo, WorkerStatus
+from headway.ports import Broker
 from headway.supervisor import Supervisor
 from headway.tally import Tally
 
@@ -92,7 +93,7 @@ class EchoGateway:
     """
 
     def __init__(self, broker: MemoryBroker) -> None:
-        self.broker = broker
+        self.broker: Broker = broker
         self.limiter = Limiter(3, lambda: INSTANT)
         self.refusals: list[tuple[str, Failure]] = []
         self.hold = False

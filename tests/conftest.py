@@ -1,16 +1,24 @@
-"""Settings of the whole test run, and the servers that it shares."""
+"""Settings of the whole test run, the servers that it shares, and which tests start processes.
+
+Tests may run side by side in several workers of pytest-xdist. Each worker is a process with servers, ports and folders of
+its own; see `servers`, `postgres` and `tests.servers`.
+"""
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections.abc import Iterator
+from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
 
+from tests.contracts.ledgers import DATABASES, POOLED
 from tests.servers.postgres import SharedPostgres
-from tests.servers.redis import SharedServers
+from tests.servers.redis import FOREIGN, KINDS, SharedServers
 
 # The machine that checks is shared and slow at times: a case may take long, and the same cases run every time.
 settings.register_profile("house", deadline=None, derandomize=True, print_blob=True)
@@ -27,6 +35,43 @@ settings.register_profile(
 # Cases are drawn from literals in the sources too, as far as these have been imported: other cases after every change,
 # and where a test runs alone.
 providers._get_local_constants = Constants
+
+MOST_WORKERS = 16
+"""Beyond so many, servers and memory cost more than they bring."""
+PROCESSES = "processes"
+"""Mark of the tests that start processes, servers among them."""
+OF_PROCESSES = ("tests/e2e/", "tests/redis/", "tests/servers/")
+"""Folders whose tests all have it."""
+SERVERS = frozenset(KINDS) | (DATABASES.keys() | POOLED.keys()) - {"sqlite"}
+"""Parameters that name a real server; the tests that are given one have it, too."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """How many workers `-n auto` means: tests wait for half of their time, so two for each core."""
+    return 1 if FOREIGN in os.environ else min(2 * (os.cpu_count() or 1), MOST_WORKERS)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what starts processes by its folder or its parameters; what else does so has the mark in its file."""
+    for item in items:
+        given = item.callspec.params.values() if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ()
+        if item.nodeid.startswith(OF_PROCESSES) or any(isinstance(value, str) and value in SERVERS for value in given):
+            item.add_marker(PROCESSES)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Hold tests to their mark: without it, whoever starts a process fails."""
+    if item.get_closest_marker(PROCESSES):
+        return (yield)
+    with mock.patch.object(subprocess.Popen, "__init__", _unmarked):
+        return (yield)
+
+
+def _unmarked(*arguments: object, **options: object) -> None:
+    raise AssertionError(f"a test that starts processes has the mark `{PROCESSES}`")
 
 
 @pytest.fixture(scope="session")

@@ -153,6 +153,7 @@ def test_without_a_timer_what_comes_later_is_waited_for(kind: str, servers: Shar
     served(server.url, main)
 
 
+@pytest.mark.processes
 def test_not_even_a_server_is_waited_for_for_ever(servers: SharedServers, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main(loop: ServedLoop, asked: Any) -> None:
         await asked.execute_command("BLPOP", "nothing", 0)
@@ -162,6 +163,7 @@ def test_not_even_a_server_is_waited_for_for_ever(servers: SharedServers, monkey
         served(servers.of("valkey").url, main)
 
 
+@pytest.mark.processes
 def test_time_goes_on_when_the_server_is_killed_and_when_it_is_back(tmp_path: Path) -> None:
     with RedisServer("valkey", tmp_path, password="secret") as server:
 
@@ -178,6 +180,7 @@ def test_time_goes_on_when_the_server_is_killed_and_when_it_is_back(tmp_path: Pa
         served(server.url, main)
 
 
+@pytest.mark.processes
 def test_a_server_that_hangs_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with RedisServer("valkey", tmp_path) as server:
 

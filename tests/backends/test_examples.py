@@ -23,6 +23,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 LONG = 30.0
 
 
+@pytest.mark.processes
 def test_the_emulated_gpu_enforces_the_rules_of_a_real_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EMULATED_MS", "1")
     monkeypatch.setenv("EMULATED_MAX", "3")
@@ -57,6 +58,7 @@ async def remote_api(*options: str) -> AsyncIterator[RemoteTarget]:
         await process.communicate()
 
 
+@pytest.mark.processes
 def test_the_remote_api_takes_both_formats_and_refuses_too_many() -> None:
     async def main() -> None:
         async with remote_api("--ms", "1", "--max", "2") as target:

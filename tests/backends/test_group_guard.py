@@ -12,6 +12,8 @@ import pytest
 from headway.backends import group_guard
 from headway.backends.group_guard import GroupGuard
 
+pytestmark = pytest.mark.processes
+
 LONG = 30.0
 
 

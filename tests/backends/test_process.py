@@ -36,6 +36,8 @@ from headway.target import FileTarget, ModuleTarget
 from tests.backends.entries import batch
 from tests.backends.recorder import Recorder
 
+pytestmark = pytest.mark.processes
+
 LONG = 30.0
 FAULTS = ModuleTarget("tests.targets.faults", "answer")
 Act = Callable[[ProcessBackend, Recorder], Awaitable[None]]

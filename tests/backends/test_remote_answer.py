@@ -80,6 +80,7 @@ def any_length(monkeypatch: pytest.MonkeyPatch) -> None:
 BODIES = [b'["a"]', b'{"outputs":[null]}', b'["\\ud83d\\ude00"]', b"[]", b"[", b'{"a":1}', b"[" + BOMB + b"]"]
 
 
+@pytest.mark.processes
 @pytest.mark.usefixtures("any_length")
 def test_a_process_of_its_own_reads_the_same() -> None:
     def here(body: bytes) -> object:
@@ -100,6 +101,7 @@ def test_a_process_of_its_own_reads_the_same() -> None:
     assert asyncio.run(main()) == [here(body) for body in BODIES]
 
 
+@pytest.mark.processes
 def test_a_long_answer_is_read_whole() -> None:
     texts = ["x" * 3_000_000, "é" * 1_000_000]
 
@@ -109,6 +111,7 @@ def test_a_long_answer_is_read_whole() -> None:
     assert asyncio.run(main()) == [Item(text) for text in texts]
 
 
+@pytest.mark.processes
 @pytest.mark.usefixtures("any_length")
 def test_a_reader_that_nobody_waits_for_any_more_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
@@ -130,6 +133,7 @@ def test_a_reader_that_nobody_waits_for_any_more_is_killed(monkeypatch: pytest.M
     asyncio.run(main())
 
 
+@pytest.mark.processes
 @pytest.mark.usefixtures("any_length")
 def test_a_reader_that_ends_before_it_has_said_all_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", "true")
@@ -137,6 +141,7 @@ def test_a_reader_that_ends_before_it_has_said_all_is_no_answer(monkeypatch: pyt
         asyncio.run(remote_reader.read(bytearray(b'["a"]'), 1))
 
 
+@pytest.mark.processes
 @pytest.mark.usefixtures("any_length")
 def test_where_no_reader_can_be_started_the_answer_is_read_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", "/nowhere/python")

@@ -13,6 +13,8 @@ from headway.target import ModuleTarget
 from tests.backends.entries import batch
 from tests.backends.recorder import Recorder
 
+pytestmark = pytest.mark.processes
+
 
 def fails_with(word: str, kind: type[BackendError], timeout: float) -> BackendError:
     """What a batch of this word comes to."""

@@ -8,7 +8,11 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import pytest
+
 from tests.cli.command import run
+
+pytestmark = pytest.mark.processes
 
 PATIENT = {"HEADWAY_GPU_TIMEOUT_MS": "30000"}
 """A batch may take long where others keep the machine busy."""

@@ -257,6 +257,7 @@ def test_no_durations(text: str) -> None:
         command.duration("--expires", text, 0.0)
 
 
+@pytest.mark.processes
 def test_environment_and_file_say_where_keys_are_too(tmp_path: Path) -> None:
     ledger = f"sqlite:///{tmp_path}/headway.db"
     made = run(["keys", "create", *WHO], tmp_path, HEADWAY_LEDGER=ledger)

@@ -27,12 +27,14 @@ def modules_after(statement: str) -> set[str]:
     return {name.split(".")[0] for name in json.loads(done.stdout.splitlines()[-1])}
 
 
+@pytest.mark.processes
 def test_help_imports_nothing_heavy() -> None:
     modules = modules_after("from headway.cli import main; main(['--help'])")
     assert "typer" in modules
     assert modules & HEAVY == set()
 
 
+@pytest.mark.processes
 def test_the_command_line_itself_does_not_import_its_looks() -> None:
     assert modules_after("import headway.cli") & (HEAVY | {"rich"}) == set()
 
@@ -109,6 +111,7 @@ def test_a_bad_setting_is_exit_code_3(arguments: list[str], message: str, capsys
         assert shown.out == ""
 
 
+@pytest.mark.processes
 def test_a_bad_setting_stops_a_real_process_whatever_its_source(tmp_path: Path) -> None:
     (tmp_path / "headway.toml").write_text("max_batch_size = 200\n")
     wrong_file = run(["serve", "x:y"], tmp_path)

@@ -69,6 +69,7 @@ def test_a_fallback_that_is_no_target_is_named(capsys: pytest.CaptureFixture[str
     )
 
 
+@pytest.mark.processes
 def test_a_real_process_without_a_broker_ends_with_3(tmp_path: Path) -> None:
     done = run(["gateway"], tmp_path)
     assert (done.returncode, done.stdout) == (3, "")

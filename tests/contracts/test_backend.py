@@ -18,6 +18,8 @@ from headway.target import ModuleTarget, RemoteTarget
 from tests.backends.entries import batch
 from tests.backends.remote import faults, served
 
+pytestmark = pytest.mark.processes
+
 LONG = 60.0
 SHORT = 0.15
 

@@ -136,7 +136,9 @@ def test_an_id_of_several_tenants_has_a_record_of_each_the_newest_first(database
     opened(database, story)
 
 
-@pytest.mark.parametrize("id", ["", "unknown", "'; DROP TABLE headway_requests; --", new_id()])
+@pytest.mark.parametrize(
+    "id", ["", "unknown", "'; DROP TABLE headway_requests; --", new_id()], ids=["none", "word", "sql", "uuid"]
+)
 def test_an_unknown_id_has_no_record(database: Database, id: str) -> None:
     async def story(ledger: Ledger) -> None:
         await ledger.write([record()])

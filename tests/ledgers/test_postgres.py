@@ -23,6 +23,8 @@ from tests.servers.pgbouncer import PgBouncer
 from tests.servers.ports import LOOPBACK
 from tests.servers.postgres import RunningPostgres, SharedPostgres
 
+pytestmark = pytest.mark.processes
+
 LONG = 60.0
 
 Story = Callable[[PostgresLedger], Coroutine[Any, Any, None]]

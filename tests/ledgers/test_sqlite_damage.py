@@ -59,6 +59,7 @@ def made(path: Path) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("offset", [0, 4096])
 def test_a_damaged_file_ends_the_start_and_every_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], offset: int
@@ -96,6 +97,7 @@ def test_damage_of_a_file_in_use_lets_nobody_in(tmp_path: Path, damage: Callable
     asyncio.run(main())
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "work",
     [lambda ledger: ledger.write([record()]), lambda ledger: ledger.find(record().id)],

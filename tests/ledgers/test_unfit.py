@@ -28,6 +28,8 @@ from tests.contracts.test_ledgers import AT, record
 from tests.servers.postgres import PostgresServer
 from tests.servers.tls import Authority
 
+pytestmark = pytest.mark.processes
+
 LONG = 60.0
 UNREACHABLE = "postgresql://headway:canary@127.0.0.1:1/headway"
 

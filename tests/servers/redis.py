@@ -27,6 +27,8 @@ KINDS = ("valkey", "redis")
 OLDEST = (7, 0)
 REQUIRED = "HEADWAY_TEST_REQUIRE_SERVERS"
 FOREIGN = "HEADWAY_TEST_REDIS_URL"
+WORKERS = "PYTEST_XDIST_WORKER_COUNT"
+"""Set by pytest-xdist in each of its workers."""
 
 
 def client(url: str, **how: Any) -> redis.Redis:
@@ -264,6 +266,8 @@ class SharedServers:
 
 
 def _foreign(url: str) -> RunningServer:
+    if os.environ.get(WORKERS, "1") != "1":
+        pytest.fail(f"{FOREIGN}: its one database is for one worker, as tests flush it; run pytest with -n 0")
     server = RunningServer(url)
     keys = server.command("DBSIZE")
     if keys:

@@ -12,7 +12,17 @@ import pytest
 import redis
 
 from tests.e2e.client import PATIENCE, wait_until
-from tests.servers.redis import FOREIGN, KINDS, REQUIRED, RedisServer, RunningServer, SharedServers, client, lacking
+from tests.servers.redis import (
+    FOREIGN,
+    KINDS,
+    REQUIRED,
+    WORKERS,
+    RedisServer,
+    RunningServer,
+    SharedServers,
+    client,
+    lacking,
+)
 
 kinds = pytest.mark.parametrize("kind", KINDS)
 
@@ -122,6 +132,10 @@ def test_a_foreign_server_must_be_empty_and_only_its_database_is_used(
     with RedisServer("valkey", tmp_path / "foreign") as own:
         own.command("SET", "treasure", "1")
         monkeypatch.setenv(FOREIGN, own.url)
+        monkeypatch.setenv(WORKERS, "2")
+        with pytest.raises(pytest.fail.Exception, match="one worker"):
+            SharedServers(tmp_path).of("redis")
+        monkeypatch.setenv(WORKERS, "1")
         with pytest.raises(pytest.fail.Exception, match="1 keys"):
             SharedServers(tmp_path).of("redis")
         monkeypatch.setenv(FOREIGN, own.url.removesuffix("/0") + "/1")

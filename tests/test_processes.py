@@ -1,0 +1,28 @@
+"""Tests that start processes are known by their mark."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+
+import pytest
+
+NOTHING = [sys.executable, "-c", ""]
+
+
+def test_without_the_mark_no_process_is_started() -> None:
+    with pytest.raises(AssertionError, match="has the mark `processes`"):
+        subprocess.run(NOTHING, check=True)
+    with pytest.raises(AssertionError, match="has the mark `processes`"):
+        asyncio.run(asyncio.create_subprocess_exec(*NOTHING))
+
+
+@pytest.mark.processes
+def test_with_the_mark_one_is() -> None:
+    subprocess.run(NOTHING, check=True)
+
+
+@pytest.mark.parametrize("kind", ["valkey", "memory"])
+def test_who_is_given_a_server_by_its_name_has_the_mark(kind: str, request: pytest.FixtureRequest) -> None:
+    assert (request.node.get_closest_marker("processes") is not None) == (kind == "valkey")

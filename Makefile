@@ -1,7 +1,8 @@
 # Everything runs in .venv, which the first target that needs it makes from the hash locks.
 #
 #   make serve               two emulated GPUs on http://127.0.0.1:8000
-#   make test                the tests
+#   make test                the tests, side by side in JOBS=auto workers (two for each core; 0: one after the other)
+#   make test-fast           those that start no server and no other process
 #   make check               format, lint, types, tests: what has to pass before a change lands
 #   make fuzz                damaged inputs for every parser at the door, a million in all; or CASES=…, SEED=…
 #   make explore             the property tests with random seeds, for MINUTES=10; or SEED=…
@@ -19,6 +20,7 @@
 PYTHON ?= python3
 ARGS ?=
 CASES ?= 1000000
+JOBS ?= auto
 MINUTES ?= 10
 SEED ?=
 
@@ -26,12 +28,14 @@ MAKEFLAGS += --no-print-directory
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --no-deps --require-hashes
+# Bytecode is kept, wherever that is turned off: else each worker, and each server that it starts, compiles all anew.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n $(JOBS) --dist worksteal
 LOCK := $(BIN)/uv pip compile --no-config --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' --quiet \
 	$(if $(UPGRADE),--upgrade) pyproject.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check format fuzz explore mutants bench triton example-embeddings lock audit clean
+.PHONY: help setup serve test test-fast check format fuzz explore mutants bench triton example-embeddings lock audit clean
 
 help:
 	@sed -n '/^#   make/s/^#   //p' Makefile
@@ -42,13 +46,16 @@ serve: .venv/.ready
 	$(BIN)/headway serve examples/emulated_gpu.py:EmulatedGPU --workers 2 --max-batch-size 100 $(ARGS)
 
 test: .venv/.ready
-	$(BIN)/pytest $(ARGS)
+	$(PYTEST) $(ARGS)
+
+test-fast: .venv/.ready
+	$(PYTEST) -m 'not processes' --ignore tests/e2e --ignore tests/redis --ignore tests/servers $(ARGS)
 
 check: .venv/.ready
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 format: .venv/.ready
 	$(BIN)/ruff format .

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core import policies
-from headway.core.departure import Go, Hold, Load, View, decide
+from headway.core.departure import Go, Hold, Load, Rule, View, decide
 from headway.core.policies.paced import headway
 from headway.core.policies.pid import KD, KI, KP, Pid
 from headway.core.policies.table import Table
@@ -96,6 +96,10 @@ class TestPaced:
             (1000.0, 0.100, 0.0, 2, 0.050),
             (10_000.0, 0.100, 0.0, 11, 0.100 / 11),
             (400.0, 0.080, 0.002, 2, 0.080 / 1.2),
+            (1000.0, 0.050, 0.001, 2, 0.050),
+            (1000.0, 0.100, 0.0, 1, 0.100),
+            (20.0, 0.100, 0.0, 2, 0.050),
+            (4000.0, 0.050, 0.001, 4, 0.150 / 4),
         ],
     )
     def test_the_gap_is_alpha_over_k_less_beta_lambda(
@@ -134,6 +138,16 @@ class TestPaced:
     )
     def test_there_is_no_gap_where_there_is_nothing_to_space(self, load: Load) -> None:
         assert headway(load) == 0.0
+
+    def test_the_rule_tells_what_is_expected(self) -> None:
+        rule = policies.build("paced", None).rule(replace(BUSY, beta=0.001))
+        assert (rule.size, rule.window) == (100, math.inf)
+        assert rule.rate == BUSY.rate
+        assert rule.service == pytest.approx(0.2)
+
+    def test_the_rule_of_few_arrivals_holds_nothing(self) -> None:
+        few = replace(BUSY, rate=15.0)
+        assert policies.build("paced", None).rule(few) == Rule(100, headway=0.0, rate=15.0, service=0.1)
 
     def test_departures_are_evenly_spaced(self) -> None:
         """Two GPUs of 100 ms at 1,000 requests/s: one leaves every 50 ms, half full, never two in a row."""

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.retention import OVERHEAD, KeptLimits, Retention, weight
+from headway.model import Failure, Reply
 
 LIMITS = KeptLimits.of(total=100, tenant=40)
 STEPS = st.lists(
@@ -101,9 +102,18 @@ def test_text_that_may_take_four_bytes_a_character_counts_so() -> None:
     assert weight(None) > OVERHEAD
 
 
+def test_an_outcome_of_the_largest_size_is_kept_and_a_larger_one_is_not() -> None:
+    limits = KeptLimits.of(10_000, 10_000)
+    room = limits.largest - OVERHEAD
+    assert limits.keeps(Reply("id", "t", "x" * room))
+    assert not limits.keeps(Reply("id", "t", "x" * (room + 1)))
+    assert limits.keeps(Reply("id", "t", None, Failure("SHED", "busy")))
+
+
 def test_budgets_shrink_with_the_memory_there_is_and_are_split_between_shards() -> None:
     limits = KeptLimits.of(256, 64)
     assert (limits.tenant, limits.largest) == (64, 16)
+    assert repr(KeptLimits.of(100, 31).largest) == "7"
     assert KeptLimits.of(64, 256) == KeptLimits.of(64, 64)
     assert limits.within(1000) == limits
     assert limits.within(128) == KeptLimits.of(128, 32)

@@ -48,8 +48,17 @@ class TestPaced:
             (Load(5_000.0, 0.1, 0.0, 11, 100), False),
             (Load(900.0, 0.1, 0.0, 1, 100), False),
             (Load(5.0, 0.1, 0.0, 2, 100), False),
+            (Load(1_601.0, 0.1, 0.0, 2, 100), True),
+            (Load(1_600.0, 0.1, 0.0, 2, 100), False),
         ],
-        ids=["a busy fleet", "one with GPUs to spare", "one GPU has nobody to bunch with", "few arrivals"],
+        ids=[
+            "a busy fleet",
+            "one with GPUs to spare",
+            "one GPU has nobody to bunch with",
+            "few arrivals",
+            "two GPUs above the bound",
+            "two GPUs on the bound",
+        ],
     )
     def test_spaces_full_batches_where_there_is_something_to_space(self, load: Load, spaced: bool) -> None:
         rule = policies.build("paced", None).rule(load)

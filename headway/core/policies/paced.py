@@ -44,9 +44,7 @@ SILENCE = 3.0
 
 def headway(load: Load) -> float:
     """The even gap s* in seconds; 0 when arrivals are too few for a gap to gather a second entry."""
-    if load.alpha <= 0.0 or load.slots <= 0:
-        return 0.0
-    if load.rate * load.alpha / load.slots < WORTH_SPACING:
+    if load.slots <= 0 or load.rate * load.alpha / load.slots < WORTH_SPACING:
         return 0.0
     saturated = load.batch_seconds(load.max_batch) / load.slots
     spare = load.slots - load.beta * load.rate

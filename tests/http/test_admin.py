@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from headway import __version__
 from headway.gateway import new_id
 from headway.model import Caller, Entry, Item, Role
 from tests import virtual_time
@@ -112,6 +113,8 @@ def test_health_and_readiness_of_an_idle_service() -> None:
         assert health["status"] == "ok"
         assert (health["gpu_utilization"], health["queue_depth"], health["requests_per_second"]) == (0.0, 0, 0.0)
         assert health["workers"] == {"starting": 0, "healthy": 1, "degraded": 0, "offline": 0}
+        assert (health["policy"], health["broker"], health["version"]) == ("paced", "", __version__)
+        assert health["id"]
         assert [queue["tier"] for queue in health["queues"]] == ["enterprise", "paid", "free"]
         for path in ("/livez", "/readyz", "/healthz"):
             answer = await port.get(path)

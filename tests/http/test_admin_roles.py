@@ -215,6 +215,16 @@ def test_the_ledger_tells_how_a_request_failed() -> None:
     played(scene)
 
 
+@pytest.mark.parametrize("hangs", [False, True])
+def test_the_ledger_is_asked_for_a_tenants_request_although_the_broker_is_away(hangs: bool) -> None:
+    async def scene(stand: Stand, _: Port) -> None:
+        port = Port(stand, Role.CONTROLLER, broker=Unreachable(hangs), ledger=Recorded(hangs=False))
+        shown = await port.get(f"/internal/requests/{ID}?tenant=acme")
+        assert (shown.status, shown.json["status"]) == (200, "failed")
+
+    played(scene)
+
+
 def test_a_ledger_that_hangs_is_not_waited_for() -> None:
     async def scene(stand: Stand, _: Port) -> None:
         port = Port(stand, Role.CONTROLLER, ledger=Recorded(hangs=True))
@@ -222,6 +232,7 @@ def test_a_ledger_that_hangs_is_not_waited_for() -> None:
             refused = await port.get(f"/internal/requests/{ID}")
         assert refused.status == 503
         assert "does not answer within 800 ms" in refused.json["detail"]
+        assert (refused.headers["retry-after"], refused.headers["x-headway-dropped-reason"]) == ("1", "ledger")
 
     played(scene)
 
@@ -246,7 +257,7 @@ def test_without_the_broker_every_route_answers(role: Role, hangs: bool) -> None
             assert loop.time() - begun <= PATIENCE + 0.01
             assert (answer.status, answer.json["error"]) == (503, "SERVICE_OVERLOADED"), path
             assert reason in answer.json["detail"]
-            assert answer.headers["retry-after"] == "1"
+            assert (answer.headers["retry-after"], answer.headers["x-headway-dropped-reason"]) == ("1", "broker")
         scrape = await port.get("/metrics")
         assert scrape.status == 200
         families = {family.name: family for family in text_string_to_metric_families(scrape.body.decode())}

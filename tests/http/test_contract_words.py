@@ -12,7 +12,6 @@ from headway.config import Settings
 from headway.http import openapi
 from headway.http.components import LIMITED
 
-DOCUMENT = openapi.document(Settings())
 GUIDE = (Path(__file__).parents[2] / "docs" / "guide.md").read_text()
 WORDS = {
     "parameter": "name in description required schema allowEmptyValue $ref",
@@ -26,6 +25,12 @@ WORDS = {
 }
 """What each kind of object may say; a reader ignores any other word."""
 METHODS = ("get", "post", "delete")
+PLACES = ("path", "query", "header")
+TYPES = {"string", "integer", "number", "boolean", "object", "array", "null"}
+
+
+def document() -> dict[str, Any]:
+    return openapi.document(Settings())
 
 
 def schemas(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -60,13 +65,14 @@ def parameters(held: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]
 
 def objects() -> Iterator[tuple[str, dict[str, Any]]]:
     """Each object of the document that has words of its own, with its kind."""
-    parts = DOCUMENT["components"]
+    whole = document()
+    parts = whole["components"]
     for schema in parts["schemas"].values():
         yield from schemas(schema)
     yield from parameters(list(parts["parameters"].values()))
     for response in parts["responses"].values():
         yield from answers(response)
-    for path in DOCUMENT["paths"].values():
+    for path in whole["paths"].values():
         yield from parameters(path.get("parameters", []))
         for operation in (path[method] for method in METHODS if method in path):
             yield "operation", operation
@@ -81,6 +87,27 @@ def test_each_object_says_only_what_its_kind_can_say(kind: str) -> None:
     said = [set(one) - {*WORDS[kind].split()} for found, one in objects() if found == kind]
     assert said
     assert not set().union(*said)
+
+
+def test_types_and_places_are_such_as_there_are() -> None:
+    for kind, one in objects():
+        if kind == "schema" and "type" in one:
+            types = [one["type"]] if isinstance(one["type"], str) else one["type"]
+            assert TYPES.issuperset(types), one
+        if kind == "parameter" and "$ref" not in one:
+            assert {"name", "in", "description", "schema"} <= set(one), one
+            assert one["in"] in PLACES, one
+            assert one.get("required", False) is (one["in"] == "path"), one
+
+
+def test_native_routes_demand_a_body() -> None:
+    bodies = [item["post"]["requestBody"] for item in document()["paths"].values() if "post" in item]
+    assert [body["required"] for body in bodies] == [True] * 3
+
+
+def test_probes_take_a_parameter_without_a_value() -> None:
+    probes = [item["get"]["parameters"] for path, item in document()["paths"].items() if path.endswith("z")]
+    assert [(one["name"], one["allowEmptyValue"]) for (one,) in probes] == [("verbose", True)] * 3
 
 
 def test_what_a_schema_demands_it_describes() -> None:
@@ -106,7 +133,7 @@ def test_header_fields_have_the_names_of_the_guide() -> None:
 def test_every_answer_to_a_caller_with_limits_has_their_fields() -> None:
     limited = [
         response
-        for path, item in DOCUMENT["paths"].items()
+        for path, item in document()["paths"].items()
         for method in METHODS
         if method in item and not path.endswith("z")
         for status, response in item[method]["responses"].items()

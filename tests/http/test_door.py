@@ -361,15 +361,18 @@ def test_an_app_that_reads_its_body_gets_all_of_it() -> None:
 )  # fmt: skip
 def test_an_app_whose_client_oversteps_sees_it_leave(more: bytes, later: float, code: str) -> None:
     entered, left = asyncio.Event(), asyncio.Event()
+    doors: list[Door] = []
 
     async def reads(request: Request) -> Response:
         entered.set()
         with pytest.raises(ClientDisconnect):
             await request.body()
+        assert doors[0]._connections(), "it is told before the connection is gone"
         left.set()
         return PlainTextResponse("too late")
 
     async def main(door: Door, client: Client) -> None:
+        doors.append(door)
         await client.send(b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n")
         await entered.wait()
         await client.send(more)

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from headway.errors import STATUS
+from headway.http import hot_lane
 from headway.model import Failure, Reply
-from tests.http.stand import Stand, get, post, served
+from tests.http.stand import INSTANT, Stand, get, post, served
 
 UUID = "0189f7a4-1111-7222-8333-444455556666"
 
@@ -211,6 +212,7 @@ def test_no_good_key_is_401_before_the_body_is_read(value: str) -> None:
         await client.send(post("not even JSON", "/v1/inference", *fields, length=20))
         answer = await client.answer()
         assert (answer.status, answer.error) == (401, "UNAUTHENTICATED")
+        assert answer.json["message"].startswith("the credential is not valid" if value else "a key is required")
         assert answer.header["www-authenticate"] == "Bearer"
         assert answer.header["x-should-retry"] == "false"
         await client.send(b"x" * 7 + post('{"input": "a"}', "/v1/inference", "Authorization: bearer secret"))
@@ -305,6 +307,19 @@ def test_a_client_that_leaves_is_told_to_the_gateway_once() -> None:
                 client.writer.write_eof()
             await stand.gateway.until(lambda: not stand.gateway.waiting)
         assert stand.gateway.abandoned == [("default", asked.id) for asked in stand.gateway.asked]
+
+    served(main)
+
+
+def test_an_answer_says_how_many_milliseconds_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(stand: Stand) -> None:
+        stand.gateway.hold = True
+        client = await stand.connect()
+        await client.send(post('{"input": "a"}'))
+        await stand.gateway.until(lambda: bool(stand.gateway.waiting))
+        monkeypatch.setattr(hot_lane, "monotonic", lambda: INSTANT + 0.25)
+        stand.gateway.release()
+        assert (await client.answer()).json["metadata"]["latency_ms"] == pytest.approx(250.0)
 
     served(main)
 

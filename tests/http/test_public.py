@@ -12,6 +12,7 @@ import pytest
 from headway import errors
 from headway.config import Settings
 from headway.http import openapi, readiness
+from headway.http.prefer import read_prefer
 from headway.model import WorkerInfo, WorkerStatus
 from tests.http.stand import Answer, Stand, get, post, served
 
@@ -142,6 +143,20 @@ def test_the_contract_names_every_route_and_error_of_these_settings() -> None:
     served(main, tiers="gold,tin", default_tier="tin")
 
 
+def _contract() -> Any:
+    """The contract, in which objects have no members but those that are named."""
+
+    def closed(part: Any) -> Any:
+        if isinstance(part, list):
+            return [closed(one) for one in part]
+        if not isinstance(part, dict):
+            return part
+        shut = {"additionalProperties": False} if part.get("type") == "object" and "properties" in part else {}
+        return {**{name: closed(one) for name, one in part.items()}, **shut}
+
+    return closed(openapi.document(Settings()))
+
+
 def _answers(contract: dict[str, Any], path: str, answer: Answer) -> tuple[dict[str, Any], set[str]]:
     """The schema of an answer, and the fields that its header may have beyond those of every answer."""
     operations = contract["paths"][path]
@@ -179,7 +194,7 @@ RESULT = "/v1/result/{task_id}"
     ],
 )
 def test_answers_keep_the_contract(request_: bytes, path: str) -> None:
-    contract = openapi.document(Settings())
+    contract = _contract()
 
     async def main(stand: Stand) -> None:
         await stand.ask(post('{"input": "a"}', "/v1/inference", ADA, "Idempotency-Key: k"))
@@ -193,7 +208,7 @@ def test_answers_keep_the_contract(request_: bytes, path: str) -> None:
 
 @pytest.mark.parametrize("input", ["a", "bad"])
 def test_a_task_keeps_the_contract_in_all_its_states(input: str) -> None:
-    contract = openapi.document(Settings())
+    contract = _contract()
 
     async def main(stand: Stand) -> None:
         stand.go.clear()
@@ -210,7 +225,7 @@ def test_a_task_keeps_the_contract_in_all_its_states(input: str) -> None:
 
 @pytest.mark.parametrize("path", ["/livez", "/readyz?verbose"])
 def test_probes_keep_the_contract(path: str) -> None:
-    contract = openapi.document(Settings())
+    contract = _contract()
 
     async def main(stand: Stand) -> None:
         answer = await stand.ask(get(path))
@@ -232,6 +247,15 @@ def test_the_contract_tells_of_the_checks_in_force() -> None:
         assert re.search(key, good)
     for bad in ("", '"', '""', "k" * 256, " a", "é"):
         assert not re.search(key, bad)
+
+
+def test_the_preferences_that_the_contract_shows_are_heeded() -> None:
+    shown = openapi.document(Settings())["components"]["parameters"]["Prefer"]["schema"]["anyOf"][0]["enum"]
+    assert len(shown) == 2
+    for preference in shown:
+        wish = read_prefer(preference.encode())
+        assert wish is not None
+        assert wish.applied.decode() == preference
 
 
 def test_the_contract_is_valid_openapi() -> None:

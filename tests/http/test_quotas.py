@@ -7,6 +7,7 @@ import socket
 from typing import Any
 
 import pytest
+import structlog
 
 from headway.http.connection import UNCOUNTED
 from headway.http.quotas import Quotas
@@ -201,6 +202,20 @@ def test_chunks_are_counted_as_they_come() -> None:
         await clients[0].send(b"e\r\n" + BODY.encode() + b"\r\n0\r\n\r\n")
         assert (await clients[0].answer()).status == 200
         await gone(stand)
+
+    served(main, keys=TENANTS, max_bodies_mb=2)
+
+
+def test_a_body_of_chunks_that_is_whole_when_it_is_too_much_is_refused_once() -> None:
+    async def main(stand: Stand) -> None:
+        head = f"POST /v1/inference HTTP/1.1\r\nHost: a\r\n{ADA}\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+        quotas(stand)._bodies.free = 0
+        with structlog.testing.capture_logs() as logs:
+            client = await stand.connect()
+            await client.send(head + b"e\r\n" + BODY.encode() + b"\r\n0\r\n\r\n")
+            assert (await client.answer()).header["x-headway-dropped-reason"] == "bodies"
+            assert await client.ended()
+        assert logs == []
 
     served(main, keys=TENANTS, max_bodies_mb=2)
 
@@ -414,6 +429,7 @@ def test_what_is_fetched_is_counted_no_more() -> None:
         stand.later(1.0)
         assert quotas(stand)._bodies.held("acme") < held
         assert (await client.answer()).status == 200
+        await settled(lambda: quotas(stand)._bodies.held("acme") == 0)
         await gone(stand)
 
     served(main, keys=TENANTS)

@@ -104,6 +104,20 @@ def test_one_that_is_not_is_handed_over_under_the_same_id() -> None:
     served(main)
 
 
+@pytest.mark.parametrize("ends", ["Connection: close", "Connection: keep-alive"])
+def test_the_id_of_a_task_is_the_last_answer_where_its_client_wants_no_other(ends: str) -> None:
+    async def main(stand: Stand) -> None:
+        client = await stand.connect()
+        await client.send(post('{"input": "a"}', "/v1/inference", ASYNC, ends))
+        answer = await client.answer()
+        assert task_of(answer)
+        assert answer.header.get("connection") == ("close" if "close" in ends else None)
+        if "close" in ends:
+            assert await client.ended()
+
+    served(main, whole=True)
+
+
 def test_it_is_handed_over_when_it_is_admitted_and_not_before() -> None:
     async def main(stand: Stand) -> None:
         gateway = stand.gateway

@@ -49,6 +49,18 @@ def test_a_gateway_is_ready_as_long_as_it_would_hold_a_request(mode: str) -> Non
     run(main)
 
 
+def test_workers_that_another_route_was_told_of_count_while_requests_are_held() -> None:
+    async def main(clock: Clock) -> None:
+        async with Fleet(clock, FakeBackend(0.1)) as fleet:
+            ready = readiness(fleet)
+            assert ready.judge(await fleet.server.inner.workers())[0] == "ok"
+            await fleet.server.become("refuse")
+            assert fleet.gateway.holding
+            assert await ready.alone() == "degraded"
+
+    run(main)
+
+
 def test_a_gateway_that_held_requests_without_a_worker_is_not_ready_for_that() -> None:
     async def main(clock: Clock) -> None:
         async with Fleet(clock) as fleet:

@@ -34,6 +34,7 @@ async def test_an_admitted_entry_is_claimed_run_and_answered(harness: Harness) -
     entry = ask("hello")
     assert list(await harness.broker.enqueue([entry])) == [None]
     await harness.advance(0.5)
+    claimed_at = harness.now()
     lease = await harness.claim("gpu-7")
     assert list(lease.entries) == [entry]
     await harness.advance(0.25)
@@ -45,6 +46,17 @@ async def test_an_admitted_entry_is_claimed_run_and_answered(harness: Harness) -
     assert reply.ran is not None
     assert (reply.ran.worker, reply.ran.size) == ("gpu-7", 1)
     assert reply.ran.seconds == pytest.approx(0.25, abs=harness.grain)
+    assert reply.ran.claimed_at == pytest.approx(claimed_at, abs=harness.grain)
+
+
+@story
+async def test_a_batch_has_one_item_for_each_entry_or_stays_as_it_is(harness: Harness) -> None:
+    await harness.broker.enqueue([ask("one"), ask("two")])
+    lease = await harness.claim()
+    for count in (0, 1, 3):
+        with pytest.raises(ValueError, match=rf"^{count} items for a lease of 2 entries"):
+            await harness.broker.complete(lease, [Item("x")] * count)
+    assert await harness.broker.complete(lease, [Item("1"), Item("2")]) == Settled(answered=2, departed=0)
 
 
 @story

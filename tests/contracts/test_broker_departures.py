@@ -297,6 +297,22 @@ async def test_who_is_offered_anew_and_finds_no_room_is_told_so(harness: Harness
 
 
 @story
+async def test_a_follower_that_is_too_late_itself_leaves_what_is_kept_as_it_is(harness: Harness) -> None:
+    await admit(harness, sharing("early", same()))
+    await run_alone(harness, "early")
+    await drained(harness)
+    await admit(harness, sharing("first", key(), timeout=1.0), sharing("second", key(), same(), timeout=1.0))
+    lease = await harness.claim()
+    assert ids(lease.entries) == ["first"]
+    await harness.advance(1.5)
+    await harness.broker.release(lease, failed())
+    replies = await drained(harness)
+    assert code(replies["second"]) == errors.DEADLINE_EXCEEDED
+    await admit(harness, sharing("third", same()))
+    assert came_by((await drained(harness))["third"]) == (ShareKind.SAME, True)
+
+
+@story
 async def test_work_given_back_keeps_what_is_in_common(harness: Harness) -> None:
     await admit(harness, sharing("first", task("first"), key()), sharing("second", key()))
     assert await harness.broker.release(await harness.claim())

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from headway import errors
+from headway.brokers.redis.library import RULE_AGE
+from headway.brokers.redis.link import Link
 from headway.core.departure import Rule
 from headway.model import Lease, Member, Role, Stage, Wait
 from tests.contracts.brokers import AT_ONCE, MAX_BATCH, Fixed, ask, drained, failed, ids, slot, story
@@ -142,3 +145,24 @@ async def test_who_is_gone_is_not_believed_to_be_there_although_the_clock_was_pu
     assert [worker.worker_id for worker in await harness.broker.workers()] == ["here"]
     await harness.advance(4.0)
     assert await harness.fleet.lead("here", 3.0)
+
+
+@story
+async def test_no_rule_is_from_a_later_instant_than_that_of_its_claim(
+    harness: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made_at: list[float] = []
+    claim = Link.claim
+
+    async def noted(link: Link, *arguments: Any) -> Any:
+        [name] = [place for place, one in enumerate(arguments) if isinstance(one, str) and "\0" in one]
+        made_at.append(arguments[name + 4])
+        return await claim(link, *arguments)
+
+    monkeypatch.setattr(Link, "claim", noted)
+    await harness.advance(50.0)
+    await harness.broker.enqueue([ask()])
+    await harness.claim()
+    first, second = made_at
+    assert first == 0.0, "no load is known yet"
+    assert harness.now() - RULE_AGE <= second <= harness.now()

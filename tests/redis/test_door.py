@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -154,8 +155,31 @@ def test_who_may_not_see_the_policy_is_trusted_to_have_set_it(tmp_path: Path) ->
 def test_a_server_that_would_evict_is_refused(kind: str, tmp_path: Path) -> None:
     with RedisServer(kind, tmp_path, "maxmemory-policy volatile-lru") as server:
         refused = refusal(server.url)
+        assert refused.value == server.url
         assert refused.reason.startswith("has maxmemory-policy volatile-lru: ")
         assert "CONFIG SET maxmemory-policy noeviction" in refused.mend
+
+
+@pytest.mark.parametrize("name", ["redis_mode", "server_mode"])
+@pytest.mark.parametrize(("mode", "says"), [("cluster", "is a node of a cluster"), ("sentinel", "is a Sentinel")])
+def test_a_server_that_is_none_is_refused_whatever_it_calls_its_mode(name: str, mode: str, says: str) -> None:
+    link = Link("redis://127.0.0.1:1")
+    link._check_server({"redis_version": "7.2.4", name: "standalone"})
+    with pytest.raises(SettingError, match=rf"{says}.*redis\+{mode}://"):
+        link._check_server({"redis_version": "7.2.4", name: mode})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_blocking_read_ends_by_itself(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "BLOCK", 0.01)
+
+    async def act() -> None:
+        async with opened(server.url) as link, asyncio.timeout(10.0):
+            assert await link.pop("nothing") is None
+            assert await link.stream("nothing", b"0") == []
+
+    with RedisServer(kind, tmp_path) as server:
+        run(act())
 
 
 @pytest.mark.parametrize("kind", KINDS)

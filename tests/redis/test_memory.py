@@ -213,7 +213,9 @@ async def test_an_eviction_policy_that_is_changed_at_run_time_is_told_by_who_rea
                 await harness.advance(1.1)
                 await harness.broker.reap()
                 await harness.settle()
-        return sum(event in line["event"] for line in logs)
+        lines = [line for line in logs if event in line["event"]]
+        assert all(line["policy"] == ("noeviction" if event == right else "allkeys-lru") for line in lines)
+        return len(lines)
 
     changed, right = "its eviction policy was changed", "eviction policy is right again"
     assert not await told(changed)

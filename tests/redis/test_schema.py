@@ -36,6 +36,12 @@ def of_release(later: int) -> Callable[[Entry], bytes]:
     return pack
 
 
+def test_the_places_that_the_server_is_told_are_those_of_the_members() -> None:
+    payload = msgspec.msgpack.decode(pack_entry(ask("text", id="a")))
+    assert payload[wire.place_of("schema") - 1] == wire.SCHEMA
+    assert payload[wire.place_of("input") - 1] == "text"
+
+
 async def settled(harness: Stand, *entries: Entry) -> None:
     """Serve until everything has its outcome."""
     for _ in range(60):

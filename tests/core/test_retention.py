@@ -96,6 +96,15 @@ def test_nothing_is_remembered_of_what_went() -> None:
         assert name in ("limits", "bytes", "_numbers") or len(value) < 100
 
 
+def test_the_last_one_of_all_may_go() -> None:
+    retention: Retention[int] = Retention(KeptLimits.of(total=100, tenant=100))
+    for number in range(3):
+        assert retention.add(number, "only", 10, 5.0, spare=False) == []
+        assert retention.overdue(4.9) == []
+        assert retention.overdue(5.0) == [number]
+        assert (len(retention), retention.bytes) == (0, 0)
+
+
 def test_text_that_may_take_four_bytes_a_character_counts_so() -> None:
     assert weight("x" * 100) == OVERHEAD + 100
     assert weight("x" * 99 + "\U0001f600") == OVERHEAD + 400

@@ -31,7 +31,6 @@ from headway import __version__, reload
 from headway.attendance import Attendance
 from headway.backends.group_guard import GroupGuard
 from headway.backends.host_memory import HostMemory
-from headway.backends.http import HttpBackend
 from headway.backends.process import ProcessBackend
 from headway.banner import banner
 from headway.batcher import Batcher, Limits
@@ -418,6 +417,8 @@ def backend_maker(
     killed."""
     start_timeout = settings.start_timeout_ms / 1000
     if isinstance(target, RemoteTarget):
+        from headway.backends.http import HttpBackend  # A third of what a start takes, which local targets are spared.
+
         return lambda: HttpBackend(
             target,
             format=settings.remote_format,

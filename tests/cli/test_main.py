@@ -39,6 +39,11 @@ def test_the_command_line_itself_does_not_import_its_looks() -> None:
     assert modules_after("import headway.cli") & (HEAVY | {"rich"}) == set()
 
 
+@pytest.mark.processes
+def test_what_serves_a_function_does_not_import_the_http_client() -> None:
+    assert "aiohttp" not in modules_after("import headway.wiring")
+
+
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert code_of(["--help"]) == 0
     shown = capsys.readouterr().out

@@ -54,7 +54,11 @@ def pytest_xdist_auto_num_workers() -> int:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what starts processes by its folder or its parameters; what else does so has the mark in its file."""
+    """Mark what starts processes by its folder or its parameters; what else does so has the mark in its file.
+
+    What waits longest comes first: one worker begins with it while the others compute, and in the end they take their share.
+    """
+    items.sort(key=lambda item: not item.nodeid.startswith("tests/e2e/"))
     for item in items:
         given = item.callspec.params.values() if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ()
         if item.nodeid.startswith(OF_PROCESSES) or any(isinstance(value, str) and value in SERVERS for value in given):

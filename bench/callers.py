@@ -106,7 +106,7 @@ class Callers:
         self.loop = asyncio.get_running_loop()
         self._rate = rate
         self._seed = seed
-        self._dice = random.Random(f"callers {seed}")
+        self._rng = random.Random(f"callers {seed}")
         self._held = 0
         self._end = math.inf
         self._done = asyncio.Event()
@@ -122,7 +122,7 @@ class Callers:
         self._end = due + seconds
         look = self.loop.create_task(self._look())
         try:
-            while (due := due + self._dice.expovariate(self._rate)) < self._end:
+            while (due := due + self._rng.expovariate(self._rate)) < self._end:
                 pause = due - self.loop.time()
                 if pause > 0.0:
                     await asyncio.sleep(pause)

@@ -24,14 +24,14 @@ import msgspec
 import uvloop
 
 from headway.brokers.redis.broker import RedisBroker
-from headway.brokers.redis.link import Link
+from headway.brokers.redis.connection import RedisConnection
 from headway.core import policies
 from headway.core.health import BEAT_EVERY
 from headway.core.queue import QueueLimits
 from headway.errors import BrokerUnavailable
-from headway.gateway import new_id
-from headway.model import Entry, Item, Slot, Wait, WorkerInfo, WorkerStatus
-from headway.tally import Tally
+from headway.model import Entry, ItemResult, NoWork, Slot, WorkerInfo, WorkerStatus
+from headway.runtime.counters import Counters
+from headway.runtime.request_id import new_id
 
 BATCH_SECONDS, MAX_BATCH = 0.1, 10
 TICK = 0.002
@@ -108,19 +108,19 @@ async def _claim_on(broker: RedisBroker, worker: str, done: Done) -> None:
     while True:
         done.asked.append(time.time())
         claimed = await _surely(done, lambda: broker.claim(slot, policy))
-        if isinstance(claimed, Wait):
-            await _surely(done, partial(broker.listen, slot, claimed.until))
+        if isinstance(claimed, NoWork):
+            await _surely(done, partial(broker.wait_for_work, slot, claimed.until))
             continue
         done.grants.append((claimed.granted_at, len(claimed.entries), worker))
         await asyncio.sleep(BATCH_SECONDS)
-        items = [Item(entry.input.upper()) for entry in claimed.entries]
+        items = [ItemResult(entry.input.upper()) for entry in claimed.entries]
         await _surely(done, partial(broker.complete, claimed, items))
 
 
 async def _beat_on(broker: RedisBroker, worker: str, done: Done) -> None:
     info = WorkerInfo(worker_id=worker, model=MODEL, status=WorkerStatus.HEALTHY)
     while True:
-        await _surely(done, lambda: broker.beat(info))
+        await _surely(done, lambda: broker.heartbeat(info))
         await asyncio.sleep(BEAT_EVERY)
 
 
@@ -164,13 +164,13 @@ class _Gateway:
         return self._done
 
     async def _send_on(self, broker: RedisBroker) -> None:
-        dice, loop = random.Random(0), asyncio.get_running_loop()
+        rng, loop = random.Random(0), asyncio.get_running_loop()
         due, number = loop.time(), 0
         while True:
             await asyncio.sleep(TICK)
             entries = []
             while due <= loop.time():
-                due += dice.expovariate(self._rate)
+                due += rng.expovariate(self._rate)
                 number += 1
                 entries.append(Entry(new_id(), MODEL, f"input number {number}", 1, "bench", GATEWAY, 10.0, 20.0))
             if entries:
@@ -202,10 +202,10 @@ class _Gateway:
 
 
 async def _broker(stack: AsyncExitStack, url: str, shards: int, process: str) -> RedisBroker:
-    link = Link(url, process=process)
+    link = RedisConnection(url, process=process)
     stack.push_async_callback(link.close)
     await link.open()
-    broker = RedisBroker(link, LIMITS, Tally(), random.random, shards=shards)
+    broker = RedisBroker(link, LIMITS, Counters(), random.random, shards=shards)
     stack.push_async_callback(broker.close)
     return broker
 

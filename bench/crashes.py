@@ -20,12 +20,12 @@ import stand
 import structlog
 from findings import OUT, Findings
 
-from headway.backends.lifetime import Output
-from headway.backends.process import ProcessBackend
+from headway.app.wiring import COLLECT_AFTER
+from headway.backends.process.backend import ProcessBackend
+from headway.backends.process.child_process import Output
+from headway.config.target import FileTarget
 from headway.errors import WorkerCrashed
 from headway.model import Entry
-from headway.target import FileTarget
-from headway.wiring import COLLECT_AFTER
 
 TARGET = """
 import os

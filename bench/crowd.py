@@ -91,9 +91,9 @@ class Crowd:
     """
 
     def __init__(self, url: str, size: int, manners: Manners, seed: int) -> None:
-        self.tally = Tallied()
+        self.counters = Tallied()
         self.manners = manners
-        self.dice = random.Random(seed)
+        self.rng = random.Random(seed)
         self.loop = asyncio.get_running_loop()
         parts = urlsplit(url)
         self.host, self.port = parts.hostname or "127.0.0.1", parts.port or 80
@@ -122,7 +122,7 @@ class Crowd:
             sweep.cancel()
             for client in self._clients:
                 client.close()
-        return self.tally
+        return self.counters
 
     def stop(self) -> None:
         """Send no more."""
@@ -193,8 +193,8 @@ class _Client(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if not self._waiting or self._leaving:
             if not self._leaving:
-                self._crowd.tally.unasked += 1
-                self._crowd.tally.violation(f"unasked: {data[:200]!r}")
+                self._crowd.counters.unasked += 1
+                self._crowd.counters.violation(f"unasked: {data[:200]!r}")
             return
         self._buffer += data
         end = self._buffer.find(b"\r\n\r\n")
@@ -213,8 +213,8 @@ class _Client(asyncio.Protocol):
             self._timer = None
         self._judge(status, body)
         if extra:
-            self._crowd.tally.unasked += 1
-            self._crowd.tally.violation(f"unasked, behind an answer: {extra[:200]!r}")
+            self._crowd.counters.unasked += 1
+            self._crowd.counters.violation(f"unasked, behind an answer: {extra[:200]!r}")
         self._go_on(self._send)
 
     def lose_patience(self, now: float) -> None:
@@ -222,7 +222,7 @@ class _Client(asyncio.Protocol):
         if self._waiting and not self._leaving and now - self.since > PATIENCE:
             self._waiting = False
             self._count("silent")
-            self._crowd.tally.violation(f"silent: {self._text}")
+            self._crowd.counters.violation(f"silent: {self._text}")
             self.close()
 
     def close(self) -> None:
@@ -231,7 +231,7 @@ class _Client(asyncio.Protocol):
             self._transport.abort()
 
     def _send(self) -> None:
-        crowd, dice, manners = self._crowd, self._crowd.dice, self._crowd.manners
+        crowd, rng, manners = self._crowd, self._crowd.rng, self._crowd.manners
         transport = self._transport
         if transport is None or transport.is_closing():
             return  # the server closed it; connection_lost goes on
@@ -239,23 +239,23 @@ class _Client(asyncio.Protocol):
             self._rest()
             return
         crowd.left_to_send -= 1
-        luck = dice.random()
+        luck = rng.random()
         self._kind = (
             "POISON" if luck < manners.poison else "REJECT" if luck < manners.poison + manners.reject else "plain"
         )
         self._text = f"{self._kind} {crowd.nonce}-{crowd.left_to_send:09d} Headway, s'il vous plait"
         request = (crowd.template % (len(self._text) + 13, self._text)).encode()
-        if dice.random() < manners.tear:
-            crowd.tally.torn += 1
-            transport.write(request[: dice.randrange(1, len(request))])
+        if rng.random() < manners.tear:
+            crowd.counters.torn += 1
+            transport.write(request[: rng.randrange(1, len(request))])
             self._leave()
             return
-        crowd.tally.sent += 1
+        crowd.counters.sent += 1
         self._waiting = True
         self.since = crowd.loop.time()
         transport.write(request)
-        if dice.random() < manners.leave:
-            stay = max(0.001, dice.expovariate(1.0 / manners.stay))
+        if rng.random() < manners.leave:
+            stay = max(0.001, rng.expovariate(1.0 / manners.stay))
             self._timer = crowd.loop.call_later(stay, self._leave)
 
     def _leave(self) -> None:
@@ -263,7 +263,7 @@ class _Client(asyncio.Protocol):
         if transport is None:
             return
         self._leaving = True
-        if self._crowd.dice.random() < 0.5:
+        if self._crowd.rng.random() < 0.5:
             transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         transport.close()
 
@@ -273,7 +273,7 @@ class _Client(asyncio.Protocol):
         if crowd.left_to_send <= 0:
             self._rest()
         elif crowd.manners.pause > 0.0:
-            crowd.loop.call_later(crowd.dice.expovariate(1.0 / crowd.manners.pause), step)
+            crowd.loop.call_later(crowd.rng.expovariate(1.0 / crowd.manners.pause), step)
         else:
             step()
 
@@ -282,27 +282,27 @@ class _Client(asyncio.Protocol):
         self._crowd.went_idle()
 
     def _judge(self, status: int, body: bytes) -> None:
-        tally = self._crowd.tally
+        counters = self._crowd.counters
         content: dict[str, Any] = {}
         with contextlib.suppress(ValueError):
             content = json.loads(body)
         if status == 200:
             self._count("ok")
             if content.get("output") != self._text.upper():
-                tally.wrong += 1
-                tally.violation(f"wrong: {self._text!r} got {body[:200]!r}")
+                counters.wrong += 1
+                counters.violation(f"wrong: {self._text!r} got {body[:200]!r}")
             elif self._kind != "plain":
-                tally.spared += 1
-                tally.violation(f"spared: {self._text!r}")
+                counters.spared += 1
+                counters.violation(f"spared: {self._text!r}")
             return
         code = str(content.get("error", status)).lower()
         self._count(code)
         if code == "rejected_by_model" and self._kind == "plain":
-            tally.blamed += 1
-            tally.violation(f"blamed: {self._text!r} got {body[:300]!r}")
+            counters.blamed += 1
+            counters.violation(f"blamed: {self._text!r} got {body[:300]!r}")
 
     def _count(self, outcome: str) -> None:
-        self._crowd.tally.outcomes[outcome] += 1
+        self._crowd.counters.outcomes[outcome] += 1
 
 
 def loop_factory() -> asyncio.AbstractEventLoop:

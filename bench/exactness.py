@@ -53,12 +53,12 @@ def main() -> int:
     with stand.headway(f"{stand.TARGETS}:Flaky", *flags, name="exactness", environment=environment) as server:
         begun = time.monotonic()
         with asyncio.Runner(loop_factory=loop_factory) as runner:
-            tally, kills = runner.run(_drive(server, options.requests, options.seed))
+            counters, kills = runner.run(_drive(server, options.requests, options.seed))
         seconds = time.monotonic() - begun
         counted = settled(server)
         health = server.ask("/internal/health")
         retries = server.total("headway_retries_total")
-    _report(findings, tally, counted, kills, seconds)
+    _report(findings, counters, counted, kills, seconds)
     findings.none("requests the server still holds afterwards", health["pending"] + health["queue_depth"])
     findings.none("exit code of the server", server.exit_code or 0)
     findings.say(f"{retries:,.0f} entries were queued again; {health['dead_letters']:,} dead letters are kept.")
@@ -77,14 +77,14 @@ async def _drive(server: Server, requests: int, seed: int) -> tuple[Tallied, int
         await asyncio.wait({killing})
 
 
-async def kill_workers(server: Server, every: float, dice: random.Random, kills: list[int]) -> None:
+async def kill_workers(server: Server, every: float, rng: random.Random, kills: list[int]) -> None:
     """Kill a worker of `server` with SIGKILL every so many seconds, until cancelled; `kills` gets their pids."""
     while True:
-        await asyncio.sleep(dice.uniform(0.5, 1.5) * every)
+        await asyncio.sleep(rng.uniform(0.5, 1.5) * every)
         with contextlib.suppress(OSError):
             pids = await asyncio.to_thread(server.worker_pids)
             if pids:
-                victim = dice.choice(pids)
+                victim = rng.choice(pids)
                 os.kill(victim, signal.SIGKILL)
                 kills.append(victim)
 
@@ -97,10 +97,12 @@ def settled(server: Server) -> Counter[str]:
     return Counter(server.outcomes())
 
 
-def audit(findings: Findings, tally: Tallied, counted: Counter[str], kills: int) -> None:
+def audit(findings: Findings, counters: Tallied, counted: Counter[str], kills: int) -> None:
     """Compare the books of clients and server, and check that nothing is amiss."""
-    seen = Counter({outcome: count for outcome, count in tally.outcomes.items() if outcome not in ("left", "silent")})
-    left = tally.outcomes["left"]
+    seen = Counter(
+        {outcome: count for outcome, count in counters.outcomes.items() if outcome not in ("left", "silent")}
+    )
+    left = counters.outcomes["left"]
     rows = [
         {
             "outcome": outcome,
@@ -111,33 +113,33 @@ def audit(findings: Findings, tally: Tallied, counted: Counter[str], kills: int)
         for outcome in sorted(seen | counted)
     ]
     rows.append({"outcome": "left", "clients": left, "server": None, "more": None})
-    rows.append({"outcome": "all", "clients": tally.outcomes.total(), "server": counted.total(), "more": None})
+    rows.append({"outcome": "all", "clients": counters.outcomes.total(), "server": counted.total(), "more": None})
     findings.table("Outcomes", rows)
-    for example in tally.examples:
+    for example in counters.examples:
         findings.say(f"  {example}")
-    findings.none("answers that belong to another request", tally.wrong)
-    findings.none("answers nobody asked for", tally.unasked)
-    findings.none("requests never answered", tally.outcomes["silent"])
-    findings.none("connections closed instead of an answer", tally.outcomes["cut"])
-    findings.none("failing inputs answered as if they were fine", tally.spared)
-    findings.at_most("fine inputs answered as failing (each takes a kill while it runs alone)", tally.blamed, kills)
-    findings.none("sent requests without an outcome", tally.sent - tally.outcomes.total())
-    findings.none("sent requests less the server's count", tally.sent - counted.total())
+    findings.none("answers that belong to another request", counters.wrong)
+    findings.none("answers nobody asked for", counters.unasked)
+    findings.none("requests never answered", counters.outcomes["silent"])
+    findings.none("connections closed instead of an answer", counters.outcomes["cut"])
+    findings.none("failing inputs answered as if they were fine", counters.spared)
+    findings.at_most("fine inputs answered as failing (each takes a kill while it runs alone)", counters.blamed, kills)
+    findings.none("sent requests without an outcome", counters.sent - counters.outcomes.total())
+    findings.none("sent requests less the server's count", counters.sent - counted.total())
     findings.none("outcomes seen that the server did not count", (seen - counted).total())
     findings.none("outcomes the server counted too often, those who left aside", (counted - seen).total() - left)
 
 
-def _report(findings: Findings, tally: Tallied, counted: Counter[str], kills: int, seconds: float) -> None:
-    audit(findings, tally, counted, kills)
-    stayed = tally.sent - tally.outcomes["left"]
-    failing = tally.outcomes["rejected_by_model"]
+def _report(findings: Findings, counters: Tallied, counted: Counter[str], kills: int, seconds: float) -> None:
+    audit(findings, counters, counted, kills)
+    stayed = counters.sent - counters.outcomes["left"]
+    failing = counters.outcomes["rejected_by_model"]
     findings.at_least(
-        "fine inputs answered, % of those who stayed", 100 * tally.outcomes["ok"] / (stayed - failing), 99.9
+        "fine inputs answered, % of those who stayed", 100 * counters.outcomes["ok"] / (stayed - failing), 99.9
     )
-    findings.keep("tally", {"sent": tally.sent, "torn": tally.torn, "kills": kills, "seconds": seconds})
+    findings.keep("counters", {"sent": counters.sent, "torn": counters.torn, "kills": kills, "seconds": seconds})
     findings.say(
-        f"{tally.sent:,} requests in {seconds:.0f} s ({tally.sent / seconds:,.0f}/s), {tally.torn:,} torn, "
-        f"{tally.outcomes['left']:,} left, {kills} workers killed."
+        f"{counters.sent:,} requests in {seconds:.0f} s ({counters.sent / seconds:,.0f}/s), {counters.torn:,} torn, "
+        f"{counters.outcomes['left']:,} left, {kills} workers killed."
     )
 
 

@@ -34,14 +34,14 @@ from findings import Findings
 from generators import Measured, open_loop
 from processes import family
 
+from headway.app.access import make_ledger
 from headway.config import Settings
-from headway.gateway import new_id
-from headway.held import Note
-from headway.journal import Journal
-from headway.model import Caller, Entry, Ran, Reply
-from headway.supervisor import Supervisor
-from headway.tally import Tally
-from headway.wiring.access import make_ledger
+from headway.gateway.ledger_writer import LedgerWriter
+from headway.gateway.pending import Note
+from headway.model import BatchRun, Entry, Principal, Reply
+from headway.runtime.counters import Counters
+from headway.runtime.request_id import new_id
+from headway.runtime.supervisor import Supervisor
 from tests.servers.postgres import PostgresServer
 
 TARGETS = {"sqlite": 5_000.0, "postgres": 10_000.0}
@@ -117,12 +117,12 @@ def _rows(findings: Findings, folder: Path, postgres: PostgresServer, seconds: f
 
 async def _pour(url: str, seconds: float) -> tuple[int, float, float, float, int]:
     """Rows taken, in how many seconds, with how much CPU time, the longest stall of the event loop, and rows dropped."""
-    tally = Tally()
-    journal = Journal(make_ledger(url), Settings(), tally, time.monotonic)
+    counters = Counters()
+    journal = LedgerWriter(make_ledger(url), Settings(), counters, time.monotonic)
     supervisor = Supervisor()
     await journal.open()
     journal.start(supervisor)
-    callers = [Caller(f"user-{number}", f"tenant-{number % 20}", number % 3) for number in range(100)]
+    callers = [Principal(f"user-{number}", f"tenant-{number % 20}", number % 3) for number in range(100)]
     began, cpu, taken, stall = time.monotonic(), time.process_time(), 0, 0.0
     while (now := time.monotonic()) < began + seconds:
         if journal.waiting < BACKLOG:
@@ -136,11 +136,11 @@ async def _pour(url: str, seconds: float) -> tuple[int, float, float, float, int
     now, used = time.monotonic(), time.process_time() - cpu
     await supervisor.stop()
     await journal.close()
-    return taken, now - began, used, stall, tally.ledger_dropped
+    return taken, now - began, used, stall, counters.ledger_dropped
 
 
-def _notes(callers: list[Caller], first: int, count: int) -> Iterator[Note]:
-    ran = Ran("host-1/gpu-0", 32, 0.1, 0.0)
+def _notes(callers: list[Principal], first: int, count: int) -> Iterator[Note]:
+    ran = BatchRun("host-1/gpu-0", 32, 0.1, 0.0)
     for caller in itertools.islice(itertools.cycle(callers), first % len(callers), first % len(callers) + count):
         entry = Entry(new_id(), "default", "", caller.tier, caller.tenant, "gateway", 2.0, 4.0)
         yield caller, entry, random.random(), Reply(entry.id, entry.tenant, "", None, ran)

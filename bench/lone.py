@@ -52,7 +52,7 @@ def alternate(server: Service, seconds: float, seed: int = 0) -> tuple[list[Trip
         stand.Broken: an answer is not the one to its request.
     """
     stand.pin_to_load_core()
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     ours: list[Trip] = []
     bare: list[Trip] = []
     with _bare_server() as port, _client(urlsplit(server.url).port or 0) as one, _client(port) as other:
@@ -60,7 +60,7 @@ def alternate(server: Service, seconds: float, seed: int = 0) -> tuple[list[Trip
         while time.monotonic() < end:
             text = f"lone {len(ours)}"
             for client, trips in ((one, ours), (other, bare)):
-                time.sleep(dice.uniform(0.5, 1.5) * GAP)
+                time.sleep(rng.uniform(0.5, 1.5) * GAP)
                 begun = time.perf_counter()
                 body = _ask(client, text)
                 total = (time.perf_counter() - begun) * 1000

@@ -28,14 +28,14 @@ import stand
 import uvloop
 from findings import Findings
 
+from headway.app.access import make_key_store
 from headway.config import Settings
-from headway.identity.api_key import LIVE, NOISE, digest, generate, parse
-from headway.keyring import KeyRing
-from headway.ledgers.key_rows import COLUMNS, row_of
-from headway.model import Key
-from headway.supervisor import Supervisor
-from headway.tally import Tally
-from headway.wiring.access import make_key_store
+from headway.identity.api_keys.cache import ApiKeyCache
+from headway.identity.api_keys.credential import LIVE, NOISE, digest, generate, parse
+from headway.model import ApiKey
+from headway.runtime.counters import Counters
+from headway.runtime.supervisor import Supervisor
+from headway.storage.key_rows import COLUMNS, row_of
 from tests.servers.postgres import PostgresServer
 
 MOST_STALL_MS = 20.0
@@ -96,7 +96,7 @@ async def _measure(findings: Findings, url: str, count: int) -> None:
     await _fill(url, _keys(count, None), 0)
     await _fill(url, _keys(count // 2, 1.0), count)
     supervisor = Supervisor()
-    ring = KeyRing(store, settings, Tally(), time.monotonic, time.time)
+    ring = ApiKeyCache(store, settings, Counters(), time.monotonic, time.time)
     turns, rows = Turns(), []
     before = _memory()
 
@@ -120,7 +120,7 @@ async def _measure(findings: Findings, url: str, count: int) -> None:
     note(f"{MANY:,} new keys come", await turns.measure(add_many))
     text = generate(LIVE, os.urandom(NOISE))
     id, secret = parse(text.encode()) or ("", b"")
-    await store.add(Key(id=id, digest=digest(secret), user="u", tenant="t", tier="paid", created_at=time.time()))
+    await store.add(ApiKey(id=id, digest=digest(secret), user="u", tenant="t", tier="paid", created_at=time.time()))
     credential = f"Bearer {text}".encode()
     while ring.identify(credential) is None:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
@@ -150,18 +150,18 @@ async def _measure(findings: Findings, url: str, count: int) -> None:
     findings.at_most("a revocation in the middle is known", seen, KNOWN_WITHIN, "s")
 
 
-def _keys(count: int, ends: float | None) -> Iterator[Key]:
+def _keys(count: int, ends: float | None) -> Iterator[ApiKey]:
     for _ in range(count):
         noise = os.urandom(24).hex()
         user = f"user-{noise[:8]}"
         id = noise[8:20]
-        yield Key(
+        yield ApiKey(
             id=id, digest=os.urandom(32), user=user, tenant=f"tenant-{noise[:2]}", tier="paid", created_at=1e9,
             expires_at=ends,
         )  # fmt: skip
 
 
-async def _fill(url: str, keys: Iterator[Key], revision: int) -> None:
+async def _fill(url: str, keys: Iterator[ApiKey], revision: int) -> None:
     rows = ((*row_of(key), number) for number, key in enumerate(keys, start=revision + 1))
     if url.startswith("postgres"):
         await _in_postgres(url, lambda it: it.copy_records_to_table("headway_keys", records=rows, columns=_NAMES))

@@ -32,8 +32,9 @@ from contextlib import contextmanager
 from findings import Findings
 
 from headway.core import policies, shards
+from headway.core.batch import Departure
 from headway.core.departure import Hold
-from headway.core.queue import Departure, ModelQueue, QueueLimits
+from headway.core.queue import ModelQueue, QueueLimits
 from headway.model import Entry
 from headway.simulator.engine import Choose, simulate
 from headway.simulator.record import Record
@@ -212,19 +213,19 @@ def _changed(constant: str, value: float) -> Iterator[None]:
 
 
 def _at_random() -> Choose:
-    dice = random.Random(0)
-    return lambda depths, now: int(dice.random() * len(depths))
+    rng = random.Random(0)
+    return lambda depths, now: int(rng.random() * len(depths))
 
 
 def _emptier_of_two(age: float) -> Choose:
     """The power of two choices, by depths that are looked at anew after `age` seconds."""
-    dice, known, since = random.Random(0), [0], 0.0
+    rng, known, since = random.Random(0), [0], 0.0
 
     def choose(depths: Sequence[int], now: float) -> int:
         nonlocal known, since
         if now - since >= age or len(depths) != len(known):
             known, since = list(depths), now
-        first, second = dice.sample(range(len(known)), 2)
+        first, second = rng.sample(range(len(known)), 2)
         return second if known[second] < known[first] else first
 
     return choose

@@ -70,14 +70,16 @@ def main() -> int:
     with stand.headway(f"{stand.TARGETS}:Flaky", *flags, name="soak", environment=environment) as server:
         before = sample(server, 0.0)
         with asyncio.Runner(loop_factory=loop_factory) as runner:
-            tally, kills, samples = runner.run(_drive(server, seconds, options.seed, options.kill_every))
+            counters, kills, samples = runner.run(_drive(server, seconds, options.seed, options.kill_every))
         counted = settled(server)
         time.sleep(1.0)  # the server looks for connections that have gone twice a second
         after = sample(server, seconds)
-    audit(findings, tally, counted, kills)
+    audit(findings, counters, counted, kills)
     _judge(findings, samples, before, after)
     findings.none("exit code of the server", server.exit_code or 0)
-    findings.say(f"{tally.sent:,} requests, {tally.outcomes['left']:,} left, {tally.torn:,} torn, {kills} kills.")
+    findings.say(
+        f"{counters.sent:,} requests, {counters.outcomes['left']:,} left, {counters.torn:,} torn, {kills} kills."
+    )
     return findings.close()
 
 

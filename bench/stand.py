@@ -29,12 +29,12 @@ from findings import OUT
 from processes import Process
 from prometheus_client.parser import text_string_to_metric_families
 
-from headway.identity.api_key import LIVE, NOISE, digest, generate, parse
+from headway.identity.api_keys.credential import LIVE, NOISE, digest, generate, parse
 
 HERE = Path(__file__).parent
 TARGETS = HERE / "targets.py"
 EMULATED_GPU = f"{HERE.parent / 'examples' / 'emulated_gpu.py'}:EmulatedGPU"
-GPU_CHILD = "headway/backends/child.py"
+GPU_CHILD = "headway/backends/process/child.py"
 """Part of the command line of processes that run functions."""
 GUARD = "headway-guard"
 """Part of the command line of who ends what they have started."""

@@ -22,13 +22,13 @@ class Flaky:
     def __init__(self) -> None:
         self.seconds = float(os.environ.get("BENCH_MS", "2")) / 1000.0
         self.raises = float(os.environ.get("BENCH_RAISE", "0"))
-        self.dice = random.Random(os.environ.get("BENCH_SEED"))
+        self.rng = random.Random(os.environ.get("BENCH_SEED"))
 
     def __call__(self, inputs: list[str]) -> list[str | ValueError]:
-        time.sleep(self.dice.expovariate(1.0 / self.seconds))
+        time.sleep(self.rng.expovariate(1.0 / self.seconds))
         if any(text.startswith("POISON") for text in inputs):
             raise RuntimeError("a poisonous input")
-        if len(inputs) > 1 and self.dice.random() < self.raises:
+        if len(inputs) > 1 and self.rng.random() < self.raises:
             raise RuntimeError("a bad moment")
         return [ValueError("rejected") if text.startswith("REJECT") else text.upper() for text in inputs]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from findings import Findings
 
-from headway.core.trace import instants
+from headway.core.arrival_trace import instants
 
 TRACES = {"code": "AzureLLMInferenceTrace_code.csv", "conv": "AzureLLMInferenceTrace_conv.csv"}
 

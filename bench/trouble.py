@@ -81,7 +81,7 @@ class Trouble:
         self._doors = doors
         self._faults = faults
         self._every = every
-        self._dice = random.Random(f"trouble {seed}")
+        self._rng = random.Random(f"trouble {seed}")
         self._loop = asyncio.get_running_loop()
         self._redis_in_peace = True
         self._running: set[asyncio.Task[None]] = set()
@@ -96,7 +96,7 @@ class Trouble:
         end = self._loop.time() + seconds
         watch = self._loop.create_task(self._watch())
         try:
-            while (pause := self._dice.expovariate(1.0 / self._every)) < end - self._loop.time():
+            while (pause := self._rng.expovariate(1.0 / self._every)) < end - self._loop.time():
                 await asyncio.sleep(pause)
                 self._begin()
             while self._running:
@@ -113,18 +113,18 @@ class Trouble:
 
     def _begin(self) -> None:
         """Begin one trouble, if there is one to be had."""
-        role = self._dice.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
+        role = self._rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
         what: Callable[[], Awaitable[None]]
         if role == "redis":
             if not self._redis_in_peace:
                 return
-            what = self._dice.choice((self._kill_redis, self._pause_redis))
+            what = self._rng.choice((self._kill_redis, self._pause_redis))
         else:
             unit = self._pick("worker" if role == "gpu" else role)
             if unit is None:
                 return
             doings = (self._kill_gpu, self._pause_gpu) if role == "gpu" else (self._kill, self._end, self._pause)
-            doing = self._dice.choice(doings)
+            doing = self._rng.choice(doings)
             what = lambda: doing(unit)  # noqa: E731
         task = self._loop.create_task(self._run(what))
         self._running.add(task)
@@ -136,7 +136,7 @@ class Trouble:
     def _pick(self, role: str) -> Unit | None:
         """One that is in peace, and whose trouble leaves another in peace; controllers are not needed at all times."""
         calm = [unit for unit in self._units if unit.role == role and unit.in_peace]
-        return self._dice.choice(calm) if len(calm) > (role != "controller") else None
+        return self._rng.choice(calm) if len(calm) > (role != "controller") else None
 
     async def _kill(self, unit: Unit) -> None:
         with self._noted(f"{unit.role} killed", unit):
@@ -158,7 +158,7 @@ class Trouble:
             unit.in_peace = False
             os.kill(unit.server.pid, signal.SIGSTOP)
             try:
-                await asyncio.sleep(self._dice.uniform(*PAUSED))
+                await asyncio.sleep(self._rng.uniform(*PAUSED))
             finally:
                 os.kill(unit.server.pid, signal.SIGCONT)
             unit.in_peace = True
@@ -175,7 +175,7 @@ class Trouble:
             with self._noted("gpu paused", unit):
                 os.kill(process.pid, signal.SIGSTOP)
                 try:
-                    await asyncio.sleep(self._dice.uniform(*PAUSED))
+                    await asyncio.sleep(self._rng.uniform(*PAUSED))
                 finally:
                     if processes.is_alive(process):
                         os.kill(process.pid, signal.SIGCONT)
@@ -185,7 +185,7 @@ class Trouble:
         redis = self._fleet.redis
         with self._noted(f"redis killed, {KEPT[redis.keep]}", None):
             redis.server.kill()
-            await asyncio.sleep(self._dice.uniform(*REDIS_AWAY))
+            await asyncio.sleep(self._rng.uniform(*REDIS_AWAY))
             await asyncio.to_thread(redis.start)
         self._redis_in_peace = True
 
@@ -195,7 +195,7 @@ class Trouble:
         with self._noted("redis paused", None):
             os.kill(pid, signal.SIGSTOP)
             try:
-                await asyncio.sleep(self._dice.uniform(*REDIS_AWAY))
+                await asyncio.sleep(self._rng.uniform(*REDIS_AWAY))
             finally:
                 os.kill(pid, signal.SIGCONT)
         self._redis_in_peace = True
@@ -210,7 +210,7 @@ class Trouble:
         """Start another one in its place, after a while."""
         self._units.remove(unit)
         self._rosters()[unit.role].remove(unit.server)
-        await asyncio.sleep(self._dice.uniform(*GONE))
+        await asyncio.sleep(self._rng.uniform(*GONE))
         for attempt in range(1, MOST_STARTS + 1):
             server = self._fleet.start(unit.role)
             try:

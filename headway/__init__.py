@@ -1,25 +1,28 @@
 """Headway turns single inference requests into full batches for scarce GPUs, and brings each answer back.
 
-The map of the house. Imports only point down the floors, which a test enforces.
+The map of the house. Imports only point down the list, from package to package, which a test enforces.
 
-0 words
-    `model` the nouns · `errors` one tree · `config` all settings · `target` what is served · `tally` plain counters
-1 core, pure: no asyncio, clock, randomness, logging, input or output; `now` is an argument
-    `core/` when a batch leaves (`core/policies/`), who rides, who gets in, what a failure leads to
-2 promises
-    `ports` the Protocols between services and adapters
-3 adapters, one outside thing per file
-    `brokers/` where entries wait · `backends/` ways to the black box · `identity` who asks · `log` lines
-4 services, short loops that drive the core through ports
-    `batcher` claims and runs · `gateway` holds what waits for an answer · `supervisor` keeps loops alive
-    `lifecycle` start and drain order · `attendance` one process's place in the fleet · `controller` what workers can carry
-    `pulse` what is done each second · `signals` what a process makes of them
-5 doors
-    `http/` · `metrics` · `banner` what start-up prints · `simulator/` the production policies under virtual time · `load/` the load generator
-6 wiring
-    `wiring` the only place that chooses adapters
-7 the command
-    `cli/` one file per command
+    cli          the commands, one file each
+    app          puts a process together, starts it, and ends it in order; the only place that chooses adapters
+    admin        the admin port of every process
+    http         the public port: its listener and connections, the inference routes, the ordinary ones
+    telemetry    metrics, named in one place
+    simulator    the production policies under virtual time
+    load         the load generator
+    gateway      the client's side: takes a request in, holds it until its answer comes
+    worker       the batcher, one for each GPU: claim, run, complete
+    controller   publishes what the workers can carry
+    fleet        who is there, and whose leases have ended
+    brokers      where entries wait: in memory, over Redis
+    backends     ways to the black box: a child process, a remote API
+    identity     who asks: API keys, JSON Web Tokens
+    storage      SQLite and PostgreSQL: the ledger and the keys
+    runtime      what every loop uses: supervision, periods, deadlines, counters, the log
+    ports        the Protocols between services and adapters
+    core         the pure rules: when a batch leaves, who rides, who gets in, what a failure leads to
+    config       all settings, and the target that is served
+    model        the nouns: plain data
+    errors       the tree of errors
 """
 
 __version__ = "0.1.0"

@@ -109,12 +109,12 @@ class SettingError(HeadwayError):
         setting: its name as the user wrote it, for example `--max-batch-size`.
         value: what it was set to.
         reason: why that cannot be.
-        mend: what to write instead.
+        hint: what to write instead.
     """
 
-    def __init__(self, setting: str, value: object, reason: str, mend: str) -> None:
-        super().__init__(f"{setting} = {value!r}: {reason}. {mend}")
-        self.setting, self.value, self.reason, self.mend = setting, value, reason, mend
+    def __init__(self, setting: str, value: object, reason: str, hint: str) -> None:
+        super().__init__(f"{setting} = {value!r}: {reason}. {hint}")
+        self.setting, self.value, self.reason, self.hint = setting, value, reason, hint
 
 
 class TargetError(HeadwayError):

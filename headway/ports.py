@@ -14,25 +14,25 @@ import msgspec
 from headway.core.departure import Load, Policy
 from headway.core.retention import KeptLimits
 from headway.model import (
+    ApiKey,
     BatchFailure,
-    Caller,
     Capacity,
+    Completion,
     DeadLetter,
     Entry,
+    EntryState,
     Failure,
-    Item,
-    Key,
+    ItemResult,
     Lease,
+    LedgerRecord,
     Limit,
-    Member,
-    Record,
+    NoWork,
+    Principal,
+    ProcessInfo,
     Reply,
-    Settled,
     Slot,
-    Stage,
     Submission,
     TierDepth,
-    Wait,
     WorkerInfo,
 )
 
@@ -56,7 +56,7 @@ class Broker(Protocol):
     """
 
     @property
-    def gather(self) -> float:
+    def linger(self) -> float:
         """Seconds for which entries are worth gathering when calls of `enqueue` would follow each other closely."""
         ...
 
@@ -67,7 +67,7 @@ class Broker(Protocol):
         ...
 
     @property
-    def scarce(self) -> bool:
+    def memory_pressure(self) -> bool:
         """Whether memory for what waits was nearly used up when last looked at: then nothing new is taken in."""
         ...
 
@@ -86,21 +86,21 @@ class Broker(Protocol):
         whatever for, costs nothing."""
         ...
 
-    def owed(self, limit: Limit) -> float:
+    def rate_limit_debt(self, limit: Limit) -> float:
         """Seconds until the whole burst of a limit would fit again, at least: what this process has heard of it."""
         ...
 
-    async def claim(self, slot: Slot, policy: Policy) -> Lease | Wait:
+    async def claim(self, slot: Slot, policy: Policy) -> Lease | NoWork:
         """The batch that leaves now for `slot`, or when to ask again."""
         ...
 
-    async def listen(self, slot: Slot, until: float | None) -> None:
+    async def wait_for_work(self, slot: Slot, until: float | None) -> None:
         """Return when a claim by `slot` is worth trying again: when the bell rings, or at `until`, which is what
         its last claim returned. Of several idle slots the bell wakes one; a call that is cancelled passes its
         wake-up on."""
         ...
 
-    async def complete(self, lease: Lease, items: Sequence[Item]) -> Settled:
+    async def complete(self, lease: Lease, items: Sequence[ItemResult]) -> Completion:
         """End a lease with one item per entry, in order."""
         ...
 
@@ -130,15 +130,15 @@ class Broker(Protocol):
         new cursor. Asking with a cursor acknowledges all up to it; asking again with the same one repeats."""
         ...
 
-    async def stage(self, tenant: str, id: str) -> Stage | None:
+    async def state(self, tenant: str, id: str) -> EntryState | None:
         """Where an entry stands; None when it has its outcome, or is not known."""
         ...
 
-    async def recall(self, tenant: str, id: str) -> Reply | Stage | None:
+    async def outcome(self, tenant: str, id: str) -> Reply | EntryState | None:
         """The outcome that is kept of a task, or where it stands; None when nothing is known of it."""
         ...
 
-    async def beat(self, worker: WorkerInfo) -> None:
+    async def heartbeat(self, worker: WorkerInfo) -> None:
         """Record a heartbeat; only healthy workers count as capacity."""
         ...
 
@@ -163,7 +163,7 @@ class Broker(Protocol):
 class Fleet(Protocol):
     """Who is there besides the workers, who leads, and what the fleet can carry."""
 
-    async def attend(self, member: Member) -> None:
+    async def heartbeat(self, member: ProcessInfo) -> None:
         """Record that a process is there; it is forgotten some seconds after it was last said."""
         ...
 
@@ -171,11 +171,11 @@ class Fleet(Protocol):
         """Forget a process at once; if it led, another may."""
         ...
 
-    async def members(self) -> Sequence[Member]:
+    async def members(self) -> Sequence[ProcessInfo]:
         """The processes that were there of late."""
         ...
 
-    async def lead(self, candidate: str, seconds: float) -> bool:
+    async def acquire_leadership(self, candidate: str, seconds: float) -> bool:
         """Be the one controller for so many seconds, or renew that; False while another one is."""
         ...
 
@@ -230,7 +230,7 @@ class Backend(Protocol):
         """
         ...
 
-    async def run(self, entries: Sequence[Entry], timeout: float) -> Sequence[Item]:
+    async def run(self, entries: Sequence[Entry], timeout: float) -> Sequence[ItemResult]:
         """Run a batch; one item per entry.
 
         Raises:
@@ -250,7 +250,7 @@ class Backend(Protocol):
 class Identity(Protocol):
     """Says who asks."""
 
-    def identify(self, authorization: bytes) -> Caller | None:
+    def identify(self, authorization: bytes) -> Principal | None:
         """The caller of an `Authorization` header's value (empty: none was sent); None when not valid.
 
         Raises:
@@ -280,7 +280,7 @@ class KeyChanges(msgspec.Struct, frozen=True):
         more: whether there may be further ones.
     """
 
-    keys: Sequence[Key]
+    keys: Sequence[ApiKey]
     upto: KeyMark
     more: bool
 
@@ -292,11 +292,11 @@ class KeyStore(Protocol):
         """Reach the store, and bring its tables up to date. Raises SettingError when it will not do."""
         ...
 
-    async def add(self, key: Key) -> None:
+    async def add(self, key: ApiKey) -> None:
         """Keep a new key. Raises ValueError when its id is taken, or when what it replaces has a living replacement."""
         ...
 
-    async def get(self, id: str) -> Key | None:
+    async def get(self, id: str) -> ApiKey | None:
         """The key of an id."""
         ...
 
@@ -304,7 +304,7 @@ class KeyStore(Protocol):
         """Have a key end at Unix time `at`, or when it would anyway if that is sooner; False for an unknown id."""
         ...
 
-    async def keys(self) -> Sequence[Key]:
+    async def keys(self) -> Sequence[ApiKey]:
         """All keys, ended ones included, oldest first."""
         ...
 
@@ -334,11 +334,11 @@ class Ledger(Protocol):
         """Reach the store, and bring its tables up to date. Raises SettingError when it will not do."""
         ...
 
-    async def write(self, records: Sequence[Record]) -> None:
+    async def write(self, records: Sequence[LedgerRecord]) -> None:
         """Keep records, all or none; one that is there already, by (tenant, id, completed_at), is left."""
         ...
 
-    async def find(self, id: str) -> Sequence[Record]:
+    async def find(self, id: str) -> Sequence[LedgerRecord]:
         """The records of a request id, of whatever tenants."""
         ...
 

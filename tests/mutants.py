@@ -3,7 +3,7 @@
     python -P tests/mutants.py [PART | PATTERN …] [--sample 150] [--seed 8] [--jobs 2]
 
 Each part of the code has tests of its own; a mutant meets those of them that come through the function which it changes.
-A part is `core`, `brokers`, `servers`, `gateway` or `http`. A pattern such as 'headway.http.quotas*' names some mutants of one part.
+A part is `core`, `brokers`, `servers`, `gateway` or `http`. A pattern such as 'headway.http.server.quotas*' names some mutants of one part.
 `--sample` tries mutants drawn at random, for a whole part takes hours. What survives is printed with the lines that it
 changes. Where no test comes through a function its mutants survive; one that never ends is noticed.
 
@@ -57,7 +57,7 @@ VALKEY = ("-k", "not redis] and not redis-")
 PARTS = {
     "core": Part(("headway/core/*.py", "headway/core/policies/*.py"), ("tests/core",)),
     "brokers": Part(
-        ("headway/brokers/*.py", "headway/brokers/redis/*.py"),
+        ("headway/brokers/*/*.py",),
         (
             "tests/contracts",
             "tests/redis",
@@ -74,22 +74,11 @@ PARTS = {
     # Sentinels and clusters are many processes, which take seconds for each mutant.
     "servers": Part(SERVERS, ("tests/redis", *VALKEY)),
     "gateway": Part(
-        tuple(
-            f"headway/{name}.py"
-            for name in (
-                "answered",
-                "attendance",
-                "deadlines",
-                "direct",
-                "gateway",
-                "held",
-                "limiter",
-                "line",
-                "lookout",
-                "outage",
-                "recalls",
-                "redo",
-            )
+        (
+            "headway/gateway/*.py",
+            "headway/fleet/membership.py",
+            "headway/runtime/availability.py",
+            "headway/runtime/timing_wheel.py",
         ),
         # What is asked for at the doors: where a request or a task stands, and what a caller may still ask.
         (
@@ -100,7 +89,7 @@ PARTS = {
             "tests/http/test_tasks.py",
         ),
     ),
-    "http": Part(("headway/http/*.py",), ("tests/http", "tests/services/test_readiness.py")),
+    "http": Part(("headway/http/**/*.py", "headway/admin/*.py"), ("tests/http", "tests/services/test_readiness.py")),
 }
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from headway.banner import READY, banner
+from headway.app.banner import READY, banner
 from headway.config import Settings
+from headway.config.target import Target, parse_target
 from headway.model import Role
-from headway.target import Target, parse_target
 
 REMOTE = parse_target("http://127.0.0.1:9100/batch")
 LOCAL = parse_target("somewhere:function")

@@ -112,7 +112,7 @@ def test_a_bad_flag_is_named_with_value_reason_and_mend(flags: dict[str, Any], b
     assert str(caught.value).startswith(beginning)
     assert part in str(caught.value)
     assert caught.value.reason
-    assert caught.value.mend.endswith(".")
+    assert caught.value.hint.endswith(".")
 
 
 def test_the_environment_is_named_as_it_was_written() -> None:
@@ -253,7 +253,7 @@ def test_a_url_of_each_kind_of_broker_is_taken(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "reason", "mend"),
+    ("url", "reason", "hint"),
     [
         ("127.0.0.1:6379", "is not the URL of a Redis or Valkey", "Begin it with redis://, rediss://"),
         ("http://broker", "is not the URL of a Redis or Valkey", "or rediss+cluster://."),
@@ -279,12 +279,12 @@ def test_a_url_of_each_kind_of_broker_is_taken(url: str) -> None:
         ("redis://broker#1", "holds a #", "%23"),
     ],
 )
-def test_a_url_that_is_no_brokers_is_refused(url: str, reason: str, mend: str) -> None:
+def test_a_url_that_is_no_brokers_is_refused(url: str, reason: str, hint: str) -> None:
     with pytest.raises(SettingError) as caught:
         load({}, {"HEADWAY_BROKER": url})
     assert caught.value.setting == "HEADWAY_BROKER"
     assert reason in caught.value.reason
-    assert mend in caught.value.mend
+    assert hint in caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -337,7 +337,7 @@ def test_a_url_of_each_kind_of_database_is_taken(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "reason", "mend"),
+    ("url", "reason", "hint"),
     [
         ("headway.db", "is no URL of a database", "For example sqlite:///headway.db or postgresql://"),
         ("sqlite:///a?mode=canary", "holds a ? or #", "Write the path alone"),
@@ -356,12 +356,12 @@ def test_a_url_of_each_kind_of_database_is_taken(url: str) -> None:
         ("postgresql://a:can@ary@127.0.0.1/x", "holds more than one @", "@ %40"),
     ],
 )
-def test_a_url_that_is_no_databases_is_refused(url: str, reason: str, mend: str) -> None:
+def test_a_url_that_is_no_databases_is_refused(url: str, reason: str, hint: str) -> None:
     with pytest.raises(SettingError) as caught:
         load({}, {"HEADWAY_LEDGER": url})
     assert caught.value.setting == "HEADWAY_LEDGER"
     assert reason in caught.value.reason
-    assert mend in caught.value.mend
+    assert hint in caught.value.hint
     assert "canary" not in str(caught.value)
     assert "ary@" not in str(caught.value)
 

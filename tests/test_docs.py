@@ -11,8 +11,8 @@ import pytest
 import headway
 from headway import errors
 from headway.cli import COMMANDS
-from headway.metrics import State, families
-from headway.tally import Tally
+from headway.runtime.counters import Counters
+from headway.telemetry.metrics import State, families
 from tests.cli.command import code_of
 
 ROOT = Path(headway.__file__).parent.parent
@@ -37,7 +37,7 @@ def test_every_error_is_in_the_guide_with_its_status() -> None:
 
 
 def test_every_metric_is_in_the_operations_and_no_other() -> None:
-    made = families(State(Tally(), ["free"], [], [], 0))
+    made = families(State(Counters(), ["free"], [], [], 0))
     names = {f"{family.name}_total" if family.type == "counter" else family.name for family in made}
     assert set(re.findall(r"^\| `(headway_[a-z_]+)` \|", OPERATIONS, re.MULTILINE)) == names
     used = {re.sub(r"_(bucket|sum|count)$", "", name) for name in re.findall(r"headway_[a-z_]+", OPERATIONS + FLEET)}
@@ -73,3 +73,19 @@ def anchors(page: Path) -> set[str]:
     """The anchors of a page's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+SOURCES = ("headway", "bench", "tests")
+FOREIGN_FILES = {"path/file.py", "path/to/file.py"}
+"""Files that are the reader's own in the documents."""
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=lambda page: str(page.relative_to(ROOT))
+)
+def test_every_source_file_that_is_named_exists(page: Path) -> None:
+    ours = [path for folder in SOURCES for path in (ROOT / folder, *(ROOT / folder).rglob("*")) if path.is_dir()]
+    places = [page.parent, ROOT, *ours]
+    named = re.findall(r"`((?:[\w.]+/)*\w+\.(?:py|lua))(?=[`:])", page.read_text(encoding="utf-8"))
+    missing = {name for name in named if not any((place / name).exists() for place in places)}
+    assert missing - FOREIGN_FILES == set()

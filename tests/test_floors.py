@@ -17,52 +17,30 @@ ROOT = Path(headway.__file__).parent
 
 FLOORS: dict[str, int] = {
     "": 0,  # headway/__init__.py
-    "model": 0,
     "errors": 0,
+    "model": 0,
     "config": 0,
-    "tally": 0,
-    "target": 0,
     "core": 1,
-    "folder_lock": 2,
     "ports": 2,
+    "runtime": 2,
     "brokers": 3,
     "backends": 3,
     "identity": 3,
-    "ledgers": 3,
-    "log": 3,
-    "answered": 4,
-    "attendance": 4,
-    "batcher": 4,
-    "controller": 4,
-    "deadlines": 4,
-    "direct": 4,
+    "storage": 3,
     "gateway": 4,
-    "held": 4,
-    "journal": 4,
-    "keyring": 4,
-    "lifecycle": 4,
-    "limiter": 4,
-    "line": 4,
-    "lookout": 4,
-    "outage": 4,
-    "pulse": 4,
-    "reaper": 4,
-    "recalls": 4,
-    "redo": 4,
-    "signals": 4,
-    "supervisor": 4,
-    "unused_keys": 4,
-    "banner": 5,
+    "worker": 4,
+    "controller": 4,
+    "fleet": 4,
+    "telemetry": 5,
     "http": 5,
     "load": 5,
-    "metrics": 5,
-    "reload": 5,
     "simulator": 5,
-    "wiring": 6,
-    "cli": 7,
-    "__main__": 7,
+    "admin": 6,
+    "app": 7,
+    "cli": 8,
+    "__main__": 8,
 }
-"""Every module and package right under headway/. A module imports from its own floor or from below."""
+"""The rank of all that lies right under headway/. A module imports from its own floor or from below."""
 
 PURE = frozenset((
     "__future__", "abc", "bisect", "collections", "copy", "csv", "dataclasses", "datetime", "decimal", "enum", "fractions",
@@ -73,16 +51,16 @@ PURE = frozenset((
 IMPURE_CALLS = frozenset(["__import__", "eval", "exec", "input", "open", "print"])
 CLOCK_CALLS = frozenset(["monotonic", "now", "perf_counter", "sleep", "time", "today", "utcnow"])
 
-ADAPTERS = ("headway.brokers", "headway.backends", "headway.ledgers")
-"""Packages whose modules only wiring may import, besides each package itself."""
+ADAPTERS = ("headway.brokers", "headway.backends", "headway.storage")
+"""Packages whose modules only `app` may import, besides each package itself."""
 
 ADAPTER_EXCEPTIONS: dict[str, str] = {}
 """Module: why it imports a concrete adapter all the same."""
 
-USER_CODE = "headway.backends.usercode"
+USER_CODE = "headway.backends.process.usercode"
 """The only module that imports by name: it loads user code, inside the child process."""
 
-CHILD_ONLY = {USER_CODE: "headway.backends.child", "headway.backends.child": None}
+CHILD_ONLY = {USER_CODE: "headway.backends.process.child", "headway.backends.process.child": None}
 """What runs inside the child process, and the only module that imports it: user code never reaches a server."""
 
 LOADERS = ("importlib.import_module", "importlib.machinery", "importlib.util", "runpy")
@@ -161,12 +139,12 @@ def check_purity(name: str, tree: ast.Module) -> Iterator[str]:
 
 
 def check_adapters(name: str, tree: ast.Module) -> Iterator[str]:
-    if below(name, "headway.wiring") or name in ADAPTER_EXCEPTIONS:
+    if below(name, "headway.app") or name in ADAPTER_EXCEPTIONS:
         return
     for line, target in imports(name, tree):
         for package in ADAPTERS:
             if below(target, package) and not below(name, package):
-                yield f"line {line}: imports the adapter {target}; only headway.wiring chooses adapters"
+                yield f"line {line}: imports the adapter {target}; only headway.app chooses adapters"
 
 
 def check_user_code(name: str, tree: ast.Module) -> Iterator[str]:
@@ -211,16 +189,28 @@ def test_exceptions_are_still_needed() -> None:
         assert any(below(target, package) for _, target in imports(name, tree) for package in ADAPTERS), name
 
 
+LOOSE = ["__init__", "__main__", "errors", "ports"]
+"""Modules that stand in no package."""
+
+
+def test_nothing_is_loose_but_errors_and_ports() -> None:
+    assert sorted(path.stem for path in ROOT.glob("*.py")) == LOOSE
+
+
 @pytest.mark.parametrize(
     ("name", "source", "part"),
     [
-        ("headway.model", "from headway.core import packing", "above its own, 0"),
+        ("headway.model", "from headway.core import queue", "above its own, 0"),
         ("headway.core.retry", "import headway.ports", "above its own, 1"),
         ("headway.core.retry", "from headway import ports", "above its own, 1"),
         ("headway.core.retry", "from .. import ports", "above its own, 1"),
         ("headway.core.policies", "from ...ports import Broker", "above its own, 1"),
-        ("headway.batcher", "def late():\n    from headway.http import lane", "line 2: imports headway.http.lane"),
-        ("headway.http.lane", "from headway.wiring import build", "above its own, 5"),
+        (
+            "headway.worker.batcher",
+            "def late():\n    from headway.http import lane",
+            "line 2: imports headway.http.lane",
+        ),
+        ("headway.http.lane", "from headway.app.wiring import build", "above its own, 5"),
         ("headway.newcomer", "", "stands on no floor"),
         ("headway.cli.serve", "from headway.newcomer.part import x", "stands on no floor"),
         ("headway.core.retry", "import asyncio", "core imports asyncio"),
@@ -234,16 +224,20 @@ def test_exceptions_are_still_needed() -> None:
         ("headway.core.retry", "loop.time()", "reads a clock"),
         ("headway.core.retry", "open('x')", "core calls open"),
         ("headway.core.retry", "async def f(): ...", "core is synchronous"),
-        ("headway.batcher", "from headway.brokers.memory import MemoryBroker", "only headway.wiring"),
-        ("headway.gateway", "from headway import brokers", "only headway.wiring"),
-        ("headway.brokers.memory", "from headway.backends import process", "only headway.wiring"),
-        ("headway.cli.check", "from headway.backends.process import ProcessBackend", "only headway.wiring"),
-        ("headway.wiring", "import importlib", "imports by name"),
-        ("headway.backends.process", "from importlib import import_module", "imports by name"),
-        ("headway.backends.process", "import importlib.util", "imports by name"),
+        ("headway.worker.batcher", "from headway.brokers.memory.broker import MemoryBroker", "only headway.app"),
+        ("headway.gateway.gateway", "from headway import brokers", "only headway.app"),
+        ("headway.brokers.memory.broker", "from headway.backends import process", "only headway.app"),
+        ("headway.cli.check", "from headway.backends.process.backend import ProcessBackend", "only headway.app"),
+        ("headway.app.wiring", "import importlib", "imports by name"),
+        ("headway.backends.process.backend", "from importlib import import_module", "imports by name"),
+        ("headway.backends.process.backend", "import importlib.util", "imports by name"),
         ("headway.cli.check", "__import__('x')", "calls __import__"),
-        ("headway.backends.process", "from headway.backends.usercode import load", "into the child process"),
-        ("headway.backends.process", "from headway.backends import child", "into the child process"),
+        (
+            "headway.backends.process.backend",
+            "from headway.backends.process.usercode import load",
+            "into the child process",
+        ),
+        ("headway.backends.process.backend", "from headway.backends.process import child", "into the child process"),
         ("headway.http.utils", "", "says nothing"),
         ("headway.ports", "\n" * 501, "has 501 lines"),
     ],
@@ -256,13 +250,16 @@ def test_the_check_catches(name: str, source: str, part: str) -> None:
     ("name", "source"),
     [
         ("headway.errors", "from headway.model import Cause"),
-        ("headway.core.packing", "import heapq\nfrom headway.model import Entry\nfrom . import retry"),
+        ("headway.core.fair_queue", "import heapq\nfrom headway.model import Entry\nfrom . import retry"),
         ("headway.core.policies", "from .paced import Paced"),
-        ("headway.brokers.memory", "import asyncio\nfrom headway.brokers import bell"),
-        ("headway.wiring", "from headway.brokers.memory import MemoryBroker\nimport headway.backends.process"),
-        ("headway.backends.usercode", "import importlib.util"),
-        ("headway.backends.child", "from headway.backends.usercode import load"),
-        ("headway.cli.version", "from importlib.metadata import version\nfrom headway import __version__, wiring"),
+        ("headway.brokers.memory.broker", "import asyncio\nfrom headway.brokers.memory import wakeups"),
+        (
+            "headway.app.wiring",
+            "from headway.brokers.memory.broker import MemoryBroker\nimport headway.backends.process",
+        ),
+        ("headway.backends.process.usercode", "import importlib.util"),
+        ("headway.backends.process.child", "from headway.backends.process.usercode import load"),
+        ("headway.cli.version", "from importlib.metadata import version\nfrom headway import __version__, app"),
         ("headway.ports", "\n" * 500),
     ],
 )

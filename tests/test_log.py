@@ -12,7 +12,7 @@ import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway import log
+from headway.runtime import log
 
 LONG = 60.0
 

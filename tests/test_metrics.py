@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from headway import metrics
-from headway.metrics import State
 from headway.model import Capacity, TierDepth, WorkerInfo, WorkerStatus
-from headway.tally import Histogram, Tally
+from headway.runtime.counters import Counters, Histogram
+from headway.telemetry import metrics
+from headway.telemetry.metrics import State
 
 TIERS = ("enterprise", "paid", "free")
 
@@ -46,31 +46,31 @@ NAMES = {
 
 
 def full_state() -> State:
-    tally = Tally()
-    tally.requests["m", "paid", "ok"] = 7
-    tally.request_seconds["m", "paid"].observe(0.15)
-    tally.queue_seconds["m", "paid"].observe(0.05)
-    tally.batch_size["m"].observe(32)
-    tally.batch_fill["m"].observe(1.0)
-    tally.batches["m", "full"] = 3
-    tally.gpu_seconds["m", "gpu-0"].observe(0.1)
-    tally.refusals["overloaded", "free"] = 5
-    tally.keys_age = 0.25
-    tally.shared["m", "same", "joined"] = 9
-    tally.ledger_dropped = 8
-    tally.direct["m"] = 3
-    tally.throttle["m"] = 140.0
-    tally.retries["crashed"] = 2
-    tally.wasted_seconds["departed"] = 0.25
-    tally.overhead_seconds.observe(0.0007)
-    tally.breaker_state["gpu-0"] = 2
-    tally.worker_restarts["gpu-0"] = 4
+    counters = Counters()
+    counters.requests["m", "paid", "ok"] = 7
+    counters.request_seconds["m", "paid"].observe(0.15)
+    counters.queue_seconds["m", "paid"].observe(0.05)
+    counters.batch_size["m"].observe(32)
+    counters.batch_fill["m"].observe(1.0)
+    counters.batches["m", "full"] = 3
+    counters.gpu_seconds["m", "gpu-0"].observe(0.1)
+    counters.refusals["overloaded", "free"] = 5
+    counters.keys_age = 0.25
+    counters.shared["m", "same", "joined"] = 9
+    counters.ledger_dropped = 8
+    counters.direct["m"] = 3
+    counters.throttle["m"] = 140.0
+    counters.retries["crashed"] = 2
+    counters.wasted_seconds["departed"] = 0.25
+    counters.overhead_seconds.observe(0.0007)
+    counters.breaker_state["gpu-0"] = 2
+    counters.worker_restarts["gpu-0"] = 4
     workers = [
         WorkerInfo(worker_id="gpu-0", model="m", status=WorkerStatus.HEALTHY, utilisation=0.5),
         WorkerInfo(worker_id="gpu-1", model="m", status=WorkerStatus.OFFLINE),
     ]
     capacities = [Capacity(model="m", healthy=1, degraded=0, items_per_second=320.0, usable_per_second=224.0)]
-    return State(tally, TIERS, [TierDepth("m", 2, 11, 0.5)], workers, letters=6, capacities=capacities)
+    return State(counters, TIERS, [TierDepth("m", 2, 11, 0.5)], workers, letters=6, capacities=capacities)
 
 
 def scraped(state: State) -> dict[str, Metric]:
@@ -120,11 +120,11 @@ def test_what_is_no_metric_of_ours_is_the_process() -> None:
 
 @given(st.lists(st.floats(0, 100)))
 def test_a_histogram_counts_everything_once_and_cumulatively(values: list[float]) -> None:
-    tally = Tally()
+    counters = Counters()
     for value in values:
-        tally.request_seconds["m", "paid"].observe(value)
-    tally.request_seconds["m", "paid"].observe(0.18)
-    samples = scraped(State(tally, TIERS, [], [], 0))["headway_request_seconds"].samples
+        counters.request_seconds["m", "paid"].observe(value)
+    counters.request_seconds["m", "paid"].observe(0.18)
+    samples = scraped(State(counters, TIERS, [], [], 0))["headway_request_seconds"].samples
     buckets = {float(sample.labels["le"]): sample.value for sample in samples if sample.name.endswith("_bucket")}
     for bound, count in buckets.items():
         assert count == sum(value <= bound for value in [*values, 0.18]), bound
@@ -134,10 +134,10 @@ def test_a_histogram_counts_everything_once_and_cumulatively(values: list[float]
 
 
 def test_a_histogram_of_many_workers_is_one_family() -> None:
-    tally = Tally()
+    counters = Counters()
     for number in range(30):
-        tally.gpu_seconds["m", f"gpu-{number}"].observe(0.1)
-    text = asyncio.run(metrics.exposition(State(tally, TIERS, [], [], 0))).decode()
+        counters.gpu_seconds["m", f"gpu-{number}"].observe(0.1)
+    text = asyncio.run(metrics.exposition(State(counters, TIERS, [], [], 0))).decode()
     assert text.count("# TYPE headway_gpu_batch_seconds ") == 1
     assert text.count("# HELP headway_gpu_batch_seconds ") == 1
     [family] = [f for f in text_string_to_metric_families(text) if f.name == "headway_gpu_batch_seconds"]
@@ -146,16 +146,16 @@ def test_a_histogram_of_many_workers_is_one_family() -> None:
 
 
 def test_others_get_their_turn_during_a_scrape() -> None:
-    tally = Tally()
+    counters = Counters()
     for number in range(100):
-        tally.gpu_seconds["m", f"gpu-{number}"].observe(0.1)
+        counters.gpu_seconds["m", f"gpu-{number}"].observe(0.1)
 
     async def main() -> int:
         turns = 0
-        scrape = asyncio.create_task(metrics.exposition(State(tally, TIERS, [], [], 0)))
+        scrape = asyncio.create_task(metrics.exposition(State(counters, TIERS, [], [], 0)))
         while not scrape.done():
             turns += 1
-            tally.gpu_seconds["m", f"late-{turns}"].observe(0.1)
+            counters.gpu_seconds["m", f"late-{turns}"].observe(0.1)
             await asyncio.sleep(0)
         assert scrape.exception() is None
         return turns
@@ -164,26 +164,26 @@ def test_others_get_their_turn_during_a_scrape() -> None:
 
 
 def test_labels_with_any_text_survive() -> None:
-    tally = Tally()
-    tally.refusals['a"b\\c\nd', "ü"] = 1
-    samples = scraped(State(tally, TIERS, [], [], 0))["headway_refusals"].samples
+    counters = Counters()
+    counters.refusals['a"b\\c\nd', "ü"] = 1
+    samples = scraped(State(counters, TIERS, [], [], 0))["headway_refusals"].samples
     assert samples[0].labels == {"reason": 'a"b\\c\nd', "tier": "ü"}
 
 
 def test_the_empty_state_is_valid_text() -> None:
-    families = scraped(State(Tally(), TIERS, [], [], 0))
+    families = scraped(State(Counters(), TIERS, [], [], 0))
     assert families["headway_dlq_depth"].samples[0].value == 0
 
 
 def test_histogram_bounds_ascend() -> None:
-    for histogram in (Tally().overhead_seconds, Tally().batch_size["m"], Tally().batch_fill["m"]):
+    for histogram in (Counters().overhead_seconds, Counters().batch_size["m"], Counters().batch_fill["m"]):
         assert isinstance(histogram, Histogram)
         assert list(histogram.bounds) == sorted(set(histogram.bounds))
 
 
 def test_what_is_not_known_while_the_broker_is_away_is_left_out() -> None:
-    tally = full_state().tally
-    families = scraped(State(tally, TIERS, (), (), None, broker_up=False))
+    counters = full_state().counters
+    families = scraped(State(counters, TIERS, (), (), None, broker_up=False))
     assert [sample.value for sample in families["headway_broker_up"].samples] == [0]
     for name in ("queue_depth", "workers", "capacity_items_per_second", "dlq_depth"):
         assert not families[f"headway_{name}"].samples, name

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from headway.config.target import FileTarget, ModuleTarget, RemoteTarget, parse_target
 from headway.errors import TargetError
-from headway.target import FileTarget, ModuleTarget, RemoteTarget, parse_target
 
 
 def test_module() -> None:

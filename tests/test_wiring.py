@@ -15,16 +15,16 @@ from typing import Any, TypeVar
 import pytest
 from structlog.testing import capture_logs
 
-from headway import wiring
-from headway.backends.group_guard import GroupGuard
-from headway.brokers.letters import DeadLetterBox
-from headway.brokers.memory import MemoryBroker
+from headway.app import wiring
+from headway.app.wiring import Process
+from headway.backends.process.group_guard import GroupGuard
+from headway.brokers.memory.broker import MemoryBroker
+from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.config import Settings
+from headway.config.target import parse_target
 from headway.errors import SettingError, TargetError
-from headway.model import Item, Lease, Role
-from headway.tally import Tally
-from headway.target import parse_target
-from headway.wiring import House
+from headway.model import ItemResult, Lease, Role
+from headway.runtime.counters import Counters
 from tests.contracts.brokers import AT_ONCE, ask, slot
 from tests.contracts.shares import task
 
@@ -44,7 +44,7 @@ def within_a_loop(act: Callable[[], T]) -> T:
     return asyncio.run(main())
 
 
-def built(role: Role, target: str = "", **settings: object) -> House:
+def built(role: Role, target: str = "", **settings: object) -> Process:
     return within_a_loop(lambda: wiring.build(Settings(**settings), role, target))  # type: ignore[arg-type]
 
 
@@ -54,8 +54,8 @@ def test_a_role_apart_needs_a_broker(role: Role) -> None:
         built(role, TARGET)
     assert caught.value.setting == "broker"
     assert caught.value.reason == f"a {role.value} without a broker has nobody to work with"
-    assert "--broker redis://" in caught.value.mend
-    assert "headway serve" in caught.value.mend
+    assert "--broker redis://" in caught.value.hint
+    assert "headway serve" in caught.value.hint
 
 
 @pytest.mark.parametrize("broker", ["", BROKER])
@@ -105,7 +105,7 @@ def test_direct_mode_is_for_who_has_a_broker_elsewhere_and_a_fallback(tmp_path: 
     fallback = f"{tmp_path / 'spare.py'}:spare"
     for broker, given, expected in (("", fallback, False), (BROKER, "", False), (BROKER, fallback, True)):
         settings = Settings(broker=broker, fallback=given, fallback_concurrency=3)
-        made = within_a_loop(functools.partial(wiring.make_direct, settings, Tally(), time.monotonic))
+        made = within_a_loop(functools.partial(wiring.make_direct, settings, Counters(), time.monotonic))
         assert (made is not None) == expected
 
 
@@ -123,7 +123,7 @@ def test_without_its_client_the_redis_broker_is_a_bad_setting(monkeypatch: pytes
 
 
 def test_outcomes_are_kept_in_the_memory_that_is_set() -> None:
-    broker = wiring.make_brokerage(Settings(kept_mb=1), Tally(), lambda: 0.0).broker
+    broker = wiring.make_brokerage(Settings(kept_mb=1), Counters(), lambda: 0.0).broker
     asked = [ask(id=id, model="default", shares=(task(id),)) for id in ("oldest", "older", "old", "new", "newest")]
 
     async def run() -> list[bool]:
@@ -131,17 +131,17 @@ def test_outcomes_are_kept_in_the_memory_that_is_set() -> None:
             assert await broker.enqueue([entry]) == [None]
             lease = await broker.claim(slot(model="default"), AT_ONCE)
             assert isinstance(lease, Lease)
-            await broker.complete(lease, [Item("x" * 240_000)])
-        return [await broker.recall(entry.tenant, entry.id) is not None for entry in asked]
+            await broker.complete(lease, [ItemResult("x" * 240_000)])
+        return [await broker.outcome(entry.tenant, entry.id) is not None for entry in asked]
 
     assert asyncio.run(run()) == [False, True, True, True, True]
 
 
 def backends_of(target: str) -> list[Any]:
     """The backends of two slots."""
-    tally, clock = Tally(), time.monotonic
-    broker = MemoryBroker({}, DeadLetterBox(), tally, clock, lambda: 0.5)
-    batchers = wiring.make_batchers(Settings(workers=2), ["one", "two"], parse_target(target), broker, tally, clock)
+    counters, clock = Counters(), time.monotonic
+    broker = MemoryBroker({}, DeadLetterBox(), counters, clock, lambda: 0.5)
+    batchers = wiring.make_batchers(Settings(workers=2), ["one", "two"], parse_target(target), broker, counters, clock)
     return [batcher._make_backend() for batcher in batchers]
 
 

@@ -1,5 +1,6 @@
-"""Ways to the black box: one kind, one file.
+"""Ways to the black box: one kind, one package.
 
-`process` a GPU worker (its parts: `lifetime` of one child, `lines` it prints, `frames` on its pipe, `group_guard` of what it
-has started; and inside the child `child` and `usercode`) · `http` a remote API (and `remote_answer`, what it says, `remote_reader`, when that is long)
+process   a GPU worker: `backend` what the batcher calls, `child_process` one child's life, `frames` on its pipe, `output_lines`
+          it prints, `group_guard` of what it has started; and inside the child `child` and `usercode`
+http      a remote API: `backend` what the batcher calls, `answer` what it says, `reader` when that is long
 """

@@ -1,1 +1,1 @@
-"""Where entries wait: one broker, one file."""
+"""Where entries wait: in this process (`memory`) or in a server that many share (`redis`)."""

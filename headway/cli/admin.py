@@ -88,8 +88,8 @@ class Admin:
             body = response.read()
         except (OSError, http.client.HTTPException) as exc:
             why = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc) or type(exc).__name__
-            mend = "Is Headway running there? Name its admin port with --admin."
-            raise AdminError(f"{self._url} does not answer: {why}. {mend}") from None
+            hint = "Is Headway running there? Name its admin port with --admin."
+            raise AdminError(f"{self._url} does not answer: {why}. {hint}") from None
         finally:
             connection.close()
         try:
@@ -99,11 +99,11 @@ class Admin:
             if response.status < 400:
                 raise AdminError(f"{self._url}{target} is no admin port of Headway: {answer[:80]!r}") from None
         if response.status >= 400:
-            from headway.log import escape
+            from headway.runtime.log import escape
 
             said = answer.get("message") if isinstance(answer, dict) else None
-            mend = ". Set HEADWAY_ADMIN_TOKEN to it" if response.status == 401 else ""
-            message = f"{self._url}: {escape(said or response.reason)}{mend} ({response.status})"
+            hint = ". Set HEADWAY_ADMIN_TOKEN to it" if response.status == 401 else ""
+            message = f"{self._url}: {escape(said or response.reason)}{hint} ({response.status})"
             raise AdminError(message, response.status)
         return answer
 
@@ -116,7 +116,7 @@ def letter_path(id: str, tenant: str | None, act: str = "") -> str:
 
 def pretty(answer: Any) -> str:
     """`answer` as JSON for people; nothing in it can steer a terminal."""
-    from headway.log import escape
+    from headway.runtime.log import escape
 
     text = msgspec.json.format(msgspec.json.encode(answer)).decode()
     return "\n".join(escape(line) for line in text.split("\n"))
@@ -124,7 +124,7 @@ def pretty(answer: Any) -> str:
 
 def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     """Columns as wide as they need to be; nothing in a cell can steer a terminal."""
-    from headway.log import escape
+    from headway.runtime.log import escape
 
     lines = [head, *(tuple(escape(cell) for cell in row) for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]

@@ -12,8 +12,8 @@ import typer
 from headway.cli.flags import with_settings
 from headway.cli.trial import Findings, Trial, sizes
 from headway.config import Settings
+from headway.config.target import shown_target
 from headway.errors import SettingError
-from headway.target import shown_target
 
 _SETTINGS = (
     "model",
@@ -62,7 +62,7 @@ def check(
     """
     texts = [text for text in input or () if text] or [f"headway check {n}" for n in range(settings.max_batch_size)]
     inputs = [texts[n % len(texts)] for n in range(settings.max_batch_size)]
-    from headway import log
+    from headway.runtime import log
 
     with log.running(settings.log_level, json=settings.log_json):
         found = asyncio.run(_try_out(settings, target, inputs, _object(parameters), repeats))
@@ -88,8 +88,8 @@ def _object(text: str) -> bytes:
 
 
 async def _try_out(settings: Settings, target: str, inputs: list[str], parameters: bytes, repeats: int) -> Findings:
-    from headway import wiring
-    from headway.target import parse_target
+    from headway.app import wiring
+    from headway.config.target import parse_target
 
     backend = wiring.backend_maker(settings, "gpu-0", parse_target(target), 0)()
     try:
@@ -154,7 +154,7 @@ def _as_json(target: str, settings: Settings, found: Findings, advice: list[str]
 
 def _as_text(target: str, settings: Settings, found: Findings, advice: list[str]) -> str:
     from headway.cli.admin import table
-    from headway.log import escape
+    from headway.runtime.log import escape
 
     medians = _medians(found, settings.max_batch_size)
     rows = [(str(size), f"{ms:.2f}", f"{ms / size:.2f}") for size, ms in medians]

@@ -42,7 +42,7 @@ def with_settings(
                 # What comes up later, such as a port that is taken, is named by its field.
                 if exc.setting not in FIELDS:
                     raise
-                raise SettingError(flag(exc.setting), exc.value, exc.reason, exc.mend) from exc
+                raise SettingError(flag(exc.setting), exc.value, exc.reason, exc.hint) from exc
 
         own = [p for p in inspect.signature(function, eval_str=True).parameters.values() if p.name != "settings"]
         added = [_parameter("config", _Config), *(_parameter(name, _option(name)) for name in chosen)]

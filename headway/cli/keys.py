@@ -18,8 +18,8 @@ from headway.cli.admin import AsJson, pretty, table
 from headway.cli.flags import with_settings
 from headway.config import Settings
 from headway.errors import HeadwayError, SettingError, StoreUnavailable
-from headway.identity.api_key import LIVE, NOISE, SERVICE, digest, generate, is_id, parse
-from headway.model import Key
+from headway.identity.api_keys.credential import LIVE, NOISE, SERVICE, digest, generate, is_id, parse
+from headway.model import ApiKey
 from headway.ports import KeyStore
 
 _T = TypeVar("_T")
@@ -91,7 +91,7 @@ def create(
     if tier not in settings.tier_names:
         raise SettingError("--tier", tier, "is no tier", f"Use {' or '.join(settings.tier_names)}.")
     now = time.time()
-    new = Key(
+    new = ApiKey(
         id="",
         digest=b"",
         user=_name("--user", user),
@@ -130,7 +130,7 @@ def revoke(settings: Settings, id: _Id) -> None:
     known = _id(id)
     now = time.time()
 
-    async def end(store: KeyStore) -> Key:
+    async def end(store: KeyStore) -> ApiKey:
         key = await _existing(store, known)
         await store.expire(known, _REVOKED)
         return key
@@ -237,14 +237,14 @@ def _id(text: str) -> str:
     return id
 
 
-async def _existing(store: KeyStore, id: str) -> Key:
+async def _existing(store: KeyStore, id: str) -> ApiKey:
     key = await store.get(id)
     if key is None:
         raise KeysError(f"there is no key with the id {id}; headway keys list shows all")
     return key
 
 
-def _check_rotation(old: Key, all_keys: Sequence[Key], now: float) -> None:
+def _check_rotation(old: ApiKey, all_keys: Sequence[ApiKey], now: float) -> None:
     """Of keys that came from one another no more than two may live."""
     if not _live(old, now):
         raise KeysError(f"{old.id} is {_state(old, now)}; make another with headway keys create")
@@ -261,22 +261,22 @@ def _check_rotation(old: Key, all_keys: Sequence[Key], now: float) -> None:
         raise KeysError(f"{' and '.join(live)} both live, which is the most; wait until one ends, or revoke it")
 
 
-def _replacement(old: Key, all_keys: Sequence[Key]) -> str:
+def _replacement(old: ApiKey, all_keys: Sequence[ApiKey]) -> str:
     """Id of a key that was made to replace another; empty when there is none."""
     return next((key.id for key in reversed(all_keys) if key.replaces == old.id), "")
 
 
-def _state(key: Key, now: float) -> str:
+def _state(key: ApiKey, now: float) -> str:
     if _live(key, now):
         return "live"
     return "revoked" if key.expires_at == _REVOKED else "ended"
 
 
-def _live(key: Key, now: float) -> bool:
+def _live(key: ApiKey, now: float) -> bool:
     return key.expires_at is None or key.expires_at > now
 
 
-def _fresh(attributes: Key) -> tuple[str, Key]:
+def _fresh(attributes: ApiKey) -> tuple[str, ApiKey]:
     """The text of a new key, and what is kept of it."""
     text = generate(LIVE, os.urandom(NOISE))
     found = parse(text.encode())
@@ -290,7 +290,7 @@ def _hand_out(text: str, note: str) -> None:
     typer.echo(f"{note} It is shown this once.", err=True)
 
 
-def _shown(key: Key, now: float) -> dict[str, Any]:
+def _shown(key: ApiKey, now: float) -> dict[str, Any]:
     return {
         "id": key.id,
         "user": key.user,
@@ -339,7 +339,7 @@ def _changing(
 
 def _with(settings: Settings, work: Callable[[KeyStore], Awaitable[_T]], *, create: bool = False) -> _T:
     """Do `work` with the store of keys."""
-    from headway.wiring import access
+    from headway.app import access
 
     store = access.make_key_store(settings, create=create)
 

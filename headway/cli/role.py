@@ -70,7 +70,8 @@ def run(settings: Settings, role: Role, target: str = "") -> None:
     """Run until a signal comes, and exit."""
     import uvloop
 
-    from headway import log, signals, wiring
+    from headway.app import signals, wiring
+    from headway.runtime import log
 
     signals.ignore_until_ready()
     _open_missing_streams()
@@ -79,7 +80,7 @@ def run(settings: Settings, role: Role, target: str = "") -> None:
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
         code = runner.run(wiring.run(settings, role, target, writer.reopen))
-    if writer.stuck or not _flushed():
+    if writer.write_blocked or not _flushed():
         os._exit(code)
     raise typer.Exit(code)
 

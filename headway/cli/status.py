@@ -61,7 +61,7 @@ def overview(found: dict[str, Any]) -> str:
 
 
 def _summary(found: dict[str, Any]) -> str:
-    from headway.log import escape
+    from headway.runtime.log import escape
 
     others = [member for member in found["members"] if member["id"] != found["id"]]
     rate = found["requests_per_second"] + sum(member["requests_per_second"] for member in others)

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 from headway.core.service_model import ServiceModel
 from headway.errors import BackendError, BatchTimeout, WorkerCrashed
-from headway.gateway import new_id
-from headway.model import Entry, Item
+from headway.model import Entry, ItemResult
 from headway.ports import Backend
+from headway.runtime.request_id import new_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,14 +155,14 @@ class Trial:
         self._found.model.observe(run.size, run.seconds)
         return self._outputs(items)
 
-    def _outputs(self, items: Sequence[Item]) -> list[str] | None:
+    def _outputs(self, items: Sequence[ItemResult]) -> list[str] | None:
         outputs = [item.output for item in items if item.output is not None]
         bad = [place for place, item in enumerate(items) if item.output is None]
         if bad:
             self._tell_first(items, bad)
         return None if bad else outputs
 
-    def _tell_first(self, items: Sequence[Item], bad: Sequence[int]) -> None:
+    def _tell_first(self, items: Sequence[ItemResult], bad: Sequence[int]) -> None:
         """Add a fault for the first bad output of a batch; the others are most likely bad for the same reason."""
         place = bad[0]
         error = items[place].error

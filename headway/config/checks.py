@@ -39,8 +39,8 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _refuse(settings: Settings, name: str, reason: str, mend: str) -> NoReturn:
-    raise SettingError(name, shown(settings.__dataclass_fields__[name], getattr(settings, name)), reason, mend)
+def _refuse(settings: Settings, name: str, reason: str, hint: str) -> NoReturn:
+    raise SettingError(name, shown(settings.__dataclass_fields__[name], getattr(settings, name)), reason, hint)
 
 
 def shown(field: Field[Any], value: object) -> object:
@@ -72,12 +72,12 @@ def _one_of(name: str, allowed: tuple[str, ...]) -> Callable[[Settings], None]:
     return check
 
 
-def _made_of(name: str, pattern: str, reason: str, mend: str) -> Callable[[Settings], None]:
+def _made_of(name: str, pattern: str, reason: str, hint: str) -> Callable[[Settings], None]:
     form = re.compile(pattern)
 
     def check(settings: Settings) -> None:
         if not form.fullmatch(getattr(settings, name)):
-            _refuse(settings, name, reason, mend)
+            _refuse(settings, name, reason, hint)
 
     return check
 
@@ -120,15 +120,15 @@ def _policy(settings: Settings) -> None:
 
 def _admin(settings: Settings) -> None:
     if not settings.admin_token and not is_loopback(settings.admin_host):
-        mend = "Set HEADWAY_ADMIN_TOKEN, or bind the admin port to 127.0.0.1."
-        _refuse(settings, "admin_host", "is not loopback and `admin_token` is not set", mend)
+        hint = "Set HEADWAY_ADMIN_TOKEN, or bind the admin port to 127.0.0.1."
+        _refuse(settings, "admin_host", "is not loopback and `admin_token` is not set", hint)
     tokens = settings.admin_token.split(",") if settings.admin_token else []
     if not all(tokens) or len(tokens) > 2:
         reason = "must be one token, or two with a comma between them"
         _refuse(settings, "admin_token", reason, "Write NEW,OLD while you change it.")
     if any(token.startswith("hw_live_") for token in tokens):
-        mend = "Make a service token: headway keys create --service."
-        _refuse(settings, "admin_token", "is a client's key", mend)
+        hint = "Make a service token: headway keys create --service."
+        _refuse(settings, "admin_token", "is a client's key", hint)
     if settings.port and settings.port == settings.admin_port and settings.host == settings.admin_host:
         _refuse(settings, "admin_port", "is the public port too (`port`)", "Give each its own.")
 

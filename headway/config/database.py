@@ -16,15 +16,15 @@ def fault(url: str) -> tuple[str, str] | None:
         return "is no URL of a database", _EXAMPLE
     scheme, _, rest = url.partition("://")
     if scheme == "sqlite":
-        mend = "Write the path alone, as in sqlite:///headway.db; its name can hold neither."
-        return ("holds a ? or #, and SQLite has no options here", mend) if re.search("[?#]", rest) else None
+        hint = "Write the path alone, as in sqlite:///headway.db; its name can hold neither."
+        return ("holds a ? or #, and SQLite has no options here", hint) if re.search("[?#]", rest) else None
     if "#" in rest:
         return "holds a #", _ESCAPES
     if re.split("[/?]", rest)[0].count("@") > 1:
         return "holds more than one @ before its database", _ESCAPES
     if not all(re.fullmatch("[0-9]{1,5}", port) and 1 <= int(port) <= 65_535 for port in _ports(rest)):
-        mend = f"Write postgresql://USER:PASSWORD@HOST:PORT/DATABASE. {_ESCAPES}"
-        return "names a port that is no number from 1 to 65535", mend
+        hint = f"Write postgresql://USER:PASSWORD@HOST:PORT/DATABASE. {_ESCAPES}"
+        return "names a port that is no number from 1 to 65535", hint
     return None
 
 

@@ -48,7 +48,7 @@ def load(
     except SettingError as exc:
         spell = _speller(spelling)
         spelt = spelling[exc.setting] + ("" if exc.setting in values else " (its default)")
-        raise SettingError(spelt, exc.value, spell(exc.reason), spell(exc.mend)) from None
+        raise SettingError(spelt, exc.value, spell(exc.reason), spell(exc.hint)) from None
 
 
 def _speller(spelling: Mapping[str, str]) -> Callable[[str], str]:
@@ -78,9 +78,9 @@ def _from_file(file: Path | None, source: str) -> _Given:
         spelt = f"{path}: {name}"
         if name not in FIELDS:
             near = difflib.get_close_matches(name, FIELDS, 1)
-            mend = f"Did you mean {near[0]}?" if near else "Remove it."
+            hint = f"Did you mean {near[0]}?" if near else "Remove it."
             raise SettingError(
-                spelt, shown(FIELDS[near[0]], value) if near else value, "there is no such setting", mend
+                spelt, shown(FIELDS[near[0]], value) if near else value, "there is no such setting", hint
             )
         found[name] = (spelt, _typed(spelt, name, value))
     return found
@@ -93,8 +93,8 @@ def _from_environ(environ: Mapping[str, str]) -> _Given:
         text = environ.get(spelt)
         if text:
             if text.startswith("tcp://"):
-                mend = "Kubernetes sets it for a Service of this name: set enableServiceLinks: false in the pod."
-                raise SettingError(spelt, shown(FIELDS[name], text), "is a service link", mend)
+                hint = "Kubernetes sets it for a Service of this name: set enableServiceLinks: false in the pod."
+                raise SettingError(spelt, shown(FIELDS[name], text), "is a service link", hint)
             found[name] = (spelt, _parsed(spelt, name, text))
     return found
 
@@ -125,8 +125,8 @@ def _parsed(spelt: str, name: str, text: str) -> Any:
     except ValueError:
         what = "a whole number" if wanted is int else "a number"
         unit = FIELDS[name].metadata["unit"]
-        mend = f"Write digits only; the unit is {unit}." if unit else "Write digits only."
-        raise SettingError(spelt, text, f"is not {what}", mend) from None
+        hint = f"Write digits only; the unit is {unit}." if unit else "Write digits only."
+        raise SettingError(spelt, text, f"is not {what}", hint) from None
 
 
 def _typed(spelt: str, name: str, value: Any) -> Any:
@@ -136,10 +136,10 @@ def _typed(spelt: str, name: str, value: Any) -> Any:
         return float(value)
     if type(value) is wanted:
         return value
-    what, mend = {
+    what, hint = {
         str: ("text", 'Put it in quotes: "…".'),
         int: ("a whole number", "Write digits without quotes."),
         float: ("a number", "Write digits without quotes."),
         bool: ("a truth value", "Use true or false, without quotes."),
     }[wanted]
-    raise SettingError(spelt, shown(FIELDS[name], value), f"must be {what}", mend)
+    raise SettingError(spelt, shown(FIELDS[name], value), f"must be {what}", hint)

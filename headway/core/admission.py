@@ -38,7 +38,7 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
+class AdmissionLimits:
     """The admission figures of a moment.
 
     Attributes:
@@ -50,12 +50,12 @@ class Gate:
     batch_seconds: float
 
     @classmethod
-    def unknown(cls, tiers: int) -> Gate:
+    def unknown(cls, tiers: int) -> AdmissionLimits:
         """Before the first batch was measured: everybody is admitted."""
         return cls((0.0,) * tiers, 0.0)
 
     @classmethod
-    def of(cls, drain: float, batch_seconds: float, rates: Sequence[float], reserved: float) -> Gate:
+    def of(cls, drain: float, batch_seconds: float, rates: Sequence[float], reserved: float) -> AdmissionLimits:
         """Figures from the fleet's drain.
 
         Arguments:

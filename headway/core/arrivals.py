@@ -22,18 +22,18 @@ class Dice(Protocol):
         ...
 
 
-def poisson(rate: float, dice: Dice) -> Iterator[float]:
+def poisson(rate: float, rng: Dice) -> Iterator[float]:
     """Arrivals of many independent clients: exponential gaps.
 
     Arguments:
         rate: mean arrivals per second.
-        dice: where chance comes from.
+        rng: where chance comes from.
 
     Raises:
         SettingError: the rate is not a positive number.
     """
     _check(rate)
-    return _poisson(rate, dice)
+    return _poisson(rate, rng)
 
 
 def uniform(rate: float) -> Iterator[float]:
@@ -82,8 +82,8 @@ def _check(rate: float) -> None:
         raise SettingError("rate", rate, "must be a positive number of requests per second", "For example 1000.")
 
 
-def _poisson(rate: float, dice: Dice) -> Iterator[float]:
-    log, roll = math.log, dice.random
+def _poisson(rate: float, rng: Dice) -> Iterator[float]:
+    log, roll = math.log, rng.random
     mean = 1.0 / rate
     now = 0.0
     while True:

@@ -90,7 +90,7 @@ class Rule:
     quiet: float = 0.0
 
 
-class View(msgspec.Struct, frozen=True, gc=False):
+class QueueSnapshot(msgspec.Struct, frozen=True, gc=False):
     """What waits: how many, since when the oldest does, the earliest deadline, and the last departure.
 
     `newest` is the instant of the latest arrival. `schedule` is the instant at which the next batch would leave if all so far had kept the rule's pace.
@@ -105,7 +105,7 @@ class View(msgspec.Struct, frozen=True, gc=False):
 
 
 @dataclass(frozen=True, slots=True)
-class Go:
+class Dispatch:
     """Leave now, for this reason."""
 
     reason: str
@@ -126,28 +126,28 @@ class Policy(Protocol):
         ...
 
 
-def decide(rule: Rule, view: View, now: float) -> Go | Hold:
+def decide(rule: Rule, view: QueueSnapshot, now: float) -> Dispatch | Hold:
     """Apply a rule to what waits, with a GPU free at instant `now`."""
     if view.depth == 0:
         return Hold(math.inf)
     full_from = view.schedule - rule.lead if view.depth >= rule.size else math.inf
     if now >= full_from:
-        return Go(FULL)
+        return Dispatch(FULL)
     leave_by = view.due - rule.service - LEEWAY
     if now >= leave_by:
-        return Go(DEADLINE)
+        return Dispatch(DEADLINE)
     window_ends = view.oldest + rule.window
     if now >= window_ends:
-        return Go(WINDOW)
+        return Dispatch(WINDOW)
     until = min(leave_by, window_ends, full_from)
     if rule.headway is not None:
         if rule.headway <= 0.0:
-            return Go(EARLY)
+            return Dispatch(EARLY)
         gathered = min(view.oldest + rule.gather, view.newest + rule.quiet)
         spaced = max(view.last_departure + rule.headway, gathered)
         if now >= spaced:
-            return Go(HEADWAY)
+            return Dispatch(HEADWAY)
         until = min(until, spaced)
     elif rule.rate * (until - now) < 1.0:
-        return Go(EARLY)
+        return Dispatch(EARLY)
     return Hold(until)

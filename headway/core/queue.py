@@ -14,14 +14,26 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from headway.core import admission
 from headway.core.admission import MIN_WAIT
+from headway.core.batch import Departure, FailureOutcome
 from headway.core.budget import GREED
 from headway.core.culprits import CallerKey, Culprits, caller_of
-from headway.core.departure import APART, RETRY, Hold, Load, Policy, Rule, View, decide
-from headway.core.packing import BATCH_PAGES, GONE, QUEUED, RUNNING, SUSPECT, DueLine, Lane, Queued, queued_at, turns
+from headway.core.departure import APART, RETRY, Hold, Load, Policy, QueueSnapshot, Rule, decide
+from headway.core.fair_queue import (
+    BATCH_PAGES,
+    GONE,
+    QUEUED,
+    RETRYING,
+    RUNNING,
+    DeadlineQueue,
+    QueuedEntry,
+    TierQueue,
+    queued_at,
+    turns,
+)
 from headway.core.retry import BLAMED, NEVER_SPLIT, SEARCHED, RetryBudgets, backoff, is_over, stays_whole
 from headway.core.service_model import ArrivalRate, ServiceModel
 from headway.core.suspects import APART_PRICE, FIRST, POOL, Choice, Group, Suspects
@@ -66,36 +78,6 @@ class QueueLimits:
         return depth + 1 - self.shed_at[0 if tier == self.tiers - 1 else 1]
 
 
-@dataclass(slots=True)
-class Departure:
-    """A batch on its way.
-
-    `late` are entries that were dropped from it because they could no longer be answered in time. `failures`, `alone` and
-    `rest` are those of the group that it was, as in `core.suspects`, and `attempts` counts this run, too.
-    """
-
-    worker: str
-    members: list[Queued]
-    reason: str
-    left_at: float
-    late: list[Queued] = field(default_factory=list)
-    failures: int = 0
-    attempts: int = 1
-    alone: int = 0
-    rest: Group | None = None
-    pool: CallerKey | None = None
-
-
-@dataclass(slots=True)
-class Aftermath:
-    """What a failed batch came to: entries that run again, that are dead, that get no more tries, that are too late."""
-
-    again: int = 0
-    dead: list[Queued] = field(default_factory=list)
-    spent: list[Queued] = field(default_factory=list)
-    late: list[Queued] = field(default_factory=list)
-
-
 class ModelQueue:
     """Waiting and retried entries of one model, with what is known of its cost and load."""
 
@@ -107,9 +89,9 @@ class ModelQueue:
         self._newest = -math.inf
         self.slots = 0
         self._known_slots = 1
-        self._lanes = [Lane() for _ in range(limits.tiers)]
+        self._lanes = [TierQueue() for _ in range(limits.tiers)]
         self._rates = [ArrivalRate() for _ in range(limits.tiers)]
-        self._due = DueLine()
+        self._due = DeadlineQueue()
         self._crowded = limits.max_queue * GREED // (GREED + 1)
         """Places taken from which on a tenant may have its share of them."""
         self._held: Counter[str] | None = None
@@ -121,7 +103,7 @@ class ModelQueue:
         self.culprits = Culprits()
         self._suspects = Suspects()
         self._budgets = RetryBudgets(limits.max_batch)
-        self._gate = admission.Gate.unknown(limits.tiers)
+        self._gate = admission.AdmissionLimits.unknown(limits.tiers)
         self._gate_at = -math.inf
         self._busy = 0
         self._utilisation = 0.0
@@ -155,7 +137,7 @@ class ModelQueue:
         self._known_slots = slots or self._known_slots
         self._gate_at = -math.inf
 
-    def offer(self, entry: Entry, now: float) -> Queued | admission.Refused:
+    def offer(self, entry: Entry, now: float) -> QueuedEntry | admission.Refused:
         """Admit an entry, or refuse it."""
         tier = entry.tier
         self._rates[tier].observe(1, now)
@@ -194,13 +176,13 @@ class ModelQueue:
         left, held = self.limits.max_queue - self._fresh - 1, self._held[tenant]
         return left < 0 or (held > 0 and held + 1 > GREED * left)
 
-    def _discount(self, queued: Queued, held: Counter[str]) -> None:
+    def _discount(self, queued: QueuedEntry, held: Counter[str]) -> None:
         """An entry has left its lane."""
         held[queued.entry.tenant] -= 1
         if self._fresh < self._crowded // 2:  # To count again costs less than to count on.
             self._held = None
 
-    def _offer_apart(self, entry: Entry, now: float) -> Queued | admission.Refused:
+    def _offer_apart(self, entry: Entry, now: float) -> QueuedEntry | admission.Refused:
         """Admit an entry to its caller's pool, which gets a share of the GPUs, or refuse it."""
         caller, suspects = caller_of(entry), self._suspects
         pool = suspects.pool(caller)
@@ -329,7 +311,7 @@ class ModelQueue:
         verdict = decide(rule, self._view(), now)
         return min(again, verdict.until) if isinstance(verdict, Hold) else next(iter(idle))
 
-    def expire(self, now: float) -> list[Queued]:
+    def expire(self, now: float) -> list[QueuedEntry]:
         """Take out all that waited too long."""
         late = list(self._due.overdue(now))
         late += self._suspects.overdue(now)
@@ -341,9 +323,9 @@ class ModelQueue:
         """The instant at which `expire` has something to do; infinite when nothing waits."""
         return min(self._due.earliest(), self._suspects.due)
 
-    def remove(self, queued: Queued) -> None:
+    def remove(self, queued: QueuedEntry) -> None:
         """Forget an entry. One that is running stays in its batch, but is not tried again."""
-        if queued.state == SUSPECT:
+        if queued.state == RETRYING:
             self._suspects.remove(queued, self._group_size)
         elif queued.state == QUEUED:
             self._lanes[queued.entry.tier].drop(queued)
@@ -353,7 +335,7 @@ class ModelQueue:
                 self._discount(queued, self._held)
         queued.state = GONE
 
-    def finish(self, departure: Departure, now: float) -> list[Queued]:
+    def finish(self, departure: Departure, now: float) -> list[QueuedEntry]:
         """The batch came back with outputs; learn from it. Returns the members that are still wanted."""
         wanted = self._arrive(departure, now, GONE)
         self.service.observe(len(departure.members), now - departure.left_at)
@@ -366,7 +348,7 @@ class ModelQueue:
 
     def hand_back(self, departure: Departure, now: float) -> None:
         """The batch never ran: its entries wait again, uncharged, ahead of all others."""
-        members = self._arrive(departure, now, SUSPECT)
+        members = self._arrive(departure, now, RETRYING)
         before = Group(members, now, FIRST, departure.failures, departure.attempts - 1, departure.alone)
         if members:
             before.rest = departure.rest
@@ -374,10 +356,10 @@ class ModelQueue:
         else:
             self._suspects.unknown(self._suspects.let_go(departure.rest), before, self._group_size)
 
-    def fail(self, departure: Departure, cause: Cause, now: float, dice: Callable[[], float]) -> Aftermath:
-        """The batch failed of `cause`; see `core.retry`. `dice` is uniform in [0, 1), for the jitter."""
-        after, members = Aftermath(), list[Queued]()
-        for member in self._arrive(departure, now, SUSPECT):
+    def fail(self, departure: Departure, cause: Cause, now: float, rng: Callable[[], float]) -> FailureOutcome:
+        """The batch failed of `cause`; see `core.retry`. `rng` is uniform in [0, 1), for the jitter."""
+        after, members = FailureOutcome(), list[QueuedEntry]()
+        for member in self._arrive(departure, now, RETRYING):
             (members if member.due > now else after.late).append(member)
         failures, attempts = departure.failures + 1, departure.attempts
         alone = departure.alone + (len(departure.members) == 1)
@@ -390,12 +372,12 @@ class ModelQueue:
         elif cause not in SEARCHED:
             members = self._paid(members, after.spent, now)
         after.again = len(members)
-        self._run_again(members, cause, Group([], now, FIRST, failures, attempts, alone), departure, dice)
+        self._run_again(members, cause, Group([], now, FIRST, failures, attempts, alone), departure, rng)
         for member in (*after.dead, *after.spent, *after.late):
             member.state = GONE
         return after
 
-    def _paid(self, members: list[Queued], spent: list[Queued], now: float) -> list[Queued]:
+    def _paid(self, members: list[QueuedEntry], spent: list[QueuedEntry], now: float) -> list[QueuedEntry]:
         """Those whose tenants have the retries for them; the others are added to `spent`."""
         counts = Counter(member.entry.tenant for member in members)
         paid = {tenant for tenant, count in counts.items() if self._budgets.spend(tenant, count, now)}
@@ -403,12 +385,12 @@ class ModelQueue:
         return [member for member in members if member.entry.tenant in paid]
 
     def _run_again(
-        self, members: list[Queued], cause: Cause, group: Group, departure: Departure, dice: Callable[[], float]
+        self, members: list[QueuedEntry], cause: Cause, group: Group, departure: Departure, rng: Callable[[], float]
     ) -> None:
         """What failed runs again: at once in halves if an input is at fault; else after a while, elsewhere, and first whole."""
         whole = bool(members) and stays_whole(cause, len(members), group.failures)
         if members and (whole or cause not in SEARCHED or len(members) == 1):
-            group.ready_at += backoff(group.failures, dice())
+            group.ready_at += backoff(group.failures, rng())
             elsewhere = max(self.service.seconds(len(members)), MIN_AVOIDANCE)
             group.avoid, group.avoid_until = departure.worker, group.ready_at + elsewhere
         if whole and departure.rest is not None and cause in NEVER_SPLIT:
@@ -427,7 +409,7 @@ class ModelQueue:
         self._rule, self._rule_at = policy.rule(self.load(now)), now
         return self._rule
 
-    def _arrive(self, departure: Departure, now: float, state: int) -> list[Queued]:
+    def _arrive(self, departure: Departure, now: float, state: int) -> list[QueuedEntry]:
         """End a run: those still wanted get `state` and are returned."""
         self._note_busy(now)
         self._busy -= 1
@@ -452,19 +434,23 @@ class ModelQueue:
         self._utilisation += (share - self._utilisation) * weight
         self._busy_at = now
 
-    def _view(self) -> View:
+    def _view(self) -> QueueSnapshot:
         oldest = math.inf
         for lane in self._lanes:
             if lane.depth and (first := lane.oldest()) is not None and first.arrived < oldest:
                 oldest = first.arrived
-        return View(self._fresh, oldest, self._due.earliest(), self.last_departure, self._schedule, self._newest)
+        return QueueSnapshot(
+            self._fresh, oldest, self._due.earliest(), self.last_departure, self._schedule, self._newest
+        )
 
-    def _gate_now(self, now: float) -> admission.Gate:
+    def _gate_now(self, now: float) -> admission.AdmissionLimits:
         if now - self._gate_at > GATE_AGE:
             full = self.service.seconds(self.limits.max_batch)
             drain = self._known_slots * self.limits.max_batch / full if full > 0 else 0.0
             slow = full + self.service.deviation
-            self._gate = admission.Gate.of(drain, slow, [r.at(now) for r in self._rates], self.limits.reserved_share)
+            self._gate = admission.AdmissionLimits.of(
+                drain, slow, [r.at(now) for r in self._rates], self.limits.reserved_share
+            )
             self._gate_at = now
         return self._gate
 

@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headway.errors import SHOWN
-from headway.model import Caller, Entry, Record, Reply
+from headway.model import Entry, LedgerRecord, Principal, Reply
 
 NAME_LENGTH = 128
 """Characters that are kept of what names somebody or something; a model that is asked for may have any name."""
 
 
 def record_of(
-    caller: Caller, entry: Entry, seconds: float, reply: Reply, completed_at: float, tiers: Sequence[str], content: bool
-) -> Record:
+    caller: Principal,
+    entry: Entry,
+    seconds: float,
+    reply: Reply,
+    completed_at: float,
+    tiers: Sequence[str],
+    content: bool,
+) -> LedgerRecord:
     """The record of a request that has its outcome.
 
     Arguments:
@@ -31,7 +37,7 @@ def record_of(
     if content:
         input = _storable(entry.input)
         output = None if reply.output is None else _storable(reply.output)
-    return Record(
+    return LedgerRecord(
         id=entry.id,
         user=_name(caller.user),
         tenant=_name(caller.tenant),
@@ -49,7 +55,7 @@ def record_of(
     )
 
 
-def size_of(record: Record) -> int:
+def size_of(record: LedgerRecord) -> int:
     """Characters of its input and output."""
     return len(record.input or "") + len(record.output or "")
 

@@ -15,7 +15,7 @@ from math import inf
 import msgspec
 
 from headway import errors
-from headway.model import Record
+from headway.model import LedgerRecord
 
 MINUTE = 60.0
 """Seconds for which refusals are counted together."""
@@ -34,7 +34,7 @@ class _Minute:
     """Refusals of one caller, tier and code."""
 
     ends: float
-    counted: Record | None = None
+    counted: LedgerRecord | None = None
     """All so far; None while there is but the one that has a record of its own."""
 
 
@@ -45,7 +45,7 @@ class Refused:
         self._minutes: dict[tuple[str, str, str, str], _Minute] = {}
         """In the order in which they end."""
 
-    def count(self, record: Record, now: float) -> bool:
+    def count(self, record: LedgerRecord, now: float) -> bool:
         """Whether a record is counted with others, and wants no row of its own.
 
         Arguments:
@@ -63,7 +63,7 @@ class Refused:
         minute.counted = _plain(record) if counted is None else _together(counted, record)
         return True
 
-    def ended(self, now: float = inf) -> Iterator[Record]:
+    def ended(self, now: float = inf) -> Iterator[LedgerRecord]:
         """Records of what need not be counted on at instant `now`, by default of all."""
         while self._minutes:
             key = next(iter(self._minutes))
@@ -73,11 +73,11 @@ class Refused:
                 yield counted
 
 
-def _plain(record: Record) -> Record:
+def _plain(record: LedgerRecord) -> LedgerRecord:
     return msgspec.structs.replace(record, input=None, output=None)
 
 
-def _together(counted: Record, record: Record) -> Record:
+def _together(counted: LedgerRecord, record: LedgerRecord) -> LedgerRecord:
     return msgspec.structs.replace(
         counted,
         model=counted.model if counted.model == record.model else "",

@@ -66,16 +66,16 @@ def stays_whole(cause: Cause, size: int, failures: int) -> bool:
     return cause in NEVER_SPLIT or (cause not in SEARCHED and (size == 1 or failures <= 1))
 
 
-def backoff(failures: int, dice: float) -> float:
+def backoff(failures: int, rng: float) -> float:
     """Seconds to wait before a retry: exponential with equal jitter (Brooker, "Exponential backoff and
     jitter", 2015), between half and the whole of BACKOFF_BASE · 2^(failures−1), capped.
 
     Arguments:
         failures: so far, 1 or more.
-        dice: uniform in [0, 1).
+        rng: uniform in [0, 1).
     """
     whole = min(BACKOFF_BASE * 2.0 ** min(failures - 1, 16), BACKOFF_CAP)
-    return whole * (0.5 + 0.5 * dice)
+    return whole * (0.5 + 0.5 * rng)
 
 
 class RetryBudget:

@@ -8,7 +8,7 @@ switches", IEEE/ACM Transactions on Networking, 1998).
 
 from __future__ import annotations
 
-from headway.core.packing import GONE, Queued
+from headway.core.fair_queue import GONE, QueuedEntry
 from headway.model import Entry
 
 OVERHEAD = 1000
@@ -25,7 +25,7 @@ class Place:
     def __init__(self, room: Room, tenant: str, size: int) -> None:
         self._room, self._tenant, self._size = room, tenant, size
 
-    def give_to(self, queued: Queued) -> None:
+    def give_to(self, queued: QueuedEntry) -> None:
         """Let an admitted entry hold the place, unless it has its outcome already."""
         if queued.state != GONE:
             queued.place = self

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from headway.model import Key
+from headway.model import ApiKey
 
 
-def check_new(key: Key, alike: Iterable[Key]) -> None:
+def check_new(key: ApiKey, alike: Iterable[ApiKey]) -> None:
     """See that a new key is one of its own, and the only one to take another's place: of two rotations at once one loses.
 
     Arguments:

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from headway.core.culprits import CallerKey, caller_of
-from headway.core.packing import SUSPECT, Queued
+from headway.core.fair_queue import RETRYING, QueuedEntry
 
 FIRST, PROBE, POOL, REST = 0, 1, 2, 3
 """Kinds of groups: goes ahead of all others, half of a batch with a culprit, may be clean, waits for a probe's outcome."""
@@ -58,7 +58,7 @@ class Group:
         avoid: a worker that they failed on, and until when others are waited for.
     """
 
-    members: list[Queued]
+    members: list[QueuedEntry]
     ready_at: float
     kind: int
     failures: int = 0
@@ -88,7 +88,7 @@ class Suspects:
 
     def __init__(self) -> None:
         self.groups: dict[Group, None] = {}
-        self.of: dict[Queued, Group] = {}
+        self.of: dict[QueuedEntry, Group] = {}
         self.due = math.inf
         """No member's last moment is before this instant."""
         self.credit = 0.0
@@ -111,7 +111,7 @@ class Suspects:
         self.groups[group] = None
         self._place(group, group.members)
 
-    def join(self, caller: CallerKey, members: Sequence[Queued], like: Group, full: int) -> None:
+    def join(self, caller: CallerKey, members: Sequence[QueuedEntry], like: Group, full: int) -> None:
         """Let entries wait in their caller's pool, as ready as `like`; at once when `full` of them are there."""
         pool = self._pools.get(caller)
         if pool is None:
@@ -128,7 +128,7 @@ class Suspects:
             pool.ready_at = -math.inf
         self._place(pool, members)
 
-    def unknown(self, members: list[Queued], like: Group, size: Callable[[CallerKey], int]) -> None:
+    def unknown(self, members: list[QueuedEntry], like: Group, size: Callable[[CallerKey], int]) -> None:
         """Nothing is known of these entries any more."""
         if not members:
             return
@@ -139,7 +139,7 @@ class Suspects:
         else:
             self.add(Group(members, like.ready_at, POOL, like.failures, like.attempts))
 
-    def halve(self, members: list[Queued], like: Group) -> None:
+    def halve(self, members: list[QueuedEntry], like: Group) -> None:
         """These entries hold a culprit: run one half, or the only one."""
         rest, alone = None, like.alone
         if len(members) > 1:
@@ -151,7 +151,7 @@ class Suspects:
         probe.avoid, probe.avoid_until = like.avoid, like.avoid_until
         self.add(probe)
 
-    def let_go(self, rest: Group | None) -> list[Queued]:
+    def let_go(self, rest: Group | None) -> list[QueuedEntry]:
         """The entries that waited for a probe, which has ended."""
         if rest is None or rest not in self.groups:
             return []
@@ -161,7 +161,7 @@ class Suspects:
         del self.groups[rest]
         return members
 
-    def take(self, group: Group, limit: int) -> list[Queued]:
+    def take(self, group: Group, limit: int) -> list[QueuedEntry]:
         """Members of a group for one run: all, unless the slot takes fewer."""
         taken, left = group.members[:limit], group.members[limit:]
         for member in taken:
@@ -179,7 +179,7 @@ class Suspects:
             self.groups[group] = None
         return taken
 
-    def remove(self, queued: Queued, size: Callable[[CallerKey], int]) -> None:
+    def remove(self, queued: QueuedEntry, size: Callable[[CallerKey], int]) -> None:
         """Take one entry out for good."""
         group = self.of.pop(queued)
         group.members.remove(queued)
@@ -188,7 +188,7 @@ class Suspects:
             if group.rest is not None:  # The culprit may have left.
                 self.unknown(self.let_go(group.rest), group, size)
 
-    def overdue(self, now: float) -> list[Queued]:
+    def overdue(self, now: float) -> list[QueuedEntry]:
         """Those that have no time left."""
         if self.due > now:
             return []
@@ -237,9 +237,9 @@ class Suspects:
         most = MOST_CREDIT * max(full, LEAST_COST)
         self._lean = max(-most, min(most, self._lean + (-cost if group.kind == POOL else cost * PROBE_PRICE)))
 
-    def _place(self, group: Group, members: Sequence[Queued]) -> None:
+    def _place(self, group: Group, members: Sequence[QueuedEntry]) -> None:
         for member in members:
-            member.state = SUSPECT
+            member.state = RETRYING
             member.attempts = group.attempts
             self.of[member] = group
             self.due = min(self.due, last_moment(member))
@@ -250,12 +250,12 @@ class Suspects:
             del self._pools[group.caller]
 
 
-def last_moment(suspect: Queued) -> float:
+def last_moment(suspect: QueuedEntry) -> float:
     """The instant at which an entry that waits again is too late; one that never ran keeps its queue deadline."""
     return suspect.due if suspect.attempts else suspect.queue_due
 
 
-def _cut(members: list[Queued]) -> tuple[list[Queued], int]:
+def _cut(members: list[QueuedEntry]) -> tuple[list[QueuedEntry], int]:
     """Where to halve: between two callers while there are several, those with most entries first."""
     counts = Counter(caller_of(member.entry) for member in members)
     if len(counts) == 1:

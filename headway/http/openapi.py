@@ -6,9 +6,9 @@ from typing import Any
 
 from headway import __version__, errors
 from headway.config import Settings
-from headway.http.components import LIMITED, MARKED, components, header, parameter, response, schema
-from headway.http.results import LONGEST_WAIT, PATH
-from headway.http.shapes import HOPELESS, anchor
+from headway.http.inference.codecs import HOPELESS, anchor
+from headway.http.openapi_components import LIMITED, MARKED, components, header, parameter, response, schema
+from headway.http.tasks import LONGEST_WAIT, PATH
 
 _WHEN: dict[str, str] = {
     errors.BAD_REQUEST: "The request is not HTTP, JSON or UTF-8 as it should be, a member is missing or of the wrong "

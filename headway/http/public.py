@@ -19,11 +19,11 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from headway.gateway import Gateway
-from headway.http import openapi, readiness, results
+from headway.gateway.gateway import Gateway
+from headway.http import openapi, readiness, tasks
+from headway.http.error_responses import handlers
+from headway.http.inference.codecs import PATHS
 from headway.http.readiness import Readiness
-from headway.http.refusals import handlers
-from headway.http.shapes import PATHS
 from headway.ports import Identity
 
 
@@ -39,7 +39,7 @@ def build(gateway: Gateway, ready: Readiness, identity: Identity) -> ASGIApp:
     app = Starlette(
         routes=[
             *readiness.routes(ready),
-            *results.routes(gateway, identity),
+            *tasks.routes(gateway, identity),
             Route("/openapi.json", on.contract),
             Route("/docs", on.page),
             *(Route(path, _never, methods=["POST"]) for path in PATHS),

@@ -11,9 +11,9 @@ Alive means that this process answers, whatever becomes of the broker. Ready dep
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -21,7 +21,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from headway.errors import BrokerUnavailable
-from headway.http.process import soon
 from headway.model import Role, WorkerInfo, WorkerStatus
 from headway.ports import Broker
 
@@ -30,6 +29,10 @@ SERVING = frozenset(("ok", "degraded"))
 
 AGE = 0.5
 """Seconds for which an answer is good for others who ask: what is asked of the broker is not theirs to multiply."""
+PATIENCE = 0.8
+"""Seconds that a route waits for the broker: those who probe usually give up after 1."""
+
+T = TypeVar("T")
 
 
 def _never() -> bool:
@@ -165,3 +168,15 @@ def _answer(request: Request, code: int, status: str, checks: dict[str, Any]) ->
     if code != 200:
         headers["retry-after"] = "1"
     return Response(msgspec.json.encode(content), code, headers, "application/json")
+
+
+async def soon(asked: Awaitable[T]) -> T:
+    """What the broker answers.
+
+    Raises:
+        BrokerUnavailable: it does not within PATIENCE.
+    """
+    try:
+        return await asyncio.wait_for(asked, PATIENCE)
+    except TimeoutError:
+        raise BrokerUnavailable(f"the broker does not answer within {PATIENCE * 1000:.0f} ms") from None

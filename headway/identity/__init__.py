@@ -1,10 +1,8 @@
-"""Who asks: one way of knowing per file. See also `headway.keyring`, which holds in memory what a store of keys says.
+"""Who asks: one way of knowing per package or file.
 
-open          anybody
-either        keys and tokens side by side
-api_key       the text of an API key
-keys_file     API keys in a TOML file
-key_table     live API keys in memory, a million of them if need be
-jwt           JSON Web Tokens
-callers       what a credential's data make of its caller
+anonymous    anybody
+api_keys     API keys, from a store or a file
+jwt          JSON Web Tokens
+combined     keys and tokens side by side
+principals   what a credential's data make of its caller
 """

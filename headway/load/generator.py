@@ -285,6 +285,6 @@ def _tier_draws(spec: LoadSpec) -> Iterator[int]:
     weights = list(spec.mix.values())
     if len(weights) < 2:
         return repeat(0)
-    dice = random.Random(f"tiers of {spec.seed}")  # noqa: S311 - the same seed, the same load
+    rng = random.Random(f"tiers of {spec.seed}")  # noqa: S311 - the same seed, the same load
     indices = range(len(weights))
-    return chain.from_iterable(dice.choices(indices, weights, k=1024) for _ in repeat(None))
+    return chain.from_iterable(rng.choices(indices, weights, k=1024) for _ in repeat(None))

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
 
+from headway.core.arrival_trace import instants
 from headway.core.arrivals import poisson, replay, uniform
-from headway.core.trace import instants
 from headway.errors import SettingError
 from headway.load.spec import LoadSpec
 
@@ -17,7 +17,7 @@ class TraceFile:
     """The instants of a trace file in seconds; read anew, line by line, each time it is iterated.
 
     Arguments:
-        path: a CSV file as `headway.core.trace` describes it.
+        path: a CSV file as `headway.core.arrival_trace` describes it.
         setting: what errors call the setting the path came from.
     """
 
@@ -36,8 +36,8 @@ class TraceFile:
                 yield from instants(lines, shown, self._setting)
         except OSError as exc:
             reason = f"cannot be read: {exc.strerror}"
-            mend = "Use poisson, uniform, or the path of a trace in CSV."
-            raise SettingError(self._setting, shown, reason, mend) from None
+            hint = "Use poisson, uniform, or the path of a trace in CSV."
+            raise SettingError(self._setting, shown, reason, hint) from None
         except UnicodeDecodeError:
             raise SettingError(self._setting, shown, "is not UTF-8 text", "Save it as UTF-8.") from None
 

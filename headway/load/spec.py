@@ -108,8 +108,8 @@ def parse_target(url: str) -> Target:
     except ValueError as exc:
         raise SettingError("URL", url, f"is no URL: {exc}", example) from None
     if parts.scheme != "http":
-        mend = "Measure the server behind its TLS edge, over http." if parts.scheme == "https" else example
-        raise SettingError("URL", url, f"the scheme {parts.scheme!r} is not supported", mend)
+        hint = "Measure the server behind its TLS edge, over http." if parts.scheme == "https" else example
+        raise SettingError("URL", url, f"the scheme {parts.scheme!r} is not supported", hint)
     if not parts.hostname:
         raise SettingError("URL", url, "names no host", example)
     path = parts.path if parts.path not in ("", "/") else DEFAULT_PATH
@@ -155,8 +155,8 @@ def parse_keys(texts: Iterable[str], tiers: Iterable[str]) -> dict[str, str]:
         tier, equals, key = text.partition("=") if "=" in bare or bare in known else ("", "", text)
         shown = f"{tier}{equals}…"
         if tier and tier not in known:
-            mend = f"Use {' or '.join(known)}." if known else "Name it in --mix, too."
-            raise SettingError("--key", shown, f"the mix has no tier {tier!r}", mend)
+            hint = f"Use {' or '.join(known)}." if known else "Name it in --mix, too."
+            raise SettingError("--key", shown, f"the mix has no tier {tier!r}", hint)
         if tier in keys:
             raise SettingError("--key", shown, "is given twice", "Give one key for each tier.")
         if not key or not key.isascii() or not key.isprintable() or " " in key:

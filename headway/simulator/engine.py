@@ -24,9 +24,9 @@ from operator import attrgetter
 
 from headway.core import shards
 from headway.core.admission import Refused
+from headway.core.batch import Departure
 from headway.core.departure import Hold
-from headway.core.packing import Queued
-from headway.core.queue import Departure
+from headway.core.fair_queue import QueuedEntry
 from headway.model import Cause, Entry
 from headway.simulator.fleet import Shard, Worker
 from headway.simulator.gateways import Came, Gateway, doors
@@ -63,7 +63,7 @@ class _Simulation:
         names = [f"gpu-{number}" for number in range(scenario.workers)]
         self._workers = {name: Worker(name, self._shards[0], slow=name == names[0]) for name in names}
         self._slots, self._active = 0, 1
-        self._came: dict[Queued, float] = {}
+        self._came: dict[QueuedEntry, float] = {}
         """When entries came that then gathered."""
         self._heap: list[tuple[float, int, Callable[[float], None]]] = []
         self._order = itertools.count()
@@ -72,17 +72,17 @@ class _Simulation:
         self._closed = False
         self._sending = 0
         """Gateways that are about to send."""
-        self._failures = self._dice("failures")
-        self._retries = self._dice("retries").random
-        self._noise = self._dice("noise")
+        self._failures = self._rng("failures")
+        self._retries = self._rng("retries").random
+        self._noise = self._rng("noise")
         spread = math.log1p(scenario.jitter**2)
         self._log_mean, self._log_deviation = -spread / 2, math.sqrt(spread)
 
     def run(self) -> Record:
         scenario, record, heap = self._scenario, self._record, self._heap
-        coming = arrivals(scenario, self._dice("arrivals"))
-        draw = callers(scenario, self._dice("callers"))
-        door = doors(scenario, self._dice("doors").random)
+        coming = arrivals(scenario, self._rng("arrivals"))
+        draw = callers(scenario, self._rng("callers"))
+        door = doors(scenario, self._rng("doors").random)
         straight = scenario.gather == 0.0 and scenario.shards == 1  # To save time: nothing tells gateways apart.
         self._deal(0.0)
         for worker in self._workers.values():
@@ -114,7 +114,7 @@ class _Simulation:
             else:
                 self._reap(soonest)
 
-    def _dice(self, what: str) -> random.Random:
+    def _rng(self, what: str) -> random.Random:
         """Chance of its own for each purpose, so that a change of policy leaves the arrivals alone."""
         return random.Random(f"{self._scenario.seed}/{what}")  # noqa: S311 - the same seed, the same run
 
@@ -251,11 +251,11 @@ class _Simulation:
                     record.answered(member.entry.tier, self._since(member), now)
         self._free(worker, now)
 
-    def _since(self, member: Queued) -> float:
+    def _since(self, member: QueuedEntry) -> float:
         """When an entry that is at its end came to its gateway."""
         return self._came.pop(member, member.arrived)
 
-    def _lose(self, member: Queued, kind: str, reason: str) -> None:
+    def _lose(self, member: QueuedEntry, kind: str, reason: str) -> None:
         entry = member.entry
         self._record.lose(kind, reason, entry.tier, self._since(member), entry.input == POISON)
 
@@ -273,7 +273,7 @@ class _Simulation:
         if late:
             self._give_up(late, now)
 
-    def _give_up(self, late: Iterable[Queued], now: float) -> None:
+    def _give_up(self, late: Iterable[QueuedEntry], now: float) -> None:
         for member in late:
             reason = "no_workers" if self._slots == 0 else "total" if member.attempts else "queue"
             self._lose(member, EXPIRED, reason)

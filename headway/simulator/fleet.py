@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from headway.core.queue import Departure, ModelQueue
+from headway.core.batch import Departure
+from headway.core.queue import ModelQueue
 from headway.simulator.scenario import Scenario
 
 

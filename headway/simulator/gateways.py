@@ -57,15 +57,15 @@ class Gateway:
             self._turn += 1
 
 
-def doors(scenario: Scenario, dice: Callable[[], float]) -> Callable[[], Gateway]:
+def doors(scenario: Scenario, rng: Callable[[], float]) -> Callable[[], Gateway]:
     """Draws the gateway of the next request.
 
     Arguments:
         scenario: says how many there are.
-        dice: uniform in [0, 1).
+        rng: uniform in [0, 1).
     """
     count = scenario.gateways
-    gateways = [Gateway(scenario, int(dice() * scenario.workers)) for _ in range(count)]
+    gateways = [Gateway(scenario, int(rng() * scenario.workers)) for _ in range(count)]
     if count == 1:
         return lambda: gateways[0]
-    return lambda: gateways[int(dice() * count)]
+    return lambda: gateways[int(rng() * count)]

@@ -58,8 +58,8 @@ class Goal:
                 raise SettingError(setting, f"{target * 1000:g} ms", "is no time to promise", "For example 200.")
             if target is not None and target < least:
                 reason = f"no request is answered sooner than one batch takes, {least * 1000:g} ms with its overhead"
-                mend = "Ask for more, or make the batch faster; more GPUs do not help."
-                raise SettingError(setting, f"{target * 1000:g} ms", reason, mend)
+                hint = "Ask for more, or make the batch faster; more GPUs do not help."
+                raise SettingError(setting, f"{target * 1000:g} ms", reason, hint)
         if not 1 <= self.max_gpus <= 10_000:
             raise SettingError("--max-gpus", self.max_gpus, "must lie between 1 and 10000", "Choose a value in there.")
         cost = self.gpu_hour_cost
@@ -209,8 +209,8 @@ class _Planner:
         setting, target = ("--p95", goal.p95) if goal.p95 is not None else ("--p99", goal.p99)
         shown = f"{(target or 0.0) * 1000:g} ms"
         reason = f"{gpus} GPUs give p95 {outlook.p95_ms:.1f} and p99 {outlook.p99_ms:.1f} ms, and no more are allowed"
-        mend = "Ask for more time, try another policy, or allow more GPUs with --max-gpus."
-        raise SettingError(setting, shown, reason, mend)
+        hint = "Ask for more time, try another policy, or allow more GPUs with --max-gpus."
+        raise SettingError(setting, shown, reason, hint)
 
     def _highest_rate(self, gpus: int, rate: float, capacity: float) -> float:
         low, high = rate, capacity

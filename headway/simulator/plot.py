@@ -29,8 +29,8 @@ def draw(records: Sequence[Record], path: Path) -> None:
     try:
         import matplotlib
     except ImportError:
-        mend = "Install it: pip install 'headway[plot]'."
-        raise SettingError("--plot", str(path), "needs matplotlib, which is not installed", mend) from None
+        hint = "Install it: pip install 'headway[plot]'."
+        raise SettingError("--plot", str(path), "needs matplotlib, which is not installed", hint) from None
     matplotlib.use("agg")
     from matplotlib import pyplot
 

@@ -47,12 +47,12 @@ def simulate_preformed(scenario: Scenario, window: float) -> Record:
 
 def _formed(scenario: Scenario, window: float, record: Record) -> list[tuple[float, list[float], str]]:
     """The batches in the order in which they are closed: instant, instants at which the members came, reason."""
-    dice = random.Random(f"{scenario.seed}/arrivals")  # noqa: S311 - the same seed, the same arrivals as elsewhere
+    rng = random.Random(f"{scenario.seed}/arrivals")  # noqa: S311 - the same seed, the same arrivals as elsewhere
     doors = random.Random(f"{scenario.seed}/doors")  # noqa: S311
     open_batches: list[list[float]] = [[] for _ in range(scenario.gateways)]
     closing: deque[tuple[float, int]] = deque()  # In order: the window is the same for all.
     formed = []
-    for now in arrivals(scenario, dice):
+    for now in arrivals(scenario, rng):
         while closing and closing[0][0] <= now:
             formed += _closed(open_batches, *closing.popleft(), window)
         record.came(0, now)

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from itertools import accumulate, takewhile
 from pathlib import Path
 
+from headway.core.arrival_trace import instants
 from headway.core.arrivals import poisson, replay
-from headway.core.trace import instants
 from headway.errors import SettingError
 from headway.model import Entry
 from headway.simulator.scenario import Scenario
@@ -19,25 +19,25 @@ POISON = "poison"
 
 
 def read_trace(path: Path) -> tuple[float, ...]:
-    """The instants of a recorded trace, in seconds; `headway.core.trace` says what it looks like.
+    """The instants of a recorded trace, in seconds; `headway.core.arrival_trace` says what it looks like.
 
     Raises:
         SettingError: the file cannot be read, or is no trace.
     """
-    mend = "Name a CSV file with a column TIMESTAMP, or of one column of seconds."
+    hint = "Name a CSV file with a column TIMESTAMP, or of one column of seconds."
     try:
         with path.open(encoding="utf-8-sig", newline="") as lines:
             found = tuple(instants(lines, str(path), "--trace"))
     except OSError as exc:
-        raise SettingError("--trace", str(path), f"cannot be read: {exc.strerror}", mend) from None
+        raise SettingError("--trace", str(path), f"cannot be read: {exc.strerror}", hint) from None
     except UnicodeDecodeError:
         raise SettingError("--trace", str(path), "is not UTF-8 text", "Save it as UTF-8.") from None
     if len(found) < 2 or found[-1] <= found[0]:
-        raise SettingError("--trace", str(path), f"has {len(found)} arrivals and no rate", mend)
+        raise SettingError("--trace", str(path), f"has {len(found)} arrivals and no rate", hint)
     return found
 
 
-def arrivals(scenario: Scenario, dice: random.Random) -> Iterator[float]:
+def arrivals(scenario: Scenario, rng: random.Random) -> Iterator[float]:
     """The instants at which requests come, until the scenario's duration is over.
 
     Raises:
@@ -46,21 +46,21 @@ def arrivals(scenario: Scenario, dice: random.Random) -> Iterator[float]:
     if scenario.trace:
         return takewhile(scenario.duration.__gt__, replay(scenario.trace, scenario.rate))
     if scenario.steps:
-        return _steps(scenario, dice)
-    return takewhile(float(scenario.duration).__gt__, poisson(scenario.rate, dice))
+        return _steps(scenario, rng)
+    return takewhile(float(scenario.duration).__gt__, poisson(scenario.rate, rng))
 
 
-def _steps(scenario: Scenario, dice: random.Random) -> Iterator[float]:
+def _steps(scenario: Scenario, rng: random.Random) -> Iterator[float]:
     starts = [0.0, *(step.at for step in scenario.steps)]
     rates = [scenario.rate, *(step.rate for step in scenario.steps)]
     for start, rate, end in zip(starts, rates, [*starts[1:], scenario.duration], strict=True):
-        for instant in poisson(rate, dice):
+        for instant in poisson(rate, rng):
             if start + instant >= min(end, scenario.duration):
                 break
             yield start + instant
 
 
-def callers(scenario: Scenario, dice: random.Random) -> Callable[[], Entry]:
+def callers(scenario: Scenario, rng: random.Random) -> Callable[[], Entry]:
     """Draws the next entry: its tier by the mix, its tenant evenly, and whether it is poison.
 
     Entries that are alike are one object; nothing that is simulated tells them apart by their id.
@@ -78,7 +78,7 @@ def callers(scenario: Scenario, dice: random.Random) -> Callable[[], Entry]:
         return lambda: kinds[0]
     bounds = [bound / sum(weights) for bound in accumulate(weights)]
     bounds[-1] = 1.0
-    roll = dice.random
+    roll = rng.random
     return lambda: kinds[bisect_right(bounds, roll())]
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from headway.backends import child, frames
-from headway.backends.frames import Answer, Failed, NoFrame
-from headway.backends.usercode import Refusal, Target, UserLoop, describe, load
+from headway.backends.process import child, frames
+from headway.backends.process.frames import Answer, Failed, NoFrame
+from headway.backends.process.usercode import Refusal, Target, UserLoop, describe, load
 
 
 def test_a_limit_holds_for_one_output_and_for_all_together(monkeypatch: pytest.MonkeyPatch) -> None:

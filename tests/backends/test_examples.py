@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from headway.backends.http import HttpBackend
-from headway.backends.process import ProcessBackend
+from headway.backends.http.backend import HttpBackend
+from headway.backends.process.backend import ProcessBackend
+from headway.config.target import FileTarget, RemoteTarget
 from headway.errors import BatchRaised, RemoteRefused
-from headway.model import Item
-from headway.target import FileTarget, RemoteTarget
+from headway.model import ItemResult
 from tests.backends.entries import batch
 from tests.backends.recorder import Recorder
 
@@ -33,7 +33,7 @@ def test_the_emulated_gpu_enforces_the_rules_of_a_real_one(monkeypatch: pytest.M
         backend = ProcessBackend(target, worker="gpu-0", device="0", start_timeout=LONG, log=Recorder())
         assert await backend.start() >= 0.001
         try:
-            assert await backend.run(batch("a", "b", "c"), LONG) == [Item("A"), Item("B"), Item("C")]
+            assert await backend.run(batch("a", "b", "c"), LONG) == [ItemResult("A"), ItemResult("B"), ItemResult("C")]
             with pytest.raises(BatchRaised, match="a batch of 4; this GPU takes 1 to 3"):
                 await backend.run(batch("a", "b", "c", "d"), LONG)
         finally:
@@ -66,7 +66,7 @@ def test_the_remote_api_takes_both_formats_and_refuses_too_many() -> None:
                 backend = HttpBackend(target, format=format_, start_timeout=LONG)
                 await backend.start()
                 try:
-                    assert await backend.run(batch("a", "b"), LONG) == [Item("A"), Item("B")]
+                    assert await backend.run(batch("a", "b"), LONG) == [ItemResult("A"), ItemResult("B")]
                     with pytest.raises(RemoteRefused, match="HTTP 422"):
                         await backend.run(batch("a", "b", "c"), LONG)
                 finally:

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from headway.backends import group_guard
-from headway.backends.group_guard import GroupGuard
+from headway.backends.process import group_guard
+from headway.backends.process.group_guard import GroupGuard
 
 pytestmark = pytest.mark.processes
 

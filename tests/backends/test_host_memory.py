@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.backends.host_memory import READ_EVERY, HostMemory
+from headway.backends.process.host_memory import READ_EVERY, HostMemory
 
 
 class Place:

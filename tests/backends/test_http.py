@@ -13,11 +13,11 @@ import pytest
 from aiohttp import web
 from structlog.testing import capture_logs
 
-from headway.backends.http import HttpBackend, retry_after
+from headway.backends.http.backend import HttpBackend, retry_after
+from headway.config.target import RemoteTarget
 from headway.core.breaker import Breaker
 from headway.errors import BackendError, BadOutput, BatchTimeout, RemoteError, TargetError
-from headway.model import Cause, Item
-from headway.target import RemoteTarget
+from headway.model import Cause, ItemResult
 from tests.backends.entries import batch
 from tests.backends.remote import Raw, served, served_raw
 
@@ -68,7 +68,7 @@ def against(remote: Remote, act: Callable[[HttpBackend], Awaitable[None]], **set
 
 
 async def with_backend(url: str, act: Callable[[HttpBackend], Awaitable[None]], **settings: Any) -> None:
-    arguments = {"start_timeout": LONG, "dice": lambda: 0.0, "wall": lambda: NOW, **settings}
+    arguments = {"start_timeout": LONG, "rng": lambda: 0.0, "wall": lambda: NOW, **settings}
     backend = HttpBackend(RemoteTarget(url), **arguments)
     try:
         await backend.start()
@@ -80,7 +80,7 @@ async def with_backend(url: str, act: Callable[[HttpBackend], Awaitable[None]], 
 @pytest.mark.parametrize("member", ["outputs", "results", "predictions"])
 def test_an_answer_may_be_wrapped(member: str) -> None:
     async def act(backend: HttpBackend) -> None:
-        assert await backend.run(batch("a", "b"), LONG) == [Item("A"), Item("B")]
+        assert await backend.run(batch("a", "b"), LONG) == [ItemResult("A"), ItemResult("B")]
 
     against(Remote(says({member: ["A", "B"], "took": 3})), act)
 
@@ -114,7 +114,7 @@ def test_the_token_is_sent_and_never_told() -> None:
 @pytest.mark.parametrize("code", [408, 429, 500, 502, 503, 504])
 def test_a_passing_failure_is_tried_again(code: int) -> None:
     async def act(backend: HttpBackend) -> None:
-        assert await backend.run(batch("a"), LONG) == [Item("A")]
+        assert await backend.run(batch("a"), LONG) == [ItemResult("A")]
 
     remote = Remote(status(code), status(code), well)
     against(remote, act)
@@ -174,7 +174,7 @@ def test_the_query_of_the_url_is_in_no_error(place: str) -> None:
             target = RemoteTarget(
                 place.format(port=url.split(":")[2].partition("/")[0]) + "?key=can%C3%A4ry&token=canary"
             )
-            backend = HttpBackend(target, start_timeout=LONG, dice=lambda: 0.0)
+            backend = HttpBackend(target, start_timeout=LONG, rng=lambda: 0.0)
             with capture_logs() as logged, pytest.raises(TargetError) as caught:
                 await backend.start()
             assert "failed at try" in str(caught.value)
@@ -221,7 +221,7 @@ def test_a_try_waits_for_the_rest_that_another_slot_was_asked_for() -> None:
 @pytest.mark.parametrize("rest", ["0", formatdate(NOW - 60, usegmt=True), "soon"])
 def test_a_rest_that_is_over_is_not_kept(rest: str) -> None:
     async def act(backend: HttpBackend) -> None:
-        assert await backend.run(batch("a"), LONG) == [Item("A")]
+        assert await backend.run(batch("a"), LONG) == [ItemResult("A")]
 
     against(Remote(status(429, Retry_After=rest), well), act)
 
@@ -244,8 +244,8 @@ def test_a_rest_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         slept.append(seconds)
 
     async def act(backend: HttpBackend) -> None:
-        monkeypatch.setattr("headway.backends.http.asyncio.sleep", sleep)
-        assert await backend.run(batch("a"), LONG) == [Item("A")]
+        monkeypatch.setattr("headway.backends.http.backend.asyncio.sleep", sleep)
+        assert await backend.run(batch("a"), LONG) == [ItemResult("A")]
         monkeypatch.undo()
 
     against(Remote(status(503, Retry_After="3"), status(503), well), act, clock=lambda: sum(slept))
@@ -297,7 +297,7 @@ def test_an_answer_of_another_shape_fails_the_batch_at_once(answer: Callable[[An
 
 
 def test_an_answer_without_end_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headway.backends.http.MAX_ANSWER", 10_000)
+    monkeypatch.setattr("headway.backends.http.backend.MAX_ANSWER", 10_000)
 
     async def act(backend: HttpBackend) -> None:
         with pytest.raises(BadOutput, match="answered more than 10000 bytes"):
@@ -307,7 +307,7 @@ def test_an_answer_without_end_is_not_read_to_its_end(monkeypatch: pytest.Monkey
 
 
 def test_a_compressed_answer_is_bounded_by_what_it_unfolds_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headway.backends.http.MAX_ANSWER", 100_000)
+    monkeypatch.setattr("headway.backends.http.backend.MAX_ANSWER", 100_000)
 
     def bomb(_: Any) -> web.Response:
         response = web.json_response(["x" * 4_000_000])

@@ -19,9 +19,10 @@ from typing import Any
 
 import pytest
 
-from headway.backends import lifetime
-from headway.backends.lifetime import Lifetime
-from headway.backends.process import ProcessBackend
+from headway.backends.process import child_process
+from headway.backends.process.backend import ProcessBackend
+from headway.backends.process.child_process import Lifetime
+from headway.config.target import FileTarget, ModuleTarget
 from headway.errors import (
     BackendError,
     BatchRaised,
@@ -31,8 +32,7 @@ from headway.errors import (
     WorkerAbsent,
     WorkerCrashed,
 )
-from headway.model import Item
-from headway.target import FileTarget, ModuleTarget
+from headway.model import ItemResult
 from tests.backends.entries import batch
 from tests.backends.recorder import Recorder
 
@@ -127,7 +127,7 @@ def test_tasks_of_an_async_target_go_on_between_batches() -> None:
     async def act(backend: ProcessBackend, log: Recorder) -> None:
         await backend.run(batch("later"), LONG)
         await log.until(lambda: log.lines("stdout") == ["done later"])
-        assert await backend.run(batch("a"), LONG) == [Item("a None")]
+        assert await backend.run(batch("a"), LONG) == [ItemResult("a None")]
 
     started(kind("AsyncModel"), act)
 
@@ -266,7 +266,7 @@ def test_a_start_that_is_cancelled_leaves_no_process() -> None:
 
 def test_a_target_that_turns_down_the_warm_up_text_is_served() -> None:
     async def act(backend: ProcessBackend, log: Recorder) -> None:
-        assert await backend.run(batch("a"), LONG) == [Item(None, "ValueError: not my kind of text")]
+        assert await backend.run(batch("a"), LONG) == [ItemResult(None, "ValueError: not my kind of text")]
 
     started(kind("refuses_each"), act)
 
@@ -287,7 +287,7 @@ def test_user_code_that_raises_fails_its_batch_and_the_process_goes_on(word: str
         with pytest.raises(BatchRaised) as caught:
             await backend.run(batch("a", word), LONG)
         assert str(caught.value) == says
-        assert await backend.run(batch("a"), LONG) == [Item("A")]
+        assert await backend.run(batch("a"), LONG) == [ItemResult("A")]
         assert backend.pid == pid
         assert any("faults.py" in line for line in log.lines("stderr"))
 
@@ -297,8 +297,8 @@ def test_user_code_that_raises_fails_its_batch_and_the_process_goes_on(word: str
 def test_the_error_of_one_input_is_its_own() -> None:
     async def act(backend: ProcessBackend, log: Recorder) -> None:
         items = await backend.run(batch("a", "exception", "none", "number", "bytes", "surrogate", "huge"), LONG)
-        assert items[0] == Item("A")
-        assert items[1] == Item(None, "ValueError: no good", fault=False)
+        assert items[0] == ItemResult("A")
+        assert items[1] == ItemResult(None, "ValueError: no good", fault=False)
         assert [item.fault for item in items[2:]] == [True] * 5
         assert [(item.error or "").split(" returned ")[1].split(" for ")[0] for item in items[2:]] == [
             "NoneType",
@@ -325,7 +325,7 @@ def test_the_error_of_one_input_is_its_own() -> None:
 def test_a_process_that_dies_in_a_batch_fails_it_and_can_be_started_again(
     word: str, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headway.backends.lifetime._PIPELESS", 0.05)
+    monkeypatch.setattr("headway.backends.process.child_process._PIPELESS", 0.05)
 
     async def act(backend: ProcessBackend, log: Recorder) -> None:
         pid = backend.pid
@@ -338,7 +338,7 @@ def test_a_process_that_dies_in_a_batch_fails_it_and_can_be_started_again(
             await backend.run(batch("a"), LONG)
         await backend.start()
         assert not alive(pid)
-        assert await backend.run(batch("a"), LONG) == [Item("A")]
+        assert await backend.run(batch("a"), LONG) == [ItemResult("A")]
         if word == "segfault":
             assert any("faults.py" in line for line in log.lines("stderr")), "the trace of faulthandler"
 
@@ -399,7 +399,7 @@ def test_a_process_that_hangs_is_killed_at_the_timeout(word: str) -> None:
         await backend.start()
         assert not alive(pid)
         assert "had run for 0.1 s" in log.of("worker process ended")[0]["how"]
-        assert await backend.run(batch("a"), LONG) == [Item("A")]
+        assert await backend.run(batch("a"), LONG) == [ItemResult("A")]
 
     started(FAULTS, act)
 
@@ -470,7 +470,7 @@ def test_an_answer_given_just_before_the_end_counts() -> None:
         os.kill(backend.pid, signal.SIGKILL)
         select.select([pidfd], [], [])
         os.close(pidfd)
-        assert await running == [Item("X" * 100_000)]
+        assert await running == [ItemResult("X" * 100_000)]
         await backend.gone()
 
     started(FAULTS, act)
@@ -480,7 +480,7 @@ def test_an_answer_after_what_is_none_does_not_count() -> None:
     async def act(backend: ProcessBackend, log: Recorder) -> None:
         running = asyncio.ensure_future(backend.run(batch("babble"), LONG))
         await asyncio.sleep(0)
-        await_bytes(backend, lifetime._READ + 1)
+        await_bytes(backend, child_process._READ + 1)
         with pytest.raises(WorkerCrashed, match="that is no answer"):
             await running
 
@@ -491,7 +491,7 @@ def test_a_child_leaves_signals_to_its_parent() -> None:
     async def act(backend: ProcessBackend, log: Recorder) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             os.kill(backend.pid, number)
-        assert await backend.run(batch("a"), LONG) == [Item("-15")]
+        assert await backend.run(batch("a"), LONG) == [ItemResult("-15")]
 
     started(kind("with_fork"), act)
 
@@ -529,14 +529,14 @@ def test_a_second_batch_at_once_is_a_mistake_of_the_caller() -> None:
         await asyncio.sleep(0)
         with pytest.raises(RuntimeError, match="given a batch while it runs one"):
             await backend.run(batch("b"), LONG)
-        assert await running == [Item("A")]
+        assert await running == [ItemResult("A")]
 
     started(FAULTS, act)
 
 
 def test_a_flood_of_output_neither_blocks_nor_fills_the_log() -> None:
     async def act(backend: ProcessBackend, log: Recorder) -> None:
-        assert await backend.run(batch("flood"), LONG) == [Item("FLOOD")]
+        assert await backend.run(batch("flood"), LONG) == [ItemResult("FLOOD")]
         await backend.stop()
         shown, dropped = log.lines("stdout"), log.of("worker output dropped")
         assert len(shown) < 10_000
@@ -558,18 +558,18 @@ def test_too_much_memory_is_a_wish_to_go_between_batches() -> None:
     async def act(backend: ProcessBackend, log: Recorder) -> None:
         await backend.gone()
         assert log.of("worker wants to be replaced")[0]["rss_bytes"] > 1_000_000
-        assert await backend.run(batch("a"), LONG) == [Item("A")]
+        assert await backend.run(batch("a"), LONG) == [ItemResult("A")]
 
     started(FAULTS, act, recycle_rss_bytes=1_000_000)
 
 
 def test_age_is_a_wish_to_go_even_without_a_pause_between_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headway.backends.process._CHECK_EVERY", 0.01)
+    monkeypatch.setattr("headway.backends.process.backend._CHECK_EVERY", 0.01)
 
     async def act(backend: ProcessBackend, log: Recorder) -> None:
         gone = asyncio.ensure_future(backend.gone())
         while not gone.done():
-            assert await backend.run(batch("a"), LONG) == [Item("A")]
+            assert await backend.run(batch("a"), LONG) == [ItemResult("A")]
         assert log.of("worker wants to be replaced")
 
     started(FAULTS, act, recycle_after=0.02)
@@ -578,7 +578,7 @@ def test_age_is_a_wish_to_go_even_without_a_pause_between_batches(monkeypatch: p
 def test_within_its_limits_a_process_stays() -> None:
     async def act(backend: ProcessBackend, log: Recorder) -> None:
         gone = asyncio.ensure_future(backend.gone())
-        assert await backend.run(batch("a"), LONG) == [Item("A")]
+        assert await backend.run(batch("a"), LONG) == [ItemResult("A")]
         assert not gone.done()
         gone.cancel()
 
@@ -615,7 +615,7 @@ def test_without_pidfd_a_thread_tells_of_the_end(monkeypatch: pytest.MonkeyPatch
         with pytest.raises(BatchTimeout):
             await backend.run(batch("hang"), 0.1)
         await backend.start()
-        assert await backend.run(batch("a"), LONG) == [Item("A")]
+        assert await backend.run(batch("a"), LONG) == [ItemResult("A")]
 
     started(FAULTS, act)
 
@@ -628,9 +628,9 @@ def test_it_works_on_uvloop() -> None:
         before = descriptors()
         for word in ("exit", "hang", "scribble", "flood"):
             await backend.start()
-            assert await backend.run(batch("a"), LONG) == [Item("A")]
+            assert await backend.run(batch("a"), LONG) == [ItemResult("A")]
             try:
-                assert await backend.run(batch(word), 0.2 if word == "hang" else LONG) == [Item("FLOOD")]
+                assert await backend.run(batch(word), 0.2 if word == "hang" else LONG) == [ItemResult("FLOOD")]
             except (WorkerCrashed, BatchTimeout):
                 await backend.gone()
         await backend.stop()
@@ -641,9 +641,9 @@ def test_it_works_on_uvloop() -> None:
 
 HOST = """if True:
     import asyncio, sys
-    from headway.backends.group_guard import GroupGuard
-    from headway.backends.process import ProcessBackend
-    from headway.target import ModuleTarget
+    from headway.backends.process.group_guard import GroupGuard
+    from headway.backends.process.backend import ProcessBackend
+    from headway.config.target import ModuleTarget
     from tests.backends.entries import batch
     from tests.backends.recorder import Recorder
 

@@ -12,18 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.backends import remote_answer, remote_reader
-from headway.backends.remote_answer import NoOutputs, read
-from headway.model import Item
+from headway.backends.http import answer, reader
+from headway.backends.http.answer import NoOutputs, read
+from headway.model import ItemResult
 
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=6,
 )
 
 
-@given(st.lists(VALUES, max_size=6), st.sampled_from(["", *remote_answer.MEMBERS]), st.integers(0, 6))
+@given(st.lists(VALUES, max_size=6), st.sampled_from(["", *answer.MEMBERS]), st.integers(0, 6))
 def test_each_text_is_an_output_and_all_else_a_fault_of_its_own(values: list[Any], member: str, expected: int) -> None:
     body = json.dumps({"took": [3], member: values} if member else values).encode()
     if len(values) != expected:
@@ -31,7 +31,7 @@ def test_each_text_is_an_output_and_all_else_a_fault_of_its_own(values: list[Any
             read(body, expected)
         return
     for item, value in zip(read(body, expected), values, strict=True):
-        assert item == Item(value) if isinstance(value, str) else (item.output is None and item.fault)
+        assert item == ItemResult(value) if isinstance(value, str) else (item.output is None and item.fault)
 
 
 @pytest.mark.parametrize(
@@ -41,11 +41,11 @@ def test_each_text_is_an_output_and_all_else_a_fault_of_its_own(values: list[Any
 def test_the_kind_of_what_is_no_text_is_told(element: str, kind: str) -> None:
     [item, good] = read(f'[{element}, "a"]'.encode(), 2)
     assert item.error == f"the remote API answered {kind} for this input, expected a string"
-    assert good == Item("a")
+    assert good == ItemResult("a")
 
 
 def test_the_first_member_by_name_counts() -> None:
-    assert read(b'{"predictions":["p"],"outputs":["o"],"results":["r"]}', 1) == [Item("o")]
+    assert read(b'{"predictions":["p"],"outputs":["o"],"results":["r"]}', 1) == [ItemResult("o")]
 
 
 @pytest.mark.parametrize("body", [b"", b"[", b'["a"', b'["a"]]', b'{"outputs":["a"}', b'["\xff"]', b"[" * 100_000])
@@ -74,7 +74,7 @@ def test_what_nobody_asked_for_is_not_built(body: bytes) -> None:
 @pytest.fixture
 def any_length(monkeypatch: pytest.MonkeyPatch) -> None:
     """Even short answers are read in a process of their own."""
-    monkeypatch.setattr(remote_reader, "APART_FROM", 0)
+    monkeypatch.setattr(reader, "APART_FROM", 0)
 
 
 BODIES = [b'["a"]', b'{"outputs":[null]}', b'["\\ud83d\\ude00"]', b"[]", b"[", b'{"a":1}', b"[" + BOMB + b"]"]
@@ -91,7 +91,7 @@ def test_a_process_of_its_own_reads_the_same() -> None:
 
     async def apart(body: bytes) -> object:
         try:
-            return await remote_reader.read(bytearray(body), 1)
+            return await reader.read(bytearray(body), 1)
         except NoOutputs as exc:
             return str(exc)
 
@@ -105,10 +105,10 @@ def test_a_process_of_its_own_reads_the_same() -> None:
 def test_a_long_answer_is_read_whole() -> None:
     texts = ["x" * 3_000_000, "é" * 1_000_000]
 
-    async def main() -> list[Item]:
-        return await remote_reader.read(bytearray(json.dumps(texts).encode()), 2)
+    async def main() -> list[ItemResult]:
+        return await reader.read(bytearray(json.dumps(texts).encode()), 2)
 
-    assert asyncio.run(main()) == [Item(text) for text in texts]
+    assert asyncio.run(main()) == [ItemResult(text) for text in texts]
 
 
 @pytest.mark.processes
@@ -123,7 +123,7 @@ def test_a_reader_that_nobody_waits_for_any_more_is_killed(monkeypatch: pytest.M
             return started.result()
 
         monkeypatch.setattr(asyncio, "create_subprocess_exec", starting)
-        reading = asyncio.ensure_future(remote_reader.read(bytearray(b'["a"]'), 1))
+        reading = asyncio.ensure_future(reader.read(bytearray(b'["a"]'), 1))
         process = await started
         reading.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -138,11 +138,11 @@ def test_a_reader_that_nobody_waits_for_any_more_is_killed(monkeypatch: pytest.M
 def test_a_reader_that_ends_before_it_has_said_all_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", "true")
     with pytest.raises(NoOutputs, match="could not be read"):
-        asyncio.run(remote_reader.read(bytearray(b'["a"]'), 1))
+        asyncio.run(reader.read(bytearray(b'["a"]'), 1))
 
 
 @pytest.mark.processes
 @pytest.mark.usefixtures("any_length")
 def test_where_no_reader_can_be_started_the_answer_is_read_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", "/nowhere/python")
-    assert asyncio.run(remote_reader.read(bytearray(b'["a"]'), 1)) == [Item("a")]
+    assert asyncio.run(reader.read(bytearray(b'["a"]'), 1)) == [ItemResult("a")]

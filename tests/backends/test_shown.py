@@ -7,9 +7,9 @@ import asyncio
 
 import pytest
 
-from headway.backends.process import ProcessBackend
+from headway.backends.process.backend import ProcessBackend
+from headway.config.target import ModuleTarget
 from headway.errors import BackendError, BatchRaised, BatchTimeout, WorkerCrashed
-from headway.target import ModuleTarget
 from tests.backends.entries import batch
 from tests.backends.recorder import Recorder
 

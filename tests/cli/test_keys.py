@@ -17,9 +17,9 @@ import pytest
 from headway.cli import keys as command
 from headway.cli import main
 from headway.errors import SettingError
-from headway.identity.api_key import digest, parse
-from headway.identity.keys_file import KeysFile
-from headway.model import Key
+from headway.identity.api_keys.credential import digest, parse
+from headway.identity.api_keys.file import KeysFile
+from headway.model import ApiKey
 from tests.cli.command import run
 
 WHO = ("--user", "alice", "--tenant", "acme", "--tier", "paid")
@@ -52,7 +52,7 @@ def keys(capsys: pytest.CaptureFixture[str]) -> Any:
     return act
 
 
-def kept(path: str = "keys.toml") -> Sequence[Key]:
+def kept(path: str = "keys.toml") -> Sequence[ApiKey]:
     return asyncio.run(KeysFile(Path(path)).keys())
 
 

@@ -14,14 +14,14 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from headway.core.health import BEAT_EVERY
-from headway.gateway import new_id
-from headway.http.door import Door
-from headway.model import Caller, Entry, Item
+from headway.http.server.listener import Listener
+from headway.model import Entry, ItemResult, Principal
+from headway.runtime.request_id import new_id
 from tests.cli.command import code_of
 from tests.services.fake_backend import FakeBackend
 from tests.services.stand import Stand
 
-TENANT = Caller("alice", "acme", 0)
+TENANT = Principal("alice", "acme", 0)
 LONG = 60.0
 
 
@@ -30,10 +30,10 @@ class Touchy(FakeBackend):
 
     cured = False
 
-    async def run(self, entries: Sequence[Entry], timeout: float) -> Sequence[Item]:
+    async def run(self, entries: Sequence[Entry], timeout: float) -> Sequence[ItemResult]:
         items = await super().run(entries, timeout)
         return [
-            Item(None, "cannot digest \x1b[31mthis") if "poison" in entry.input and not self.cured else item
+            ItemResult(None, "cannot digest \x1b[31mthis") if "poison" in entry.input and not self.cured else item
             for entry, item in zip(entries, items, strict=True)
         ]
 
@@ -63,7 +63,7 @@ class Running:
     async def _main(self) -> None:
         self.loop = asyncio.get_running_loop()
         self.stand = Stand(Steady(), self.backend, admin_port=0, admin_token="s3cret")
-        door = Door.admin(self.stand.settings, self.stand.admin_app(), new_id, self.stand.tally)
+        door = Listener.admin(self.stand.settings, self.stand.admin_app(), new_id, self.stand.counters)
         async with self.stand:
             await door.open()
             self.url = f"http://127.0.0.1:{door.port}"
@@ -80,7 +80,7 @@ class Running:
         self.loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(LONG)
 
-    def bury(self, *texts: str, caller: Caller = TENANT, id: str = "") -> list[str]:
+    def bury(self, *texts: str, caller: Principal = TENANT, id: str = "") -> list[str]:
         """Let inputs die; returns their ids as shown."""
 
         async def ask(text: str) -> str:
@@ -167,7 +167,7 @@ def test_letters_of_tenants_that_chose_the_same_id_are_told_apart(
     service: Running, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for tenant in ("one", "two", "three"):
-        service.bury(f"poison of {tenant}", caller=Caller("somebody", tenant, 1), id="x")
+        service.bury(f"poison of {tenant}", caller=Principal("somebody", tenant, 1), id="x")
     assert code_of(["dlq", "show", "x"]) == 1
     assert "3 tenants have a dead letter req_x" in capsys.readouterr().err
     assert code_of(["dlq", "show", "x", "--tenant", "two"]) == 0

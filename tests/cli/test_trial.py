@@ -8,10 +8,10 @@ import pytest
 
 from headway.cli.trial import Findings, Trial, sizes
 from headway.errors import BatchRaised, BatchTimeout, TargetError, WorkerCrashed
-from headway.model import Entry, Item
+from headway.model import Entry, ItemResult
 from tests import virtual_time
 
-Function = Callable[[list[str]], list[Item]]
+Function = Callable[[list[str]], list[ItemResult]]
 
 
 class Box:
@@ -29,7 +29,7 @@ class Box:
         self.starts += 1
         return self.alpha
 
-    async def run(self, entries: Sequence[Entry], timeout: float) -> Sequence[Item]:
+    async def run(self, entries: Sequence[Entry], timeout: float) -> Sequence[ItemResult]:
         self.parameters |= {entry.parameters for entry in entries}
         seconds = self.alpha + self.beta * len(entries)
         await asyncio.sleep(min(seconds, timeout))
@@ -50,8 +50,8 @@ def found(box: Box, inputs: Sequence[str] | None = None, most: int = 20, timeout
     return virtual_time.run(main)
 
 
-def upper(inputs: list[str]) -> list[Item]:
-    return [Item(text.upper()) for text in inputs]
+def upper(inputs: list[str]) -> list[ItemResult]:
+    return [ItemResult(text.upper()) for text in inputs]
 
 
 def test_sizes_double_up_to_the_largest() -> None:
@@ -89,7 +89,7 @@ def test_a_largest_batch_of_one_is_tried_too() -> None:
     ],
 )
 def test_outputs_rearranged_in_a_fixed_way_are_a_fault(
-    rearranged: Callable[[list[Item]], list[Item]], most: int
+    rearranged: Callable[[list[ItemResult]], list[ItemResult]], most: int
 ) -> None:
     [fault] = found(Box(lambda inputs: rearranged(upper(inputs))), most=most).faults
     assert "not in the order of their inputs" in fault
@@ -102,27 +102,27 @@ def test_sorted_outputs_are_a_fault() -> None:
 
 def test_a_target_that_is_random_is_only_noted() -> None:
     count = itertools.count()
-    result = found(Box(lambda inputs: [Item(str(next(count))) for _ in inputs]))
+    result = found(Box(lambda inputs: [ItemResult(str(next(count))) for _ in inputs]))
     assert result.faults == []
     assert len(result.notes) == 1
     assert "from run to run" in result.notes[0]
 
 
 def test_equal_outputs_are_noted_because_their_order_cannot_be_checked() -> None:
-    result = found(Box(lambda inputs: [Item("yes") for _ in inputs]))
+    result = found(Box(lambda inputs: [ItemResult("yes") for _ in inputs]))
     assert result.faults == []
     assert "cannot be checked" in result.notes[0]
 
 
 def test_outputs_that_depend_on_the_batch_are_noted() -> None:
-    result = found(Box(lambda inputs: [Item(f"{text} of {len(inputs)}, first {inputs[0]}") for text in inputs]))
+    result = found(Box(lambda inputs: [ItemResult(f"{text} of {len(inputs)}, first {inputs[0]}") for text in inputs]))
     assert result.faults == []
     assert any("depends on the others" in note for note in result.notes)
     assert any("alone" in note for note in result.notes)
 
 
 def test_a_batch_that_raises_is_a_fault_with_its_size_and_the_rest_is_tried() -> None:
-    def function(inputs: list[str]) -> list[Item]:
+    def function(inputs: list[str]) -> list[ItemResult]:
         if len(inputs) > 8:
             raise BatchRaised("ValueError: too many")
         return upper(inputs)
@@ -133,7 +133,7 @@ def test_a_batch_that_raises_is_a_fault_with_its_size_and_the_rest_is_tried() ->
 
 
 def test_a_crash_is_a_fault_and_the_worker_is_started_anew() -> None:
-    def function(inputs: list[str]) -> list[Item]:
+    def function(inputs: list[str]) -> list[ItemResult]:
         if len(inputs) == 4:
             raise WorkerCrashed("killed by SIGSEGV")
         return upper(inputs)
@@ -149,15 +149,15 @@ def test_a_batch_beyond_the_deadline_is_a_fault() -> None:
 
 
 def test_an_output_that_is_no_string_is_a_fault() -> None:
-    def function(inputs: list[str]) -> list[Item]:
-        return [Item(None, "the output is of type int", fault=True), *upper(inputs[1:])]
+    def function(inputs: list[str]) -> list[ItemResult]:
+        return [ItemResult(None, "the output is of type int", fault=True), *upper(inputs[1:])]
 
     faults = found(Box(function)).faults
     assert faults[0] == "input 1 of 1: the output is of type int"
 
 
 def test_many_bad_outputs_of_a_batch_are_one_fault() -> None:
-    faults = found(Box(lambda inputs: [Item(None, "it is an int", fault=True) for _ in inputs]), most=4).faults
+    faults = found(Box(lambda inputs: [ItemResult(None, "it is an int", fault=True) for _ in inputs]), most=4).faults
     assert faults == [
         "input 1 of 1: it is an int",
         "input 1 of 2 (and 1 more): it is an int",
@@ -166,12 +166,12 @@ def test_many_bad_outputs_of_a_batch_are_one_fault() -> None:
 
 
 def test_many_rejected_inputs_are_one_fault() -> None:
-    faults = found(Box(lambda inputs: [Item(None, f"no number: {text}") for text in inputs])).faults
+    faults = found(Box(lambda inputs: [ItemResult(None, f"no number: {text}") for text in inputs])).faults
     assert len(faults) == 1
 
 
 def test_an_input_the_target_rejects_is_told_with_a_mend() -> None:
-    faults = found(Box(lambda inputs: [Item(None, "no JSON") for _ in inputs]), inputs=["hello"]).faults
+    faults = found(Box(lambda inputs: [ItemResult(None, "no JSON") for _ in inputs]), inputs=["hello"]).faults
     [fault] = faults
     assert "'hello'" in fault
     assert "no JSON" in fault

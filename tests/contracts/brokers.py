@@ -15,33 +15,33 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from headway.brokers.fleet import MemoryFleet
-from headway.brokers.letters import DeadLetterBox
-from headway.brokers.memory import LEASE_SECONDS, QUEUE_BYTES, MemoryBroker
+from headway.brokers.memory.broker import LEASE_SECONDS, QUEUE_BYTES, MemoryBroker
+from headway.brokers.memory.dead_letters import DeadLetterBox
+from headway.brokers.memory.fleet import MemoryFleet
 from headway.brokers.redis.broker import RedisBroker
+from headway.brokers.redis.connection import RedisConnection
+from headway.brokers.redis.dead_letters import RedisDeadLetters
 from headway.brokers.redis.fleet import RedisFleet
-from headway.brokers.redis.letters import RedisDeadLetters
-from headway.brokers.redis.link import Link
 from headway.core.departure import Load, Policy, Rule
-from headway.core.packing import GONE
+from headway.core.fair_queue import GONE
 from headway.core.queue import QueueLimits
 from headway.core.retention import KeptLimits
 from headway.model import (
     BatchFailure,
     Cause,
+    DedupKey,
     Entry,
-    Item,
+    ItemResult,
     Lease,
     Limit,
+    NoWork,
     Reply,
-    Share,
     Slot,
-    Wait,
     WorkerInfo,
     WorkerStatus,
 )
 from headway.ports import Broker, DeadLetters, Fleet
-from headway.tally import Tally
+from headway.runtime.counters import Counters
 from tests.servers.redis import RunningServer, SharedServers
 from tests.virtual_time import ServedLoop, VirtualLoop
 
@@ -113,7 +113,7 @@ class Harness(ABC):
 
     async def answer(self, lease: Lease) -> None:
         """Complete a lease with the right outputs."""
-        settled = await self.broker.complete(lease, [Item(output(rider.input)) for rider in lease.entries])
+        settled = await self.broker.complete(lease, [ItemResult(output(rider.input)) for rider in lease.entries])
         assert not settled.fenced
 
     async def reaping(self, seconds: float) -> None:
@@ -128,7 +128,7 @@ class Harness(ABC):
     async def healthy(self, *workers: str, model: str = "m") -> None:
         """Heartbeats of healthy workers."""
         for worker in workers:
-            await self.broker.beat(WorkerInfo(worker_id=worker, model=model, status=WorkerStatus.HEALTHY))
+            await self.broker.heartbeat(WorkerInfo(worker_id=worker, model=model, status=WorkerStatus.HEALTHY))
 
 
 class MemoryHarness(Harness):
@@ -142,9 +142,9 @@ class MemoryHarness(Harness):
         loop = VirtualLoop()
         super().__init__(loop)
         self.dead = DeadLetterBox()
-        dice = random.Random(7)
+        rng = random.Random(7)
         models = dict.fromkeys(MODELS, LIMITS)
-        self.broker = MemoryBroker(models, self.dead, Tally(), loop.time, dice.random, KEPT_LIMITS, queue_bytes)
+        self.broker = MemoryBroker(models, self.dead, Counters(), loop.time, rng.random, KEPT_LIMITS, queue_bytes)
         self._queue_bytes = queue_bytes
         self.fleet = self.fleet_peer = MemoryFleet(loop.time)
 
@@ -172,11 +172,11 @@ class RedisHarness(Harness):
         loop = ServedLoop(server.url)
         super().__init__(loop)
         self._server = server
-        self._links = [Link(server.url, timeout=math.inf, clock=loop.time) for _ in range(2)]
-        dice = random.Random(7)
+        self._links = [RedisConnection(server.url, timeout=math.inf, clock=loop.time) for _ in range(2)]
+        rng = random.Random(7)
         models = dict.fromkeys(MODELS, LIMITS)
         self._brokers = [
-            RedisBroker(link, models, Tally(), dice.random, shards, self.lease_seconds, KEPT_LIMITS)
+            RedisBroker(link, models, Counters(), rng.random, shards, self.lease_seconds, KEPT_LIMITS)
             for link in self._links
         ]
         self.broker = self._brokers[0]
@@ -251,7 +251,7 @@ def ask(
     queue_timeout: float = 60.0,
     timeout: float = 120.0,
     limits: tuple[Limit, ...] = (),
-    shares: tuple[Share, ...] = (),
+    shares: tuple[DedupKey, ...] = (),
     nonce: int = 0,
     digest: bytes = b"",
     caller: str = "",
@@ -305,7 +305,7 @@ async def drained(harness: Harness, gateway: str = "g", after: int = 0) -> dict[
     return by_id
 
 
-def holds(claimed: Lease | Wait) -> Wait:
+def holds(claimed: Lease | NoWork) -> NoWork:
     """The claim's answer, which must be to wait."""
-    assert isinstance(claimed, Wait)
+    assert isinstance(claimed, NoWork)
     return claimed

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from headway import folder_lock
-from headway.ledgers import postgres_link, sqlite_file, sqlite_hand
+from headway.runtime import folder_lock
+from headway.storage.postgres import connection_pair
+from headway.storage.sqlite import connection_thread, database
 from tests.contracts.brokers import HARNESSES, Harness
 from tests.servers.redis import SharedServers
 
@@ -27,9 +28,9 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files and databases are waited for, however slow the disk is."""
     for module, names in (
         (folder_lock, ["LOCK_WITHIN"]),
-        (postgres_link, ["CALL_WITHIN", "CLOSE_WITHIN"]),
-        (sqlite_file, ["BUSY_WITHIN"]),
-        (sqlite_hand, ["CALL_WITHIN", "CLOSE_WITHIN"]),
+        (connection_pair, ["CALL_WITHIN", "CLOSE_WITHIN"]),
+        (database, ["BUSY_WITHIN"]),
+        (connection_thread, ["CALL_WITHIN", "CLOSE_WITHIN"]),
     ):
         for name in names:
             monkeypatch.setattr(module, name, 60.0)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from headway import errors
 from headway.core.culprits import KNOWN_SECONDS
+from headway.core.failures import CULPRIT
 from headway.core.retry import SEARCHED
-from headway.core.verdicts import CULPRIT
 from headway.model import Cause, Entry, Failure
 
 BOUNDARY = 0.01

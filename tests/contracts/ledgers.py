@@ -9,11 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from headway.ledgers.postgres_keys import PostgresKeys
-from headway.ledgers.postgres_ledger import PostgresLedger
-from headway.ledgers.sqlite_keys import SqliteKeys
-from headway.ledgers.sqlite_ledger import SqliteLedger
 from headway.ports import KeyStore, Ledger
+from headway.storage.postgres.keys import PostgresKeys
+from headway.storage.postgres.ledger import PostgresLedger
+from headway.storage.sqlite.keys import SqliteKeys
+from headway.storage.sqlite.ledger import SqliteLedger
 from tests.servers.pgbouncer import MODES
 from tests.servers.postgres import RunningPostgres, SharedPostgres
 

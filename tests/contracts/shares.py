@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headway.model import Cause, Entry, Failure, Reply, Share, ShareKind, Stage
+from headway.model import Cause, DedupKey, DedupKind, Entry, EntryState, Failure, Reply
 from tests.contracts.brokers import (
     AT_ONCE,
     Harness,
@@ -14,32 +14,32 @@ from tests.contracts.brokers import (
 )
 
 TTL = 100.0
-KINDS = list(ShareKind)
+KINDS = list(DedupKind)
 
 
-def task(id: str, keep: float = TTL, digest: bytes = b"") -> Share:
-    return Share(ShareKind.TASK, id, digest, keep)
+def task(id: str, keep: float = TTL, digest: bytes = b"") -> DedupKey:
+    return DedupKey(DedupKind.TASK, id, digest, keep)
 
 
-def key(key: str = "k", digest: bytes = b"asked", keep: float = TTL) -> Share:
-    return Share(ShareKind.KEY, key, digest, keep)
+def key(key: str = "k", digest: bytes = b"asked", keep: float = TTL) -> DedupKey:
+    return DedupKey(DedupKind.KEY, key, digest, keep)
 
 
-def same(key: str = "s", keep: float = TTL, joins: bool = True) -> Share:
-    return Share(ShareKind.SAME, key, b"", keep, joins)
+def same(key: str = "s", keep: float = TTL, joins: bool = True) -> DedupKey:
+    return DedupKey(DedupKind.SAME, key, b"", keep, joins)
 
 
-def share(kind: ShareKind) -> Share:
-    return {ShareKind.TASK: task("first"), ShareKind.KEY: key(), ShareKind.SAME: same()}[kind]
+def share(kind: DedupKind) -> DedupKey:
+    return {DedupKind.TASK: task("first"), DedupKind.KEY: key(), DedupKind.SAME: same()}[kind]
 
 
-def sharing(id: str, *shares: Share, input: str = "asked", **how: object) -> Entry:
+def sharing(id: str, *shares: DedupKey, input: str = "asked", **how: object) -> Entry:
     return ask(input, id=id, shares=shares, **how)  # type: ignore[arg-type]
 
 
 def poll(id: str, task: str, **how: object) -> Entry:
     """Waits for the outcome of a task."""
-    return ask("", id=id, shares=(Share(ShareKind.TASK, task),), **how)  # type: ignore[arg-type]
+    return ask("", id=id, shares=(DedupKey(DedupKind.TASK, task),), **how)  # type: ignore[arg-type]
 
 
 async def admit(harness: Harness, *entries: Entry) -> None:
@@ -68,8 +68,8 @@ async def run_alone(harness: Harness, id: str) -> None:
 async def fail_for_good(harness: Harness, id: str, cause: Cause = Cause.RAISED) -> None:
     """Let the one entry that is there to run fail as often as it is tried."""
     runs = 0
-    while (stage := await harness.broker.stage("t", id)) is not None:
-        assert stage is Stage.QUEUED
+    while (stage := await harness.broker.state("t", id)) is not None:
+        assert stage is EntryState.QUEUED
         lease = await harness.claim()
         assert ids(lease.entries) == [id]
         assert await harness.broker.release(lease, failed(cause))
@@ -78,7 +78,7 @@ async def fail_for_good(harness: Harness, id: str, cause: Cause = Cause.RAISED) 
     assert runs > 1
 
 
-def came_by(reply: Reply) -> tuple[ShareKind | None, bool]:
+def came_by(reply: Reply) -> tuple[DedupKind | None, bool]:
     return reply.shared, reply.kept
 
 

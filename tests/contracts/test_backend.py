@@ -9,12 +9,12 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 import pytest
 import structlog
 
-from headway.backends.http import HttpBackend
-from headway.backends.process import ProcessBackend
+from headway.backends.http.backend import HttpBackend
+from headway.backends.process.backend import ProcessBackend
+from headway.config.target import ModuleTarget, RemoteTarget
 from headway.errors import BackendError, BadOutput, BatchTimeout
-from headway.model import Cause, Item
+from headway.model import Cause, ItemResult
 from headway.ports import Backend
-from headway.target import ModuleTarget, RemoteTarget
 from tests.backends.entries import batch
 from tests.backends.remote import faults, served
 
@@ -44,7 +44,7 @@ async def process() -> AsyncIterator[Backend]:
 @asynccontextmanager
 async def http() -> AsyncIterator[Backend]:
     async with served(faults) as url:
-        backend = HttpBackend(RemoteTarget(url), start_timeout=LONG, dice=lambda: 0.0)
+        backend = HttpBackend(RemoteTarget(url), start_timeout=LONG, rng=lambda: 0.0)
         try:
             yield backend
         finally:
@@ -83,7 +83,7 @@ def test_starting_tells_how_long_the_warm_up_took(build: Build) -> None:
 
 def test_outputs_come_in_the_order_of_their_inputs(build: Build) -> None:
     async def act(backend: Backend) -> None:
-        assert await backend.run(batch("alone"), LONG) == [Item("ALONE")]
+        assert await backend.run(batch("alone"), LONG) == [ItemResult("ALONE")]
         many = [f"text {number}" for number in range(100)]
         assert outputs(await backend.run(batch(*many), LONG)) == [text.upper() for text in many]
 
@@ -102,7 +102,7 @@ def test_any_text_goes_and_comes_unharmed(build: Build) -> None:
 def test_what_is_no_text_fails_that_input_only(build: Build, word: str) -> None:
     async def act(backend: Backend) -> None:
         before, wrong, after = await backend.run(batch("a", word, "b"), LONG)
-        assert (before, after) == (Item("A"), Item("B"))
+        assert (before, after) == (ItemResult("A"), ItemResult("B"))
         assert wrong.output is None
         assert wrong.fault
         assert wrong.error

@@ -8,7 +8,7 @@ import pytest
 
 from headway import errors
 from headway.core.departure import Load, Rule
-from headway.model import Item, Lease, Settled, Stage, Wait, WorkerInfo, WorkerStatus
+from headway.model import Completion, EntryState, ItemResult, Lease, NoWork, WorkerInfo, WorkerStatus
 from tests.contracts.brokers import (
     AT_ONCE,
     MAX_BATCH,
@@ -38,7 +38,7 @@ async def test_an_admitted_entry_is_claimed_run_and_answered(harness: Harness) -
     lease = await harness.claim("gpu-7")
     assert list(lease.entries) == [entry]
     await harness.advance(0.25)
-    assert await harness.broker.complete(lease, [Item(output("hello"))]) == Settled(answered=1, departed=0)
+    assert await harness.broker.complete(lease, [ItemResult(output("hello"))]) == Completion(answered=1, departed=0)
     [reply] = (await drained(harness)).values()
     assert (reply.id, reply.tenant, reply.output, reply.failure) == (entry.id, entry.tenant, output("hello"), None)
     assert reply.attempts == 1
@@ -55,8 +55,10 @@ async def test_a_batch_has_one_item_for_each_entry_or_stays_as_it_is(harness: Ha
     lease = await harness.claim()
     for count in (0, 1, 3):
         with pytest.raises(ValueError, match=rf"^{count} items for a lease of 2 entries"):
-            await harness.broker.complete(lease, [Item("x")] * count)
-    assert await harness.broker.complete(lease, [Item("1"), Item("2")]) == Settled(answered=2, departed=0)
+            await harness.broker.complete(lease, [ItemResult("x")] * count)
+    assert await harness.broker.complete(lease, [ItemResult("1"), ItemResult("2")]) == Completion(
+        answered=2, departed=0
+    )
 
 
 @story
@@ -76,7 +78,7 @@ async def test_a_full_queue_refuses_and_says_for_how_long(harness: Harness) -> N
     assert verdict.reason
     assert verdict.retry_after is not None
     assert verdict.retry_after > 0.0
-    assert await harness.broker.stage(refused.tenant, refused.id) is None
+    assert await harness.broker.state(refused.tenant, refused.id) is None
     assert await drained(harness) == {}
 
 
@@ -163,7 +165,7 @@ async def test_what_is_in_flight_at_another_gateway_is_refused_and_can_be_asked_
 
 @story
 async def test_nothing_to_run_is_a_wait_without_end(harness: Harness) -> None:
-    assert await harness.broker.claim(slot(), AT_ONCE) == Wait(None)
+    assert await harness.broker.claim(slot(), AT_ONCE) == NoWork(None)
 
 
 @story
@@ -250,7 +252,11 @@ async def test_one_input_that_fails_leaves_its_batch_mates_alone(harness: Harnes
     good, bad, odd = ask(id="good"), ask(id="bad"), ask(id="odd")
     await harness.broker.enqueue([good, bad, odd])
     lease = await harness.claim()
-    items = [Item("yes"), Item(None, "cannot read this"), Item(None, "returned 3, not a string", fault=True)]
+    items = [
+        ItemResult("yes"),
+        ItemResult(None, "cannot read this"),
+        ItemResult(None, "returned 3, not a string", fault=True),
+    ]
     await harness.broker.complete(lease, items)
     replies = await drained(harness)
     assert replies["good"].output == "yes"
@@ -270,7 +276,7 @@ async def test_a_wrong_number_of_items_is_an_error_and_loses_nothing(harness: Ha
     await harness.broker.enqueue([ask(), ask()])
     lease = await harness.claim()
     with pytest.raises(ValueError, match=f"{count} items"):
-        await harness.broker.complete(lease, [Item("x")] * count)
+        await harness.broker.complete(lease, [ItemResult("x")] * count)
     assert await drained(harness) == {}
     await harness.answer(lease)
     assert len(await drained(harness)) == 2
@@ -281,7 +287,7 @@ async def test_a_lease_ends_once(harness: Harness) -> None:
     await harness.broker.enqueue([ask(id="a")])
     lease = await harness.claim()
     await harness.answer(lease)
-    assert await harness.broker.complete(lease, [Item("late")]) == Settled(0, 0, fenced=True)
+    assert await harness.broker.complete(lease, [ItemResult("late")]) == Completion(0, 0, fenced=True)
     assert not await harness.broker.release(lease)
     assert not await harness.broker.release(lease, failed())
     assert not await harness.broker.extend(lease)
@@ -367,8 +373,8 @@ async def test_an_entry_cancelled_while_it_runs_is_not_replied_to(harness: Harne
     await harness.broker.enqueue([ask(id="a"), ask(id="b")])
     lease = await harness.claim()
     await harness.broker.withdraw([("t", "a", 0)], "g")
-    settled = await harness.broker.complete(lease, [Item("A"), Item("B")])
-    assert settled == Settled(answered=1, departed=1)
+    settled = await harness.broker.complete(lease, [ItemResult("A"), ItemResult("B")])
+    assert settled == Completion(answered=1, departed=1)
     assert {id: reply.output for id, reply in (await drained(harness)).items()} == {"b": "B"}
 
 
@@ -388,7 +394,7 @@ async def test_an_entry_that_waits_to_run_again_can_be_cancelled(harness: Harnes
     await harness.broker.release(await harness.claim(), failed())
     await harness.broker.withdraw([("t", "a", 0)], "g")
     await harness.advance(1.0)
-    assert await harness.broker.claim(slot(), AT_ONCE) == Wait(None)
+    assert await harness.broker.claim(slot(), AT_ONCE) == NoWork(None)
     assert await drained(harness) == {}
 
 
@@ -407,9 +413,9 @@ async def test_a_cancelled_entry_can_be_enqueued_anew(harness: Harness) -> None:
     await harness.broker.withdraw([("t", "a", 0)], "g")
     assert list(await harness.broker.enqueue([entry])) == [None]
     fresh = await harness.claim("gpu-1")
-    await harness.broker.complete(stale, [Item("stale")])
+    await harness.broker.complete(stale, [ItemResult("stale")])
     assert await drained(harness) == {}
-    await harness.broker.complete(fresh, [Item("fresh")])
+    await harness.broker.complete(fresh, [ItemResult("fresh")])
     assert (await drained(harness))["a"].output == "fresh"
 
 
@@ -426,15 +432,15 @@ async def test_cancelling_what_is_answered_leaves_the_answer_the_only_one(harnes
 
 @story
 async def test_the_stage_of_an_entry(harness: Harness) -> None:
-    stage = harness.broker.stage
+    stage = harness.broker.state
     assert await stage("t", "a") is None
     await harness.broker.enqueue([ask(id="a")])
-    assert await stage("t", "a") is Stage.QUEUED
+    assert await stage("t", "a") is EntryState.QUEUED
     assert await stage("other tenant", "a") is None
     lease = await harness.claim()
-    assert await stage("t", "a") is Stage.PROCESSING
+    assert await stage("t", "a") is EntryState.PROCESSING
     await harness.broker.release(lease, failed())
-    assert await stage("t", "a") is Stage.QUEUED
+    assert await stage("t", "a") is EntryState.QUEUED
     await harness.advance(1.0)
     await harness.answer(await harness.claim())
     assert await stage("t", "a") is None
@@ -464,7 +470,7 @@ async def test_depths_by_model_and_tier(harness: Harness) -> None:
 
 @story
 async def test_the_registry_goes_by_the_last_heartbeat(harness: Harness) -> None:
-    await harness.broker.beat(
+    await harness.broker.heartbeat(
         WorkerInfo(
             worker_id="gpu-0",
             model="m",
@@ -476,7 +482,7 @@ async def test_the_registry_goes_by_the_last_heartbeat(harness: Harness) -> None
             pid=77,
         )
     )
-    await harness.broker.beat(WorkerInfo(worker_id="gpu-1", model="m", status=WorkerStatus.STARTING))
+    await harness.broker.heartbeat(WorkerInfo(worker_id="gpu-1", model="m", status=WorkerStatus.STARTING))
     first = {one.worker_id: one for one in await harness.peer().workers()}
     assert first["gpu-0"].last_heartbeat == pytest.approx(harness.now(), abs=harness.grain)
     assert (first["gpu-0"].utilisation, first["gpu-0"].in_flight) == (0.5, 1)
@@ -506,9 +512,9 @@ async def test_only_healthy_workers_are_capacity(harness: Harness) -> None:
 
     await harness.healthy("gpu-0", "gpu-1")
     await harness.healthy("elsewhere", model="other")
-    await harness.broker.beat(WorkerInfo(worker_id="gpu-2", model="m", status=WorkerStatus.STARTING))
+    await harness.broker.heartbeat(WorkerInfo(worker_id="gpu-2", model="m", status=WorkerStatus.STARTING))
     assert await slots() == 2
-    await harness.broker.beat(WorkerInfo(worker_id="gpu-1", model="m", status=WorkerStatus.DEGRADED))
+    await harness.broker.heartbeat(WorkerInfo(worker_id="gpu-1", model="m", status=WorkerStatus.DEGRADED))
     assert await slots() == 1
     await harness.reaping(4.0)
     assert await slots() == 0

@@ -6,7 +6,7 @@ import asyncio
 import random
 
 from headway.core.departure import Policy, Rule
-from headway.model import Lease, Wait
+from headway.model import Lease, NoWork
 from tests.contracts.brokers import AT_ONCE, MAX_BATCH, WHEN_FULL, Fixed, Harness, ask, drained, failed, slot, story
 
 
@@ -15,8 +15,8 @@ async def idle(harness: Harness, *workers: str, policy: Policy = AT_ONCE) -> lis
     listeners = []
     for worker in workers:
         wait = await harness.broker.claim(slot(worker), policy)
-        assert isinstance(wait, Wait)
-        listeners.append(asyncio.create_task(harness.broker.listen(slot(worker), wait.until)))
+        assert isinstance(wait, NoWork)
+        listeners.append(asyncio.create_task(harness.broker.wait_for_work(slot(worker), wait.until)))
         await harness.settle()
     assert not any(listener.done() for listener in listeners)
     return listeners
@@ -65,9 +65,9 @@ async def test_what_the_woken_slot_leaves_wakes_the_next(harness: Harness) -> No
 
 @story
 async def test_a_slot_that_listens_when_something_is_ready_returns_at_once(harness: Harness) -> None:
-    assert await harness.broker.claim(slot(), AT_ONCE) == Wait(None)
+    assert await harness.broker.claim(slot(), AT_ONCE) == NoWork(None)
     await harness.broker.enqueue([ask()])
-    await asyncio.wait_for(harness.broker.listen(slot(), None), 1.0)
+    await asyncio.wait_for(harness.broker.wait_for_work(slot(), None), 1.0)
 
 
 @story
@@ -109,7 +109,7 @@ async def test_a_slot_that_claims_in_vain_leaves_the_bell_set_for_the_others(har
     await harness.broker.enqueue([ask()])
     assert await awake(harness, listeners) == [0]
     patient = Fixed(Rule(size=MAX_BATCH, window=0.5, rate=1e6))
-    assert isinstance(await harness.broker.claim(slot("gpu-0"), patient), Wait)
+    assert isinstance(await harness.broker.claim(slot("gpu-0"), patient), NoWork)
     await harness.advance(0.5 + harness.grain)
     assert await awake(harness, listeners) == [0, 1]
 
@@ -164,7 +164,7 @@ async def test_a_slot_that_was_woken_and_never_came_does_not_keep_the_others_asl
 @story
 async def test_a_fleet_of_listeners_lets_nothing_lie(harness: Harness) -> None:
     """Slots that do nothing but claim, run and listen answer everything in time, whatever comes when."""
-    dice, asked = random.Random(11), list[str]()
+    rng, asked = random.Random(11), list[str]()
     window = 0.05
     policy = Fixed(Rule(size=MAX_BATCH, window=window, rate=1e6))
     most = 0.0
@@ -173,19 +173,19 @@ async def test_a_fleet_of_listeners_lets_nothing_lie(harness: Harness) -> None:
         nonlocal most
         while True:
             claimed = await harness.broker.claim(slot(worker), policy)
-            if isinstance(claimed, Wait):
-                await harness.broker.listen(slot(worker), claimed.until)
+            if isinstance(claimed, NoWork):
+                await harness.broker.wait_for_work(slot(worker), claimed.until)
                 continue
             await harness.advance(0.01)
-            if dice.random() < 0.1:
-                await harness.broker.release(claimed, failed() if dice.random() < 0.5 else None)
+            if rng.random() < 0.1:
+                await harness.broker.release(claimed, failed() if rng.random() < 0.5 else None)
                 continue
             await harness.answer(claimed)
 
     slots = [asyncio.create_task(serve(f"gpu-{number}")) for number in range(5)]
     for _ in range(300):
-        await harness.advance(dice.expovariate(40.0))
-        entries = [ask() for _ in range(dice.choice((1, 1, 1, 3, 12)))]
+        await harness.advance(rng.expovariate(40.0))
+        entries = [ask() for _ in range(rng.choice((1, 1, 1, 3, 12)))]
         await harness.broker.enqueue(entries)
         asked += [entry.id for entry in entries]
     await harness.advance(2.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headway import errors
-from headway.model import Item, Lease, Reply, ShareKind, Stage
+from headway.model import DedupKind, EntryState, ItemResult, Lease, Reply
 from tests.contracts.brokers import (
     AT_ONCE,
     MAX_QUEUE,
@@ -26,7 +26,7 @@ from tests.contracts.shares import admit, came_by, code, key, nothing_runs, poll
 async def test_a_follower_that_leaves_hears_nothing_and_changes_nothing(harness: Harness) -> None:
     await admit(harness, *(sharing(id, key()) for id in ("first", "second", "third")))
     await harness.peer().withdraw([("t", "second", 0)], "g")
-    assert await harness.broker.stage("t", "second") is None
+    assert await harness.broker.state("t", "second") is None
     await run_alone(harness, "first")
     assert set(await drained(harness)) == {"first", "third"}
 
@@ -39,8 +39,8 @@ async def test_a_leader_that_leaves_runs_on_for_its_followers(harness: Harness, 
         lease = await harness.claim()
     await harness.peer().withdraw([("t", "first", 0)], "g")
     await harness.broker.withdraw([("t", "first", 0)], "g")
-    assert await harness.broker.stage("t", "first") is None
-    assert await harness.broker.stage("t", "second") is (Stage.PROCESSING if running else Stage.QUEUED)
+    assert await harness.broker.state("t", "first") is None
+    assert await harness.broker.state("t", "second") is (EntryState.PROCESSING if running else EntryState.QUEUED)
     await admit(harness, sharing("third", same()))  # One may still join.
     if not running:
         lease = await harness.claim()
@@ -62,10 +62,10 @@ async def test_who_takes_the_id_of_a_leader_that_left_gets_its_own_answer(harnes
     if when == "waiting":
         leases.append(await harness.claim("gpu-0"))
     await admit(harness, ask("mine", id="first"))
-    assert await harness.broker.stage("t", "first") is Stage.QUEUED
+    assert await harness.broker.state("t", "first") is EntryState.QUEUED
     while isinstance(claimed := await harness.broker.claim(slot("gpu-1"), AT_ONCE), Lease):
         leases.append(claimed)
-    assert await harness.broker.stage("t", "first") is Stage.PROCESSING
+    assert await harness.broker.state("t", "first") is EntryState.PROCESSING
     for lease in leases:
         await harness.answer(lease)
     replies = await drained(harness)
@@ -100,15 +100,15 @@ async def test_what_is_under_a_key_runs_on_when_everybody_has_left(
     lease = await harness.claim() if running else None
     for id in order:
         await harness.peer().withdraw([("t", id, 1)], "g")
-        assert await harness.broker.stage("t", id) is None
+        assert await harness.broker.state("t", id) is None
     await admit(harness, sharing("first", key(), nonce=2, gateway="g2"))  # The id is free: it joins.
-    assert await harness.broker.stage("t", "first") is (Stage.PROCESSING if running else Stage.QUEUED)
+    assert await harness.broker.state("t", "first") is (EntryState.PROCESSING if running else EntryState.QUEUED)
     await harness.broker.withdraw([("t", "first", 2)], "g2")
     await harness.answer(lease or await harness.claim())
     await nothing_runs(harness)
     assert (await drained(harness), await drained(harness, "g2")) == ({}, {})
     await admit(harness, sharing("second", key(), nonce=3))
-    assert came_by((await drained(harness))["second"]) == (ShareKind.KEY, True)
+    assert came_by((await drained(harness))["second"]) == (DedupKind.KEY, True)
 
 
 @story
@@ -117,7 +117,7 @@ async def test_what_is_under_a_key_and_was_identical_to_another_keeps_that_runni
     await harness.broker.withdraw([("t", "second", 0), ("t", "first", 0)], "g")
     await run_alone(harness, "first")
     await admit(harness, sharing("third", key()))
-    assert came_by((await drained(harness))["third"]) == (ShareKind.KEY, True)
+    assert came_by((await drained(harness))["third"]) == (DedupKind.KEY, True)
 
 
 @story
@@ -153,7 +153,7 @@ async def test_what_runs_for_nobody_any_more_answers_nobody(harness: Harness) ->
     await admit(harness, sharing("first", same()), sharing("second", same()))
     lease = await harness.claim()
     await harness.broker.withdraw([("t", "first", 0), ("t", "second", 0)], "g")
-    settled = await harness.broker.complete(lease, [Item("for nobody")])
+    settled = await harness.broker.complete(lease, [ItemResult("for nobody")])
     assert (settled.answered, settled.departed, settled.fenced) == (0, 1, False)
     assert await drained(harness) == {}
 
@@ -184,7 +184,7 @@ async def test_a_follower_has_its_own_deadline(harness: Harness) -> None:
     assert await drained(harness) == {}  # It is not in the queue, so that its deadline is not the queue's.
     await harness.reaping(0.1 + harness.grain)
     assert {id: code(reply) for id, reply in (await drained(harness)).items()} == {"hasty": errors.DEADLINE_EXCEEDED}
-    assert await harness.broker.stage("t", "hasty") is None
+    assert await harness.broker.state("t", "hasty") is None
     await run_alone(harness, "first")
     assert set(await drained(harness)) == {"first", "hasty"}
 
@@ -213,7 +213,7 @@ async def test_when_a_leader_is_late_its_first_follower_leads(harness: Harness) 
     replies = await drained(harness)
     assert [(replies[id].output, came_by(replies[id])) for id in ("second", "third")] == [
         (output("asked"), (None, False)),
-        (output("asked"), (ShareKind.SAME, False)),
+        (output("asked"), (DedupKind.SAME, False)),
     ]
 
 
@@ -240,15 +240,15 @@ async def test_followers_of_followers_of_a_late_leader_stay_together(harness: Ha
     )
     await harness.reaping(1.0 + harness.grain)
     assert set(await drained(harness)) == {"first"}
-    assert await harness.broker.recall("t", "second") is Stage.QUEUED
+    assert await harness.broker.outcome("t", "second") is EntryState.QUEUED
     await run_alone(harness, "second")
     await nothing_runs(harness)
     replies = await drained(harness)
     assert {id: replies[id].output for id in ("second", "third", "poll")} == dict.fromkeys(
         ["second", "third", "poll"], output("asked")
     )
-    assert [came_by(replies[id])[0] for id in ("second", "third", "poll")] == [None, ShareKind.KEY, ShareKind.TASK]
-    assert isinstance(await harness.broker.recall("t", "second"), Reply)
+    assert [came_by(replies[id])[0] for id in ("second", "third", "poll")] == [None, DedupKind.KEY, DedupKind.TASK]
+    assert isinstance(await harness.broker.outcome("t", "second"), Reply)
 
 
 @story
@@ -272,7 +272,7 @@ async def test_a_follower_that_is_late_and_leads_is_late_for_itself_alone(harnes
     )
     await harness.reaping(1.0 + harness.grain)
     assert set(await drained(harness)) == {"hasty"}
-    kept = await harness.broker.recall("t", "hasty")
+    kept = await harness.broker.outcome("t", "hasty")
     assert isinstance(kept, Reply)
     assert kept.failure is not None
     lease = await harness.claim()
@@ -291,7 +291,7 @@ async def test_who_is_offered_anew_and_finds_no_room_is_told_so(harness: Harness
     replies = await drained(harness)
     assert set(replies) == {"first", "second", "poll"}
     assert code(replies["second"]) == code(replies["poll"]) == errors.SERVICE_OVERLOADED
-    kept = await harness.broker.recall("t", "second")
+    kept = await harness.broker.outcome("t", "second")
     assert isinstance(kept, Reply)
     assert code(kept) == errors.SERVICE_OVERLOADED
 
@@ -309,15 +309,15 @@ async def test_a_follower_that_is_too_late_itself_leaves_what_is_kept_as_it_is(h
     replies = await drained(harness)
     assert code(replies["second"]) == errors.DEADLINE_EXCEEDED
     await admit(harness, sharing("third", same()))
-    assert came_by((await drained(harness))["third"]) == (ShareKind.SAME, True)
+    assert came_by((await drained(harness))["third"]) == (DedupKind.SAME, True)
 
 
 @story
 async def test_work_given_back_keeps_what_is_in_common(harness: Harness) -> None:
     await admit(harness, sharing("first", task("first"), key()), sharing("second", key()))
     assert await harness.broker.release(await harness.claim())
-    assert await harness.broker.recall("t", "first") is Stage.QUEUED
-    assert await harness.broker.stage("t", "second") is Stage.QUEUED
+    assert await harness.broker.outcome("t", "first") is EntryState.QUEUED
+    assert await harness.broker.state("t", "second") is EntryState.QUEUED
     await admit(harness, sharing("third", key()), poll("poll", "first"))
     await run_alone(harness, "first")
     assert {reply.output for reply in (await drained(harness)).values()} == {output("asked")}
@@ -336,7 +336,7 @@ async def test_a_run_that_is_tried_again_is_waited_for(harness: Harness, lost: b
         await harness.advance(1.0)
     await admit(harness, sharing("third", key()))
     await run_alone(harness, "first")
-    assert (await harness.broker.complete(lease, [Item("from the dead")])).fenced
+    assert (await harness.broker.complete(lease, [ItemResult("from the dead")])).fenced
     replies = await drained(harness)
     assert {id: (reply.output, reply.attempts) for id, reply in replies.items()} == dict.fromkeys(
         ["first", "second", "third"], (output("asked"), 2)

@@ -6,7 +6,7 @@ import pytest
 
 from headway import errors
 from headway.core.retry import SEARCHED
-from headway.model import BatchFailure, Cause, Item, Lease, Stage, Wait
+from headway.model import BatchFailure, Cause, EntryState, ItemResult, Lease, NoWork
 from tests.contracts.brokers import (
     AT_ONCE,
     MAX_BATCH,
@@ -31,7 +31,7 @@ async def test_a_lost_lease_is_retried_and_its_late_completion_is_fenced_off(har
     second = await harness.claim("gpu-1")
     assert ids(second.entries) == ["a"]
     assert second.fence > lost.fence
-    settled = await harness.broker.complete(lost, [Item("from the dead")])
+    settled = await harness.broker.complete(lost, [ItemResult("from the dead")])
     assert settled.fenced
     assert not await harness.broker.extend(lost)
     assert not await harness.broker.release(lost)
@@ -48,7 +48,7 @@ async def test_a_lease_that_is_extended_lives_on(harness: Harness) -> None:
     for _ in range(4):
         await harness.reaping(0.7 * harness.lease_seconds)
         assert await harness.peer().extend(lease)
-    assert await harness.broker.stage("t", "a") is Stage.PROCESSING
+    assert await harness.broker.state("t", "a") is EntryState.PROCESSING
     await harness.answer(lease)
 
 
@@ -57,9 +57,9 @@ async def test_a_lease_lives_until_its_end(harness: Harness) -> None:
     await harness.broker.enqueue([ask(id="a")])
     lease = await harness.claim()
     await harness.reaping(harness.lease_seconds - 2 * harness.grain)
-    assert await harness.broker.stage("t", "a") is Stage.PROCESSING
+    assert await harness.broker.state("t", "a") is EntryState.PROCESSING
     await harness.reaping(4 * harness.grain)
-    assert await harness.broker.stage("t", "a") is Stage.QUEUED
+    assert await harness.broker.state("t", "a") is EntryState.QUEUED
     assert not await harness.broker.extend(lease)
 
 
@@ -68,7 +68,7 @@ async def test_an_input_that_kills_its_worker_spends_its_budget(harness: Harness
     """Attempts are counted at the claim, so nobody has to live to count them."""
     await harness.broker.enqueue([ask(id="killer")])
     claims = 0
-    while await harness.broker.stage("t", "killer") is not None:
+    while await harness.broker.state("t", "killer") is not None:
         await harness.claim(f"gpu-{claims}")
         claims += 1
         await harness.reaping(harness.lease_seconds + 1.0)
@@ -316,7 +316,7 @@ async def test_a_retry_ends_at_the_total_deadline(harness: Harness) -> None:
     reply = (await drained(harness))["a"]
     assert reply.failure is not None
     assert (reply.failure.code, reply.failure.reason) == (errors.DEADLINE_EXCEEDED, "total")
-    assert await harness.broker.claim(slot(), AT_ONCE) == Wait(None)
+    assert await harness.broker.claim(slot(), AT_ONCE) == NoWork(None)
 
 
 @story

@@ -27,7 +27,7 @@ from hypothesis.stateful import (
 from headway import errors
 from headway.core.culprits import KNOWN_SECONDS
 from headway.core.retry import BLAMED
-from headway.model import Cause, Entry, Failure, Item, Lease, Reply, Stage, Submission, TierDepth, Wait
+from headway.model import Cause, Entry, EntryState, Failure, ItemResult, Lease, NoWork, Reply, Submission, TierDepth
 from tests.contracts.brokers import (
     AT_ONCE,
     HARNESSES,
@@ -165,7 +165,7 @@ class BrokerLaws(RuleBasedStateMachine):
         [verdict] = self.do(self.broker.enqueue([entry]))
         self.note(entry, verdict)
         for _ in range(2 * MOST_ATTEMPTS):
-            if self.do(self.broker.stage(tenant, entry.id)) is None:
+            if self.do(self.broker.state(tenant, entry.id)) is None:
                 break
             self.advance(0.6)
             before = len(self.leases)
@@ -195,7 +195,7 @@ class BrokerLaws(RuleBasedStateMachine):
         tenant, id, nonce = self.latest[data.draw(st.sampled_from(list(self.latest)))]
         model = self.let_in[tenant, id, nonce].entry.model
         entry = ask(f"again {nonce}", id=id, tenant=tenant, model=model, gateway=gateway, nonce=nonce + 1, timeout=20.0)
-        live = self.do(self.broker.stage(tenant, id)) is not None
+        live = self.do(self.broker.state(tenant, id)) is not None
         [verdict] = self.do((self.harness.peer() if peer else self.broker).enqueue([entry]))
         if live:
             assert verdict is not None
@@ -225,7 +225,7 @@ class BrokerLaws(RuleBasedStateMachine):
     def claim(self, worker: str, model: str, limit: int, patient: bool) -> None:
         claimed = self.do(self.broker.claim(slot(worker, model, limit), WHEN_FULL if patient else AT_ONCE))
         now = self.harness.now()
-        if isinstance(claimed, Wait):
+        if isinstance(claimed, NoWork):
             assert claimed.until is None or claimed.until > now
             return
         assert 1 <= len(claimed.entries) <= limit
@@ -290,7 +290,7 @@ class BrokerLaws(RuleBasedStateMachine):
     def complete(self, data: st.DataObject, wrong: set[int]) -> None:
         held = self.pick(data)
         items = [
-            Item(None, "cannot") if place in wrong else Item(output(rider.input))
+            ItemResult(None, "cannot") if place in wrong else ItemResult(output(rider.input))
             for place, rider in enumerate(held.lease.entries)
         ]
         cancelled = sum(self.let_in[key(rider)].cancelled for rider in held.lease.entries)
@@ -344,7 +344,7 @@ class BrokerLaws(RuleBasedStateMachine):
         """Law 3: changes nothing."""
         lease = data.draw(st.sampled_from(self.dead)).lease
         if how == "complete":
-            items = [Item("out of time")] * len(lease.entries)
+            items = [ItemResult("out of time")] * len(lease.entries)
             assert self.do(self.broker.complete(lease, items)).fenced
         elif how == "extend":
             assert not self.do(self.broker.extend(lease))
@@ -357,13 +357,13 @@ class BrokerLaws(RuleBasedStateMachine):
         """Law 8: only what `gateway` holds, and only the submission named."""
         chosen = data.draw(st.lists(st.sampled_from(list(self.let_in)), max_size=4, unique=True))
         mine = [one for one in chosen if self.let_in[one].entry.gateway == gateway and one in self.latest.values()]
-        standing = [self.do(self.broker.stage(*one[:2])) for one in mine]
+        standing = [self.do(self.broker.state(*one[:2])) for one in mine]
         broker = self.harness.peer() if peer else self.broker
         self.do(broker.withdraw([*chosen, ("nobody", "nothing", 0)], gateway))
         for one, stage in zip(mine, standing, strict=True):
             if stage is not None:
                 self.let_in[one].cancelled = True
-                assert self.do(self.broker.stage(*one[:2])) is None
+                assert self.do(self.broker.state(*one[:2])) is None
 
     @precondition(lambda self: self.let_in)
     @rule(data=st.data())
@@ -440,8 +440,8 @@ class BrokerLaws(RuleBasedStateMachine):
         """What is let in waits, runs, or has its outcome; depths count the waiting and leases the running."""
         now = self.harness.now()
         stages, depths = self.do(self._look())
-        waiting = [one for one, stage in stages.items() if stage is Stage.QUEUED]
-        running = {one for one, stage in stages.items() if stage is Stage.PROCESSING}
+        waiting = [one for one, stage in stages.items() if stage is EntryState.QUEUED]
+        running = {one for one, stage in stages.items() if stage is EntryState.PROCESSING}
         counted = Counter((self.let_in[one].entry.model, self.let_in[one].entry.tier) for one in waiting)
         assert {(one.model, one.tier): one.depth for one in depths if one.depth} == counted
         leased = {key(rider) for held in self.leases for rider in held.lease.entries}
@@ -450,8 +450,8 @@ class BrokerLaws(RuleBasedStateMachine):
         assert certain - gone <= running <= leased
         assert not (set(waiting) | running) & gone
 
-    async def _look(self) -> tuple[dict[Submission, Stage | None], Sequence[TierDepth]]:
-        stages = {one: await self.broker.stage(*one[:2]) for one in self.latest.values()}
+    async def _look(self) -> tuple[dict[Submission, EntryState | None], Sequence[TierDepth]]:
+        stages = {one: await self.broker.state(*one[:2]) for one in self.latest.values()}
         return stages, await self.broker.depths()
 
     def teardown(self) -> None:
@@ -477,7 +477,7 @@ class BrokerLaws(RuleBasedStateMachine):
         expected = {one for one, known in self.let_in.items() if not known.cancelled}
         assert set(self.outcomes) == expected
         assert not any(one.depth for one in self.do(self.broker.depths()))
-        assert all(self.do(self.broker.claim(slot("last", model), AT_ONCE)) == Wait(None) for model in MODELS)
+        assert all(self.do(self.broker.claim(slot("last", model), AT_ONCE)) == NoWork(None) for model in MODELS)
 
     def run_one(self, model: str) -> bool:
         """Run a batch as it should be run, if there is one."""

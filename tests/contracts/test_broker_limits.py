@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from headway import errors
-from headway.model import Entry, Failure, Limit, Share, ShareKind
+from headway.model import DedupKey, DedupKind, Entry, Failure, Limit
 from tests.contracts.brokers import (
     AT_ONCE,
     MAX_QUEUE,
@@ -47,8 +47,8 @@ def counted(*limits: Limit, **how: object) -> Entry:
     return ask(limits=limits or (KEY,), **how)  # type: ignore[arg-type]
 
 
-def same(key: str = "s", digest: bytes = b"") -> tuple[Share, ...]:
-    return (Share(ShareKind.SAME, key, digest, 60.0),)
+def same(key: str = "s", digest: bytes = b"") -> tuple[DedupKey, ...]:
+    return (DedupKey(DedupKind.SAME, key, digest, 60.0),)
 
 
 @story
@@ -79,7 +79,7 @@ async def test_who_is_over_is_not_there(harness: Harness) -> None:
     await harness.broker.enqueue([counted() for _ in range(5)])
     refused = counted()
     over((await harness.broker.enqueue([refused]))[0])
-    assert await harness.broker.stage(refused.tenant, refused.id) is None
+    assert await harness.broker.state(refused.tenant, refused.id) is None
     assert refused.id not in ids((await harness.claim()).entries)
     assert await drained(harness) == {}
     await harness.advance(0.2)
@@ -106,8 +106,8 @@ async def test_an_entry_is_charged_to_all_its_limits_or_to_none(harness: Harness
     verdicts = await harness.broker.enqueue([counted(KEY, TIER) for _ in range(4)])
     assert [verdict is None for verdict in verdicts] == [True, True, False, False]
     assert over(verdicts[2]) == pytest.approx(1.0, abs=EXACT)
-    assert harness.broker.owed(KEY) == pytest.approx(0.2, abs=EXACT)
-    assert harness.broker.owed(TIER) == pytest.approx(2.0, abs=EXACT)
+    assert harness.broker.rate_limit_debt(KEY) == pytest.approx(0.2, abs=EXACT)
+    assert harness.broker.rate_limit_debt(TIER) == pytest.approx(2.0, abs=EXACT)
     assert [one is None for one in await harness.broker.enqueue([counted() for _ in range(4)])] == [True] * 3 + [False]
 
 
@@ -135,7 +135,7 @@ async def test_a_burst_below_one_lets_one_in(harness: Harness) -> None:
 async def test_what_is_offered_again_is_not_charged_again(harness: Harness) -> None:
     entries = [counted() for _ in range(5)]
     assert list(await harness.broker.enqueue([entries[0], entries[0]])) == [None, None]
-    assert harness.broker.owed(KEY) == pytest.approx(0.1, abs=EXACT)
+    assert harness.broker.rate_limit_debt(KEY) == pytest.approx(0.1, abs=EXACT)
     await harness.broker.enqueue(entries)
     over((await harness.broker.enqueue([counted()]))[0])
     assert list(await harness.broker.enqueue(entries)) == [None] * 5
@@ -144,7 +144,7 @@ async def test_what_is_offered_again_is_not_charged_again(harness: Harness) -> N
     assert list(await harness.broker.enqueue(entries)) == [None] * 5  # While they run.
     await harness.answer(lease)
     assert list(await harness.broker.enqueue(entries)) == [None] * 5  # Answered, but nobody has read it.
-    assert harness.broker.owed(KEY) == pytest.approx(0.5, abs=EXACT)
+    assert harness.broker.rate_limit_debt(KEY) == pytest.approx(0.5, abs=EXACT)
     await harness.advance(0.1)
     assert [one is None for one in await harness.broker.enqueue([counted(), counted()])] == [True, False]
 
@@ -171,7 +171,7 @@ async def test_who_is_refused_for_want_of_room_is_not_charged(harness: Harness) 
     for verdict in await harness.broker.enqueue([counted() for _ in range(8)]):
         assert verdict is not None
         assert verdict.code == errors.SERVICE_OVERLOADED
-    assert harness.broker.owed(KEY) == 0.0
+    assert harness.broker.rate_limit_debt(KEY) == 0.0
     await harness.claim()
     assert [one is None for one in await harness.broker.enqueue([counted() for _ in range(6)])] == [True] * 5 + [False]
 
@@ -191,31 +191,31 @@ async def test_limits_come_before_shares(harness: Harness) -> None:
 @story
 async def test_an_answer_in_common_with_others_is_charged_like_any_other(harness: Harness) -> None:
     assert list(await harness.broker.enqueue([counted(shares=same()) for _ in range(3)])) == [None] * 3
-    assert harness.broker.owed(KEY) == pytest.approx(0.3, abs=EXACT)
+    assert harness.broker.rate_limit_debt(KEY) == pytest.approx(0.3, abs=EXACT)
     await harness.answer(await harness.claim())
     verdicts = await harness.broker.enqueue([counted(shares=same()) for _ in range(3)])
     assert [verdict is None for verdict in verdicts] == [True, True, False]
-    assert harness.broker.owed(KEY) == pytest.approx(0.5, abs=EXACT)
+    assert harness.broker.rate_limit_debt(KEY) == pytest.approx(0.5, abs=EXACT)
 
 
 @story
 async def test_who_may_not_join_is_not_charged(harness: Harness) -> None:
     await harness.broker.enqueue([ask(shares=same(digest=b"one"))])
     misused = counted(shares=same(digest=b"another"))
-    nothing = counted(shares=(Share(ShareKind.TASK, "no such task"),))
+    nothing = counted(shares=(DedupKey(DedupKind.TASK, "no such task"),))
     verdicts = await harness.broker.enqueue([misused, nothing])
     assert [verdict and verdict.code for verdict in verdicts] == [errors.IDEMPOTENCY_MISUSE, errors.NOT_FOUND]
-    assert harness.broker.owed(KEY) == 0.0
+    assert harness.broker.rate_limit_debt(KEY) == 0.0
 
 
 @story
 async def test_running_again_is_not_charged(harness: Harness) -> None:
     await harness.broker.enqueue([counted() for _ in range(5)])
     await harness.broker.release(await harness.claim(), failed())
-    assert harness.broker.owed(KEY) == pytest.approx(0.5, abs=EXACT)
+    assert harness.broker.rate_limit_debt(KEY) == pytest.approx(0.5, abs=EXACT)
     await harness.advance(0.5)
     await harness.answer(await harness.claim("gpu-1"))
-    assert harness.broker.owed(KEY) == pytest.approx(0.0, abs=EXACT)
+    assert harness.broker.rate_limit_debt(KEY) == pytest.approx(0.0, abs=EXACT)
 
 
 @story
@@ -240,26 +240,26 @@ async def test_a_changed_rate_holds_at_once_for_what_is_owed_by_the_old_one(harn
 
 @story
 async def test_what_is_owed_is_told_by_who_charged_and_never_too_much(harness: Harness) -> None:
-    assert (harness.broker.owed(KEY), harness.peer().owed(KEY)) == (0.0, 0.0)
+    assert (harness.broker.rate_limit_debt(KEY), harness.peer().rate_limit_debt(KEY)) == (0.0, 0.0)
     for made in range(1, 4):
         await harness.broker.enqueue([counted()])
-        assert harness.broker.owed(KEY) == pytest.approx(0.1 * made, abs=EXACT)
-        assert harness.peer().owed(KEY) <= 0.1 * made + EXACT
+        assert harness.broker.rate_limit_debt(KEY) == pytest.approx(0.1 * made, abs=EXACT)
+        assert harness.peer().rate_limit_debt(KEY) <= 0.1 * made + EXACT
     await harness.peer().enqueue([counted()])
-    assert harness.peer().owed(KEY) == pytest.approx(0.4, abs=EXACT)
-    assert harness.broker.owed(KEY) <= 0.4 + EXACT
+    assert harness.peer().rate_limit_debt(KEY) == pytest.approx(0.4, abs=EXACT)
+    assert harness.broker.rate_limit_debt(KEY) <= 0.4 + EXACT
     await harness.advance(0.25)
-    assert harness.peer().owed(KEY) == pytest.approx(0.15, abs=EXACT)
-    assert harness.broker.owed(KEY) <= 0.15 + EXACT
+    assert harness.peer().rate_limit_debt(KEY) == pytest.approx(0.15, abs=EXACT)
+    assert harness.broker.rate_limit_debt(KEY) <= 0.15 + EXACT
     await harness.advance(0.25)
-    assert (harness.broker.owed(KEY), harness.peer().owed(KEY)) == (0.0, 0.0)
+    assert (harness.broker.rate_limit_debt(KEY), harness.peer().rate_limit_debt(KEY)) == (0.0, 0.0)
 
 
 @story
 async def test_what_is_owed_is_learned_from_a_refusal_too(harness: Harness) -> None:
     await harness.broker.enqueue([counted() for _ in range(5)])
     over((await harness.peer().enqueue([counted()]))[0])
-    assert harness.peer().owed(KEY) == pytest.approx(0.5, abs=EXACT)
+    assert harness.peer().rate_limit_debt(KEY) == pytest.approx(0.5, abs=EXACT)
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.1])
@@ -267,12 +267,12 @@ async def test_what_is_owed_is_learned_from_a_refusal_too(harness: Harness) -> N
 async def test_the_rate_is_exact_over_minutes_at_any_split(harness: Harness, share: float) -> None:
     """Two processes, four gateways, more than is allowed at every instant: burst + rate · time, to the request."""
     limit = Limit("user:u", "user", 1000.0, 50.0)
-    dice = random.Random(3)
+    rng = random.Random(3)
     passed, seconds = 0, 180.0
     began = harness.now()
     while True:
         for broker, part in ((harness.broker, share), (harness.peer(), 1.0 - share)):
-            entries = [counted(limit, gateway=f"g{dice.randrange(4)}") for _ in range(round(part * MAX_QUEUE))]
+            entries = [counted(limit, gateway=f"g{rng.randrange(4)}") for _ in range(round(part * MAX_QUEUE))]
             admitted = let_in(entries, await broker.enqueue(entries))
             passed += len(admitted)
             await leave(broker, *admitted)

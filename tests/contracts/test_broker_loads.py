@@ -24,7 +24,7 @@ async def test_slots_are_the_healthy_workers_of_the_model(harness: Harness) -> N
     await harness.healthy("gpu-0", "gpu-1", "gpu-2")
     await harness.healthy("gpu-3", model="other")
     for worker, status in (("gpu-1", WorkerStatus.DEGRADED), ("gpu-2", WorkerStatus.OFFLINE)):
-        await harness.broker.beat(WorkerInfo(worker_id=worker, model="m", status=status))
+        await harness.broker.heartbeat(WorkerInfo(worker_id=worker, model="m", status=status))
     assert {model: load.slots for model, load in (await harness.broker.loads()).items()} == {"m": 1, "other": 1}
 
 

@@ -6,10 +6,10 @@ import pytest
 
 from headway import errors
 from headway.core.culprits import KNOWN_SECONDS
-from headway.core.packing import BATCH_PAGES, PAGE
+from headway.core.fair_queue import BATCH_PAGES, PAGE
 from headway.core.queue import MIXED_SECONDS
 from headway.core.retry import BUDGET_RESERVE, RAISES
-from headway.model import Cause, Entry, Limit, Reply, ShareKind
+from headway.model import Cause, DedupKind, Entry, Limit, Reply
 from tests.contracts.brokers import MAX_BATCH, MAX_QUEUE, Harness, ask, drained, failed, ids, leave, slot, story
 from tests.contracts.shares import admit, came_by, key, nothing_runs, refused, same, task
 
@@ -117,7 +117,7 @@ async def test_a_rejection_that_is_kept_comes_before_what_is_known_of_its_input(
     await nothing_runs(harness)
     [second] = (await drained(harness, after=cursor)).values()
     assert (second.id, second.nonce, second.failure) == (again.id, again.nonce, first.failure)
-    assert came_by(second) == (ShareKind.KEY if how == "a key" else ShareKind.TASK, True)
+    assert came_by(second) == (DedupKind.KEY if how == "a key" else DedupKind.TASK, True)
     assert (await refused(harness, under(how, 3))).code == errors.RATE_LIMITED, "both were counted"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headway import errors
-from headway.model import Cause, Entry, Item, Lease, Share, ShareKind
+from headway.model import Cause, DedupKey, DedupKind, Entry, ItemResult, Lease
 from tests.contracts.brokers import (
     AT_ONCE,
     MAX_BATCH,
@@ -37,9 +37,9 @@ from tests.contracts.shares import (
 )
 
 
-@pytest.mark.parametrize("kind", [ShareKind.KEY, ShareKind.SAME])
+@pytest.mark.parametrize("kind", [DedupKind.KEY, DedupKind.SAME])
 @story
-async def test_who_comes_while_the_first_has_no_outcome_joins_it(harness: Harness, kind: ShareKind) -> None:
+async def test_who_comes_while_the_first_has_no_outcome_joins_it(harness: Harness, kind: DedupKind) -> None:
     await admit(harness, sharing("first", share(kind)), sharing("waiting", share(kind)))
     lease = await harness.claim()
     assert ids(lease.entries) == ["first"]
@@ -62,9 +62,9 @@ async def test_who_comes_while_the_first_has_no_outcome_joins_it(harness: Harnes
     await nothing_runs(harness)
 
 
-@pytest.mark.parametrize("kind", [ShareKind.KEY, ShareKind.SAME])
+@pytest.mark.parametrize("kind", [DedupKind.KEY, DedupKind.SAME])
 @story
-async def test_who_comes_later_gets_what_was_kept_without_a_run(harness: Harness, kind: ShareKind) -> None:
+async def test_who_comes_later_gets_what_was_kept_without_a_run(harness: Harness, kind: DedupKind) -> None:
     await admit(harness, sharing("first", share(kind)))
     await run_alone(harness, "first")
     await harness.advance(TTL - 1.0)
@@ -72,12 +72,12 @@ async def test_who_comes_later_gets_what_was_kept_without_a_run(harness: Harness
     await nothing_runs(harness)
     later = (await drained(harness))["later"]
     assert (later.tenant, later.output, came_by(later)) == ("t", output("asked"), (kind, True))
-    assert await harness.broker.stage("t", "later") is None
+    assert await harness.broker.state("t", "later") is None
 
 
-@pytest.mark.parametrize("kind", [ShareKind.KEY, ShareKind.SAME])
+@pytest.mark.parametrize("kind", [DedupKind.KEY, DedupKind.SAME])
 @story
-async def test_what_was_kept_long_enough_is_forgotten(harness: Harness, kind: ShareKind) -> None:
+async def test_what_was_kept_long_enough_is_forgotten(harness: Harness, kind: DedupKind) -> None:
     """The time counts from the outcome, and a hit does not renew it."""
     await admit(harness, sharing("first", share(kind)))
     await harness.advance(5.0)
@@ -100,7 +100,7 @@ async def test_what_is_not_to_be_kept_is_joined_all_the_same(harness: Harness) -
     replies = await drained(harness)
     assert [came_by(replies[id]) for id in ("first", "second", "third")] == [
         (None, False),
-        (ShareKind.SAME, False),
+        (DedupKind.SAME, False),
         (None, False),
     ]
 
@@ -117,7 +117,7 @@ async def test_who_does_not_join_runs_beside_and_gets_what_was_kept(harness: Har
     assert [came_by(replies[id]) for id in ("first", "second", "third")] == [
         (None, False),
         (None, False),
-        (ShareKind.SAME, True),
+        (DedupKind.SAME, True),
     ]
 
 
@@ -153,7 +153,7 @@ async def test_another_task_under_the_same_id_is_a_conflict_and_who_waits_need_n
     harness: Harness,
 ) -> None:
     def asked(digest: bytes, gateway: str = "g") -> Entry:
-        return sharing("first", Share(ShareKind.TASK, "first", digest, TTL), gateway=gateway)
+        return sharing("first", DedupKey(DedupKind.TASK, "first", digest, TTL), gateway=gateway)
 
     await admit(harness, asked(b"one"), poll("waits", "first"))
     await run_alone(harness, "first")
@@ -171,7 +171,7 @@ async def test_another_request_under_the_same_key_is_a_conflict_in_flight_and_ke
     for when in ("waiting", "running", "kept"):
         verdict = await refused(harness, sharing(when, key(digest=b"another")))
         assert (verdict.code, verdict.reason) == (errors.IDEMPOTENCY_MISUSE, "conflict")
-        assert await harness.broker.stage("t", when) is None
+        assert await harness.broker.state("t", when) is None
         if when == "waiting":
             lease = await harness.claim()
         elif when == "running":
@@ -209,12 +209,12 @@ async def test_a_thousand_at_once_are_one_run_and_a_thousand_more_are_none(harne
     await nothing_runs(harness)
     replies, cursor = await harness.broker.replies("g", 0)
     assert len({reply.id for reply in replies}) == len(replies) == 1000
-    assert sum(came_by(reply) == (ShareKind.SAME, False) for reply in replies) == 999
+    assert sum(came_by(reply) == (DedupKind.SAME, False) for reply in replies) == 999
     await ask_all("later")
     await nothing_runs(harness)
     again = await drained(harness, "g", cursor)
     assert len(again) == 1000
-    assert {came_by(reply) for reply in again.values()} == {(ShareKind.SAME, True)}
+    assert {came_by(reply) for reply in again.values()} == {(DedupKind.SAME, True)}
     assert {reply.output for reply in (*replies, *again.values())} == {output("asked")}
 
 
@@ -255,22 +255,22 @@ async def test_a_follower_at_another_gateway_is_a_conflict_like_anybody(harness:
 
 
 OUTCOMES = {
-    "output": (Item("fine"), {ShareKind.TASK, ShareKind.KEY, ShareKind.SAME}),
-    "rejected": (Item(None, "no such word"), {ShareKind.TASK, ShareKind.KEY}),
-    "fault": (Item(None, "not a string", fault=True), {ShareKind.TASK}),
+    "output": (ItemResult("fine"), {DedupKind.TASK, DedupKind.KEY, DedupKind.SAME}),
+    "rejected": (ItemResult(None, "no such word"), {DedupKind.TASK, DedupKind.KEY}),
+    "fault": (ItemResult(None, "not a string", fault=True), {DedupKind.TASK}),
 }
 
 
 @pytest.mark.parametrize("outcome", OUTCOMES)
 @pytest.mark.parametrize("kind", KINDS)
 @story
-async def test_each_kind_keeps_what_is_of_use_later(harness: Harness, kind: ShareKind, outcome: str) -> None:
+async def test_each_kind_keeps_what_is_of_use_later(harness: Harness, kind: DedupKind, outcome: str) -> None:
     item, keeping = OUTCOMES[outcome]
     await admit(harness, sharing("first", share(kind)))
-    joined = poll("joined", "first") if kind is ShareKind.TASK else sharing("joined", share(kind))
+    joined = poll("joined", "first") if kind is DedupKind.TASK else sharing("joined", share(kind))
     await admit(harness, joined)
     await harness.broker.complete(await harness.claim(), [item])
-    later = poll("later", "first") if kind is ShareKind.TASK else sharing("later", share(kind))
+    later = poll("later", "first") if kind is DedupKind.TASK else sharing("later", share(kind))
     await admit(harness, later)
     replies = await drained(harness)
     first = replies["first"]
@@ -287,22 +287,22 @@ async def test_each_kind_keeps_what_is_of_use_later(harness: Harness, kind: Shar
 @pytest.mark.parametrize("cause", [Cause.RAISED, Cause.REMOTE])
 @pytest.mark.parametrize("kind", KINDS)
 @story
-async def test_a_verdict_after_retries_is_passed_on(harness: Harness, kind: ShareKind, cause: Cause) -> None:
+async def test_a_verdict_after_retries_is_passed_on(harness: Harness, kind: DedupKind, cause: Cause) -> None:
     """That the model rejects an input is kept under a key; that the backend failed, with tasks alone."""
     await admit(harness, sharing("first", share(kind)))
-    await admit(harness, poll("joined", "first") if kind is ShareKind.TASK else sharing("joined", share(kind)))
+    await admit(harness, poll("joined", "first") if kind is DedupKind.TASK else sharing("joined", share(kind)))
     await fail_for_good(harness, "first", cause)
     replies = await drained(harness)
     assert code(replies["first"]) in (errors.REJECTED_BY_MODEL, errors.BACKEND_ERROR)
     assert replies["joined"].failure == replies["first"].failure
     assert replies["joined"].attempts == replies["first"].attempts
     assert await harness.dead.count() == 1
-    if kind is ShareKind.TASK:
+    if kind is DedupKind.TASK:
         await admit(harness, poll("later", "first"))
         assert (await drained(harness))["later"].failure == replies["first"].failure
         return
     await admit(harness, sharing("later", share(kind)))
-    if kind is ShareKind.KEY and code(replies["first"]) == errors.REJECTED_BY_MODEL:
+    if kind is DedupKind.KEY and code(replies["first"]) == errors.REJECTED_BY_MODEL:
         assert came_by((await drained(harness))["later"]) == (kind, True)
     else:
         await run_alone(harness, "later")
@@ -328,7 +328,7 @@ async def test_a_spent_retry_budget_is_passed_on(harness: Harness) -> None:
     for leader, follower in pairs:
         if leader in replies:
             assert replies[follower].failure == replies[leader].failure
-            assert came_by(replies[follower]) == (ShareKind.SAME, False)
+            assert came_by(replies[follower]) == (DedupKind.SAME, False)
 
 
 @story
@@ -339,8 +339,8 @@ async def test_the_first_share_that_can_be_joined_or_is_kept_decides(harness: Ha
     await admit(harness, sharing("both", key(), same()), sharing("turned", same(), key()))
     await run_alone(harness, "key")
     replies = await drained(harness)
-    assert (replies["both"].output, came_by(replies["both"])) == (output("by key"), (ShareKind.KEY, False))
-    assert (replies["turned"].output, came_by(replies["turned"])) == (output("asked"), (ShareKind.SAME, True))
+    assert (replies["both"].output, came_by(replies["both"])) == (output("by key"), (DedupKind.KEY, False))
+    assert (replies["turned"].output, came_by(replies["turned"])) == (output("asked"), (DedupKind.SAME, True))
 
 
 @story
@@ -356,10 +356,10 @@ async def test_who_joins_leads_where_nobody_is_yet(harness: Harness) -> None:
     assert {reply.output for reply in replies.values()} == {output("asked")}
     assert [came_by(replies[id]) for id in ("first", "second", "third", "by key", "by t")] == [
         (None, False),
-        (ShareKind.SAME, False),
-        (ShareKind.KEY, False),
-        (ShareKind.KEY, True),
-        (ShareKind.SAME, True),
+        (DedupKind.SAME, False),
+        (DedupKind.KEY, False),
+        (DedupKind.KEY, True),
+        (DedupKind.SAME, True),
     ]
 
 
@@ -374,7 +374,7 @@ async def test_what_comes_from_what_was_kept_is_kept_where_nobody_was_yet(harnes
     await nothing_runs(harness)
     replies = await drained(harness)
     assert [came_by(replies[id]) for id in ("second", "third", "fourth")] == [
-        (ShareKind.SAME, True),
-        (ShareKind.KEY, True),
-        (ShareKind.TASK, True),
+        (DedupKind.SAME, True),
+        (DedupKind.KEY, True),
+        (DedupKind.TASK, True),
     ]

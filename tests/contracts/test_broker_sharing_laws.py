@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
 from headway import errors
-from headway.model import Cause, Entry, Item, Lease, Limit, Reply, ShareKind, Stage
+from headway.model import Cause, DedupKind, Entry, EntryState, ItemResult, Lease, Limit, Reply
 from tests.contracts.brokers import AT_ONCE, HARNESSES, Harness, ask, failed, output, slot
 from tests.contracts.culprits import Culprits
 from tests.contracts.shares import key, poll, same, task
@@ -110,7 +110,7 @@ class SharingLaws(RuleBasedStateMachine):
                 self.admit(entry, text)
         for number in leaving:
             known = ("t", f"{text} {number}")
-            if self.do(self.broker.stage(*known)) is not None:
+            if self.do(self.broker.state(*known)) is not None:
                 self.gone.add(known)
             self.do(self.broker.withdraw([(*known, 0)], "g1"))
 
@@ -125,7 +125,7 @@ class SharingLaws(RuleBasedStateMachine):
         entry = poll(f"poll-{next(self.numbers)}", id, tenant=tenant, gateway=gateway, timeout=timeout)
         [verdict] = self.do(self.broker.enqueue([entry]))
         if verdict is None:
-            assert any(share.kind is ShareKind.TASK and share.key == id for share in self.let_in[tenant, id].shares)
+            assert any(share.kind is DedupKind.TASK and share.key == id for share in self.let_in[tenant, id].shares)
             self.admit(entry, self.texts[tenant, id])
         else:
             assert verdict.code == errors.NOT_FOUND
@@ -149,7 +149,7 @@ class SharingLaws(RuleBasedStateMachine):
     @rule(data=st.data(), wrong=st.booleans())
     def complete(self, data: st.DataObject, wrong: bool) -> None:
         lease = self.leases.pop(data.draw(st.integers(0, len(self.leases) - 1)))
-        items = [Item(None, "cannot") if wrong else Item(output(rider.input)) for rider in lease.entries]
+        items = [ItemResult(None, "cannot") if wrong else ItemResult(output(rider.input)) for rider in lease.entries]
         self.do(self.broker.complete(lease, items))
 
     @precondition(lambda self: self.leases)
@@ -165,36 +165,36 @@ class SharingLaws(RuleBasedStateMachine):
     def withdraw(self, data: st.DataObject) -> None:
         """Law 8: what has its outcome stays as it is."""
         chosen = data.draw(st.sampled_from(list(self.let_in)[-6:]))
-        standing, kept = self.do(self.broker.stage(*chosen)), self.do(self.broker.recall(*chosen))
+        standing, kept = self.do(self.broker.state(*chosen)), self.do(self.broker.outcome(*chosen))
         self.do(self.harness.peer().withdraw([(*chosen, 0)], self.let_in[chosen].gateway))
-        assert self.do(self.broker.stage(*chosen)) is None
+        assert self.do(self.broker.state(*chosen)) is None
         if standing is not None:
             self.gone.add(chosen)
-            assert self.do(self.broker.recall(*chosen)) is None
+            assert self.do(self.broker.outcome(*chosen)) is None
         else:
-            assert self.do(self.broker.recall(*chosen)) == kept
+            assert self.do(self.broker.outcome(*chosen)) == kept
 
     @precondition(lambda self: self.let_in)
     @rule(data=st.data(), nonce=st.sampled_from([0, 1]))
     def withdraw_for_nobody(self, data: st.DataObject, nonce: int) -> None:
         """Law 8: another gateway, or another submission, takes nothing away."""
         chosen = data.draw(st.sampled_from(list(self.let_in)[-6:]))
-        before = self.do(self.broker.stage(*chosen)), self.do(self.broker.recall(*chosen))
+        before = self.do(self.broker.state(*chosen)), self.do(self.broker.outcome(*chosen))
         whose = "nobody" if nonce == 0 else self.let_in[chosen].gateway
         self.do(self.broker.withdraw([(*chosen, nonce)], whose))
-        assert before == (self.do(self.broker.stage(*chosen)), self.do(self.broker.recall(*chosen)))
+        assert before == (self.do(self.broker.state(*chosen)), self.do(self.broker.outcome(*chosen)))
 
     @precondition(lambda self: self.let_in)
     @rule(data=st.data())
     def cancel_task(self, data: st.DataObject) -> None:
         chosen = data.draw(st.sampled_from(list(self.let_in)[-6:]))
-        before = self.do(self.broker.stage(*chosen)), self.do(self.broker.recall(*chosen))
+        before = self.do(self.broker.state(*chosen)), self.do(self.broker.outcome(*chosen))
         self.do(self.harness.peer().cancel_task(*chosen))
-        assert self.do(self.broker.recall(*chosen)) is None
-        if isinstance(before[1], Stage):
-            assert self.do(self.broker.stage(*chosen)) is None
+        assert self.do(self.broker.outcome(*chosen)) is None
+        if isinstance(before[1], EntryState):
+            assert self.do(self.broker.state(*chosen)) is None
         else:
-            assert self.do(self.broker.stage(*chosen)) is before[0]
+            assert self.do(self.broker.state(*chosen)) is before[0]
 
     @precondition(lambda self: self.let_in)
     @rule(data=st.data(), gateway=st.sampled_from(GATEWAYS))
@@ -202,7 +202,7 @@ class SharingLaws(RuleBasedStateMachine):
         """Law 6: another submission under an id that is live is a conflict, and the first hears nothing of it."""
         chosen = data.draw(st.sampled_from(list(self.let_in)[-6:]))
         entry = self.let_in[chosen]
-        if self.do(self.broker.stage(*chosen)) is not None:
+        if self.do(self.broker.state(*chosen)) is not None:
             other = ask("another text", id=entry.id, tenant=entry.tenant, gateway=gateway, nonce=1)
             [verdict] = self.do(self.harness.peer().enqueue([other]))
             assert verdict is not None
@@ -230,7 +230,7 @@ class SharingLaws(RuleBasedStateMachine):
                 assert reply.output == output(self.texts[known])
             assert not reply.kept or reply.shared is not None
             assert reply.shared is None or reply.shared in {share.kind for share in self.let_in[known].shares}
-            assert self.do(self.broker.stage(*known)) is None
+            assert self.do(self.broker.state(*known)) is None
 
     async def _read(self, gateway: str) -> list[Reply]:
         reader = asyncio.ensure_future(self.broker.replies(gateway, self.cursors[gateway]))
@@ -250,7 +250,7 @@ class SharingLaws(RuleBasedStateMachine):
     def anything_waits(self) -> bool:
         if any(one.depth for one in self.do(self.broker.depths())):
             return True
-        return any(self.do(self.broker.stage(*known)) is not None for known in self.let_in)
+        return any(self.do(self.broker.state(*known)) is not None for known in self.let_in)
 
     def drain(self) -> None:
         """Run what is left: everybody has one outcome but for who left; then nothing waits or runs."""
@@ -269,7 +269,7 @@ class SharingLaws(RuleBasedStateMachine):
         assert set(self.outcomes) == set(self.let_in) - self.gone
         assert not any(one.depth for one in self.do(self.broker.depths()))
         for tenant, id in self.let_in:
-            assert not isinstance(self.do(self.broker.recall(tenant, id)), Stage)
+            assert not isinstance(self.do(self.broker.outcome(tenant, id)), EntryState)
 
 
 @pytest.mark.parametrize("kind", HARNESSES)

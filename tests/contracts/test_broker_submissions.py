@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headway import errors
-from headway.model import Entry, Item, Reply, ShareKind, Stage
+from headway.model import DedupKind, Entry, EntryState, ItemResult, Reply
 from tests.contracts.brokers import Harness, ask, drained, failed, leave, output, story
 from tests.contracts.shares import admit, came_by, code, nothing_runs, poll, refused, run_alone, sharing, task
 
@@ -82,7 +82,7 @@ async def test_reading_the_first_outcome_forgets_nothing_of_the_second_submissio
     await admit(harness, second)
     assert await drained(harness, after=cursor) == {}  # This acknowledges the first.
     await harness.advance(1.0)
-    assert await harness.broker.stage("t", "a") is Stage.QUEUED
+    assert await harness.broker.state("t", "a") is EntryState.QUEUED
     await run_alone(harness, "a")
     await harness.advance(1.0)
     await admit(harness, second)
@@ -113,7 +113,7 @@ async def test_a_submission_after_a_withdrawal_gets_its_own_answer(harness: Harn
     leases.append(await harness.claim("gpu-1"))
     await leave(harness.peer(), first)  # Once more, late: the second is not meant.
     for lease in leases:
-        await harness.broker.complete(lease, [Item(output(entry.input)) for entry in lease.entries])
+        await harness.broker.complete(lease, [ItemResult(output(entry.input)) for entry in lease.entries])
     [reply] = (await drained(harness)).values()
     assert (reply.nonce, reply.output) == (2, output("other"))
 
@@ -125,14 +125,14 @@ async def test_a_withdrawal_leaves_the_outcome_of_a_task(harness: Harness) -> No
     await run_alone(harness, "first")
     for _ in range(2):
         await leave(harness.peer(), first)
-        kept = await harness.broker.recall("t", "first")
+        kept = await harness.broker.outcome("t", "first")
         assert isinstance(kept, Reply)
         await drained(harness)
     second = sharing("first", task("first"), nonce=2, gateway="g2")
     await admit(harness, second)  # Answered at once by what is kept.
     await leave(harness.broker, second)
-    assert isinstance(await harness.broker.recall("t", "first"), Reply)
-    assert came_by((await drained(harness, "g2"))["first"]) == (ShareKind.TASK, True)
+    assert isinstance(await harness.broker.outcome("t", "first"), Reply)
+    assert came_by((await drained(harness, "g2"))["first"]) == (DedupKind.TASK, True)
 
 
 @story
@@ -177,5 +177,5 @@ async def test_who_asks_the_same_under_the_id_of_a_kept_task_gets_its_outcome(ha
     await admit(harness, ask("asked", id="first", nonce=2, digest=b"this", gateway="g2"))
     await nothing_runs(harness)
     reply = (await drained(harness, "g2"))["first"]
-    assert (reply.nonce, reply.output, came_by(reply)) == (2, output("asked"), (ShareKind.TASK, True))
-    assert isinstance(await harness.broker.recall("t", "first"), Reply)
+    assert (reply.nonce, reply.output, came_by(reply)) == (2, output("asked"), (DedupKind.TASK, True))
+    assert isinstance(await harness.broker.outcome("t", "first"), Reply)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from headway.brokers.letters import DeadLetterBox
+from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.model import Cause, DeadLetter, Entry
 from tests.contracts.brokers import MODELS, Harness, ask, failed, story
 

@@ -8,13 +8,13 @@ import msgspec
 import pytest
 
 from headway.core.health import OFFLINE_AFTER
-from headway.model import Capacity, Member, Role
+from headway.model import Capacity, ProcessInfo, Role
 from headway.ports import Fleet
 from tests.contracts.brokers import Harness, story
 
 
-def member(id: str = "gateway-1", role: Role = Role.GATEWAY, pending: int = 0) -> Member:
-    return Member(
+def member(id: str = "gateway-1", role: Role = Role.GATEWAY, pending: int = 0) -> ProcessInfo:
+    return ProcessInfo(
         id=id,
         role=role,
         host="host-1",
@@ -34,7 +34,7 @@ def capacity(model: str = "m", healthy: int = 2) -> Capacity:
     )
 
 
-async def present(fleet: Fleet) -> dict[str, Member]:
+async def present(fleet: Fleet) -> dict[str, ProcessInfo]:
     members = await fleet.members()
     by_id = {one.id: one for one in members}
     assert len(by_id) == len(members)
@@ -51,7 +51,7 @@ async def test_at_first_nobody_is_there_and_nothing_is_known(harness: Harness) -
 async def test_everybody_sees_who_attends_and_when(harness: Harness) -> None:
     told = [member("gateway-1"), member("host-1", Role.WORKER), member("c", Role.CONTROLLER), member("s", Role.SERVE)]
     for one in told:
-        await harness.fleet.attend(one)
+        await harness.fleet.heartbeat(one)
     seen = await present(harness.fleet_peer)
     for one in told:
         assert seen[one.id].last_seen == pytest.approx(harness.now(), abs=harness.grain)
@@ -61,9 +61,9 @@ async def test_everybody_sees_who_attends_and_when(harness: Harness) -> None:
 
 @story
 async def test_what_a_member_said_last_counts(harness: Harness) -> None:
-    await harness.fleet.attend(member(pending=1))
+    await harness.fleet.heartbeat(member(pending=1))
     await harness.advance(2.0)
-    await harness.fleet.attend(member(pending=5))
+    await harness.fleet.heartbeat(member(pending=5))
     [one] = (await present(harness.fleet_peer)).values()
     assert one.pending == 5
     assert one.last_seen == pytest.approx(harness.now(), abs=harness.grain)
@@ -71,15 +71,15 @@ async def test_what_a_member_said_last_counts(harness: Harness) -> None:
 
 @story
 async def test_who_falls_silent_is_forgotten_and_may_come_back(harness: Harness) -> None:
-    await harness.fleet.attend(member("silent"))
-    await harness.fleet.attend(member("talks"))
+    await harness.fleet.heartbeat(member("silent"))
+    await harness.fleet.heartbeat(member("talks"))
     for _ in range(3):
         await harness.advance(OFFLINE_AFTER / 3 - harness.grain)
         assert set(await present(harness.fleet_peer)) == {"silent", "talks"}
-        await harness.fleet.attend(member("talks"))
+        await harness.fleet.heartbeat(member("talks"))
     await harness.advance(4 * harness.grain)
     assert set(await present(harness.fleet_peer)) == {"talks"}
-    await harness.fleet.attend(member("silent"))
+    await harness.fleet.heartbeat(member("silent"))
     assert set(await present(harness.fleet)) == {"silent", "talks"}
     await harness.advance(10 * OFFLINE_AFTER)
     assert await present(harness.fleet) == {}
@@ -87,72 +87,74 @@ async def test_who_falls_silent_is_forgotten_and_may_come_back(harness: Harness)
 
 @story
 async def test_who_leaves_is_forgotten_at_once(harness: Harness) -> None:
-    await harness.fleet.attend(member("a"))
-    await harness.fleet.attend(member("b"))
+    await harness.fleet.heartbeat(member("a"))
+    await harness.fleet.heartbeat(member("b"))
     await harness.fleet_peer.leave("a")
     await harness.fleet.leave("a")
     await harness.fleet.leave("nobody")
     assert set(await present(harness.fleet)) == {"b"}
-    await harness.fleet.attend(member("a"))
+    await harness.fleet.heartbeat(member("a"))
     assert set(await present(harness.fleet_peer)) == {"a", "b"}
 
 
 @story
 async def test_one_leads_at_a_time(harness: Harness) -> None:
-    asked = [(harness.fleet, harness.fleet_peer)[number % 2].lead(f"c-{number}", 3.0) for number in range(8)]
+    asked = [
+        (harness.fleet, harness.fleet_peer)[number % 2].acquire_leadership(f"c-{number}", 3.0) for number in range(8)
+    ]
     answers = await asyncio.gather(*asked)
     assert sum(answers) == 1
     leader = answers.index(True)
-    assert await harness.fleet_peer.lead(f"c-{leader}", 3.0)
-    assert not await harness.fleet_peer.lead("another", 3.0)
+    assert await harness.fleet_peer.acquire_leadership(f"c-{leader}", 3.0)
+    assert not await harness.fleet_peer.acquire_leadership("another", 3.0)
 
 
 @story
 async def test_who_renews_goes_on_leading(harness: Harness) -> None:
-    assert await harness.fleet.lead("a", 3.0)
+    assert await harness.fleet.acquire_leadership("a", 3.0)
     for _ in range(5):
         await harness.advance(2.0)
-        assert not await harness.fleet_peer.lead("b", 3.0)
-        assert await harness.fleet.lead("a", 3.0)
+        assert not await harness.fleet_peer.acquire_leadership("b", 3.0)
+        assert await harness.fleet.acquire_leadership("a", 3.0)
     await harness.advance(3.0 - harness.grain)
-    assert not await harness.fleet_peer.lead("b", 3.0)
+    assert not await harness.fleet_peer.acquire_leadership("b", 3.0)
 
 
 @story
 async def test_another_takes_over_from_a_leader_who_falls_silent(harness: Harness) -> None:
-    assert await harness.fleet.lead("a", 3.0)
+    assert await harness.fleet.acquire_leadership("a", 3.0)
     await harness.advance(3.0 + harness.grain)
-    assert await harness.fleet_peer.lead("b", 3.0)
-    assert not await harness.fleet.lead("a", 3.0)
+    assert await harness.fleet_peer.acquire_leadership("b", 3.0)
+    assert not await harness.fleet.acquire_leadership("a", 3.0)
     await harness.advance(3.0 + harness.grain)
-    assert await harness.fleet.lead("a", 3.0)
+    assert await harness.fleet.acquire_leadership("a", 3.0)
 
 
 @story
 async def test_the_last_renewal_says_for_how_long(harness: Harness) -> None:
-    assert await harness.fleet.lead("a", 60.0)
-    assert await harness.fleet.lead("a", 1.0)
+    assert await harness.fleet.acquire_leadership("a", 60.0)
+    assert await harness.fleet.acquire_leadership("a", 1.0)
     await harness.advance(1.0 + harness.grain)
-    assert await harness.fleet_peer.lead("b", 1.0)
+    assert await harness.fleet_peer.acquire_leadership("b", 1.0)
 
 
 @story
 async def test_a_leader_who_leaves_makes_way(harness: Harness) -> None:
-    await harness.fleet.attend(member("a", Role.CONTROLLER))
-    assert await harness.fleet.lead("a", 60.0)
+    await harness.fleet.heartbeat(member("a", Role.CONTROLLER))
+    assert await harness.fleet.acquire_leadership("a", 60.0)
     await harness.fleet.leave("a")
-    assert await harness.fleet_peer.lead("b", 60.0)
+    assert await harness.fleet_peer.acquire_leadership("b", 60.0)
 
 
 @story
 async def test_only_the_leader_makes_way_by_leaving(harness: Harness) -> None:
     for id in ("a", "b"):
-        await harness.fleet.attend(member(id, Role.CONTROLLER))
-    assert await harness.fleet.lead("a", 60.0)
+        await harness.fleet.heartbeat(member(id, Role.CONTROLLER))
+    assert await harness.fleet.acquire_leadership("a", 60.0)
     await harness.fleet.leave("b")
-    assert not await harness.fleet_peer.lead("b", 60.0)
-    assert not await harness.fleet_peer.lead("", 60.0)
-    assert await harness.fleet_peer.lead("a", 60.0)
+    assert not await harness.fleet_peer.acquire_leadership("b", 60.0)
+    assert not await harness.fleet_peer.acquire_leadership("", 60.0)
+    assert await harness.fleet_peer.acquire_leadership("a", 60.0)
 
 
 @story

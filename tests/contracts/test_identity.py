@@ -7,12 +7,12 @@ from collections.abc import Callable
 import pytest
 
 from headway.config import Settings
-from headway.identity.either import Either
-from headway.identity.open import OpenIdentity
-from headway.keyring import KeyRing
-from headway.model import Caller, Key
+from headway.identity.anonymous import AnonymousIdentity
+from headway.identity.api_keys.cache import ApiKeyCache
+from headway.identity.combined import CombinedIdentity
+from headway.model import ApiKey, Principal
 from headway.ports import Identity
-from headway.tally import Tally
+from headway.runtime.counters import Counters
 from tests.identity.store import StoreInMemory
 from tests.identity.writing import digest_of, id_of, key_of
 from tests.virtual_time import run
@@ -32,12 +32,12 @@ ODD = (
 GOOD = tuple(f"Bearer {key_of(name)}".encode() for name in ("k1", "k2"))
 
 
-def ring() -> KeyRing:
+def ring() -> ApiKeyCache:
     keys = [
-        Key(id=id_of(name), digest=digest_of(name), user=user, tenant="acme", tier="paid", created_at=0.0)
+        ApiKey(id=id_of(name), digest=digest_of(name), user=user, tenant="acme", tier="paid", created_at=0.0)
         for name, user in (("k1", "ada"), ("k2", "bob"))
     ]
-    made = KeyRing(StoreInMemory(*keys), Settings(), Tally(), lambda: 0.0, lambda: 0.0)
+    made = ApiKeyCache(StoreInMemory(*keys), Settings(), Counters(), lambda: 0.0, lambda: 0.0)
 
     async def opened(clock: Callable[[], float]) -> None:
         await made.open()
@@ -47,9 +47,9 @@ def ring() -> KeyRing:
 
 
 MAKERS: dict[str, Callable[[], Identity]] = {
-    "open": lambda: OpenIdentity(1),
+    "open": lambda: AnonymousIdentity(1),
     "keys": ring,
-    "either": lambda: Either(ring(), ring()),
+    "either": lambda: CombinedIdentity(ring(), ring()),
 }
 
 
@@ -60,12 +60,12 @@ def test_always_says_the_same_of_the_same_and_never_raises(maker: str) -> None:
         first = identity.identify(authorization)
         assert first == identity.identify(authorization)
         if first is not None:
-            assert isinstance(first, Caller)
+            assert isinstance(first, Principal)
             assert 0 <= first.tier < len(Settings().tier_names)
             assert first.user and first.tenant
     assert all(identity.identify(authorization) is not None for authorization in GOOD)
 
 
 def test_open_takes_everybody() -> None:
-    assert OpenIdentity(2).identify(b"") == Caller(user="anonymous", tenant="default", tier=2)
-    assert OpenIdentity(2).identify(b"Bearer whatever") == OpenIdentity(2).identify(b"")
+    assert AnonymousIdentity(2).identify(b"") == Principal(user="anonymous", tenant="default", tier=2)
+    assert AnonymousIdentity(2).identify(b"Bearer whatever") == AnonymousIdentity(2).identify(b"")

@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from headway.identity.keys_file import KeysFile
-from headway.model import Key
+from headway.identity.api_keys.file import KeysFile
+from headway.model import ApiKey
 from headway.ports import KeyMark, KeyStore
 from tests.contracts.ledgers import DATABASES, Database
 from tests.identity.store import StoreInMemory
@@ -56,8 +56,10 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, postgres: SharedPostgr
     return STORES[request.param](tmp_path, postgres)
 
 
-def key(name: str, created_at: float = AT, **changed: Any) -> Key:
-    plain = Key(id=id_of(name), digest=digest_of(name), user="ada", tenant="acme", tier="paid", created_at=created_at)
+def key(name: str, created_at: float = AT, **changed: Any) -> ApiKey:
+    plain = ApiKey(
+        id=id_of(name), digest=digest_of(name), user="ada", tenant="acme", tier="paid", created_at=created_at
+    )
     return msgspec.structs.replace(plain, **changed)
 
 
@@ -77,7 +79,7 @@ def opened(place: Maker, story: Callable[..., Awaitable[None]], count: int = 1) 
     asyncio.run(main())
 
 
-async def told(store: KeyStore, since: KeyMark) -> tuple[list[Key], KeyMark]:
+async def told(store: KeyStore, since: KeyMark) -> tuple[list[ApiKey], KeyMark]:
     """All that has changed since then."""
     found = await store.changes(since, 1000)
     assert found is not None
@@ -324,8 +326,8 @@ def test_a_removed_row_gives_its_revision_to_no_other(database: Database) -> Non
 
 
 def test_a_reader_that_is_far_behind_reads_all(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("sqlite_keys", "postgres_keys"):
-        monkeypatch.setattr(f"headway.ledgers.{module}.MARKS", 2)
+    for module in ("sqlite", "postgres"):
+        monkeypatch.setattr(f"headway.storage.{module}.keys.MARKS", 2)
 
     async def story(store: KeyStore) -> None:
         await store.add(key("a"))

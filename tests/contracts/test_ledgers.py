@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from headway.errors import SettingError
-from headway.gateway import new_id
-from headway.model import Record
+from headway.model import LedgerRecord
 from headway.ports import Ledger
+from headway.runtime.request_id import new_id
 from tests.contracts.ledgers import DATABASES, POOLED, Database
 from tests.servers.postgres import SharedPostgres
 
@@ -29,8 +29,8 @@ def database(request: pytest.FixtureRequest, tmp_path: Path, postgres: SharedPos
     return KINDS[request.param](tmp_path, postgres)
 
 
-def record(id: str = "", tenant: str = "acme", completed_at: float = AT, **changes: Any) -> Record:
-    plain = Record(
+def record(id: str = "", tenant: str = "acme", completed_at: float = AT, **changes: Any) -> LedgerRecord:
+    plain = LedgerRecord(
         id=id or new_id(),
         user="alice",
         tenant=tenant,

@@ -8,7 +8,7 @@ import pytest
 
 from headway import errors
 from headway.core.room import SMALL
-from headway.model import Entry, Item, Limit
+from headway.model import Entry, ItemResult, Limit
 from tests.contracts.brokers import MemoryHarness, ask, drained, failed, leave, story
 from tests.contracts.shares import admit, key, poll, refused, same, sharing, task
 
@@ -34,7 +34,7 @@ async def test_a_tenant_that_fills_the_memory_refuses_itself_alone(harness: Memo
         await admit(harness, large("greedy", tier=2, limits=(limit,)))
     verdict = await refused(harness, large("greedy", tier=0, limits=(limit,)))
     assert (verdict.code, verdict.reason, verdict.retry_after) == (errors.SHED, "memory", 1.0)
-    assert not harness.broker.scarce
+    assert not harness.broker.memory_pressure
     for number in range(9):
         await admit(harness, large("other" if number % 2 else f"tenant {number}", tier=2))
     await harness.answer(await harness.claim(limit=1))
@@ -97,7 +97,7 @@ async def test_whatever_becomes_of_an_entry_its_room_is_free_again(
     elif way.startswith("withdrawn"):
         await leave(harness.broker, *entries)
         if lease is not None:
-            await harness.broker.complete(lease, [Item("x")])
+            await harness.broker.complete(lease, [ItemResult("x")])
     await harness.reaping(61.0)
     assert harness.room == MOST
     assert all(queued.place is None for queued in harness.broker._entries.values())

@@ -16,15 +16,16 @@ from typing import Any
 import pytest
 
 from headway.brokers.redis.broker import RedisBroker
-from headway.brokers.redis.link import Link
-from headway.brokers.redis.queue import Granted, Queue
-from headway.core import verdicts
+from headway.brokers.redis.connection import RedisConnection
+from headway.brokers.redis.shard_queue import Granted, Queue
+from headway.core import failures
 from headway.core.admission import Refused
+from headway.core.batch import Departure
 from headway.core.departure import Hold, Rule
-from headway.core.packing import PAGE, Queued
-from headway.core.queue import Departure, ModelQueue, QueueLimits
-from headway.model import BatchFailure, Cause, Entry, Item, WorkerInfo, WorkerStatus
-from headway.tally import Tally
+from headway.core.fair_queue import PAGE, QueuedEntry
+from headway.core.queue import ModelQueue, QueueLimits
+from headway.model import BatchFailure, Cause, Entry, ItemResult, WorkerInfo, WorkerStatus
+from headway.runtime.counters import Counters
 from tests.contracts.brokers import Fixed, ask, slot
 from tests.servers.redis import SharedServers
 from tests.virtual_time import ServedLoop
@@ -37,14 +38,14 @@ SEEDS = range(8)
 class Pair:
     """One queue in the server and one here, driven alike."""
 
-    def __init__(self, seed: int, link: Link, now: Any) -> None:
-        self.dice = random.Random(seed)
+    def __init__(self, seed: int, link: RedisConnection, now: Any) -> None:
+        self.rng = random.Random(seed)
         self.large = [size * PAGE // 2 * "x" for size in (5, 9, 401)] if seed % 2 else []
         self.now = now
-        self.broker = RedisBroker(link, {"m": LIMITS}, Tally(), lambda: 0.5, lease_seconds=1e6)
+        self.broker = RedisBroker(link, {"m": LIMITS}, Counters(), lambda: 0.5, lease_seconds=1e6)
         self.there: Queue = self.broker._queues["m"][0]
         self.queue = ModelQueue(LIMITS)
-        self.known: dict[str, Queued] = {}
+        self.known: dict[str, QueuedEntry] = {}
         self.running: list[tuple[Granted, Departure]] = []
         self.idle: set[str] = set()
         self.ended: set[str] = set()
@@ -56,17 +57,17 @@ class Pair:
         await self.offer([ask(tier=tier) for tier in range(LIMITS.tiers)])
 
     async def enqueue(self) -> None:
-        dice = self.dice
+        rng = self.rng
         entries = [
             ask(
-                dice.choice((None, None, None, None, None, "poison", f"poison {dice.randrange(9)}", *self.large)),
-                tier=dice.randrange(3),
-                tenant=dice.choice("aab"),
-                caller=dice.choice(("", "one", "two")),
-                queue_timeout=dice.choice((0.05, 0.5, 60.0)),
-                timeout=dice.choice((0.3, 2.0, 120.0)),
+                rng.choice((None, None, None, None, None, "poison", f"poison {rng.randrange(9)}", *self.large)),
+                tier=rng.randrange(3),
+                tenant=rng.choice("aab"),
+                caller=rng.choice(("", "one", "two")),
+                queue_timeout=rng.choice((0.05, 0.5, 60.0)),
+                timeout=rng.choice((0.3, 2.0, 120.0)),
             )
-            for _ in range(dice.choice((1, 1, 2, 5, 20)))
+            for _ in range(rng.choice((1, 1, 2, 5, 20)))
         ]
         await self.offer(entries)
 
@@ -74,7 +75,7 @@ class Pair:
         answers = await self.there.enqueue(entries)
         for entry, verdict in zip(entries, answers, strict=True):
             if self.queue.culprits.knows(entry, self.now()):
-                assert verdict == verdicts.known_culprit()
+                assert verdict == failures.known_culprit()
                 continue
             offered = self.queue.offer(entry, self.now())
             if isinstance(offered, Refused):
@@ -86,24 +87,24 @@ class Pair:
                 self.known[entry.id] = offered
 
     def rule(self) -> Rule:
-        dice = self.dice
+        rng = self.rng
         return Rule(
-            size=dice.randint(1, 16),
-            headway=dice.choice((None, 0.0, 0.02, 0.2)),
-            window=dice.choice((math.inf, 0.05, 0.4)),
-            rate=dice.choice((0.0, 10.0, 1e6)),
-            service=dice.choice((0.0, 0.1)),
-            pace=dice.choice((0.0, 0.03)),
-            lead=dice.choice((math.inf, 0.01)),
-            gather=dice.choice((0.0, 0.02)),
-            quiet=dice.choice((0.0, 0.005)),
+            size=rng.randint(1, 16),
+            headway=rng.choice((None, 0.0, 0.02, 0.2)),
+            window=rng.choice((math.inf, 0.05, 0.4)),
+            rate=rng.choice((0.0, 10.0, 1e6)),
+            service=rng.choice((0.0, 0.1)),
+            pace=rng.choice((0.0, 0.03)),
+            lead=rng.choice((math.inf, 0.01)),
+            gather=rng.choice((0.0, 0.02)),
+            quiet=rng.choice((0.0, 0.005)),
         )
 
     async def claim(self) -> None:
-        worker, policy, limit = self.dice.choice(("gpu-0", "gpu-1")), Fixed(self.rule()), self.dice.choice((3, 16))
+        worker, policy, limit = self.rng.choice(("gpu-0", "gpu-1")), Fixed(self.rule()), self.rng.choice((3, 16))
         self.note(self.queue.expire(self.now()))
         here = self.queue.depart(worker, limit, policy, self.now())
-        there = await self.there.claim(slot(worker, "m", limit), policy, f"{self.dice.random()}", guest=False)
+        there = await self.there.claim(slot(worker, "m", limit), policy, f"{self.rng.random()}", guest=False)
         if isinstance(here, Hold):
             assert not isinstance(there, Granted)
             self.idle.add(worker)
@@ -122,19 +123,19 @@ class Pair:
     async def end(self) -> None:
         if not self.running:
             return
-        there, here = self.running.pop(self.dice.randrange(len(self.running)))
-        how = self.dice.choice(("finish", "finish", "finish", "fail", "hand back"))
+        there, here = self.running.pop(self.rng.randrange(len(self.running)))
+        how = self.rng.choice(("finish", "finish", "finish", "fail", "hand back"))
         poisoned = any(member.entry.input.startswith("poison") for member in here.members)
         how = "fail" if poisoned and how == "finish" else how
         if how == "finish":
             wanted = self.queue.finish(here, self.now())
-            settled = await self.broker.complete(there.lease, [Item("out") for _ in there.lease.entries])
+            settled = await self.broker.complete(there.lease, [ItemResult("out") for _ in there.lease.entries])
             assert settled.answered == len(wanted)
             self.note(wanted)
         elif how == "fail":
-            throws = (self.dice.random(), self.dice.random())
+            throws = (self.rng.random(), self.rng.random())
             rest = iter(throws)
-            cause = Cause.RAISED if poisoned and self.dice.random() < 0.8 else self.dice.choice(list(Cause))
+            cause = Cause.RAISED if poisoned and self.rng.random() < 0.8 else self.rng.choice(list(Cause))
             failure = BatchFailure(cause, "it failed", here.worker)
             after = self.queue.fail(here, failure.cause, self.now(), lambda: next(rest))
             again = await self.there.release(there.lease.fence // 256, failure, throws)
@@ -146,20 +147,20 @@ class Pair:
 
     async def withdraw(self) -> None:
         if self.known:
-            entry = self.known[self.dice.choice(sorted(self.known))].entry
+            entry = self.known[self.rng.choice(sorted(self.known))].entry
             if entry.id not in self.ended:
                 self.ended.add(entry.id)
                 self.queue.remove(self.known.pop(entry.id))
                 await self.broker.withdraw([(entry.tenant, entry.id, 0)], "g")
 
     async def beat(self) -> None:
-        status = self.dice.choice((WorkerStatus.HEALTHY, WorkerStatus.DEGRADED))
-        await self.there.beat(WorkerInfo(worker_id=self.dice.choice(("gpu-0", "gpu-1")), model="m", status=status))
+        status = self.rng.choice((WorkerStatus.HEALTHY, WorkerStatus.DEGRADED))
+        await self.there.heartbeat(WorkerInfo(worker_id=self.rng.choice(("gpu-0", "gpu-1")), model="m", status=status))
         look = await self.there.look()
         if look.load.slots != self.queue.slots:
             self.queue.set_slots(look.load.slots)
 
-    def note(self, members: list[Queued]) -> None:
+    def note(self, members: list[QueuedEntry]) -> None:
         """These have had their outcome, or will find none any more."""
         for member in members:
             if self.known.pop(member.entry.id, None) is not None:
@@ -178,13 +179,13 @@ class Pair:
 
 
 async def trace(pair: Pair) -> None:
-    dice = pair.dice
+    rng = pair.rng
     await pair.start_clocks()
     for _ in range(STEPS):
-        step = dice.choice((pair.enqueue, pair.enqueue, pair.claim, pair.claim, pair.end, pair.withdraw, pair.beat))
+        step = rng.choice((pair.enqueue, pair.enqueue, pair.claim, pair.claim, pair.end, pair.withdraw, pair.beat))
         await step()
         await pair.compare()
-        await asyncio.sleep(dice.choice((0.0, 0.001, 0.02, 0.2)))
+        await asyncio.sleep(rng.choice((0.0, 0.001, 0.02, 0.2)))
     pair.note(pair.queue.expire(pair.now()))
     await pair.there.reap((0.5, 0.5))
     replies: set[str] = set()
@@ -200,7 +201,7 @@ def test_a_random_trace_comes_out_the_same(seed: int, kind: str, servers: Shared
     server = servers.of(kind)
     with asyncio.Runner(loop_factory=lambda: ServedLoop(server.url)) as runner:
         loop = runner.get_loop()
-        link = Link(server.url, timeout=math.inf, clock=loop.time)
+        link = RedisConnection(server.url, timeout=math.inf, clock=loop.time)
 
         async def main() -> None:
             await link.open()

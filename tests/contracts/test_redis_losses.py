@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from headway.brokers.redis import library
+from headway.brokers.redis import function_library
 from headway.errors import BrokerUnavailable
-from headway.model import Item, Settled, Wait
+from headway.model import Completion, ItemResult, NoWork
 from tests.contracts.brokers import (
     AT_ONCE,
     RedisHarness,
@@ -57,11 +57,11 @@ def restore(server: RedisServer, keys: dict[bytes, bytes]) -> None:
 
 @story
 async def test_lost_functions_are_brought_back_unseen(harness: RedisHarness, server: RedisServer) -> None:
-    server.command("FUNCTION", "DELETE", library.VERSION)
+    server.command("FUNCTION", "DELETE", function_library.VERSION)
     await asyncio.gather(*(broker.enqueue([ask()]) for broker in (harness.broker, harness.peer()) for _ in range(3)))
-    server.command("FUNCTION", "DELETE", library.VERSION)
+    server.command("FUNCTION", "DELETE", function_library.VERSION)
     lease = await harness.claim()
-    server.command("FUNCTION", "DELETE", library.VERSION)
+    server.command("FUNCTION", "DELETE", function_library.VERSION)
     await harness.answer(lease)
     assert len(await drained(harness)) == 6
 
@@ -73,7 +73,7 @@ async def test_a_claim_ends_when_only_the_figures_are_left(harness: RedisHarness
     for key in server.command("KEYS", "*{m:0}:*"):
         if not key.endswith(b":q"):
             server.command("DEL", key)
-    assert isinstance(await harness.broker.claim(slot(), AT_ONCE), Wait)
+    assert isinstance(await harness.broker.claim(slot(), AT_ONCE), NoWork)
     entry = ask()
     assert list(await harness.broker.enqueue([entry])) == [None]
     assert ids((await harness.claim()).entries) == [entry.id]
@@ -108,10 +108,10 @@ async def test_a_lease_of_before_the_loss_is_fenced_off_after_it(harness: RedisH
     await harness.advance(0.1)
     await harness.peer().enqueue([entry])
     fresh = await harness.peer().claim(slot("gpu-1"), AT_ONCE)
-    assert not isinstance(fresh, Wait)
+    assert not isinstance(fresh, NoWork)
     assert not await harness.broker.extend(stale)
     assert not await harness.broker.release(stale, failed())
-    assert await harness.broker.complete(stale, [Item("stale")]) == Settled(0, 0, fenced=True)
+    assert await harness.broker.complete(stale, [ItemResult("stale")]) == Completion(0, 0, fenced=True)
     await harness.answer(fresh)
     assert (await drained(harness))["a"].output == output(entry.input)
 
@@ -125,9 +125,9 @@ async def test_a_lease_that_a_failover_has_forgotten_is_fenced_off(harness: Redi
     restore(server, replica)
     await harness.advance(0.01)
     granted = await harness.peer().claim(slot("gpu-1"), AT_ONCE)
-    assert not isinstance(granted, Wait)
+    assert not isinstance(granted, NoWork)
     assert not await harness.broker.extend(forgotten)
-    assert await harness.broker.complete(forgotten, [Item("forgotten")]) == Settled(0, 0, fenced=True)
+    assert await harness.broker.complete(forgotten, [ItemResult("forgotten")]) == Completion(0, 0, fenced=True)
     await harness.answer(granted)
     replies = await drained(harness)
     assert {id: reply.output for id, reply in replies.items()} == {id: output(f"input of {id}") for id in "ab"}
@@ -135,8 +135,8 @@ async def test_a_lease_that_a_failover_has_forgotten_is_fenced_off(harness: Redi
 
 @story
 async def test_slots_that_sleep_through_a_loss_are_woken_after_it(harness: RedisHarness, server: RedisServer) -> None:
-    assert await harness.broker.claim(slot(), AT_ONCE) == Wait(None)
-    listening = asyncio.create_task(harness.broker.listen(slot(), None))
+    assert await harness.broker.claim(slot(), AT_ONCE) == NoWork(None)
+    listening = asyncio.create_task(harness.broker.wait_for_work(slot(), None))
     await harness.settle()
     server.flush()
     await harness.advance(0.1)
@@ -153,7 +153,7 @@ async def test_readers_and_listeners_hear_of_a_cut_and_nothing_is_lost(
     await harness.broker.enqueue([ask(id="a")])
     lease = await harness.claim()
     reading = asyncio.create_task(harness.broker.replies("g", 0))
-    listening = asyncio.create_task(harness.broker.listen(slot("gpu-1"), None))
+    listening = asyncio.create_task(harness.broker.wait_for_work(slot("gpu-1"), None))
     await harness.settle()
     lose_connections(server)
     for waiting in (reading, listening):

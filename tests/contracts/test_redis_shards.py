@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from headway.core.departure import Rule
-from headway.model import Cause, Entry, Item, Reply, Wait, WorkerInfo, WorkerStatus
+from headway.model import Cause, Entry, ItemResult, NoWork, Reply, WorkerInfo, WorkerStatus
 from headway.ports import Broker
 from tests.contracts.brokers import MAX_BATCH, Fixed, RedisHarness, ask, failed, output, slot, story
 from tests.servers.redis import KINDS, SharedServers
@@ -39,7 +39,7 @@ class Play:
     def __init__(self, harness: RedisHarness, seed: int) -> None:
         self.harness = harness
         self.hosts: list[Broker] = [harness.broker, harness.peer()]
-        self.dice = random.Random(seed)
+        self.rng = random.Random(seed)
         self.asked: dict[str, Entry] = {}
         self.replies: dict[str, Reply] = {}
         self.disturbed: set[str] = set()
@@ -61,8 +61,8 @@ class Play:
         await ended(gone)
 
     async def ask(self, count: int) -> None:
-        host = self.dice.randrange(2)
-        entries = [ask(gateway=f"g-{host}", tenant=self.dice.choice("ab")) for _ in range(count)]
+        host = self.rng.randrange(2)
+        entries = [ask(gateway=f"g-{host}", tenant=self.rng.choice("ab")) for _ in range(count)]
         verdicts = await self.hosts[host].enqueue(entries)
         self.asked |= {entry.id: entry for entry, verdict in zip(entries, verdicts, strict=True) if verdict is None}
 
@@ -77,21 +77,21 @@ class Play:
 
     async def _beat(self, worker: str, host: Broker) -> None:
         while True:
-            await host.beat(WorkerInfo(worker_id=worker, model="m", status=WorkerStatus.HEALTHY))
+            await host.heartbeat(WorkerInfo(worker_id=worker, model="m", status=WorkerStatus.HEALTHY))
             await self.harness.advance(1.0)
 
     async def _work(self, worker: str, host: Broker) -> None:
         while True:
             claimed = await host.claim(slot(worker), POLICY)
-            if isinstance(claimed, Wait):
-                await host.listen(slot(worker), claimed.until)
+            if isinstance(claimed, NoWork):
+                await host.wait_for_work(slot(worker), claimed.until)
                 continue
             await self.harness.advance(0.02)
-            if self.dice.random() < 0.05:
+            if self.rng.random() < 0.05:
                 self.disturbed |= {rider.id for rider in claimed.entries}
-                await host.release(claimed, failed(Cause.CRASHED, worker) if self.dice.random() < 0.5 else None)
+                await host.release(claimed, failed(Cause.CRASHED, worker) if self.rng.random() < 0.5 else None)
             else:
-                await host.complete(claimed, [Item(output(rider.input)) for rider in claimed.entries])
+                await host.complete(claimed, [ItemResult(output(rider.input)) for rider in claimed.entries])
 
     async def _reap(self, number: int) -> None:
         while True:
@@ -118,8 +118,8 @@ async def rush(play: Play, seconds: float) -> None:
     """Requests now and then, some alone and some in groups."""
     until = play.harness.now() + seconds
     while play.harness.now() < until:
-        await play.harness.advance(play.dice.expovariate(50.0))
-        await play.ask(play.dice.choice((1, 1, 1, 3, 12)))
+        await play.harness.advance(play.rng.expovariate(50.0))
+        await play.ask(play.rng.choice((1, 1, 1, 3, 12)))
 
 
 @story
@@ -165,12 +165,12 @@ async def test_nothing_is_lost_while_slots_come_and_go(harness: RedisHarness) ->
     play = Play(harness, seed=0)
     alive: set[str] = set()
     for _ in range(6):
-        wanted = set(play.dice.sample(WORKERS, play.dice.choice((0, 1, 4, 8, 12))))
+        wanted = set(play.rng.sample(WORKERS, play.rng.choice((0, 1, 4, 8, 12))))
         await play.kill(*sorted(alive - wanted))
         play.start(*sorted(wanted - alive))
         alive = wanted
-        await rush(play, play.dice.choice((0.2, 1.0)))
-        await harness.advance(play.dice.choice((0.0, 4.0)))
+        await rush(play, play.rng.choice((0.2, 1.0)))
+        await harness.advance(play.rng.choice((0.0, 4.0)))
     play.start(*sorted(set(WORKERS) - alive))
     await harness.advance(10.0)
     await play.close()

@@ -14,29 +14,29 @@ from typing import Any
 
 import pytest
 
-from headway.brokers.letters import DeadLetterBox
-from headway.brokers.memory import LEASE_SECONDS, MemoryBroker
+from headway.brokers.memory.broker import LEASE_SECONDS, MemoryBroker
+from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.brokers.redis.broker import RedisBroker
-from headway.brokers.redis.link import Link
+from headway.brokers.redis.connection import RedisConnection
 from headway.core.queue import QueueLimits
 from headway.core.retention import KeptLimits
 from headway.model import (
     BatchFailure,
     Cause,
+    DedupKey,
+    DedupKind,
     Entry,
+    EntryState,
     Failure,
-    Item,
+    ItemResult,
     Lease,
     Limit,
     Reply,
-    Share,
-    ShareKind,
-    Stage,
     WorkerInfo,
     WorkerStatus,
 )
 from headway.ports import Broker
-from headway.tally import Tally
+from headway.runtime.counters import Counters
 from tests.contracts.brokers import AT_ONCE, ask, ids, slot
 from tests.servers.redis import RunningServer, SharedServers
 from tests.virtual_time import ServedLoop
@@ -47,7 +47,7 @@ KEPT = KeptLimits.of(40_000, 24_000)
 STEPS = 150
 SEEDS = range(10)
 GATEWAYS = ("g1", "g2")
-BAD = (Item(None, "no"), Item(None, "no", True))
+BAD = (ItemResult(None, "no"), ItemResult(None, "no", True))
 RATES = (
     Limit("key:a", "key", 60.0, 3.0),
     Limit("user:a", "user", 30.0, 8.0),
@@ -60,64 +60,64 @@ KEEP = (0.0, 40.0, 90.0)
 class Pair:
     """One broker over the server, which two processes see, and one here, driven alike."""
 
-    def __init__(self, seed: int, server: RunningServer, links: list[Link], now: Any) -> None:
+    def __init__(self, seed: int, server: RunningServer, links: list[RedisConnection], now: Any) -> None:
         self.server = server
-        self.dice = random.Random(seed)
+        self.rng = random.Random(seed)
         self.there = [
-            RedisBroker(link, {"m": LIMITS}, Tally(), lambda: 0.5, lease_seconds=LEASE_SECONDS, kept=KEPT)
+            RedisBroker(link, {"m": LIMITS}, Counters(), lambda: 0.5, lease_seconds=LEASE_SECONDS, kept=KEPT)
             for link in links
         ]
-        self.here = MemoryBroker({"m": LIMITS}, DeadLetterBox(), Tally(), now, lambda: 0.5, KEPT)
+        self.here = MemoryBroker({"m": LIMITS}, DeadLetterBox(), Counters(), now, lambda: 0.5, KEPT)
         self.asked: list[Entry] = []
         self.running: list[tuple[RedisBroker, Lease, Lease]] = []
 
     def either(self) -> RedisBroker:
-        return self.dice.choice(self.there)
+        return self.rng.choice(self.there)
 
-    def shares(self, id: str) -> tuple[Share, ...]:
-        dice = self.dice
-        if self.asked and dice.random() < 0.1:
-            return (Share(ShareKind.TASK, dice.choice(self.asked).id),)
+    def shares(self, id: str) -> tuple[DedupKey, ...]:
+        rng = self.rng
+        if self.asked and rng.random() < 0.1:
+            return (DedupKey(DedupKind.TASK, rng.choice(self.asked).id),)
         found = []
-        if dice.random() < 0.4:
-            found.append(Share(ShareKind.TASK, id, dice.choice((b"x", b"y")), dice.choice(KEEP)))
-        if dice.random() < 0.5:
-            digest = b"x" if dice.random() < 0.1 else b""
-            found.append(Share(ShareKind.KEY, dice.choice("kl"), digest, dice.choice(KEEP)))
-        if dice.random() < 0.5:
-            found.append(Share(ShareKind.SAME, dice.choice("st"), b"", dice.choice(KEEP), dice.random() < 0.8))
+        if rng.random() < 0.4:
+            found.append(DedupKey(DedupKind.TASK, id, rng.choice((b"x", b"y")), rng.choice(KEEP)))
+        if rng.random() < 0.5:
+            digest = b"x" if rng.random() < 0.1 else b""
+            found.append(DedupKey(DedupKind.KEY, rng.choice("kl"), digest, rng.choice(KEEP)))
+        if rng.random() < 0.5:
+            found.append(DedupKey(DedupKind.SAME, rng.choice("st"), b"", rng.choice(KEEP), rng.random() < 0.8))
         return tuple(found)
 
     def entry(self, gateway: str) -> Entry:
-        dice = self.dice
-        old = dice.choice(self.asked) if self.asked and dice.random() < 0.1 else None
+        rng = self.rng
+        old = rng.choice(self.asked) if self.asked and rng.random() < 0.1 else None
         new = ask(
-            tier=dice.randrange(3),
-            tenant=dice.choice("aab"),
+            tier=rng.randrange(3),
+            tenant=rng.choice("aab"),
             gateway=gateway,
-            queue_timeout=dice.choice((2.0, 60.0)),
-            timeout=dice.choice((5.0, 120.0)),
+            queue_timeout=rng.choice((2.0, 60.0)),
+            timeout=rng.choice((5.0, 120.0)),
             id=None if old is None else old.id,
-            limits=tuple(limit for limit in RATES if dice.random() < 0.2),
-            input=dice.choice(("venom", "poison", None, None)),
-            caller=dice.choice(("one", "two", "")),
+            limits=tuple(limit for limit in RATES if rng.random() < 0.2),
+            input=rng.choice(("venom", "poison", None, None)),
+            caller=rng.choice(("one", "two", "")),
         )
-        again = {"nonce": dice.randrange(3), "digest": dice.choice((b"", b"", b"x", b"y"))}
+        again = {"nonce": rng.randrange(3), "digest": rng.choice((b"", b"", b"x", b"y"))}
         found = Entry(**{**_fields(new), "shares": self.shares(new.id), **again})
         self.asked.append(found)
         return found
 
     async def enqueue(self) -> None:
-        gateway = self.dice.choice(GATEWAYS)
-        entries = [self.entry(gateway) for _ in range(self.dice.choice((1, 1, 2, 5)))]
+        gateway = self.rng.choice(GATEWAYS)
+        entries = [self.entry(gateway) for _ in range(self.rng.choice((1, 1, 2, 5)))]
         broker = self.either()
         there, here = await broker.enqueue(entries), await self.here.enqueue(entries)
         assert [_told(verdict) for verdict in there] == [_told(verdict) for verdict in here]
         for limit in {limit for entry in entries for limit in entry.limits}:
-            assert broker.owed(limit) == pytest.approx(self.here.owed(limit), abs=1e-6)
+            assert broker.rate_limit_debt(limit) == pytest.approx(self.here.rate_limit_debt(limit), abs=1e-6)
 
     async def claim(self) -> None:
-        size = self.dice.choice((1, 2, 4))
+        size = self.rng.choice((1, 2, 4))
         worker = self.either()
         there = await worker.claim(slot("gpu-0", "m", size), AT_ONCE)
         here = await self.here.claim(slot("gpu-0", "m", size), AT_ONCE)
@@ -130,32 +130,32 @@ class Pair:
     async def end(self) -> None:
         if not self.running:
             return
-        dice = self.dice
-        worker, there, here = self.running.pop(dice.randrange(len(self.running)))
-        how = dice.choice(("complete", "complete", "complete", "fail", "hand back"))
+        rng = self.rng
+        worker, there, here = self.running.pop(rng.randrange(len(self.running)))
+        how = rng.choice(("complete", "complete", "complete", "fail", "hand back"))
         if how == "complete":
             items = [
-                dice.choice((Item(f"out of {entry.input}" + "!" * dice.choice((0, 2000, 5000))),) * 3 + BAD)
+                rng.choice((ItemResult(f"out of {entry.input}" + "!" * rng.choice((0, 2000, 5000))),) * 3 + BAD)
                 for entry in here.entries
             ]
             assert await worker.complete(there, items) == await self.here.complete(here, items)
         elif how == "fail":
-            failure = BatchFailure(dice.choice(tuple(Cause)), "it broke", "gpu-0")
+            failure = BatchFailure(rng.choice(tuple(Cause)), "it broke", "gpu-0")
             assert await worker.release(there, failure) == await self.here.release(here, failure)
         else:
             assert await worker.release(there) == await self.here.release(here)
 
     async def withdraw(self) -> None:
         if self.asked:
-            chosen = self.dice.choices(self.asked, k=self.dice.choice((1, 1, 3)))
+            chosen = self.rng.choices(self.asked, k=self.rng.choice((1, 1, 3)))
             submissions = [entry.submission for entry in chosen]
-            gateway = self.dice.choice((chosen[0].gateway, *GATEWAYS))
+            gateway = self.rng.choice((chosen[0].gateway, *GATEWAYS))
             await self.either().withdraw(submissions, gateway)
             await self.here.withdraw(submissions, gateway)
 
     async def cancel_task(self) -> None:
         if self.asked:
-            chosen = self.dice.choice(self.asked)
+            chosen = self.rng.choice(self.asked)
             await self.either().cancel_task(chosen.tenant, chosen.id)
             await self.here.cancel_task(chosen.tenant, chosen.id)
 
@@ -168,9 +168,9 @@ class Pair:
         there, here = await self.there[0].depths(), await self.here.depths()
         assert [(one.tier, one.depth) for one in there] == [(one.tier, one.depth) for one in here]
         broker = self.either()
-        for entry in self.dice.sample(self.asked, min(3, len(self.asked))):
-            assert await broker.stage(entry.tenant, entry.id) == await self.here.stage(entry.tenant, entry.id)
-            recalled = await broker.recall(entry.tenant, entry.id), await self.here.recall(entry.tenant, entry.id)
+        for entry in self.rng.sample(self.asked, min(3, len(self.asked))):
+            assert await broker.state(entry.tenant, entry.id) == await self.here.state(entry.tenant, entry.id)
+            recalled = await broker.outcome(entry.tenant, entry.id), await self.here.outcome(entry.tenant, entry.id)
             assert _seen(recalled[0]) == _seen(recalled[1])
 
 
@@ -185,7 +185,7 @@ def _told(verdict: Failure | None) -> object:
     return (verdict.code, verdict.reason, verdict.message, wait)
 
 
-def _seen(found: Reply | Stage | None) -> object:
+def _seen(found: Reply | EntryState | None) -> object:
     if not isinstance(found, Reply):
         return found
     failure = None if found.failure is None else (found.failure.code, found.failure.reason, found.failure.message)
@@ -214,18 +214,18 @@ async def heard(broker: Broker, gateway: str, loop: ServedLoop) -> list[Reply]:
 
 
 async def trace(pair: Pair, loop: ServedLoop) -> None:
-    dice = pair.dice
+    rng = pair.rng
     worker = WorkerInfo(worker_id="gpu-0", model="m", status=WorkerStatus.HEALTHY)
     steps = (pair.enqueue, pair.enqueue, pair.enqueue, pair.claim, pair.end, pair.reap)
     leave = (pair.withdraw, pair.withdraw, pair.cancel_task)
     for step in range(STEPS):
-        await pair.there[0].beat(worker)
-        await pair.here.beat(worker)
-        await dice.choice((*steps, *leave))()
+        await pair.there[0].heartbeat(worker)
+        await pair.here.heartbeat(worker)
+        await rng.choice((*steps, *leave))()
         await pair.compare()
         if step % 10 == 0:
             assert min(pair.server.ends().values()) > 0, "something stays for ever"
-        await asyncio.sleep(dice.choice((0.0, 0.0, 0.01, 0.5, 3.0)))
+        await asyncio.sleep(rng.choice((0.0, 0.0, 0.01, 0.5, 3.0)))
     for gateway in GATEWAYS:
         there = [(_seen(reply), reply.nonce) for reply in await heard(pair.either(), gateway, loop)]
         here = [(_seen(reply), reply.nonce) for reply in await heard(pair.here, gateway, loop)]
@@ -239,7 +239,7 @@ def test_a_random_trace_is_counted_and_shared_the_same(seed: int, kind: str, ser
     with asyncio.Runner(loop_factory=lambda: ServedLoop(server.url)) as runner:
         loop = runner.get_loop()
         assert isinstance(loop, ServedLoop)
-        links = [Link(server.url, timeout=math.inf, clock=loop.time) for _ in range(2)]
+        links = [RedisConnection(server.url, timeout=math.inf, clock=loop.time) for _ in range(2)]
 
         async def main() -> None:
             for link in links:

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from headway.core.admission import Refused
+from headway.core.batch import Departure
 from headway.core.departure import Policy
-from headway.core.queue import Departure, ModelQueue
+from headway.core.queue import ModelQueue
 from headway.model import Entry
 
 STEP = 0.001

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core import policies
-from headway.core.admission import MARGIN_SHARE, MIN_MARGIN, Gate, Refused
+from headway.core.admission import MARGIN_SHARE, MIN_MARGIN, AdmissionLimits, Refused
 from headway.core.queue import ModelQueue, QueueLimits
 from headway.model import Entry
 from tests.core.entries import entry
@@ -18,19 +18,23 @@ from tests.core.fleet import drive
 DEPTHS = st.lists(st.integers(0, 5000), min_size=3, max_size=3)
 RATES = st.lists(st.floats(0.0, 5000.0), min_size=3, max_size=3)
 GATES = st.builds(
-    Gate.of, drain=st.floats(1.0, 5000.0), batch_seconds=st.floats(0.001, 2.0), rates=RATES, reserved=st.floats(0, 0.5)
+    AdmissionLimits.of,
+    drain=st.floats(1.0, 5000.0),
+    batch_seconds=st.floats(0.001, 2.0),
+    rates=RATES,
+    reserved=st.floats(0, 0.5),
 )
 ENTRIES = st.builds(entry, tier=st.integers(0, 2), queue_timeout=st.floats(0.001, 5.0), timeout=st.floats(0.001, 10.0))
 
 
-def judge(gate: Gate, depths: list[int], asked: Entry, tier: int | None = None) -> Refused | None:
+def judge(gate: AdmissionLimits, depths: list[int], asked: Entry, tier: int | None = None) -> Refused | None:
     tier = asked.tier if tier is None else tier
     return gate.judge(sum(depths[: tier + 1]), depths[0], tier, asked)
 
 
 @given(GATES, DEPTHS, ENTRIES)
 def test_whoever_gets_in_is_served_in_time_by_the_gates_own_figures(
-    gate: Gate, depths: list[int], asked: Entry
+    gate: AdmissionLimits, depths: list[int], asked: Entry
 ) -> None:
     ahead = sum(depths[: asked.tier + 1])
     if judge(gate, depths, asked) is None and ahead > 0:
@@ -41,13 +45,15 @@ def test_whoever_gets_in_is_served_in_time_by_the_gates_own_figures(
 
 
 @given(GATES, DEPTHS, ENTRIES)
-def test_the_lowest_tier_is_refused_first(gate: Gate, depths: list[int], asked: Entry) -> None:
+def test_the_lowest_tier_is_refused_first(gate: AdmissionLimits, depths: list[int], asked: Entry) -> None:
     refused = [judge(gate, depths, asked, tier) is not None for tier in range(3)]
     assert refused == sorted(refused)
 
 
 @given(GATES, DEPTHS, ENTRIES)
-def test_a_refusal_says_when_and_whether_it_is_because_of_the_tier(gate: Gate, depths: list[int], asked: Entry) -> None:
+def test_a_refusal_says_when_and_whether_it_is_because_of_the_tier(
+    gate: AdmissionLimits, depths: list[int], asked: Entry
+) -> None:
     verdict = judge(gate, depths, asked)
     if verdict is not None:
         assert 0.0 < verdict.wait < 1e9
@@ -55,19 +61,19 @@ def test_a_refusal_says_when_and_whether_it_is_because_of_the_tier(gate: Gate, d
 
 
 @given(GATES, ENTRIES)
-def test_who_has_nothing_ahead_is_admitted_whatever_the_figures(gate: Gate, asked: Entry) -> None:
+def test_who_has_nothing_ahead_is_admitted_whatever_the_figures(gate: AdmissionLimits, asked: Entry) -> None:
     assert judge(gate, [0, 0, 0], asked) is None
 
 
 def test_before_a_batch_was_measured_everybody_is_admitted() -> None:
-    gate = Gate.unknown(3)
+    gate = AdmissionLimits.unknown(3)
     assert judge(gate, [10_000, 10_000, 10_000], entry(tier=2)) is None
     assert gate.pace(2) == 0.0
 
 
 def test_the_bound_is_drain_times_what_the_deadline_leaves() -> None:
     """Two GPUs of 100 items in 100 ms are 2,000/s; of 200 ms, 100 run and 5 are kept: 190 may be ahead."""
-    gate = Gate.of(2000.0, 0.1, [0.0, 0.0, 0.0], 0.1)
+    gate = AdmissionLimits.of(2000.0, 0.1, [0.0, 0.0, 0.0], 0.1)
     asked = entry(queue_timeout=2.0, timeout=0.2)
     assert judge(gate, [189, 0, 0], asked) is None
     assert judge(gate, [190, 0, 0], asked) is not None
@@ -78,7 +84,7 @@ def test_the_bound_is_drain_times_what_the_deadline_leaves() -> None:
 
 def test_whoever_has_no_time_left_to_wait_is_told_to_wait_for_all_that_is_ahead() -> None:
     """A batch takes longer than the deadline allows, in every tier: another tier would be of no use either."""
-    gate = Gate.of(1000.0, 0.5, [0.0, 0.0, 0.0], 0.1)
+    gate = AdmissionLimits.of(1000.0, 0.5, [0.0, 0.0, 0.0], 0.1)
     verdict = judge(gate, [1, 99, 0], entry(tier=1, timeout=0.1))
     assert verdict is not None
     assert verdict.wait == pytest.approx(100 / 1000)
@@ -87,20 +93,20 @@ def test_whoever_has_no_time_left_to_wait_is_told_to_wait_for_all_that_is_ahead(
 
 @pytest.mark.parametrize(("first", "tier_only"), [(189, True), (190, False)])
 def test_a_refusal_is_because_of_the_tier_up_to_the_bound_of_the_highest_one(first: int, tier_only: bool) -> None:
-    gate = Gate.of(2000.0, 0.1, [0.0, 0.0, 0.0], 0.1)
+    gate = AdmissionLimits.of(2000.0, 0.1, [0.0, 0.0, 0.0], 0.1)
     verdict = judge(gate, [first, 100, 0], entry(tier=1, timeout=0.2))
     assert verdict is not None
     assert verdict.tier_only is tier_only
 
 
 def test_a_tier_gets_the_drain_that_higher_tiers_leave_and_never_less_than_the_reserve() -> None:
-    assert Gate.of(1000.0, 0.1, [300.0, 400.0, 100.0], 0.1).drains == (1000.0, 700.0, 300.0)
-    assert Gate.of(1000.0, 0.1, [900.0, 4000.0, 100.0], 0.1).drains == (1000.0, 100.0, 100.0)
+    assert AdmissionLimits.of(1000.0, 0.1, [300.0, 400.0, 100.0], 0.1).drains == (1000.0, 700.0, 300.0)
+    assert AdmissionLimits.of(1000.0, 0.1, [900.0, 4000.0, 100.0], 0.1).drains == (1000.0, 100.0, 100.0)
 
 
 def test_a_tier_to_which_nothing_drains_is_closed_not_open() -> None:
     """Higher tiers take all and nothing is reserved: the rest would only wait to expire."""
-    gate = Gate.of(1000.0, 0.1, [2000.0, 0.0, 0.0], 0.0)
+    gate = AdmissionLimits.of(1000.0, 0.1, [2000.0, 0.0, 0.0], 0.0)
     verdict = judge(gate, [50, 1, 0], entry(tier=1))
     assert verdict is not None
     assert verdict.tier_only
@@ -199,11 +205,11 @@ class TestInAQueue:
         refused = {}
         for shed_at in (None, (100, 500)):
             queue = ModelQueue(QueueLimits(tiers=3, max_batch=100, shed_at=shed_at))
-            dice = random.Random(7)
+            rng = random.Random(7)
             now = 0.0
             coming: list[tuple[float, Entry]] = []
             while now < 1.5:
-                now += dice.expovariate(10_000)
+                now += rng.expovariate(10_000)
                 coming.append((now, entry(str(len(coming)), tier=2)))
             seen = drive(queue, policies.build("paced", None), coming, 11, lambda size: 0.1, until=2.0)
             refused[shed_at] = len(seen.refused)

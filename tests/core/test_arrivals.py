@@ -88,7 +88,7 @@ def test_a_record_may_be_short_and_begin_anywhere() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.0, -1.0, math.nan, math.inf])
-@pytest.mark.parametrize("stream", [uniform, partial(poisson, dice=random.Random(1)), partial(replay, [0.0, 1.0])])
+@pytest.mark.parametrize("stream", [uniform, partial(poisson, rng=random.Random(1)), partial(replay, [0.0, 1.0])])
 def test_a_rate_that_is_none_is_refused_at_once(stream: Callable[..., Iterator[float]], rate: float) -> None:
     with pytest.raises(SettingError) as caught:
         stream(rate=rate)

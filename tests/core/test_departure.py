@@ -15,19 +15,19 @@ from headway.core.departure import (
     HEADWAY,
     LEEWAY,
     WINDOW,
-    Go,
+    Dispatch,
     Hold,
     Load,
+    QueueSnapshot,
     Rule,
-    View,
     decide,
 )
 
 SECONDS = st.floats(0.0, 100.0)
 
 
-def view(depth: int = 1, oldest: float = 0.0, due: float = 100.0, last_departure: float = -math.inf) -> View:
-    return View(depth, oldest, due, last_departure)
+def view(depth: int = 1, oldest: float = 0.0, due: float = 100.0, last_departure: float = -math.inf) -> QueueSnapshot:
+    return QueueSnapshot(depth, oldest, due, last_departure)
 
 
 def test_nothing_waits_nothing_leaves() -> None:
@@ -37,39 +37,39 @@ def test_nothing_waits_nothing_leaves() -> None:
 @pytest.mark.parametrize(("depth", "leaves"), [(7, False), (8, True), (9, True)])
 def test_a_full_batch_leaves_at_once(depth: int, leaves: bool) -> None:
     rule = Rule(8, headway=5.0, window=50.0)
-    assert (decide(rule, view(depth, last_departure=0.0), 0.0) == Go(FULL)) is leaves
+    assert (decide(rule, view(depth, last_departure=0.0), 0.0) == Dispatch(FULL)) is leaves
 
 
 def test_full_batches_leave_ahead_of_the_schedule_by_no_more_than_the_lead() -> None:
     rule = Rule(8, headway=5.0, lead=0.5)
-    full = View(8, oldest=0.0, due=100.0, last_departure=0.0, schedule=1.0)
+    full = QueueSnapshot(8, oldest=0.0, due=100.0, last_departure=0.0, schedule=1.0)
     assert decide(rule, full, 0.25) == Hold(0.5)
-    assert decide(rule, full, 0.5) == Go(FULL)
+    assert decide(rule, full, 0.5) == Dispatch(FULL)
 
 
 def test_a_batch_leaves_when_its_oldest_member_has_waited_for_the_window() -> None:
     rule = Rule(8, window=0.04, rate=1000.0)
     assert decide(rule, view(oldest=1.0), 1.0) == Hold(1.04)
     assert decide(rule, view(oldest=1.0), 1.039) == Hold(1.04)
-    assert decide(rule, view(oldest=1.0), 1.04) == Go(WINDOW)
+    assert decide(rule, view(oldest=1.0), 1.04) == Dispatch(WINDOW)
 
 
 def test_a_batch_leaves_one_headway_after_the_one_before() -> None:
     rule = Rule(8, headway=0.05)
     assert decide(rule, view(last_departure=1.0), 1.02) == Hold(1.05)
-    assert decide(rule, view(last_departure=1.0), 1.05) == Go(HEADWAY)
-    assert decide(rule, view(), 0.0) == Go(HEADWAY)  # The first of all has nothing to keep away from.
+    assert decide(rule, view(last_departure=1.0), 1.05) == Dispatch(HEADWAY)
+    assert decide(rule, view(), 0.0) == Dispatch(HEADWAY)  # The first of all has nothing to keep away from.
 
 
 def test_without_a_gap_to_keep_a_batch_leaves_at_once() -> None:
-    assert decide(Rule(8, headway=0.0), view(last_departure=1.0), 1.0) == Go(EARLY)
+    assert decide(Rule(8, headway=0.0), view(last_departure=1.0), 1.0) == Dispatch(EARLY)
 
 
 def test_a_batch_leaves_early_enough_for_its_most_urgent_member() -> None:
     rule = Rule(8, headway=9.0, service=0.1)
     last_moment = 2.0 - 0.1 - LEEWAY
     assert decide(rule, view(due=2.0, last_departure=0.0), 1.0) == Hold(last_moment)
-    assert decide(rule, view(due=2.0, last_departure=0.0), last_moment) == Go(DEADLINE)
+    assert decide(rule, view(due=2.0, last_departure=0.0), last_moment) == Dispatch(DEADLINE)
 
 
 def test_before_anything_was_measured_a_batch_still_leaves_before_it_is_due() -> None:
@@ -77,19 +77,19 @@ def test_before_anything_was_measured_a_batch_still_leaves_before_it_is_due() ->
     held = decide(Rule(8, window=9.0, rate=1000.0, service=0.0), view(due=0.5), 0.0)
     assert isinstance(held, Hold)
     assert held.until < 0.5
-    assert decide(Rule(8, window=9.0, rate=1000.0), view(due=0.5), held.until) == Go(DEADLINE)
+    assert decide(Rule(8, window=9.0, rate=1000.0), view(due=0.5), held.until) == Dispatch(DEADLINE)
 
 
 @pytest.mark.parametrize(("rate", "leaves"), [(0.0, True), (24.0, True), (25.0, False), (26.0, False)])
 def test_a_batch_leaves_early_when_less_than_one_more_is_expected_in_the_window(rate: float, leaves: bool) -> None:
     verdict = decide(Rule(8, window=0.04, rate=rate), view(oldest=0.0), 0.0)
-    assert verdict == (Go(EARLY) if leaves else Hold(0.04))
+    assert verdict == (Dispatch(EARLY) if leaves else Hold(0.04))
 
 
 def test_what_remains_of_the_window_counts_for_an_early_departure() -> None:
     rule = Rule(8, window=0.04, rate=30.0)
     assert decide(rule, view(oldest=0.0), 0.0) == Hold(0.04)
-    assert decide(rule, view(oldest=0.0), 0.01) == Go(EARLY)
+    assert decide(rule, view(oldest=0.0), 0.01) == Dispatch(EARLY)
 
 
 @given(
@@ -114,13 +114,13 @@ def test_a_hold_ends_later_and_then_something_leaves(
     rule: Rule, depth: int, oldest: float, patience: float, since: float, schedule: float, now: float
 ) -> None:
     """No rule keeps a batch for ever, and none has a worker ask again at once."""
-    seen = View(depth, min(oldest, now), now + patience, now - since, schedule)
+    seen = QueueSnapshot(depth, min(oldest, now), now + patience, now - since, schedule)
     verdict = decide(rule, seen, now)
     if depth == 0:
         assert verdict == Hold(math.inf)
     elif isinstance(verdict, Hold):
         assert now < verdict.until < now + patience
-        assert isinstance(decide(rule, seen, verdict.until), Go)
+        assert isinstance(decide(rule, seen, verdict.until), Dispatch)
 
 
 def test_expected_run_time_is_a_line_in_the_size() -> None:

@@ -11,12 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core import policies
-from headway.core.departure import Go, Hold, Load, Rule, View, decide
+from headway.core.batch import Departure
+from headway.core.departure import Dispatch, Hold, Load, QueueSnapshot, Rule, decide
 from headway.core.policies.paced import headway
 from headway.core.policies.pid import KD, KI, KP, Pid
 from headway.core.policies.table import Table
 from headway.core.policies.window import Window
-from headway.core.queue import Departure, ModelQueue, QueueLimits
+from headway.core.queue import ModelQueue, QueueLimits
 from headway.model import Entry
 from tests.core.entries import entry
 from tests.core.fleet import drive
@@ -64,7 +65,7 @@ def test_a_lone_request_after_the_rush_hour_leaves_at_once(name: str, wait: floa
 def test_the_rule_leaves_at_the_latest_when_the_largest_batch_is_there(name: str) -> None:
     rule = policies.build(name, None).rule(BUSY)
     assert 1 <= rule.size <= BUSY.max_batch
-    assert decide(rule, View(BUSY.max_batch, 0.0, 9.0, 0.0), 0.0) == Go("full")
+    assert decide(rule, QueueSnapshot(BUSY.max_batch, 0.0, 9.0, 0.0), 0.0) == Dispatch("full")
 
 
 @each_policy
@@ -160,7 +161,7 @@ class TestPaced:
 
     def test_a_configured_wait_bounds_the_gap(self) -> None:
         rule = policies.build("paced", 0.02).rule(BUSY)
-        assert decide(rule, View(10, 1.0, 9.0, 1.0), 1.0) == Hold(1.02)
+        assert decide(rule, QueueSnapshot(10, 1.0, 9.0, 1.0), 1.0) == Hold(1.02)
 
 
 class TestWindow:
@@ -171,7 +172,7 @@ class TestWindow:
 
     def test_waits_for_nobody_when_nobody_is_expected(self) -> None:
         rule = Window(0.04).rule(replace(BUSY, rate=10.0))
-        assert decide(rule, View(1, 0.0, 9.0, -math.inf), 0.0) == Go("early")
+        assert decide(rule, QueueSnapshot(1, 0.0, 9.0, -math.inf), 0.0) == Dispatch("early")
 
 
 class TestTable:

@@ -7,9 +7,10 @@ import math
 import pytest
 
 from headway.core.admission import Refused
+from headway.core.batch import Departure
 from headway.core.departure import DEADLINE, FULL, HEADWAY, RETRY, Hold, Load, Rule
-from headway.core.packing import GONE, RUNNING, SUSPECT, Queued, entries_of
-from headway.core.queue import MIN_AVOIDANCE, Departure, ModelQueue, QueueLimits
+from headway.core.fair_queue import GONE, RETRYING, RUNNING, QueuedEntry, entries_of
+from headway.core.queue import MIN_AVOIDANCE, ModelQueue, QueueLimits
 from headway.model import Cause
 from tests.core.entries import entry
 
@@ -34,10 +35,10 @@ def make(tiers: int = 3, max_batch: int = 8, reserved_share: float = 0.1, slots:
     return queue
 
 
-def offer(queue: ModelQueue, *ids: str, now: float = 0.0, tier: int = 0, tenant: str = "t") -> list[Queued]:
+def offer(queue: ModelQueue, *ids: str, now: float = 0.0, tier: int = 0, tenant: str = "t") -> list[QueuedEntry]:
     admitted = [queue.offer(entry(id, tier=tier, tenant=tenant), now) for id in ids]
     assert not any(isinstance(one, Refused) for one in admitted)
-    return [one for one in admitted if isinstance(one, Queued)]
+    return [one for one in admitted if isinstance(one, QueuedEntry)]
 
 
 def leave(queue: ModelQueue, now: float = 0.0, worker: str = "gpu-0", limit: int = 8) -> Departure:
@@ -50,7 +51,7 @@ def ids(departure: Departure) -> list[str]:
     return [rider.id for rider in entries_of(departure.members)]
 
 
-def dice() -> float:
+def rng() -> float:
     return 0.0
 
 
@@ -192,14 +193,14 @@ class TestForgetting:
         first, second = offer(queue, "a", "b")
         departure = leave(queue)
         queue.remove(first)
-        assert queue.fail(departure, Cause.RAISED, 0.1, dice).again == 1
+        assert queue.fail(departure, Cause.RAISED, 0.1, rng).again == 1
         assert leave(queue, now=1.0).members == [second]
 
     def test_what_waits_to_run_again_can_be_removed(self) -> None:
         queue = make()
         first, second = offer(queue, "a", "b")
-        queue.fail(leave(queue), Cause.RAISED, 0.1, dice)
-        assert first.state == SUSPECT
+        queue.fail(leave(queue), Cause.RAISED, 0.1, rng)
+        assert first.state == RETRYING
         queue.remove(first)
         assert queue.depth == 1
         queue.remove(second)
@@ -227,7 +228,7 @@ class TestExpiring:
     def test_what_waits_to_run_again_is_late_by_the_total_deadline(self) -> None:
         queue = make()
         [first] = offer(queue, "a")
-        queue.fail(leave(queue, now=1.9), Cause.RAISED, 1.95, dice)
+        queue.fail(leave(queue, now=1.9), Cause.RAISED, 1.95, rng)
         assert queue.next_due() <= 4.0
         assert queue.expire(3.99) == []
         assert queue.expire(4.0) == [first]
@@ -250,7 +251,7 @@ class TestExpiring:
     def test_depths_by_tier(self) -> None:
         queue = make(tiers=3)
         offer(queue, "again", now=0.0, tier=1)
-        queue.fail(leave(queue), Cause.RAISED, 0.0, dice)
+        queue.fail(leave(queue), Cause.RAISED, 0.0, rng)
         offer(queue, "e", now=1.0, tier=0)
         offer(queue, "p", now=2.0, tier=1)
         assert queue.depths(3.0) == [(1, 2.0), (2, 3.0), (0, 0.0)]
@@ -270,9 +271,9 @@ class TestHandingBack:
     def test_keeps_what_it_failed_before(self) -> None:
         queue = make()
         offer(queue, "a", "b")
-        queue.fail(leave(queue), Cause.CRASHED, 0.0, dice)
+        queue.fail(leave(queue), Cause.CRASHED, 0.0, rng)
         queue.hand_back(leave(queue, now=1.0), 1.0)
-        queue.fail(leave(queue, now=1.0), Cause.CRASHED, 1.0, dice)
+        queue.fail(leave(queue, now=1.0), Cause.CRASHED, 1.0, rng)
         probe = leave(queue, now=2.0)
         assert (len(probe.members), queue.depth) == (1, 1)
 
@@ -281,7 +282,7 @@ class TestFailing:
     def test_a_failed_batch_runs_again_by_itself(self) -> None:
         queue = make()
         offer(queue, "a", "b")
-        assert queue.fail(leave(queue), Cause.CRASHED, 0.1, dice).again == 2
+        assert queue.fail(leave(queue), Cause.CRASHED, 0.1, rng).again == 2
         offer(queue, "innocent", now=0.1)
         again = leave(queue, now=0.2)
         assert (ids(again), again.reason) == (["a", "b"], RETRY)
@@ -290,7 +291,7 @@ class TestFailing:
     def test_it_waits_for_the_backoff_and_says_until_when(self) -> None:
         queue = make()
         offer(queue, "a")
-        queue.fail(leave(queue), Cause.CRASHED, 1.0, dice)
+        queue.fail(leave(queue), Cause.CRASHED, 1.0, rng)
         held = queue.depart("gpu-0", 8, AT_ONCE, 1.0)
         assert isinstance(held, Hold)
         assert held.until == pytest.approx(1.005)
@@ -300,7 +301,7 @@ class TestFailing:
     def test_it_goes_to_another_worker_where_there_is_one(self) -> None:
         queue = make(slots=2)
         offer(queue, "a")
-        queue.fail(leave(queue, worker="bad"), Cause.CRASHED, 1.0, dice)
+        queue.fail(leave(queue, worker="bad"), Cause.CRASHED, 1.0, rng)
         held = queue.depart("bad", 8, AT_ONCE, 1.01)
         assert isinstance(held, Hold)
         assert held.until == pytest.approx(1.005 + MIN_AVOIDANCE)
@@ -310,7 +311,7 @@ class TestFailing:
     def test_it_goes_back_to_where_it_failed_when_nobody_else_takes_it(self) -> None:
         queue = make(slots=2)
         offer(queue, "a")
-        queue.fail(leave(queue, worker="bad"), Cause.CRASHED, 1.0, dice)
+        queue.fail(leave(queue, worker="bad"), Cause.CRASHED, 1.0, rng)
         opens = queue.wake(("bad",), 1.01)
         assert opens == pytest.approx(1.005 + MIN_AVOIDANCE)
         assert isinstance(opens, float)
@@ -319,7 +320,7 @@ class TestFailing:
     def test_it_does_not_wait_for_others_when_there_is_only_one(self) -> None:
         queue = make(slots=1)
         offer(queue, "a")
-        queue.fail(leave(queue, worker="only"), Cause.CRASHED, 1.0, dice)
+        queue.fail(leave(queue, worker="only"), Cause.CRASHED, 1.0, rng)
         assert ids(leave(queue, now=1.005, worker="only")) == ["a"]
 
     def test_a_culprit_is_found_by_halves_and_the_others_are_answered(self) -> None:
@@ -331,7 +332,7 @@ class TestFailing:
             departure = leave(queue, now=now)
             sizes.append(len(departure.members))
             if "f" in ids(departure):
-                dead += queue.fail(departure, Cause.RAISED, now, dice).dead
+                dead += queue.fail(departure, Cause.RAISED, now, rng).dead
             else:
                 answered += queue.finish(departure, now)
         assert [one.entry.id for one in dead] == ["f"]
@@ -342,7 +343,7 @@ class TestFailing:
     def test_a_retried_batch_is_no_larger_than_the_slot_takes(self) -> None:
         queue = make(max_batch=8, slots=2)
         offer(queue, *"abcdefgh")
-        queue.fail(leave(queue, worker="large", limit=8), Cause.CRASHED, 0.0, dice)
+        queue.fail(leave(queue, worker="large", limit=8), Cause.CRASHED, 0.0, rng)
         first, second = (leave(queue, now=1.0, worker="small", limit=4) for _ in range(2))
         assert (ids(first), ids(second)) == (list("abcd"), list("efgh"))
         assert queue.depth == 0
@@ -351,9 +352,9 @@ class TestFailing:
         queue = make()
         late = queue.offer(entry("late", timeout=0.5), 0.0)
         offer(queue, "calm")
-        after = queue.fail(leave(queue), Cause.CRASHED, 0.5, dice)
+        after = queue.fail(leave(queue), Cause.CRASHED, 0.5, rng)
         assert (after.late, after.again) == ([late], 1)
-        assert isinstance(late, Queued)
+        assert isinstance(late, QueuedEntry)
         assert late.state == GONE
 
     def test_a_batch_that_nobody_waits_for_is_not_run_again(self) -> None:
@@ -361,7 +362,7 @@ class TestFailing:
         for one in offer(queue, "a", "b"):
             departure = leave(queue, limit=1)
             queue.remove(one)
-            after = queue.fail(departure, Cause.CRASHED, 0.0, dice)
+            after = queue.fail(departure, Cause.CRASHED, 0.0, rng)
             assert (after.again, after.dead, after.spent, after.late) == (0, [], [], [])
 
     def test_an_outage_is_not_amplified(self) -> None:
@@ -374,7 +375,7 @@ class TestFailing:
             departure = leave(queue, now=now)
             firsts += departure.reason != RETRY
             retries += departure.reason == RETRY
-            spent += queue.fail(departure, Cause.BAD_OUTPUT, now, dice).spent
+            spent += queue.fail(departure, Cause.BAD_OUTPUT, now, rng).spent
         assert spent
         assert 60 + 0.2 * firsts <= retries <= 64 + 0.2 * firsts + now
 

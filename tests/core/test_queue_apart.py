@@ -9,12 +9,12 @@ import pytest
 
 from headway.core.admission import MIN_WAIT, Refused
 from headway.core.departure import Hold, Load, Rule
-from headway.core.packing import GONE, SUSPECT, Queued
+from headway.core.fair_queue import GONE, RETRYING, QueuedEntry
 from headway.core.queue import POOL_BATCHES, RULE_AGE, UNKNOWN_WAIT, ModelQueue
 from headway.core.suspects import APART_PRICE, POOL, Group
 from headway.model import Cause, Entry
 from tests.core.entries import entry
-from tests.core.test_queue import AT_ONCE, dice, ids, leave, make, offer
+from tests.core.test_queue import AT_ONCE, ids, leave, make, offer, rng
 
 EVIL = ("t", "evil")
 
@@ -39,15 +39,15 @@ class TestGettingIn:
     def test_a_pool_has_room_for_some_batches_of_each_gpu(self) -> None:
         queue = measured(None, max_batch=2, slots=3)
         most = POOL_BATCHES * 2 * 3
-        assert all(isinstance(queue.offer(of("evil", str(number)), 1.0), Queued) for number in range(most))
+        assert all(isinstance(queue.offer(of("evil", str(number)), 1.0), QueuedEntry) for number in range(most))
         assert queue.offer(of("evil"), 1.0) == Refused(UNKNOWN_WAIT, tier_only=False)
-        assert isinstance(queue.offer(of("good"), 1.0), Queued)
+        assert isinstance(queue.offer(of("good"), 1.0), QueuedEntry)
 
     @pytest.mark.parametrize("tier", [0, 2])
     def test_one_that_is_full_says_when_there_is_room_for_one_more(self, tier: int) -> None:
         queue = measured(0.8, max_batch=2)
         for number in range(POOL_BATCHES * 2):
-            assert isinstance(queue.offer(of("evil", str(number), tier=tier), 1.0), Queued)
+            assert isinstance(queue.offer(of("evil", str(number), tier=tier), 1.0), QueuedEntry)
         refused = queue.offer(of("evil", tier=tier), 1.0)
         assert isinstance(refused, Refused)
         pace = queue._gate_now(1.0).pace(tier)
@@ -58,13 +58,13 @@ class TestGettingIn:
         """Two runs are reckoned for each that waits, and that as many tenants as wait have their turns between them."""
         queue = measured(0.8, max_batch=8)
         admitted = 0
-        while isinstance(queue.offer(of("evil", str(admitted), queue_timeout=4.0), 1.0), Queued):
+        while isinstance(queue.offer(of("evil", str(admitted), queue_timeout=4.0), 1.0), QueuedEntry):
             admitted += 1
         alone = admitted
         queue = measured(0.8, max_batch=8)
         queue.offer(of("good"), 1.0)
         admitted = 0
-        while isinstance(queue.offer(of("evil", str(admitted), queue_timeout=4.0), 1.0), Queued):
+        while isinstance(queue.offer(of("evil", str(admitted), queue_timeout=4.0), 1.0), QueuedEntry):
             admitted += 1
         assert 0 < admitted < alone < 4.0 / 0.8 * 8
         assert admitted == pytest.approx(alone / 2, abs=1)
@@ -117,7 +117,7 @@ class TestHandingBack:
     def test_when_all_of_a_probe_have_left_the_rest_of_its_batch_is_free(self) -> None:
         queue = make()
         members = offer(queue, "a", "b", "c", "d")
-        queue.fail(leave(queue), Cause.RAISED, 0.0, dice)
+        queue.fail(leave(queue), Cause.RAISED, 0.0, rng)
         probe = leave(queue, now=1.0)
         for member in probe.members:
             queue.remove(member)
@@ -130,9 +130,9 @@ class TestHandingBack:
     def test_one_that_was_alone_is_over_as_if_it_had_not_been_handed_back(self) -> None:
         queue = make()
         [first] = offer(queue, "a")
-        queue.fail(leave(queue), Cause.RAISED, 0.0, dice)
+        queue.fail(leave(queue), Cause.RAISED, 0.0, rng)
         queue.hand_back(leave(queue, now=1.0), 1.0)
-        after = queue.fail(leave(queue, now=1.0), Cause.RAISED, 1.0, dice)
+        after = queue.fail(leave(queue, now=1.0), Cause.RAISED, 1.0, rng)
         assert after.dead == [first]
 
     def test_goes_ahead_of_a_search(self) -> None:
@@ -140,17 +140,17 @@ class TestHandingBack:
         offer(queue, "first")
         first = leave(queue)
         offer(queue, "a", "b")
-        queue.fail(leave(queue), Cause.RAISED, 0.0, dice)
+        queue.fail(leave(queue), Cause.RAISED, 0.0, rng)
         queue.hand_back(first, 0.0)
         assert ids(leave(queue)) == ["first"]
 
     def test_keeps_how_often_it_died_alone(self) -> None:
         queue = make()
         [only] = offer(queue, "a")
-        queue.fail(leave(queue), Cause.CRASHED, 0.0, dice)
-        queue.fail(leave(queue, now=1.0), Cause.CRASHED, 1.0, dice)
+        queue.fail(leave(queue), Cause.CRASHED, 0.0, rng)
+        queue.fail(leave(queue, now=1.0), Cause.CRASHED, 1.0, rng)
         queue.hand_back(leave(queue, now=2.0), 2.0)
-        assert queue.fail(leave(queue, now=2.0), Cause.CRASHED, 2.0, dice).dead == [only]
+        assert queue.fail(leave(queue, now=2.0), Cause.CRASHED, 2.0, rng).dead == [only]
 
 
 class TestBudgets:
@@ -160,13 +160,13 @@ class TestBudgets:
             pass
         [poor] = offer(queue, "p", tenant="poor")
         [rich] = offer(queue, "r", tenant="rich")
-        after = queue.fail(leave(queue), Cause.CRASHED, 0.0, dice)
-        assert (after.spent, after.again, poor.state, rich.state) == ([poor], 1, GONE, SUSPECT)
+        after = queue.fail(leave(queue), Cause.CRASHED, 0.0, rng)
+        assert (after.spent, after.again, poor.state, rich.state) == ([poor], 1, GONE, RETRYING)
 
 
 def apart(queue: ModelQueue, count: int, now: float = 1.0) -> None:
     for number in range(count):
-        assert isinstance(queue.offer(of("evil", str(number)), now), Queued)
+        assert isinstance(queue.offer(of("evil", str(number)), now), QueuedEntry)
 
 
 class TestPools:
@@ -185,7 +185,7 @@ class TestPools:
         queue = measured(None)
         apart(queue, 4)
         before = queue.culprits._callers[EVIL].ran
-        queue.fail(leave(queue, now=1.0), cause, 1.0, dice)
+        queue.fail(leave(queue, now=1.0), cause, 1.0, rng)
         found = queue.culprits._callers[EVIL]
         assert (found.ran - before, found.bad) == (4.0 * bad, bad)
 
@@ -198,7 +198,7 @@ class TestDying:
         queue = make()
         queue.offer(of("evil", "bad"), 0.0)
         for run in range(runs):
-            after = queue.fail(leave(queue, now=float(run)), cause, float(run), dice)
+            after = queue.fail(leave(queue, now=float(run)), cause, float(run), rng)
         assert len(after.dead) == 1
         assert queue.culprits.knows(of("evil", "bad"), 3.0)
         queue.set_slots(2)
@@ -209,11 +209,11 @@ class TestRunningAgain:
     def test_one_alone_waits_for_its_pause_and_several_are_searched_at_once(self) -> None:
         queue = make()
         offer(queue, "a")
-        queue.fail(leave(queue), Cause.RAISED, 0.0, dice)
+        queue.fail(leave(queue), Cause.RAISED, 0.0, rng)
         held = queue.depart("gpu-0", 8, AT_ONCE, 0.0)
         assert isinstance(held, Hold) and held.until > 0.0
         offer(queue, "b", "c")
-        queue.fail(leave(queue), Cause.RAISED, 0.0, dice)
+        queue.fail(leave(queue), Cause.RAISED, 0.0, rng)
         assert ids(leave(queue)) == ["b"]
 
     @pytest.mark.parametrize("crashes", [1, 2])
@@ -221,18 +221,18 @@ class TestRunningAgain:
         queue = make()
         offer(queue, "first")
         for number in range(crashes):
-            queue.fail(leave(queue, now=float(number)), Cause.CRASHED, float(number), dice)
+            queue.fail(leave(queue, now=float(number)), Cause.CRASHED, float(number), rng)
         now = crashes - 0.999
         offer(queue, "a", "b", now=now)
         search = leave(queue, now=now)
-        queue.fail(search, Cause.RAISED, now, dice)
+        queue.fail(search, Cause.RAISED, now, rng)
         assert ids(leave(queue, now=9.0)) == ["first"]
 
     def test_a_probe_that_fails_of_the_remote_keeps_its_rest(self) -> None:
         queue = make()
         offer(queue, "a", "b", "c", "d")
-        queue.fail(leave(queue), Cause.RAISED, 0.0, dice)
-        queue.fail(leave(queue, now=1.0), Cause.REMOTE, 1.0, dice)
+        queue.fail(leave(queue), Cause.RAISED, 0.0, rng)
+        queue.fail(leave(queue, now=1.0), Cause.REMOTE, 1.0, rng)
         again = leave(queue, now=2.0)
         assert ids(again) == ["a", "b"]
         assert isinstance(queue.depart("gpu-0", 8, AT_ONCE, 2.0), Hold)
@@ -242,8 +242,8 @@ class TestRunningAgain:
     def test_of_one_that_crashes_alone_the_rest_is_let_go(self) -> None:
         queue = make()
         members = offer(queue, "a", "b")
-        queue.fail(leave(queue), Cause.RAISED, 0.0, dice)
-        queue.fail(leave(queue, now=1.0), Cause.CRASHED, 1.0, dice)
+        queue.fail(leave(queue), Cause.RAISED, 0.0, rng)
+        queue.fail(leave(queue, now=1.0), Cause.CRASHED, 1.0, rng)
         pool = queue._suspects.pool(("t", ""))
         assert pool is not None
         assert (pool.members, pool.failures, pool.attempts, pool.ready_at) == (members[1:], 1, 1, 1.0)
@@ -253,9 +253,9 @@ class TestRunningAgain:
         queue = make()
         for number, caller in enumerate("xxxxyz"):
             queue.offer(of(caller, str(number)), 0.0)
-        queue.fail(leave(queue), Cause.RAISED, 0.0, dice)
+        queue.fail(leave(queue), Cause.RAISED, 0.0, rng)
         probe = leave(queue, now=1.0)
         assert ids(probe) == ["0", "1", "2", "3"]
-        queue.fail(probe, Cause.RAISED, 1.5, dice)
+        queue.fail(probe, Cause.RAISED, 1.5, rng)
         [rest] = [group for group in queue._suspects.groups if group.kind == POOL]
         assert (len(rest.members), rest.ready_at, rest.failures, rest.attempts) == (2, 1.0, 1, 1)

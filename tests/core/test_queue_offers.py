@@ -7,7 +7,7 @@ import weakref
 import pytest
 
 from headway.core.admission import Refused
-from headway.core.packing import STALE, Queued
+from headway.core.fair_queue import STALE, QueuedEntry
 from headway.core.queue import ModelQueue, QueueLimits
 from tests.core.entries import entry
 from tests.core.test_queue import leave, make, offer
@@ -53,7 +53,7 @@ class TestWhatHasLeft:
         for number in range(1500):
             text = _Text(f"input {number}")
             offered = queue.offer(entry(str(number), tenant=f"t{number % 7}", input=text), 0.0)
-            assert isinstance(offered, Queued)
+            assert isinstance(offered, QueuedEntry)
             inputs.append(weakref.ref(text))
             if withdrawn:
                 queue.remove(offered)
@@ -85,7 +85,7 @@ class TestDeadlines:
             for each in seconds:
                 queue.service.observe(10, each)
             offers = [queue.offer(entry(str(number), timeout=2.0), 0.0) for number in range(30)]
-            admitted.append(sum(isinstance(one, Queued) for one in offers))
+            admitted.append(sum(isinstance(one, QueuedEntry) for one in offers))
         assert 0 < admitted[1] < admitted[0] < 30
 
     def test_what_higher_tiers_ask_for_is_looked_at_again_while_a_batch_runs(self) -> None:
@@ -94,7 +94,7 @@ class TestDeadlines:
         leave(queue)
         for number in range(100):
             asked = queue.offer(entry(f"high {number}"), 1.0 + number / 100)
-            if isinstance(asked, Queued):
+            if isinstance(asked, QueuedEntry):
                 queue.remove(asked)
         low = [queue.offer(entry(f"low {number}", tier=1), 2.0) for number in range(3)]
         assert [isinstance(one, Refused) for one in low] == [False, False, True]
@@ -103,7 +103,7 @@ class TestDeadlines:
 class TestApart:
     def test_the_first_may_try_however_little_time_it_has_and_the_next_is_refused(self) -> None:
         queue = measured(0.8)
-        assert isinstance(queue.offer(of("evil", "1", queue_timeout=0.001, tier=1), 1.0), Queued)
+        assert isinstance(queue.offer(of("evil", "1", queue_timeout=0.001, tier=1), 1.0), QueuedEntry)
         refused = queue.offer(of("evil", "2", queue_timeout=0.001, tier=1), 1.0)
         assert isinstance(refused, Refused)
         assert refused.tier_only

@@ -6,20 +6,20 @@ import pytest
 
 from headway import errors
 from headway.core.records import NAME_LENGTH, record_of, size_of
-from headway.model import Caller, Entry, Failure, Ran, Record, Reply, ShareKind
+from headway.model import BatchRun, DedupKind, Entry, Failure, LedgerRecord, Principal, Reply
 
 TIERS = ("enterprise", "paid", "free")
-CALLER = Caller("somebody", "acme", 0)
+CALLER = Principal("somebody", "acme", 0)
 ENTRY = Entry("id-1", "m", "what is asked", 1, "acme", "g", 2.0, 4.0)
-RAN = Ran("gpu-1", 8, 0.1, 5.0)
+RAN = BatchRun("gpu-1", 8, 0.1, 5.0)
 
 
-def record(reply: Reply, *, caller: Caller = CALLER, entry: Entry = ENTRY, content: bool = False) -> Record:
+def record(reply: Reply, *, caller: Principal = CALLER, entry: Entry = ENTRY, content: bool = False) -> LedgerRecord:
     return record_of(caller, entry, 0.25, reply, 1000.0, TIERS, content)
 
 
 def test_of_an_answered_request_who_asked_when_and_where_it_ran() -> None:
-    assert record(Reply("id-1", "acme", "WHAT", ran=RAN)) == Record(
+    assert record(Reply("id-1", "acme", "WHAT", ran=RAN)) == LedgerRecord(
         id="id-1",
         user="somebody",
         tenant="acme",
@@ -48,7 +48,7 @@ def test_the_code_is_the_one_that_the_client_read() -> None:
 
 
 def test_who_had_anothers_answer_ran_nowhere() -> None:
-    found = record(Reply("id-1", "acme", "WHAT", ran=RAN, shared=ShareKind.SAME))
+    found = record(Reply("id-1", "acme", "WHAT", ran=RAN, shared=DedupKind.SAME))
     assert (found.batch_size, found.worker) == (0, "")
 
 
@@ -80,7 +80,7 @@ class TestContent:
 )
 def test_names_are_cut_and_escaped(name: str, kept: str) -> None:
     entry = Entry("id-1", name, "", 1, "acme", "g", 2.0, 4.0)
-    found = record(Reply("id-1", "acme", "WHAT"), caller=Caller(name, name, 0), entry=entry)
+    found = record(Reply("id-1", "acme", "WHAT"), caller=Principal(name, name, 0), entry=entry)
     assert (found.user, found.tenant, found.model) == (kept, kept, kept)
 
 

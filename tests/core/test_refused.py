@@ -8,15 +8,15 @@ import pytest
 from headway.core import refused
 from headway.core.refused import MINUTE, Refused
 from headway.errors import CANCELLED, NOT_FOUND, RATE_LIMITED, STATUS
-from headway.model import Record
+from headway.model import LedgerRecord
 
-PLAIN = Record(
+PLAIN = LedgerRecord(
     id="first", user="alice", tenant="acme", tier="paid", model="m", status="failed", created_at=10.0, completed_at=10.5,
     latency_ms=500.0, error=RATE_LIMITED, input="in",
 )  # fmt: skip
 
 
-def record(**changes: object) -> Record:
+def record(**changes: object) -> LedgerRecord:
     return msgspec.structs.replace(PLAIN, **changes)
 
 

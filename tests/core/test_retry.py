@@ -65,9 +65,9 @@ class TestStayingWhole:
 
 class TestBackoff:
     @given(st.integers(1, 10_000), st.floats(0.0, 1.0, exclude_max=True))
-    def test_doubles_up_to_the_cap_with_half_of_it_by_chance(self, failures: int, dice: float) -> None:
+    def test_doubles_up_to_the_cap_with_half_of_it_by_chance(self, failures: int, rng: float) -> None:
         whole = min(BACKOFF_BASE * 2 ** min(failures - 1, 30), BACKOFF_CAP)
-        assert whole / 2 <= backoff(failures, dice) <= whole
+        assert whole / 2 <= backoff(failures, rng) <= whole
 
     def test_first_steps(self) -> None:
         assert [backoff(failures, 1.0) for failures in (1, 2, 3)] == pytest.approx([0.01, 0.02, 0.04])

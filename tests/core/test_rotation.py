@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from headway.core.rotation import check_new
-from headway.model import Key
+from headway.model import ApiKey
 
 
-def key(id: str, *, replaces: str = "", expires_at: float | None = None) -> Key:
-    return Key(
+def key(id: str, *, replaces: str = "", expires_at: float | None = None) -> ApiKey:
+    return ApiKey(
         id=id,
         digest=b"",
         user="u",

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from headway.core import policies
-from headway.core.departure import Go, Hold, Load, Rule, View, decide
+from headway.core.departure import Dispatch, Hold, Load, QueueSnapshot, Rule, decide
 from headway.core.queue import ModelQueue, QueueLimits
 from headway.core.service_model import ServiceModel
 from tests.core.entries import entry
@@ -19,25 +19,25 @@ SPACED = Rule(10, headway=0.05, service=0.1, pace=0.0475, lead=0.01)
 
 class TestDecide:
     def test_a_full_batch_waits_for_the_schedule_less_the_lead(self) -> None:
-        view = View(10, 1.0, 9.0, last_departure=1.0, schedule=1.04)
+        view = QueueSnapshot(10, 1.0, 9.0, last_departure=1.0, schedule=1.04)
         held = decide(SPACED, view, 1.0)
         assert isinstance(held, Hold)
         assert held.until == pytest.approx(1.03)
-        assert decide(SPACED, view, 1.031) == Go("full")
+        assert decide(SPACED, view, 1.031) == Dispatch("full")
 
     def test_it_never_waits_longer_than_one_that_is_not_full(self) -> None:
-        view = View(10, 1.0, 9.0, last_departure=1.0, schedule=7.0)
+        view = QueueSnapshot(10, 1.0, 9.0, last_departure=1.0, schedule=7.0)
         assert decide(SPACED, view, 1.0) == Hold(1.05)
-        assert decide(SPACED, view, 1.05) == Go("headway")
+        assert decide(SPACED, view, 1.05) == Dispatch("headway")
 
     def test_nor_beyond_a_deadline_or_a_window(self) -> None:
-        late = View(10, 1.0, due=1.1, last_departure=1.0, schedule=1.04)
-        assert decide(SPACED, late, 1.0) == Go("deadline")
+        late = QueueSnapshot(10, 1.0, due=1.1, last_departure=1.0, schedule=1.04)
+        assert decide(SPACED, late, 1.0) == Dispatch("deadline")
         windowed = Rule(10, headway=0.05, window=0.02, pace=0.05, lead=0.0)
-        assert decide(windowed, View(10, 1.0, 9.0, 1.0, schedule=1.05), 1.02) == Go("window")
+        assert decide(windowed, QueueSnapshot(10, 1.0, 9.0, 1.0, schedule=1.05), 1.02) == Dispatch("window")
 
     def test_policies_that_do_not_space_send_it_at_once(self) -> None:
-        assert decide(Rule(10), View(10, 1.0, 9.0, 1.0, schedule=7.0), 1.0) == Go("full")
+        assert decide(Rule(10), QueueSnapshot(10, 1.0, 9.0, 1.0, schedule=7.0), 1.0) == Dispatch("full")
 
 
 class TestPaced:
@@ -97,15 +97,19 @@ class TestGather:
     RULE = Rule(100, headway=0.05, service=0.1, gather=0.04, quiet=0.01)
 
     def test_the_first_of_a_burst_is_given_a_gap_to_gather_others(self) -> None:
-        assert decide(self.RULE, View(1, 2.0, 9.0, last_departure=1.0, newest=2.0), 2.0) == Hold(2.01)
-        assert decide(self.RULE, View(30, 2.0, 9.0, last_departure=1.0, newest=2.035), 2.035) == Hold(2.04)
-        assert decide(self.RULE, View(31, 2.0, 9.0, last_departure=1.0, newest=2.04), 2.04) == Go("headway")
+        assert decide(self.RULE, QueueSnapshot(1, 2.0, 9.0, last_departure=1.0, newest=2.0), 2.0) == Hold(2.01)
+        assert decide(self.RULE, QueueSnapshot(30, 2.0, 9.0, last_departure=1.0, newest=2.035), 2.035) == Hold(2.04)
+        assert decide(self.RULE, QueueSnapshot(31, 2.0, 9.0, last_departure=1.0, newest=2.04), 2.04) == Dispatch(
+            "headway"
+        )
 
     def test_until_nobody_follows(self) -> None:
-        assert decide(self.RULE, View(7, 2.0, 9.0, last_departure=1.0, newest=2.01), 2.02) == Go("headway")
+        assert decide(self.RULE, QueueSnapshot(7, 2.0, 9.0, last_departure=1.0, newest=2.01), 2.02) == Dispatch(
+            "headway"
+        )
 
     def test_and_leaves_full_at_once(self) -> None:
-        assert decide(self.RULE, View(100, 2.0, 9.0, last_departure=1.0, newest=2.0), 2.0) == Go("full")
+        assert decide(self.RULE, QueueSnapshot(100, 2.0, 9.0, last_departure=1.0, newest=2.0), 2.0) == Dispatch("full")
 
     @pytest.mark.parametrize(("rate", "gathers"), [(1000.0, True), (59.0, False), (19.0, False)])
     def test_only_where_others_were_due(self, rate: float, gathers: bool) -> None:

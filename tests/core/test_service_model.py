@@ -13,10 +13,10 @@ from headway.core.service_model import REACH, ArrivalRate, ServiceModel
 
 
 def learnt(alpha: float, beta: float, noise: float = 0.0, seed: int = 1, batches: int = 400) -> ServiceModel:
-    model, dice = ServiceModel(), random.Random(seed)
+    model, rng = ServiceModel(), random.Random(seed)
     for _ in range(batches):
-        size = dice.randint(1, 64)
-        model.observe(size, (alpha + beta * size) * dice.uniform(1 - noise, 1 + noise))
+        size = rng.randint(1, 64)
+        model.observe(size, (alpha + beta * size) * rng.uniform(1 - noise, 1 + noise))
     return model
 
 
@@ -36,9 +36,9 @@ class TestServiceModel:
 
     def test_follows_a_change(self) -> None:
         model = learnt(0.1, 0.0)
-        dice = random.Random(2)
+        rng = random.Random(2)
         for _ in range(300):
-            size = dice.randint(1, 64)
+            size = rng.randint(1, 64)
             model.observe(size, 0.02 + 0.001 * size)
         assert model.alpha == pytest.approx(0.02, abs=0.001)
         assert model.beta == pytest.approx(0.001, rel=0.05)
@@ -61,9 +61,9 @@ class TestServiceModel:
         assert expected == sorted(expected)
 
     def test_batches_of_one_size_keep_the_slope_and_still_follow_the_level(self) -> None:
-        model, dice = learnt(0.05, 0.002), random.Random(3)
+        model, rng = learnt(0.05, 0.002), random.Random(3)
         for _ in range(5000):
-            model.observe(32, 0.214 * dice.uniform(0.9, 1.1))
+            model.observe(32, 0.214 * rng.uniform(0.9, 1.1))
         assert model.beta == pytest.approx(0.002, rel=0.3)
         assert model.seconds(32) == pytest.approx(0.214, rel=0.05)
 
@@ -106,9 +106,9 @@ class TestArrivalRate:
 
     @pytest.mark.parametrize("seed", range(3))
     def test_finds_the_rate_of_poisson_arrivals_without_bias(self, seed: int) -> None:
-        dice, measured, now, seen = random.Random(seed), ArrivalRate(), 0.0, list[float]()
+        rng, measured, now, seen = random.Random(seed), ArrivalRate(), 0.0, list[float]()
         while now < 40.0:
-            now += dice.expovariate(200.0)
+            now += rng.expovariate(200.0)
             measured.observe(1, now)
             seen.append(measured.at(now))
         assert sum(seen) / len(seen) == pytest.approx(200.0, rel=0.05)

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headway.core.batch import Departure
 from headway.core.departure import APART, Hold, Rule
-from headway.core.packing import Queued
-from headway.core.queue import Departure, ModelQueue, QueueLimits
+from headway.core.fair_queue import QueuedEntry
+from headway.core.queue import ModelQueue, QueueLimits
 from headway.core.suspects import APART_PRICE
 from headway.model import Cause
 from tests.contracts.brokers import Fixed
@@ -30,14 +31,14 @@ class Bench:
         self.queue = ModelQueue(QueueLimits(1, max_batch))
         self.queue.set_slots(slots)
         self.now = 0.0
-        self.answered: list[Queued] = []
-        self.dead: list[Queued] = []
+        self.answered: list[QueuedEntry] = []
+        self.dead: list[QueuedEntry] = []
         self.runs: list[Departure] = []
 
     def offer(self, *asked: tuple[str, str], tenant: str = "t") -> None:
         for caller, text in asked:
             found = msgspec.structs.replace(entry(text, tenant=tenant, timeout=1e6, queue_timeout=1e6), caller=caller)
-            assert isinstance(self.queue.offer(found, self.now), Queued)
+            assert isinstance(self.queue.offer(found, self.now), QueuedEntry)
 
     def step(self, cause: Cause = Cause.RAISED) -> Departure | None:
         departure = self.queue.depart("gpu-0", 32, AT_ONCE, self.now)
@@ -58,7 +59,7 @@ class Bench:
             self.step()
 
 
-def inputs(members: list[Queued]) -> list[str]:
+def inputs(members: list[QueuedEntry]) -> list[str]:
     return [member.entry.input for member in members]
 
 

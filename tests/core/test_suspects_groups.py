@@ -7,7 +7,7 @@ import math
 import msgspec
 import pytest
 
-from headway.core.packing import SUSPECT, Queued, queued_at
+from headway.core.fair_queue import RETRYING, QueuedEntry, queued_at
 from headway.core.suspects import (
     FIRST,
     LEAST_COST,
@@ -27,7 +27,7 @@ from tests.core.entries import entry
 ANN, BOB = ("t", "ann"), ("t", "bob")
 
 
-def some(*callers: str) -> list[Queued]:
+def some(*callers: str) -> list[QueuedEntry]:
     """An entry of each caller, named by its place."""
     return [
         queued_at(msgspec.structs.replace(entry(str(place)), caller=caller), 0.0)
@@ -67,7 +67,7 @@ class TestHalving:
         assert (probe.avoid, probe.avoid_until) == ("gpu-0", 6.0)
         assert (rest.members, rest.ready_at, rest.kind) == (members[2:], math.inf, REST)
         assert (rest.failures, rest.attempts, rest.alone, rest.rest) == (3, 2, 0, None)
-        assert {(member.state, member.attempts) for member in members} == {(SUSPECT, 2)}
+        assert {(member.state, member.attempts) for member in members} == {(RETRYING, 2)}
 
     def test_the_only_one_runs_again_and_how_often_it_was_alone_is_remembered(self) -> None:
         suspects, members = Suspects(), some("a")

@@ -7,7 +7,7 @@ from time import monotonic
 
 import pytest
 
-from headway.identity.api_key import LIVE, NOISE, digest, generate, parse
+from headway.identity.api_keys.credential import LIVE, NOISE, digest, generate, parse
 from tests.e2e.client import Answer, wait_until
 from tests.e2e.fleet import PATIENT, fleet
 from tests.e2e.server import ROOT, Server, serving
@@ -85,7 +85,7 @@ def test_a_worker_whose_memory_runs_out_works_on_and_says_so(tmp_path: Path) -> 
     available(50)
     (tmp_path / "sitecustomize.py").write_text(
         "from pathlib import Path\n"
-        "from headway.backends.host_memory import HostMemory\n"
+        "from headway.backends.process.host_memory import HostMemory\n"
         f"HostMemory.__init__.__defaults__ = (Path({str(meminfo.parent.parent)!r}),)\n"
     )
     with serving(tmp_path, environ={"PYTHONPATH": f"{tmp_path}:{ROOT}"}) as server:

@@ -26,11 +26,11 @@ def at_rest(server: Server) -> bool:
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_whatever_happens_no_innocent_is_failed_and_no_culprit_goes_free(tmp_path: Path, seed: int) -> None:
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     happenings = ["ask"] * 400 + ["answer"] * 150 + ["leave"] * 30 + ["kill"] * 3
-    dice.shuffle(happenings)
-    for word in dice.sample(sorted(POISON), 2):
-        happenings.insert(dice.randrange(len(happenings)), word)
+    rng.shuffle(happenings)
+    for word in rng.sample(sorted(POISON), 2):
+        happenings.insert(rng.randrange(len(happenings)), word)
     with serving(tmp_path, "--workers", "3", *PATIENT) as server:
         server.expected = UNHAPPY
         waiting: list[Asked] = []
@@ -39,14 +39,14 @@ def test_whatever_happens_no_innocent_is_failed_and_no_culprit_goes_free(tmp_pat
                 case "ask":
                     waiting.append(server.ask(f"innocent {number}"))
                 case "answer" if waiting:
-                    waiting.pop(dice.randrange(len(waiting))).answer()
+                    waiting.pop(rng.randrange(len(waiting))).answer()
                 case "leave" if waiting:
-                    waiting.pop(dice.randrange(len(waiting))).leave(reset=dice.random() < 0.5)
+                    waiting.pop(rng.randrange(len(waiting))).leave(reset=rng.random() < 0.5)
                 case "kill":
                     # Whoever is alone with a worker that is killed, once too often, passes for a culprit.
                     wait_until(lambda: at_rest(server))
                     waiting += [server.ask(f"innocent {number} {mate}") for mate in range(8)]
-                    pid = dice.choice(server.workers())["pid"]
+                    pid = rng.choice(server.workers())["pid"]
                     if pid in server.processes():
                         with contextlib.suppress(ProcessLookupError):
                             os.kill(pid, signal.SIGKILL)

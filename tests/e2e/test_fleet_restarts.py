@@ -13,7 +13,7 @@ from time import monotonic
 
 import pytest
 
-from headway.http.desk import GRACE
+from headway.http.server.connection_context import GRACE
 from tests.e2e.client import Answer, Asked, Connection, wait_until
 from tests.e2e.fleet import Fleet, fleet, gate_of
 from tests.e2e.server import Server

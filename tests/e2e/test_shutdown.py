@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-from headway.http.desk import GRACE
+from headway.http.server.connection_context import GRACE
 from tests.e2e.client import PATIENCE, Gate, request, wait_until
 from tests.e2e.server import ROOT, launched, serving
 from tests.targets.gates import SETUP_GATE

@@ -158,7 +158,7 @@ def test_reload_swaps_the_code_and_keeps_the_last_good_version(tmp_path: Path) -
 
 
 def test_what_a_worker_prints_is_in_the_log_under_its_name_and_cannot_forge_a_line(tmp_path: Path) -> None:
-    forged = "2026-01-01T00:00:00.000+00:00 [error    ] all is lost [headway.lifecycle]"
+    forged = "2026-01-01T00:00:00.000+00:00 [error    ] all is lost [headway.app.lifecycle]"
     with serving(tmp_path, logs_json=False) as server:
         server.ask(f"print one\n{forged}\x1b[2J\u2028{forged}\r{forged}").output()
         server.ask("noise").output()

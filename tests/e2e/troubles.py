@@ -45,14 +45,14 @@ class Troubles:
         self._proxy = proxy
         self._doors = doors
         self._history = history
-        self._dice = random.Random(f"troubles {seed}")
+        self._rng = random.Random(f"troubles {seed}")
 
     def make(self, names: Sequence[str], seconds: float) -> None:
         """One of these after the other, in order and again, for so long; each is over before the next begins."""
         end = time.monotonic() + seconds
         while True:
             for name in names:
-                _rest.wait(self._dice.uniform(0.3, 0.9))
+                _rest.wait(self._rng.uniform(0.3, 0.9))
                 if time.monotonic() > end:
                     return
                 fault = Fault(name, time.monotonic())
@@ -68,7 +68,7 @@ class Troubles:
             case "connections":
                 self._trouble_connections(what)
             case "gpu":
-                _signal_child(self._dice.choice(self._it.workers))
+                _signal_child(self._rng.choice(self._it.workers))
             case _:
                 self._trouble_process(role, what)
 
@@ -85,7 +85,7 @@ class Troubles:
                 redis.resume()
             case _:
                 redis.kill()
-                _rest.wait(self._dice.uniform(0.1, 1.0))
+                _rest.wait(self._rng.uniform(0.1, 1.0))
                 redis.start()
 
     def _trouble_connections(self, what: str) -> None:
@@ -99,7 +99,7 @@ class Troubles:
     def _trouble_process(self, role: str, what: str) -> None:
         it = self._it
         servers = {"gateway": it.gateways, "worker": it.workers, "controller": it.controllers}[role]
-        server = self._dice.choice(servers)
+        server = self._rng.choice(servers)
         acts: dict[str, Callable[[Server], None]] = {"killed": it.kill, "ended": it.end}
         if what == "paused":
             pause(server)

@@ -12,13 +12,13 @@ import msgspec
 
 from headway.config import Settings
 from headway.errors import RequestError, SettingError
-from headway.identity import api_key, keys_file
-from headway.identity.either import Either
+from headway.identity.api_keys import credential, file
+from headway.identity.combined import CombinedIdentity
 from headway.identity.jwt.issuers import ALGORITHMS, printable, read_issuers
 from headway.identity.jwt.keysets import KeySet, read_keys
 from headway.identity.jwt.sources import Unreadable
 from headway.identity.jwt.tokens import Tokens
-from headway.model import Caller, Key
+from headway.model import ApiKey, Principal
 from tests.identity.issuing import ISSUER, NOW, claims, issuer, jwk, jwks, private_key, token
 
 _SETTINGS = Settings()
@@ -33,7 +33,7 @@ class _Shelf:
 
 
 class _NoKeys:
-    def identify(self, authorization: bytes) -> Caller | None:
+    def identify(self, authorization: bytes) -> Principal | None:
         return None
 
 
@@ -44,7 +44,7 @@ def _tokens() -> Tokens:
 
 
 _TOKENS = _tokens()
-_EITHER = Either(_NoKeys(), _TOKENS)
+_EITHER = CombinedIdentity(_NoKeys(), _TOKENS)
 _GENUINE = frozenset(token("EdDSA", jti=str(number)) for number in range(3))
 
 TOKENS = (
@@ -68,11 +68,11 @@ CLAIM_WORDS = (
     b'"headway"', b'"paid"', b"[]", b"{}", b'""', b'"' + ISSUER.encode() + b'"', b"[" * 2000, b'{"a":' * 1000,
 )  # fmt: skip
 
-_KEY = api_key.generate(api_key.LIVE, bytes(range(32))).encode()
+_KEY = credential.generate(credential.LIVE, bytes(range(32))).encode()
 KEYS = (
     _KEY,
-    api_key.generate(api_key.LIVE, b"\xff" * 32).encode(),
-    api_key.generate(api_key.SERVICE, bytes(32)).encode(),
+    credential.generate(credential.LIVE, b"\xff" * 32).encode(),
+    credential.generate(credential.SERVICE, bytes(32)).encode(),
 )
 KEY_WORDS = (b"hw_live_", b"hw_svc_", b"_", b"Bearer ", "٣".encode(), b"\n")
 
@@ -110,10 +110,10 @@ TOML_WORDS = (
 
 def check_key(data: bytes) -> None:
     """What is taken for a key has the one form that a key can have."""
-    found = api_key.parse(data)
+    found = credential.parse(data)
     if found is not None:
         id, secret = found
-        assert api_key.is_id(id)
+        assert credential.is_id(id)
         assert data.startswith(b"hw_live_%b_%b" % (id.encode(), secret))
         assert (len(data), len(secret)) == (len(_KEY), 22)
         assert data.isascii()
@@ -185,7 +185,7 @@ class Files:
             issuers = read_issuers(self._path, _TIERS)
         except SettingError as exc:
             assert exc.reason
-            assert exc.mend
+            assert exc.hint
         else:
             assert issuers
             assert all(one.algorithm in ALGORITHMS and 0 <= one.leeway_s <= 300 for one in issuers)
@@ -193,17 +193,17 @@ class Files:
     def check_keys(self, data: bytes) -> None:
         self._path.write_bytes(data[:LARGEST_FILE])
         try:
-            keys = keys_file._parsed(self._path)
+            keys = file._parsed(self._path)
         except SettingError as exc:
             assert exc.reason
-            assert exc.mend
+            assert exc.hint
             return
-        self._path.write_text(keys_file._written(list(keys.values())), encoding="utf-8")
-        again = keys_file._parsed(self._path)
+        self._path.write_text(file._written(list(keys.values())), encoding="utf-8")
+        again = file._parsed(self._path)
         assert {id: _whole(key) for id, key in again.items()} == {id: _whole(key) for id, key in keys.items()}
 
 
-def _whole(key: Key) -> Key:
+def _whole(key: ApiKey) -> ApiKey:
     """Without the parts of a microsecond that a file cannot hold."""
     end = None if key.expires_at is None else round(key.expires_at)
     return msgspec.structs.replace(key, created_at=round(key.created_at), expires_at=end)

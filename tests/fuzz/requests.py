@@ -7,11 +7,11 @@ import uuid
 
 from headway.config import Settings
 from headway.errors import RequestError
-from headway.http.chunks import Chunks
-from headway.http.head import END, Head, read_head, suspect
-from headway.http.hot_lane import _split
-from headway.http.order import MOST_KEY, Order, take_order
-from headway.http.shapes import native
+from headway.http.inference.codecs import native
+from headway.http.inference.fast_path import _split
+from headway.http.inference.request_options import MOST_KEY, RequestOptions, take_order
+from headway.http.server.chunks import Chunks
+from headway.http.server.head import END, Head, read_head, suspect
 
 _SETTINGS = (
     Settings(),
@@ -144,7 +144,7 @@ def _check_orders(head: Head, query: bytes) -> None:
             _check_order(order)
 
 
-def _check_order(order: Order) -> None:
+def _check_order(order: RequestOptions) -> None:
     settings = _SETTINGS[0]
     longest = settings.task_timeout_ms if order.wish is not None else settings.request_timeout_ms
     assert 0 < order.timeout <= longest / 1000

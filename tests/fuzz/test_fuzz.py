@@ -15,9 +15,9 @@ import structlog
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.http.chunks import Chunks
-from headway.http.head import read_head
-from headway.identity import api_key
+from headway.http.server.chunks import Chunks
+from headway.http.server.head import read_head
+from headway.identity.api_keys import credential
 from headway.identity.jwt.keysets import read_keys
 from tests.fuzz import __main__ as program
 from tests.fuzz import credentials, requests, wire
@@ -75,7 +75,7 @@ def test_what_is_good_gets_through(tmp_path: Path) -> None:
         chunks = Chunks(1000, 1000)
         chunks.feed(body)
         assert chunks.done
-    assert api_key.parse(credentials.KEYS[0]) is not None
+    assert credential.parse(credentials.KEYS[0]) is not None
     assert all(read_keys(text, "ES256") for text in credentials.KEY_SETS)
     assert read_keys(credentials.KEY_SETS[0], "RS256")
     for text in credentials.TOKENS[: len(credentials._GENUINE)]:

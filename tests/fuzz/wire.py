@@ -14,20 +14,20 @@ from headway.model import (
     BatchFailure,
     Capacity,
     Cause,
+    DedupKey,
+    DedupKind,
     Entry,
     Failure,
-    Member,
+    ProcessInfo,
     Reply,
     Role,
-    Share,
-    ShareKind,
     WorkerInfo,
     WorkerStatus,
 )
 
 _ENTRY = Entry(
     "0190b9a5-0000-7000-8000-000000000000", "default", "hello", 1, "acme", "gateway", 1.0, 5.0, b'{"a":1}',
-    shares=(Share(ShareKind.KEY, "k", b"digest", 600.0, True),),
+    shares=(DedupKey(DedupKind.KEY, "k", b"digest", 600.0, True),),
 )  # fmt: skip
 _PLAIN = Entry("id", "default", "héllo", 0, "t", "g", 1.0, 5.0)
 _FAILURE = wire.pack_failure(BatchFailure(Cause.RAISED, "ValueError: x", "gpu-0"))
@@ -69,7 +69,7 @@ REPLIES = (
 _STAMP = struct.pack("<d", 1000.0)
 REGISTRY = (
     _STAMP + wire.encode(WorkerInfo(worker_id="gpu-0", model="default", status=WorkerStatus.HEALTHY)),
-    _STAMP + wire.encode(Member(id="id", role=Role.GATEWAY, host="host", pid=1)),
+    _STAMP + wire.encode(ProcessInfo(id="id", role=Role.GATEWAY, host="host", pid=1)),
     _STAMP
     + msgspec.msgpack.encode(
         Capacity(model="default", healthy=1, degraded=0, items_per_second=10.0, usable_per_second=8.0)

@@ -20,24 +20,39 @@ from typing import Any
 import pytest
 import uvloop
 
-from headway.brokers.letters import DeadLetterBox
-from headway.brokers.memory import MemoryBroker
+from headway.brokers.memory.broker import MemoryBroker
+from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.config import Settings
 from headway.core import policies
 from headway.core.queue import QueueLimits
 from headway.core.retention import KeptLimits
-from headway.gateway import Gateway
-from headway.held import Waiter
-from headway.http import connection, door, hot_lane, public
-from headway.http.door import Door
+from headway.gateway.gateway import Gateway
+from headway.gateway.limiter import Limiter
+from headway.gateway.pending import ReplySink
+from headway.http import public
+from headway.http.inference import fast_path
 from headway.http.readiness import Readiness
-from headway.identity.callers import make_caller
-from headway.identity.open import OpenIdentity
-from headway.limiter import Limiter
-from headway.model import Caller, Entry, Failure, Item, Limit, Reply, ShareKind, Slot, Wait, WorkerInfo, WorkerStatus
+from headway.http.server import connection
+from headway.http.server import listener as door
+from headway.http.server.listener import Listener
+from headway.identity.anonymous import AnonymousIdentity
+from headway.identity.principals import make_caller
+from headway.model import (
+    DedupKind,
+    Entry,
+    Failure,
+    ItemResult,
+    Limit,
+    NoWork,
+    Principal,
+    Reply,
+    Slot,
+    WorkerInfo,
+    WorkerStatus,
+)
 from headway.ports import Broker
-from headway.supervisor import Supervisor
-from headway.tally import Tally
+from headway.runtime.counters import Counters
+from headway.runtime.supervisor import Supervisor
 
 PATIENCE = 30.0
 """Seconds after which a test that hangs is given up."""
@@ -56,7 +71,7 @@ class Bearers:
         usual = {"user": "ada", "tenant": "acme", "tier": "paid"}
         self._callers = {key.encode(): make_caller(settings, **{**usual, **data}) for key, data in keys.items()}
 
-    def identify(self, authorization: bytes) -> Caller | None:
+    def identify(self, authorization: bytes) -> Principal | None:
         scheme, _, key = authorization.partition(b" ")
         return self._callers.get(key) if scheme.lower() == b"bearer" else None
 
@@ -65,8 +80,8 @@ class Bearers:
 class Asked:
     """One request as the gateway saw it."""
 
-    waiter: Waiter
-    caller: Caller
+    waiter: ReplySink
+    caller: Principal
     id: str
     model: str
     input: str
@@ -97,7 +112,7 @@ class EchoGateway:
         self.limiter = Limiter(3, lambda: INSTANT)
         self.refusals: list[tuple[str, Failure]] = []
         self.hold = False
-        self.shared: ShareKind | None = None
+        self.shared: DedupKind | None = None
         self.kept = False
         self.detached: list[tuple[str, str]] = []
         self.failure: Failure | None = None
@@ -112,8 +127,8 @@ class EchoGateway:
 
     def submit(
         self,
-        waiter: Waiter,
-        caller: Caller,
+        waiter: ReplySink,
+        caller: Principal,
         id: str,
         model: str,
         input: str,
@@ -133,12 +148,12 @@ class EchoGateway:
         if not self.hold:
             asyncio.get_running_loop().call_soon(self.release)
 
-    def abandon(self, waiter: Waiter, tenant: str, id: str) -> None:
+    def abandon(self, waiter: ReplySink, tenant: str, id: str) -> None:
         self.abandoned.append((tenant, id))
         self.waiting = [asked for asked in self.waiting if (asked.caller.tenant, asked.id) != (tenant, id)]
         self._news.set()
 
-    def note_refusal(self, caller: Caller, entry: Entry, failure: Failure) -> None:
+    def note_refusal(self, caller: Principal, entry: Entry, failure: Failure) -> None:
         self.refusals.append((entry.id, failure))
 
     def detach(self, tenant: str, id: str) -> None:
@@ -246,9 +261,9 @@ class Stand:
         go: cleared, its batches wait before they run.
     """
 
-    door: Door
+    door: Listener
     gateway: EchoGateway
-    tally: Tally
+    counters: Counters
     settings: Settings
     real: Gateway
     broker: MemoryBroker
@@ -281,13 +296,13 @@ async def _work(stand: Stand) -> None:
     slot, policy = Slot("gpu-0", stand.settings.model, 32), policies.build("window", 0.0)
     while True:
         claimed = await stand.broker.claim(slot, policy)
-        if isinstance(claimed, Wait):
-            await stand.broker.listen(slot, claimed.until)
+        if isinstance(claimed, NoWork):
+            await stand.broker.wait_for_work(slot, claimed.until)
             continue
         stand.runs += [entry.input for entry in claimed.entries]
         await stand.go.wait()
         items = [
-            Item(None, "bad input") if entry.input.startswith("bad") else Item(entry.input.upper())
+            ItemResult(None, "bad input") if entry.input.startswith("bad") else ItemResult(entry.input.upper())
             for entry in claimed.entries
         ]
         await stand.broker.complete(claimed, items)
@@ -322,7 +337,7 @@ def served(
 ) -> None:
     """Run `main` against an open door. `whole`: the real gateway is behind it, and one worker, in place of the echo."""
     with pytest.MonkeyPatch.context() as patch, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        for module in (connection, door, hot_lane):
+        for module in (connection, door, fast_path):
             patch.setattr(module, "monotonic", lambda: INSTANT)
         runner.run(_serve(main, keys, whole, settings))
 
@@ -334,23 +349,25 @@ async def _serve(
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: unseen.append(context))
     ample = {"request_timeout_ms": 30_000.0} if whole else {}
     settings = Settings(**{"port": 0, "keys": "keys.toml" if keys else "", **ample, **changes})
-    tally = Tally()
+    counters = Counters()
     limits = QueueLimits(tiers=3, max_batch=32, reserved_share=0.1, max_queue=100)
-    broker = MemoryBroker({settings.model: limits}, DeadLetterBox(), tally, lambda: INSTANT, lambda: 0.5, KEPT_LIMITS)
-    real = Gateway(settings, [settings.model], broker, tally, monotonic)
-    await broker.beat(WorkerInfo(worker_id="gpu-0", model=settings.model, status=WorkerStatus.HEALTHY))
+    broker = MemoryBroker(
+        {settings.model: limits}, DeadLetterBox(), counters, lambda: INSTANT, lambda: 0.5, KEPT_LIMITS
+    )
+    real = Gateway(settings, [settings.model], broker, counters, monotonic)
+    await broker.heartbeat(WorkerInfo(worker_id="gpu-0", model=settings.model, status=WorkerStatus.HEALTHY))
     gateway = EchoGateway(broker)
-    identity = Bearers(keys, settings) if keys else OpenIdentity(settings.default_tier_index)
+    identity = Bearers(keys, settings) if keys else AnonymousIdentity(settings.default_tier_index)
     numbers = itertools.count()
-    door = Door.public(
+    door = Listener.public(
         settings,
         real if whole else gateway,
         identity,
         public.build(real, Readiness(broker, lambda: stand.leaving, slots={"gpu-0"}), identity),
         lambda: f"00000000-0000-7000-8000-{next(numbers):012x}",
-        tally,
+        counters,
     )
-    stand = Stand(door, gateway, tally, settings, real, broker, [], asyncio.Event())
+    stand = Stand(door, gateway, counters, settings, real, broker, [], asyncio.Event())
     stand.go.set()
     supervisor = Supervisor()
     if whole:

@@ -10,14 +10,14 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from headway import __version__
-from headway.gateway import new_id
-from headway.model import Caller, Entry, Item, Role
+from headway.model import Entry, ItemResult, Principal, Role
+from headway.runtime.request_id import new_id
 from tests import virtual_time
 from tests.identity.writing import key_of
 from tests.services.fake_backend import FakeBackend
 from tests.services.stand import Stand
 
-TENANT = Caller("alice", "acme", 0)
+TENANT = Principal("alice", "acme", 0)
 
 
 class Touchy(FakeBackend):
@@ -25,10 +25,10 @@ class Touchy(FakeBackend):
 
     cured = False
 
-    async def run(self, entries: Sequence[Entry], timeout: float) -> Sequence[Item]:
+    async def run(self, entries: Sequence[Entry], timeout: float) -> Sequence[ItemResult]:
         items = await super().run(entries, timeout)
         return [
-            Item(None, "cannot digest \x1b[31mthis") if "poison" in entry.input and not self.cured else item
+            ItemResult(None, "cannot digest \x1b[31mthis") if "poison" in entry.input and not self.cured else item
             for entry, item in zip(entries, items, strict=True)
         ]
 
@@ -318,7 +318,7 @@ def test_a_letter_is_purged_once() -> None:
 def test_of_two_tenants_with_one_id_it_is_said_whose_letter_is_meant() -> None:
     async def scene(stand: Stand, port: Port) -> None:
         for tenant in ("acme", "böse&co"):
-            await stand.gateway.ask(Caller("somebody", tenant, 2), "x", "m", f"poison of {tenant}", b"", 0, 4.0)
+            await stand.gateway.ask(Principal("somebody", tenant, 2), "x", "m", f"poison of {tenant}", b"", 0, 4.0)
         for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/replay")):
             unclear = await port.ask(method, f"/internal/dlq/x{path}")
             assert (unclear.status, unclear.json["error"]) == (400, "BAD_REQUEST")

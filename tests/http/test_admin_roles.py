@@ -10,9 +10,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from headway.errors import TITLE, BrokerUnavailable
-from headway.http.process import PATIENCE
-from headway.http.readiness import AGE
-from headway.model import Member, Record, Role, WorkerInfo, WorkerStatus
+from headway.http.readiness import AGE, PATIENCE
+from headway.model import LedgerRecord, ProcessInfo, Role, WorkerInfo, WorkerStatus
 from headway.ports import Broker
 from tests.http.test_admin import Port, Touchy, played
 from tests.services.stand import Stand
@@ -45,7 +44,7 @@ def other(status: WorkerStatus, name: str = "elsewhere/gpu-0") -> WorkerInfo:
 
 def test_the_fleet_is_shown() -> None:
     async def scene(stand: Stand, port: Port) -> None:
-        await stand.fleet.attend(Member(id="host", role=Role.WORKER, host="far", pid=7, version="2"))
+        await stand.fleet.heartbeat(ProcessInfo(id="host", role=Role.WORKER, host="far", pid=7, version="2"))
         asked = [stand.asking(f"text {n}") for n in range(20)]
         await asyncio.sleep(1.5)
         await asyncio.gather(*asked)
@@ -129,7 +128,7 @@ def test_a_gateway_is_ready_when_it_knows_of_a_healthy_worker_anywhere() -> None
         await asyncio.sleep(0.1)
         assert (await port.get("/readyz")).status == 503
         await asyncio.sleep(LATER)
-        await stand.broker.beat(other(WorkerStatus.HEALTHY))
+        await stand.broker.heartbeat(other(WorkerStatus.HEALTHY))
         ready = await port.get("/readyz?verbose")
         assert (ready.status, ready.json["status"]) == (200, "degraded")
         assert ready.json["checks"]["workers"] == "1 of 2 healthy"
@@ -139,9 +138,9 @@ def test_a_gateway_is_ready_when_it_knows_of_a_healthy_worker_anywhere() -> None
 
 def test_a_worker_elsewhere_that_has_left_is_not_missed() -> None:
     async def scene(stand: Stand, _: Port) -> None:
-        await stand.broker.beat(other(WorkerStatus.OFFLINE))
+        await stand.broker.heartbeat(other(WorkerStatus.OFFLINE))
         assert (await Port(stand, Role.GATEWAY).get("/readyz?verbose")).json["status"] == "ok"
-        await stand.broker.beat(other(WorkerStatus.DEGRADED))
+        await stand.broker.heartbeat(other(WorkerStatus.DEGRADED))
         assert (await Port(stand, Role.GATEWAY).get("/readyz?verbose")).json["status"] == "degraded"
 
     played(scene)
@@ -152,9 +151,9 @@ def test_a_worker_is_ready_by_its_own_slots() -> None:
 
     async def scene(stand: Stand, _: Port) -> None:
         port = Port(stand, Role.WORKER)
-        await stand.broker.beat(other(WorkerStatus.OFFLINE))
+        await stand.broker.heartbeat(other(WorkerStatus.OFFLINE))
         assert (await port.get("/readyz?verbose")).json["checks"]["workers"] == "1 of 1 healthy"
-        await stand.broker.beat(other(WorkerStatus.HEALTHY))
+        await stand.broker.heartbeat(other(WorkerStatus.HEALTHY))
         backend.refuse_start = 1000
         backend.dead.set()
         await asyncio.sleep(LATER)
@@ -192,7 +191,7 @@ def test_what_only_a_gateway_can_do_is_told_elsewhere(role: Role) -> None:
 class Recorded:
     """A ledger that holds one failure, or one that never answers."""
 
-    FAILURE = Record(
+    FAILURE = LedgerRecord(
         id=ID, user="ada", tenant="acme", tier="free", model="m", status="failed", created_at=1.0, completed_at=2.0,
         latency_ms=1000.0, error="RATE_LIMITED",
     )  # fmt: skip
@@ -200,7 +199,7 @@ class Recorded:
     def __init__(self, hangs: bool) -> None:
         self._hangs = hangs
 
-    async def find(self, id: str) -> Sequence[Record]:
+    async def find(self, id: str) -> Sequence[LedgerRecord]:
         if self._hangs:
             await asyncio.Event().wait()
         return [self.FAILURE] if id == ID else []

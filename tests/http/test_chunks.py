@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.errors import RequestError
-from headway.http.chunks import Chunks
+from headway.http.server.chunks import Chunks
 
 REST = b"POST /next HTTP/1.1\r\nHost: a\r\n\r\n"
 

@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from headway.http.connection import HELD, IDLE
+from headway.http.server.connection import HELD, IDLE
 from tests.http.stand import Client, Stand, get, post, served, settled
 
 CHUNKED = b"POST /v1/inference HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -10,7 +10,7 @@ import pytest
 
 from headway.config import Settings
 from headway.http import openapi
-from headway.http.components import LIMITED
+from headway.http.openapi_components import LIMITED
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guide.md").read_text()
 WORDS = {

@@ -9,11 +9,11 @@ import pytest
 import structlog
 from starlette.types import Receive, Scope, Send
 
-from headway.http.connection import Connection
-from headway.http.hot_lane import HotLane
-from headway.http.shapes import Shape
+from headway.http.inference.codecs import Shape
+from headway.http.inference.fast_path import FastPathConnection
+from headway.http.server.connection import Connection
 from tests.http.stand import Answer, Stand, get, post, served
-from tests.http.test_door import behind_app
+from tests.http.test_listener import behind_app
 
 BODY = '{"input": "a"}'
 Logs = Sequence[MutableMapping[str, Any]]
@@ -49,7 +49,7 @@ def break_submission(patch: pytest.MonkeyPatch, stand: Stand) -> None:
 
 
 def break_routing(patch: pytest.MonkeyPatch, stand: Stand) -> None:
-    patch.setattr(HotLane, "serve", raises)
+    patch.setattr(FastPathConnection, "serve", raises)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_a_fault_in_the_hot_lane(
             check(await client.answer(), logs)
         assert await client.ended()
         assert (await stand.ask(post(BODY))).status == 200
-        assert stand.tally.refusals["internal", "none"] == 1
+        assert stand.counters.refusals["internal", "none"] == 1
 
     served(main)
 
@@ -115,7 +115,7 @@ def test_a_fault_in_the_sweep_hits_one_connection_alone(monkeypatch: pytest.Monk
             inspect(connection, now)
 
         with monkeypatch.context() as patch, structlog.testing.capture_logs() as logs:
-            patch.setattr(HotLane, "inspect", some)
+            patch.setattr(FastPathConnection, "inspect", some)
             stand.later(31.0)
         assert len(logs) == 1
         assert other.transport.is_closing()

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import uvloop
 
-from headway.http.connection import HELD
-from headway.http.hangups import Hangups
-from headway.http.hot_lane import HotLane
+from headway.http.inference.fast_path import FastPathConnection
+from headway.http.server.connection import HELD
+from headway.http.server.hangups import Hangups
 from tests.http.stand import Client, Stand, post, served, settled
 
 BODY = '{"input": "a"}'
@@ -22,7 +22,7 @@ AHEAD = post(" " * 100_000 + BODY)
 @pytest.fixture
 def near(monkeypatch: pytest.MonkeyPatch) -> None:
     """No more is read ahead of an answer than there has to be."""
-    monkeypatch.setattr(HotLane, "far", HELD)
+    monkeypatch.setattr(FastPathConnection, "far", HELD)
 
 
 async def pending(stand: Stand) -> Client:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.errors import BadRequest, RequestError
-from headway.http.head import read_head, suspect
+from headway.http.server.head import read_head, suspect
 
 GOOD = b"POST /v1/inference HTTP/1.1\r\nHost: a\r\n"
 

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from headway.http.allowance import Allowances
-from headway.limiter import Limiter
-from headway.model import Failure, Limit, ShareKind
+from headway.gateway.limiter import Limiter
+from headway.http.rate_limit_headers import RateLimitHeaders
+from headway.model import DedupKind, Failure, Limit
 from tests.http.stand import KEPT_LIMITS, Stand, get, post, served, settled
 
 BODY = '{"input": "a"}'
@@ -192,7 +192,7 @@ def test_who_wants_it_fresh_gets_it_fresh(value: str, fresh: bool) -> None:
 def test_a_failure_in_common_is_marked_as_well() -> None:
     async def main(stand: Stand) -> None:
         stand.gateway.failure = Failure("BACKEND_ERROR", "broken")
-        stand.gateway.shared = ShareKind.SAME
+        stand.gateway.shared = DedupKind.SAME
         answer = await stand.ask(post(BODY))
         assert (answer.error, answer.header["x-headway-cache"]) == ("BACKEND_ERROR", "collapsed")
 
@@ -255,7 +255,7 @@ class Charged:
     def broker(self) -> Charged:
         return self
 
-    def owed(self, limit: Limit) -> float:
+    def rate_limit_debt(self, limit: Limit) -> float:
         return self._owed[limit.name]
 
     def counted(self, limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
@@ -274,11 +274,11 @@ class Charged:
 )
 def test_the_limit_with_the_least_left_is_told(owed: tuple[float, float], field: str) -> None:
     limits = (Limit("u", "user", 60.0, 10.0), Limit("t", "tier", 6.0, 10.0))
-    told = Allowances(Charged(user=owed[0], tier=owed[1])).fields(limits)  # type: ignore[arg-type]
+    told = RateLimitHeaders(Charged(user=owed[0], tier=owed[1])).fields(limits)  # type: ignore[arg-type]
     assert told == {"ratelimit-policy": '"user";q=60;w=60, "tier";q=6;w=60', "ratelimit": field}
 
 
 def test_a_rate_below_one_a_minute_has_a_longer_window() -> None:
-    allowances = Allowances(Charged(key=0.0))  # type: ignore[arg-type]
+    allowances = RateLimitHeaders(Charged(key=0.0))  # type: ignore[arg-type]
     assert allowances.fields((Limit("k", "key", 0.25, 1.0),))["ratelimit-policy"] == '"key";q=1;w=240'
     assert allowances.fields(()) == {}

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.http.handover import Handover
-from headway.http.prefer import Wish, read_prefer
+from headway.http.inference.async_handoff import AsyncHandoff
+from headway.http.inference.prefer import Wish, read_prefer
 
 AT_ONCE = Wish(0.0, b"respond-async")
 
@@ -66,9 +66,9 @@ class Clockwork:
         self.cancelled = True
 
 
-def handover(wait: float) -> tuple[Handover, Clockwork, list[str]]:
+def handover(wait: float) -> tuple[AsyncHandoff, Clockwork, list[str]]:
     clockwork, told = Clockwork(), list[str]()
-    return Handover(cast(asyncio.AbstractEventLoop, clockwork), wait, lambda: told.append("")), clockwork, told
+    return AsyncHandoff(cast(asyncio.AbstractEventLoop, clockwork), wait, lambda: told.append("")), clockwork, told
 
 
 def test_at_once_means_as_soon_as_it_is_admitted() -> None:

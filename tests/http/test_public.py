@@ -12,7 +12,7 @@ import pytest
 from headway import errors
 from headway.config import Settings
 from headway.http import openapi, readiness
-from headway.http.prefer import read_prefer
+from headway.http.inference.prefer import read_prefer
 from headway.model import WorkerInfo, WorkerStatus
 from tests.http.stand import Answer, Stand, get, post, served
 
@@ -35,14 +35,14 @@ def test_ready_means_a_warm_worker_and_not_draining(monkeypatch: pytest.MonkeyPa
 
     async def main(stand: Stand) -> None:
         offline = WorkerInfo(worker_id="gpu-0", model="default", status=WorkerStatus.OFFLINE)
-        await stand.broker.beat(offline)
+        await stand.broker.heartbeat(offline)
         for path in ("/readyz", "/healthz"):
             answer = await stand.ask(get(f"{path}?verbose"))
             assert (answer.status, answer.json["status"]) == (503, "unavailable")
             assert answer.json["checks"]["workers"] == "0 of 1 healthy"
             assert answer.header["retry-after"] == "1"
         assert (await stand.ask(get("/livez"))).status == 200
-        await stand.broker.beat(WorkerInfo(worker_id="gpu-1", model="default", status=WorkerStatus.HEALTHY))
+        await stand.broker.heartbeat(WorkerInfo(worker_id="gpu-1", model="default", status=WorkerStatus.HEALTHY))
         assert (await stand.ask(get("/readyz"))).json == {"status": "degraded"}
         stand.leaving = True
         answer = await stand.ask(get("/readyz"))

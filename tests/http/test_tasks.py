@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from headway.errors import BrokerUnavailable
-from headway.http.desk import GRACE
-from headway.limiter import POLLS, POLLS_AT_ONCE
+from headway.gateway.limiter import POLLS, POLLS_AT_ONCE
+from headway.http.server.connection_context import GRACE
 from headway.model import Failure, Reply
 from tests.http.stand import Answer, Stand, get, post, served, settled
 
@@ -272,7 +272,7 @@ def test_while_the_broker_is_away_nothing_is_known(monkeypatch: pytest.MonkeyPat
         raise BrokerUnavailable("the broker at redis://secret:6379/0 does not answer")
 
     async def main(stand: Stand) -> None:
-        monkeypatch.setattr(stand.broker, "recall", away)
+        monkeypatch.setattr(stand.broker, "outcome", away)
         for request in (get(f"/v1/result/{UUID}"), delete(f"/v1/result/{UUID}")):
             answer = await stand.ask(request)
             assert (answer.status, answer.error) == (503, "SERVICE_OVERLOADED")
@@ -288,7 +288,7 @@ def test_an_output_that_is_no_text_makes_a_task_fail(monkeypatch: pytest.MonkeyP
         return Reply(id, tenant, "\ud800")
 
     async def main(stand: Stand) -> None:
-        monkeypatch.setattr(stand.broker, "recall", found)
+        monkeypatch.setattr(stand.broker, "outcome", found)
         answer = await stand.ask(get(f"/v1/result/{UUID}"))
         assert (answer.json["status"], answer.json["error"]["error"]) == ("FAILED", "BACKEND_ERROR")
 
@@ -312,7 +312,7 @@ def test_another_tenant_knows_nothing_of_it() -> None:
         for credential in ((), ("Authorization: Bearer x",)):
             assert (await stand.ask(get(f"/v1/result/{id}", *credential))).error == "UNAUTHENTICATED"
             assert (await stand.ask(delete(f"/v1/result/{id}", *credential))).error == "UNAUTHENTICATED"
-        assert stand.tally.refusals["unauthenticated", "none"] == 4
+        assert stand.counters.refusals["unauthenticated", "none"] == 4
         assert (await stand.ask(get(f"/v1/result/{id}", mine))).json["output"] == "A"
 
     served(main, keys={name: {"tenant": name} for name in ("mine", "yours")}, whole=True)
@@ -360,7 +360,7 @@ def test_polls_are_limited_by_what_their_caller_may_send() -> None:
         assert (answer.status, answer.error) == (429, "RATE_LIMITED")
         assert answer.header["x-headway-dropped-reason"] == "polls"
         assert "30 polls a minute" in answer.json["message"]
-        assert stand.tally.refusals["polls", "paid"] == 1
+        assert stand.counters.refusals["polls", "paid"] == 1
         await client.send(post('{"input": "a"}', "/v1/inference", "Authorization: Bearer ada"))
         assert (await client.answer()).status == 200, "requests are counted apart"
         for key in ("bob", "eve"):

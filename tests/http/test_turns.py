@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from headway.http.connection import HELD, WAITING
-from headway.http.turns import HANDFUL, SEATS
+from headway.http.server.connection import HELD, WAITING
+from headway.http.server.turns import HANDFUL, SEATS
 from tests.http.stand import Client, Stand, get, post, served, settled
 
 BODY = '{"input": "a"}'
@@ -19,7 +19,7 @@ MANY = 1000
 
 def answered(stand: Stand) -> int:
     """Refusals so far."""
-    return sum(stand.tally.refusals.values())
+    return sum(stand.counters.refusals.values())
 
 
 async def crowd(stand: Stand, request: bytes, connections: int = 1) -> list[Client]:

@@ -10,7 +10,7 @@ import msgspec
 
 from headway.core.rotation import check_new
 from headway.errors import StoreUnavailable
-from headway.model import Key
+from headway.model import ApiKey
 from headway.ports import KeyChanges, KeyMark
 
 _marks = itertools.count()
@@ -29,23 +29,23 @@ class StoreInMemory:
         opened, closed: how often it was.
     """
 
-    def __init__(self, *keys: Key) -> None:
+    def __init__(self, *keys: ApiKey) -> None:
         self._keys = {key.id: key for key in keys}
         self._begin()
         self.slow_from_start = False
-        self.away = self.stuck = False
+        self.away = self.write_blocked = False
         self.opened = self.closed = 0
 
     async def open(self) -> None:
         await self._reached()
         self.opened += 1
 
-    async def add(self, key: Key) -> None:
+    async def add(self, key: ApiKey) -> None:
         await self._reached()
         check_new(key, self._keys.values())
         self._put(key)
 
-    async def get(self, id: str) -> Key | None:
+    async def get(self, id: str) -> ApiKey | None:
         await self._reached()
         return self._keys.get(id)
 
@@ -57,7 +57,7 @@ class StoreInMemory:
         self._put(msgspec.structs.replace(key, expires_at=at if key.expires_at is None else min(at, key.expires_at)))
         return True
 
-    async def keys(self) -> Sequence[Key]:
+    async def keys(self) -> Sequence[ApiKey]:
         await self._reached()
         return sorted(self._keys.values(), key=lambda key: (key.created_at, key.id))
 
@@ -93,7 +93,7 @@ class StoreInMemory:
         """Remove a key as by hand, which no revision tells of."""
         del self._keys[id], self._revisions[id]
 
-    def restore(self, *keys: Key) -> None:
+    def restore(self, *keys: ApiKey) -> None:
         """Be a copy from earlier on, with these keys."""
         self._keys = {key.id: key for key in keys}
         self._begin()
@@ -103,13 +103,13 @@ class StoreInMemory:
         self._revision = len(self._keys)
         self._marks = {number: f"{next(_marks)}" for number in range(1, self._revision + 1)}
 
-    def _put(self, key: Key) -> None:
+    def _put(self, key: ApiKey) -> None:
         self._revision += 1
         self._keys[key.id], self._revisions[key.id] = key, self._revision
         self._marks[self._revision] = f"{next(_marks)}"
 
     async def _reached(self) -> None:
-        if self.stuck:
+        if self.write_blocked:
             await asyncio.Event().wait()
         if self.away:
             raise StoreUnavailable("the store is away")

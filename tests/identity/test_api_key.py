@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from headway.identity.api_key import LIVE, NOISE, SERVICE, digest, generate, is_id, parse
+from headway.identity.api_keys.credential import LIVE, NOISE, SERVICE, digest, generate, is_id, parse
 
 BASE62 = string.digits + string.ascii_letters
 noises = st.binary(min_size=NOISE, max_size=NOISE)

@@ -80,7 +80,7 @@ def test_a_wrong_file_says_where_and_why(text: str | bytes, setting: str, says: 
         read(tmp_path, text)
     assert setting in caught.value.setting
     assert says in f"{caught.value.setting} {caught.value.reason}"
-    assert caught.value.mend
+    assert caught.value.hint
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:

@@ -17,12 +17,12 @@ from structlog.testing import capture_logs
 
 from headway.config import Settings
 from headway.errors import SERVICE_OVERLOADED, RequestError, Unauthenticated
-from headway.identity.either import Either
+from headway.identity.combined import CombinedIdentity
 from headway.identity.jwt.issuers import ALGORITHMS, Issuer
 from headway.identity.jwt.keysets import AGAIN, KeySet
 from headway.identity.jwt.sources import Unreadable, UrlSource
 from headway.identity.jwt.tokens import MAX_TOKEN, Tokens
-from headway.model import Caller
+from headway.model import Principal
 from tests.identity.issuing import ISSUER, NOW, bearer, claims, issuer, jwk, jwks, private_key, publishing, token
 
 SETTINGS = Settings()
@@ -58,7 +58,7 @@ class World:
 
         asyncio.run(all_of_them())
 
-    def caller(self, text: bytes) -> Caller | None:
+    def caller(self, text: bytes) -> Principal | None:
         return self.tokens.identify(bearer(text))
 
     def why_not(self, text: bytes) -> str:
@@ -403,9 +403,9 @@ def test_no_token_is_ever_logged(world: World) -> None:
 
 class Only:
     def __init__(self, name: str) -> None:
-        self.caller = Caller(name, name, 0)
+        self.caller = Principal(name, name, 0)
 
-    def identify(self, authorization: bytes) -> Caller | None:
+    def identify(self, authorization: bytes) -> Principal | None:
         return self.caller
 
 
@@ -422,6 +422,6 @@ class Only:
     ],
 )
 def test_each_credential_goes_to_who_knows_it(authorization: bytes, asked: str) -> None:
-    caller = Either(Only("keys"), Only("tokens")).identify(authorization)
+    caller = CombinedIdentity(Only("keys"), Only("tokens")).identify(authorization)
     assert caller is not None
     assert caller.user == asked

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from headway.app import access
 from headway.config import Settings
 from headway.errors import SettingError
-from headway.identity.either import Either
+from headway.identity.combined import CombinedIdentity
 from headway.identity.jwt.tokens import Tokens
-from headway.tally import Tally
-from headway.wiring import access
+from headway.runtime.counters import Counters
 from tests.identity.issuing import ISSUER, jwk, jwks
 
 
@@ -29,7 +29,7 @@ def issuers(tmp_path: Path) -> str:
 
 def test_tokens_alone(issuers: str) -> None:
     async def main() -> None:
-        identity, resources = access.make_identity(Settings(jwt=issuers), Tally())
+        identity, resources = access.make_identity(Settings(jwt=issuers), Counters())
         assert isinstance(identity, Tokens)
         assert list(resources) == [identity]
         for resource in resources:
@@ -45,8 +45,8 @@ def test_tokens_beside_keys(issuers: str, tmp_path: Path) -> None:
     keys.write_text("keys = []\n")
 
     async def main() -> None:
-        identity, resources = access.make_identity(Settings(jwt=issuers, keys=str(keys)), Tally())
-        assert isinstance(identity, Either)
+        identity, resources = access.make_identity(Settings(jwt=issuers, keys=str(keys)), Counters())
+        assert isinstance(identity, CombinedIdentity)
         assert any(isinstance(resource, Tokens) for resource in resources)
 
     asyncio.run(main())
@@ -62,4 +62,4 @@ def test_without_what_checks_tokens_naming_issuers_is_a_bad_setting(
     with pytest.raises(
         SettingError, match=r"PyJWT\[crypto\], which is not here. Install it: pip install 'headway\[jwt\]'"
     ):
-        access.make_identity(Settings(jwt=issuers), Tally())
+        access.make_identity(Settings(jwt=issuers), Counters())

@@ -16,11 +16,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headway import folder_lock
 from headway.errors import SettingError, StoreUnavailable
-from headway.identity.keys_file import KeysFile
-from headway.model import Key
+from headway.identity.api_keys.file import KeysFile
+from headway.model import ApiKey
 from headway.ports import KeyMark
+from headway.runtime import folder_lock
 from tests.contracts.test_key_stores import told
 from tests.identity.writing import digest_of, entry, id_of, key_of
 
@@ -42,9 +42,9 @@ def written(folder: Path, text: str | bytes) -> KeysFile:
     return KeysFile(path)
 
 
-def key(name: str, **changed: Any) -> Key:
+def key(name: str, **changed: Any) -> ApiKey:
     usual: dict[str, Any] = {"user": "ada", "tenant": "acme", "tier": "paid", "created_at": 5.0}
-    return Key(id=id_of(name), digest=digest_of(name), **{**usual, **changed})
+    return ApiKey(id=id_of(name), digest=digest_of(name), **{**usual, **changed})
 
 
 def test_a_file_written_by_hand(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_a_wrong_file_says_where_and_why(text: str | bytes, setting: str, says: 
         run(written(tmp_path, text).open())
     assert setting in caught.value.setting
     assert says in f"{caught.value.setting} {caught.value.reason}"
-    assert caught.value.mend
+    assert caught.value.hint
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ instants = st.integers(0, 4_000_000_000_000).map(lambda number: number / 1000)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
 @given(
     made=st.builds(
-        Key,
+        ApiKey,
         id=st.text("0123456789abcXYZ", min_size=12, max_size=12),
         digest=st.binary(min_size=32, max_size=32),
         user=texts,
@@ -160,7 +160,7 @@ instants = st.integers(0, 4_000_000_000_000).map(lambda number: number / 1000)
         replaces=st.sampled_from(("", "0123456789ab")),
     )
 )
-def test_what_is_written_is_read_the_same(made: Key, tmp_path: Path) -> None:
+def test_what_is_written_is_read_the_same(made: ApiKey, tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
     path.unlink(missing_ok=True)
     store = KeysFile(path)

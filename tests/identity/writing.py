@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import string
 
-from headway.identity.api_key import LIVE, NOISE, digest, generate, parse
+from headway.identity.api_keys.credential import LIVE, NOISE, digest, generate, parse
 
 _DIGITS = string.digits + string.ascii_uppercase + string.ascii_lowercase
 

@@ -8,16 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.errors import SettingError
-from headway.load.spec import (
-    ALL,
-    DEFAULT_INPUT,
-    LoadSpec,
-    Target,
-    make_body,
-    parse_keys,
-    parse_mix,
-    parse_target,
-)
+from headway.load.spec import ALL, DEFAULT_INPUT, LoadSpec, Target, make_body, parse_keys, parse_mix, parse_target
 
 HERE = Target("127.0.0.1", 8000, "127.0.0.1:8000", "/v1/inference")
 

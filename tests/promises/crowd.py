@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from headway.core.verdicts import CULPRIT
+from headway.core.failures import CULPRIT
 from tests.promises.client import PATIENCE, STAYS, Connection, Departure, Door, Head, Point, Standing, connect
 from tests.promises.operation import BAD, History, Kind, Operation
 
@@ -83,7 +83,7 @@ class Crowd:
         self._rate = rate
         self._poison = poison
         self._seed = seed
-        self._dice = random.Random(f"crowd {seed}")
+        self._rng = random.Random(f"crowd {seed}")
         self._ids: dict[str, deque[Known]] = {tenant: deque(maxlen=RECENT) for tenant in tenants}
         self._keys: dict[str, deque[Known]] = {tenant: deque(maxlen=RECENT) for tenant in tenants}
         self._under_way: set[asyncio.Task[None]] = set()
@@ -93,7 +93,7 @@ class Crowd:
         loop = asyncio.get_running_loop()
         due, end = loop.time(), loop.time() + seconds
         try:
-            while (due := due + self._dice.expovariate(self._rate)) < end:
+            while (due := due + self._rng.expovariate(self._rate)) < end:
                 if (pause := due - loop.time()) > 0.0:
                     await asyncio.sleep(pause)
                 task = loop.create_task(self._act())
@@ -115,8 +115,8 @@ class Crowd:
             if one.key and one.status in (200, 422) and one.outcome and not one.turned_down
         }
         room = asyncio.Semaphore(64)
-        asked = self._dice.sample(sorted(tasks), min(len(tasks), most))
-        kept = self._dice.sample(sorted(keys.items()), min(len(keys), most))
+        asked = self._rng.sample(sorted(tasks), min(len(tasks), most))
+        kept = self._rng.sample(sorted(keys.items()), min(len(keys), most))
 
         async def look(operation: Operation, wait: float) -> None:
             async with room:
@@ -135,32 +135,32 @@ class Crowd:
     # What a client does.
 
     async def _act(self) -> None:
-        dice = self._dice
-        what = dice.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
-        tenant = dice.choice(list(self._tenants))
+        rng = self._rng
+        what = rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
+        tenant = rng.choice(list(self._tenants))
         ids, keys = self._ids[tenant], self._keys[tenant]
         match what:
             case "poll" | "wait" | "forget" if ids:
-                known = _use(dice.choice(ids), ids)
+                known = _use(rng.choice(ids), ids)
                 kind = Kind.FORGET if what == "forget" else Kind.POLL
-                wait = dice.choice((0.05, 0.3, 5.0)) if what == "wait" else 0.0
+                wait = rng.choice((0.05, 0.3, 5.0)) if what == "wait" else 0.0
                 await self._perform(self._note(kind, tenant, id=known.name), self._departure(), wait)
             case "foreign":
-                other = dice.choice([one for one in self._tenants if one != tenant] or [tenant])
+                other = rng.choice([one for one in self._tenants if one != tenant] or [tenant])
                 if self._ids[other]:
-                    known = dice.choice(self._ids[other])
-                    kind = dice.choice((Kind.POLL, Kind.FORGET))
+                    known = rng.choice(self._ids[other])
+                    kind = rng.choice((Kind.POLL, Kind.FORGET))
                     await self._perform(self._note(kind, tenant, id=known.name), self._departure())
             case "knock":
                 await self._knock()
             case "reuse" if ids:
-                known = _use(dice.choice(ids), ids)
-                same = dice.random() < 0.5
+                known = _use(rng.choice(ids), ids)
+                same = rng.random() < 0.5
                 text, key = (known.text, known.key) if same else (self._text(), "")
                 await self._submit(tenant, text, key, known.name)
             case "again" if keys:
-                known = _use(dice.choice(keys), keys)
-                await self._submit(tenant, known.text if dice.random() < 0.85 else self._text(), known.name)
+                known = _use(rng.choice(keys), keys)
+                await self._submit(tenant, known.text if rng.random() < 0.85 else self._text(), known.name)
             case "keyed" | "again":
                 keys.append(
                     Known(
@@ -171,38 +171,38 @@ class Crowd:
                 await self._submit(tenant, keys[-1].text, keys[-1].name)
             case "common":
                 epoch = int(time.monotonic() / COMMON_SECONDS)
-                number = dice.randrange(4 if self._poison else 3)
+                number = rng.randrange(4 if self._poison else 3)
                 await self._submit(tenant, f"{'common' if number < 3 else BAD[1]} {self._seed:x}-{epoch}-{number}")
             case _:
                 kind = Kind.TASK if what == "task" else Kind.ASK
                 await self._submit(tenant, self._text(), kind=kind)
 
     async def _submit(self, tenant: str, text: str, key: str = "", id: str = "", kind: Kind | None = None) -> None:
-        dice = self._dice
-        kind = kind or dice.choice((Kind.ASK, Kind.TASK))
-        chosen = id or (str(uuid.UUID(int=dice.getrandbits(128), version=4)) if dice.random() < 0.4 else "")
+        rng = self._rng
+        kind = kind or rng.choice((Kind.ASK, Kind.TASK))
+        chosen = id or (str(uuid.UUID(int=rng.getrandbits(128), version=4)) if rng.random() < 0.4 else "")
         most = TASK_SECONDS if kind is Kind.TASK else ASK_SECONDS
-        timeout = dice.uniform(0.05, 0.5) if dice.random() < 0.06 else most
+        timeout = rng.uniform(0.05, 0.5) if rng.random() < 0.06 else most
         asked = self._note(
-            kind, tenant, id=chosen, chosen=bool(chosen), text=text, key=key, fresh=dice.random() < 0.2, timeout=timeout
+            kind, tenant, id=chosen, chosen=bool(chosen), text=text, key=key, fresh=rng.random() < 0.2, timeout=timeout
         )
         if chosen and not id:
             self._ids[tenant].append(Known(chosen, text, key))
-        await self._perform(asked, self._departure(), dice.choice((0.0, 0.0, 1.0)) if kind is Kind.TASK else 0.0)
+        await self._perform(asked, self._departure(), rng.choice((0.0, 0.0, 1.0)) if kind is Kind.TASK else 0.0)
         if kind is Kind.TASK and asked.status == 202 and not chosen:
             self._ids[tenant].append(Known(asked.id, text, key))
 
     def _text(self, slow: float = 0.04, poison: float | None = None) -> str:
         poison = self._poison if poison is None else poison
-        luck, number = self._dice.random(), f"{self._seed:x}-{len(self.history.operations)}"
+        luck, number = self._rng.random(), f"{self._seed:x}-{len(self.history.operations)}"
         if luck < poison:
             return f"{BAD[1]} {number}"
         return f"{'slow' if luck < slow else BAD[0] if luck > 0.98 else 'caller'} {number} s'il vous plait"
 
     def _departure(self) -> Departure:
-        dice = self._dice
-        point = dice.choices(list(LEAVES), list(LEAVES.values()))[0]
-        return Departure(point, dice.choice(WAYS), dice.choice((0.0, dice.expovariate(50.0), dice.expovariate(4.0))))
+        rng = self._rng
+        point = rng.choices(list(LEAVES), list(LEAVES.values()))[0]
+        return Departure(point, rng.choice(WAYS), rng.choice((0.0, rng.expovariate(50.0), rng.expovariate(4.0))))
 
     async def _knock(self) -> None:
         """Come, say nothing or half a line, and go."""
@@ -210,8 +210,8 @@ class Crowd:
         if door is not None:
             with contextlib.suppress(OSError):
                 connection = await connect(door)
-                connection.send(self._dice.choice((b"", b"POST /v1/inf")))
-                connection.leave(self._dice.choice(WAYS))
+                connection.send(self._rng.choice((b"", b"POST /v1/inf")))
+                connection.leave(self._rng.choice(WAYS))
 
     # How it is done.
 
@@ -258,15 +258,15 @@ class Crowd:
         if departure.point is Point.HEAD or (departure.point is Point.BODY and body < len(request)):
             first, last = (1, body - 1) if departure.point is Point.HEAD else (body, len(request) - 1)
             operation.lost = "torn"
-            connection.send(request[: self._dice.randint(first, last)])
+            connection.send(request[: self._rng.randint(first, last)])
             await asyncio.sleep(departure.after)
             connection.leave(departure.way)
             return
         operation.lost = ""
         connection.expect()
-        if self._dice.random() < 0.1:
+        if self._rng.random() < 0.1:
             connection.send(request[:body])
-            await asyncio.sleep(self._dice.expovariate(200.0))
+            await asyncio.sleep(self._rng.expovariate(200.0))
             connection.send(request[body:])
         else:
             connection.send(request)
@@ -327,7 +327,7 @@ class Crowd:
 
     def _door(self) -> Door | None:
         open_ = [door for door in self.doors if door.is_open()]
-        return self._dice.choice(open_) if open_ else None
+        return self._rng.choice(open_) if open_ else None
 
     def _close(self) -> None:
         for door in self.doors:

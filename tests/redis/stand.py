@@ -15,15 +15,15 @@ from typing import Any, TypeVar
 
 import pytest
 
-from headway.brokers.redis import link as links
+from headway.brokers.redis import connection as links
 from headway.brokers.redis.broker import RedisBroker
 from headway.brokers.redis.cluster import Cluster
-from headway.brokers.redis.link import Link
+from headway.brokers.redis.connection import RedisConnection
 from headway.core.queue import QueueLimits
 from headway.core.retention import KeptLimits
 from headway.errors import BrokerUnavailable
-from headway.model import Item, Lease, Reply
-from headway.tally import Tally
+from headway.model import ItemResult, Lease, Reply
+from headway.runtime.counters import Counters
 from tests.contracts.brokers import AT_ONCE, KEPT_LIMITS, LIMITS, MODELS, RedisHarness, ask, output, slot
 from tests.e2e.client import PATIENCE
 from tests.servers.redis import RunningServer
@@ -51,12 +51,12 @@ class Stand(RedisHarness):
 
     async def another(self, shards: int | None = None, kept: KeptLimits = KEPT_LIMITS) -> RedisBroker:
         """One more process, which may know of fewer shards, or have budgets of its own."""
-        link = Link(self.server.url, timeout=math.inf, clock=self.now)
+        link = RedisConnection(self.server.url, timeout=math.inf, clock=self.now)
         self._links.append(link)
         await link.open()
         models = dict.fromkeys(MODELS, LIMITS)
-        dice, shards = random.Random(9).random, shards or self.shards
-        broker = RedisBroker(link, models, Tally(), dice, shards, self.lease_seconds, kept)
+        rng, shards = random.Random(9).random, shards or self.shards
+        broker = RedisBroker(link, models, Counters(), rng, shards, self.lease_seconds, kept)
         self._brokers.append(broker)
         return broker
 
@@ -115,9 +115,11 @@ T = TypeVar("T")
 
 
 @asynccontextmanager
-async def opened(url: str, timeout: float = PATIENCE, clock: Callable[[], float] | None = None) -> AsyncIterator[Link]:
+async def opened(
+    url: str, timeout: float = PATIENCE, clock: Callable[[], float] | None = None
+) -> AsyncIterator[RedisConnection]:
     """A link to a server, in real time."""
-    link = Link(url, timeout=timeout, clock=clock)
+    link = RedisConnection(url, timeout=timeout, clock=clock)
     try:
         await link.open()
         yield link
@@ -134,15 +136,15 @@ async def brokers(
     models: Mapping[str, QueueLimits] | None = None,
 ) -> AsyncIterator[list[RedisBroker]]:
     """Processes of one fleet over a server, which wait for it as long as it may take on a slow machine; see `hasty`."""
-    dice = random.Random(7)
+    rng = random.Random(7)
     async with AsyncExitStack() as stack:
         made = []
         for _ in range(count):
-            link = Link(url, timeout=PATIENCE, clock=clock)
+            link = RedisConnection(url, timeout=PATIENCE, clock=clock)
             link._block = links.BLOCK
             stack.push_async_callback(link.close)
             await link.open()
-            made.append(RedisBroker(link, models or {"m": LIMITS}, Tally(), dice.random, shards))
+            made.append(RedisBroker(link, models or {"m": LIMITS}, Counters(), rng.random, shards))
             stack.push_async_callback(made[-1].close)
         yield made
 
@@ -181,7 +183,7 @@ async def answered(broker: RedisBroker, worker: str = "gpu-0") -> Lease:
     """A batch of all that waits, which is answered rightly."""
     lease = await broker.claim(slot(worker), AT_ONCE)
     assert isinstance(lease, Lease)
-    settled = await broker.complete(lease, [Item(output(rider.input)) for rider in lease.entries])
+    settled = await broker.complete(lease, [ItemResult(output(rider.input)) for rider in lease.entries])
     assert not settled.fenced
     return lease
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from headway import errors
-from headway.brokers.redis.library import RULE_AGE
-from headway.brokers.redis.link import Link
+from headway.brokers.redis.connection import RedisConnection
+from headway.brokers.redis.function_library import RULE_AGE
 from headway.core.departure import Rule
-from headway.model import Lease, Member, Role, Stage, Wait
+from headway.model import EntryState, Lease, NoWork, ProcessInfo, Role
 from tests.contracts.brokers import AT_ONCE, MAX_BATCH, Fixed, ask, drained, failed, ids, slot, story
 from tests.redis.stand import Stand
 from tests.servers.redis import KINDS, SharedServers
@@ -35,7 +35,7 @@ async def worked(harness: Stand, batches: int, each: int = 3) -> list[float]:
         entries = [ask() for _ in range(each)]
         assert await harness.broker.enqueue(entries) == [None] * each
         while not isinstance(claimed := await harness.broker.claim(slot(), PACED), Lease):
-            await asyncio.wait_for(harness.broker.listen(slot(), claimed.until), 5.0)
+            await asyncio.wait_for(harness.broker.wait_for_work(slot(), claimed.until), 5.0)
         await harness.advance(0.05)
         await harness.answer(claimed)
         replies = await drained(harness)
@@ -71,8 +71,8 @@ async def test_a_lost_lease_is_taken_back_although_the_clock_was_put_back(harnes
     await harness.advance(harness.lease_seconds - 0.5)
     assert await harness.broker.extend(alive)
     await harness.reaping(1.0)
-    assert await harness.broker.stage("t", "a") is Stage.QUEUED
-    assert await harness.broker.stage("t", "b") is Stage.PROCESSING
+    assert await harness.broker.state("t", "a") is EntryState.QUEUED
+    assert await harness.broker.state("t", "b") is EntryState.PROCESSING
     await harness.answer(alive)
     await harness.advance(0.2)
     await harness.answer(await harness.claim("gpu-1"))
@@ -108,8 +108,8 @@ async def test_failed_batches_run_again_although_the_clock_was_put_back(harness:
 async def test_a_slot_that_listens_is_woken_whatever_the_clock_says(harness: Stand) -> None:
     patient = Fixed(Rule(size=MAX_BATCH, window=0.5, rate=1e6))
     wait = await harness.broker.claim(slot(), patient)
-    assert wait == Wait(None)
-    listening = asyncio.create_task(harness.broker.listen(slot(), None))
+    assert wait == NoWork(None)
+    listening = asyncio.create_task(harness.broker.wait_for_work(slot(), None))
     await harness.settle()
     harness.clock_error -= HOUR
     await harness.peer().enqueue([ask()])
@@ -128,23 +128,23 @@ async def test_what_waits_when_the_clock_is_put_forward_is_told_that_it_is_late(
     assert failure.code in (errors.NO_WORKERS, errors.DEADLINE_EXCEEDED)
     await harness.broker.enqueue([ask(id="b")])
     assert ids((await harness.claim()).entries) == ["b"]
-    assert await harness.broker.claim(slot(), AT_ONCE) == Wait(None)
+    assert await harness.broker.claim(slot(), AT_ONCE) == NoWork(None)
 
 
 @story
 async def test_who_is_gone_is_not_believed_to_be_there_although_the_clock_was_put_back(harness: Stand) -> None:
     for id in ("gone", "here"):
-        await harness.fleet.attend(Member(id=id, role=Role.GATEWAY, host="h", pid=1))
+        await harness.fleet.heartbeat(ProcessInfo(id=id, role=Role.GATEWAY, host="h", pid=1))
         await harness.healthy(id)
-    assert await harness.fleet.lead("gone", 3.0)
-    assert not await harness.fleet.lead("here", 3.0)
+    assert await harness.fleet.acquire_leadership("gone", 3.0)
+    assert not await harness.fleet.acquire_leadership("here", 3.0)
     harness.clock_error -= HOUR
-    await harness.fleet.attend(Member(id="here", role=Role.GATEWAY, host="h", pid=1))
+    await harness.fleet.heartbeat(ProcessInfo(id="here", role=Role.GATEWAY, host="h", pid=1))
     await harness.healthy("here")
     assert [member.id for member in await harness.fleet.members()] == ["here"]
     assert [worker.worker_id for worker in await harness.broker.workers()] == ["here"]
     await harness.advance(4.0)
-    assert await harness.fleet.lead("here", 3.0)
+    assert await harness.fleet.acquire_leadership("here", 3.0)
 
 
 @story
@@ -152,14 +152,14 @@ async def test_no_rule_is_from_a_later_instant_than_that_of_its_claim(
     harness: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made_at: list[float] = []
-    claim = Link.claim
+    claim = RedisConnection.claim
 
-    async def noted(link: Link, *arguments: Any) -> Any:
+    async def noted(link: RedisConnection, *arguments: Any) -> Any:
         [name] = [place for place, one in enumerate(arguments) if isinstance(one, str) and "\0" in one]
         made_at.append(arguments[name + 4])
         return await claim(link, *arguments)
 
-    monkeypatch.setattr(Link, "claim", noted)
+    monkeypatch.setattr(RedisConnection, "claim", noted)
     await harness.advance(50.0)
     await harness.broker.enqueue([ask()])
     await harness.claim()

@@ -9,21 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from headway.brokers.redis import library, places
+from headway.brokers.redis import function_library, shard_router
 from headway.brokers.redis.broker import RedisBroker
+from headway.brokers.redis.dead_letters import RedisDeadLetters
 from headway.brokers.redis.fleet import RedisFleet
-from headway.brokers.redis.letters import RedisDeadLetters
 from headway.errors import BrokerUnavailable, SettingError
 from headway.model import (
-    Item,
+    DedupKey,
+    DedupKind,
+    EntryState,
+    ItemResult,
     Lease,
     Limit,
-    Member,
+    NoWork,
+    ProcessInfo,
     Role,
-    Share,
-    ShareKind,
-    Stage,
-    Wait,
     WorkerInfo,
     WorkerStatus,
 )
@@ -52,7 +52,7 @@ def clock() -> Steady:
 @pytest.fixture
 def cluster(running: ClusterSetup, monkeypatch: pytest.MonkeyPatch) -> ClusterSetup:
     """With nothing in it. Workers are counted each time: nobody should have to wait for the next census."""
-    monkeypatch.setattr(places, "CENSUS_AGE", 0.0)
+    monkeypatch.setattr(shard_router, "CENSUS_AGE", 0.0)
     for server in running.servers:
         server.command("FLUSHALL")
     return running
@@ -61,7 +61,7 @@ def cluster(running: ClusterSetup, monkeypatch: pytest.MonkeyPatch) -> ClusterSe
 async def beaten(broker: RedisBroker) -> None:
     """Heartbeats of all slots, twice: at first nobody knows of the others."""
     for worker in 2 * WORKERS:
-        await broker.beat(WorkerInfo(worker_id=worker, model="m", status=WorkerStatus.HEALTHY))
+        await broker.heartbeat(WorkerInfo(worker_id=worker, model="m", status=WorkerStatus.HEALTHY))
 
 
 async def drained(broker: RedisBroker) -> list[Lease]:
@@ -70,11 +70,11 @@ async def drained(broker: RedisBroker) -> list[Lease]:
     for worker in WORKERS:
         while isinstance(claimed := await broker.claim(slot(worker), AT_ONCE), Lease):
             leases.append(claimed)
-            await broker.complete(claimed, [Item(output(rider.input)) for rider in claimed.entries])
+            await broker.complete(claimed, [ItemResult(output(rider.input)) for rider in claimed.entries])
     return leases
 
 
-async def claimed(broker: RedisBroker, worker: str) -> Lease | Wait:
+async def claimed(broker: RedisBroker, worker: str) -> Lease | NoWork:
     return await until(lambda: broker.claim(slot(worker), AT_ONCE))
 
 
@@ -89,12 +89,12 @@ async def test_everything_works_across_nodes(cluster: ClusterSetup, clock: Stead
     async with brokers(cluster.url, count=2, shards=SHARDS, clock=clock) as [here, there]:
         await beaten(there)
         for server in cluster.servers:
-            assert library.VERSION in str(server.command("FUNCTION", "LIST"))
+            assert function_library.VERSION in str(server.command("FUNCTION", "LIST"))
         reading = asyncio.create_task(here.replies("g", 0))
         entries = [ask() for _ in range(4 * MAX_BATCH)]
         assert await here.enqueue(entries) == [None] * len(entries)
         assert min(server.command("DBSIZE") for server in cluster.servers) > 0
-        assert await there.stage("t", entries[-1].id) is Stage.QUEUED
+        assert await there.state("t", entries[-1].id) is EntryState.QUEUED
         await there.withdraw([("t", entry.id, 0) for entry in entries[:MAX_BATCH]], "g")
         leases = await drained(there)
         wanted = set(ids(entries[MAX_BATCH:]))
@@ -113,7 +113,7 @@ async def test_everything_works_across_nodes(cluster: ClusterSetup, clock: Stead
 async def test_the_fleet_and_the_dead_letters_are_there_too(cluster: ClusterSetup, clock: Steady) -> None:
     async with brokers(cluster.url, shards=SHARDS, clock=clock) as [broker], opened(cluster.url, clock=clock) as link:
         fleet, letters = RedisFleet(link), RedisDeadLetters(link, ["m"], SHARDS)
-        await fleet.attend(Member(id="a", role=Role.GATEWAY, host="h", pid=1))
+        await fleet.heartbeat(ProcessInfo(id="a", role=Role.GATEWAY, host="h", pid=1))
         assert [member.id for member in await fleet.members()] == ["a"]
         await beaten(broker)
         culprits = [ask() for _ in range(SHARDS)]
@@ -304,7 +304,7 @@ async def test_limits_and_answers_in_common_need_no_other_node(cluster: ClusterS
     async with brokers(cluster.url, count=2, shards=SHARDS, clock=clock) as [here, there]:
         await beaten(there)
         for tenant in ("one", "two", "three", "four", "five", "six"):
-            shares = (Share(ShareKind.KEY, "k", b"", 60.0),)
+            shares = (DedupKey(DedupKind.KEY, "k", b"", 60.0),)
             asked = [ask("text", tenant=tenant, gateway=f"g {tenant}", shares=shares) for _ in range(2)]
             assert await here.enqueue(asked[:1]) == [None]
             assert await there.enqueue(asked[1:]) == [None]
@@ -321,6 +321,6 @@ async def test_limits_and_answers_in_common_need_no_other_node(cluster: ClusterS
             assert found == dict.fromkeys([entry.id for entry in asked], output("text"))
         counted = [ask(limits=(limit, spread)) for _ in range(5)]
         assert [verdict is None for verdict in await here.enqueue(counted)] == [True] * 3 + [False] * 2
-        assert 100.0 < here.owed(limit) <= 300.0
-        assert here.owed(spread) > 0.0
-        assert there.owed(limit) == 0.0
+        assert 100.0 < here.rate_limit_debt(limit) <= 300.0
+        assert here.rate_limit_debt(spread) > 0.0
+        assert there.rate_limit_debt(limit) == 0.0

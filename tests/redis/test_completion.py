@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from headway import errors
-from headway.backends.frames import MAX_OUTPUT
+from headway.backends.process.frames import MAX_OUTPUT
 from headway.brokers.redis.completion import MOST_BYTES, fitting
-from headway.model import Entry, Item, Lease, Reply, Stage
+from headway.model import Entry, EntryState, ItemResult, Lease, Reply
 from tests.contracts.brokers import ask, drained, story
 from tests.contracts.shares import admit, task
 from tests.contracts.shares import sharing as asked_with
@@ -26,11 +26,11 @@ def harness(own: Callable[[str], RedisServer]) -> Iterator[Stand]:
 
 def left(entries: list[Entry], sizes: list[int], most: int, letter: str = "x") -> list[bool]:
     """Whether each output is still there."""
-    return [item.output is not None for item in fitting(entries, [Item(letter * size) for size in sizes], most)]
+    return [item.output is not None for item in fitting(entries, [ItemResult(letter * size) for size in sizes], most)]
 
 
 def test_what_fits_stays_as_it_is() -> None:
-    items = [Item("x" * 50), Item(None, "no"), Item("é" * 25)]
+    items = [ItemResult("x" * 50), ItemResult(None, "no"), ItemResult("é" * 25)]
     assert fitting([ask() for _ in items], items, 100) is items
 
 
@@ -63,13 +63,13 @@ async def test_an_output_too_many_fails_and_the_rest_is_answered(
     await admit(harness, asked_with("large", task("large")), ask(id="small"))
     lease = await harness.claim()
     assert isinstance(lease, Lease)
-    outputs = [Item("x" * (60 if entry.id == "large" else 20)) for entry in lease.entries]
+    outputs = [ItemResult("x" * (60 if entry.id == "large" else 20)) for entry in lease.entries]
     assert (await harness.broker.complete(lease, outputs)).answered == 2
     replies = await drained(harness)
     assert replies["small"].output == "x" * 20
     failure = replies["large"].failure
     assert failure is not None
     assert (failure.code, failure.reason) == (errors.BACKEND_ERROR, "item")
-    kept: Reply | Stage | None = await harness.broker.recall("t", "large")
+    kept: Reply | EntryState | None = await harness.broker.outcome("t", "large")
     assert isinstance(kept, Reply)
     assert kept.failure == failure

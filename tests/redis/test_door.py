@@ -12,8 +12,8 @@ from urllib.parse import quote
 
 import pytest
 
-from headway.brokers.redis import link as links
-from headway.brokers.redis.link import Link
+from headway.brokers.redis import connection as links
+from headway.brokers.redis.connection import RedisConnection
 from headway.config import load
 from headway.errors import BrokerUnavailable, SettingError
 from tests.redis.stand import opened, run, served
@@ -77,7 +77,7 @@ def test_certificates_are_read_again_for_connections_made_from_then_on(tls: TlsS
 def test_a_wrong_password_is_refused(tls: TlsServer) -> None:
     refused = refusal(tls.url_of().replace(":only", ":lonely"))
     assert "refuses this user: invalid username-password pair" in refused.reason
-    assert "redis://USER:PASSWORD@" in refused.mend
+    assert "redis://USER:PASSWORD@" in refused.hint
 
 
 def test_nobody_is_refused(tls: TlsServer) -> None:
@@ -92,7 +92,7 @@ def test_an_authority_that_nobody_trusts_is_refused(tls: TlsServer, tmp_path: Pa
         refused = refusal(url)
         assert "is not trusted" in refused.reason
         assert "CERTIFICATE_VERIFY_FAILED" in refused.reason
-        assert "ssl_ca_certs=FILE" in refused.mend
+        assert "ssl_ca_certs=FILE" in refused.hint
 
 
 def test_another_hosts_certificate_is_refused_unless_that_is_allowed(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_a_file_that_cannot_be_used_is_named_at_once(tmp_path: Path, option: str
     if text is not None:
         file.write_text(text, encoding="utf-8")
     with pytest.raises(SettingError, match="names a file for TLS that cannot be used"):
-        Link(f"rediss://127.0.0.1:1?{option}={file}")
+        RedisConnection(f"rediss://127.0.0.1:1?{option}={file}")
 
 
 RIGHTS = {
@@ -137,7 +137,7 @@ def test_a_user_without_the_rights_is_refused(case: str, tmp_path: Path) -> None
         refused = refusal(server.url_of())
         assert "refuses this user" in refused.reason
         assert what in refused.reason
-        assert f"~headway:* {links.NEEDED}" in refused.mend
+        assert f"~headway:* {links.NEEDED}" in refused.hint
 
 
 def test_who_may_not_bring_the_library_uses_what_is_there(tmp_path: Path) -> None:
@@ -157,13 +157,13 @@ def test_a_server_that_would_evict_is_refused(kind: str, tmp_path: Path) -> None
         refused = refusal(server.url)
         assert refused.value == server.url
         assert refused.reason.startswith("has maxmemory-policy volatile-lru: ")
-        assert "CONFIG SET maxmemory-policy noeviction" in refused.mend
+        assert "CONFIG SET maxmemory-policy noeviction" in refused.hint
 
 
 @pytest.mark.parametrize("name", ["redis_mode", "server_mode"])
 @pytest.mark.parametrize(("mode", "says"), [("cluster", "is a node of a cluster"), ("sentinel", "is a Sentinel")])
 def test_a_server_that_is_none_is_refused_whatever_it_calls_its_mode(name: str, mode: str, says: str) -> None:
-    link = Link("redis://127.0.0.1:1")
+    link = RedisConnection("redis://127.0.0.1:1")
     link._check_server({"redis_version": "7.2.4", name: "standalone"})
     with pytest.raises(SettingError, match=rf"{says}.*redis\+{mode}://"):
         link._check_server({"redis_version": "7.2.4", name: mode})
@@ -188,7 +188,7 @@ def test_a_database_that_the_server_lacks_is_refused(kind: str, own: Callable[[s
     run(served(f"{url}/15"))
     refused = refusal(f"{url}/16")
     assert refused.reason == "names a database that the server does not have"
-    assert "`databases`" in refused.mend
+    assert "`databases`" in refused.hint
 
 
 @contextmanager
@@ -224,7 +224,7 @@ def test_a_server_without_functions_is_refused(version: str) -> None:
     with stub(version) as url:
         refused = refusal(url)
     assert refused.reason == f"is version {version}, which has no functions"
-    assert refused.mend == "Use Redis 7.0 or later, or Valkey."
+    assert refused.hint == "Use Redis 7.0 or later, or Valkey."
 
 
 def test_a_server_that_is_not_there_may_come_yet(tmp_path: Path) -> None:
@@ -245,7 +245,7 @@ def test_a_server_that_is_not_there_may_come_yet(tmp_path: Path) -> None:
 def test_a_write_to_a_connection_that_was_reset_just_before_is_an_outage(
     said: str, told: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    link = Link("redis://127.0.0.1:1/0", timeout=1.0)
+    link = RedisConnection("redis://127.0.0.1:1/0", timeout=1.0)
 
     async def reset(*_: object) -> None:
         raise RuntimeError(said)

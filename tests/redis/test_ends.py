@@ -7,14 +7,26 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from headway.brokers.redis import library
-from headway.model import Capacity, Cause, Item, Lease, Limit, Member, Role, Share, ShareKind, WorkerInfo, WorkerStatus
+from headway.brokers.redis import function_library
+from headway.model import (
+    Capacity,
+    Cause,
+    DedupKey,
+    DedupKind,
+    ItemResult,
+    Lease,
+    Limit,
+    ProcessInfo,
+    Role,
+    WorkerInfo,
+    WorkerStatus,
+)
 from tests.contracts.brokers import AT_ONCE, ask, failed, slot, story
 from tests.contracts.shares import key, same, sharing, task
 from tests.redis.stand import Stand
 from tests.servers.redis import KINDS, RedisServer
 
-NUMBERS = library._NUMBERS
+NUMBERS = function_library._NUMBERS
 
 
 @pytest.fixture(params=KINDS)
@@ -49,14 +61,14 @@ async def everything(harness: Stand) -> None:
     for worker in ("gpu-0", "gpu-1"):
         await harness.broker.claim(slot(worker), AT_ONCE)
     await harness.broker.enqueue([ask("dies", id="dies", tenant="poison", gateway="gone")])
-    while await harness.broker.stage("poison", "dies") is not None:
+    while await harness.broker.state("poison", "dies") is not None:
         await harness.broker.release(await harness.claim(), failed())
         await harness.advance(1.0)
     await harness.broker.enqueue(
         [sharing("kept", task("kept", 600.0), key("kept", keep=600.0), same("kept", 600.0), limits=(limit,) * 1)]
     )
     lease = await harness.claim()
-    await harness.broker.complete(lease, [Item("an output") for _ in lease.entries])
+    await harness.broker.complete(lease, [ItemResult("an output") for _ in lease.entries])
     await harness.broker.enqueue([ask(gateway="unread", limits=(limit,)) for _ in range(50)])
     await harness.broker.enqueue([sharing(id, task(id), key("k"), gateway="joins") for id in ("leads", "follows")])
     await harness.broker.withdraw([("t", "leads", 0)], "joins")
@@ -64,10 +76,10 @@ async def everything(harness: Stand) -> None:
     await harness.claim("gpu-1")
     await harness.broker.enqueue([ask(queue_timeout=1.0, tier=tier, tenant="in time") for tier in (0, 1, 2)])
     await harness.broker.enqueue([ask(tenant="poison")])
-    await harness.fleet.attend(Member(id="a", role=Role.GATEWAY, host="h", pid=1))
-    await harness.fleet.lead("a", 1.0)
+    await harness.fleet.heartbeat(ProcessInfo(id="a", role=Role.GATEWAY, host="h", pid=1))
+    await harness.fleet.acquire_leadership("a", 1.0)
     await harness.fleet.publish(Capacity(model="m", healthy=1, degraded=0, items_per_second=1, usable_per_second=1))
-    await harness.broker.beat(WorkerInfo(worker_id="gpu-1", model="other", status=WorkerStatus.HEALTHY))
+    await harness.broker.heartbeat(WorkerInfo(worker_id="gpu-1", model="other", status=WorkerStatus.HEALTHY))
 
 
 @story
@@ -107,7 +119,7 @@ async def test_whoever_is_there_keeps_what_is_stored(harness: Stand) -> None:
         if longest(name) != 600.0:
             harness.server.command("EXPIRE", name, 30)
     await harness.reaping(21.0)
-    await harness.fleet.attend(Member(id="a", role=Role.GATEWAY, host="h", pid=1))
+    await harness.fleet.heartbeat(ProcessInfo(id="a", role=Role.GATEWAY, host="h", pid=1))
     left = {name.partition("}:")[2].partition(":")[0] for name, left in harness.server.ends().items() if left <= 30}
     renewed_by_others = {"b", "z", "o", "on", "u", "oc", "ou", "ko", "kc", "w", "j", "capacity"}
     assert left <= renewed_by_others | {"v"}, "followers of a flight are at their end long before their list"
@@ -119,7 +131,7 @@ async def test_a_queue_whose_figures_have_ended_begins_anew(harness: Stand) -> N
     await harness.broker.enqueue([ask(id=f"old {number}") for number in range(3)])
     await harness.claim(limit=1)
     harness.server.command("DEL", harness.key("q"))
-    assert await harness.broker.enqueue([ask(id="new", shares=(Share(ShareKind.KEY, "k", b"", 1.0),))]) == [None]
+    assert await harness.broker.enqueue([ask(id="new", shares=(DedupKey(DedupKind.KEY, "k", b"", 1.0),))]) == [None]
     assert [entry.id for entry in (await harness.claim()).entries] == ["new"]
     assert [one.depth for one in await harness.broker.depths() if one.model == "m"] == [0, 0, 0]
 
@@ -131,9 +143,9 @@ ENDS = ("LIFE_SECONDS", "FIGURES_SECONDS", "STREAM_SECONDS", "ACCOUNT_SECONDS", 
 def short_lived(monkeypatch: pytest.MonkeyPatch) -> None:
     """All that is stored ends after two seconds."""
     for name in ENDS:
-        monkeypatch.setitem(library._NUMBERS, name, 2)
-    monkeypatch.setattr(library, "_BODY", library._body())
-    monkeypatch.setattr(library, "VERSION", "short_lived")
+        monkeypatch.setitem(function_library._NUMBERS, name, 2)
+    monkeypatch.setattr(function_library, "_BODY", function_library._body())
+    monkeypatch.setattr(function_library, "VERSION", "short_lived")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -150,10 +162,10 @@ def test_when_the_last_process_has_been_gone_for_a_while_nothing_is_left(
         await harness.broker.enqueue([sharing(id, task(id, 1.0), key(keep=1.0)) for id in ("kept", "joined")])
         claimed = await harness.broker.claim(slot(), AT_ONCE)
         if isinstance(claimed, Lease):
-            await harness.broker.complete(claimed, [Item(None, "no") for _ in claimed.entries])
+            await harness.broker.complete(claimed, [ItemResult(None, "no") for _ in claimed.entries])
         await harness.broker.enqueue([ask(limits=(Limit("key:k", "key", 600.0, 60.0),)) for _ in range(2)])
         await harness.broker.claim(slot(limit=1), AT_ONCE)
-        await harness.fleet.attend(Member(id="a", role=Role.GATEWAY, host="h", pid=1))
+        await harness.fleet.heartbeat(ProcessInfo(id="a", role=Role.GATEWAY, host="h", pid=1))
 
     harness.run(used())
     harness.close()

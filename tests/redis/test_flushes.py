@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from headway.brokers.redis import library
+from headway.brokers.redis import function_library
 from headway.errors import BrokerUnavailable
-from headway.model import Entry, Item, Reply, Wait
+from headway.model import Entry, ItemResult, NoWork, Reply
 from headway.ports import Broker
 from tests.contracts.brokers import AT_ONCE, MODELS, ask, output, slot, story
 from tests.redis.stand import Stand
@@ -50,7 +50,7 @@ class Traffic:
         self.replies: dict[str, Reply] = {}
         self.troubles = 0
         self._stand = stand
-        self._dice = random.Random(seed)
+        self._rng = random.Random(seed)
         self._hosts: list[Broker] = [stand.broker, stand.peer()]
 
     async def run(self, seconds: float, disturb: Callable[[], object]) -> None:
@@ -60,10 +60,10 @@ class Traffic:
             tasks += [asyncio.create_task(act(number)) for act in (self._read, self._reap)]
         until = self._stand.now() + seconds
         while self._stand.now() < until:
-            await self._stand.advance(self._dice.expovariate(50.0))
-            if self._dice.random() < 0.3:
+            await self._stand.advance(self._rng.expovariate(50.0))
+            if self._rng.random() < 0.3:
                 disturb()
-            await self._ask(self._dice.randrange(2))
+            await self._ask(self._rng.randrange(2))
         await self._stand.advance(5.0)
         for task in tasks:
             assert not task.done()
@@ -75,7 +75,7 @@ class Traffic:
         assert max(reply.attempts for reply in self.replies.values()) == 1
 
     async def _ask(self, number: int) -> None:
-        entries = [ask(gateway=f"g-{number}") for _ in range(self._dice.choice((1, 3)))]
+        entries = [ask(gateway=f"g-{number}") for _ in range(self._rng.choice((1, 3)))]
         while True:
             try:
                 assert await self._hosts[number].enqueue(entries) == [None] * len(entries)
@@ -89,13 +89,13 @@ class Traffic:
         while True:
             try:
                 claimed = await host.claim(place, AT_ONCE)
-                if isinstance(claimed, Wait):
-                    await host.listen(place, claimed.until)
+                if isinstance(claimed, NoWork):
+                    await host.wait_for_work(place, claimed.until)
                     continue
             except BrokerUnavailable:
                 await self._pause()
                 continue
-            items = [Item(output(rider.input)) for rider in claimed.entries]
+            items = [ItemResult(output(rider.input)) for rider in claimed.entries]
             await self._stand.advance(0.01)
             while True:
                 try:
@@ -131,7 +131,7 @@ class Traffic:
 @pytest.mark.parametrize("command", [("SCRIPT", "FLUSH"), ("FUNCTION", "FLUSH"), ("FUNCTION", "DELETE")], ids=" ".join)
 @story
 async def test_flushes_are_not_seen(harness: Stand, command: tuple[str, str]) -> None:
-    flush = (*command, library.VERSION) if command[1] == "DELETE" else command
+    flush = (*command, function_library.VERSION) if command[1] == "DELETE" else command
 
     def disturb() -> None:
         if command[0] == "SCRIPT" or harness.server.command("FUNCTION", "LIST"):
@@ -187,14 +187,14 @@ async def test_a_reader_hears_once_that_its_connection_broke(harness: Stand) -> 
 
 @story
 async def test_a_slot_hears_that_its_bell_broke_and_is_woken_by_the_next_one(harness: Stand) -> None:
-    assert await harness.broker.claim(slot(), AT_ONCE) == Wait(None)
-    listening = asyncio.create_task(harness.broker.listen(slot(), None))
+    assert await harness.broker.claim(slot(), AT_ONCE) == NoWork(None)
+    listening = asyncio.create_task(harness.broker.wait_for_work(slot(), None))
     await harness.settle()
     assert cut(harness.server, "blpop") == 1
     with pytest.raises(BrokerUnavailable):
         await listening
-    assert await harness.broker.claim(slot(), AT_ONCE) == Wait(None)
-    listening = asyncio.create_task(harness.broker.listen(slot(), None))
+    assert await harness.broker.claim(slot(), AT_ONCE) == NoWork(None)
+    listening = asyncio.create_task(harness.broker.wait_for_work(slot(), None))
     await harness.settle()
     assert not listening.done()
     await harness.peer().enqueue([ask()])

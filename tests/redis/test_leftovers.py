@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from headway.brokers.redis import library
+from headway.brokers.redis import function_library
 from headway.core.departure import Rule
 from headway.core.health import DEGRADED_AFTER
-from headway.model import Item, Lease, Wait, WorkerInfo, WorkerStatus
+from headway.model import ItemResult, Lease, NoWork, WorkerInfo, WorkerStatus
 from tests.contracts.brokers import AT_ONCE, MAX_BATCH, Fixed, ask, drained, failed, slot, story
 from tests.redis.stand import Stand
 from tests.servers.redis import KINDS, RedisServer
@@ -43,7 +43,7 @@ async def acknowledged(harness: Stand, gateway: str = "g") -> int:
 @story
 async def test_when_all_is_answered_and_read_only_figures_are_left(harness: Stand) -> None:
     await harness.healthy("gpu-0", "gpu-1")
-    listening = asyncio.create_task(harness.broker.listen(slot("gpu-1"), None))
+    listening = asyncio.create_task(harness.broker.wait_for_work(slot("gpu-1"), None))
     for round in range(20):
         entries = [
             ask(tier=number % 3, tenant=f"t-{number % 4}", queue_timeout=0.2 if number % 5 == 4 else 60.0)
@@ -61,7 +61,7 @@ async def test_when_all_is_answered_and_read_only_figures_are_left(harness: Stan
             lease = await harness.claim()
         gone = lease.entries[0]
         await harness.broker.withdraw([(gone.tenant, gone.id, 0)], "g")
-        await harness.broker.complete(lease, [Item("x") for _ in lease.entries])
+        await harness.broker.complete(lease, [ItemResult("x") for _ in lease.entries])
         await harness.reaping(0.5)
         while isinstance(claimed := await harness.broker.claim(slot(), AT_ONCE), Lease):
             await harness.answer(claimed)
@@ -151,9 +151,9 @@ async def test_slots_of_a_dead_host_do_not_keep_requests_waiting(harness: Stand)
     """Each of them would be rung for first, and waited for."""
     dead = [f"dead-{number}" for number in range(8)]
     for worker in (*dead, "alive"):
-        await harness.broker.beat(WorkerInfo(worker_id=worker, model="m", status=WorkerStatus.HEALTHY))
-        assert await harness.broker.claim(slot(worker), AT_ONCE) == Wait(None)
-    listening = asyncio.create_task(harness.broker.listen(slot("alive"), None))
+        await harness.broker.heartbeat(WorkerInfo(worker_id=worker, model="m", status=WorkerStatus.HEALTHY))
+        assert await harness.broker.claim(slot(worker), AT_ONCE) == NoWork(None)
+    listening = asyncio.create_task(harness.broker.wait_for_work(slot("alive"), None))
     for _ in range(4):
         await harness.reaping(1.0)
         await harness.healthy("alive")
@@ -166,8 +166,8 @@ async def test_slots_of_a_dead_host_do_not_keep_requests_waiting(harness: Stand)
 @story
 async def test_a_slot_that_was_only_late_with_its_heartbeat_claims_again(harness: Stand) -> None:
     await harness.healthy("late")
-    assert await harness.broker.claim(slot("late"), AT_ONCE) == Wait(None)
-    listening = asyncio.create_task(harness.broker.listen(slot("late"), None))
+    assert await harness.broker.claim(slot("late"), AT_ONCE) == NoWork(None)
+    listening = asyncio.create_task(harness.broker.wait_for_work(slot("late"), None))
     await harness.reaping(DEGRADED_AFTER - 0.1)
     assert not listening.done()
     await harness.reaping(0.3)
@@ -197,8 +197,8 @@ def calls(harness: Stand) -> dict[str, int]:
 async def test_a_fleet_at_rest_asks_nothing_but_who_reaps(harness: Stand) -> None:
     listeners = []
     for number in range(5):
-        assert await harness.broker.claim(slot(f"gpu-{number}"), AT_ONCE) == Wait(None)
-        listeners.append(asyncio.create_task(harness.broker.listen(slot(f"gpu-{number}"), None)))
+        assert await harness.broker.claim(slot(f"gpu-{number}"), AT_ONCE) == NoWork(None)
+        listeners.append(asyncio.create_task(harness.broker.wait_for_work(slot(f"gpu-{number}"), None)))
     readers = [asyncio.create_task(harness.broker.replies(f"g-{number}", 0)) for number in range(2)]
     await harness.settle()
     harness.server.command("CONFIG", "RESETSTAT")
@@ -207,7 +207,7 @@ async def test_a_fleet_at_rest_asks_nothing_but_who_reaps(harness: Stand) -> Non
     await harness.reaping(10.0)
     # One for each model.
     assert set(calls(harness)) == {"fcall"}
-    assert calls(harness)["fcall"] <= 2 * (10.0 / library.REAP_EVERY + 2)
+    assert calls(harness)["fcall"] <= 2 * (10.0 / function_library.REAP_EVERY + 2)
     assert not any(task.done() for task in (*listeners, *readers))
     for task in (*listeners, *readers):
         task.cancel()
@@ -221,8 +221,8 @@ async def test_a_batch_that_is_held_wakes_one_slot(harness: Stand) -> None:
     listeners = []
     for number in range(5):
         wait = await harness.broker.claim(slot(f"gpu-{number}"), patient)
-        assert isinstance(wait, Wait)
-        listeners.append(asyncio.create_task(harness.broker.listen(slot(f"gpu-{number}"), wait.until)))
+        assert isinstance(wait, NoWork)
+        listeners.append(asyncio.create_task(harness.broker.wait_for_work(slot(f"gpu-{number}"), wait.until)))
         await harness.settle()
     harness.server.command("CONFIG", "RESETSTAT")
     await harness.advance(4.9)

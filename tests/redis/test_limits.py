@@ -77,11 +77,11 @@ async def test_limits_do_not_travel_with_what_is_stored(harness: Stand) -> None:
 @story
 async def test_what_is_owed_is_forgotten_with_the_servers_state(harness: Stand) -> None:
     await harness.broker.enqueue([ask(limits=(KEY,)) for _ in range(50)])
-    assert harness.broker.owed(KEY) == pytest.approx(5.0)
+    assert harness.broker.rate_limit_debt(KEY) == pytest.approx(5.0)
     harness.server.flush()
     await harness.advance(0.1)
     await harness.broker.reap()
-    assert harness.broker.owed(KEY) == 0.0
+    assert harness.broker.rate_limit_debt(KEY) == 0.0
 
 
 def test_a_limit_of_a_tier_is_spread_over_counts_and_others_are_not() -> None:
@@ -98,7 +98,7 @@ class Shard:
     def __init__(self, owed: float) -> None:
         self._owed = owed
 
-    def owed(self, limit: Limit) -> float:
+    def rate_limit_debt(self, limit: Limit) -> float:
         return self._owed
 
 
@@ -108,4 +108,4 @@ async def test_what_is_owed_to_a_tier_is_the_mean_over_its_counts_and_to_others_
 ) -> None:
     tier, user = Limit("tier:1", "tier", 600.0, 2.0), Limit("user:u", "user", 600.0, 2.0)
     monkeypatch.setattr(harness.broker, "_queues", {"m": [Shard(3.0), Shard(1.0)]})
-    assert (harness.broker.owed(tier), harness.broker.owed(user)) == (2.0, 3.0)
+    assert (harness.broker.rate_limit_debt(tier), harness.broker.rate_limit_debt(user)) == (2.0, 3.0)

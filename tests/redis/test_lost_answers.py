@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from headway.errors import BrokerUnavailable
-from headway.model import Item, Lease, Stage, Wait, WorkerInfo, WorkerStatus
+from headway.model import EntryState, ItemResult, Lease, NoWork, WorkerInfo, WorkerStatus
 from tests.contracts.brokers import AT_ONCE, MAX_BATCH, ask, drained, failed, ids, output, slot, story
 from tests.redis.stand import Stand
 from tests.servers.redis import KINDS, SharedServers
@@ -42,7 +42,7 @@ async def test_entries_that_were_let_in_unheard_are_let_in_once(harness: Stand) 
     assert await harness.broker.enqueue(entries) == [None] * 5
     await harness.answer(lease)
     assert await harness.broker.enqueue(entries) == [None] * 5
-    assert await harness.broker.claim(slot(), AT_ONCE) == Wait(None)
+    assert await harness.broker.claim(slot(), AT_ONCE) == NoWork(None)
     assert set(await drained(harness)) == set(ids(entries))
 
 
@@ -82,7 +82,7 @@ async def test_who_left_before_the_lease_was_heard_of_mixes_nothing_up(harness: 
     lease = await harness.claim()
     assert ids(lease.entries) == ["id 1", "id 2", "id 4"]
     await harness.broker.withdraw([("t", "id 2", 0)], "g")
-    items = [Item(output("input of id 1")), Item("nobody's"), Item(None, "bad input")]
+    items = [ItemResult(output("input of id 1")), ItemResult("nobody's"), ItemResult(None, "bad input")]
     settled = await harness.broker.complete(lease, items)
     assert (settled.answered, settled.departed) == (2, 1)
     replies = await drained(harness)
@@ -97,7 +97,7 @@ async def test_a_lease_that_everybody_left_is_given_up(harness: Stand) -> None:
     await harness.broker.enqueue([ask(id="a")])
     await lost_claim(harness)
     await harness.broker.withdraw([("t", "a", 0)], "g")
-    assert await harness.broker.claim(slot(), AT_ONCE) == Wait(None)
+    assert await harness.broker.claim(slot(), AT_ONCE) == NoWork(None)
     assert not harness.keys() & {"x", "y", "n"}
     await harness.broker.enqueue([ask(id="b")])
     assert ids((await harness.claim()).entries) == ["b"]
@@ -119,12 +119,12 @@ async def test_a_guest_asks_again_where_it_asked_before(harness: Stand) -> None:
     workers = [f"gpu-{number}" for number in range(8)]
     for _ in range(4):
         for worker in workers:
-            await harness.broker.beat(WorkerInfo(worker_id=worker, model="m", status=WorkerStatus.HEALTHY))
+            await harness.broker.heartbeat(WorkerInfo(worker_id=worker, model="m", status=WorkerStatus.HEALTHY))
         await harness.advance(1.01)
     guest = min(harness.at_home()[1])
     await (await harness.another(shards=1)).enqueue([ask() for _ in range(2 * MAX_BATCH)])
-    assert await harness.broker.claim(slot(guest), AT_ONCE) == Wait(None)
-    await harness.broker.listen(slot(guest), None)  # Until it sees that the other shard is behind.
+    assert await harness.broker.claim(slot(guest), AT_ONCE) == NoWork(None)
+    await harness.broker.wait_for_work(slot(guest), None)  # Until it sees that the other shard is behind.
     with harness.losing("claim"), pytest.raises(BrokerUnavailable):
         await harness.broker.claim(slot(guest), AT_ONCE)
     lease = await harness.broker.claim(slot(guest), AT_ONCE)
@@ -140,10 +140,10 @@ async def test_an_outcome_that_was_taken_unheard_is_told_once(harness: Stand) ->
     lease = await harness.claim()
     with harness.losing("complete"), pytest.raises(BrokerUnavailable):
         await harness.answer(lease)
-    settled = await harness.broker.complete(lease, [Item(output("input of a"))])
+    settled = await harness.broker.complete(lease, [ItemResult(output("input of a"))])
     assert settled.fenced
     assert (await drained(harness))["a"].output == output("input of a")
-    assert await harness.broker.stage("t", "a") is None
+    assert await harness.broker.state("t", "a") is None
 
 
 @story
@@ -154,7 +154,7 @@ async def test_a_failure_that_was_taken_unheard_is_charged_once(harness: Stand) 
         with harness.losing("release"), pytest.raises(BrokerUnavailable):
             await harness.broker.release(lease, failed())
         assert not await harness.broker.release(lease, failed())
-        assert await harness.broker.stage("t", "a") is (Stage.QUEUED if attempt < 2 else None)
+        assert await harness.broker.state("t", "a") is (EntryState.QUEUED if attempt < 2 else None)
         await harness.advance(1.0)
     assert (await drained(harness))["a"].attempts == 2
     assert await harness.dead.count() == 1
@@ -185,6 +185,6 @@ async def test_two_who_reap_at_once_take_a_lease_back_once(harness: Stand) -> No
     await harness.advance(1.0)
     again = await harness.claim("gpu-1")
     assert len(again.entries) == MAX_BATCH
-    assert await harness.broker.claim(slot("gpu-2"), AT_ONCE) == Wait(None)
+    assert await harness.broker.claim(slot("gpu-2"), AT_ONCE) == NoWork(None)
     await harness.answer(again)
     assert {reply.attempts for reply in (await drained(harness)).values()} == {2}

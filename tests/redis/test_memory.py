@@ -12,17 +12,17 @@ from structlog.testing import capture_logs
 from headway import errors
 from headway.core.retention import KEPT
 from headway.model import (
+    DedupKey,
+    DedupKind,
     Entry,
+    EntryState,
     Failure,
-    Item,
+    ItemResult,
     Limit,
-    Member,
+    NoWork,
+    ProcessInfo,
     Reply,
     Role,
-    Share,
-    ShareKind,
-    Stage,
-    Wait,
     WorkerInfo,
     WorkerStatus,
 )
@@ -80,10 +80,10 @@ async def test_what_was_taken_in_comes_to_its_end(harness: Stand, server: RedisS
     assert for_memory(verdicts[-1])
     assert await harness.broker.extend(lease)
     assert await harness.broker.release(lease, failed())
-    await harness.broker.beat(WorkerInfo(worker_id="gpu-0", model="m", status=WorkerStatus.HEALTHY))
-    await harness.fleet.attend(Member(id="a", role=Role.GATEWAY, host="h", pid=1))
-    assert await harness.fleet.lead("a", 1.0)
-    assert await harness.broker.stage("t", "id 0") is Stage.QUEUED
+    await harness.broker.heartbeat(WorkerInfo(worker_id="gpu-0", model="m", status=WorkerStatus.HEALTHY))
+    await harness.fleet.heartbeat(ProcessInfo(id="a", role=Role.GATEWAY, host="h", pid=1))
+    assert await harness.fleet.acquire_leadership("a", 1.0)
+    assert await harness.broker.state("t", "id 0") is EntryState.QUEUED
     await harness.broker.withdraw([("t", "id 5", 0)], "g")
     await harness.reaping(0.5)
     ran = 0
@@ -91,7 +91,7 @@ async def test_what_was_taken_in_comes_to_its_end(harness: Stand, server: RedisS
         lease = await harness.claim()
         ran += len(lease.entries)
         await harness.answer(lease)
-    assert await harness.broker.claim(slot(), AT_ONCE) == Wait(None)
+    assert await harness.broker.claim(slot(), AT_ONCE) == NoWork(None)
     assert set(await drained(harness)) == set(ids(known[:5]))
     _, cursor = await harness.broker.replies("g", 0)
     reading = asyncio.create_task(harness.broker.replies("g", cursor))
@@ -112,7 +112,7 @@ async def test_an_idle_system_finds_out_by_itself(harness: Stand, server: RedisS
     entry = ask()
     [verdict] = await harness.broker.enqueue([entry])
     assert for_memory(verdict)
-    assert await harness.broker.stage("t", entry.id) is None
+    assert await harness.broker.state("t", entry.id) is None
 
 
 @story
@@ -121,18 +121,18 @@ async def test_who_asks_for_it_is_told_that_memory_is_scarce(harness: Stand, ser
 
     async def scarce() -> bool:
         await harness.advance(1.1)
-        asked = harness.broker.scarce
+        asked = harness.broker.memory_pressure
         await harness.settle()
-        return harness.broker.scarce or asked
+        return harness.broker.memory_pressure or asked
 
     assert not await scarce()
     fill(server, 0.9)
     assert await scarce()
     fill(server, 0.7)
     await harness.advance(1.1)
-    assert harness.broker.scarce, "nobody has looked since"
+    assert harness.broker.memory_pressure, "nobody has looked since"
     await harness.settle()
-    assert not harness.broker.scarce
+    assert not harness.broker.memory_pressure
 
 
 @story
@@ -155,7 +155,7 @@ async def test_four_fifths_are_no_reason_to_refuse(harness: Stand, server: Redis
 @story
 async def test_who_is_refused_for_memory_is_not_charged_and_joins_nobody(harness: Stand, server: RedisServer) -> None:
     limit = Limit("key:k", "key", 60.0, 1.0)
-    share = Share(ShareKind.KEY, "k", b"", 60.0)
+    share = DedupKey(DedupKind.KEY, "k", b"", 60.0)
     first = ask(limits=(limit,), shares=(share,), gateway="g1")
     await harness.broker.enqueue([first])
     fill(server, 0.9)
@@ -170,10 +170,10 @@ async def test_who_is_refused_for_memory_is_not_charged_and_joins_nobody(harness
 
 async def keep(harness: Stand, id: str, tenant: str, output: str) -> None:
     """Run a task of a tenant with a key."""
-    shares = (Share(ShareKind.TASK, id, b"", 600.0), Share(ShareKind.KEY, id, b"", 600.0))
+    shares = (DedupKey(DedupKind.TASK, id, b"", 600.0), DedupKey(DedupKind.KEY, id, b"", 600.0))
     await harness.broker.enqueue([ask(id=id, tenant=tenant, gateway="keeps", shares=shares)])
     lease = await harness.claim()
-    await harness.broker.complete(lease, [Item(output)])
+    await harness.broker.complete(lease, [ItemResult(output)])
 
 
 @story
@@ -195,10 +195,10 @@ async def test_what_a_free_tenant_keeps_refuses_nobody_and_costs_nobody_a_task(
     reader.cancel()
     assert await offered(harness, ask(tier=0), ask(tier=2)) == [None, None]
     assert server.command("INFO", "memory")["used_memory"] < 32 << 20
-    known = [isinstance(await harness.broker.recall("free", f"{number}"), Reply) for number in range(90)]
+    known = [isinstance(await harness.broker.outcome("free", f"{number}"), Reply) for number in range(90)]
     assert known == [False] * 88 + [True] * 2
-    assert isinstance(await harness.broker.recall("enterprise", "own"), Reply)
-    again = ask(id="again", tenant="enterprise", shares=(Share(ShareKind.KEY, "own", b"", 600.0),))
+    assert isinstance(await harness.broker.outcome("enterprise", "own"), Reply)
+    again = ask(id="again", tenant="enterprise", shares=(DedupKey(DedupKind.KEY, "own", b"", 600.0),))
     assert await harness.broker.enqueue([again]) == [None]
     assert (await drained(harness))["again"].kept
 

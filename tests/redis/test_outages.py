@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from headway.brokers.redis import link as links
+from headway.brokers.redis import connection as links
 from headway.brokers.redis.broker import RedisBroker
 from headway.errors import BrokerUnavailable
-from headway.model import Item, Lease, Stage, Wait, WorkerInfo, WorkerStatus
+from headway.model import EntryState, ItemResult, Lease, NoWork, WorkerInfo, WorkerStatus
 from tests.contracts.brokers import AT_ONCE, ask, failed, ids, output, slot
 from tests.e2e.client import wait_until
 from tests.redis.stand import TIMEOUT, answered, brokers, hasty, real, refused, until
@@ -86,12 +86,12 @@ def every_call(broker: RedisBroker, lease: Lease) -> list[Callable[[], Awaitable
     return [
         lambda: broker.enqueue([ask(id="new")]),
         lambda: broker.claim(slot(), AT_ONCE),
-        lambda: broker.complete(lease, [Item(output(rider.input)) for rider in lease.entries]),
+        lambda: broker.complete(lease, [ItemResult(output(rider.input)) for rider in lease.entries]),
         lambda: broker.release(lease, failed()),
         lambda: broker.extend(lease),
         lambda: broker.withdraw([("t", "unknown", 0)], "g"),
-        lambda: broker.stage("t", "a"),
-        lambda: broker.beat(WorkerInfo(worker_id="gpu-0", model="m", status=WorkerStatus.HEALTHY)),
+        lambda: broker.state("t", "a"),
+        lambda: broker.heartbeat(WorkerInfo(worker_id="gpu-0", model="m", status=WorkerStatus.HEALTHY)),
         broker.workers,
         broker.depths,
         broker.loads,
@@ -107,7 +107,7 @@ async def test_every_call_to_a_silent_server_ends_in_time_and_can_be_made_again(
         lease = await broker.claim(slot("gpu-1"), AT_ONCE)
         assert isinstance(lease, Lease)
         reading = asyncio.create_task(broker.replies("g", 0))
-        listening = asyncio.create_task(broker.listen(slot("gpu-2"), None))
+        listening = asyncio.create_task(broker.wait_for_work(slot("gpu-2"), None))
         before = await reads(server)
         with hasty(broker):
             await begun_anew(server, before, reading, listening)
@@ -125,14 +125,14 @@ async def test_every_call_to_a_silent_server_ends_in_time_and_can_be_made_again(
         done: set[str] = set()
         while len(done) < 3:
             claimed = await broker.claim(slot(), AT_ONCE)
-            if isinstance(claimed, Wait):
+            if isinstance(claimed, NoWork):
                 await asyncio.sleep(0.02)
-                if await broker.stage("t", "a") is None:
+                if await broker.state("t", "a") is None:
                     done.add("a")
                 continue
             assert not done & set(ids(claimed.entries))
             done |= set(ids(claimed.entries))
-            await broker.complete(claimed, [Item(output(rider.input)) for rider in claimed.entries])
+            await broker.complete(claimed, [ItemResult(output(rider.input)) for rider in claimed.entries])
         found: dict[str, str | None] = {}
         cursor = 0
         while len(found) < 3:
@@ -188,9 +188,9 @@ async def test_work_goes_on_after_a_restart_with_the_data(durable: RedisServer) 
         durable.kill()
         await refused(broker.enqueue([ask(id="c")]))
         durable.start()
-        assert await until(lambda: broker.stage("t", "b")) is Stage.QUEUED
+        assert await until(lambda: broker.state("t", "b")) is EntryState.QUEUED
         assert await broker.extend(lease)
-        settled = await broker.complete(lease, [Item(output(rider.input)) for rider in lease.entries])
+        settled = await broker.complete(lease, [ItemResult(output(rider.input)) for rider in lease.entries])
         assert settled.answered == 1
         await answered(broker)
         assert broker.epoch == epoch
@@ -217,8 +217,8 @@ async def test_a_restart_without_the_data_shows_in_the_epoch(server: RedisServer
         epoch = broker.epoch
         assert epoch
         server.restart()
-        assert await until(lambda: broker.stage("t", "a")) is None
-        settled = await broker.complete(lease, [Item("stale")])
+        assert await until(lambda: broker.state("t", "a")) is None
+        settled = await broker.complete(lease, [ItemResult("stale")])
         assert settled.fenced
         await broker.enqueue(entries[:1])
         assert broker.epoch != epoch
@@ -250,7 +250,7 @@ async def test_a_connection_that_hangs_half_open_is_found_out(server: RedisServe
             lease = await broker.claim(slot(), AT_ONCE)
             assert isinstance(lease, Lease)
             reading = asyncio.create_task(broker.replies("g", 0))
-            listening = asyncio.create_task(broker.listen(slot("gpu-1"), None))
+            listening = asyncio.create_task(broker.wait_for_work(slot("gpu-1"), None))
             before = await reads(server)
             with hasty(broker):
                 await begun_anew(server, before, reading, listening)
@@ -258,11 +258,11 @@ async def test_a_connection_that_hangs_half_open_is_found_out(server: RedisServe
                 for waiting in (reading, listening):
                     await refused(waiting, BLOCK + TIMEOUT)
                 await refused(broker.enqueue([ask(id="b")]))
-                await refused(broker.complete(lease, [Item(output("input of a"))]))
+                await refused(broker.complete(lease, [ItemResult(output("input of a"))]))
             proxy.cut()
             proxy.normal()
             assert await until(lambda: broker.enqueue([ask(id="b")])) == [None]
-            await broker.complete(lease, [Item(output("input of a"))])
+            await broker.complete(lease, [ItemResult(output("input of a"))])
             replies, _ = await until(lambda: broker.replies("g", 0))
             assert ids(replies) == ["a"]
 

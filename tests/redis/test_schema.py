@@ -10,7 +10,7 @@ import pytest
 
 from headway import errors
 from headway.brokers.redis import wire
-from headway.model import Capacity, Entry, Failure, Lease, Member, Role, Wait, WorkerInfo, WorkerStatus
+from headway.model import Capacity, Entry, Failure, Lease, NoWork, ProcessInfo, Role, WorkerInfo, WorkerStatus
 from tests.contracts.brokers import AT_ONCE, ask, drained, failed, ids, output, slot, story
 from tests.redis.stand import Stand
 from tests.servers.redis import KINDS, SharedServers
@@ -81,7 +81,7 @@ async def test_an_entry_that_cannot_be_read_costs_nobody_else_the_answer(
     await harness.broker.enqueue([ask(id="alien")])
     monkeypatch.setattr(wire, "pack_entry", pack_entry)
     await harness.broker.enqueue(good[2:])
-    assert isinstance(await harness.broker.claim(slot(), AT_ONCE), Wait)
+    assert isinstance(await harness.broker.claim(slot(), AT_ONCE), NoWork)
     await settled(harness)
     replies = await drained(harness)
     assert set(replies) == {"alien", *ids(good)}
@@ -169,8 +169,8 @@ async def test_a_cause_of_a_later_release_counts_as_a_failure_of_the_model(
 
 @story
 async def test_a_bell_that_cannot_be_read_is_not_the_last(harness: Stand) -> None:
-    assert await harness.broker.claim(slot(), AT_ONCE) == Wait(None)
-    listening = asyncio.create_task(harness.broker.listen(slot(), None))
+    assert await harness.broker.claim(slot(), AT_ONCE) == NoWork(None)
+    listening = asyncio.create_task(harness.broker.wait_for_work(slot(), None))
     await harness.settle()
     harness.server.command("RPUSH", harness.bell(), "x", b"\xff" * 200)
     await harness.advance(1.0)
@@ -181,8 +181,8 @@ async def test_a_bell_that_cannot_be_read_is_not_the_last(harness: Stand) -> Non
 
 @story
 async def test_what_a_later_release_says_of_itself_hides_nobody(harness: Stand) -> None:
-    await harness.broker.beat(WorkerInfo(worker_id="gpu-0", model="m", status=WorkerStatus.HEALTHY))
-    await harness.fleet.attend(Member(id="a", role=Role.GATEWAY, host="h", pid=1))
+    await harness.broker.heartbeat(WorkerInfo(worker_id="gpu-0", model="m", status=WorkerStatus.HEALTHY))
+    await harness.fleet.heartbeat(ProcessInfo(id="a", role=Role.GATEWAY, host="h", pid=1))
     await harness.fleet.publish(Capacity(model="m", healthy=1, degraded=0, items_per_second=1.0, usable_per_second=1.0))
     for key in ("w", "k", "capacity"):
         [(name, known)] = harness.server.command("HGETALL", f"headway:{{fleet}}:{key}").items()

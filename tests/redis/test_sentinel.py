@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from headway.brokers.redis import library
+from headway.brokers.redis import function_library
 from headway.brokers.redis.broker import RedisBroker
 from headway.errors import BrokerUnavailable
-from headway.model import Lease, Reply, Stage
+from headway.model import EntryState, Lease, Reply
 from tests.contracts.brokers import AT_ONCE, ask, output, slot
 from tests.e2e.client import wait_until
 from tests.redis.stand import answered, brokers, hasty, opened, real, refused, served, until
@@ -45,16 +45,16 @@ async def test_calls_go_on_with_the_new_primary(setup: SentinelSetup) -> None:
         entry = ask(id="a")
         assert await broker.enqueue([entry]) == [None]
         reading = asyncio.create_task(reply(broker))
-        listening = asyncio.create_task(broker.listen(slot(), None))
+        listening = asyncio.create_task(broker.wait_for_work(slot(), None))
         wait_until(setup.in_step)
         second = setup.replica
-        assert library.VERSION in str(second.command("FUNCTION", "LIST"))  # It has them from the primary.
+        assert function_library.VERSION in str(second.command("FUNCTION", "LIST"))  # It has them from the primary.
         second.command("CONFIG", "RESETSTAT")
         setup.primary.kill()
         await refused(broker.enqueue([ask()]))
         await refused(listening)
         setup.fail_over()
-        assert await until(lambda: broker.stage("t", "a")) is Stage.QUEUED
+        assert await until(lambda: broker.state("t", "a")) is EntryState.QUEUED
         assert setup.primary is second
         assert await broker.enqueue([entry]) == [None]
         lease = await until(lambda: answered(broker))
@@ -82,7 +82,7 @@ async def test_a_primary_that_falls_silent_is_left_and_not_believed_when_it_spea
             first.resume()
         assert isinstance(lease, Lease)
         wait_until(lambda: setup.in_step() and setup.replica is first)
-        assert await until(lambda: broker.stage("t", "a")) is Stage.PROCESSING
+        assert await until(lambda: broker.state("t", "a")) is EntryState.PROCESSING
 
 
 @real
@@ -106,7 +106,7 @@ async def test_a_deposed_primary_that_still_speaks_is_left_with_its_first_refusa
         entry = ask(id="a")
         assert await broker.enqueue([entry]) == [None]
         reading = asyncio.create_task(reply(broker))
-        listening = asyncio.create_task(broker.listen(slot(), None))
+        listening = asyncio.create_task(broker.wait_for_work(slot(), None))
         first, second = setup.primary, setup.replica
         while not waiting(first) >= {"blpop", "xread"}:  # noqa: ASYNC110 - only the server knows
             await asyncio.sleep(0.01)

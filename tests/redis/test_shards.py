@@ -10,9 +10,9 @@ import pytest
 
 from headway.brokers.redis.broker import RedisBroker
 from headway.core.queue import QueueLimits
-from headway.model import Entry, Failure, Item, Lease, Reply, Stage, Wait, WorkerInfo, WorkerStatus
+from headway.model import Entry, EntryState, Failure, ItemResult, Lease, NoWork, Reply, WorkerInfo, WorkerStatus
 from headway.ports import Broker
-from headway.tally import Tally
+from headway.runtime.counters import Counters
 from tests.contracts import shares as common
 from tests.contracts.brokers import (
     AT_ONCE,
@@ -59,7 +59,7 @@ async def beaten(stand: Stand, workers: Sequence[str], seconds: int = 4) -> None
     """Heartbeats of workers on two hosts, until all know of all."""
     for _ in range(seconds):
         for worker in workers:
-            await host_of(stand, worker).beat(WorkerInfo(worker_id=worker, model="m", status=WorkerStatus.HEALTHY))
+            await host_of(stand, worker).heartbeat(WorkerInfo(worker_id=worker, model="m", status=WorkerStatus.HEALTHY))
         await stand.advance(1.01)
 
 
@@ -101,12 +101,12 @@ async def test_entries_are_found_in_any_shard_and_by_any_process(harness: Stand)
     assert min(harness.held()) > 0
     for broker in (harness.broker, harness.peer()):
         for entry in entries:
-            assert await broker.stage(entry.tenant, entry.id) is Stage.QUEUED
+            assert await broker.state(entry.tenant, entry.id) is EntryState.QUEUED
     await harness.peer().withdraw([(entry.tenant, entry.id, 0) for entry in entries[::2]], "g")
     await harness.broker.withdraw([(entry.tenant, entry.id, 0) for entry in entries[1::2]], "g")
     assert harness.held() == [0] * harness.shards
     for broker in (harness.broker, harness.peer()):
-        assert await broker.stage("t", entries[0].id) is None
+        assert await broker.state("t", entries[0].id) is None
     assert sum(one.depth for one in await harness.broker.depths()) == 0
 
 
@@ -135,8 +135,8 @@ async def test_a_slot_that_sleeps_is_woken_when_it_has_to_move(harness: Stand) -
     worker = WORKERS[1]
     host = host_of(harness, worker)
     await beaten(harness, [worker])
-    assert await host.claim(slot(worker), AT_ONCE) == Wait(None)
-    listening = asyncio.create_task(host.listen(slot(worker), None))
+    assert await host.claim(slot(worker), AT_ONCE) == NoWork(None)
+    listening = asyncio.create_task(host.wait_for_work(slot(worker), None))
     await harness.settle()
     assert harness.idle() == 1
     moving = asyncio.create_task(beaten(harness, WORKERS))
@@ -152,10 +152,10 @@ async def test_a_slot_that_moves_after_its_claim_claims_again_before_it_sleeps(h
     worker = WORKERS[1]
     host = host_of(harness, worker)
     await beaten(harness, [worker])
-    assert await host.claim(slot(worker), AT_ONCE) == Wait(None)
+    assert await host.claim(slot(worker), AT_ONCE) == NoWork(None)
     await beaten(harness, WORKERS)
-    await asyncio.wait_for(host.listen(slot(worker), None), 0.001)
-    assert await host.claim(slot(worker), AT_ONCE) == Wait(None)
+    await asyncio.wait_for(host.wait_for_work(slot(worker), None), 0.001)
+    assert await host.claim(slot(worker), AT_ONCE) == NoWork(None)
     assert [harness.idle(shard) for shard in range(2)] == [0, 1]
 
 
@@ -173,8 +173,8 @@ async def test_an_idle_slot_helps_a_shard_that_is_behind(harness: Stand) -> None
     [_, second, *_] = harness.at_home()
     helper = min(second)
     host = host_of(harness, helper)
-    assert await host.claim(slot(helper), AT_ONCE) == Wait(None)
-    listening = asyncio.create_task(host.listen(slot(helper), None))
+    assert await host.claim(slot(helper), AT_ONCE) == NoWork(None)
+    listening = asyncio.create_task(host.wait_for_work(slot(helper), None))
     await harness.advance(1.0)
     assert not listening.done()
     await pile(harness, MAX_BATCH)  # One full batch is what its own slots come for.
@@ -187,14 +187,14 @@ async def test_an_idle_slot_helps_a_shard_that_is_behind(harness: Stand) -> None
     assert isinstance(lease, Lease)
     assert len(lease.entries) == MAX_BATCH
     assert harness.idle(1) == 0  # No bell is rung for a slot that is busy.
-    settled = await harness.peer().complete(lease, [Item(output(rider.input)) for rider in lease.entries])
+    settled = await harness.peer().complete(lease, [ItemResult(output(rider.input)) for rider in lease.entries])
     assert settled.answered == MAX_BATCH
 
 
 @story
 async def test_each_entry_of_each_model_has_one_reply(harness: Stand) -> None:
     """Slots of two models at once, on two hosts; fences of different queues may be alike."""
-    dice = random.Random(harness.shards)
+    rng = random.Random(harness.shards)
     hosts = [harness.broker, harness.peer()]
     asked: dict[str, Entry] = {}
     replies: dict[str, Reply] = {}
@@ -203,12 +203,12 @@ async def test_each_entry_of_each_model_has_one_reply(harness: Stand) -> None:
         host = hosts[number % 2]
         while True:
             claimed = await host.claim(slot(worker, model), AT_ONCE)
-            if isinstance(claimed, Wait):
-                await host.listen(slot(worker, model), claimed.until)
+            if isinstance(claimed, NoWork):
+                await host.wait_for_work(slot(worker, model), claimed.until)
                 continue
             assert {rider.model for rider in claimed.entries} == {model}
             await harness.advance(0.01)
-            await host.complete(claimed, [Item(output(rider.input)) for rider in claimed.entries])
+            await host.complete(claimed, [ItemResult(output(rider.input)) for rider in claimed.entries])
 
     async def beat(worker: str, model: str) -> None:
         while True:
@@ -231,9 +231,9 @@ async def test_each_entry_of_each_model_has_one_reply(harness: Stand) -> None:
             tasks.append(asyncio.create_task(serve(number, f"{model}-{number}", model)))
     await harness.advance(3.0)
     for _ in range(100):
-        await harness.advance(dice.expovariate(100.0))
-        number = dice.randrange(2)
-        entries = [ask(model=dice.choice(MODELS), gateway=f"g-{number}") for _ in range(dice.choice((1, 2, 20)))]
+        await harness.advance(rng.expovariate(100.0))
+        number = rng.randrange(2)
+        entries = [ask(model=rng.choice(MODELS), gateway=f"g-{number}") for _ in range(rng.choice((1, 2, 20)))]
         verdicts = await hosts[number].enqueue(entries)
         asked |= {entry.id: entry for entry, verdict in zip(entries, verdicts, strict=True) if verdict is None}
     await harness.advance(3.0)
@@ -260,7 +260,7 @@ async def test_what_a_tenant_has_in_common_meets_in_one_shard(harness: Stand) ->
     assert min(held) > 0
     assert sum(one.depth for one in await harness.broker.depths()) == len(tenants)
     for tenant in tenants:
-        assert await harness.peer().recall(tenant, f"0 {tenant}") is Stage.QUEUED
+        assert await harness.peer().outcome(tenant, f"0 {tenant}") is EntryState.QUEUED
     await harness.peer().withdraw([(tenant, f"1 {tenant}", 0) for tenant in tenants], "g")
     assert sum(harness.held()) == len(tenants)
     for tenant in tenants:
@@ -271,7 +271,7 @@ async def test_what_a_tenant_has_in_common_meets_in_one_shard(harness: Stand) ->
 @story
 async def test_a_tier_is_refused_from_the_depth_that_the_shards_in_use_come_to(harness: Stand) -> None:
     deep = QueueLimits(tiers=3, max_batch=MAX_BATCH, max_queue=1000, shed_at=(8, 40))
-    made = RedisBroker(harness.broker._link, {"m": deep}, Tally(), lambda: 0.0, harness.shards)  # type: ignore[attr-defined]
+    made = RedisBroker(harness.broker._link, {"m": deep}, Counters(), lambda: 0.0, harness.shards)  # type: ignore[attr-defined]
     for workers, counts in (((), (8, 40)), (WORKERS, (8, 40))):
         await beaten(harness, workers)
         await harness.advance(1.1)

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from headway.brokers.redis import wire
-from headway.brokers.redis.link import Link
+from headway.brokers.redis.connection import RedisConnection
 from headway.core.retention import OVERHEAD
-from headway.model import Entry, Item, Lease, Reply, ShareKind
+from headway.model import DedupKind, Entry, ItemResult, Lease, Reply
 from headway.ports import Broker
 from tests.contracts.brokers import AT_ONCE, KEPT_LIMITS, ask, failed, holds, output, slot, story
 from tests.contracts.shares import TTL, admit, came_by, key, nothing_runs, poll, run_alone, same, sharing, task
@@ -44,8 +44,8 @@ async def test_gateways_have_an_answer_in_common(harness: Stand) -> None:
     replies = {**await heard(here, "g1"), **await heard(there, "g2"), **await heard(there, "g3")}
     assert {id: (reply.output, came_by(reply)) for id, reply in replies.items()} == {
         "first": (output("asked"), (None, False)),
-        "second": (output("asked"), (ShareKind.KEY, False)),
-        "third": (output("asked"), (ShareKind.KEY, True)),
+        "second": (output("asked"), (DedupKind.KEY, False)),
+        "third": (output("asked"), (DedupKind.KEY, True)),
     }
 
 
@@ -57,7 +57,7 @@ async def test_the_answer_that_a_dead_gateway_asked_for_is_found_by_the_next(har
     await harness.answer(lease)
     assert (await heard(harness.peer(), "g2"))["again"].output == output("asked")
     await nothing_runs(harness)
-    kept = await harness.peer().recall("t", "first")
+    kept = await harness.peer().outcome("t", "first")
     assert isinstance(kept, Reply)
     assert kept.output == output("asked")
 
@@ -71,7 +71,7 @@ async def test_after_a_loss_the_first_that_comes_again_leads(harness: Stand) -> 
     harness.server.flush()
     assert list(await harness.peer().enqueue([second])) == [None]
     await admit(harness, first)
-    assert (await harness.broker.complete(before, [Item("lost")])).fenced
+    assert (await harness.broker.complete(before, [ItemResult("lost")])).fenced
     await run_alone(harness, "second")
     await nothing_runs(harness)
     assert (await heard(harness.broker, "g1"))["first"].output == output("asked")
@@ -128,7 +128,7 @@ async def test_what_is_kept_ends_and_nothing_else_is_left(harness: Stand) -> Non
     there = harness.keys()
     assert {name for name in there if not name.startswith("k:")} <= FIGURES | HOUSEKEEPING | LETTERS | {"r:g"}
     await harness.broker.cancel_task("t", "one 0")
-    assert await harness.broker.recall("t", "one 0") is None
+    assert await harness.broker.outcome("t", "one 0") is None
 
 
 @story
@@ -138,7 +138,7 @@ async def test_what_has_ended_by_the_servers_clock_is_not_found(harness: Stand) 
     assert len(lasting(harness)) == 2
     harness.clock_error -= 1000.0  # The clock is put back: nothing is kept for longer than it was to be.
     await harness.broker.reap()
-    assert await harness.broker.recall("t", "first") is None
+    assert await harness.broker.outcome("t", "first") is None
     harness.clock_error += 1000.0 + 2 * TTL
     await admit(harness, sharing("second", key()))
     await run_alone(harness, "second")
@@ -150,7 +150,7 @@ async def test_when_memory_is_scarce_outputs_for_identical_requests_alone_are_no
 ) -> None:
     await admit(harness, sharing("first", task("first"), key(), same()), sharing("second", key()))
     lease = await harness.claim()
-    monkeypatch.setattr(Link, "scarce", True)
+    monkeypatch.setattr(RedisConnection, "memory_pressure", True)
     await harness.answer(lease)
     assert {id: reply.output for id, reply in (await heard(harness.broker, "g")).items()} == dict.fromkeys(
         ["first", "second"], output("asked")
@@ -211,9 +211,9 @@ def test_what_is_kept_is_counted_over_all_shards_of_a_server(kind: str, own: Cal
             for worker in workers:
                 claimed = await harness.broker.claim(slot(worker), AT_ONCE)
                 if isinstance(claimed, Lease):
-                    await harness.broker.complete(claimed, [Item("x" * 12_000)])
+                    await harness.broker.complete(claimed, [ItemResult("x" * 12_000)])
                     break
-        found = [await harness.peer().recall(f"tenant {number % 20}", f"{number}") for number in range(60)]
+        found = [await harness.peer().outcome(f"tenant {number % 20}", f"{number}") for number in range(60)]
         return [number for number, reply in enumerate(found) if reply is not None]
 
     kept = harness.run(keep_all())

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headway.brokers.redis import wire
-from headway.model import Entry, Stage
+from headway.model import Entry, EntryState
 from tests.contracts.brokers import ask, drained, leave, output, story
 from tests.redis.stand import Stand
 from tests.servers.redis import KINDS, SharedServers
@@ -41,7 +41,7 @@ def test_everybody_gets_their_own_answer_whatever_they_are_called(harness: Stand
         entries = [ask(f"{number}", tenant=tenant, id=id, gateway=gateway) for number, (tenant, id) in enumerate(asked)]
         assert await harness.broker.enqueue(entries) == [None] * len(entries)
         for entry in entries:
-            assert await harness.peer().stage(entry.tenant, entry.id) is Stage.QUEUED
+            assert await harness.peer().state(entry.tenant, entry.id) is EntryState.QUEUED
         gone, *others = entries
         await leave(harness.peer(), gone)
         ran: list[Entry] = []
@@ -75,8 +75,8 @@ def test_an_id_that_would_make_keys_ambiguous_is_refused() -> None:
 async def test_one_id_of_two_tenants_is_two_requests(harness: Stand) -> None:
     await harness.broker.enqueue([ask("one", tenant="a", id="x"), ask("other", tenant="b", id="x")])
     await harness.broker.withdraw([("a", "x", 0)], "g")
-    assert await harness.broker.stage("a", "x") is None
-    assert await harness.broker.stage("b", "x") is Stage.QUEUED
+    assert await harness.broker.state("a", "x") is None
+    assert await harness.broker.state("b", "x") is EntryState.QUEUED
     await harness.answer(await harness.claim())
     replies = await drained(harness)
     assert [(reply.tenant, reply.output) for reply in replies.values()] == [("b", output("other"))]

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from headway.errors import BackendError, TargetError
-from headway.model import Entry, Item
+from headway.model import Entry, ItemResult
 
 
 class FakeBackend:
@@ -41,7 +41,7 @@ class FakeBackend:
         self.dead.clear()
         return self.seconds
 
-    async def run(self, entries: Sequence[Entry], timeout: float) -> Sequence[Item]:
+    async def run(self, entries: Sequence[Entry], timeout: float) -> Sequence[ItemResult]:
         assert not self.busy, "two batches at once"
         self.busy = True
         try:
@@ -50,7 +50,7 @@ class FakeBackend:
             await asyncio.sleep(self.seconds)
             if error is not None:
                 raise error
-            return [Item(entry.input.upper()) for entry in entries]
+            return [ItemResult(entry.input.upper()) for entry in entries]
         finally:
             self.busy = False
 

@@ -7,25 +7,26 @@ import contextlib
 import random
 from collections.abc import Callable, Sequence
 
-from headway.batcher import Batcher, Limits
-from headway.brokers.letters import DeadLetterBox
-from headway.brokers.memory import MemoryBroker
+from headway.brokers.memory.broker import MemoryBroker
+from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.config import Settings
 from headway.core import policies
 from headway.core.breaker import Breaker
 from headway.core.queue import QueueLimits
-from headway.direct import Direct
 from headway.errors import BrokerUnavailable
-from headway.gateway import Gateway, new_id
-from headway.held import Note
-from headway.model import Caller, Reply, Slot
+from headway.gateway.fallback import Fallback
+from headway.gateway.gateway import Gateway
+from headway.gateway.pending import Note
+from headway.model import Principal, Reply, Slot
 from headway.ports import Broker
-from headway.supervisor import Supervisor
-from headway.tally import Tally
+from headway.runtime.counters import Counters
+from headway.runtime.request_id import new_id
+from headway.runtime.supervisor import Supervisor
+from headway.worker.batcher import Batcher, Limits
 from tests.services.fake_backend import FakeBackend
 from tests.services.troubled import Connection, Server
 
-ANYBODY = Caller("anonymous", "default", 1)
+ANYBODY = Principal("anonymous", "default", 1)
 
 
 class Asked:
@@ -94,11 +95,11 @@ class Fleet:
         self.settings = Settings(max_batch_size=max_batch, **settings)  # type: ignore[arg-type]
         self.backends = backends
         self.fallback = fallback
-        self.tally = Tally()
-        dice = random.Random(seed)
+        self.counters = Counters()
+        rng = random.Random(seed)
         limits = QueueLimits(tiers=3, max_batch=max_batch)
-        self.server = Server(clock, limits, self.tally)
-        self._dice = dice.random
+        self.server = Server(clock, limits, self.counters)
+        self._rng = rng.random
         self._supervisor = Supervisor()
         self._supervisors = [Supervisor() for _ in range(gateways)]
         self.journals = [Notes() for _ in range(gateways)]
@@ -106,20 +107,20 @@ class Fleet:
         self.batchers = [
             self._batcher(f"gpu-{number}", backend, Connection(self.server)) for number, backend in enumerate(backends)
         ]
-        self.direct: Direct | None = None
+        self.direct: Fallback | None = None
         if fallback is not None:
-            own = MemoryBroker({"m": limits}, DeadLetterBox(), self.tally, clock, self._dice)
-            self.direct = Direct(own, [self._batcher("fallback-0", fallback, own)])
+            own = MemoryBroker({"m": limits}, DeadLetterBox(), self.counters, clock, self._rng)
+            self.direct = Fallback(own, [self._batcher("fallback-0", fallback, own)])
         self.gateways = [
             Gateway(
                 self.settings,
                 ["m"],
                 Connection(self.server),
-                self.tally,
+                self.counters,
                 clock,
                 direct=self.direct.broker if self.direct else None,
                 journal=journal,
-                dice=self._dice,
+                rng=self._rng,
             )
             for journal in self.journals
         ]
@@ -154,7 +155,7 @@ class Fleet:
         timeout: float = 4.0,
         gateway: int = 0,
         id: str = "",
-        caller: Caller = ANYBODY,
+        caller: Principal = ANYBODY,
         tier: int = 1,
         key: str = "",
         task: bool = False,
@@ -190,9 +191,9 @@ class Fleet:
             policies.build(self.settings.policy, None),
             Breaker(5, 0.5),
             Limits(self.settings.gpu_timeout_ms / 1000),
-            self.tally,
+            self.counters,
             self.clock,
-            dice=self._dice,
+            rng=self._rng,
         )
 
     async def _reap_on(self) -> None:

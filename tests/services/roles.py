@@ -5,25 +5,26 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from headway.attendance import Attendance
-from headway.batcher import Batcher, Limits
-from headway.brokers.fleet import MemoryFleet
-from headway.brokers.letters import DeadLetterBox
-from headway.brokers.memory import MemoryBroker
+from headway.app.lifecycle import Link, Resource, Service
+from headway.brokers.memory.broker import MemoryBroker
+from headway.brokers.memory.dead_letters import DeadLetterBox
+from headway.brokers.memory.fleet import MemoryFleet
 from headway.config import Settings
-from headway.controller import Controller
+from headway.controller.controller import Controller
 from headway.core import policies
 from headway.core.breaker import Breaker
 from headway.core.queue import QueueLimits
-from headway.gateway import Gateway, new_id
-from headway.lifecycle import Link, Resource, Service
-from headway.lookout import Lookout
-from headway.model import Caller, Member, Reply, Role, Slot, WorkerInfo, WorkerStatus
+from headway.fleet.membership import Membership
+from headway.gateway.capacity_watcher import CapacityWatcher
+from headway.gateway.gateway import Gateway
+from headway.model import Principal, ProcessInfo, Reply, Role, Slot, WorkerInfo, WorkerStatus
 from headway.ports import Fleet
-from headway.tally import Tally
+from headway.runtime.counters import Counters
+from headway.runtime.request_id import new_id
+from headway.worker.batcher import Batcher, Limits
 from tests.services.fake_backend import FakeBackend
 
-ANYBODY = Caller("anonymous", "default", 1)
+ANYBODY = Principal("anonymous", "default", 1)
 MAX_BATCH = 8
 
 
@@ -59,17 +60,17 @@ class Fleets:
         self.clock = clock
         self.told: list[str] = []
         self.settings = Settings(model="m", max_batch_size=MAX_BATCH)
-        self.tally = Tally()
+        self.counters = Counters()
         limits = QueueLimits(tiers=3, max_batch=MAX_BATCH)
-        self.broker = MemoryBroker({"m": limits}, DeadLetterBox(), self.tally, clock, lambda: 0.5)
+        self.broker = MemoryBroker({"m": limits}, DeadLetterBox(), self.counters, clock, lambda: 0.5)
         self.fleet: Fleet = MemoryFleet(clock)
         self._made: list[Service] = []
 
     def gateway(self, link: Link | None = None) -> tuple[Service, Gateway]:
-        gateway = Gateway(self.settings, ["m"], self.broker, self.tally, self.clock, dice=lambda: 0.5)
+        gateway = Gateway(self.settings, ["m"], self.broker, self.counters, self.clock, rng=lambda: 0.5)
         doors = [FakeDoor("public", self.told), FakeDoor("admin", self.told)]
         attendance = self._attendance(gateway.name, Role.GATEWAY, gateway=gateway)
-        lookout = Lookout(gateway, self.fleet, self.clock)
+        lookout = CapacityWatcher(gateway, self.fleet, self.clock)
         return self._service(gateway, [], doors, attendance, link, resources=[lookout]), gateway
 
     def worker(
@@ -89,9 +90,9 @@ class Fleets:
                 policies.build("paced", None),
                 Breaker(5, 0.5),
                 Limits(3.0),
-                self.tally,
+                self.counters,
                 self.clock,
-                dice=lambda: 0.5,
+                rng=lambda: 0.5,
                 memory=memory,
             )
             for index, backend in enumerate(backends)
@@ -118,7 +119,7 @@ class Fleets:
         gateway: Gateway | None,
         batchers: Sequence[Batcher],
         doors: Sequence[FakeDoor],
-        attendance: Attendance,
+        attendance: Membership,
         link: Link | None,
         controller: Controller | None = None,
         resources: Sequence[Resource] = (),
@@ -145,13 +146,13 @@ class Fleets:
         controller: Controller | None = None,
         slots: Sequence[str] = (),
         gateway: Gateway | None = None,
-    ) -> Attendance:
-        def describe() -> Member:
+    ) -> Membership:
+        def describe() -> ProcessInfo:
             leads = controller is not None and controller.leads
             if gateway is None:
-                return Member(id=id, role=role, host="here", pid=pid, leads=leads)
+                return ProcessInfo(id=id, role=role, host="here", pid=pid, leads=leads)
             flow = gateway.limiter.throttle.flow
-            return Member(
+            return ProcessInfo(
                 id=id,
                 role=role,
                 host="here",
@@ -161,7 +162,7 @@ class Fleets:
                 lowest_per_second=flow.lowest,
             )
 
-        return Attendance(self.fleet, describe, self.clock, self.broker, slots)
+        return Membership(self.fleet, describe, self.clock, self.broker, slots)
 
     async def members(self) -> list[str]:
         return sorted(member.id for member in await self.fleet.members())

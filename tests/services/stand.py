@@ -8,27 +8,28 @@ from typing import Any
 
 from starlette.types import ASGIApp
 
-from headway.attendance import Attendance
-from headway.batcher import Batcher, Limits
-from headway.brokers.fleet import MemoryFleet
-from headway.brokers.letters import DeadLetterBox
-from headway.brokers.memory import MemoryBroker
+from headway.admin import routes
+from headway.admin.process import ProcessView
+from headway.app.lifecycle import Service
+from headway.brokers.memory.broker import MemoryBroker
+from headway.brokers.memory.dead_letters import DeadLetterBox
+from headway.brokers.memory.fleet import MemoryFleet
 from headway.config import Settings
-from headway.controller import Controller
+from headway.controller.controller import Controller
 from headway.core import policies
 from headway.core.breaker import Breaker
 from headway.core.queue import QueueLimits
-from headway.gateway import Gateway, new_id
-from headway.http import admin
-from headway.http.process import Process
+from headway.fleet.membership import Membership
+from headway.gateway.gateway import Gateway
 from headway.http.readiness import Readiness
-from headway.lifecycle import Service
-from headway.model import Caller, Member, Reply, Role, Slot
+from headway.model import Principal, ProcessInfo, Reply, Role, Slot
 from headway.ports import Broker, Ledger
-from headway.tally import Tally
+from headway.runtime.counters import Counters
+from headway.runtime.request_id import new_id
+from headway.worker.batcher import Batcher, Limits
 from tests.services.fake_backend import FakeBackend
 
-ANYBODY = Caller("anonymous", "default", 1)
+ANYBODY = Principal("anonymous", "default", 1)
 
 
 class Stand:
@@ -45,11 +46,11 @@ class Stand:
         self.settings = Settings(max_batch_size=max_batch, workers=len(backends), **settings)  # type: ignore[arg-type]
         self._clock = clock
         self.backends = backends
-        self.tally = Tally()
+        self.counters = Counters()
         self.dead = DeadLetterBox()
         limits = QueueLimits(tiers=3, max_batch=max_batch)
-        self.broker = MemoryBroker({"m": limits}, self.dead, self.tally, clock, lambda: 0.5)
-        self.gateway = Gateway(self.settings, ["m"], self.broker, self.tally, clock, dice=lambda: 0.5)
+        self.broker = MemoryBroker({"m": limits}, self.dead, self.counters, clock, lambda: 0.5)
+        self.gateway = Gateway(self.settings, ["m"], self.broker, self.counters, clock, rng=lambda: 0.5)
         wait = None if self.settings.max_wait_ms is None else self.settings.max_wait_ms / 1000
         self.policy = policies.build(self.settings.policy, wait)
         self.batchers = [
@@ -60,14 +61,14 @@ class Stand:
                 self.policy,
                 breaker or Breaker(5, 0.5),
                 Limits(self.settings.gpu_timeout_ms / 1000),
-                self.tally,
+                self.counters,
                 clock,
-                dice=lambda: 0.5,
+                rng=lambda: 0.5,
             )
             for index, backend in enumerate(backends)
         ]
         self.fleet = MemoryFleet(clock)
-        self.attendance = Attendance(self.fleet, self._member, clock, self.broker)
+        self.attendance = Membership(self.fleet, self._member, clock, self.broker)
         self.controller = Controller(self.gateway.name, self.broker, self.fleet, 0.7, clock)
         self.service = Service(
             self.settings,
@@ -92,11 +93,11 @@ class Stand:
         """
         slots = frozenset(batcher.slot.worker for batcher in self.batchers)
         ready = Readiness(broker or self.broker, lambda: self.attendance.leaving, role, slots, direct)
-        process = Process(
+        process = ProcessView(
             settings=self.settings,
             role=role,
             id=self.gateway.name,
-            tally=self.tally,
+            counters=self.counters,
             broker=broker or self.broker,
             letters=broker or self.dead,
             fleet=broker or self.fleet,
@@ -105,10 +106,10 @@ class Stand:
             gateway=self.gateway if role in (Role.SERVE, Role.GATEWAY) else None,
             ledger=ledger,
         )
-        return admin.build(process, ready)
+        return routes.build(process, ready)
 
-    def _member(self) -> Member:
-        return Member(
+    def _member(self) -> ProcessInfo:
+        return ProcessInfo(
             id=self.gateway.name,
             role=Role.SERVE,
             host="here",
@@ -130,7 +131,7 @@ class Stand:
     async def __aexit__(self, *_: object) -> None:
         await self.service.stop()
 
-    async def ask(self, text: str, tier: int = 1, timeout: float = 4.0, caller: Caller = ANYBODY) -> Reply:
+    async def ask(self, text: str, tier: int = 1, timeout: float = 4.0, caller: Principal = ANYBODY) -> Reply:
         return await self.gateway.ask(caller, new_id(), "m", text, b"", tier, timeout)
 
     def asking(self, text: str, **how: object) -> asyncio.Task[Reply]:

@@ -7,21 +7,21 @@ from collections.abc import Callable
 
 import pytest
 
-from headway.gateway import new_id
-from headway.http.allowance import Allowances
-from headway.limiter import REMEMBERED, Limiter
-from headway.model import Caller, Limit
+from headway.gateway.limiter import REMEMBERED, Limiter
+from headway.http.rate_limit_headers import RateLimitHeaders
+from headway.model import Limit, Principal
+from headway.runtime.request_id import new_id
 from tests.services.fake_backend import FakeBackend
 from tests.services.stand import Stand
 from tests.virtual_time import run
 
 LIMIT = Limit("user-1", "user", 60.0, 5.0)
 """One a second, five at once."""
-LIMITED = Caller("somebody", "acme", 1, (LIMIT,))
-PICKY = Caller("somebody", "acme", 1, (LIMIT,), frozenset(["other"]))
+LIMITED = Principal("somebody", "acme", 1, (LIMIT,))
+PICKY = Principal("somebody", "acme", 1, (LIMIT,), frozenset(["other"]))
 
 
-async def outcome(stand: Stand, model: str = "m", caller: Caller = LIMITED, id: str = "") -> str:
+async def outcome(stand: Stand, model: str = "m", caller: Principal = LIMITED, id: str = "") -> str:
     reply = await stand.gateway.ask(caller, id or new_id(), model, "text", b"", 1, 5.0)
     return "ok" if reply.failure is None else reply.failure.code
 
@@ -31,7 +31,7 @@ def test_unknown_models_and_good_requests_share_one_limit() -> None:
         async with Stand(clock, FakeBackend(0.0)) as stand:
             codes = [await outcome(stand, model) for model in ("x", "m", "x", "m", "x", "x", "m")]
             assert codes == ["NOT_FOUND", "ok", "NOT_FOUND", "ok", "NOT_FOUND", "RATE_LIMITED", "RATE_LIMITED"]
-            assert Allowances(stand.gateway).fields((LIMIT,))["ratelimit"].startswith('"user";r=0;')
+            assert RateLimitHeaders(stand.gateway).fields((LIMIT,))["ratelimit"].startswith('"user";r=0;')
             await asyncio.sleep(1.0)
             assert await outcome(stand, "x") == "NOT_FOUND"
 

@@ -70,7 +70,7 @@ def test_what_was_computed_is_told_until_the_broker_answers(mode: str) -> None:
             await asyncio.sleep(15)
             assert await fleet.answered(asked) == ["ok"]
             assert fleet.runs("x") == 1
-            assert sum(fleet.tally.batches.values()) == 1
+            assert sum(fleet.counters.batches.values()) == 1
 
     run(main)
 

@@ -9,8 +9,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from headway import errors
-from headway.gateway import new_id
-from headway.model import Reply, Stage
+from headway.model import EntryState, Reply
+from headway.runtime.request_id import new_id
 from tests.services.fake_backend import FakeBackend
 from tests.services.fleet import ANYBODY, Fleet
 from tests.virtual_time import run
@@ -32,7 +32,7 @@ def test_each_outcome_is_counted_and_noted_with_the_time_that_it_took() -> None:
                 fleet.gateway.abandon(one, ANYBODY.tenant, one.id)
             await fleet.answered(answered, *expired)
             counts = {"ok": 1, "deadline_exceeded": 2, "cancelled": 2}
-            assert fleet.tally.requests == {("m", "paid", outcome): count for outcome, count in counts.items()}
+            assert fleet.counters.requests == {("m", "paid", outcome): count for outcome, count in counts.items()}
             took = {entry.input: seconds for _, entry, seconds, _ in fleet.journals[0].notes}
             assert took == pytest.approx(
                 {"answered": 1.0, "expired 0": 0.5, "expired 1": 0.5, "gone 0": 0.2, "gone 1": 0.2}, abs=GRAIN
@@ -40,7 +40,7 @@ def test_each_outcome_is_counted_and_noted_with_the_time_that_it_took() -> None:
             assert all(
                 (reply.id, reply.tenant) == (entry.id, entry.tenant) for _, entry, _, reply in fleet.journals[0].notes
             )
-            latencies = fleet.tally.request_seconds["m", "paid"]
+            latencies = fleet.counters.request_seconds["m", "paid"]
             assert latencies.count == 3 and latencies.sum == pytest.approx(2.0, abs=2 * GRAIN)
 
     run(main)
@@ -50,7 +50,7 @@ def test_headway_s_own_share_of_a_request_is_what_neither_the_queue_nor_the_run_
     async def main(clock: Clock) -> None:
         async with Fleet(clock, FakeBackend(1.0), max_batch=1) as fleet:
             await fleet.answered(*(fleet.ask(f"text {number}") for number in range(3)))
-            waits, own = fleet.tally.queue_seconds["m", "paid"], fleet.tally.overhead_seconds
+            waits, own = fleet.counters.queue_seconds["m", "paid"], fleet.counters.overhead_seconds
             assert waits.count == 3 and waits.sum == pytest.approx(3.0, abs=0.1)
             assert own.count == 3 and own.sum == pytest.approx(0.0, abs=0.1)
 
@@ -63,17 +63,17 @@ def test_where_a_request_stands_is_known_while_it_is_held_and_afterwards() -> No
             first, late = fleet.ask("first", tier=0), fleet.ask("late", timeout=0.5)
             await asyncio.sleep(0.2)
             standing = await fleet.gateway.status(late.id)
-            assert standing is not None and standing.stage is Stage.QUEUED
+            assert standing is not None and standing.stage is EntryState.QUEUED
             assert (standing.user, standing.tenant, standing.model, standing.tier) == (*WHO, "m", 1)
             assert standing.seconds == pytest.approx(0.2, abs=GRAIN)
             await fleet.answered(first, late)
             await asyncio.sleep(3.0)
             done, failed = [await fleet.gateway.status(one.id, ANYBODY.tenant) for one in (first, late)]
-            assert done is not None and done.stage is Stage.COMPLETED
+            assert done is not None and done.stage is EntryState.COMPLETED
             assert (done.user, done.tenant, done.model, done.tier) == (*WHO, "m", 0)
             assert done.seconds == pytest.approx(1.0, abs=GRAIN) and done.since == pytest.approx(3.0, abs=GRAIN)
             assert done.ran is not None and done.ran.worker == "gpu-0"
-            assert failed is not None and failed.stage is Stage.FAILED
+            assert failed is not None and failed.stage is EntryState.FAILED
             assert failed.failure is not None and failed.failure.code == errors.DEADLINE_EXCEEDED
             assert await fleet.gateway.status(first.id, "another") is None
 

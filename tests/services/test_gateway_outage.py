@@ -13,10 +13,10 @@ from structlog.testing import capture_logs
 
 from headway import errors
 from headway.core.retry import BACKOFF_BASE
-from headway.gateway import new_id
-from headway.line import LOOK_EVERY
-from headway.model import Caller, Entry, Failure, Limit, Reply, Stage
-from headway.redo import CHUNK, SPREAD
+from headway.gateway.broker_session import LOOK_EVERY
+from headway.gateway.resubmitter import CHUNK, SPREAD
+from headway.model import Entry, EntryState, Failure, Limit, Principal, Reply
+from headway.runtime.request_id import new_id
 from tests.services.fake_backend import FakeBackend
 from tests.services.fleet import ANYBODY, Fleet
 from tests.services.troubled import Connection
@@ -47,7 +47,7 @@ def test_a_call_that_was_not_answered_is_made_again_under_the_same_id_with_the_t
             first, *again = offered(fleet)
             assert again and {entry.id for entry in again} == {first.id}
             assert all(first.timeout - 0.1 < entry.timeout < first.timeout for entry in again)
-            assert fleet.tally.refusals == {}
+            assert fleet.counters.refusals == {}
 
     run(main)
 
@@ -138,7 +138,7 @@ def test_while_the_broker_is_away_new_requests_are_refused_at_once_and_held_ones
             failure = refused.reply.failure
             assert failure is not None and failure.reason == "broker"
             assert failure.retry_after == pytest.approx(1.05, abs=0.01)
-            assert fleet.tally.refusals == {("broker", "paid"): 1}
+            assert fleet.counters.refusals == {("broker", "paid"): 1}
             assert await fleet.answered(hasty) == [errors.DEADLINE_EXCEEDED]
             assert hasty.answered_at - hasty.at == pytest.approx(2.0, abs=0.021)
             await asyncio.sleep(8)
@@ -281,7 +281,7 @@ def test_a_refusal_of_what_is_offered_again_is_the_answer() -> None:
 
 def test_what_is_offered_again_is_not_charged_again() -> None:
     limit = Limit("user-1", "user", 600.0, 10.0)
-    caller = Caller("somebody", "acme", 1, (limit,))
+    caller = Principal("somebody", "acme", 1, (limit,))
 
     async def main(clock: Clock) -> None:
         async with Fleet(clock, FakeBackend(2.0), max_batch=100) as fleet:
@@ -293,20 +293,20 @@ def test_what_is_offered_again_is_not_charged_again() -> None:
             fleet.server.lose_everything()
             fleet.server.cut()
             assert await fleet.answered(*asked) == ["ok"] * 20
-            assert fleet.server.inner.owed(limit) == 0.0
+            assert fleet.server.inner.rate_limit_debt(limit) == 0.0
 
     run(main)
 
 
 def test_what_was_never_charged_is_charged_when_it_is_offered_again() -> None:
     limit = Limit("user-1", "user", 6.0, 10.0)
-    caller = Caller("somebody", "acme", 1, (limit,))
+    caller = Principal("somebody", "acme", 1, (limit,))
 
     async def main(clock: Clock) -> None:
         async with Fleet(clock, FakeBackend(0.1)) as fleet:
             fleet.server.script = once("enqueue", "refuse")
             assert await fleet.answered(fleet.ask("hello", caller=caller)) == ["ok"]
-            assert fleet.server.inner.owed(limit) == pytest.approx(10.0, abs=0.3)
+            assert fleet.server.inner.rate_limit_debt(limit) == pytest.approx(10.0, abs=0.3)
 
     run(main)
 
@@ -347,7 +347,7 @@ def test_answers_come_after_the_reply_connection_was_cut() -> None:
 def test_a_reply_of_another_tenant_is_nobodys() -> None:
     async def main(clock: Clock) -> None:
         async with Fleet(clock, FakeBackend(0.1)) as fleet:
-            asked = fleet.ask("mine", id=(id := new_id()), caller=Caller("u", "ours", 1))
+            asked = fleet.ask("mine", id=(id := new_id()), caller=Principal("u", "ours", 1))
             real = fleet.server.inner.replies
 
             async def forged(gateway: str, after: int) -> tuple[Sequence[Reply], int]:
@@ -417,10 +417,10 @@ def test_status_is_told_without_the_broker() -> None:
             fleet.ask("x", id=(id := new_id()))
             await asyncio.sleep(0.1)
             known = await fleet.gateway.status(id)
-            assert known is not None and known.stage is Stage.PROCESSING
+            assert known is not None and known.stage is EntryState.PROCESSING
             await fleet.server.become("refuse")
             known = await fleet.gateway.status(id)
-            assert known is not None and known.stage is Stage.QUEUED
+            assert known is not None and known.stage is EntryState.QUEUED
 
     run(main)
 
@@ -469,8 +469,8 @@ def test_in_direct_mode_everything_is_answered_and_afterwards_nothing_runs_twice
             direct = fleet.ask("direct")
             assert await fleet.answered(direct) == ["ok"]
             assert clock() - direct.at < 0.15
-            assert fleet.tally.direct == {"m": 11}
-            assert fleet.tally.requests == {("m", "paid", "ok"): 12}
+            assert fleet.counters.direct == {"m": 11}
+            assert fleet.counters.requests == {("m", "paid", "ok"): 12}
             finishing = fleet.ask("finishes there")
             await asyncio.sleep(0.05)
             await fleet.server.become("fine")
@@ -499,7 +499,7 @@ def test_what_ran_when_the_broker_went_is_answered_once_in_direct_mode() -> None
             assert asked.answered_at - asked.at < 2.5
             await asyncio.sleep(3)
             assert await fleet.answered(asked) == ["ok"]
-            assert fleet.tally.direct == {}
+            assert fleet.counters.direct == {}
             assert fleet.gateway.broker is fleet.gateway._shared.broker
 
     run(main)
@@ -644,7 +644,7 @@ def test_a_reply_that_is_read_again_is_not_told_again() -> None:
             await fleet.answered(asked)
             fleet.gateway.brought(fleet.gateway._shared, asked.replies * 3)
             assert await fleet.answered(asked) == ["ok"]
-            assert fleet.tally.requests == {("m", "paid", "ok"): 1}
+            assert fleet.counters.requests == {("m", "paid", "ok"): 1}
 
     run(main)
 
@@ -662,7 +662,7 @@ def test_who_was_held_through_an_outage_is_not_shed_for_it() -> None:
             assert outcomes["ok"]
             assert outcomes[errors.SERVICE_OVERLOADED]
             assert set(outcomes) <= {"ok", errors.SERVICE_OVERLOADED, errors.DEADLINE_EXCEEDED}
-            assert not fleet.tally.refusals["shed", "free"]
+            assert not fleet.counters.refusals["shed", "free"]
 
     run(main)
 

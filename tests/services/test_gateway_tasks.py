@@ -10,8 +10,8 @@ import pytest
 
 from headway import errors
 from headway.errors import BrokerUnavailable
-from headway.held import FutureWaiter
-from headway.model import Caller, Failure, Limit, Reply, ShareKind, Stage
+from headway.gateway.pending import FutureSink
+from headway.model import DedupKind, EntryState, Failure, Limit, Principal, Reply
 from tests.services.fake_backend import FakeBackend
 from tests.services.fleet import ANYBODY, Fleet
 from tests.virtual_time import run
@@ -20,7 +20,7 @@ Clock = Callable[[], float]
 TENANT = ANYBODY.tenant
 
 
-def output(found: Reply | Stage | None) -> str | None:
+def output(found: Reply | EntryState | None) -> str | None:
     assert isinstance(found, Reply)
     return found.output
 
@@ -61,43 +61,43 @@ async def test_a_task_can_be_asked_for_at_any_gateway_from_its_admission_on(flee
     assert not asked.admitted.is_set()
     await asked.admitted.wait()
     assert clock() == asked.at
-    assert isinstance(await here.recall(TENANT, asked.id), Stage)
-    assert isinstance(await there.recall(TENANT, asked.id), Stage)
-    assert await there.recall("another", asked.id) is await here.recall("another", asked.id) is None
+    assert isinstance(await here.outcome(TENANT, asked.id), EntryState)
+    assert isinstance(await there.outcome(TENANT, asked.id), EntryState)
+    assert await there.outcome("another", asked.id) is await here.outcome("another", asked.id) is None
     here.detach(TENANT, asked.id)
     await asyncio.sleep(1.5)
     assert asked.replies == []
-    assert output(await here.recall(TENANT, asked.id)) == output(await there.recall(TENANT, asked.id)) == "A"
-    assert await there.recall("another", asked.id) is None
+    assert output(await here.outcome(TENANT, asked.id)) == output(await there.outcome(TENANT, asked.id)) == "A"
+    assert await there.outcome("another", asked.id) is None
     assert fleet.journals[0].outcomes == [("a", "ok")]
     await asyncio.sleep(fleet.settings.result_ttl_s)
-    assert await here.recall(TENANT, asked.id) is await there.recall(TENANT, asked.id) is None
+    assert await here.outcome(TENANT, asked.id) is await there.outcome(TENANT, asked.id) is None
 
 
 @scene()
 async def test_a_task_that_is_waited_for_is_answered_like_any_request(fleet: Fleet, clock: Clock) -> None:
     asked = fleet.ask("a", task=True)
     assert await fleet.answered(asked) == ["ok"]
-    assert output(await fleet.gateways[1].recall(TENANT, asked.id)) == "A"
+    assert output(await fleet.gateways[1].outcome(TENANT, asked.id)) == "A"
 
 
 @scene()
 async def test_a_request_that_is_no_task_is_not_kept(fleet: Fleet, clock: Clock) -> None:
     asked = fleet.ask("a")
     assert await fleet.answered(asked) == ["ok"]
-    assert await fleet.gateways[0].recall(TENANT, asked.id) is None
-    assert await fleet.gateways[1].recall(TENANT, asked.id) is None
+    assert await fleet.gateways[0].outcome(TENANT, asked.id) is None
+    assert await fleet.gateways[1].outcome(TENANT, asked.id) is None
 
 
 @scene()
 async def test_a_refused_task_is_none(fleet: Fleet, clock: Clock) -> None:
     limit = Limit("key:k", "key", 60.0, 1.0)
-    caller = Caller("user", TENANT, 1, (limit,))
+    caller = Principal("user", TENANT, 1, (limit,))
     first = fleet.ask("a", caller=caller, task=True)
     second = fleet.ask("b", caller=caller, task=True, gateway=1)
     assert await fleet.answered(second) == [errors.RATE_LIMITED]
     assert not second.admitted.is_set()
-    assert await fleet.gateways[1].recall(TENANT, second.id) is None
+    assert await fleet.gateways[1].outcome(TENANT, second.id) is None
     assert await fleet.answered(first) == ["ok"]
     assert [journal.outcomes for journal in fleet.journals] == [[("a", "ok")], [("b", errors.RATE_LIMITED)]]
 
@@ -119,9 +119,9 @@ async def test_who_follows_a_task_gets_its_outcome_in_time_or_nothing_and_is_no_
     assert await fleet.gateways[1].follow(TENANT, "unknown", 5.0) is None
     assert clock() - began < 1.2
     assert [journal.outcomes for journal in fleet.journals] == [[("a", "ok")], []]
-    assert dict(fleet.tally.requests) == {("m", "paid", "ok"): 1}
-    assert not fleet.tally.shared
-    assert not fleet.tally.refusals
+    assert dict(fleet.counters.requests) == {("m", "paid", "ok"): 1}
+    assert not fleet.counters.shared
+    assert not fleet.counters.refusals
     assert [gateway.pending for gateway in fleet.gateways] == [0, 0]
 
 
@@ -140,7 +140,7 @@ async def test_who_stops_following_leaves_the_task_as_it_is(fleet: Fleet, clock:
 @scene()
 async def test_a_task_that_was_not_offered_yet_is_queued(fleet: Fleet, clock: Clock) -> None:
     asked = fleet.ask("a", task=True)
-    assert await fleet.gateway.recall(TENANT, asked.id) is Stage.QUEUED
+    assert await fleet.gateway.outcome(TENANT, asked.id) is EntryState.QUEUED
     assert await fleet.answered(asked) == ["ok"]
 
 
@@ -157,14 +157,14 @@ def test_a_task_that_is_cancelled_before_it_runs_never_does_and_is_unknown_every
         await fleet.gateways[at].cancel(TENANT, asked.id)
         assert await follow is None
         for gateway in fleet.gateways:
-            assert await gateway.recall(TENANT, asked.id) is None
+            assert await gateway.outcome(TENANT, asked.id) is None
         await asyncio.sleep(0.1)
         assert fleet.gateway.pending == 1, "the busy one: who holds a task hears that it was cancelled"
         await asyncio.sleep(5.0)
         assert fleet.runs("a") == 0
         assert asked.replies == []
         for gateway in fleet.gateways:
-            assert await gateway.recall(TENANT, asked.id) is None
+            assert await gateway.outcome(TENANT, asked.id) is None
         assert [outcome for text, outcome in fleet.journals[0].outcomes if text == "a"] == [errors.CANCELLED]
 
     cancels()
@@ -175,9 +175,9 @@ async def test_a_kept_outcome_is_forgotten_at_another_gateway(fleet: Fleet, cloc
     asked = fleet.ask("a", task=True)
     assert await fleet.answered(asked) == ["ok"]
     await fleet.gateways[1].cancel("another", asked.id)
-    assert output(await fleet.gateways[0].recall(TENANT, asked.id)) == "A"
+    assert output(await fleet.gateways[0].outcome(TENANT, asked.id)) == "A"
     await fleet.gateways[1].cancel(TENANT, asked.id)
-    assert await fleet.gateways[0].recall(TENANT, asked.id) is None
+    assert await fleet.gateways[0].outcome(TENANT, asked.id) is None
 
 
 @scene()
@@ -187,7 +187,7 @@ async def test_while_the_broker_is_away_nothing_is_said_of_tasks(fleet: Fleet, c
     await fleet.server.become("refuse")
     for gateway in fleet.gateways:
         with pytest.raises(BrokerUnavailable):
-            await gateway.recall(TENANT, asked.id)
+            await gateway.outcome(TENANT, asked.id)
     with pytest.raises(BrokerUnavailable):
         await fleet.gateways[1].cancel(TENANT, asked.id)
     await fleet.server.become("fine")
@@ -205,11 +205,11 @@ async def test_a_task_that_the_broker_has_lost_is_neither_unknown_nor_pending_un
     fleet.server.lose_everything()
     for _ in range(2):
         with pytest.raises(BrokerUnavailable):
-            await fleet.gateway.recall(TENANT, asked.id)
+            await fleet.gateway.outcome(TENANT, asked.id)
         await asyncio.sleep(0.3)
     fleet.server.script = lambda name: None
     await asyncio.sleep(1.0)
-    assert isinstance(await fleet.gateway.recall(TENANT, asked.id), Stage)
+    assert isinstance(await fleet.gateway.outcome(TENANT, asked.id), EntryState)
 
 
 @scene()
@@ -220,16 +220,16 @@ async def test_one_key_is_one_run_wherever_it_is_sent(fleet: Fleet, clock: Clock
     other = fleet.ask("b", key="k", gateway=1)
     assert await fleet.answered(first, second, other) == ["ok", "ok", errors.IDEMPOTENCY_MISUSE]
     third = fleet.ask("a", key="k", gateway=1)
-    foreign = fleet.ask("b", key="k", gateway=1, caller=Caller("u", "another", 1))
+    foreign = fleet.ask("b", key="k", gateway=1, caller=Principal("u", "another", 1))
     assert await fleet.answered(third, foreign) == ["ok", "ok"]
     assert [(one.reply.shared, one.reply.kept) for one in (first, second, third, foreign)] == [
         (None, False),
-        (ShareKind.KEY, False),
-        (ShareKind.KEY, True),
+        (DedupKind.KEY, False),
+        (DedupKind.KEY, True),
         (None, False),
     ]
     assert (fleet.runs("a"), fleet.runs("b")) == (1, 1)
-    assert fleet.tally.shared == {("m", "key", "joined"): 1, ("m", "key", "kept"): 1}
+    assert fleet.counters.shared == {("m", "key", "joined"): 1, ("m", "key", "kept"): 1}
     assert fleet.journals[1].outcomes == [("b", errors.IDEMPOTENCY_MISUSE), ("a", "ok"), ("a", "ok"), ("b", "ok")]
 
 
@@ -242,7 +242,7 @@ async def test_what_was_asked_of_a_gateway_that_died_is_answered_under_its_key_a
     await fleet.kill(0)
     again = fleet.ask("a", key="k", gateway=1)
     assert await fleet.answered(again) == ["ok"]
-    assert output(await fleet.gateways[1].recall(TENANT, lost.id)) == "A"
+    assert output(await fleet.gateways[1].outcome(TENANT, lost.id)) == "A"
     assert await fleet.answered(fleet.ask("a", key="k", gateway=1)) == ["ok"]
     assert fleet.runs("a") == 1
     assert lost.replies == []
@@ -265,7 +265,7 @@ async def test_a_broker_that_lost_its_data_gets_leaders_and_followers_back_from_
     assert fleet.runs("a") == 1
     found = await follow
     assert found is None or found.output == "A"
-    assert output(await fleet.gateways[1].recall(TENANT, first.id)) == "A"
+    assert output(await fleet.gateways[1].outcome(TENANT, first.id)) == "A"
     outcomes = fleet.journals[0].outcomes + fleet.journals[1].outcomes
     assert outcomes.count(("a", "ok")) == 7
 
@@ -273,7 +273,7 @@ async def test_a_broker_that_lost_its_data_gets_leaders_and_followers_back_from_
 @scene(max_batch=1)
 async def test_what_was_charged_is_offered_again_without_charge(fleet: Fleet, clock: Clock) -> None:
     """A burst that was let in over minutes is not refused when the broker has lost what it had."""
-    caller = Caller("user", TENANT, 1, (Limit("key:k", "key", 60.0, 2.0),))
+    caller = Principal("user", TENANT, 1, (Limit("key:k", "key", 60.0, 2.0),))
     asked = []
     for number in range(4):
         asked += [fleet.ask(f"{number} {place}", caller=caller, timeout=60.0) for place in range(2)]
@@ -293,7 +293,7 @@ async def test_a_thousand_at_once_are_one_run_and_a_thousand_more_are_none(fleet
     assert set(await fleet.answered(*later)) == {"ok"}
     assert clock() - later[0].at < 0.1
     assert fleet.runs("a") == 1
-    assert fleet.tally.shared == {("m", "same", "joined"): 999, ("m", "same", "kept"): 1000}
+    assert fleet.counters.shared == {("m", "same", "joined"): 999, ("m", "same", "kept"): 1000}
     assert [len(journal.notes) for journal in fleet.journals] == [1000, 1000]
 
 
@@ -301,7 +301,7 @@ async def test_a_thousand_at_once_are_one_run_and_a_thousand_more_are_none(fleet
 async def test_the_journal_is_told_once_of_every_request_whatever_becomes_of_it(fleet: Fleet, clock: Clock) -> None:
     await busy(fleet)
     gateway = fleet.gateway
-    limited = Caller("user", TENANT, 1, (Limit("key:k", "key", 60.0, 1.0),))
+    limited = Principal("user", TENANT, 1, (Limit("key:k", "key", 60.0, 1.0),))
     answered = fleet.ask("answered")
     fleet.ask("drained")
     gone = fleet.ask("gone")
@@ -310,7 +310,7 @@ async def test_the_journal_is_told_once_of_every_request_whatever_becomes_of_it(
     fleet.ask("charged", caller=limited)
     await asyncio.sleep(0.1)
     over = fleet.ask("over", caller=limited)
-    gateway.submit(unknown := FutureWaiter(), ANYBODY, "unknown", "no such model", "unknown", b"", 1, 4.0)
+    gateway.submit(unknown := FutureSink(), ANYBODY, "unknown", "no such model", "unknown", b"", 1, 4.0)
     gateway.abandon(gone, TENANT, gone.id)
     gateway.detach(TENANT, task.id)
     await fleet.answered(answered, expired, over)
@@ -343,17 +343,17 @@ async def test_in_direct_mode_tasks_are_kept_and_told_and_noted_once(fleet: Flee
     await asyncio.sleep(1.5)
     direct = fleet.ask("direct", task=True, timeout=30.0)
     await direct.admitted.wait()
-    assert isinstance(await gateway.recall(TENANT, direct.id), Stage)
+    assert isinstance(await gateway.outcome(TENANT, direct.id), EntryState)
     assert output(await gateway.follow(TENANT, direct.id, 5.0)) == "DIRECT"
     assert await fleet.answered(moved, direct) == ["ok", "ok"]
     for asked in (moved, direct):
-        assert output(await gateway.recall(TENANT, asked.id)) == asked.text.upper()
+        assert output(await gateway.outcome(TENANT, asked.id)) == asked.text.upper()
     await fleet.server.become("fine")
     await asyncio.sleep(5.0)
-    assert output(await gateway.recall(TENANT, direct.id)) == "DIRECT"
+    assert output(await gateway.outcome(TENANT, direct.id)) == "DIRECT"
     assert sorted(fleet.journals[0].outcomes) == [("direct", "ok"), ("moved", "ok")]
     await gateway.cancel(TENANT, direct.id)
-    assert await gateway.recall(TENANT, direct.id) is None
+    assert await gateway.outcome(TENANT, direct.id) is None
 
 
 @scene(fallback=FakeBackend(2.0), gateways=1)
@@ -364,10 +364,10 @@ async def test_a_task_that_runs_direct_can_be_forgotten_while_the_broker_is_away
     asked = fleet.ask("a", task=True, timeout=30.0)
     await asked.admitted.wait()
     await fleet.gateway.cancel(TENANT, asked.id)
-    assert await fleet.direct.broker.recall(TENANT, asked.id) is None  # type: ignore[union-attr]
+    assert await fleet.direct.broker.outcome(TENANT, asked.id) is None  # type: ignore[union-attr]
     await fleet.server.become("fine")
     await asyncio.sleep(5.0)
-    assert await fleet.gateway.recall(TENANT, asked.id) is None
+    assert await fleet.gateway.outcome(TENANT, asked.id) is None
 
 
 @scene(fallback=FakeBackend(2.0), gateways=1)

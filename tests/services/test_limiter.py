@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 import pytest
 
-from headway.http.allowance import Allowances
-from headway.model import Caller, Limit
+from headway.http.rate_limit_headers import RateLimitHeaders
+from headway.model import Limit, Principal
 from tests.services.fake_backend import FakeBackend
 from tests.services.fleet import Fleet
 from tests.virtual_time import run
 
 Clock = Callable[[], float]
-LIMITED = Caller("somebody", "acme", 1, (Limit("user-1", "user", 600.0, 40.0),))
+LIMITED = Principal("somebody", "acme", 1, (Limit("user-1", "user", 600.0, 40.0),))
 """Ten a second, forty at once."""
 FREE = 2
 
@@ -41,7 +41,7 @@ def test_while_the_broker_is_away_a_gateway_counts_its_part_of_a_limit() -> None
             fleet.gateway.limiter.gateways = 4
             assert await admitted(fleet, 50.0, 10.0) == pytest.approx(10 * 10 + 40, abs=2)
             await gone_direct(fleet)
-            told = Allowances(fleet.gateway).fields(LIMITED.limits)
+            told = RateLimitHeaders(fleet.gateway).fields(LIMITED.limits)
             assert told["ratelimit-policy"] == '"user";q=150;w=60'
             assert await admitted(fleet, 50.0, 20.0) == pytest.approx((20 * 10 + 40) / 4, abs=2)
             await fleet.server.become("fine")
@@ -90,7 +90,7 @@ def test_the_throttle_is_for_the_lowest_tier_and_says_when_to_come_back() -> Non
             assert failure is not None
             assert failure.reason == "capacity"
             assert failure.retry_after == pytest.approx(0.05)
-            assert fleet.tally.refusals == {("capacity", "free"): 10}
+            assert fleet.counters.refusals == {("capacity", "free"): 10}
             assert (throttle.higher, throttle.lowest) == (60, 30)
             await gone_direct(fleet)
             asked = [fleet.ask(f"direct {number}", tier=FREE) for number in range(60)]

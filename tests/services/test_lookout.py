@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from headway.brokers.memory import MemoryBroker
+from headway.brokers.memory.broker import MemoryBroker
 from headway.errors import BrokerUnavailable
-from headway.gateway import Gateway, new_id
-from headway.lookout import STALE_AFTER
-from headway.model import Caller, Capacity, Member, Reply, Role
+from headway.gateway.capacity_watcher import STALE_AFTER
+from headway.gateway.gateway import Gateway
+from headway.model import Capacity, Principal, ProcessInfo, Reply, Role
+from headway.runtime.request_id import new_id
 from tests import virtual_time
 from tests.services.fake_backend import FakeBackend
 from tests.services.roles import MAX_BATCH, Fleets
@@ -21,7 +22,7 @@ from tests.services.roles import MAX_BATCH, Fleets
 BATCH_SECONDS = 0.2
 PER_WORKER = MAX_BATCH / BATCH_SECONDS
 USABLE = 0.7
-TENANT = Caller("somebody", "acme", 2)
+TENANT = Principal("somebody", "acme", 2)
 PAID, FREE = 1, 2
 
 
@@ -228,8 +229,10 @@ def test_gateways_of_another_model_share_limits_and_no_capacity() -> None:
     async def scene(fleets: Fleets) -> None:
         entrance, gateway = fleets.gateway()
         await entrance.start()
-        other = Member(id="other", role=Role.GATEWAY, host="there", pid=9, model="another", lowest_per_second=900.0)
-        await fleets.fleet.attend(other)
+        other = ProcessInfo(
+            id="other", role=Role.GATEWAY, host="there", pid=9, model="another", lowest_per_second=900.0
+        )
+        await fleets.fleet.heartbeat(other)
         await fleets.fleet.publish(capacity(100.0))
         await asyncio.sleep(1.0)
         assert gateway.limiter.gateways == 2
@@ -297,7 +300,7 @@ def test_while_the_memory_of_the_broker_is_scarce_the_lowest_tier_is_held_at_the
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     short = False
-    monkeypatch.setattr(MemoryBroker, "scarce", property(lambda broker: short))
+    monkeypatch.setattr(MemoryBroker, "memory_pressure", property(lambda broker: short))
 
     async def scene(fleets: Fleets) -> None:
         nonlocal short

@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headway import errors
-from headway.core.admission import Gate
-from headway.deadlines import DEADLINE_GRAIN
+from headway.core.admission import AdmissionLimits
+from headway.runtime.timing_wheel import DEADLINE_GRAIN
 from tests.services.fake_backend import FakeBackend
 from tests.services.fleet import ANYBODY, Asked, Fleet
 from tests.services.troubled import MODES
@@ -59,7 +59,7 @@ class Story:
         self.clock = clock
         self.fleet = fleet
         self.timeout = timeout
-        self.dice = random.Random(seed)
+        self.rng = random.Random(seed)
         self.asked: list[Asked] = []
         self.left: list[Asked] = []
 
@@ -83,7 +83,7 @@ class Story:
             server.cut()
         flaky = phase.mode == "flaky"
         await server.become("fine" if flaky else phase.mode)
-        server.script = (lambda name: self.dice.choice(MODES[:3])) if flaky else (lambda name: None)
+        server.script = (lambda name: self.rng.choice(MODES[:3])) if flaky else (lambda name: None)
         await asyncio.sleep(phase.seconds)
 
     async def _ask_on(self) -> None:
@@ -92,13 +92,13 @@ class Story:
             id = f"id-{number}"
             asked = self.fleet.ask(f"t{number}", id=id, gateway=number % len(self.fleet.gateways), timeout=self.timeout)
             self.asked.append(asked)
-            if self.dice.random() < 0.05:
-                await asyncio.sleep(self.dice.random() * 0.2)
+            if self.rng.random() < 0.05:
+                await asyncio.sleep(self.rng.random() * 0.2)
                 if not asked.replies:
                     self.fleet.gateways[number % len(self.fleet.gateways)].abandon(asked, ANYBODY.tenant, id)
                     self.asked[-1] = asked
                     self.left.append(asked)
-            await asyncio.sleep(self.dice.expovariate(20.0))
+            await asyncio.sleep(self.rng.expovariate(20.0))
 
     def check(self) -> Counter[str]:
         """Each has one answer, in time and its own; nothing is left anywhere. Returns how often what was heard."""
@@ -156,7 +156,7 @@ def test_an_outage_shorter_than_the_patience_of_the_door_costs_nobody_an_answer(
 @pytest.fixture
 def open_door(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everybody is admitted: a batch whose end could not be told for seconds makes the model look slow for a while."""
-    monkeypatch.setattr(Gate, "judge", lambda *_: None)
+    monkeypatch.setattr(AdmissionLimits, "judge", lambda *_: None)
 
 
 @EXPLORE

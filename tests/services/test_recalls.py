@@ -9,9 +9,9 @@ import pytest
 
 from headway.core.queue import QueueLimits
 from headway.errors import BrokerUnavailable
-from headway.model import Reply, Stage
-from headway.recalls import MOST_CALLS, Recalls
-from headway.tally import Tally
+from headway.gateway.outcome_reader import MOST_CALLS, OutcomeReader
+from headway.model import EntryState, Reply
+from headway.runtime.counters import Counters
 from tests.services.fake_backend import FakeBackend
 from tests.services.fleet import ANYBODY, Fleet
 from tests.services.troubled import Connection, Server
@@ -24,13 +24,13 @@ class SlowRecalls(Connection):
     """Takes a second for each recall, and then tells how often this outcome was asked for; or fails, when it is `cut`."""
 
     def __init__(self, clock: Clock) -> None:
-        super().__init__(Server(clock, QueueLimits(tiers=3, max_batch=8), Tally()))
+        super().__init__(Server(clock, QueueLimits(tiers=3, max_batch=8), Counters()))
         self.asked: list[tuple[str, str]] = []
         self.cut = False
         self.under_way = 0
         self.peak = 0
 
-    async def recall(self, tenant: str, id: str) -> Reply | Stage | None:
+    async def outcome(self, tenant: str, id: str) -> Reply | EntryState | None:
         self.asked.append((tenant, id))
         self.under_way += 1
         self.peak = max(self.peak, self.under_way)
@@ -44,11 +44,11 @@ class SlowRecalls(Connection):
         return Reply(id, tenant, f"call {nth}", None)
 
 
-def asking(recalls: Recalls, tenant: str, *ids: str) -> list[asyncio.Task[Reply | Stage | None]]:
-    return [asyncio.ensure_future(recalls.recall(tenant, id)) for id in ids]
+def asking(recalls: OutcomeReader, tenant: str, *ids: str) -> list[asyncio.Task[Reply | EntryState | None]]:
+    return [asyncio.ensure_future(recalls.outcome(tenant, id)) for id in ids]
 
 
-async def told(*tasks: asyncio.Task[Reply | Stage | None]) -> list[str | None]:
+async def told(*tasks: asyncio.Task[Reply | EntryState | None]) -> list[str | None]:
     found = await asyncio.gather(*tasks)
     return [one.output if isinstance(one, Reply) else None for one in found]
 
@@ -56,7 +56,7 @@ async def told(*tasks: asyncio.Task[Reply | Stage | None]) -> list[str | None]:
 def test_many_who_ask_for_one_outcome_cost_two_calls() -> None:
     async def main(clock: Clock) -> None:
         broker, began = SlowRecalls(clock), clock()
-        recalls = Recalls(broker, lambda: False)
+        recalls = OutcomeReader(broker, lambda: False)
         assert await told(*asking(recalls, "t", *["big"] * 60)) == ["call 1"] + ["call 2"] * 59
         assert (broker.peak, clock() - began) == (1, 2.0)
 
@@ -66,7 +66,7 @@ def test_many_who_ask_for_one_outcome_cost_two_calls() -> None:
 def test_who_asks_while_a_call_is_under_way_is_not_told_what_that_one_brings() -> None:
     async def main(clock: Clock) -> None:
         broker = SlowRecalls(clock)
-        recalls = Recalls(broker, lambda: False)
+        recalls = OutcomeReader(broker, lambda: False)
         first = asking(recalls, "t", "a")
         await asyncio.sleep(0.9)
         later = asking(recalls, "t", "a", "a")
@@ -78,7 +78,7 @@ def test_who_asks_while_a_call_is_under_way_is_not_told_what_that_one_brings() -
 def test_few_calls_are_under_way_at_once_and_nobody_is_refused() -> None:
     async def main(clock: Clock) -> None:
         broker, began = SlowRecalls(clock), clock()
-        recalls = Recalls(broker, lambda: False)
+        recalls = OutcomeReader(broker, lambda: False)
         ids = [f"{number}" for number in range(5 * MOST_CALLS)]
         assert await told(*asking(recalls, "t", *ids)) == ["call 1"] * len(ids)
         assert (broker.peak, clock() - began) == (MOST_CALLS, 5.0)
@@ -89,7 +89,7 @@ def test_few_calls_are_under_way_at_once_and_nobody_is_refused() -> None:
 def test_a_tenant_waits_for_one_turn_of_another_that_asks_for_much() -> None:
     async def main(clock: Clock) -> None:
         broker, began = SlowRecalls(clock), clock()
-        recalls = Recalls(broker, lambda: False)
+        recalls = OutcomeReader(broker, lambda: False)
         many = asking(recalls, "greedy", *(f"{number}" for number in range(100)))
         await asyncio.sleep(0.5)
         one = asking(recalls, "modest", "one")
@@ -105,7 +105,7 @@ def test_a_tenant_waits_for_one_turn_of_another_that_asks_for_much() -> None:
 def test_who_has_left_costs_no_call() -> None:
     async def main(clock: Clock) -> None:
         broker = SlowRecalls(clock)
-        recalls = Recalls(broker, lambda: False)
+        recalls = OutcomeReader(broker, lambda: False)
         first = asking(recalls, "t", *(f"{number}" for number in range(MOST_CALLS)))
         left = asking(recalls, "t", "left", "also")
         await asyncio.sleep(0.5)
@@ -122,7 +122,7 @@ def test_who_has_left_costs_no_call() -> None:
 def test_a_failure_is_for_those_it_was_made_for_and_an_outage_for_all(out_of_reach: bool) -> None:
     async def main(clock: Clock) -> None:
         broker, began = SlowRecalls(clock), clock()
-        recalls = Recalls(broker, lambda: out_of_reach)
+        recalls = OutcomeReader(broker, lambda: out_of_reach)
         tasks = asking(recalls, "t", *(f"{number}" for number in range(10 * MOST_CALLS)))
         await asyncio.sleep(0.5)
         broker.cut = True
@@ -141,7 +141,7 @@ def test_polls_of_one_task_at_a_gateway_share_their_calls() -> None:
         async with Fleet(clock, FakeBackend(1.0), gateways=2, model="m") as fleet:
             asked = fleet.ask("a", task=True)
             assert await fleet.answered(asked) == ["ok"]
-            polls = [fleet.gateways[1].recall(ANYBODY.tenant, asked.id) for _ in range(60)]
+            polls = [fleet.gateways[1].outcome(ANYBODY.tenant, asked.id) for _ in range(60)]
             found = await asyncio.gather(*polls)
             assert {one.output if isinstance(one, Reply) else None for one in found} == {"A"}
             assert len(fleet.server.named("recall")) == 2

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
+from headway.app.lifecycle import CONNECT_EVERY, CONNECT_WITHIN, Service
 from headway.config import Settings
 from headway.errors import SettingError, StoreUnavailable
-from headway.lifecycle import CONNECT_EVERY, CONNECT_WITHIN, Service
-from headway.supervisor import Supervisor
+from headway.runtime.supervisor import Supervisor
 from tests.services.fake_backend import FakeBackend
 from tests.services.stand import Stand
 from tests.virtual_time import run

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from headway.attendance import Attendance
+from headway.app.lifecycle import CONNECT_WITHIN, Service
 from headway.errors import BrokerUnavailable, SettingError
-from headway.lifecycle import CONNECT_WITHIN, Service
-from headway.model import Capacity, Member, Role, WorkerStatus
+from headway.fleet.membership import Membership
+from headway.model import Capacity, ProcessInfo, Role, WorkerStatus
 from headway.ports import Fleet
 from tests import virtual_time
 from tests.services.fake_backend import FakeBackend
@@ -76,17 +76,17 @@ class Away:
             raise BrokerUnavailable("out of reach")
         return self._inner
 
-    async def attend(self, member: Member) -> None:
-        await self.inner.attend(member)
+    async def heartbeat(self, member: ProcessInfo) -> None:
+        await self.inner.heartbeat(member)
 
     async def leave(self, id: str) -> None:
         await self.inner.leave(id)
 
-    async def members(self) -> Sequence[Member]:
+    async def members(self) -> Sequence[ProcessInfo]:
         return await self.inner.members()
 
-    async def lead(self, candidate: str, seconds: float) -> bool:
-        return await self.inner.lead(candidate, seconds)
+    async def acquire_leadership(self, candidate: str, seconds: float) -> bool:
+        return await self.inner.acquire_leadership(candidate, seconds)
 
     async def publish(self, capacity: Capacity) -> None:
         await self.inner.publish(capacity)
@@ -430,7 +430,7 @@ def test_two_processes_may_not_have_slots_of_one_name() -> None:
 
 def test_the_name_of_a_process_that_was_killed_is_free_in_a_while() -> None:
     async def scene(fleets: Fleets) -> None:
-        await fleets.fleet.attend(Member(id="host", role=Role.WORKER, host="here", pid=7))
+        await fleets.fleet.heartbeat(ProcessInfo(id="host", role=Role.WORKER, host="here", pid=7))
         heir = fleets.worker("host", FakeBackend(), pid=8)
         begun = fleets.clock()
         await heir.start()
@@ -443,9 +443,9 @@ def test_the_name_of_a_process_that_was_killed_is_free_in_a_while() -> None:
 def test_a_setting_that_must_be_the_same_everywhere_and_is_not_is_told_by_whoever_comes_later() -> None:
     async def scene(fleets: Fleets) -> None:
         async def told(id: str, **shared: str) -> list[tuple[str, str, str, str]]:
-            member = Member(id=id, role=Role.WORKER, host="here", pid=1, shared=shared)
+            member = ProcessInfo(id=id, role=Role.WORKER, host="here", pid=1, shared=shared)
             with capture_logs() as logs:
-                await Attendance(fleets.fleet, lambda: member, fleets.clock, fleets.broker).enter()
+                await Membership(fleets.fleet, lambda: member, fleets.clock, fleets.broker).enter()
             assert all(line["log_level"] == "warning" for line in logs)
             return [(line["setting"], line["here"], line["there"], line["process"]) for line in logs]
 

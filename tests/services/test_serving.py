@@ -12,9 +12,17 @@ import pytest
 from headway import errors
 from headway.core.breaker import Breaker, State
 from headway.core.retry import MAX_ATTEMPTS, RetryBudget
-from headway.errors import BackendError, BatchRaised, RemoteError, StartKilled, TargetError, WorkerAbsent, WorkerCrashed
-from headway.gateway import new_id
-from headway.model import WARM_UP, Caller, Entry, Failure, Item, Limit, Reply, WorkerStatus
+from headway.errors import (
+    BackendError,
+    BatchRaised,
+    RemoteError,
+    StartKilled,
+    TargetError,
+    WorkerAbsent,
+    WorkerCrashed,
+)
+from headway.model import WARM_UP, Entry, Failure, ItemResult, Limit, Principal, Reply, WorkerStatus
+from headway.runtime.request_id import new_id
 from tests.services.fake_backend import FakeBackend
 from tests.services.stand import ANYBODY, Stand
 from tests.virtual_time import run
@@ -61,7 +69,7 @@ def test_a_client_that_leaves_while_queued_never_reaches_a_gpu() -> None:
             assert (await first).output == "FIRST"
             await asyncio.sleep(3)
             assert stand.backends[0].batches == [["first"]]
-            assert stand.tally.requests["m", "paid", "cancelled"] == 1
+            assert stand.counters.requests["m", "paid", "cancelled"] == 1
 
     run(main)
 
@@ -73,7 +81,7 @@ def test_a_client_that_leaves_in_flight_costs_gpu_time_that_is_counted() -> None
             await asyncio.sleep(0.5)
             leaver.cancel()
             await asyncio.sleep(1)
-            assert stand.tally.wasted_seconds["departed"] == pytest.approx(1.0, abs=0.01)
+            assert stand.counters.wasted_seconds["departed"] == pytest.approx(1.0, abs=0.01)
             assert (await stand.ask("next")).output == "NEXT"
 
     run(main)
@@ -141,7 +149,7 @@ def test_a_crashed_worker_is_replaced_and_its_batch_is_retried() -> None:
             reply = await stand.ask("survivor")
             assert reply.output == "SURVIVOR" and reply.attempts == 2
             assert backend.starts == 2
-            assert stand.tally.retries["crashed"] == 1
+            assert stand.counters.retries["crashed"] == 1
 
     run(main)
 
@@ -154,7 +162,7 @@ def test_a_batch_that_comes_when_its_worker_has_just_died_is_not_charged() -> No
             reply = await stand.ask("innocent")
             assert reply.output == "INNOCENT" and reply.attempts == 1
             assert backend.starts == 1 + MAX_ATTEMPTS
-            assert not stand.tally.retries["crashed"]
+            assert not stand.counters.retries["crashed"]
             assert await stand.dead.list() == []
 
     run(main)
@@ -275,7 +283,7 @@ def test_starts_that_fail_leave_nothing_for_the_garbage_collector() -> None:
                 assert [one for one in left if one() is not None] == []
             finally:
                 gc.enable()
-            assert stand.tally.worker_restarts["gpu-0"] == 0
+            assert stand.counters.worker_restarts["gpu-0"] == 0
 
     run(main)
 
@@ -355,14 +363,14 @@ def test_a_failing_backend_opens_the_breaker_and_recovers() -> None:
             assert statuses == {WorkerStatus.DEGRADED}
             runs = len(backend.batches)
             assert runs < 8 * 3
-            assert stand.tally.breaker_state["gpu-0"] == State.OPEN
+            assert stand.counters.breaker_state["gpu-0"] == State.OPEN
             broken = False
             reply = await stand.ask("good", timeout=4.0)
             while reply.output is None:
                 reply = await stand.ask("good", timeout=4.0)
             statuses = {worker.status for worker in await stand.broker.workers()}
             assert statuses == {WorkerStatus.HEALTHY}
-            assert stand.tally.breaker_state["gpu-0"] == State.CLOSED
+            assert stand.counters.breaker_state["gpu-0"] == State.CLOSED
 
     run(main)
 
@@ -372,7 +380,7 @@ class Broken(FakeBackend):
 
     error: Exception | None = None
 
-    async def run(self, entries: Sequence[Entry], timeout: float) -> Sequence[Item]:
+    async def run(self, entries: Sequence[Entry], timeout: float) -> Sequence[ItemResult]:
         items = await super().run(entries, timeout)
         if self.error is not None:
             raise self.error if entries[0].id == WARM_UP else BatchRaised("no")
@@ -466,7 +474,7 @@ def test_a_worker_in_which_nothing_works_any_more_is_replaced() -> None:
                 reply = await stand.ask(f"x {tries}")
             assert (await stand.ask("x")).output == "X", "the worker was at fault, not the input"
             assert backend.starts == 2
-            assert stand.tally.worker_restarts["gpu-0"] == 1
+            assert stand.counters.worker_restarts["gpu-0"] == 1
 
     run(main)
 
@@ -517,7 +525,7 @@ def test_an_exception_in_a_waiter_hurts_nobody_else() -> None:
 
 def test_a_fault_inside_is_told_to_operators_alone() -> None:
     class Faulty(FakeBackend):
-        async def run(self, entries: Sequence[Entry], timeout: float) -> Sequence[Item]:
+        async def run(self, entries: Sequence[Entry], timeout: float) -> Sequence[ItemResult]:
             raise OSError(28, "No space left on device", "/srv/model")
 
     async def main(clock: Clock) -> None:
@@ -563,7 +571,7 @@ def test_refusals_at_the_door() -> None:
             same = new_id()
             twice = await asyncio.gather(*(stand.gateway.ask(ANYBODY, same, "m", "x", b"", 1, 1.0) for _ in range(2)))
             assert codes(twice) == ["ok", errors.IDEMPOTENCY_CONFLICT]
-            limited = Caller("u", "t", 1, (Limit("user u", "user", rate=60.0, burst=2.0),))
+            limited = Principal("u", "t", 1, (Limit("user u", "user", rate=60.0, burst=2.0),))
             replies = [await stand.ask("x", caller=limited) for _ in range(3)]
             assert codes(replies) == ["ok", "ok", errors.RATE_LIMITED]
             assert replies[2].failure is not None and replies[2].failure.retry_after is not None
@@ -578,8 +586,8 @@ def test_refusals_at_the_door_do_not_flatter_the_latency() -> None:
             replies = await asyncio.gather(*(stand.ask(str(number)) for number in range(20)))
             refused = sum(reply.failure is not None and reply.failure.reason == "shed" for reply in replies)
             assert 5 < refused < 20
-            assert stand.tally.refusals["shed", "paid"] == refused
-            latencies = stand.tally.request_seconds["m", "paid"]
+            assert stand.counters.refusals["shed", "paid"] == refused
+            latencies = stand.counters.request_seconds["m", "paid"]
             assert latencies.count == 21 - refused
             assert latencies.counts[0] == 0
 

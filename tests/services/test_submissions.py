@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from headway import errors
-from headway.gateway import new_id
 from headway.model import Reply
+from headway.runtime.request_id import new_id
 from tests.services.fleet import ANYBODY, Asked, Fleet
 from tests.services.test_gateway_tasks import Clock, busy, output, scene
 
@@ -35,7 +35,7 @@ def test_an_id_used_again_while_its_first_request_runs_past_its_deadline_is_a_co
         await again.told.wait()
         assert again.outcome == errors.IDEMPOTENCY_CONFLICT
         await asyncio.sleep(1.0)
-        assert output(await fleet.gateway.recall(TENANT, first.id)) == "FIRST"
+        assert output(await fleet.gateway.outcome(TENANT, first.id)) == "FIRST"
 
     act()
 
@@ -78,7 +78,7 @@ async def test_a_finished_task_outlives_a_client_that_uses_its_id_and_leaves(fle
             await let_pass(fleet, again, gateway)
     await asyncio.sleep(3.0)
     for holder in fleet.gateways:
-        assert output(await holder.recall(TENANT, task.id)) == "TASK"
+        assert output(await holder.outcome(TENANT, task.id)) == "TASK"
 
 
 @scene()
@@ -100,7 +100,7 @@ async def test_a_task_outlives_a_broker_that_stalls_while_it_ends(fleet: Fleet, 
     assert len(tasks) > 3
     for task in tasks:
         for gateway in fleet.gateways:
-            assert isinstance(await gateway.recall(TENANT, task.id), Reply)
+            assert isinstance(await gateway.outcome(TENANT, task.id), Reply)
 
 
 @pytest.mark.parametrize("gateway", [0, 1])
@@ -189,7 +189,7 @@ async def test_a_task_that_is_cancelled_on_its_way_does_not_run(fleet: Fleet, cl
     await fleet.answered(task)
     await asyncio.sleep(3.0)
     assert fleet.runs("task") == 0
-    assert await fleet.gateway.recall(TENANT, task.id) is None
+    assert await fleet.gateway.outcome(TENANT, task.id) is None
 
 
 def chosen(fleet: Fleet, text: str, id: str, gateway: int) -> Asked:
@@ -213,6 +213,6 @@ def test_the_id_of_a_finished_task_stands_for_what_it_asked(gateway: int) -> Non
         assert other.reply.failure.code == errors.IDEMPOTENCY_MISUSE
         assert fleet.runs("text") == 1
         assert fleet.runs("another") == 0
-        assert output(await fleet.gateway.recall(TENANT, task.id)) == "TEXT"
+        assert output(await fleet.gateway.outcome(TENANT, task.id)) == "TEXT"
 
     act()

@@ -18,29 +18,29 @@ import itertools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from headway.brokers.letters import DeadLetterBox
-from headway.brokers.memory import MemoryBroker
+from headway.brokers.memory.broker import MemoryBroker
+from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.core.departure import Load, Policy
 from headway.core.queue import QueueLimits
 from headway.core.retention import KeptLimits
 from headway.errors import BrokerUnavailable
 from headway.model import (
     BatchFailure,
+    Completion,
     Entry,
+    EntryState,
     Failure,
-    Item,
+    ItemResult,
     Lease,
     Limit,
+    NoWork,
     Reply,
-    Settled,
     Slot,
-    Stage,
     Submission,
     TierDepth,
-    Wait,
     WorkerInfo,
 )
-from headway.tally import Tally
+from headway.runtime.counters import Counters
 
 T = TypeVar("T")
 
@@ -59,9 +59,9 @@ class Server:
         losses: how often all was lost.
     """
 
-    def __init__(self, clock: Callable[[], float], limits: QueueLimits, tally: Tally) -> None:
+    def __init__(self, clock: Callable[[], float], limits: QueueLimits, counters: Counters) -> None:
         self.clock = clock
-        self.tally = tally
+        self.counters = counters
         self.dead = DeadLetterBox()
         self.mode = "fine"
         self.script: Callable[[str], str | None] = lambda name: None
@@ -78,7 +78,7 @@ class Server:
         return f"epoch {self.losses}"
 
     def _fresh(self) -> MemoryBroker:
-        inner = MemoryBroker({"m": self._limits}, self.dead, self.tally, self.clock, lambda: 0.5)
+        inner = MemoryBroker({"m": self._limits}, self.dead, self.counters, self.clock, lambda: 0.5)
         # A fence must not come again after a loss: a batch that runs would be taken for another.
         inner._fences = itertools.count(1 + self.losses * 1_000_000)
         return inner
@@ -160,7 +160,7 @@ class Connection:
         self._granted: dict[str, tuple[str, Lease]] = {}
 
     @property
-    def gather(self) -> float:
+    def linger(self) -> float:
         return 0.001
 
     @property
@@ -168,8 +168,8 @@ class Connection:
         return self._epoch
 
     @property
-    def scarce(self) -> bool:
-        return self.server.inner.scarce
+    def memory_pressure(self) -> bool:
+        return self.server.inner.memory_pressure
 
     @property
     def kept(self) -> KeptLimits:
@@ -183,8 +183,8 @@ class Connection:
     async def enqueue(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
         return await self._call("enqueue", list(entries), lambda inner: inner.enqueue(entries))
 
-    async def claim(self, slot: Slot, policy: Policy) -> Lease | Wait:
-        async def once(inner: MemoryBroker) -> Lease | Wait:
+    async def claim(self, slot: Slot, policy: Policy) -> Lease | NoWork:
+        async def once(inner: MemoryBroker) -> Lease | NoWork:
             epoch, lease = self._granted.get(slot.worker, ("", None))
             if lease is not None and epoch == self.server.epoch and await inner.extend(lease):
                 return lease
@@ -197,10 +197,10 @@ class Connection:
         self._granted.pop(slot.worker, None)
         return claimed
 
-    async def listen(self, slot: Slot, until: float | None) -> None:
-        await self.server.wait_for("listen", slot, lambda inner: inner.listen(slot, until))
+    async def wait_for_work(self, slot: Slot, until: float | None) -> None:
+        await self.server.wait_for("listen", slot, lambda inner: inner.wait_for_work(slot, until))
 
-    async def complete(self, lease: Lease, items: Sequence[Item]) -> Settled:
+    async def complete(self, lease: Lease, items: Sequence[ItemResult]) -> Completion:
         return await self._call("complete", lease, lambda inner: inner.complete(lease, items))
 
     async def release(self, lease: Lease, failure: BatchFailure | None = None) -> bool:
@@ -220,17 +220,17 @@ class Connection:
         self._epoch = self.server.epoch
         return read
 
-    async def stage(self, tenant: str, id: str) -> Stage | None:
-        return await self._call("stage", (tenant, id), lambda inner: inner.stage(tenant, id))
+    async def state(self, tenant: str, id: str) -> EntryState | None:
+        return await self._call("stage", (tenant, id), lambda inner: inner.state(tenant, id))
 
-    async def recall(self, tenant: str, id: str) -> Reply | Stage | None:
-        return await self._call("recall", (tenant, id), lambda inner: inner.recall(tenant, id))
+    async def outcome(self, tenant: str, id: str) -> Reply | EntryState | None:
+        return await self._call("recall", (tenant, id), lambda inner: inner.outcome(tenant, id))
 
-    def owed(self, limit: Limit) -> float:
-        return self.server.inner.owed(limit)
+    def rate_limit_debt(self, limit: Limit) -> float:
+        return self.server.inner.rate_limit_debt(limit)
 
-    async def beat(self, worker: WorkerInfo) -> None:
-        await self._call("beat", worker, lambda inner: inner.beat(worker))
+    async def heartbeat(self, worker: WorkerInfo) -> None:
+        await self._call("beat", worker, lambda inner: inner.heartbeat(worker))
 
     async def workers(self) -> Sequence[WorkerInfo]:
         return await self._call("workers", None, lambda inner: inner.workers())

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from headway.backends import frames
+from headway.backends.process import frames
 
 NO_TEXT: dict[str, Any] = {
     "none": None,

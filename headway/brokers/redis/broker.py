@@ -20,13 +20,13 @@ import uuid_utils
 
 from headway.brokers.redis import wire
 from headway.brokers.redis.completion import fitting
-from headway.brokers.redis.link import Link
+from headway.brokers.redis.connection import RedisConnection
 from headway.brokers.redis.mailbox import Mailbox
-from headway.brokers.redis.places import Places
-from headway.brokers.redis.queue import SHARDS, Granted, Look, Queue
 from headway.brokers.redis.registry import Registry
+from headway.brokers.redis.shard_queue import SHARDS, Granted, Look, Queue
+from headway.brokers.redis.shard_router import Places
+from headway.core import failures
 from headway.core import shards as sharding
-from headway.core import verdicts
 from headway.core.departure import Load, Policy
 from headway.core.queue import QueueLimits
 from headway.core.retention import KEPT, KeptLimits, weight
@@ -34,21 +34,21 @@ from headway.errors import BrokerUnavailable
 from headway.model import (
     BatchFailure,
     Cause,
+    Completion,
     Entry,
+    EntryState,
     Failure,
-    Item,
+    ItemResult,
     Lease,
     Limit,
+    NoWork,
     Reply,
-    Settled,
     Slot,
-    Stage,
     Submission,
     TierDepth,
-    Wait,
     WorkerInfo,
 )
-from headway.tally import Tally
+from headway.runtime.counters import Counters
 
 log = structlog.get_logger(__name__)
 
@@ -78,8 +78,8 @@ class RedisBroker:
     Arguments:
         link: to the server, opened.
         models: what bounds the queue of each model served.
-        tally: counts retries.
-        dice: uniform in [0, 1).
+        counters: counts retries.
+        rng: uniform in [0, 1).
         shards: queues that each model is split into.
         lease_seconds: how long a lease lasts unless it is extended.
         kept: budgets of the outcomes that are kept, of each server.
@@ -87,10 +87,10 @@ class RedisBroker:
 
     def __init__(
         self,
-        link: Link,
+        link: RedisConnection,
         models: Mapping[str, QueueLimits],
-        tally: Tally,
-        dice: Callable[[], float],
+        counters: Counters,
+        rng: Callable[[], float],
         shards: int = 1,
         lease_seconds: float = 3.0,
         kept: KeptLimits = KEPT,
@@ -105,9 +105,9 @@ class RedisBroker:
         }
         self._every = [queue for queues in self._queues.values() for queue in queues]
         self._registry = Registry(link)
-        self._places = Places(self._queues, models, self._registry, dice)
-        self._tally = tally
-        self._dice = dice
+        self._places = Places(self._queues, models, self._registry, rng)
+        self._counters = counters
+        self._rng = rng
         self._shards = shards
         self._mailboxes: dict[str, Mailbox] = {}
         self._numbers = itertools.count()
@@ -119,7 +119,7 @@ class RedisBroker:
         self._reap_at: dict[Queue, float] = {}
 
     @property
-    def gather(self) -> float:
+    def linger(self) -> float:
         """See Broker: a tenth of the headway, between 1 and 4 ms."""
         headway = max((queue.headway for queue in self._every), default=0.0)
         return min(max(headway / 10, LEAST_GATHER), MOST_GATHER)
@@ -132,9 +132,9 @@ class RedisBroker:
         return str(sum(queue.losses for queue in self._every))
 
     @property
-    def scarce(self) -> bool:
+    def memory_pressure(self) -> bool:
         """See Broker: above four fifths of `maxmemory`, at any server."""
-        return self._link.scarce
+        return self._link.memory_pressure
 
     @property
     def kept(self) -> KeptLimits:
@@ -179,15 +179,15 @@ class RedisBroker:
         self._places.forget((entry.tenant, entry.id) for entry in refused)
         return result
 
-    def owed(self, limit: Limit) -> float:
+    def rate_limit_debt(self, limit: Limit) -> float:
         """See Broker."""
         owed = 0.0
         for queues in self._queues.values():
-            of_shards, counts = [queue.owed(limit) for queue in queues], queues[0].counts
+            of_shards, counts = [queue.rate_limit_debt(limit) for queue in queues], queues[0].counts
             owed = max(owed, sum(of_shards) / counts if limit.name == "tier" and counts > 1 else max(of_shards))
         return owed
 
-    async def claim(self, slot: Slot, policy: Policy) -> Lease | Wait:
+    async def claim(self, slot: Slot, policy: Policy) -> Lease | NoWork:
         """See Broker."""
         home = self._places.home(slot.worker, slot.model)
         doubt = self._doubts.get(slot)
@@ -205,7 +205,7 @@ class RedisBroker:
         self._idle_at[slot] = home
         return claimed
 
-    async def listen(self, slot: Slot, until: float | None) -> None:
+    async def wait_for_work(self, slot: Slot, until: float | None) -> None:
         """See Broker."""
         home = self._places.home(slot.worker, slot.model)
         idle_at = self._idle_at.get(slot, home)
@@ -228,7 +228,7 @@ class RedisBroker:
                     task.cancel()
                     await asyncio.gather(task, return_exceptions=True)
 
-    async def complete(self, lease: Lease, items: Sequence[Item]) -> Settled:
+    async def complete(self, lease: Lease, items: Sequence[ItemResult]) -> Completion:
         """See Broker."""
         if len(items) != len(lease.entries):
             raise ValueError(f"{len(items)} items for a lease of {len(lease.entries)} entries: one each, in order")
@@ -240,7 +240,7 @@ class RedisBroker:
         for place, (entry, item) in enumerate(zip(lease.entries, items, strict=True)):
             failure = None
             if item.output is None:
-                failure = verdicts.item_failure(item)
+                failure = failures.item_failure(item)
                 bad.append((place, wire.encode(wire.WireFailure("item", item.error or "", lease.slot.worker))))
             reply = wire.WireReply(place, entry.id, entry.tenant, item.output, failure, waited[place], entry.nonce)
             runs.setdefault(entry.gateway, []).append(reply)
@@ -259,10 +259,10 @@ class RedisBroker:
     async def release(self, lease: Lease, failure: BatchFailure | None = None) -> bool:
         """See Broker."""
         queue, fence = self._queue_of(lease)
-        again = await queue.release(fence, failure, (self._dice(), self._dice()))
+        again = await queue.release(fence, failure, (self._rng(), self._rng()))
         self._waited.pop((lease.slot.model, lease.fence), None)
         if again and failure is not None:
-            self._tally.retries[failure.cause.value] += again
+            self._counters.retries[failure.cause.value] += again
         return again is not None
 
     async def extend(self, lease: Lease) -> bool:
@@ -293,24 +293,24 @@ class RedisBroker:
         self._places.forget((reply.tenant, reply.id) for reply in replies)
         return replies, cursor
 
-    async def stage(self, tenant: str, id: str) -> Stage | None:
+    async def state(self, tenant: str, id: str) -> EntryState | None:
         """See Broker."""
-        stages = await _all(*(queue.stage(wire.key_of(tenant, id)) for queue in self._places.where((tenant, id))))
+        stages = await _all(*(queue.state(wire.key_of(tenant, id)) for queue in self._places.where((tenant, id))))
         return next((stage for stage in stages if stage is not None), None)
 
-    async def recall(self, tenant: str, id: str) -> Reply | Stage | None:
+    async def outcome(self, tenant: str, id: str) -> Reply | EntryState | None:
         """See Broker."""
-        found = await _all(*(queue.recall(wire.key_of(tenant, id)) for queue in self._places.where((tenant, id))))
+        found = await _all(*(queue.outcome(wire.key_of(tenant, id)) for queue in self._places.where((tenant, id))))
         return next((one for one in found if one is not None), None)
 
-    async def beat(self, worker: WorkerInfo) -> None:
+    async def heartbeat(self, worker: WorkerInfo) -> None:
         """See Broker."""
         await self._places.count(wait=True)
         before = self._places.move(worker)
         if before is not None:
             before.bell.wake(worker.worker_id)  # It sleeps at its old home, and is needed at the new one.
         home = self._places.home(worker.worker_id, worker.model)
-        await _all(home.beat(worker), self._registry.record(worker))
+        await _all(home.heartbeat(worker), self._registry.record(worker))
         if before is not None:
             await before.forget(worker.worker_id)
             await before.unlisten(worker.worker_id)
@@ -344,12 +344,12 @@ class RedisBroker:
         return max(min(self._reap_at.values()) - asyncio.get_running_loop().time(), 0.001)
 
     async def _reap(self, queue: Queue) -> None:
-        due, again = await queue.reap((self._dice(), self._dice()), self._shards)
+        due, again = await queue.reap((self._rng(), self._rng()), self._shards)
         self._reap_at[queue] = asyncio.get_running_loop().time() + due
         if again:
-            self._tally.retries[Cause.LEASE_LOST.value] += again
+            self._counters.retries[Cause.LEASE_LOST.value] += again
 
-    async def _claim_from(self, queue: Queue, slot: Slot, policy: Policy, guest: bool) -> Lease | Wait:
+    async def _claim_from(self, queue: Queue, slot: Slot, policy: Policy, guest: bool) -> Lease | NoWork:
         doubt = self._doubts.pop(slot, None)
         again = doubt is not None and doubt.queue is queue
         if doubt is None or not again:
@@ -360,7 +360,7 @@ class RedisBroker:
             if not (guest and again):  # A guest does not wait for ever for a shard that is out of reach.
                 self._doubts[slot] = doubt
             raise
-        if isinstance(claimed, Wait):
+        if isinstance(claimed, NoWork):
             return claimed
         self._waited[slot.model, claimed.lease.fence] = claimed.waited
         if len(self._waited) > RUNNING:
@@ -369,18 +369,18 @@ class RedisBroker:
             return await self._refuse_batch(claimed)
         return claimed.lease
 
-    async def _refuse_batch(self, claimed: Granted) -> Wait:
+    async def _refuse_batch(self, claimed: Granted) -> NoWork:
         """A batch with an entry that this release cannot read: the retry plan finds who can, or who it is."""
         worker = claimed.lease.slot.worker
         log.error("a batch cannot be read", worker=worker, error=claimed.unreadable)
         await self.release(claimed.lease, BatchFailure(Cause.BAD_OUTPUT, claimed.unreadable, worker))
-        return Wait(claimed.lease.granted_at)
+        return NoWork(claimed.lease.granted_at)
 
     async def _look_around(self, slot: Slot, home: Queue) -> None:
         """Return when another shard is behind, and remember it for the next claim."""
         loop = asyncio.get_running_loop()
         others = self._places.others(home)
-        start, pause = int(self._dice() * len(others)), sharding.LOOK_EVERY
+        start, pause = int(self._rng() * len(others)), sharding.LOOK_EVERY
         for turn in itertools.count(start):
             # At high load rests are short, so the first look of a rest must not wait for long.
             await asyncio.sleep(max(self._looked_at.get(slot, -math.inf) + pause - loop.time(), 0.0))

@@ -190,6 +190,6 @@ def _secured(url: str, given: Mapping[str, str]) -> dict[str, Any]:
             ssl.create_default_context().load_cert_chain(found["ssl_certfile"], found.get("ssl_keyfile"), password="")
     except (OSError, ValueError) as exc:  # of which SSLError is one
         reason = f"names a file for TLS that cannot be used: {exc}"
-        mend = "ssl_ca_certs and ssl_certfile are files in PEM format that this process may read."
-        raise SettingError("broker", shown_url(url), reason, mend) from exc
+        hint = "ssl_ca_certs and ssl_certfile are files in PEM format that this process may read."
+        raise SettingError("broker", shown_url(url), reason, hint) from exc
     return found

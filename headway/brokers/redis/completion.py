@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import structlog
 
-from headway.model import Entry, Item
+from headway.model import Entry, ItemResult
 
 log = structlog.get_logger(__name__)
 
@@ -16,7 +16,7 @@ MOST_BYTES = 64 << 20
 TOO_MUCH = "the outputs of its batch come to more than {most} MiB, and there was no room for this one; try again"
 
 
-def fitting(entries: Sequence[Entry], items: Sequence[Item], most: int = MOST_BYTES) -> Sequence[Item]:
+def fitting(entries: Sequence[Entry], items: Sequence[ItemResult], most: int = MOST_BYTES) -> Sequence[ItemResult]:
     """The items with no more bytes of outputs than a completion may carry; the other outputs become failures.
 
     Tenants share the room, and each one's smallest outputs come first. An output of an entry with shares counts twice, as
@@ -38,7 +38,7 @@ def fitting(entries: Sequence[Entry], items: Sequence[Item], most: int = MOST_BY
         if sizes[place] <= room:
             room -= sizes[place]
         else:
-            fitted[place] = Item(None, TOO_MUCH.format(most=most >> 20), fault=True)
+            fitted[place] = ItemResult(None, TOO_MUCH.format(most=most >> 20), fault=True)
     failed = sum(after is not before for after, before in zip(fitted, items, strict=True))
     log.warning("outputs of a batch do not fit into one completion", size=len(items), failed=failed, bytes=sum(sizes))
     return fitted

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headway.brokers.redis import wire
-from headway.brokers.redis.link import Link
-from headway.model import Capacity, Member
+from headway.brokers.redis.connection import RedisConnection
+from headway.model import Capacity, ProcessInfo
 
 
 class RedisFleet:
@@ -16,11 +16,11 @@ class RedisFleet:
         link: to the server.
     """
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: RedisConnection) -> None:
         self._link = link
         self._key = f"{link.prefix}:{{fleet}}:"
 
-    async def attend(self, member: Member) -> None:
+    async def heartbeat(self, member: ProcessInfo) -> None:
         """See Fleet."""
         await self._ask("attend", member.id, wire.encode(member))
 
@@ -28,11 +28,11 @@ class RedisFleet:
         """See Fleet."""
         await self._ask("leave", id)
 
-    async def members(self) -> Sequence[Member]:
+    async def members(self) -> Sequence[ProcessInfo]:
         """See Fleet."""
         return wire.readable(wire.read_member, await self._ask("members"))
 
-    async def lead(self, candidate: str, seconds: float) -> bool:
+    async def acquire_leadership(self, candidate: str, seconds: float) -> bool:
         """See Fleet."""
         return bool(await self._ask("lead", candidate, seconds))
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from headway.brokers.redis import wire
-from headway.brokers.redis.queue import Queue, Receipt
+from headway.brokers.redis.shard_queue import Queue, Receipt
 from headway.errors import BrokerUnavailable
 from headway.model import Reply
 

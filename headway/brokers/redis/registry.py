@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headway.brokers.redis import wire
-from headway.brokers.redis.link import Link
+from headway.brokers.redis.connection import RedisConnection
 from headway.core.health import believed
 from headway.model import WorkerInfo
 
@@ -17,7 +17,7 @@ class Registry:
         link: to the server.
     """
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: RedisConnection) -> None:
         self._link = link
         self._key = f"{link.prefix}:{{fleet}}:"
 

@@ -14,21 +14,21 @@ from typing import TypeVar
 import msgspec
 
 from headway import errors
-from headway.core import ratelimit, verdicts
+from headway.core import failures, ratelimit
 from headway.core.departure import Load
 from headway.model import (
     BatchFailure,
+    BatchRun,
     Capacity,
     Cause,
     DeadLetter,
+    DedupKey,
+    DedupKind,
     Entry,
     Failure,
     Limit,
-    Member,
-    Ran,
+    ProcessInfo,
     Reply,
-    Share,
-    ShareKind,
     WorkerInfo,
 )
 
@@ -67,7 +67,7 @@ def readable(read: Callable[[bytes], T], packed: Iterable[bytes]) -> list[T]:
 
 
 class WireShare(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """An answer that an entry may have in common with others; `kind` is the value of a `ShareKind`."""
+    """An answer that an entry may have in common with others; `kind` is the value of a `DedupKind`."""
 
     kind: str
     key: str
@@ -131,7 +131,7 @@ _passed = msgspec.msgpack.Decoder(list[tuple[str, str, bool, int]])
 _refusals = msgspec.msgpack.Decoder(list[tuple[str, str, int, str, int]])
 _places = msgspec.msgpack.Decoder(list[int])
 _worker = msgspec.msgpack.Decoder(WorkerInfo)
-_member = msgspec.msgpack.Decoder(Member)
+_member = msgspec.msgpack.Decoder(ProcessInfo)
 _capacity = msgspec.msgpack.Decoder(Capacity)
 encode = msgspec.msgpack.Encoder().encode
 
@@ -203,7 +203,7 @@ def read_entry(payload: bytes) -> Entry:
         found.queue_timeout,
         found.timeout,
         found.parameters,
-        shares=tuple(Share(ShareKind(s.kind), s.key, s.digest, s.keep, s.joins) for s in found.shares)
+        shares=tuple(DedupKey(DedupKind(s.kind), s.key, s.digest, s.keep, s.joins) for s in found.shares)
         if found.shares
         else (),
         nonce=found.nonce,
@@ -247,7 +247,7 @@ def _pack_shares(entry: Entry) -> list[tuple[str, str, str, float, bool, bool]]:
             share.digest.hex(),
             share.keep,
             share.joins,
-            share.kind is ShareKind.TASK and share.key != entry.id,
+            share.kind is DedupKind.TASK and share.key != entry.id,
         )
         for share in entry.shares
     ]
@@ -264,18 +264,18 @@ def worth(failure: Failure | None) -> int:
 def refusal(why: int, wait: float) -> Failure:
     """What the library's number for a refusal means; those of limits are not among them."""
     if why == CONFLICT:
-        return verdicts.conflict()
+        return failures.conflict()
     if why == MISUSE:
-        return verdicts.misuse()
+        return failures.misuse()
     if why == NO_TASK:
-        return verdicts.no_task()
+        return failures.no_task()
     if why == CANCELLED:
-        return verdicts.cancelled()
+        return failures.cancelled()
     if why == TOO_LARGE:  # In place of a wait it says by how many bytes.
-        return verdicts.too_large(int(wait))
+        return failures.too_large(int(wait))
     if why == CULPRIT:
-        return verdicts.known_culprit()
-    return verdicts.scarcity(wait) if why == SCARCE else verdicts.refusal(wait, why == SHED)
+        return failures.known_culprit()
+    return failures.scarcity(wait) if why == SCARCE else failures.refusal(wait, why == SHED)
 
 
 def pack_failure(failure: BatchFailure) -> bytes:
@@ -349,7 +349,7 @@ def read_outcomes(fields: Mapping[bytes, bytes]) -> list[Reply]:
 
 def _passed_on(found: Reply, key: str, kind: str, kept: bool, nonce: int) -> Reply:
     tenant, _, id = key.rpartition("\0")
-    shared = ShareKind(kind) if kind else None
+    shared = DedupKind(kind) if kind else None
     return Reply(id, tenant, found.output, found.failure, found.ran, found.queued, found.attempts, shared, kept, nonce)
 
 
@@ -358,7 +358,7 @@ def _outcomes(fields: Mapping[bytes, bytes]) -> list[Reply]:
     if fields[b"k"] == b"ran":
         run = _run.decode(fields[b"d"])
         _check(run.schema)
-        ran = Ran(run.worker, size, ended_at - left_at, left_at)
+        ran = BatchRun(run.worker, size, ended_at - left_at, left_at)
         attempts = int(fields[b"a"])
         gone = frozenset(_places.decode(fields[b"x"])) if fields[b"x"] else ()
         return [
@@ -385,17 +385,17 @@ def _failed(fields: Mapping[bytes, bytes], left_at: float, ended_at: float, size
         ]
     kind, slots = fields[b"k"], int(float(fields[b"s"]))
     batch = None if kind == b"late" else batch_failure(read_failure(fields[b"f"]))
-    ran = None if batch is None else Ran(batch.worker, size, ended_at - left_at, left_at)
+    ran = None if batch is None else BatchRun(batch.worker, size, ended_at - left_at, left_at)
     replies = []
     for key, waited, attempts, queue_due, nonce in _lates.decode(fields[b"d"]):
         tenant, _, id = key.rpartition("\0")
         queued = float(waited)
         if batch is None:
-            failure = verdicts.lateness(queued, attempts, slots, queue_due)
+            failure = failures.lateness(queued, attempts, slots, queue_due)
         elif kind == b"dead":
-            failure = verdicts.death(batch)
+            failure = failures.death(batch)
         else:
-            failure = verdicts.spent(batch, size)
+            failure = failures.spent(batch, size)
         replies.append(Reply(id, tenant, None, failure, ran, queued, attempts, nonce=nonce))
     return replies
 
@@ -406,7 +406,7 @@ def read_worker(packed: bytes) -> WorkerInfo:
     return msgspec.structs.replace(_worker.decode(rest), last_heartbeat=seen)
 
 
-def read_member(packed: bytes) -> Member:
+def read_member(packed: bytes) -> ProcessInfo:
     """A process of the fleet, stamped by the server."""
     seen, rest = read_stamped(packed)
     return msgspec.structs.replace(_member.decode(rest), last_seen=seen)

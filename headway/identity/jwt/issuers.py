@@ -123,26 +123,26 @@ def _checked(where: str, row: dict[str, object], tiers: Sequence[str]) -> Issuer
     try:
         issuer = msgspec.convert(row, Issuer)
     except msgspec.ValidationError as exc:
-        mend = f"An issuer has {', '.join(Issuer.__struct_fields__)}."
-        raise SettingError(where, row.get("issuer", "…"), str(exc), mend) from None
+        hint = f"An issuer has {', '.join(Issuer.__struct_fields__)}."
+        raise SettingError(where, row.get("issuer", "…"), str(exc), hint) from None
     if issuer.algorithm not in ALGORITHMS:
-        mend = f"Use {' or '.join(ALGORITHMS)}: what it signs with."
-        raise SettingError(f"{where}.algorithm", issuer.algorithm, "is not taken", mend)
+        hint = f"Use {' or '.join(ALGORITHMS)}: what it signs with."
+        raise SettingError(f"{where}.algorithm", issuer.algorithm, "is not taken", hint)
     if not 0 <= issuer.leeway_s <= MAX_LEEWAY:
-        mend = "Choose a value in that range."
-        raise SettingError(f"{where}.leeway_s", issuer.leeway_s, f"must lie between 0 and {MAX_LEEWAY:g}", mend)
+        hint = "Choose a value in that range."
+        raise SettingError(f"{where}.leeway_s", issuer.leeway_s, f"must lie between 0 and {MAX_LEEWAY:g}", hint)
     names = ("issuer", "audience", "user_claim", "tenant", "tenant_claim", "tier_claim", "models_claim")
     for name in names:
         text = getattr(issuer, name)
         if text is not None and not printable(text):
-            mend = "Write it as the issuer does."
-            raise SettingError(f"{where}.{name}", text, f"must be 1 to {MAX_NAME} printable characters", mend)
+            hint = "Write it as the issuer does."
+            raise SettingError(f"{where}.{name}", text, f"must be 1 to {MAX_NAME} printable characters", hint)
     if len(issuer.tenant_prefix) > MAX_NAME // 2 or not issuer.tenant_prefix.isprintable():
-        reason, mend = f"must be at most {MAX_NAME // 2} printable characters", "Choose a shorter one."
-        raise SettingError(f"{where}.tenant_prefix", issuer.tenant_prefix, reason, mend)
+        reason, hint = f"must be at most {MAX_NAME // 2} printable characters", "Choose a shorter one."
+        raise SettingError(f"{where}.tenant_prefix", issuer.tenant_prefix, reason, hint)
     if issuer.tenant is not None and (issuer.tenant_prefix or "tenant_claim" in row):
-        reason, mend = "leaves nothing for tenant_claim or tenant_prefix to say", "Remove it, or those."
-        raise SettingError(f"{where}.tenant", issuer.tenant, reason, mend)
+        reason, hint = "leaves nothing for tenant_claim or tenant_prefix to say", "Remove it, or those."
+        raise SettingError(f"{where}.tenant", issuer.tenant, reason, hint)
     if issuer.default_tier is not None and issuer.default_tier not in tiers:
         raise SettingError(f"{where}.default_tier", issuer.default_tier, "is no tier", f"Use {' or '.join(tiers)}.")
     _check_source(where, issuer)
@@ -151,9 +151,9 @@ def _checked(where: str, row: dict[str, object], tiers: Sequence[str]) -> Issuer
 
 def _check_source(where: str, issuer: Issuer) -> None:
     """Raises SettingError when the keys can be nowhere."""
-    mend = "Write an http or https URL without a password in it, or the path of a file."
+    hint = "Write an http or https URL without a password in it, or the path of a file."
     if not issuer.jwks.strip() or "\0" in issuer.jwks:
-        raise SettingError(f"{where}.jwks", issuer.jwks, "is empty, or holds a NUL", mend)
+        raise SettingError(f"{where}.jwks", issuer.jwks, "is empty, or holds a NUL", hint)
     if not issuer.remote:
         return
     try:
@@ -162,7 +162,7 @@ def _check_source(where: str, issuer: Issuer) -> None:
     except ValueError:
         good = False
     if not good:
-        raise SettingError(f"{where}.jwks", shown_url(issuer.jwks), "is no URL that keys can be fetched from", mend)
+        raise SettingError(f"{where}.jwks", shown_url(issuer.jwks), "is no URL that keys can be fetched from", hint)
 
 
 def _may_meet(one: Issuer, other: Issuer) -> bool:

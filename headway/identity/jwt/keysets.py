@@ -112,8 +112,8 @@ class KeySet:
             )
         await self.refresh()
         if not self.there and not self.issuer.remote:
-            reason, mend = "there is no key set in it", 'Name a file with {"keys": […]} in it, a JWK set.'
-            raise SettingError(f"jwks of {self.issuer.issuer}", self.issuer.jwks, reason, mend)
+            reason, hint = "there is no key set in it", 'Name a file with {"keys": […]} in it, a JWK set.'
+            raise SettingError(f"jwks of {self.issuer.issuer}", self.issuer.jwks, reason, hint)
 
     async def run(self) -> None:
         """Keep it up to date, until it is retired."""

@@ -25,10 +25,10 @@ import structlog
 
 from headway.config import Settings
 from headway.errors import SERVICE_OVERLOADED, RequestError, Unauthenticated
-from headway.identity.callers import make_caller
 from headway.identity.jwt.issuers import Issuer, printable
 from headway.identity.jwt.keysets import Key, KeySet
-from headway.model import Caller
+from headway.identity.principals import make_caller
+from headway.model import Principal
 
 log = structlog.get_logger(__name__)
 
@@ -64,7 +64,7 @@ class _Known:
 
     __slots__ = ("caller", "key", "until")
 
-    def __init__(self, caller: Caller, key: Key, until: float) -> None:
+    def __init__(self, caller: Principal, key: Key, until: float) -> None:
         self.caller = caller
         self.key = key
         self.until = until
@@ -149,7 +149,7 @@ class Tokens:
         """Forget all tokens."""
         self._known.clear()
 
-    def identify(self, authorization: bytes) -> Caller | None:
+    def identify(self, authorization: bytes) -> Principal | None:
         """The caller whose token this `Authorization` header carries (`Bearer TOKEN`); None when it is not valid.
 
         Raises:
@@ -202,7 +202,7 @@ class Tokens:
         until = _lifetime(issuer, claims, now)
         return _Known(self._caller(issuer, claims), key, until)
 
-    def _caller(self, issuer: Issuer, claims: dict[str, Any]) -> Caller:
+    def _caller(self, issuer: Issuer, claims: dict[str, Any]) -> Principal:
         tenant = issuer.tenant or issuer.tenant_prefix + _name(claims, issuer.tenant_claim)
         if not printable(tenant):
             raise _Refused("its tenant's name is too long")

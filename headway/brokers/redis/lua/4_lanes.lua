@@ -1,4 +1,4 @@
--- Who rides: as `core.packing`. A lane serves its tenants in rounds, one entry of each in a round.
+-- Who rides: as `core.fair_queue`. A lane serves its tenants in rounds, one entry of each in a round.
 
 --
 -- Beside its rounds a lane has a line: all that came, in order, each with its arrival and its queue deadline. What has left

@@ -41,7 +41,7 @@ local function in_rounds(s, intake, tier, rounds)
   return count
 end
 
--- At most how many of an entry's lane are served before it, as `core.packing.Lane.ahead`. What this step has let in is not
+-- At most how many of an entry's lane are served before it, as `core.fair_queue.Lane.ahead`. What this step has let in is not
 -- in the lanes yet; all of it is in rounds that have not begun.
 local function served_before(s, intake, entry)
   local q, tier, counted = s.q, entry.tier, intake.counted[entry.tier]

@@ -1,4 +1,4 @@
--- One answer for several entries of a tenant: as `core.sharing`. What is known under a share is a flight: who leads it and
+-- One answer for several entries of a tenant: as `core.dedup`. What is known under a share is a flight: who leads it and
 -- who follows, or the outcome that is kept.
 --
 -- A share is a list: kind, flight, digest, seconds to keep, whether it joins a leader, whether it waits for one only. The

@@ -1,0 +1,1 @@
+"""The admin port: health, workers, the fleet, dead letters, metrics."""

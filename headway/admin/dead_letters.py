@@ -1,0 +1,132 @@
+"""Dead letters over HTTP: listed, shown, replayed, purged. Inputs are shown only when one letter is asked for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from headway.admin.process import ProcessView
+from headway.admin.rendering import ID_PREFIX, as_json, id_in, instant, text, tier_name
+from headway.errors import BadRequest, NotFound
+from headway.http.error_responses import refusal
+from headway.http.readiness import soon
+from headway.model import DeadLetter, Principal
+from headway.runtime.request_id import new_id
+
+LISTED = 100
+"""Dead letters in one listing, unless `?limit=` says otherwise."""
+MOST_LISTED = 10_000
+
+_NUMBER = re.compile(r"[1-9][0-9]{0,4}")
+
+
+def routes(process: ProcessView) -> list[Route]:
+    """`/internal/dlq` and what is under it."""
+    on = _Routes(process)
+    return [
+        Route("/internal/dlq", on.listing),
+        Route("/internal/dlq/{id}", on.letter, methods=["GET", "DELETE"]),
+        Route("/internal/dlq/{id}/replay", on.replay, methods=["POST"]),
+    ]
+
+
+class _Routes:
+    def __init__(self, process: ProcessView) -> None:
+        self._process = process
+        self._letters = process.letters
+        self._tiers = process.settings.tier_names
+
+    async def listing(self, request: Request) -> Response:
+        limit = request.query_params.get("limit", str(LISTED))
+        if _NUMBER.fullmatch(limit) is None or int(limit) > MOST_LISTED:
+            raise BadRequest(f"limit={limit[:20]!r} is not a whole number from 1 to {MOST_LISTED}")
+        letters = await soon(self._letters.list(int(limit)))
+        listed = [_described(letter, self._tiers) for letter in letters]
+        return as_json({"count": await soon(self._letters.count()), "letters": listed})
+
+    async def letter(self, request: Request) -> Response:
+        if request.method == "DELETE":
+            id, tenant = id_in(request), request.query_params.get("tenant")
+            if tenant is None:
+                _one(id, await soon(self._letters.find(id)))
+            if not await soon(self._letters.remove(id, tenant)):
+                raise _no_letter(id, tenant)
+            return Response(status_code=204)
+        letter = await self._find(request)
+        entry = letter.entry
+        parameters = msgspec.Raw(entry.parameters or b"{}")
+        return as_json({**_described(letter, self._tiers), "input": entry.input, "parameters": parameters})
+
+    async def replay(self, request: Request) -> Response:
+        gateway = self._process.gateway
+        if gateway is None:
+            raise NotFound(f"a {self._process.role.value} takes no requests; replay it at the admin port of a gateway")
+        letter = await self._find(request)
+        entry, fresh = letter.entry, new_id()
+        begun = self._process.clock()
+        reply = await gateway.ask(
+            Principal(user="dead letter replay", tenant=entry.tenant, tier=entry.tier),
+            fresh,
+            entry.model,
+            entry.input,
+            entry.parameters,
+            entry.tier,
+            self._process.settings.request_timeout_ms / 1000,
+            origin="",
+        )
+        if reply.failure is not None:
+            # It may have died once more, under its fresh id; it stays known under its first.
+            await soon(self._letters.remove(fresh, entry.tenant))
+            failure = reply.failure
+            return refusal(ID_PREFIX + fresh, failure.code, failure.message, failure.retry_after, failure.reason)
+        await soon(self._letters.remove(entry.id, entry.tenant))
+        return as_json({
+            "request_id": ID_PREFIX + fresh,
+            "replayed": ID_PREFIX + entry.id,
+            "output": text(reply.output or ""),
+            "latency_ms": round((self._process.clock() - begun) * 1000, 3),
+        })  # fmt: skip
+
+    async def _find(self, request: Request) -> DeadLetter:
+        id, tenant = id_in(request), request.query_params.get("tenant")
+        letter = _one(id, await soon(self._letters.find(id, tenant)))
+        if letter is None:
+            raise _no_letter(id, tenant)
+        return letter
+
+
+def _one(id: str, letters: Sequence[DeadLetter]) -> DeadLetter | None:
+    """The one letter that is meant by an id; ids are only each tenant's own."""
+    if len(letters) > 1:
+        tenants = ", ".join(sorted(repr(letter.entry.tenant) for letter in letters))
+        raise BadRequest(f"{len(letters)} tenants have a dead letter {ID_PREFIX}{id}: {tenants}; say ?tenant= which")
+    return letters[0] if letters else None
+
+
+def _described(letter: DeadLetter, tiers: tuple[str, ...]) -> dict[str, Any]:
+    """A letter without its input."""
+    entry = letter.entry
+    return {
+        "id": ID_PREFIX + entry.id,
+        "model": entry.model,
+        "tenant": entry.tenant,
+        "tier": tier_name(entry.tier, tiers),
+        "error": text(letter.error),
+        "cause": letter.cause,
+        "attempts": letter.attempts,
+        "worker": letter.worker,
+        "died_at": instant(letter.died_at),
+    }
+
+
+def _no_letter(id: str, tenant: str | None) -> NotFound:
+    of = "" if tenant is None else " of this tenant"
+    return NotFound(
+        f"no dead letter {ID_PREFIX}{id}{of}; it was replayed or purged, pushed out by newer ones, or never was"
+    )

@@ -1,0 +1,112 @@
+"""What became of a request, by its id: `/internal/requests/{id}`.
+
+A gateway knows those that it holds and the last ones that it answered; the broker where one of another gateway stands, if its
+tenant is named; the ledger all that have their outcome. They are asked in this order, and the first that knows it answers.
+Of several tenants' with one id the newest is shown, unless `?tenant=` names one of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from headway import errors
+from headway.admin.process import ProcessView
+from headway.admin.rendering import ID_PREFIX, as_json, id_in, instant, text, tier_name
+from headway.errors import BrokerUnavailable, NotFound, SettingError, StoreUnavailable
+from headway.http.readiness import PATIENCE, soon
+from headway.model import EntryState, LedgerRecord, RequestStatus
+from headway.ports import Ledger
+
+
+def routes(process: ProcessView) -> list[Route]:
+    """The route."""
+    return [Route("/internal/requests/{id}", _Requests(process).request)]
+
+
+class _Requests:
+    def __init__(self, process: ProcessView) -> None:
+        self._process = process
+
+    async def request(self, request: Request) -> Response:
+        process, id = self._process, id_in(request)
+        tenant = request.query_params.get("tenant")
+        if process.gateway is not None and (known := await process.gateway.status(id, tenant)) is not None:
+            return _answer(id, _of_standing(known, process.settings.tier_names))
+        if tenant is not None and (stage := await self._stage(tenant, id)) is not None:
+            return _answer(id, {"status": stage.value, "latency_ms": None, "error": None, "tenant": tenant})
+        if process.ledger is not None:
+            for record in await _recorded(process.ledger, id):
+                if tenant in (None, record.tenant):
+                    return _answer(id, _of_record(record))
+        raise NotFound(self._unknown(id, tenant))
+
+    async def _stage(self, tenant: str, id: str) -> EntryState | None:
+        with contextlib.suppress(BrokerUnavailable):
+            return await soon(self._process.broker.state(tenant, id))
+        return None
+
+    def _unknown(self, id: str, tenant: str | None) -> str:
+        process = self._process
+        if process.gateway is None and process.ledger is None:
+            return f"a {process.role.value} holds no requests and has no ledger; ask the admin port of their gateway"
+        of = "" if tenant is None else " of this tenant"
+        held = "is held, and none among the last ones answered" if process.gateway is not None else ""
+        recorded = "is recorded" if process.ledger is not None else ""
+        return f"no request {ID_PREFIX}{id}{of} {', and none '.join(filter(None, (held, recorded)))}"
+
+
+async def _recorded(ledger: Ledger, id: str) -> Sequence[LedgerRecord]:
+    try:
+        return await asyncio.wait_for(ledger.find(id), PATIENCE)
+    except TimeoutError:
+        why = f"it does not answer within {PATIENCE * 1000:.0f} ms"
+    except (StoreUnavailable, SettingError) as exc:
+        why = str(exc)
+    raise StoreUnavailable(f"the request is not known here, and the ledger cannot be asked now: {why}")
+
+
+def _answer(id: str, known: dict[str, Any]) -> Response:
+    rest = ("tenant", "user", "tier", "model", "created_at", "completed_at", "batch_size", "worker")
+    return as_json({"request_id": ID_PREFIX + id, **dict.fromkeys(rest), **known})
+
+
+def _of_standing(known: RequestStatus, tiers: Sequence[str]) -> dict[str, Any]:
+    failure, ran, completed_at = known.failure, known.ran, time.time() - (known.since or 0.0)
+    return {
+        "status": known.stage.value,
+        "latency_ms": round(known.seconds * 1000, 3),
+        "error": None if failure is None else {"error": failure.code, "message": text(failure.message)},
+        "tenant": known.tenant,
+        "user": known.user,
+        "tier": tier_name(known.tier, tiers),
+        "model": text(known.model),
+        "created_at": instant(completed_at - known.seconds),
+        "completed_at": None if known.since is None else instant(completed_at),
+        "batch_size": None if ran is None else ran.size,
+        "worker": None if ran is None else ran.worker,
+    }
+
+
+def _of_record(record: LedgerRecord) -> dict[str, Any]:
+    code = record.error
+    return {
+        "status": record.status,
+        "latency_ms": round(record.latency_ms, 3),
+        "error": {"error": code, "message": errors.TITLE.get(code, code)} if code else None,
+        "tenant": record.tenant,
+        "user": record.user,
+        "tier": record.tier,
+        "model": record.model,
+        "created_at": instant(record.created_at),
+        "completed_at": instant(record.completed_at),
+        "batch_size": record.batch_size or None,
+        "worker": record.worker or None,
+    }

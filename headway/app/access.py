@@ -1,0 +1,121 @@
+"""Chooses what says who may ask, and where keys and records are stored."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from headway.app.lifecycle import Resource
+from headway.app.unused_keys import UnusedKeys
+from headway.config import Settings, shown_url
+from headway.errors import SettingError
+from headway.identity.anonymous import AnonymousIdentity
+from headway.identity.api_keys.cache import ApiKeyCache
+from headway.identity.api_keys.file import KeysFile
+from headway.identity.combined import CombinedIdentity
+from headway.ports import Identity, KeyStore, Ledger
+from headway.runtime.counters import Counters
+from headway.storage.sqlite.database import existing
+from headway.storage.sqlite.keys import SqliteKeys
+from headway.storage.sqlite.ledger import SqliteLedger
+
+
+def make_identity(settings: Settings, counters: Counters) -> tuple[Identity, Sequence[Resource]]:
+    """Who asks, and what must be open for that: who has a key or a token, whichever is configured, or else anybody."""
+    if not (settings.keys or settings.jwt):
+        return AnonymousIdentity(settings.default_tier_index), ()
+    if not settings.jwt:
+        return _keys(settings, counters)
+    if not settings.keys:
+        return _tokens(settings)
+    (keys, beside), (tokens, sets) = _keys(settings, counters), _tokens(settings)
+    return CombinedIdentity(keys, tokens), (*beside, *sets)
+
+
+def _keys(settings: Settings, counters: Counters) -> tuple[Identity, Sequence[Resource]]:
+    store = make_key_store(settings, create=settings.keys == "ledger")
+    ring = ApiKeyCache(store, settings, counters, time.monotonic, time.time)
+    return ring, (ring,)
+
+
+def look_for_unused_keys(settings: Settings) -> Sequence[Resource]:
+    """What tells of keys in the ledger that nobody is asked for."""
+    if not settings.ledger or settings.keys == "ledger":
+        return ()
+    others = " and ".join(filter(None, (settings.keys, settings.jwt)))
+    who = f"who has a credential of {others}" if others else "everybody"
+    place = dataclasses.replace(settings, keys="ledger")
+    return (UnusedKeys(lambda: make_key_store(place), who, time.time),)
+
+
+def make_key_store(settings: Settings, *, create: bool = False) -> KeyStore:
+    """Where API keys are, not yet open.
+
+    Arguments:
+        settings: name a file of keys, or the ledger's database, which is taken when `keys` names nothing.
+        create: whether a file may be missing until the first key is added, or is made as that of the ledger.
+
+    Raises:
+        SettingError: neither is named, there is no such file of SQLite, or a package is missing.
+    """
+    if settings.keys not in ("", "ledger"):
+        return KeysFile(Path(settings.keys), create=create)
+    if not settings.ledger:
+        hint = "Name a file with --keys FILE, or a database with --ledger URL."
+        raise SettingError("keys", settings.keys, "does not say where API keys are", hint)
+    if settings.ledger.startswith("sqlite:"):
+        return SqliteKeys(settings.ledger if create else existing(settings.ledger))
+    return _postgres_keys(settings.ledger)
+
+
+def _tokens(settings: Settings) -> tuple[Identity, Sequence[Resource]]:
+    """Imported only here, so that who takes no tokens needs not install what checks them."""
+    try:
+        from headway.identity.jwt.issuers import read_issuers
+        from headway.identity.jwt.keysets import KeySet
+        from headway.identity.jwt.sources import FileSource, UrlSource
+        from headway.identity.jwt.tokens import Tokens
+    except ModuleNotFoundError as exc:
+        if (exc.name or "").partition(".")[0] not in ("jwt", "cryptography"):
+            raise
+        hint = "Install it: pip install 'headway[jwt]'."
+        raise SettingError("jwt", settings.jwt, "needs the package PyJWT[crypto], which is not here", hint) from exc
+
+    def read() -> list[KeySet]:
+        return [
+            KeySet(issuer, UrlSource(issuer.jwks) if issuer.remote else FileSource(Path(issuer.jwks)), time.monotonic)
+            for issuer in read_issuers(Path(settings.jwt), settings.tier_names)
+        ]
+
+    tokens = Tokens(read(), settings, time.time, again=read)
+    return tokens, (tokens,)
+
+
+def make_ledger(url: str) -> Ledger:
+    """The ledger in the database of a URL, not yet open."""
+    if url.startswith("sqlite:"):
+        return SqliteLedger(url)
+    with _postgres(url):
+        from headway.storage.postgres.ledger import PostgresLedger
+    return PostgresLedger(url)
+
+
+def _postgres_keys(url: str) -> KeyStore:
+    with _postgres(url):
+        from headway.storage.postgres.keys import PostgresKeys
+    return PostgresKeys(url)
+
+
+@contextlib.contextmanager
+def _postgres(url: str) -> Iterator[None]:
+    """Imports what needs the client of PostgreSQL, which who has another database needs not install."""
+    try:
+        yield
+    except ModuleNotFoundError as exc:
+        if (exc.name or "").partition(".")[0] != "asyncpg":
+            raise
+        hint = "Install it: pip install 'headway[postgres]'."
+        raise SettingError("ledger", shown_url(url), "needs the package asyncpg, which is not here", hint) from exc

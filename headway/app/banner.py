@@ -1,0 +1,109 @@
+"""What start-up prints: what this process does, where, by which rules, and one line to try."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from headway.config import Settings
+from headway.config.target import RemoteTarget, Target, shown_target
+from headway.model import Role
+
+READY = "Ready."
+"""The last line of a process that no client asks."""
+
+
+def banner(settings: Settings, role: Role, target: Target | None, port: int, admin_port: int) -> str:
+    """The text.
+
+    Arguments:
+        settings: by which it runs.
+        role: what it does.
+        target: what its workers run, None when it has none.
+        port: the public port; 0 when it has none.
+        admin_port: the admin port.
+    """
+    return "\n".join(_lines(settings, role, target, port, admin_port))
+
+
+def _lines(settings: Settings, role: Role, target: Target | None, port: int, admin_port: int) -> Iterator[str]:
+    takes = role in (Role.SERVE, Role.GATEWAY)
+    url = f"http://{_host(settings.host)}:{port}"
+    yield _what(settings, role, target)
+    if takes:
+        yield f"  public   {url}   docs {url}/docs"
+    yield f"  admin    http://{_host(settings.admin_host)}:{admin_port}/internal/health   metrics /metrics"
+    if settings.broker:
+        shards = "" if settings.shards == 1 else f" in {settings.shards} shards"
+        yield f"  broker   {settings.broker_shown}   keys {settings.broker_prefix}:…{shards}"
+    if target is not None:
+        yield f"  batches  up to {settings.max_batch_size}, policy {settings.policy}{_wait(settings)}; {_slots(settings, target)}"
+    if takes:
+        gpu = f"GPU {settings.gpu_timeout_ms:g} ms, " if target is not None else ""
+        yield (
+            f"  limits   queue {settings.queue_timeout_ms:g} ms, {gpu}in all {settings.request_timeout_ms:g} ms; "
+            f"body {settings.max_body_bytes} bytes"
+        )
+        yield f"  tiers    {' > '.join(settings.tier_names)}; {_who(settings)}"
+        if settings.broker:
+            yield f"  fallback {_fallback(settings)}"
+        yield "Try it:"
+        yield f'  curl {url}/v1/inference{_credential(settings)} -d \'{{"input": "hello"}}\''
+        return
+    if role is Role.WORKER:
+        yield f"  limits   GPU {settings.gpu_timeout_ms:g} ms; a lease lasts {settings.lease_ms:g} ms"
+    else:
+        yield f"  capacity {settings.target_utilisation:.0%} of what the healthy workers were measured to do"
+    yield READY
+
+
+def _what(settings: Settings, role: Role, target: Target | None) -> str:
+    model = f"model {settings.model!r}"
+    match role:
+        case Role.SERVE:
+            return f"Headway serves {target} as {model}"
+        case Role.GATEWAY:
+            return f"Headway gateway {settings.name} takes requests for {model}"
+        case Role.WORKER:
+            return f"Headway worker {settings.name} runs {target} as {model}"
+        case Role.CONTROLLER:
+            return f"Headway controller {settings.name} looks after the workers of {model}"
+
+
+def _host(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _wait(settings: Settings) -> str:
+    if settings.max_wait_ms is None:
+        return ""
+    milliseconds = f"{settings.max_wait_ms:g} ms"
+    aims = settings.policy == "pid"
+    return f", aiming at {milliseconds} of waiting" if aims else f", at most {milliseconds} for batch-mates"
+
+
+def _slots(settings: Settings, target: Target) -> str:
+    remote = isinstance(target, RemoteTarget)
+    one, many = ("call in flight", "calls in flight") if remote else ("GPU worker process", "GPU worker processes")
+    return f"{settings.workers} {one if settings.workers == 1 else many}"
+
+
+def _who(settings: Settings) -> str:
+    """Whose credentials are taken."""
+    keys = f"keys from {settings.keys}" if settings.keys else ""
+    tokens = f"tokens of {settings.jwt}" if settings.jwt else ""
+    return " and ".join(filter(None, (keys, tokens))) or f"no keys: everybody is {settings.default_tier}"
+
+
+def _credential(settings: Settings) -> str:
+    """The header field that a request needs, as curl takes it."""
+    if not (settings.keys or settings.jwt):
+        return ""
+    return f" -H 'Authorization: Bearer {'YOUR_KEY' if settings.keys else 'YOUR_TOKEN'}'"
+
+
+def _fallback(settings: Settings) -> str:
+    if not settings.fallback:
+        return "none: while the broker is away requests get 503"
+    one = settings.fallback_concurrency == 1
+    batches = "1 batch" if one else f"{settings.fallback_concurrency} batches"
+    return f"{shown_target(settings.fallback)}, {batches} at once, while the broker is away"

@@ -1,0 +1,341 @@
+"""The order in which a process comes up and goes down, whatever part of the house is in it.
+
+    up     the broker answers → the fleet is told → resources open → workers load and pass their warm-up batch → loops start → ports open
+    down   not ready, but serving on for the lame-duck period → no new lead is asked for → the public port takes no new
+           connection → what is held is answered → workers finish, go offline and end → the fleet is told → the admin
+           port closes → loops stop → resources close → the broker is let go
+
+A process with a fallback does not wait for the broker: it comes up in direct mode, and does what needs the broker, its
+workers too, when that is there.
+
+A process has those steps that it has parts for: a gateway no workers, a worker no public port, a controller neither.
+A second signal while going down answers what is still held with 503 and ends at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any, Protocol, runtime_checkable
+
+import structlog
+
+from headway import errors
+from headway.config import Settings
+from headway.controller.controller import Controller
+from headway.errors import BrokerUnavailable, HeadwayError, SettingError, StoreUnavailable
+from headway.fleet.membership import Membership
+from headway.fleet.reaper import reap_on
+from headway.gateway.fallback import Fallback
+from headway.gateway.gateway import Gateway
+from headway.model import Failure
+from headway.ports import Broker
+from headway.runtime.supervisor import Supervisor
+from headway.worker.batcher import Batcher
+
+log = structlog.get_logger(__name__)
+
+
+class Door(Protocol):
+    """A listening port."""
+
+    async def open(self) -> None:
+        """Listen. Raises SettingError when the address cannot be had."""
+        ...
+
+    def retire(self) -> None:
+        """Have each answer end its connection, and still take new ones."""
+        ...
+
+    async def drain(self) -> None:
+        """Take no new connection, and let each open one go as soon as its answer is written."""
+        ...
+
+    async def close(self) -> None:
+        """Cut what is left."""
+        ...
+
+
+class Link(Protocol):
+    """The way to a broker in another process."""
+
+    async def open(self) -> None:
+        """Reach it. Raises BrokerUnavailable when it does not answer, SettingError when it will not do."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of it."""
+        ...
+
+
+class Resource(Protocol):
+    """What a process needs beside broker and workers, such as its store of keys or its ledger. It is open before the
+    first request comes, and until the last one has its answer."""
+
+    async def open(self) -> None:
+        """Get ready. Raises StoreUnavailable when it cannot yet, which is tried again for some seconds; SettingError when
+        it never will."""
+        ...
+
+    def start(self, supervisor: Supervisor) -> None:
+        """Begin its loops, if it has any; they have ended when `close` is called."""
+        ...
+
+    async def close(self) -> None:
+        """Finish what is left in bounded time, and let go. Called once after `open`, also when that failed."""
+        ...
+
+
+@runtime_checkable
+class Rereadable(Protocol):
+    """A resource, or a link, that goes by files which an operator may change."""
+
+    @property
+    def rereads(self) -> str:
+        """What is in the files, as the log names it; empty when there are none."""
+        ...
+
+    async def reread(self) -> None:
+        """Read them again. Raises HeadwayError when they will not do; what was read before goes on."""
+        ...
+
+
+class Service:
+    """One process: what it has of gateway, batchers and controller, and its doors, over one broker.
+
+    Arguments:
+        settings: for the lame-duck period and the drain's time-out.
+        broker: shared by all.
+        gateway: holds the clients; None where there are none.
+        batchers: one for each slot.
+        doors: where there is a gateway, the public one first; the last to close is the last.
+        controller: if there is one.
+        attendance: the process's place in the fleet, if it has one.
+        direct: what the gateway asks while the broker is away, if anything.
+        link: opened first and closed last; None when the broker is in this process.
+        resources: opened in this order and closed in the other one.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        broker: Broker,
+        gateway: Gateway | None,
+        batchers: Sequence[Batcher],
+        doors: Sequence[Door],
+        *,
+        controller: Controller | None = None,
+        attendance: Membership | None = None,
+        direct: Fallback | None = None,
+        link: Link | None = None,
+        resources: Sequence[Resource] = (),
+    ) -> None:
+        self._settings = settings
+        self._broker = broker
+        self._gateway = gateway
+        self._batchers = batchers
+        self._doors = doors
+        self._controller = controller
+        self._attendance = attendance
+        self._direct = direct
+        self._link = link
+        self._resources = resources
+        self._opened: list[Resource] = []
+        self._there = False
+        """It may speak for its slots: who stops before must not mark another's of the same name as gone."""
+        self._supervisor = Supervisor()
+        self._serving: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Come up.
+
+        Raises:
+            BrokerUnavailable: the broker does not answer.
+            StoreUnavailable: what keeps keys or records does not answer.
+            TargetError: a worker does not come up.
+            SettingError: the broker will not do, another process has the name, or a port cannot be had.
+        """
+        try:
+            met = await self._connect()
+            await self._open_resources()
+            if met:
+                await self._start_workers()
+            self._supervisor.start("reaper", partial(reap_on, self._broker))
+            if self._direct is not None:
+                self._direct.start(self._supervisor)
+            if self._gateway is not None:
+                self._gateway.start(self._supervisor)
+            if met:
+                self._take_part()
+            else:
+                self._supervisor.start("late broker", self._meet_late)
+            for door in self._doors:
+                await door.open()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def drain(self) -> None:
+        """Go down without failing a request: within the drain time-out once the lame-duck period is over."""
+        doors = list(self._doors)
+        if self._attendance is not None:
+            self._attendance.leaving = True
+        if self._gateway is not None and self._settings.lame_duck_ms:
+            doors[0].retire()
+            await asyncio.sleep(self._settings.lame_duck_ms / 1000)
+            log.info("no new connections")
+        try:
+            async with asyncio.timeout(self._settings.drain_timeout_ms / 1000):
+                if self._controller is not None:
+                    await self._controller.stop()
+                if self._gateway is not None:
+                    await doors.pop(0).drain()
+                    await self._gateway.emptied()
+                if self._direct is not None:
+                    await self._direct.drain()
+                for batcher in self._batchers:
+                    batcher.drain()
+                await asyncio.gather(*map(_finished, self._batchers, self._serving))
+                if self._attendance is not None:
+                    await self._attendance.end()
+                for door in doors:
+                    await door.drain()
+        except TimeoutError:
+            held = self._gateway.pending if self._gateway is not None else 0
+            log.warning("drain time-out: answering what is left with 503", held=held)
+
+    async def stop(self) -> None:
+        """End at once: answer what is held with 503, kill the workers, close the ports."""
+        if self._gateway is not None:
+            self._gateway.closed = True
+            self._gateway.refuse_all(Failure(errors.DRAINING, "shutting down; ask another instance", 1.0, "draining"))
+        for door in self._doors:
+            await door.close()
+        await self._supervisor.stop()
+        if self._direct is not None:
+            await self._direct.stop()
+        if self._there:
+            await asyncio.gather(*(batcher.stop() for batcher in self._batchers))
+            if self._attendance is not None:
+                await self._attendance.end()
+        while self._opened:
+            await self._opened.pop().close()
+        if self._link is not None:
+            self._there = False
+            await self._link.close()
+
+    async def replace_workers(self) -> None:
+        """Swap every worker for a fresh one, one after the other; the first that fails ends it, the rest go on."""
+        for batcher in self._batchers:
+            await batcher.replace()
+
+    async def reread(self) -> None:
+        """Read the files again that resources and the link go by; one that will not do changes nothing."""
+        everything: list[object] = [*self._resources, self._link]
+        for one in everything:
+            if isinstance(one, Rereadable) and one.rereads:
+                try:
+                    await one.reread()
+                    log.info("read again", what=one.rereads)
+                except HeadwayError as exc:
+                    log.error("cannot be read again; what was known goes on", what=one.rereads, error=str(exc))
+
+    async def _connect(self) -> bool:
+        """Reach the broker, which may be starting up like this process, and take a place in the fleet. False when it is
+        not there and there is a fallback."""
+        if self._direct is None:
+            await _patiently(self._enter)
+            return True
+        try:
+            await self._enter()
+        except BrokerUnavailable as exc:
+            log.warning("the broker does not answer; coming up in direct mode", error=str(exc))
+            return False
+        return True
+
+    async def _enter(self) -> None:
+        if self._link is not None:
+            await self._link.open()
+        if self._attendance is not None:
+            await self._attendance.enter()
+            self._attendance.start(self._supervisor)
+        self._there = True
+
+    def _take_part(self) -> None:
+        """Start what needs the broker."""
+        self._serving = [batcher.run(self._supervisor) for batcher in self._batchers]
+        if self._controller is not None:
+            self._controller.start(self._supervisor)
+
+    async def _meet_late(self) -> None:
+        """Try until the broker is there and will do, and take part from then on."""
+        told = ""
+        while self._attendance is None or not self._attendance.leaving:
+            try:
+                await self._enter()
+            except BrokerUnavailable:
+                await asyncio.sleep(CONNECT_EVERY)
+            except SettingError as exc:
+                if str(exc) != told:
+                    told = str(exc)
+                    log.error("the broker will not do; direct mode goes on", error=told)
+                await asyncio.sleep(MEND_WITHIN)
+            else:
+                log.info("the broker is there; direct mode ends")
+                self._take_part()
+                return
+
+    async def _open_resources(self) -> None:
+        for resource in self._resources:
+            self._opened.append(resource)
+            await _patiently(resource.open)
+        for resource in self._resources:
+            resource.start(self._supervisor)
+
+    async def _start_workers(self) -> None:
+        starts = [asyncio.ensure_future(batcher.start()) for batcher in self._batchers]
+        try:
+            await asyncio.gather(*starts)
+        except BaseException:
+            for start in starts:
+                start.cancel()
+            await asyncio.gather(*starts, return_exceptions=True)
+            raise
+
+
+async def _finished(batcher: Batcher, serving: asyncio.Task[None]) -> None:
+    """The slot is offline as soon as its last batch is done: others wait for none of its batches any more."""
+    await asyncio.shield(serving)  # A drain that is given up ends the wait; the loop itself is its supervisor's to end.
+    await batcher.stop()
+
+
+async def _patiently(ask: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Call `ask` again and again until the broker, or the store, answers.
+
+    Raises:
+        BrokerUnavailable, StoreUnavailable: it did not for CONNECT_WITHIN seconds.
+    """
+    loop = asyncio.get_running_loop()
+    until, told = loop.time() + CONNECT_WITHIN, False
+    while True:
+        try:
+            await ask()
+            return
+        except (BrokerUnavailable, StoreUnavailable) as exc:
+            who, flags = ("broker", "--broker") if isinstance(exc, BrokerUnavailable) else ("store", "--ledger")
+            if loop.time() >= until:
+                hint = f"Start it, or name another with {flags}."
+                raise type(exc)(f"{str(exc).rstrip('.')}; given up after {CONNECT_WITHIN:g} s. {hint}") from exc
+            if not told:
+                told = True
+                log.warning(f"the {who} does not answer yet", error=str(exc), given_up_after=CONNECT_WITHIN)
+        await asyncio.sleep(CONNECT_EVERY)
+
+
+CONNECT_WITHIN = 30.0
+"""Seconds for which a process that starts waits for its broker."""
+CONNECT_EVERY = 0.5
+"""Seconds between two attempts to reach it."""
+MEND_WITHIN = 5.0
+"""Seconds between two attempts while what is there will not do."""

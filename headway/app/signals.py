@@ -1,0 +1,146 @@
+"""What a process makes of signals.
+
+    SIGTERM, SIGINT    drain, and end; a second one ends the drain
+    SIGHUP             open the log anew; read keys, issuers and certificates again. When the terminal that it logs to has
+                       been closed, which is told by the same signal: drain, and end
+    SIGUSR1, SIGUSR2   nothing
+
+Before the process is up, and once it is on its way out, SIGHUP only opens the log anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any
+
+import structlog
+
+from headway.app.lifecycle import Service
+
+log = structlog.get_logger(__name__)
+
+_ENDING = (signal.SIGTERM, signal.SIGINT)
+_IDLE = (signal.SIGUSR1, signal.SIGUSR2)
+_STDERR = 2
+
+
+def ignore_until_ready() -> None:
+    """Have no signal but those that end a process end it before `until_signalled` listens."""
+    for number in (signal.SIGHUP, *_IDLE):
+        signal.signal(number, signal.SIG_IGN)
+
+
+async def until_signalled(
+    service: Service, ready: Callable[[], None], reopen_log: Callable[[], bool] = lambda: False
+) -> None:
+    """Come up, call `ready`, serve until SIGTERM or SIGINT, then drain; a second signal ends the drain. Signals are
+    ignored afterwards: the process is on its way out, and one that comes late must not change its exit code.
+
+    Arguments:
+        service: runs meanwhile.
+        ready: called when it is up.
+        reopen_log: opens the log anew; False when it goes to no file.
+
+    Raises:
+        HeadwayError: the service does not come up.
+    """
+    loop = asyncio.get_running_loop()
+    first, second = asyncio.Event(), asyncio.Event()
+    hangups = _Hangups(service, reopen_log, first.set)
+
+    def on_signal() -> None:
+        (second if first.is_set() else first).set()
+
+    for number in _ENDING:
+        loop.add_signal_handler(number, on_signal)
+    loop.add_signal_handler(signal.SIGHUP, hangups.came)
+    for number in _IDLE:
+        loop.add_signal_handler(number, partial(_say_nothing_is_done, number))
+    try:
+        if await _unless(first, service.start()):
+            hangups.up = True
+            ready()
+            await first.wait()
+            hangups.up = False
+            log.info("draining")
+            if not await _unless(second, service.drain()):
+                log.info("a second signal: ending at once")
+    finally:
+        await hangups.end()
+        await service.stop()
+        for number in (*_ENDING, signal.SIGHUP, *_IDLE):
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_IGN)
+
+
+class _Hangups:
+    """Does what SIGHUP asks for.
+
+    Arguments:
+        service: reads its files again.
+        reopen_log: opens the log anew.
+        end: has the process end.
+
+    Attributes:
+        up: whether the service is up, and not on its way out.
+    """
+
+    def __init__(self, service: Service, reopen_log: Callable[[], bool], end: Callable[[], None]) -> None:
+        self.up = False
+        self._service = service
+        self._reopen_log = reopen_log
+        self._end = end
+        self._on_terminal = os.isatty(_STDERR)
+        self._asked = 0
+        self._task: asyncio.Task[None] | None = None
+
+    def came(self) -> None:
+        """The signal has come."""
+        if self._on_terminal and not os.isatty(_STDERR):
+            self._end()
+            return
+        reopened = self._reopen_log()
+        log.info("SIGHUP", log="opened anew" if reopened else "goes to no file", files="read again" if self.up else "")
+        if self.up:
+            self._asked += 1
+            if self._task is None or self._task.done():
+                self._task = asyncio.get_running_loop().create_task(self._reread())
+
+    async def end(self) -> None:
+        """Give up what is under way."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _reread(self) -> None:
+        """Once for all that was asked before it began."""
+        while self._asked:
+            self._asked = 0
+            try:
+                await self._service.reread()
+            except Exception:
+                log.exception("reading again has failed")
+
+
+def _say_nothing_is_done(number: signal.Signals) -> None:
+    log.info(f"{number.name} does nothing; SIGHUP opens the log anew and reads files again, SIGTERM ends")
+
+
+async def _unless(signalled: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Do `work`, but give it up when the signal comes first; True when it was done."""
+    doing, waiting = asyncio.ensure_future(work), asyncio.ensure_future(signalled.wait())
+    try:
+        await asyncio.wait({doing, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        if not doing.done():
+            doing.cancel()
+            await asyncio.gather(doing, return_exceptions=True)
+            return False
+        await doing
+        return True
+    finally:
+        doing.cancel()
+        waiting.cancel()

@@ -1,0 +1,1 @@
+"""A remote API that takes batches."""

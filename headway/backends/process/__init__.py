@@ -1,0 +1,1 @@
+"""A GPU worker: a child process that runs the user's function."""

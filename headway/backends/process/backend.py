@@ -1,0 +1,296 @@
+"""A GPU worker: a child process that runs the user's function, one batch at a time.
+
+    stopped ──start()──▶ ready ──run()──▶ busy ──answer──▶ ready ──stop()──▶ stopped
+       ▲                   │               │
+       └───────────────────┴── it dies, hangs past its deadline, or its run is cancelled: killed, start() anew
+
+A run that is given up leaves the child busy with a batch nobody waits for, so it is killed: answers are never
+matched to a later batch. The child sees one GPU, the one named by `device`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import random
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from headway.backends.process.child_process import Lifetime, Log, Word
+from headway.backends.process.frames import MAX_FRAME, Answer, Failed, Ready, Refused, Run
+from headway.backends.process.group_guard import GroupGuard
+from headway.config.target import FileTarget, ModuleTarget
+from headway.errors import (
+    BackendError,
+    BadOutput,
+    BatchRaised,
+    BatchTimeout,
+    StartKilled,
+    TargetError,
+    WorkerAbsent,
+    WorkerCrashed,
+)
+from headway.model import WARM_UP, Entry, ItemResult
+
+STOP_GRACE = 5.0
+"""Seconds an idle child has to end by itself after its pipe was closed."""
+REAP_LIMIT = 10.0
+"""Seconds to wait for a killed child; one that the kernel cannot end sooner is reaped when it does."""
+_CHECK_EVERY = 1.0
+"""Seconds between looks at memory and age."""
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class ProcessBackend:
+    """One slot: one child process.
+
+    Arguments:
+        spec: what to load in it.
+        worker: its name in logs and errors, for example `gpu-0`.
+        device: the GPU it may see, the value of CUDA_VISIBLE_DEVICES; `cpu` hides all of them.
+        start_timeout: seconds for loading, setup and the warm-up batch together.
+        recycle_rss_bytes: ask to be replaced when the child's memory exceeds this; 0: never.
+        recycle_after: ask to be replaced after about this many seconds (±10 %, so that workers started together
+            do not leave together); 0: never.
+        log: takes the child's output and its end.
+        guard: ends what the child has started if this process is killed; None: nobody does.
+        rng: uniform in [0, 1), for that spread.
+    """
+
+    def __init__(
+        self,
+        spec: ModuleTarget | FileTarget,
+        *,
+        worker: str,
+        device: str,
+        start_timeout: float,
+        recycle_rss_bytes: int = 0,
+        recycle_after: float = 0.0,
+        log: Log,
+        guard: GroupGuard | None = None,
+        rng: Callable[[], float] = random.random,
+    ) -> None:
+        self._spec, self._worker, self._device = spec, worker, device
+        self._start_timeout = start_timeout
+        self._recycle_rss, self._recycle_after = recycle_rss_bytes, recycle_after
+        self._log, self._guard, self._rng = log, guard, rng
+        self._child: Lifetime | None = None
+        self._takes_parameters = False
+        self._source = ""
+        self._number = 0
+        self._busy = False
+        self._old_at = math.inf
+        self._check_at = 0.0
+        self._ticker: asyncio.TimerHandle | None = None
+
+    @property
+    def pid(self) -> int:
+        """Process id of the child, 0 when there is none. It is kept when the child dies, until `stop`."""
+        return 0 if self._child is None else self._child.pid
+
+    @property
+    def source(self) -> str:
+        """The file the target was loaded from; empty before it was, or when there is none."""
+        return self._source
+
+    async def start(self) -> float:
+        """Spawn the child, load the target and run the warm-up batch; what was there before is ended first.
+
+        An input that the target turns down by an exception in its place passes as a warm-up: no contract is
+        broken. A batch that raises does not.
+
+        Returns:
+            The warm-up batch's run time in seconds.
+
+        Raises:
+            TargetError: any of that failed or took longer than `start_timeout`. No process is left behind.
+        """
+        await self.stop()
+        child = self._child = Lifetime(self._arguments(), self._environment(), self._worker, self._log, self._guard)
+        ready = False
+        try:
+            seconds = await self._prepare(child)
+            ready = True
+        finally:
+            if not ready:
+                child.kill("did not become ready")
+                await self._reap(child)
+        self._watch_limits()
+        return seconds
+
+    async def run(self, entries: Sequence[Entry], timeout: float) -> Sequence[ItemResult]:
+        """Run a batch. When it is cancelled, or after `timeout` seconds, the child is killed.
+
+        Raises:
+            BatchRaised: user code raised.
+            BadOutput: it returned no list, or one of another length.
+            BatchTimeout: no answer within `timeout`.
+            WorkerCrashed: the child died.
+            WorkerAbsent: it was not there.
+        """
+        child = self._child
+        if child is None or child.doomed:
+            raise WorkerAbsent(f"worker {self._worker} has no process; it must be started")
+        if self._busy:
+            raise RuntimeError(f"worker {self._worker} was given a batch while it runs one")
+        parameters = [entry.parameters for entry in entries] if self._takes_parameters else None
+        content = self._pack([entry.input for entry in entries], parameters)
+        self._busy = True
+        try:
+            word = await self._answer(child, content, timeout)
+        finally:
+            self._busy = False
+        items = self._items(child, word, len(entries))
+        if self._ticker is not None:
+            self._check_limits()
+        return items
+
+    async def gone(self) -> None:
+        """Return when the child has died or was killed; or, between batches, when it is too big or too old."""
+        if self._child is not None:
+            await self._child.gone.wait()
+
+    async def stop(self) -> None:
+        """End the child: gently when it is idle, else at once. It is reaped, and what it has started killed."""
+        if self._ticker is not None:
+            self._ticker.cancel()
+            self._ticker = None
+        child = self._child
+        if child is None:
+            return
+        child.dismissed = True
+        if not self._busy and not child.doomed:
+            child.hang_up()
+            try:
+                async with asyncio.timeout(STOP_GRACE):
+                    await child.ended.wait()
+            except TimeoutError:
+                self._log.warning("worker process must be killed to end", worker=self._worker, pid=child.pid)
+            finally:
+                child.kill("did not end by itself")
+        child.kill("was stopped")
+        await self._reap(child)
+        if self._child is child:
+            self._child = None
+
+    async def _reap(self, child: Lifetime) -> None:
+        try:
+            async with asyncio.timeout(REAP_LIMIT):
+                await child.ended.wait()
+        except TimeoutError:
+            self._log.warning("worker process was killed but does not end", worker=self._worker, pid=child.pid)
+
+    async def _prepare(self, child: Lifetime) -> float:
+        """Wait until the target is loaded, and run the warm-up batch; returns its run time."""
+        self._busy = True
+        try:
+            async with asyncio.timeout(self._start_timeout):
+                word = await child.hear()
+                if isinstance(word, Refused):
+                    raise TargetError(word.message)
+                if not isinstance(word, Ready):
+                    raise ChildProcessError("spoke before it was ready")
+                self._takes_parameters, self._source = word.takes_parameters, word.source
+                begun = time.monotonic()
+                items = self._items(child, await child.ask(self._pack([WARM_UP], None)), 1)
+        except TimeoutError:
+            raise TargetError(
+                f"target {self._spec}: worker {self._worker} was not ready within {self._start_timeout:g} s. "
+                "Make it load faster, or raise start_timeout_ms."
+            ) from None
+        except ChildProcessError as end:
+            kind = StartKilled if child.killed_by_others else TargetError
+            raise kind(f"target {self._spec}: while worker {self._worker} started, its process {end}.") from None
+        except BackendError as exc:
+            hint = "If it cannot take this text, let it return an exception in the text's place."
+            raise TargetError(
+                f"target {self._spec}: the warm-up batch {[WARM_UP]} failed: {exc}."
+                f"{f' {hint}' if isinstance(exc, BatchRaised) else ''}"
+            ) from None
+        finally:
+            self._busy = False
+        if items[0].fault:
+            raise TargetError(f"target {self._spec}: the warm-up batch {[WARM_UP]} failed: {items[0].error}.")
+        return time.monotonic() - begun
+
+    async def _answer(self, child: Lifetime, content: bytes, timeout: float) -> Word:
+        waiter = child.ask(content)
+        timer = asyncio.get_running_loop().call_later(timeout, self._overdue, child, waiter, timeout)
+        try:
+            return await waiter
+        except ChildProcessError as end:
+            raise WorkerCrashed(
+                f"worker {self._worker}: its process {end}", f"the worker's process {child.cause}"
+            ) from None
+        finally:
+            timer.cancel()
+            if waiter.cancelled():
+                child.kill("was killed with the run that was cancelled")
+            del waiter  # It holds an exception whose traceback holds this frame.
+
+    def _overdue(self, child: Lifetime, waiter: asyncio.Future[Word], timeout: float) -> None:
+        child.catch_up()
+        if not waiter.done():
+            child.kill(f"was killed, its batch had run for {timeout:g} s")
+            late = f"had no answer within {timeout:g} s"
+            waiter.set_exception(BatchTimeout(f"worker {self._worker} {late}; it was killed", f"the worker {late}"))
+
+    def _items(self, child: Lifetime, word: Word, expected: int) -> list[ItemResult]:
+        if isinstance(word, Failed):
+            raise (BadOutput if word.bad_output else BatchRaised)(word.message)
+        if not isinstance(word, Answer) or word.number != self._number or len(word.outputs) != expected:
+            child.kill("answered something else than it was asked")
+            odd = "process answered something else than it was asked"
+            raise WorkerCrashed(f"worker {self._worker}: its {odd}", f"the worker's {odd}")
+        items = [ItemResult(output) for output in word.outputs]
+        for place, (error, fault) in word.errors.items():
+            items[place] = ItemResult(None, error, fault)
+        return items
+
+    def _pack(self, inputs: list[str], parameters: list[bytes] | None) -> bytes:
+        self._number += 1
+        try:
+            content = _encode(Run(self._number, inputs, parameters))
+        except UnicodeEncodeError as exc:
+            raise BatchRaised(f"an input is no proper Unicode text: {exc}") from None
+        if len(content) > MAX_FRAME:
+            raise BatchRaised(f"the inputs come to {len(content)} bytes together, the limit is {MAX_FRAME}")
+        return content
+
+    def _arguments(self) -> list[str]:
+        if isinstance(self._spec, ModuleTarget):
+            return ["module", self._spec.module, self._spec.attribute]
+        return ["file", str(self._spec.path), self._spec.attribute]
+
+    def _environment(self) -> dict[str, str]:
+        """Ours, without our own settings: they hold passwords and tokens, and none is the target's business."""
+        environment = {name: value for name, value in os.environ.items() if not name.upper().startswith("HEADWAY_")}
+        environment["CUDA_VISIBLE_DEVICES"] = "" if self._device == "cpu" else self._device
+        return environment
+
+    def _watch_limits(self) -> None:
+        """Start to look at age and memory, if they are limited."""
+        now = asyncio.get_running_loop().time()
+        self._old_at = now + self._recycle_after * (0.9 + 0.2 * self._rng()) if self._recycle_after else math.inf
+        self._check_at = now
+        if self._recycle_rss or self._recycle_after:
+            self._tick()
+
+    def _tick(self) -> None:
+        self._check_limits()
+        self._ticker = asyncio.get_running_loop().call_later(_CHECK_EVERY, self._tick)
+
+    def _check_limits(self) -> None:
+        """Ask to be replaced when a limit is exceeded; looks at most once a second, and not during a batch."""
+        child, now = self._child, asyncio.get_running_loop().time()
+        if child is None or self._busy or now < self._check_at or child.gone.is_set():
+            return
+        self._check_at = now + _CHECK_EVERY * 0.9
+        resident = child.resident_bytes() if self._recycle_rss else 0
+        if now >= self._old_at or resident > self._recycle_rss > 0:
+            self._log.info("worker wants to be replaced", worker=self._worker, pid=child.pid, rss_bytes=resident)
+            child.gone.set()

@@ -1,0 +1,369 @@
+"""One child process, from its spawn until it is reaped.
+
+    spawned ──kill(), or it dies──▶ ended (reaped, all descriptors closed)
+
+A child can die at any moment, and its end comes to light in three ways: the kernel tells (pidfd), its pipe
+closes, or it says something that makes no sense. The last two lead to SIGKILL for its whole process group, so
+that there is one way out: `_exited`, which reaps it, reads what it left behind, and wakes who waits.
+Everything here runs on one event loop, without a task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, Protocol, cast
+
+import msgspec
+
+from headway.backends.process import frames
+from headway.backends.process.frames import Answer, Failed, NoFrame, Ready, Refused
+from headway.backends.process.group_guard import GroupGuard
+from headway.backends.process.output_lines import Lines
+
+Word = Ready | Refused | Answer | Failed
+
+_CHILD = Path(__file__).with_name("child.py")
+_READ = 1 << 16
+_IN_FLIGHT = 1 << 20
+"""Bytes that each end may have sent before the other one has run; the system may grant less."""
+_LAST_WORDS = 5
+_PIPELESS = 1.0
+"""Seconds that a child may live on after its pipe has closed; a dying one is given the time to say of what."""
+_DROPPED_AFTER = 1.0
+"""Seconds between a flood of output and the line that says how much of it was dropped."""
+
+_decode: Any = msgspec.msgpack.Decoder(Word).decode
+
+
+class Log(Protocol):
+    """A structlog logger, as far as it is used here."""
+
+    def info(self, event: str, **fields: Any) -> Any:
+        """Say what happened."""
+        ...
+
+    def warning(self, event: str, **fields: Any) -> Any:
+        """Say what went wrong."""
+        ...
+
+
+class Output:
+    """One of a child's output streams on its way to the log.
+
+    Arguments:
+        pipe: its reading end, closed in the end.
+        stream: `stdout` or `stderr`.
+        worker: name shown with each line.
+        log: where the lines go.
+    """
+
+    def __init__(self, pipe: IO[bytes], stream: str, worker: str, log: Log) -> None:
+        self.lines = Lines()
+        self._pipe, self._fd = pipe, pipe.fileno()
+        self._stream, self._worker, self._log = stream, worker, log
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        os.set_blocking(self._fd, False)
+        self._loop.add_reader(self._fd, self.read)
+
+    def read(self) -> bool:
+        """Log what is there, one chunk at most; False when there was nothing."""
+        try:
+            chunk = os.read(self._fd, _READ)
+        except BlockingIOError:
+            return False
+        if not chunk:
+            self._loop.remove_reader(self._fd)
+            return False
+        self._say(self.lines.feed(chunk, self._loop.time()))
+        if self.lines.dropped and self._timer is None:
+            self._timer = self._loop.call_later(_DROPPED_AFTER, self._tell_dropped)
+        return True
+
+    def close(self) -> None:
+        """Log what is left and let go."""
+        chunks = 0
+        while self.read() and chunks < 16:
+            chunks += 1
+        self._say(self.lines.finish())
+        self._tell_dropped()
+        self._loop.remove_reader(self._fd)
+        self._pipe.close()
+
+    def _say(self, lines: Sequence[str]) -> None:
+        for line in lines:
+            self._log.info("worker output", worker=self._worker, stream=self._stream, line=line)
+
+    def _tell_dropped(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if dropped := self.lines.take_dropped():
+            self._log.warning("worker output dropped", worker=self._worker, stream=self._stream, lines=dropped)
+
+
+class Lifetime:
+    """A running child. Must be built on the event loop, in a thread that lives as long as the loop.
+
+    Arguments:
+        arguments: KIND PLACE ATTRIBUTE of the child's command line.
+        environment: the child's whole environment.
+        worker: name for logs and the process table.
+        log: where the child's output goes.
+        guard: is told of its process group while it lives.
+    """
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        worker: str,
+        log: Log,
+        guard: GroupGuard | None = None,
+    ) -> None:
+        self.cause = ""
+        """How it ended, empty while it lives."""
+        self.how = ""
+        """The same with its last words, which may be about any batch it ever ran."""
+        self.ended = asyncio.Event()
+        """Set once it is reaped."""
+        self.gone = asyncio.Event()
+        """Set as soon as it must be replaced: when it is killed or has ended, or by whoever finds it unfit."""
+        self.doomed = False
+        """True when it is, or is about to be, no more."""
+        self.dismissed = False
+        """True when its end is wanted."""
+        self.killed_by_others = False
+        """True when it was ended by a SIGKILL that is none of ours."""
+        self._worker, self._log, self._guard = worker, log, guard
+        self._loop = asyncio.get_running_loop()
+        self._verdict = ""
+        self._pipeless: asyncio.TimerHandle | None = None
+        self._waiter: asyncio.Future[Word] | None = None
+        self._received = bytearray()
+        self._nonsense = False
+        """It has sent what is no word; nothing that follows is one."""
+        self._unsent = memoryview(b"")
+        self._process, self._socket = _spawn(arguments, environment, worker)
+        self.pid = self._process.pid
+        if guard is not None:
+            guard.watch(self.pid)
+        try:
+            out, err = cast(IO[bytes], self._process.stdout), cast(IO[bytes], self._process.stderr)
+            self._outputs = [Output(out, "stdout", worker, log), Output(err, "stderr", worker, log)]
+            self._loop.add_reader(self._socket, self._readable)
+            self._pidfd = self._watch()
+        except BaseException:
+            self.kill()
+            if guard is not None:
+                guard.forget(self.pid)
+            self._process.wait()
+            raise
+
+    def ask(self, content: bytes) -> asyncio.Future[Word]:
+        """Send one frame, and await the child's next word.
+
+        The future fails with ChildProcessError, whose text says how the child ended, when it does.
+        """
+        waiter = self.hear()
+        if not self.how:
+            self._unsent = memoryview(frames.framed(content))
+            self._send()
+        return waiter
+
+    def hear(self) -> asyncio.Future[Word]:
+        """Await the child's next word, without asking for it."""
+        if self._waiter is not None and not self._waiter.done():
+            raise RuntimeError(f"worker {self._worker} is asked while it has not answered")
+        waiter: asyncio.Future[Word] = self._loop.create_future()
+        if self.how:
+            waiter.set_exception(ChildProcessError(self.how))
+        else:
+            self._waiter = waiter
+        return waiter
+
+    def catch_up(self) -> None:
+        """Take what it has sent by now, if this process was held up and did not get to it."""
+        while self.how == "" and self._readable():
+            pass
+
+    def kill(self, verdict: str = "") -> None:
+        """End it and all it has started, at once. `verdict` is given as the reason instead of the signal."""
+        self.doomed = True
+        self.gone.set()
+        if self.how or self._process.returncode is not None:
+            return
+        self._verdict = self._verdict or verdict
+        # A process that is not reaped keeps its id, so this cannot hit a stranger.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def hang_up(self) -> None:
+        """Close the pipe, which an idle child takes as the wish that it end."""
+        self.doomed = True
+        if not self.how:
+            self._loop.remove_reader(self._socket)
+            self._loop.remove_writer(self._socket)
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+    def resident_bytes(self) -> int:
+        """Its resident memory; 0 where the system does not tell."""
+        try:
+            pages = Path(f"/proc/{self.pid}/statm").read_text().split()[1]
+        except (OSError, IndexError):
+            return 0
+        return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+    def _watch(self) -> int | None:
+        """Have `_exited` called once the process has ended; the descriptor that tells, if it is one."""
+        try:
+            pidfd = os.pidfd_open(self.pid)
+        except (AttributeError, OSError):
+
+            def wait() -> None:
+                self._process.wait()
+                with contextlib.suppress(RuntimeError):
+                    self._loop.call_soon_threadsafe(self._exited)
+
+            threading.Thread(target=wait, name=f"wait-{self._worker}", daemon=True).start()
+            return None
+        self._loop.add_reader(pidfd, self._exited)
+        return pidfd
+
+    def _send(self) -> None:
+        try:
+            sent = self._socket.send(self._unsent)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self._lose_pipe()
+            sent = len(self._unsent)
+        self._unsent = self._unsent[sent:]
+        if self._unsent:
+            self._loop.add_writer(self._socket, self._send)
+        else:
+            self._loop.remove_writer(self._socket)
+
+    def _lose_pipe(self) -> None:
+        self._loop.remove_reader(self._socket)
+        self.doomed = True
+        self.gone.set()
+        if self._pipeless is None:
+            self._pipeless = self._loop.call_later(_PIPELESS, self.kill, "closed its pipe to Headway")
+
+    def _readable(self) -> bool:
+        """Take what the child has sent; False when there is no more."""
+        if self._nonsense:
+            return False
+        try:
+            chunk = self._socket.recv(_IN_FLIGHT if len(self._received) >= _READ else _READ)
+        except BlockingIOError:
+            return False
+        except OSError:
+            chunk = b""
+        if not chunk:
+            self._lose_pipe()
+            return False
+        self._received += chunk
+        try:
+            self._take_words()
+        except (NoFrame, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            self._nonsense = True
+            self._received.clear()
+            self._loop.remove_reader(self._socket)
+            self.kill("wrote something on its pipe to Headway that is no answer")
+            return False
+        return True
+
+    def _take_words(self) -> None:
+        header = frames.HEADER.size
+        while len(self._received) >= header:
+            end = header + frames.length(bytes(self._received[:header]))
+            if len(self._received) < end:
+                return
+            with memoryview(self._received) as view:
+                word: Word = _decode(view[header:end])
+            del self._received[:end]
+            waiter, self._waiter = self._waiter, None
+            if waiter is None or waiter.done():
+                raise NoFrame("a word that nobody has asked for")
+            waiter.set_result(word)
+
+    def _exited(self) -> None:
+        """The process has ended: reap it, read what is left, let go of everything, tell who waits."""
+        if self._pidfd is not None:
+            self.kill()  # for what it has started and left behind
+            self._loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+        if self._guard is not None:
+            self._guard.forget(self.pid)
+        code = self._process.wait()
+        while self._readable():
+            pass
+        self._loop.remove_reader(self._socket)
+        self._loop.remove_writer(self._socket)
+        self._socket.close()
+        for output in self._outputs:
+            output.close()
+        if self._pipeless is not None:
+            self._pipeless.cancel()
+        killed = code == -signal.SIGKILL
+        self.killed_by_others = killed and not self._verdict
+        self.cause = self._verdict if self._verdict and killed else _cause(code)
+        self.how, self.doomed = self.cause + ("" if self.dismissed else self._last_words()), True
+        say = self._log.info if self.dismissed else self._log.warning
+        say("worker process ended", worker=self._worker, pid=self.pid, how=self.how)
+        # Let go of: its exception would hold the frames that wait, and they this.
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_exception(ChildProcessError(self.how))
+        self.gone.set()
+        self.ended.set()
+
+    def _last_words(self) -> str:
+        words = self._outputs[1].lines.last_words(_LAST_WORDS)
+        return f"; its last words: {' | '.join(words)}" if words else ""
+
+
+def _spawn(
+    arguments: Sequence[str], environment: Mapping[str, str], worker: str
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    ours, theirs = socket.socketpair()
+    for end in (ours, theirs):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _IN_FLIGHT)
+    with theirs:
+        ours.setblocking(False)
+        own = [worker, str(theirs.fileno()), str(os.getpid())]
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-P", str(_CHILD), *own, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=[theirs.fileno()],
+                env=environment,
+                start_new_session=True,
+            )
+        except BaseException:
+            ours.close()
+            raise
+    return process, ours
+
+
+def _cause(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"died of {signal.Signals(-code).name}"
+    except ValueError:
+        return f"died of signal {-code}"

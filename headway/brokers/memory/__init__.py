@@ -1,0 +1,1 @@
+"""The broker inside one process."""

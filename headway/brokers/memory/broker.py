@@ -1,0 +1,498 @@
+"""The broker inside one process: `core.queue` with leases, a bell, and a mailbox for each gateway.
+
+Everything happens in one event loop and no method suspends half-way, so each is atomic. What is lost with the
+process is lost; the gateway that shares the process is lost with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from headway.brokers.memory.mailbox import Mailbox
+from headway.brokers.memory.outcomes import lateness_of, letter_of, reply_to
+from headway.brokers.memory.wakeups import BELL_GRAIN, Wakeups
+from headway.core import failures
+from headway.core.admission import Refused
+from headway.core.batch import Departure
+from headway.core.dedup import Dedup, Ripple
+from headway.core.departure import Hold, Load, Policy
+from headway.core.fair_queue import FOLLOWS, GONE, RUNNING, QueuedEntry, entries_of, queued_at
+from headway.core.health import believed
+from headway.core.queue import ModelQueue, QueueLimits
+from headway.core.ratelimit import Book, Over, charge
+from headway.core.retention import KEPT, KeptLimits
+from headway.core.room import SMALL, Place, Room
+from headway.model import (
+    BatchFailure,
+    BatchRun,
+    Cause,
+    Completion,
+    Entry,
+    EntryState,
+    Failure,
+    ItemResult,
+    Lease,
+    Limit,
+    NoWork,
+    Reply,
+    Slot,
+    Submission,
+    TierDepth,
+    WorkerInfo,
+    WorkerStatus,
+)
+from headway.ports import DeadLetters
+from headway.runtime.counters import Counters
+
+LEASE_SECONDS = 10.0
+"""How long a lease lasts unless it is extended."""
+REAP_EVERY = 0.05
+"""Most seconds between two calls of `reap`: how late an expiry may be."""
+GATHER = 0.001
+"""Seconds for which entries gather: calls cost little here."""
+QUEUE_BYTES = 1 << 30
+"""Most bytes of entries without an outcome, unless told otherwise."""
+ROOM_WAIT = 1.0
+"""Seconds that a client is told to wait for room."""
+
+
+@dataclass(slots=True)
+class _Running:
+    lease: Lease
+    departure: Departure
+    expires_at: float
+
+
+class MemoryBroker:
+    """Broker for one process. See `headway.ports.Broker` for the methods and the laws.
+
+    Arguments:
+        models: what bounds the queue of each model served.
+        dead: where entries go that make the model fail.
+        counters: counts retries.
+        clock: monotonic seconds, of the same pace as the event loop's.
+        rng: uniform in [0, 1).
+        kept: budgets of the outcomes that are kept.
+        queue_bytes: most bytes of entries that have no outcome yet.
+    """
+
+    def __init__(
+        self,
+        models: dict[str, QueueLimits],
+        dead: DeadLetters,
+        counters: Counters,
+        clock: Callable[[], float],
+        rng: Callable[[], float],
+        kept: KeptLimits = KEPT,
+        queue_bytes: int = QUEUE_BYTES,
+    ) -> None:
+        self._queues = {model: ModelQueue(limits) for model, limits in models.items()}
+        self._bells = {model: Wakeups() for model in models}
+        self._mailboxes = defaultdict[str, Mailbox](Mailbox)
+        self._entries: dict[tuple[str, str], QueuedEntry] = {}
+        self._book = Book()
+        self._room = Room(queue_bytes)
+        self._sharing = Dedup(kept)
+        self._running: dict[int, _Running] = {}
+        self._workers: dict[str, WorkerInfo] = {}
+        self._fences = itertools.count(1)
+        self._dead = dead
+        self._counters = counters
+        self._clock = clock
+        self._rng = rng
+
+    @property
+    def linger(self) -> float:
+        """See Broker."""
+        return GATHER
+
+    @property
+    def epoch(self) -> str:
+        """See Broker. What is lost with the process is lost with all who could ask."""
+        return "process"
+
+    @property
+    def memory_pressure(self) -> bool:
+        """See Broker. What waits is bounded tenant by tenant: there is room for who holds little."""
+        return False
+
+    @property
+    def kept(self) -> KeptLimits:
+        """See Broker."""
+        return self._sharing.limits
+
+    async def enqueue(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
+        """See Broker."""
+        now = self._clock()
+        known = self._entries
+        answers: list[Failure | None] = []
+        for entry in entries:
+            key = (entry.tenant, entry.id)
+            before = known.get(key)
+            if before is not None and before.entry.nonce == entry.nonce and before.entry.gateway == entry.gateway:
+                answers.append(None)
+            elif before is not None and before.state != GONE:
+                answers.append(failures.conflict())
+            else:
+                answers.append(self._admit(entry, now))
+        for model in {entry.model for entry in entries}:
+            self._ring(model, now)
+        return answers
+
+    def rate_limit_debt(self, limit: Limit) -> float:
+        """See Broker."""
+        tat = self._book.tats.get(limit.id)
+        return 0.0 if tat is None else max(0.0, tat - self._clock())
+
+    async def claim(self, slot: Slot, policy: Policy) -> Lease | NoWork:
+        """See Broker."""
+        now = self._clock()
+        queue = self._queues[slot.model]
+        self._bells[slot.model].coming.discard(slot.worker)
+        self._expire(slot.model, now)
+        departure = queue.depart(slot.worker, slot.max_batch, policy, now)
+        if isinstance(departure, Hold):
+            self._ring(slot.model, now)
+            return NoWork(None if math.isinf(departure.until) else departure.until)
+        self._send_late(queue, departure.late, now)
+        lease = Lease(
+            fence=next(self._fences),
+            slot=slot,
+            entries=entries_of(departure.members),
+            reason=departure.reason,
+            granted_at=now,
+            expires_at=now + LEASE_SECONDS,
+            patience=min(member.due for member in departure.members) - now,
+        )
+        self._running[lease.fence] = _Running(lease, departure, lease.expires_at)
+        self._ring(slot.model, now)
+        return lease
+
+    async def wait_for_work(self, slot: Slot, until: float | None) -> None:
+        """See Broker. The bell keeps its own timer, so `until` is not needed here."""
+        bell = self._bells[slot.model]
+        sleeper = asyncio.get_running_loop().create_future()
+        bell.idle[slot.worker] = sleeper
+        bell.coming.discard(slot.worker)
+        self._ring(slot.model, self._clock())
+        try:
+            await sleeper
+        except asyncio.CancelledError:
+            if bell.idle.get(slot.worker) is sleeper:
+                del bell.idle[slot.worker]
+            bell.coming.discard(slot.worker)  # It may have been woken; it will not claim, so another should.
+            self._ring(slot.model, self._clock())
+            raise
+
+    async def complete(self, lease: Lease, items: Sequence[ItemResult]) -> Completion:
+        """See Broker."""
+        if len(items) != len(lease.entries):
+            raise ValueError(f"{len(items)} items for a lease of {len(lease.entries)} entries: one each, in order")
+        now = self._clock()
+        running = self._running.pop(lease.fence, None)
+        if running is None:
+            return Completion(0, 0, fenced=True)
+        departure = running.departure
+        ran = BatchRun(lease.slot.worker, len(departure.members), now - departure.left_at, departure.left_at)
+        outputs: Iterable[tuple[QueuedEntry, ItemResult]] = zip(departure.members, items, strict=True)
+        wanted = self._queues[lease.slot.model].finish(departure, now)
+        letters = []
+        replies = []
+        if len(wanted) != len(departure.members):
+            chosen = set(map(id, wanted))
+            outputs = ((member, item) for member, item in outputs if id(member) in chosen)
+        for member, item in outputs:
+            failure = None
+            if item.output is None:
+                failure = failures.item_failure(item)
+                letters.append(letter_of(member, item.error or "", "item", lease.slot.worker))
+            replies.append(reply_to(member, departure.left_at, item.output, failure, ran))
+        self._deliver(wanted, replies, now)
+        for letter in letters:
+            await self._dead.add(letter)
+        return Completion(len(wanted), len(departure.members) - len(wanted))
+
+    async def release(self, lease: Lease, failure: BatchFailure | None = None) -> bool:
+        """See Broker."""
+        now = self._clock()
+        running = self._running.pop(lease.fence, None)
+        if running is None:
+            return False
+        if failure is None:
+            self._queues[lease.slot.model].hand_back(running.departure, now)
+        else:
+            await self._fail(running, failure, now)
+        self._ring(lease.slot.model, now)
+        return True
+
+    async def extend(self, lease: Lease) -> bool:
+        """See Broker."""
+        running = self._running.get(lease.fence)
+        if running is None:
+            return False
+        running.expires_at = self._clock() + LEASE_SECONDS
+        return True
+
+    async def withdraw(self, submissions: Sequence[Submission], gateway: str) -> None:
+        """See Broker."""
+        for tenant, id, nonce in submissions:
+            queued = self._entries.get((tenant, id))
+            if queued is None or queued.state == GONE:  # What is replied to stays known until that is read.
+                continue
+            if queued.entry.nonce == nonce and queued.entry.gateway == gateway:
+                self._let_go(queued)
+
+    async def cancel_task(self, tenant: str, id: str) -> None:
+        """See Broker."""
+        now = self._clock()
+        found = self._sharing.outcome(tenant, id, now)
+        if isinstance(found, QueuedEntry):
+            self._let_go(found, deleted=True)
+            entry = found.entry
+            told = Reply(id, tenant, None, failures.cancelled(), queued=now - found.arrived, nonce=entry.nonce)
+            ended = self._entries[tenant, id] = queued_at(entry, now)  # Known until its gateway has read that.
+            self._post([(ended, told)])
+        else:
+            self._sharing.forget(tenant, id)
+
+    async def replies(self, gateway: str, after: int) -> tuple[Sequence[Reply], int]:
+        """See Broker."""
+        box, entries = self._mailboxes[gateway], self._entries
+        for reply in box.acknowledge(after):
+            key = reply.tenant, reply.id
+            answered = entries.get(key)
+            if answered is not None and answered.state == GONE:
+                entry = answered.entry
+                if entry.nonce == reply.nonce and entry.gateway == gateway:  # Else it has been asked anew.
+                    del entries[key]
+        while not box.replies:
+            box.arrival.clear()
+            await box.arrival.wait()
+        return list(box.replies), box.acknowledged + len(box.replies)
+
+    async def state(self, tenant: str, id: str) -> EntryState | None:
+        """See Broker."""
+        queued = self._entries.get((tenant, id))
+        return None if queued is None or queued.state == GONE else self._stage(queued)
+
+    async def outcome(self, tenant: str, id: str) -> Reply | EntryState | None:
+        """See Broker."""
+        found = self._sharing.outcome(tenant, id, self._clock())
+        return self._stage(found) if isinstance(found, QueuedEntry) else found
+
+    async def heartbeat(self, worker: WorkerInfo) -> None:
+        """See Broker."""
+        now = self._clock()
+        self._workers[worker.worker_id] = msgspec.structs.replace(worker, last_heartbeat=now)
+        self._count_slots(worker.model, now)
+
+    async def workers(self) -> Sequence[WorkerInfo]:
+        """See Broker."""
+        now = self._clock()
+        return [believed(worker, now) for worker in self._workers.values()]
+
+    async def depths(self) -> Sequence[TierDepth]:
+        """See Broker."""
+        now = self._clock()
+        return [
+            TierDepth(model, tier, depth, oldest)
+            for model, queue in self._queues.items()
+            for tier, (depth, oldest) in enumerate(queue.depths(now))
+        ]
+
+    async def loads(self) -> Mapping[str, Load]:
+        """See Broker."""
+        now = self._clock()
+        return {model: queue.load(now) for model, queue in self._queues.items()}
+
+    async def reap(self) -> float:
+        """See Broker."""
+        now = self._clock()
+        self._book.tidy(now)
+        due = now + REAP_EVERY
+        for fence, running in list(self._running.items()):
+            if running.expires_at <= now:
+                del self._running[fence]
+                message = f"worker {running.lease.slot.worker} did not report within {LEASE_SECONDS:g} s"
+                lost = BatchFailure(Cause.LEASE_LOST, message, running.lease.slot.worker)
+                await self._fail(running, lost, now)
+            else:
+                due = min(due, running.expires_at)
+        for queued in self._sharing.overdue(now):
+            if self._sharing.follows(queued):  # It may have been let go of by the one before it.
+                left = self._sharing.leave(queued)
+                self._end([(queued, reply_to(queued, now, None, lateness_of(queued, 1, now), None))], now, late=True)
+                self._ripple(left, now)
+        for model, queue in self._queues.items():
+            self._expire(model, now)
+            self._count_slots(model, now)
+            self._bells[model].coming.clear()  # A worker that was woken and died must not keep others asleep.
+            self._ring(model, now)
+            due = min(due, queue.next_due())
+        return max(due - now, BELL_GRAIN)
+
+    def _admit(self, entry: Entry, now: float) -> Failure | None:
+        """Judge an entry that is not known; it is charged when it is admitted."""
+        if entry.digest:
+            entry = self._sharing.with_id(entry, now)
+        limits = entry.limits
+        charged = charge(limits, self._book.tats, now) if limits else ()
+        if isinstance(charged, Over):
+            return failures.over(charged)
+        place = None
+        if len(entry.input) + len(entry.parameters) > SMALL and (place := self._room.take(entry)) is None:
+            return failures.scarcity(ROOM_WAIT)
+        refusal = self._join(entry, now) if entry.shares else self._offer(entry, now)
+        if limits and (refusal is None or refusal.reason == failures.CULPRIT):
+            tats = self._book.tats
+            for limit, tat in zip(limits, charged):  # noqa: B905 - checking the lengths takes as long as all of it
+                tats[limit.id] = tat
+        if place is not None and refusal is None:
+            place.give_to(self._entries[entry.tenant, entry.id])
+        return refusal
+
+    def _offer(self, entry: Entry, now: float) -> Failure | None:
+        queue = self._queues[entry.model]
+        if queue.culprits.active and queue.culprits.knows(entry, now):
+            return failures.known_culprit()
+        offered = queue.offer(entry, now)
+        if isinstance(offered, Refused):
+            return failures.refusal(offered.wait, offered.tier_only)
+        self._entries[entry.tenant, entry.id] = offered
+        if entry.shares:
+            self._sharing.lead(offered, now)
+        return None
+
+    def _join(self, entry: Entry, now: float) -> Failure | None:
+        """Join another's answer, or be offered."""
+        queued = queued_at(entry, now)
+        joined = self._sharing.join(queued, now)
+        if joined is None:
+            return self._offer(entry, now)
+        if isinstance(joined, Failure):
+            return joined
+        queued.state = FOLLOWS
+        self._entries[entry.tenant, entry.id] = queued
+        self._ripple(joined, now)
+        return None
+
+    def _let_go(self, queued: QueuedEntry, *, deleted: bool = False) -> None:
+        """Nobody waits for an entry itself any more; `deleted`: its outcome is not wanted either."""
+        entry = queued.entry
+        del self._entries[entry.tenant, entry.id]
+        if self._sharing.active and entry.shares:
+            self._ripple(self._sharing.cancel(queued, deleted=deleted), self._clock())
+        else:
+            self._queues[entry.model].remove(queued)
+            queued.place = None
+
+    def _ripple(self, ripple: Ripple, now: float) -> None:
+        """What follows for others."""
+        for queued in ripple.idle:
+            self._queues[queued.entry.model].remove(queued)
+        if ripple.replies:
+            self._post(ripple.replies)
+        for queued in ripple.anew:
+            self._offer_anew(queued, now)
+
+    def _offer_anew(self, queued: QueuedEntry, now: float) -> None:
+        """A follower whose leader was too late: it runs itself, or joins another, in the time that it has left."""
+        entry, left = queued.entry, queued.due - now
+        refusal = None
+        place, queued.place = queued.place, None  # What is offered anew takes it over.
+        if left > 0.0:
+            wait = min(entry.queue_timeout, left)
+            refusal = self._join(msgspec.structs.replace(entry, timeout=left, queue_timeout=wait), now)
+            if refusal is None and isinstance(place, Place):
+                place.give_to(self._entries[entry.tenant, entry.id])
+        else:
+            refusal = lateness_of(queued, 1, now)
+        if refusal is not None:
+            self._sharing.lead(queued, now)  # If it is a task, that is its outcome.
+            self._end([(queued, reply_to(queued, now, None, refusal, None))], now)
+        self._ring(entry.model, now)
+
+    def _stage(self, queued: QueuedEntry) -> EntryState:
+        return EntryState.PROCESSING if self._sharing.leader_of(queued).state == RUNNING else EntryState.QUEUED
+
+    async def _fail(self, running: _Running, failure: BatchFailure, now: float) -> None:
+        queue = self._queues[running.lease.slot.model]
+        left_at = running.departure.left_at
+        after = queue.fail(running.departure, failure.cause, now, self._rng)
+        self._counters.retries[failure.cause.value] += after.again
+        ran = BatchRun(failure.worker, len(running.departure.members), now - left_at, left_at)
+        self._deliver(after.dead, [reply_to(m, left_at, None, failures.death(failure), ran) for m in after.dead], now)
+        spent = failures.spent(failure, len(running.departure.members))
+        self._deliver(after.spent, [reply_to(m, left_at, None, spent, ran) for m in after.spent], now)
+        self._send_late(queue, after.late, now)
+        for member in after.dead:
+            await self._dead.add(letter_of(member, failure.message, failure.cause.value, failure.worker))
+
+    def _expire(self, model: str, now: float) -> None:
+        queue = self._queues[model]
+        self._send_late(queue, queue.expire(now), now)
+
+    def _send_late(self, queue: ModelQueue, late: list[QueuedEntry], now: float) -> None:
+        replies = [reply_to(m, now, None, lateness_of(m, queue.slots, now), None) for m in late]
+        self._deliver(late, replies, now, late=True)
+
+    def _deliver(
+        self, members: Sequence[QueuedEntry], replies: Sequence[Reply], now: float, *, late: bool = False
+    ) -> None:
+        """Put a reply for each of `members` into its gateway's mailbox. `late`: they are failures for want of time."""
+        if not replies:
+            return
+        if self._sharing.active:
+            self._end(list(zip(members, replies, strict=True)), now, late=late)
+            return
+        for member in members:
+            member.place = None
+        gateways = {member.entry.gateway for member in members}
+        if len(gateways) == 1:
+            self._mailboxes[gateways.pop()].put(replies)
+            return
+        for gateway in gateways:
+            owned = [reply for member, reply in zip(members, replies, strict=True) if member.entry.gateway == gateway]
+            self._mailboxes[gateway].put(owned)
+
+    def _end(self, ended: Sequence[tuple[QueuedEntry, Reply]], now: float, *, late: bool = False) -> None:
+        """Entries have their outcomes, and so have those that joined them."""
+        for queued, reply in ended:
+            wanted = not self._sharing.unwanted(queued)
+            ripple = self._sharing.end(queued, reply, now, late=late)
+            if wanted:
+                ripple.replies.insert(0, (queued, reply))
+            self._ripple(ripple, now)
+
+    def _post(self, replies: Sequence[tuple[QueuedEntry, Reply]]) -> None:
+        for queued, reply in replies:
+            queued.state, queued.place = GONE, None
+            self._mailboxes[queued.entry.gateway].put((reply,))
+
+    def _ring(self, model: str, now: float) -> None:
+        """Wake an idle worker if there is something to claim, else set the timer for when there may be."""
+        bell = self._bells[model]
+        if not bell.idle or bell.coming:
+            return
+        found = self._queues[model].wake(bell.idle, now)
+        if isinstance(found, str):
+            bell.wake(found)
+        else:
+            bell.arm(found, now, lambda: self._ring(model, self._clock()))
+
+    def _count_slots(self, model: str, now: float) -> None:
+        healthy = sum(
+            worker.model == model and believed(worker, now).status is WorkerStatus.HEALTHY
+            for worker in self._workers.values()
+        )
+        queue = self._queues[model]
+        if healthy != queue.slots:
+            queue.set_slots(healthy)
+            self._ring(model, now)

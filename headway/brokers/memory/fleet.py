@@ -1,0 +1,57 @@
+"""The fleet of one process: itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from headway.core.health import OFFLINE_AFTER
+from headway.model import Capacity, ProcessInfo
+
+
+class MemoryFleet:
+    """Members, leader and capacities in memory. See `headway.ports.Fleet`.
+
+    Arguments:
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._members: dict[str, ProcessInfo] = {}
+        self._capacities: dict[str, Capacity] = {}
+        self._leader = ""
+        self._leads_until = 0.0
+
+    async def heartbeat(self, member: ProcessInfo) -> None:
+        """See Fleet."""
+        self._members[member.id] = msgspec.structs.replace(member, last_seen=self._clock())
+
+    async def leave(self, id: str) -> None:
+        """See Fleet."""
+        self._members.pop(id, None)
+        if self._leader == id:
+            self._leader = ""
+
+    async def members(self) -> Sequence[ProcessInfo]:
+        """See Fleet."""
+        since = self._clock() - OFFLINE_AFTER
+        self._members = {id: member for id, member in self._members.items() if member.last_seen >= since}
+        return list(self._members.values())
+
+    async def acquire_leadership(self, candidate: str, seconds: float) -> bool:
+        """See Fleet."""
+        now = self._clock()
+        if self._leader not in ("", candidate) and now < self._leads_until:
+            return False
+        self._leader, self._leads_until = candidate, now + seconds
+        return True
+
+    async def publish(self, capacity: Capacity) -> None:
+        """See Fleet."""
+        self._capacities[capacity.model] = msgspec.structs.replace(capacity, measured_at=self._clock())
+
+    async def capacities(self) -> Sequence[Capacity]:
+        """See Fleet."""
+        return list(self._capacities.values())

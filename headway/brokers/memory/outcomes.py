@@ -1,0 +1,30 @@
+"""Outcomes of queued entries, as the broker in memory hands them out."""
+
+from __future__ import annotations
+
+import time
+
+from headway.core import failures
+from headway.core.fair_queue import QueuedEntry
+from headway.model import BatchRun, DeadLetter, Failure, Reply
+
+
+def reply_to(
+    member: QueuedEntry, left_at: float, output: str | None, failure: Failure | None, ran: BatchRun | None
+) -> Reply:
+    """The reply to an entry that waited until instant `left_at`."""
+    entry = member.entry
+    waited = left_at - member.arrived
+    return Reply(entry.id, entry.tenant, output, failure, ran, waited, member.attempts, nonce=entry.nonce)
+
+
+def lateness_of(member: QueuedEntry, slots: int, now: float) -> Failure:
+    """Why an entry that is overdue at instant `now` got no output; `slots` GPUs are live."""
+    return failures.lateness(now - member.arrived, member.attempts, slots, now >= member.queue_due)
+
+
+def letter_of(member: QueuedEntry, error: str, cause: str, worker: str) -> DeadLetter:
+    """The dead letter of an entry that failed for the last time on `worker`."""
+    return DeadLetter(
+        entry=member.entry, error=error, cause=cause, attempts=member.attempts, worker=worker, died_at=time.time()
+    )

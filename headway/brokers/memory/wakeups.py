@@ -1,0 +1,42 @@
+"""The bell that wakes idle workers, in one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+
+BELL_GRAIN = 0.001
+"""Least seconds a timer is set for: event loops count in milliseconds."""
+
+
+class Wakeups:
+    """Idle workers of one model, first come first woken, and the timer that wakes the next.
+
+    A woken worker is `coming` until it claims. Meanwhile nobody else is woken: its claim rings for what it leaves.
+    """
+
+    def __init__(self) -> None:
+        self.idle: dict[str, asyncio.Future[None]] = {}
+        self.coming: set[str] = set()
+        self.timer: asyncio.TimerHandle | None = None
+        self.rings_at = math.inf
+
+    def wake(self, worker: str) -> None:
+        """Wake an idle worker; it is coming then."""
+        sleeper = self.idle.pop(worker, None)
+        if sleeper is not None and not sleeper.done():
+            sleeper.set_result(None)
+            self.coming.add(worker)
+
+    def arm(self, at: float, now: float, ring: Callable[[], None]) -> None:
+        """Have `ring` called at instant `at`, or before: a timer that is set for earlier is left, as it asks again."""
+        if at < self.rings_at:
+            if self.timer is not None:
+                self.timer.cancel()
+            self.rings_at = at
+            self.timer = asyncio.get_running_loop().call_later(max(at - now, BELL_GRAIN), self._rung, ring)
+
+    def _rung(self, ring: Callable[[], None]) -> None:
+        self.timer, self.rings_at = None, math.inf
+        ring()

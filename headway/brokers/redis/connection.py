@@ -1,0 +1,366 @@
+"""The way to Redis or Valkey: calls of the library of functions, blocking reads, and what both may come to.
+
+Every call has a deadline and is tried once: a command that timed out may have been done, and only the caller knows whether
+it can be repeated. Calls, claims and blocking reads have connections of their own, so that neither waits for the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import re
+import ssl
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
+
+import structlog
+from redis.exceptions import (
+    AuthenticationError,
+    NoPermissionError,
+    OutOfMemoryError,
+    RedisError,
+    ResponseError,
+)
+
+from headway.brokers.redis import function_library
+from headway.brokers.redis.clients import Client, check_files, connect
+from headway.brokers.redis.server import Deposed
+from headway.config import shown_url
+from headway.errors import BrokerUnavailable, SettingError
+
+log = structlog.get_logger(__name__)
+
+BLOCK = 2.0
+"""Longest blocking read, seconds: after that the connection is known to live, or not."""
+OLDEST = (7, 0)
+"""The first version of the server that has functions, which the steps are."""
+MEMORY_AGE = 1.0
+"""Seconds for which the share of memory in use is believed."""
+SCARCE = 0.8
+"""Share of `maxmemory` in use above which nothing new is taken in."""
+KEEPING = "noeviction"
+"""The eviction policy under which nothing that waits is thrown away."""
+LOADS = 3
+"""How often a call brings the library into the server, should it be lost again and again."""
+NEEDED = "+@read +@write -@dangerous +fcall +function|load +time +info +config|get"
+"""What a user must be allowed, as in ACL SETUSER; `+cluster|slots` besides in a cluster."""
+MISSING = "Function not found"
+"""What the server says of a function of a library that it lacks."""
+TROUBLE = (RedisError, OSError, TimeoutError, asyncio.IncompleteReadError)
+"""What redis-py raises when there is no answer."""
+CLOSED = "the handler is closed"
+"""What uvloop says, as a RuntimeError, of a write to a connection that was reset just before."""
+
+T = TypeVar("T")
+
+
+class RedisConnection:
+    """One process's way to the server.
+
+    Arguments:
+        url: see `headway.config`, setting `broker`.
+        prefix: what all keys begin with.
+        timeout: longest time for a call, seconds.
+        clock: instants that the server uses in place of its own clock; for tests.
+        process: name of this process among all; its bells are found by it.
+
+    Attributes:
+        prefix, process: as given.
+        servers: how many there are.
+        smallest_memory: `maxmemory` in bytes of the one that has least; 0: there is no limit, or it is not known yet.
+
+    Raises:
+        SettingError: a file that the URL names cannot be used.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        prefix: str = "headway",
+        timeout: float = 1.0,
+        clock: Callable[[], float] | None = None,
+        process: str = "",
+    ) -> None:
+        self.prefix = prefix
+        self.process = process
+        self._url = url
+        self._shown = shown_url(url)
+        self._timeout = timeout
+        self._clock = clock
+        self._block = math.inf if clock is not None else BLOCK
+        self._source = function_library.source()
+        self._calls, self._claims, self._reads = (connect(url, timeout) for _ in range(3))
+        self._loading = asyncio.Lock()
+        self._loads: dict[str, int] = {}
+        self._scarce = False
+        self._evicts = ""
+        """Eviction policies that were seen and throw away what waits."""
+        self.servers, self.smallest_memory = 1, 0
+        self._memory_at = -math.inf
+        self._looking: asyncio.Task[None] | None = None
+        self._closed = False
+        self._unfit = ""
+        """Why the server will not do, as far as is known."""
+
+    def clock_text(self) -> str:
+        """What scripts take for their clock: nothing, for the server's own."""
+        return "" if self._clock is None else repr(self._clock())
+
+    async def open(self) -> None:
+        """Connect and see that the server can be used; if not, nobody is let through to it.
+
+        Raises:
+            SettingError: it cannot: it is too old, it would evict what waits, it lets nobody in so, or is not trusted.
+            BrokerUnavailable: it is not there.
+        """
+        self._unfit = ""
+        try:
+            await self._check()
+        except SettingError as exc:
+            self._unfit = str(exc)
+            raise
+
+    async def _check(self) -> None:
+        try:
+            for info in await self._ask(lambda: self._calls.everywhere("INFO", "server")):
+                self._check_server(info)
+            await self._see_policy()
+            await self._try_library()
+            await self._look_at_memory()
+        except RefusedCommand as exc:
+            if "'SENTINEL'" in str(exc):
+                hint = "Name the Sentinels' own port, 26379 as a rule, or begin the URL with redis:// or rediss://."
+                raise SettingError("broker", self._shown, "is no Sentinel", hint) from exc
+            hint = (
+                "Put user and password into the URL, redis://USER:PASSWORD@HOST:PORT/0. "
+                f"That user needs, as in ACL SETUSER: ~{self.prefix}:* {NEEDED}; in a cluster +cluster|slots, too."
+            )
+            raise SettingError("broker", self._shown, f"refuses this user: {str(exc).rstrip('.')}", hint) from exc
+        except NoCluster as exc:
+            raise SettingError(
+                "broker", self._shown, "is no cluster", "Begin the URL with redis:// or rediss://."
+            ) from exc
+        except NoDatabase as exc:
+            hint = (
+                "Name a lower one, as in redis://HOST:PORT/0, or raise `databases` in the server's configuration file."
+            )
+            raise SettingError("broker", self._shown, "names a database that the server does not have", hint) from exc
+        except NotTrusted as exc:
+            hint = "Name the host as its certificate does; rediss://HOST:PORT/0?ssl_ca_certs=FILE names an authority to trust."
+            raise SettingError("broker", self._shown, f"is not trusted: {str(exc).rstrip('.')}", hint) from exc
+
+    async def renew(self) -> None:
+        """Connect anew, with what the files of the URL hold now.
+
+        Raises:
+            SettingError: one cannot be used; the connections stay as they are.
+        """
+        await asyncio.to_thread(check_files, self._url)
+        for client in (self._calls, self._claims, self._reads):
+            await client.renew()
+
+    async def close(self) -> None:
+        """Let go of all connections; whoever calls from now on hears that the broker is gone."""
+        self._closed = True
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
+        for client in (self._calls, self._claims, self._reads):
+            with contextlib.suppress(*TROUBLE):
+                await client.close()
+
+    async def call(self, function: str, key: str, *arguments: Any) -> Any:
+        """Run a function of the library on the keys that begin with `key`.
+
+        Raises:
+            BrokerUnavailable: no answer in time; it may have been done.
+        """
+        return await self._ask(lambda: self._run(self._calls, function, key, arguments))
+
+    async def claim(self, function: str, key: str, *arguments: Any) -> Any:
+        """The same over the connections for claims."""
+        return await self._ask(lambda: self._run(self._claims, function, key, arguments))
+
+    async def pop(self, key: str) -> bytes | None:
+        """Wait for the first element of a list; None when there was none for a while. Raises BrokerUnavailable."""
+        wait = 0 if math.isinf(self._block) else self._block
+        found = await self._ask(lambda: self._reads.call(key, "BLPOP", key, wait), self._block)
+        return None if found is None else found[1]
+
+    async def stream(self, key: str, after: bytes) -> list[tuple[bytes, dict[bytes, bytes]]]:
+        """Wait for what comes into a stream after an id; nothing when nothing did for a while. Raises BrokerUnavailable."""
+        wait = 0 if math.isinf(self._block) else int(self._block * 1000)
+        found = await self._ask(
+            lambda: self._reads.call(key, "XREAD", "BLOCK", wait, "STREAMS", key, after), self._block
+        )
+        return [(id, dict(zip(flat[::2], flat[1::2], strict=True))) for id, flat in found[0][1]] if found else []
+
+    @property
+    def clustered(self) -> bool:
+        """Whether keys lie on several servers, so that a step cannot use any two of them."""
+        return self._calls.mode == "cluster"
+
+    @property
+    def memory_pressure(self) -> bool:
+        """Whether the server's memory was nearly full when last looked at, about a second ago at most."""
+        self.look_soon()
+        return self._scarce
+
+    def look_soon(self) -> None:
+        """Look at the server's memory, and at what it does when that is full, unless it was done within a second."""
+        loop = asyncio.get_running_loop()
+        if loop.time() - self._memory_at > MEMORY_AGE and (self._looking is None or self._looking.done()):
+            self._memory_at = loop.time()
+            self._looking = loop.create_task(self._look_at_memory())
+
+    async def is_scarce(self) -> bool:
+        """The same; but a shortage that was seen long ago is looked for anew, rather than believed."""
+        stale = self._scarce and asyncio.get_running_loop().time() - self._memory_at > 2 * MEMORY_AGE
+        if not (self.memory_pressure and stale) or self._looking is None:
+            return self._scarce
+        await asyncio.wait({self._looking})
+        return self._scarce
+
+    async def _look_at_memory(self) -> None:
+        with contextlib.suppress(BrokerUnavailable):
+            nodes = await self._ask(lambda: self._calls.everywhere("INFO", "memory"))
+            scarce = any(node.get("maxmemory") and node["used_memory"] > SCARCE * node["maxmemory"] for node in nodes)
+            if scarce and not self._scarce:
+                log.warning("the broker's memory is nearly full")
+            elif self._scarce and not scarce:
+                log.info("the broker's memory has room again")
+            self._scarce = scarce
+            self._note_policies({str(node.get("maxmemory_policy", KEEPING)) for node in nodes})
+            self.servers = len(nodes)
+            self.smallest_memory = min((node["maxmemory"] for node in nodes if node.get("maxmemory")), default=0)
+
+    def _note_policies(self, policies: set[str]) -> None:
+        """Say when the eviction policy was changed after the start, and when it is right again."""
+        wrong = ", ".join(sorted(policies - {KEEPING}))
+        if wrong and wrong != self._evicts:
+            hint = f"CONFIG SET maxmemory-policy {KEEPING}"
+            log.error(
+                "the broker may throw away requests that wait: its eviction policy was changed", policy=wrong, hint=hint
+            )
+        elif self._evicts and not wrong:
+            log.info("the broker's eviction policy is right again", policy=KEEPING)
+        self._evicts = wrong
+
+    async def _run(self, client: Client, function: str, key: str, arguments: tuple[Any, ...]) -> Any:
+        name = f"{function_library.VERSION}_{function}"
+        for _ in range(LOADS):
+            known = self._loads.copy()
+            try:
+                return await client.call(key, "FCALL", name, 1, key, *arguments)
+            except ResponseError as exc:
+                if MISSING not in str(exc):
+                    raise
+            await self._load(client, key, known)
+        raise BrokerUnavailable(f"the broker at {self._shown} loses its functions again and again")
+
+    async def _load(self, client: Client, key: str, known: Mapping[str, int]) -> None:
+        """Bring the library into the server that has `key`: a restart or a flush has lost it. Of many who find that out
+        at once, one does so."""
+        async with self._loading:
+            place = client.place_of(key)
+            if self._loads.get(place, 0) == known.get(place, 0):
+                await client.call(key, "FUNCTION", "LOAD", "REPLACE", self._source)
+                self._loads[place] = self._loads.get(place, 0) + 1
+                log.info("the broker has got its functions again")
+
+    async def _ask(self, act: Callable[[], Awaitable[T]], wait: float = 0.0) -> T:
+        """The answer to `act`, which may wait for so many seconds and then take as long as any other."""
+        if self._closed:
+            raise BrokerUnavailable("the connection to the broker is closed")
+        if self._unfit:
+            raise BrokerUnavailable(self._unfit)
+        bound = wait + self._timeout
+        try:
+            async with asyncio.timeout(None if math.isinf(bound) else bound):
+                return await act()
+        except Deposed as exc:
+            for client in (self._calls, self._claims, self._reads):
+                await client.leave(exc.address)
+            raise _told(exc, self._shown) from exc
+        except OutOfMemoryError as exc:
+            raise OutOfMemory(f"the broker at {self._shown} has no memory left") from exc
+        except TROUBLE as exc:
+            raise _told(exc, self._shown) from exc
+        except RuntimeError as exc:
+            if CLOSED not in str(exc):
+                raise
+            raise _told(exc, self._shown) from exc
+
+    def _check_server(self, info: Mapping[str, Any]) -> None:
+        version = str(info.get("redis_version", ""))
+        found = re.match(r"(\d+)\.(\d+)", version)
+        if found is not None and (int(found[1]), int(found[2])) < OLDEST:
+            reason = f"is version {version}, which has no functions"
+            raise SettingError("broker", self._shown, reason, "Use Redis 7.0 or later, or Valkey.")
+        mode = str(info.get("redis_mode") or info.get("server_mode"))  # Redis and Valkey
+        if self._calls.mode == "standalone" and mode in ("cluster", "sentinel"):
+            reason = "is a node of a cluster" if mode == "cluster" else "is a Sentinel"
+            hint = f"Begin the URL with redis+{mode}:// or rediss+{mode}://."
+            raise SettingError("broker", self._shown, reason, hint)
+
+    async def _see_policy(self) -> None:
+        try:
+            found = await self._ask(lambda: self._calls.everywhere("CONFIG GET", "maxmemory-policy"))
+        except RefusedCommand as exc:
+            log.warning("the server's eviction policy cannot be seen; it must be noeviction", error=str(exc))
+            return
+        for policy in (value for one in found for value in one.values()):
+            if policy not in (KEEPING, KEEPING.encode()):
+                name = policy.decode() if isinstance(policy, bytes) else policy
+                reason = f"has maxmemory-policy {name}: under pressure it would throw away requests that wait"
+                hint = "Set it on the server: CONFIG SET maxmemory-policy noeviction, and in its configuration file."
+                raise SettingError("broker", self._shown, reason, hint)
+
+    async def _try_library(self) -> None:
+        """Bring the library in, and call it. A user who may not do the first finds it there, or fails in the second."""
+        with contextlib.suppress(RefusedCommand):
+            await self._ask(lambda: self._calls.everywhere("FUNCTION LOAD", "REPLACE", self._source))
+        await self.call("leave", f"{self.prefix}:{{fleet}}:", self.clock_text(), "")
+
+
+class RefusedCommand(BrokerUnavailable):
+    """The server does not allow a command to this user."""
+
+
+class NotTrusted(BrokerUnavailable):
+    """The server's certificate is not to be trusted."""
+
+
+class NoCluster(BrokerUnavailable):
+    """The server is not part of a cluster."""
+
+
+class NoDatabase(BrokerUnavailable):
+    """The server has no database of this number."""
+
+
+class OutOfMemory(BrokerUnavailable):
+    """The server has no room for anything new. What was asked was not done."""
+
+
+def _told(exc: BaseException, shown: str) -> BrokerUnavailable:
+    """What redis-py raised, in the house's words. It may have wrapped what says most."""
+    said = f"the broker at {shown} {'answers' if isinstance(exc, ResponseError | Deposed) else 'does not answer'}: {_text(exc)}"
+    cause: BaseException | None = exc
+    while cause is not None:
+        text = str(cause)
+        if isinstance(cause, AuthenticationError | NoPermissionError) or "unknown command" in text:
+            return RefusedCommand(text)
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return NotTrusted(said)
+        if "cluster support disabled" in text:
+            return NoCluster(said)
+        if "DB index is out of range" in text:
+            return NoDatabase(said)
+        cause = cause.__cause__ or cause.__context__
+    return BrokerUnavailable(said)
+
+
+def _text(exc: BaseException) -> str:
+    return str(exc) or type(exc).__name__

@@ -1,0 +1,80 @@
+"""Dead letters in the server, beside the queue whose entries they were."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import structlog
+
+from headway.brokers.redis import wire
+from headway.brokers.redis.connection import RedisConnection
+from headway.model import DeadLetter
+
+log = structlog.get_logger(__name__)
+
+
+class RedisDeadLetters:
+    """See `headway.ports.DeadLetters`. The steps that end an entry write its letter in the same instant, so `add` is only
+    for letters from elsewhere.
+
+    Arguments:
+        link: to the server.
+        models: names of the models.
+        shards: queues that each is split into.
+    """
+
+    def __init__(self, link: RedisConnection, models: Iterable[str], shards: int = 1) -> None:
+        self._link = link
+        self._keys = [f"{link.prefix}:{{{model}:{shard}}}:" for model in models for shard in range(shards)]
+
+    async def add(self, letter: DeadLetter) -> None:
+        """See DeadLetters."""
+        failure = wire.encode(wire.WireFailure(letter.cause, letter.error, letter.worker))
+        model = f"{{{letter.entry.model}:"
+        key = next((key for key in self._keys if model in key), self._keys[0])
+        packed = wire.pack_letter(letter.died_at, letter.attempts, failure, wire.pack_entry(letter.entry))
+        await self._link.call("bury", key, wire.key_of(letter.entry.tenant, letter.entry.id), packed)
+
+    async def list(self, limit: int = 100) -> Sequence[DeadLetter]:
+        """See DeadLetters."""
+        found = []
+        for _, packed in await self._ask("letters", limit):
+            for one in packed:
+                letter = _read(one)
+                if letter is not None:
+                    found.append(letter)
+        found.sort(key=lambda letter: letter.died_at, reverse=True)
+        return found[:limit]
+
+    async def find(self, id: str, tenant: str | None = None) -> Sequence[DeadLetter]:
+        """See DeadLetters. Who died again in another shard has a letter there, too: the newest is the one."""
+        found = await self._ask("letters_of", *_whose(id, tenant))
+        letters = [letter for packed in found for one in packed if (letter := _read(one)) is not None]
+        letters.sort(key=lambda letter: letter.died_at)
+        return list({letter.entry.tenant: letter for letter in letters}.values())
+
+    async def remove(self, id: str, tenant: str | None = None) -> int:
+        """See DeadLetters."""
+        return sum(await self._ask("unbury", *_whose(id, tenant)))
+
+    async def count(self) -> int:
+        """See DeadLetters."""
+        return sum(count for count, _ in await self._ask("letters", 0))
+
+    async def _ask(self, function: str, *arguments: object) -> Sequence[Any]:
+        return await asyncio.gather(*(self._link.call(function, key, *arguments) for key in self._keys))
+
+
+def _whose(id: str, tenant: str | None) -> tuple[str, ...]:
+    return (id,) if tenant is None else (id, tenant)
+
+
+def _read(packed: bytes) -> DeadLetter | None:
+    """One that a later release has written cannot be shown; it stays where it is."""
+    try:
+        return wire.read_letter(packed)
+    except wire.UNREADABLE as exc:
+        log.warning("a dead letter cannot be read", error=wire.reason(exc))
+        return None

@@ -1,0 +1,158 @@
+"""The library of functions that runs inside the server, put together from `lua/`.
+
+Its numbers are the ones of `headway.core`, so that they are written down once. Its name is made of its text: processes of
+two releases load theirs side by side and work on the same keys.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from importlib import resources
+
+from headway.brokers.redis import wire
+from headway.core import (
+    admission,
+    budget,
+    culprits,
+    departure,
+    failures,
+    fair_queue,
+    health,
+    queue,
+    retention,
+    retry,
+    service_model,
+    suspects,
+)
+from headway.errors import REJECTED_BY_MODEL
+from headway.model import BatchFailure, Cause
+
+LAYOUT = "headway2"
+"""What is stored in the server, and how. Changes when releases on either side of a change could not share it."""
+
+RULE_AGE = 0.1
+"""Seconds for which a rule, and the load it was made of, are good. Older ones are made anew."""
+COMING_SECONDS = 0.1
+"""For how long a slot that was woken is waited for, before another one is."""
+WATCH_GRACE = 0.03
+"""Seconds after which the slot on watch is taken for gone."""
+REAP_EVERY = 0.05
+"""Most seconds between two reaps: how late an expiry may be."""
+REAPER_SECONDS = 0.25
+"""For how long one process is the one that reaps."""
+STANDBY_SECONDS = 0.1
+"""How often others look whether it still is: each, on average, after half of this times their number."""
+
+_NUMBERS: dict[str, float] = {
+    "RULE_AGE": RULE_AGE,
+    "COMING_SECONDS": COMING_SECONDS,
+    "WATCH_GRACE": WATCH_GRACE,
+    "REAP_EVERY": REAP_EVERY,
+    "REAPER_SECONDS": REAPER_SECONDS,
+    "STANDBY_SECONDS": STANDBY_SECONDS,
+    "SWEEP_SECONDS": 10.0,
+    "GATEWAY_SECONDS": 60.0,
+    "WORKER_SECONDS": 120.0,
+    "CLOCK_STEP": 0.5,
+    "BELL_SECONDS": 60,
+    # How long what is stored lasts when nobody comes any more. The figures end first: a queue without them begins anew.
+    "LIFE_SECONDS": 3600,
+    "FIGURES_SECONDS": 3000,
+    "STREAM_SECONDS": 120,
+    "ACCOUNT_SECONDS": 90_000,  # Longer than any outcome is kept.
+    "LETTER_SECONDS": 7 * 86_400,
+    "BELL_GRAIN": 0.001,
+    "SCARCE_WAIT": 1.0,
+    "LETTERS": 10_000,
+    "LETTER_BYTES": 64 << 20,
+    "SCHEMA": 1,
+    "RATE_ROUNDING": 1e-5,  # The server's clock counts from 1970: its instants are off by more than those of ratelimit.py.
+    "DEGRADED_AFTER": health.DEGRADED_AFTER,
+    "OFFLINE_AFTER": health.OFFLINE_AFTER,
+    "LEEWAY": departure.LEEWAY,
+    "FORGET_ABOVE": fair_queue.FORGET_ABOVE,
+    "PAGE": fair_queue.PAGE,
+    "BATCH_PAGES": fair_queue.BATCH_PAGES,
+    "LOOKED_AT": fair_queue.LOOKED_AT,
+    "MIXED_SECONDS": queue.MIXED_SECONDS,
+    "GREED": budget.GREED,
+    "MIN_MARGIN": admission.MIN_MARGIN,
+    "MARGIN_SHARE": admission.MARGIN_SHARE,
+    "LEAST_SHARE": admission.LEAST_SHARE,
+    "MIN_WAIT": admission.MIN_WAIT,
+    "DECAY": service_model.DECAY,
+    "RATE_TIME": service_model.RATE_TIME,
+    "REACH": service_model.REACH,
+    "NORMAL": service_model.NORMAL,
+    "SPREAD": service_model.SPREAD,
+    "BUSY_TIME": queue.BUSY_TIME,
+    "WAIT_WEIGHT": queue.WAIT_WEIGHT,
+    "MIN_AVOIDANCE": queue.MIN_AVOIDANCE,
+    "GATE_AGE": queue.GATE_AGE,
+    "UNKNOWN_WAIT": queue.UNKNOWN_WAIT,
+    "FAILURE_BYTES": retention.FAILURE_BYTES,
+    "POOL_BATCHES": queue.POOL_BATCHES,
+    "SEARCH_LOAD": queue.SEARCH_LOAD,
+    "MAX_ATTEMPTS": retry.MAX_ATTEMPTS,
+    "RAISES": retry.RAISES,
+    "DEATHS_ALONE": retry.DEATHS_ALONE,
+    "BACKOFF_BASE": retry.BACKOFF_BASE,
+    "BACKOFF_CAP": retry.BACKOFF_CAP,
+    "BUDGET_RATIO": retry.BUDGET_RATIO,
+    "BUDGET_RESERVE": retry.BUDGET_RESERVE,
+    "BUDGET_TRICKLE": retry.BUDGET_TRICKLE,
+    "BUDGET_RUNS": retry.BUDGET_RUNS,
+    "BUDGET_TRICKLE_RUNS": retry.BUDGET_TRICKLE_RUNS,
+    "APART_SECONDS": culprits.APART_SECONDS,
+    "MOST_APART": culprits.MOST_APART,
+    "KNOWN_SECONDS": culprits.KNOWN_SECONDS,
+    "ALL_GENERATIONS": culprits.ALL_GENERATIONS,
+    "PRIOR": culprits.PRIOR,
+    "EXPECTED": culprits.EXPECTED,
+    "MEMORY": culprits.MEMORY,
+    "LEAST_COST": suspects.LEAST_COST,
+    "POOLED_ATTEMPTS": suspects.POOLED_ATTEMPTS,
+    "APART_PRICE": suspects.APART_PRICE,
+    "PROBE_PRICE": suspects.PROBE_PRICE,
+    "MOST_CREDIT": suspects.MOST_CREDIT,
+    "INPUT_PLACE": wire.place_of("input"),
+    "PARAMETERS_PLACE": wire.place_of("parameters"),
+    "CALLER_PLACE": wire.place_of("caller"),
+}
+
+
+def _blamed(cause: Cause) -> bool:
+    return failures.death(BatchFailure(cause, "", "")).code == REJECTED_BY_MODEL
+
+
+def _body() -> str:
+    folder = resources.files(__package__).joinpath("lua")
+    files = [file for file in folder.iterdir() if file.name.endswith(".lua")]
+    files.sort(key=lambda file: (int(file.name.partition("_")[0]), file.name))
+    text = "\n".join(file.read_text(encoding="utf-8") for file in files)
+    # Written in place: Lua allows 200 local names only.
+    text = re.sub(rf"\b({'|'.join(_NUMBERS)})\b", lambda found: repr(_NUMBERS[found[1]]), text)
+    causes = [
+        _causes("BLAMELESS", (cause for cause in Cause if not _blamed(cause))),
+        _causes("NEVER_SPLIT", (cause for cause in Cause if cause in retry.NEVER_SPLIT)),
+        _causes("SEARCHED", (cause for cause in Cause if cause in retry.SEARCHED)),
+    ]
+    return "\n".join([*causes, text])
+
+
+def _causes(name: str, causes: Iterable[Cause]) -> str:
+    """A set of causes, by their values, as a table of Lua."""
+    return f"local {name} = {{{', '.join(f'{cause.value} = true' for cause in causes)}}}"
+
+
+_BODY = _body()
+
+VERSION = f"{LAYOUT}_{hashlib.sha256(_BODY.encode()).hexdigest()[:8]}"
+"""Name of the library, with which its functions begin. It tells its text, so that no release takes away another's."""
+
+
+def source() -> str:
+    """The library's text, as FUNCTION LOAD takes it."""
+    return f"#!lua name={VERSION}\nlocal VERSION = '{VERSION}'\n{_BODY}"

@@ -1,0 +1,418 @@
+"""One queue in the server: a model's, or one shard's of it. Each method is one call of the library."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from headway.brokers.redis import wire
+from headway.brokers.redis.connection import OutOfMemory, RedisConnection
+from headway.brokers.redis.function_library import RULE_AGE
+from headway.brokers.redis.rate_limit_cache import Owed
+from headway.brokers.redis.wakeups import Wakeups
+from headway.core import failures
+from headway.core.departure import Load, Policy, Rule
+from headway.core.queue import QueueLimits
+from headway.core.ratelimit import Over
+from headway.core.retention import KeptLimits
+from headway.errors import BrokerUnavailable
+from headway.model import (
+    BatchFailure,
+    Completion,
+    Entry,
+    EntryState,
+    Failure,
+    Lease,
+    Limit,
+    NoWork,
+    Reply,
+    Slot,
+    WorkerInfo,
+    WorkerStatus,
+)
+
+SHARDS = 256
+"""Most shards; a fence is the queue's own times this, plus the shard."""
+READ_DELAY = 0.05
+"""Longest time in seconds before the server is told what was read; mostly the next enqueue tells it."""
+MOST_ENTRIES = 256
+"""Most entries in one call: a step must not keep the server from others."""
+TRIES = 4
+"""How often in a row a claim may be asked for a newer rule."""
+
+_NOTHING_READ = ("", "", 0)
+_STAGES = (None, EntryState.QUEUED, EntryState.PROCESSING)
+
+
+@dataclass(slots=True)
+class Receipt:
+    """What a gateway has read of its stream: up to which id, and the names of the submissions that were replied to."""
+
+    gateway: str
+    last: bytes
+    names: list[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """A lease, with what is needed to reply: how long each entry has waited, and the runs so far."""
+
+    lease: Lease
+    waited: Sequence[float]
+    unreadable: str = ""
+
+
+@dataclass(slots=True)
+class Look:
+    """What a queue tells of itself: its load, and by tier its depth and how long the oldest entry has waited, in seconds."""
+
+    load: Load
+    tiers: list[tuple[int, float]]
+
+
+class Queue:
+    """A queue.
+
+    Arguments:
+        link: to the server.
+        model: whose.
+        shard: its number.
+        limits: what bounds it.
+        lease_seconds: how long a lease lasts.
+        kept: tells the budgets of the outcomes that are kept.
+
+    Attributes:
+        born: instant at which the server's state of this queue began; another one after it was lost. 0: not known yet.
+        losses: how often it was lost.
+        headway: seconds between departures, below 0 when the policy does not space them.
+        in_use: shards that the model's load is spread over now.
+    """
+
+    def __init__(
+        self,
+        link: RedisConnection,
+        model: str,
+        shard: int,
+        limits: QueueLimits,
+        lease_seconds: float,
+        kept: Callable[[], KeptLimits],
+    ) -> None:
+        self.link = link
+        self.model = model
+        self.shard = shard
+        self.born = 0.0
+        self.losses = 0
+        self.headway = -1.0
+        self._key = f"{link.prefix}:{{{model}:{shard}}}:"
+        self.in_use = 1
+        self._limits = (
+            limits.tiers,
+            limits.max_batch,
+            limits.reserved_share,
+            limits.max_queue,
+            lease_seconds,
+        )
+        self._shed_at = limits.shed_at
+        self._kept_limits = kept
+        self._budgets: tuple[KeptLimits | None, str] = None, ""
+        self._counts_key = f"{self._key}w" if link.clustered else f"{link.prefix}:{{limits}}:w"
+        self._owed = Owed()
+        self._offset = 0.0
+        self._load: tuple[float, Load] | None = None
+        self._receipts: dict[str, Receipt] = {}
+        self._telling: asyncio.Task[None] | None = None
+        self.bell = Wakeups(link, f"{self._key}b:{link.process}", self.now, self._learn)
+
+    def now(self) -> float:
+        """The server's clock, as far as it is known."""
+        return asyncio.get_running_loop().time() + self._offset
+
+    def stream_of(self, gateway: str) -> str:
+        """Key of a gateway's replies."""
+        return f"{self._key}r:{gateway}"
+
+    async def close(self) -> None:
+        """Stop listening; the server is told what was read, if it can be."""
+        await self.bell.close()
+        if self._telling is not None:
+            self._telling.cancel()
+            await asyncio.gather(self._telling, return_exceptions=True)
+        with contextlib.suppress(BrokerUnavailable):
+            while self._receipts:
+                await self._acknowledge(self._receipts.popitem()[1])
+
+    @property
+    def counts(self) -> int:
+        """How many counts a limit that spans tenants is spread over."""
+        return self.in_use if self.link.clustered else 1
+
+    async def enqueue(self, entries: Sequence[Entry]) -> list[Failure | None]:
+        """Offer entries; the verdicts in order, None for an admitted one."""
+        verdicts_: list[Failure | None] = []
+        for start in range(0, len(entries), MOST_ENTRIES):
+            verdicts_ += await self._enqueue_part(entries[start : start + MOST_ENTRIES])
+        return verdicts_
+
+    def rate_limit_debt(self, limit: Limit) -> float:
+        """Seconds owed to a limit, as far as was heard here."""
+        return self._owed.seconds(limit.id, asyncio.get_running_loop().time())
+
+    async def _enqueue_part(self, entries: Sequence[Entry]) -> list[Failure | None]:
+        receipt = self._receipts.pop(entries[0].gateway, None)
+        read = _NOTHING_READ if receipt is None else (receipt.gateway, receipt.last, len(receipt.names), *receipt.names)
+        arguments: list[object] = [*read, wire.pack_extras(entries, self.counts)]
+        for entry in entries:
+            arguments += (wire.pack_head(entry), wire.pack_entry(entry))
+        began = asyncio.get_running_loop().time()
+        try:
+            answer = await self._enqueue(arguments)
+        except BrokerUnavailable:
+            self._keep(receipt)
+            raise
+        now, born, headway, refused, owed = answer
+        self._note(now, born)
+        if owed:
+            self._owed.learn(wire.limits_of(entries), [float(seconds) for seconds in owed], began)
+        self.headway = float(headway)
+        result: list[Failure | None] = [None] * len(entries)
+        for place, wait, why in zip(refused[::3], refused[1::3], refused[2::3], strict=True):
+            result[place] = _refusal(entries[place], why, float(wait))
+        return result
+
+    async def _enqueue(self, arguments: Sequence[object]) -> Any:
+        if not await self.link.is_scarce():
+            try:
+                return await self._call("enqueue", *arguments)
+            except OutOfMemory:  # Nothing was done. What is known already must not be refused.
+                pass
+        return await self._call("enqueue_known", *arguments)
+
+    async def claim(self, slot: Slot, policy: Policy, token: str, guest: bool) -> Granted | NoWork:
+        """The batch that leaves now, or when to ask again. `token` is the same when a claim is repeated, `guest` when the
+        slot is at home elsewhere."""
+        self.bell.forget(slot.worker)
+        name = f"{self.link.process}\0{slot.worker}"
+        self.bell.start()
+        loop, took = asyncio.get_running_loop(), 0.0
+        for _ in range(TRIES):
+            began = loop.time()
+            rule = self._rule(policy, took)
+            answer = await self.link.claim(
+                "claim", self._key, *self._head(), name, slot.max_batch, token, int(guest), *rule
+            )
+            if answer[0] == b"lease":
+                return self._granted(slot, answer)
+            self._learn(answer[-1])
+            took = loop.time() - began
+            if answer[0] == b"wait":
+                until = float(answer[1])
+                return NoWork(None if math.isinf(until) else until)
+        return NoWork(self.now() + RULE_AGE)
+
+    async def complete(
+        self,
+        fence: int,
+        runs: dict[str, bytes],
+        shared: Sequence[tuple[int, int, int, bytes]],
+        bad: Sequence[tuple[int, bytes]],
+    ) -> Completion:
+        """End a lease; `runs` are the packed replies by gateway, `shared` places of entries with shares, what their
+        outcomes are worth, what they weigh, and those packed alone, `bad` places of items that failed, and why."""
+        arguments: list[object] = [fence, len(runs)]
+        for gateway, run in runs.items():
+            arguments += (gateway, run)
+        arguments += (len(shared), int(not shared or not self.link.memory_pressure))
+        for one in shared:
+            arguments += one
+        for place, failure in bad:
+            arguments += (place, failure)
+        answer = await self._call("complete", *arguments)
+        if not answer:
+            return Completion(0, 0, fenced=True)
+        answered, departed, load = answer
+        self._learn(load)
+        return Completion(answered, departed)
+
+    async def release(self, fence: int, failure: BatchFailure | None, rng: tuple[float, float]) -> int | None:
+        """End a lease without outputs; how many entries run again, None when the lease was no longer valid."""
+        rest = () if failure is None else (wire.pack_failure(failure), *rng)
+        answer = await self._call("release", fence, *rest)
+        return int(answer[0]) if answer else None
+
+    async def extend(self, fence: int) -> bool:
+        """Renew a lease."""
+        return bool(await self._call("extend", fence))
+
+    async def withdraw(self, names: Sequence[bytes], gateway: str) -> None:
+        """Let go of submissions of a gateway."""
+        for start in range(0, len(names), MOST_ENTRIES):
+            self._note(*await self._call("withdraw", gateway, *names[start : start + MOST_ENTRIES]))
+
+    async def cancel_task(self, key: bytes) -> None:
+        """Forget a task."""
+        self._note(*await self._call("cancel_task", key))
+
+    async def state(self, key: bytes) -> EntryState | None:
+        """Where an entry stands."""
+        return _STAGES[await self._call("stage", key)]
+
+    async def outcome(self, key: bytes) -> Reply | EntryState | None:
+        """Where a task stands, or its outcome."""
+        standing, *fields = await self._call("recall", key)
+        if not fields:
+            return _STAGES[standing]
+        [reply] = wire.read_outcomes(dict(zip(fields[::2], fields[1::2], strict=True)))
+        return reply
+
+    async def unlisten(self, worker: str) -> None:
+        """A slot waits for its bell no longer."""
+        self.bell.forget(worker)
+        self._note(*await self._call("unlisten", f"{self.link.process}\0{worker}"))
+
+    async def heartbeat(self, worker: WorkerInfo) -> None:
+        """Note whether a slot that is at home here is healthy."""
+        self._note(*await self._call("beat", worker.worker_id, int(worker.status is WorkerStatus.HEALTHY)))
+
+    async def forget(self, worker: str) -> None:
+        """Drop a worker that is at home elsewhere from now on."""
+        self._note(*await self._call("forget", worker))
+
+    async def look(self) -> Look:
+        """What it tells of itself."""
+        now, born, load, tiers = await self._call("look")
+        self._note(now, born)
+        instant = float(now)
+        waits = [(depth, instant - float(since)) for depth, since in zip(tiers[::2], tiers[1::2], strict=True)]
+        return Look(wire.read_load(load)[2], waits)
+
+    async def glance(self) -> tuple[int, int]:
+        """Depth, and slots at home."""
+        depth, slots = await self._call("glance")
+        return depth, slots
+
+    async def reap(self, rng: tuple[float, float], shards: int = 1) -> tuple[float, int]:
+        """Housekeeping; the seconds until the next call is due, and how many entries of lost leases run again."""
+        due, again, now, born = await self._call("reap", self.link.process, *rng, shards)
+        self._note(now, born)
+        return float(due), int(again)
+
+    def read(self, receipt: Receipt) -> None:
+        """Note what a gateway has read; the server is told with the next enqueue, or soon."""
+        known = self._receipts.get(receipt.gateway)
+        if known is None:
+            self._receipts[receipt.gateway] = receipt
+        else:
+            known.last = receipt.last
+            known.names += receipt.names
+        if self._telling is None or self._telling.done():
+            self._telling = asyncio.get_running_loop().create_task(self._tell())
+
+    async def _tell(self) -> None:
+        while self._receipts:
+            await asyncio.sleep(READ_DELAY)
+            for gateway in list(self._receipts):
+                receipt = self._receipts.pop(gateway, None)
+                if receipt is None:
+                    continue
+                try:
+                    await self._acknowledge(receipt)
+                except BrokerUnavailable:
+                    self._keep(receipt)
+
+    async def _acknowledge(self, receipt: Receipt) -> None:
+        arguments = (receipt.gateway, receipt.last, len(receipt.names), *receipt.names)
+        self._note(*await self._call("acknowledge", *arguments))
+
+    def _keep(self, receipt: Receipt | None) -> None:
+        """A receipt that may not have arrived is told again, before those that came since."""
+        if receipt is not None:
+            later = self._receipts.get(receipt.gateway)
+            if later is not None:
+                receipt = Receipt(receipt.gateway, later.last, receipt.names + later.names)
+            self._receipts[receipt.gateway] = receipt
+            if self._telling is None or self._telling.done():
+                self._telling = asyncio.get_running_loop().create_task(self._tell())
+
+    def _head(self) -> tuple[object, ...]:
+        shed_at = (-1, -1) if self._shed_at is None else [max(1, depth // self.in_use) for depth in self._shed_at]
+        kept = self._kept_limits()
+        if self._budgets[0] is not kept:
+            self._budgets = kept, f"{kept.total},{kept.tenant},{kept.largest}"
+        return (self.link.clock_text(), *self._limits, *shed_at, self._counts_key, self._budgets[1])
+
+    async def _call(self, function: str, *arguments: object) -> Any:
+        return await self.link.call(function, self._key, *self._head(), *arguments)
+
+    def _note(self, now: bytes | float, born: bytes | float) -> None:
+        self._offset = float(now) - asyncio.get_running_loop().time()
+        found = float(born)
+        if found != self.born:
+            if self.born != 0.0:
+                self.losses += 1
+                self._receipts.clear()
+                self._owed = Owed()
+                self.bell.wake_all()  # The server no longer knows who listens.
+            self.born = found
+
+    def _learn(self, load: bytes) -> None:
+        now, born, known = wire.read_load(load)
+        self._load = now, known
+        self._note(now, born)
+
+    def _rule(self, policy: Policy, took: float) -> tuple[float, ...]:
+        """The numbers of the rule for the last known load, after its instant and slots; those alone when it is too old.
+        `took` is what the call took that told the load: no rule is younger than that, however far away the server is."""
+        if self._load is None:
+            return (0.0, 0)
+        stamp, load = self._load
+        if self.now() - stamp > RULE_AGE:
+            return (0.0, 0)
+        return (stamp + took, load.slots, *_numbers(policy.rule(load)))
+
+    def _granted(self, slot: Slot, answer: list[Any]) -> Granted:
+        _, now, fence, reason, left_at, ends, patience, arrivals, payloads = answer
+        self._offset = float(now) - asyncio.get_running_loop().time()
+        entries: list[Entry] = []
+        unreadable = ""
+        for payload in payloads:
+            try:
+                entries.append(wire.read_entry(payload))
+            except wire.UNREADABLE as exc:
+                unreadable = f"an entry cannot be read: {wire.reason(exc)}"
+        waited = [float(left_at) - arrived for arrived in wire.read_instants(arrivals)]
+        lease = Lease(
+            fence=int(float(fence)) * SHARDS + self.shard,
+            slot=slot,
+            entries=tuple(entries),
+            reason=reason.decode(),
+            granted_at=float(left_at),
+            expires_at=float(ends),
+            patience=float(patience),
+        )
+        return Granted(lease, waited, unreadable)
+
+
+def _refusal(entry: Entry, why: int, wait: float) -> Failure:
+    if why >= wire.OVER:
+        return failures.over(Over(entry.limits[why - wire.OVER], wait))
+    return wire.refusal(why, wait)
+
+
+def _numbers(rule: Rule) -> tuple[float, ...]:
+    """A rule as the library takes it: no spacing is a headway below 0."""
+    headway = -1.0 if rule.headway is None else max(rule.headway, 0.0)
+    return (
+        rule.size,
+        headway,
+        rule.window,
+        rule.rate,
+        rule.service,
+        rule.pace,
+        rule.lead,
+        rule.gather,
+        rule.quiet,
+    )

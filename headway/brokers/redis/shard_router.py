@@ -1,0 +1,147 @@
+"""Which shard is whose: the home of each slot, and the queue of each entry.
+
+Both go by a census: the workers that were healthy about a second ago. Processes that have counted the same workers agree
+without asking one another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from headway.brokers.redis.registry import Registry
+from headway.brokers.redis.shard_queue import Queue
+from headway.core import shards as sharding
+from headway.core.queue import QueueLimits
+from headway.errors import BrokerUnavailable
+from headway.model import Entry, WorkerInfo, WorkerStatus
+
+CENSUS_AGE = 1.0
+"""Seconds for which a census is good."""
+REMEMBERED = 100_000
+"""Most entries whose queue is remembered."""
+
+_Key = tuple[str, str]
+
+
+class Places:
+    """Keeps them for one process.
+
+    Arguments:
+        queues: the queues of each model, one for each shard.
+        limits: what bounds them.
+        registry: asked who is healthy.
+        rng: uniform in [0, 1).
+    """
+
+    def __init__(
+        self,
+        queues: Mapping[str, Sequence[Queue]],
+        limits: Mapping[str, QueueLimits],
+        registry: Registry,
+        rng: Callable[[], float],
+    ) -> None:
+        self._queues = queues
+        self._limits = limits
+        self._registry = registry
+        self._shards = max(len(of) for of in queues.values())
+        self._every = [queue for of in queues.values() for queue in of]
+        self._census: dict[str, list[str]] = {}
+        self._counted_at = -math.inf
+        self._counting: asyncio.Task[None] | None = None
+        self._homes: dict[tuple[str, str], Queue] = {}
+        self._turn = int(rng() * 1_000_003)
+        self._placed: dict[_Key, Queue] = {}
+
+    async def close(self) -> None:
+        """Count no more."""
+        if self._counting is not None:
+            self._counting.cancel()
+            await asyncio.gather(self._counting, return_exceptions=True)
+
+    async def count(self, wait: bool = False) -> None:
+        """Count the workers anew, when that is due. It is waited for if `wait` is set, or if the last census is too old
+        to go by meanwhile, as after a rest."""
+        if self._shards == 1:
+            return
+        loop = asyncio.get_running_loop()
+        age = loop.time() - self._counted_at
+        if age >= CENSUS_AGE and (self._counting is None or self._counting.done()):
+            self._counted_at = loop.time()
+            self._counting = loop.create_task(self._count())
+        if self._counting is not None and (wait or not self._census or age >= 2 * CENSUS_AGE):
+            await asyncio.wait({self._counting})
+
+    def home(self, worker: str, model: str) -> Queue:
+        """The shard that a slot is at home in; `move` changes it."""
+        return self._homes.get((model, worker)) or self._found_home(worker, model)
+
+    def move(self, worker: WorkerInfo) -> Queue | None:
+        """Give a slot the home that it has by the last census; the one it had until now if it is another."""
+        home = self._found_home(worker.worker_id, worker.model)
+        key = (worker.model, worker.worker_id)
+        before, self._homes[key] = self._homes.get(key), home
+        return before if before is not home else None
+
+    def others(self, queue: Queue) -> list[Queue]:
+        """The other shards of the same model."""
+        return [one for one in self._queues[queue.model] if one is not queue]
+
+    def deal(self, entries: Sequence[Entry]) -> list[Queue]:
+        """The queue of each entry: where it went before, or the next shard's turn, a part of a batch at a time. One that has
+        anything in common with others of its tenant goes where they go."""
+        if self._shards == 1:
+            return [self._queues[entry.model][0] for entry in entries]
+        counts = Counter(entry.model for entry in entries)
+        parts = {model: sharding.parts(count, self._limits[model].max_batch) for model, count in counts.items()}
+        dealt = []
+        for place, entry in enumerate(entries):
+            key = (entry.tenant, entry.id)
+            queue = self._placed.get(key)
+            if queue is None and (entry.limits or entry.shares or entry.digest):
+                queue = self._placed[key] = self._of_tenant(entry)
+            elif queue is None:
+                slots = len(self._census.get(entry.model, []))
+                turn = self._turn + place % parts[entry.model]
+                shard = sharding.in_turn(turn, slots, sharding.active(self._shards, slots))
+                queue = self._placed[key] = self._queues[entry.model][shard]
+            if len(self._placed) > REMEMBERED:
+                del self._placed[next(iter(self._placed))]
+            dealt.append(queue)
+        self._turn += max(parts.values(), default=0)
+        return dealt
+
+    def where(self, key: _Key) -> Sequence[Queue]:
+        """The queues in which an entry may be, by (tenant, id)."""
+        placed = self._placed.get(key)
+        return self._every if placed is None else [placed]
+
+    def forget(self, keys: Iterable[_Key]) -> None:
+        """Entries have come to their end."""
+        if self._placed:
+            for key in keys:
+                self._placed.pop(key, None)
+
+    def _in_use(self, model: str) -> int:
+        return sharding.active(self._shards, len(self._census.get(model, [])))
+
+    def _of_tenant(self, entry: Entry) -> Queue:
+        return self._queues[entry.model][sharding.of_tenant(entry.tenant, self._in_use(entry.model))]
+
+    def _found_home(self, worker: str, model: str) -> Queue:
+        alive = self._census.get(model, [])
+        return self._queues[model][sharding.home(worker, alive, sharding.active(self._shards, len(alive)))]
+
+    async def _count(self) -> None:
+        census: dict[str, list[str]] = {}
+        with contextlib.suppress(BrokerUnavailable):  # Then the last one holds.
+            for worker in await self._registry.workers():
+                if worker.status is WorkerStatus.HEALTHY:
+                    census.setdefault(worker.model, []).append(worker.worker_id)
+            self._census = census
+            for model, queues in self._queues.items():
+                for queue in queues:
+                    queue.in_use = self._in_use(model)

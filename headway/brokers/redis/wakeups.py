@@ -1,0 +1,135 @@
+"""How idle slots of this process are woken: one blocking read for all of them, on a list of the process's own.
+
+What is rung says which slot, and either that it should claim now or at which instant it should. A slot that is rung while it
+does not listen returns at once when it does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+
+import structlog
+
+from headway.brokers.redis import wire
+from headway.brokers.redis.connection import RedisConnection
+from headway.errors import BrokerUnavailable
+
+log = structlog.get_logger(__name__)
+
+GRAIN = 0.0005
+"""Least seconds a timer is set for."""
+
+
+class _Sleeper:
+    """A slot that listens."""
+
+    __slots__ = ("at", "timer", "woken")
+
+    def __init__(self) -> None:
+        self.woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.at = math.inf
+        self.timer: asyncio.TimerHandle | None = None
+
+    def wake(self) -> None:
+        if not self.woken.done():
+            self.woken.set_result(None)
+
+    def set(self, at: float, delay: float) -> None:
+        """Wake at instant `at`, which is `delay` seconds from now, unless it is to wake before."""
+        if at < self.at:
+            if self.timer is not None:
+                self.timer.cancel()
+            self.at = at
+            self.timer = asyncio.get_running_loop().call_later(max(delay, GRAIN), self.wake)
+
+
+class Wakeups:
+    """The bell of one queue for the slots of this process.
+
+    Arguments:
+        link: to the server.
+        key: of the list.
+        now: the server's clock.
+        learn: told the packed load that comes with each ring.
+    """
+
+    def __init__(
+        self, link: RedisConnection, key: str, now: Callable[[], float], learn: Callable[[bytes], None]
+    ) -> None:
+        self._link = link
+        self._key = key
+        self._now = now
+        self._learn = learn
+        self._sleepers: dict[str, _Sleeper] = {}
+        self._rung: dict[str, float] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Listen to the server from now on, if that is not done yet."""
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._read_on())
+
+    def forget(self, worker: str) -> None:
+        """What was rung for a slot is settled: it claims."""
+        self._rung.pop(worker, None)
+
+    async def sleep(self, worker: str, until: float | None) -> None:
+        """Return when the slot is rung, or at instant `until`. Raises BrokerUnavailable when that can no longer be known."""
+        self.start()
+        sleeper = self._sleepers[worker] = _Sleeper()
+        try:
+            for at in (until, self._rung.pop(worker, None)):
+                if at is not None:
+                    sleeper.set(at, at - self._now())
+            await sleeper.woken
+        finally:
+            if sleeper.timer is not None:
+                sleeper.timer.cancel()
+            if self._sleepers.get(worker) is sleeper:
+                del self._sleepers[worker]
+
+    def wake(self, worker: str) -> None:
+        """Have a slot claim, if it listens."""
+        sleeper = self._sleepers.get(worker)
+        if sleeper is not None:
+            sleeper.wake()
+
+    def wake_all(self) -> None:
+        """Have every slot that listens claim."""
+        for sleeper in self._sleepers.values():
+            sleeper.wake()
+
+    async def close(self) -> None:
+        """Listen no more."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _read_on(self) -> None:
+        try:
+            while True:
+                message = await self._link.pop(self._key)
+                if message is not None:
+                    self._ring(message)
+        except BrokerUnavailable as exc:
+            # No pause between here and the end: who comes later finds that nobody listens any more, and starts anew.
+            for sleeper in self._sleepers.values():
+                if not sleeper.woken.done():
+                    sleeper.woken.set_exception(exc)
+
+    def _ring(self, message: bytes) -> None:
+        try:
+            at, load, worker = wire.read_bell(message)
+        except wire.UNREADABLE as exc:
+            log.error("a bell cannot be read", error=wire.reason(exc))
+            return
+        self._learn(load)
+        sleeper = self._sleepers.get(worker)
+        if sleeper is None:
+            self._rung[worker] = min(at, self._rung.get(worker, math.inf))
+        elif at == 0.0:
+            sleeper.wake()
+        else:
+            sleeper.set(at, at - self._now())

@@ -1,0 +1,129 @@
+"""The text that names what is served, parsed into a frozen spec. Nothing of the user's is imported here.
+
+    module:attr              ModuleTarget, importable from the working directory or the Python path
+    path/to/file.py:attr     FileTarget
+    http(s)://host/path      RemoteTarget, a remote API that takes a batch
+
+`attr` may be dotted (`app:models.small`).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from headway.errors import TargetError
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleTarget:
+    """An attribute of an importable module."""
+
+    module: str
+    attribute: str
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.attribute}"
+
+
+@dataclass(frozen=True, slots=True)
+class FileTarget:
+    """An attribute of a Python file."""
+
+    path: Path
+    attribute: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.attribute}"
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteTarget:
+    """A remote API. Shown without its query, which may hold a secret."""
+
+    url: str
+
+    def __str__(self) -> str:
+        return shown_target(self.url)
+
+    def __repr__(self) -> str:
+        return f"RemoteTarget({str(self)!r})"
+
+
+Target = ModuleTarget | FileTarget | RemoteTarget
+
+
+def parse_target(text: str) -> Target:
+    """The spec that `text` names.
+
+    Raises:
+        TargetError: `text` has none of the three forms, or names a file that is not there.
+    """
+    if "://" in text:
+        return _remote(text)
+    place, colon, attribute = text.rpartition(":")
+    if not colon:
+        raise _nameless(text)
+    if not all(part.isidentifier() for part in attribute.split(".")):
+        raise _error(text, f"{attribute!r} is not the name of a function or class", "Write module:function.")
+    if place.endswith(".py") or "/" in place or "\\" in place:
+        return _file(text, Path(place), attribute)
+    if not all(part.isidentifier() for part in place.split(".")):
+        raise _error(text, f"{place!r} is neither a module nor a .py file", "Write module:attr or path/file.py:attr.")
+    return ModuleTarget(place, attribute)
+
+
+def shown_target(text: str) -> str:
+    """`text` fit to be printed: of a URL neither user, password, query nor fragment."""
+    scheme, colon, rest = text.partition("://")
+    if not colon:
+        return "…" if re.search("[@?]", text) else text
+    address, *options = re.split("[?#]", rest, maxsplit=1)
+    if "@" in scheme or any("@" in option for option in options):
+        return "…"  # Where a password would end cannot be told.
+    _, at, place = address.rpartition("@")
+    return f"{scheme}://{'…@' if at else ''}{place}"
+
+
+def _error(text: str, reason: str, hint: str) -> TargetError:
+    shown = shown_target(text)
+    if "://" not in text and shown != text:  # What it says of parts of such a text may tell a password.
+        reason, hint = "names no function, and no URL without its scheme", "Begin a URL with http:// or https://."
+    return TargetError(f"TARGET {shown!r}: {reason}. {hint}")
+
+
+def _nameless(text: str) -> TargetError:
+    """The error for a text without a colon."""
+    if text.endswith(".py"):
+        return _error(text, "does not say which function of the file", f"Write {text}:NAME.")
+    module, dot, attribute = text.rpartition(".")
+    if dot and module and attribute:
+        return _error(text, "has no colon between module and function", f"Write {module}:{attribute}.")
+    return _error(text, "names no function", "Write module:attr, path/file.py:attr or the URL of a remote batch API.")
+
+
+def _file(text: str, path: Path, attribute: str) -> FileTarget:
+    if path.suffix != ".py":
+        raise _error(text, f"{path} is not a .py file", "Write path/file.py:attr, or module:attr with dots.")
+    if not path.is_file():
+        raise _error(text, f"there is no file {path}", f"Name one, relative to {Path.cwd()} or absolute.")
+    return FileTarget(path, attribute)
+
+
+def _remote(text: str) -> RemoteTarget:
+    try:
+        parts = urlsplit(text)
+        host, _ = parts.hostname, parts.port
+    except ValueError:  # Its text may quote what stands where the port should.
+        raise _error(text, "is not a valid URL", "Write http://host:port/path.") from None
+    if parts.scheme not in ("http", "https"):
+        raise _error(text, f"the scheme {parts.scheme!r} is not supported", "Use http:// or https://.")
+    if parts.username is not None or parts.password is not None:
+        raise _error(text, "holds a user name or password", "Leave it out; a bearer token is set by remote_token.")
+    if not host:
+        raise _error(text, "names no host", "Write http://host:port/path.")
+    if not text.isprintable() or " " in text:
+        raise _error(text, "holds a space or control character", "Percent-encode it.")
+    return RemoteTarget(text)

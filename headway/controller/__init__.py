@@ -1,0 +1,1 @@
+"""Publishes what the workers can carry."""

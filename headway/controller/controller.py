@@ -1,0 +1,77 @@
+"""The controller: tells the fleet what the workers of each model can carry. Of many, one leads.
+
+follow ──lease is free──▶ lead ──not renewed in time──▶ follow
+         (asked twice a second)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import structlog
+
+from headway.core.capacity import capacity
+from headway.errors import BrokerUnavailable
+from headway.ports import Broker, Fleet
+from headway.runtime.periodic import Periodic
+from headway.runtime.supervisor import Supervisor
+
+log = structlog.get_logger(__name__)
+
+PUBLISH_EVERY = 0.5
+"""Seconds between two publications: as old as that may be what limits go by, beside the heartbeats it is made from."""
+LEADS_FOR = 3.0
+"""Seconds for which a leader leads unless it renews that, which it does with each publication."""
+
+
+class Controller:
+    """Leads if nobody else does, and publishes capacities while it leads.
+
+    Arguments:
+        id: of its process in the fleet.
+        broker: knows workers and loads.
+        fleet: knows who leads, and is told the capacities.
+        target_utilisation: share of what was measured that the fleet is meant to carry, 0 to 1.
+        clock: monotonic seconds.
+
+    Attributes:
+        leads: whether it led when it last asked.
+    """
+
+    def __init__(
+        self, id: str, broker: Broker, fleet: Fleet, target_utilisation: float, clock: Callable[[], float]
+    ) -> None:
+        self.leads = False
+        self._id = id
+        self._broker = broker
+        self._fleet = fleet
+        self._target_utilisation = target_utilisation
+        self._pulse = Periodic("controller", self._control, clock, every=PUBLISH_EVERY)
+
+    def start(self, supervisor: Supervisor) -> None:
+        """Begin to ask for the lead."""
+        self._pulse.start(supervisor)
+
+    async def stop(self) -> None:
+        """Ask no more. The lead itself is given up when its process leaves the fleet."""
+        await self._pulse.stop()
+
+    async def _control(self) -> None:
+        try:
+            self._become(await self._fleet.acquire_leadership(self._id, LEADS_FOR))
+            if self.leads:
+                await self._publish()
+        except BrokerUnavailable:
+            self._become(leader=False)  # Another may lead before we hear of it.
+            raise
+
+    async def _publish(self) -> None:
+        workers, loads = await self._broker.workers(), await self._broker.loads()
+        target, scarce = self._target_utilisation, self._broker.memory_pressure
+        for model in sorted({*loads, *(worker.model for worker in workers)}):
+            await self._fleet.publish(capacity(model, workers, loads.get(model), target, scarce))
+
+    def _become(self, leader: bool) -> None:
+        if leader is not self.leads:
+            self.leads = leader
+            log.info("leads the fleet" if leader else "no longer leads the fleet", controller=self._id)

@@ -1,0 +1,39 @@
+"""A batch on its way, and what one that failed comes to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from headway.core.culprits import CallerKey
+from headway.core.fair_queue import QueuedEntry
+from headway.core.suspects import Group
+
+
+@dataclass(slots=True)
+class Departure:
+    """A batch on its way.
+
+    `late` are entries that were dropped from it because they could no longer be answered in time. `failures`, `alone` and
+    `rest` are those of the group that it was, as in `core.suspects`, and `attempts` counts this run, too.
+    """
+
+    worker: str
+    members: list[QueuedEntry]
+    reason: str
+    left_at: float
+    late: list[QueuedEntry] = field(default_factory=list)
+    failures: int = 0
+    attempts: int = 1
+    alone: int = 0
+    rest: Group | None = None
+    pool: CallerKey | None = None
+
+
+@dataclass(slots=True)
+class FailureOutcome:
+    """What a failed batch came to: entries that run again, that are dead, that get no more tries, that are too late."""
+
+    again: int = 0
+    dead: list[QueuedEntry] = field(default_factory=list)
+    spent: list[QueuedEntry] = field(default_factory=list)
+    late: list[QueuedEntry] = field(default_factory=list)

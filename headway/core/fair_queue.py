@@ -1,0 +1,324 @@
+"""Who rides: tiers in order with a share kept for the lowest, tenants in turn inside a tier.
+
+Inside a tier, entries are served in rounds, and a tenant gets one place in each: its next entry goes into the
+round after its last one, or into the first that has not begun. So a flood of one tenant fills rounds of its
+own, and a tenant that comes back after a pause has saved up nothing. This is self-clocked fair queueing with
+unit cost (Golestani, "A self-clocked fair queueing scheme for broadband applications", INFOCOM 1994), where
+the tags are whole numbers and a bucket for each replaces the sorting; the virtual token counter applies
+the same to inference (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024).
+
+A large entry costs as many rounds as it has pages: its tenant's next one goes into the round after those. It is itself served
+by when it begins, not by when it would end, so that one large entry of a tenant that sends little waits no longer than a
+small one (start-time fair queueing: Goyal, Vin and Cheng, SIGCOMM 1996).
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from headway.model import Entry
+
+QUEUED, RUNNING, RETRYING, GONE, FOLLOWS = 0, 1, 2, 3, 4
+
+PAGE = 4096
+"""Characters of input and parameters that cost one round."""
+BATCH_PAGES = 256
+"""Pages that the large entries of a batch have together where several tenants ask; a single one may have more."""
+LOOKED_AT = 256
+"""Rounds that are counted one by one to tell what is served before an entry."""
+
+STALE = 64
+"""Entries that may lie about in a line or a lane after they have left it, before they are looked for."""
+FORGET_ABOVE = 1024
+"""Tenants without waiting entries whose last round a lane remembers, before it drops what is past."""
+
+
+class QueuedEntry(msgspec.Struct, eq=False):
+    """An admitted entry and where it stands; owned by one queue. One is not another, whatever they hold.
+
+    Attributes:
+        entry: what was admitted.
+        arrived: instant of its admission, in seconds.
+        due: instant by which it must be answered.
+        queue_due: instant by which it must have left for the first time.
+        cost: rounds that it costs its tenant.
+        attempts: how often it has left.
+        place: the room that it takes, for as long as it has no outcome.
+        round: the round of its lane that it is served in.
+        state: QUEUED (waits for its first departure), RUNNING, RETRYING (its batch failed, or was handed back), GONE, or
+            FOLLOWS (waits for another's outcome); lanes and due lines drop what is no longer QUEUED when they meet it.
+    """
+
+    entry: Entry
+    arrived: float
+    due: float
+    queue_due: float
+    cost: int
+    attempts: int = 0
+    place: object = None
+    round: int = 0
+    state: int = QUEUED
+
+
+def queued_at(entry: Entry, now: float) -> QueuedEntry:
+    """An entry that is admitted at instant `now`."""
+    timeout, queue_timeout = entry.timeout, entry.queue_timeout
+    size = len(entry.input) + len(entry.parameters)
+    queue_due = now + (queue_timeout if queue_timeout < timeout else timeout)
+    return QueuedEntry(entry, now, now + timeout, queue_due, 1 if size <= PAGE else -(-size // PAGE))
+
+
+def entries_of(members: Sequence[QueuedEntry]) -> tuple[Entry, ...]:
+    """The entries of a batch, in order."""
+    return tuple(member.entry for member in members)
+
+
+class TierQueue:
+    """One tier's waiting entries, fair between tenants. `depth` counts those still queued."""
+
+    __slots__ = (
+        "_arrivals",
+        "_dropped",
+        "_latest",
+        "_next",
+        "_rough",
+        "_round",
+        "_rounds",
+        "_to_come",
+        "_wide",
+        "depth",
+    )
+
+    def __init__(self) -> None:
+        self._round: list[QueuedEntry] = []
+        """What is left of the round being served, last first."""
+        self._rounds: dict[int, list[QueuedEntry]] = {}
+        """Rounds that have not begun, if they have entries."""
+        self._next = 1
+        """Number of the first round that has not begun."""
+        self._wide: dict[int, int] = {}
+        """How many are still queued of each round that has not begun."""
+        self._to_come = 0
+        """How many that is together."""
+        self._latest: dict[str, int] = {}
+        """The last round that each tenant's entries cost."""
+        self._rough = 0
+        """The last round that a large entry has cost: up to there a tenant's entries may be rounds apart."""
+        self._arrivals: deque[QueuedEntry] = deque()
+        self._dropped = 0
+        """How many may lie about in the rounds after they were dropped."""
+        self.depth = 0
+
+    def counted(self) -> Counter[str]:
+        """The entries that wait, by tenant."""
+        return Counter(queued.entry.tenant for queued in self._arrivals if queued.state == QUEUED)
+
+    @property
+    def tenants(self) -> int:
+        """Tenants that have entries here, or had since it was last empty."""
+        return len(self._latest)
+
+    def push(self, queued: QueuedEntry) -> None:
+        """Give an entry its place: its tenant's turn in the first round that the tenant is not in yet."""
+        tenant = queued.entry.tenant
+        number = self._latest.get(tenant, 0) + 1
+        if number < self._next:
+            number = self._next
+        self._latest[tenant] = queued.round = number
+        places = self._rounds.get(number)
+        if places is None:
+            self._rounds[number] = [queued]
+            self._wide[number] = 1
+        else:
+            places.append(queued)
+            self._wide[number] += 1
+        self._to_come += 1
+        if queued.cost > 1:
+            self._latest[tenant] = last = number + queued.cost - 1
+            self._rough = max(self._rough, last)
+        self._arrivals.append(queued)
+        self.depth += 1
+
+    def tidy(self) -> None:
+        """Let go of entries that have left; to be called after some have."""
+        if len(self._arrivals) > 2 * self.depth + STALE:  # Behind a head that waits on, many may have left.
+            self._arrivals = deque(one for one in self._arrivals if one.state == QUEUED)
+
+    def ahead(self, tenant: str) -> int:
+        """At most how many are served before the next entry of a tenant: what is left of the round being served, and for
+        each round up to its own as many as are in the first of them. A tenant's entries are in consecutive rounds, so later
+        ones are no wider; whoever floods fills rounds of its own, and is behind few that others are behind. Where large
+        entries have left gaps, rounds are counted one by one."""
+        begun = self.depth - self._to_come
+        rounds = max(self._latest.get(tenant, 0) + 2 - self._next, 1)
+        if self._rough < self._next:
+            return min(self.depth, begun + rounds * self._wide.get(self._next, 0))
+        if rounds > LOOKED_AT:
+            return self.depth
+        return begun + sum(self._wide.get(number, 0) for number in range(self._next, self._next + rounds))
+
+    def pop(self, most: float | None = None) -> QueuedEntry | None:
+        """Take the entry whose turn it is; it is RUNNING from then on. None when it costs more than `most` rounds."""
+        places = self._round
+        while self.depth:
+            while places:
+                queued = places.pop()
+                if queued.state == QUEUED:
+                    if most is not None and queued.cost > most:
+                        places.append(queued)
+                        return None
+                    queued.state = RUNNING
+                    self.depth -= 1
+                    if self.depth == 0:
+                        self._start_afresh()
+                    return queued
+            if most is not None and self._first().cost > most:
+                return None
+            places = self._begin()
+        return None
+
+    def drop(self, queued: QueuedEntry) -> None:
+        """Take an entry out of turn, for good; its tenant gets the place back."""
+        queued.state = GONE
+        tenant = queued.entry.tenant
+        latest = self._latest.get(tenant, 0)
+        if latest >= self._next:
+            self._latest[tenant] = latest - queued.cost
+        if queued.round >= self._next:
+            self._wide[queued.round] -= 1
+            self._to_come -= 1
+        self.depth -= 1
+        self._dropped += 1
+        if self.depth == 0:
+            self._start_afresh()
+        elif self._dropped > 2 * self.depth + STALE:
+            self._sweep()
+        self.tidy()
+
+    def oldest(self) -> QueuedEntry | None:
+        """The entry that has waited longest, whoever's turn it is."""
+        arrivals = self._arrivals
+        while arrivals and arrivals[0].state != QUEUED:
+            arrivals.popleft()
+        return arrivals[0] if arrivals else None
+
+    def _sweep(self) -> None:
+        """Let go of all that was dropped."""
+        self._dropped = 0
+        for places in (self._round, *self._rounds.values()):
+            places[:] = [queued for queued in places if queued.state == QUEUED]
+
+    def _first(self) -> QueuedEntry:
+        """The first entry that is in no round that has begun."""
+        rounds = (self._rounds.get(number, ()) for number in itertools.count(self._next))
+        return next(queued for places in rounds for queued in places if queued.state == QUEUED)
+
+    def _begin(self) -> list[QueuedEntry]:
+        """Start the next round that has entries."""
+        number, rounds = self._next, self._rounds
+        while number not in rounds:
+            number += 1
+        self._round = places = rounds.pop(number)
+        places.reverse()
+        self._to_come -= self._wide.pop(number)
+        self._next = number + 1
+        if len(self._latest) > self.depth + FORGET_ABOVE:
+            self._latest = {tenant: latest for tenant, latest in self._latest.items() if latest > number}
+        return places
+
+    def _start_afresh(self) -> None:
+        """Nobody waits, so nobody is behind anybody; let go of all that is no longer queued."""
+        self._round = []
+        self._dropped = 0
+        self._rounds.clear()
+        self._wide.clear()
+        self._to_come = 0
+        self._latest.clear()
+        self._arrivals.clear()
+
+
+class DeadlineQueue:
+    """Queued entries by the instant they are due.
+
+    Deadlines come almost in order, since most requests use the configured timeout: those go to a deque, and
+    only what is due sooner than the one before it pays for a heap.
+    """
+
+    __slots__ = ("_full_at", "_heap", "_line", "_order")
+
+    def __init__(self) -> None:
+        self._line: deque[QueuedEntry] = deque()
+        self._heap: list[tuple[float, int, QueuedEntry]] = []
+        self._order = 0
+        self._full_at = STALE
+        """How long line and heap may be together before those that have left are looked for."""
+
+    def push(self, queued: QueuedEntry) -> None:
+        """Add an entry, keyed by its `queue_due`."""
+        if not self._line or queued.queue_due >= self._line[-1].queue_due:
+            self._line.append(queued)
+        else:
+            self._order += 1
+            heapq.heappush(self._heap, (queued.queue_due, self._order, queued))
+
+    def tidy(self) -> None:
+        """Let go of entries that have left; to be called after some have."""
+        if len(self._line) + len(self._heap) > self._full_at:
+            self._line = deque(one for one in self._line if one.state == QUEUED)
+            self._heap = [due for due in self._heap if due[2].state == QUEUED]
+            heapq.heapify(self._heap)
+            self._full_at = 2 * (len(self._line) + len(self._heap)) + STALE
+
+    def earliest(self) -> float:
+        """When the first is due; infinite when none waits."""
+        line, heap = self._line, self._heap
+        while line and line[0].state != QUEUED:
+            line.popleft()
+        while heap and heap[0][2].state != QUEUED:
+            heapq.heappop(heap)
+        first = line[0].queue_due if line else math.inf
+        return min(first, heap[0][0]) if heap else first
+
+    def overdue(self, now: float) -> Iterator[QueuedEntry]:
+        """Take out all that are due by `now` and still queued."""
+        while self.earliest() <= now:
+            if self._heap and (not self._line or self._heap[0][0] < self._line[0].queue_due):
+                yield heapq.heappop(self._heap)[2]
+            else:
+                yield self._line.popleft()
+
+
+def reserved_places(limit: int, share: float) -> int:
+    """Places of a batch of `limit` kept for lower tiers; at least one when a share is set and there is room."""
+    if share <= 0.0 or limit < 2:
+        return 0
+    return max(1, int(limit * share))
+
+
+def turns(lanes: Sequence[TierQueue], limit: int, share: float) -> Iterator[TierQueue]:
+    """Whose lane each next place of the batch belongs to, until it is full or nothing waits.
+
+    Tiers in order; but when more waits than fits, the last `reserved_places` go to the tiers below the
+    highest one that waits, the longest wait first. The caller pops one entry from each lane it is given.
+    """
+    waiting = [lane for lane in lanes if lane.depth]
+    lower = waiting[1:]
+    contended = sum(lane.depth for lane in waiting) > limit
+    kept = min(reserved_places(limit, share), sum(lane.depth for lane in lower)) if contended else 0
+    left = limit - kept
+    for lane in waiting:
+        count = min(left, lane.depth)
+        left -= count
+        for _ in range(count):
+            yield lane
+    for _ in range(kept + left):
+        oldest = [(found.arrived, index) for index, lane in enumerate(lower) if (found := lane.oldest()) is not None]
+        if not oldest:
+            return
+        yield lower[min(oldest)[1]]

@@ -1,0 +1,111 @@
+"""Tells the fleet each second that this process is there, and at the end that it has left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Collection
+
+import structlog
+
+from headway.core.health import OFFLINE_AFTER
+from headway.errors import BrokerUnavailable, SettingError
+from headway.model import ProcessInfo, WorkerStatus
+from headway.ports import Broker, Fleet
+from headway.runtime.periodic import PULSE, Periodic
+from headway.runtime.supervisor import Supervisor
+
+log = structlog.get_logger(__name__)
+
+NAMESAKE_PATIENCE = OFFLINE_AFTER + 2 * PULSE
+"""Seconds in which a process of the same name that was killed is forgotten."""
+
+
+class Membership:
+    """One process's place in the fleet.
+
+    Arguments:
+        fleet: is told.
+        describe: the process as it is now.
+        clock: monotonic seconds.
+        broker: knows the slots of all.
+        slots: ids of this process's own.
+
+    Attributes:
+        leaving: it is going down: still there, but nothing new should come its way.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        describe: Callable[[], ProcessInfo],
+        clock: Callable[[], float],
+        broker: Broker,
+        slots: Collection[str] = (),
+    ) -> None:
+        self.leaving = False
+        self._broker = broker
+        self._slots = slots
+        self._fleet = fleet
+        self._describe = describe
+        self._pulse = Periodic("attendance", self._attend, clock)
+        self._entered = False
+
+    async def enter(self) -> None:
+        """Attend for the first time, once nobody else goes by this process's name. One that was killed is waited for.
+
+        Raises:
+            SettingError: another process lives under the name.
+        """
+        for attempt in range(int(NAMESAKE_PATIENCE / PULSE) + 1):
+            namesake = await self._namesake()
+            if not namesake:
+                await self._attend()
+                self._entered = True
+                await self._compare()
+                return
+            if attempt == 0:
+                log.info("waits until its name is free", name=self._describe().id, in_use=namesake)
+            await asyncio.sleep(PULSE)
+        hint = "Give each process a name of its own, or leave it out."
+        raise SettingError("name", self._describe().id, f"is in use: {namesake}", hint)
+
+    def start(self, supervisor: Supervisor) -> None:
+        """Attend from now on, each second."""
+        self._pulse.start(supervisor)
+
+    async def end(self) -> None:
+        """Leave the fleet; who led it leads no more. Safe to call more than once."""
+        self.leaving = True
+        await self._pulse.stop()
+        if not self._entered:
+            return  # The name may be another's.
+        with contextlib.suppress(BrokerUnavailable):  # Then we are forgotten, as who says nothing is.
+            await self._fleet.leave(self._describe().id)
+
+    async def _attend(self) -> None:
+        await self._fleet.heartbeat(self._describe())
+
+    async def _compare(self) -> None:
+        """Say in which settings this process differs from others, though all must agree."""
+        me, told = self._describe(), set()
+        for member in await self._fleet.members():
+            for name, own in me.shared.items():
+                theirs = member.shared.get(name, own)
+                if theirs != own and (name, theirs) not in told:
+                    told.add((name, theirs))
+                    log.warning(
+                        "a setting differs from that of another process, and must be the same in all of a fleet",
+                        setting=name, here=own, there=theirs, process=member.id, host=member.host,
+                    )  # fmt: skip
+
+    async def _namesake(self) -> str:
+        """Who else has this process's id or the id of one of its slots; empty when nobody has."""
+        me = self._describe()
+        for member in await self._fleet.members():
+            if member.id == me.id and (member.host, member.pid) != (me.host, me.pid):
+                return f"by process {member.pid} on {member.host}"
+        for worker in await self._broker.workers():
+            if worker.worker_id in self._slots and worker.status is not WorkerStatus.OFFLINE:
+                return f"a worker {worker.worker_id} is there already"
+        return ""

@@ -1,0 +1,391 @@
+"""A gateway's line to one broker: what goes out, what comes back, and what is done while it is cut.
+
+    submit ──▶ outbox ──intake──▶ enqueue          replies ──returns──▶ holder
+                 ▲                   │ no answer
+                 └───────────────────┘ offered again, with what is left of the time
+
+What gathered while the last call was under way goes as one call. A call that was not answered may have been done;
+its entries are offered again under the same ids until that is known. While the broker is out of reach it is probed
+by the intake, with pauses that grow; how long it may be so before the holder is told is the line's patience.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from headway import errors
+from headway.core.dedup import is_task
+from headway.core.retry import backoff
+from headway.core.service_model import ArrivalRate
+from headway.errors import NOT_FOUND, BrokerUnavailable
+from headway.gateway.outcome_reader import OutcomeReader
+from headway.gateway.resubmitter import CHUNK, Resubmitter
+from headway.model import Entry, Failure, Reply, Submission
+from headway.ports import Broker
+from headway.runtime.availability import Availability
+from headway.runtime.supervisor import Supervisor
+
+RETRY_AFTER = (1.0, 30.0)
+"""Least and most seconds after which a client is told to try again while the broker is away: as long as that lasts."""
+WORTH_GATHERING = 2.0
+"""Entries gather between calls to the broker only when at least so many arrive meanwhile: a lone one goes at once."""
+LOOK_EVERY = 0.5
+"""Seconds without an answered call after which a broker that holds requests is probed: it may have lost them unseen."""
+SECOND_CHANCE = 0.1
+"""Least seconds between the first call that fails and the verdict that the broker is away: one call may be lost."""
+
+AFTERMATH = 5.0
+"""Seconds after an outage in which the refusal of what is offered again is put down to it."""
+
+SCARCE = "memory"
+"""Reason of a refusal that may also meet what the broker has already: without memory it cannot even look."""
+
+T = TypeVar("T")
+
+
+class Holder(Protocol):
+    """Who holds the requests that go over a line."""
+
+    def renewed(self, line: BrokerSession, entries: Sequence[Entry]) -> list[Entry]:
+        """Those of `entries` that still wait for an answer over `line`, with what is left of their time."""
+        ...
+
+    def held_on(self, line: BrokerSession) -> list[Entry]:
+        """All entries that wait for an answer over `line`."""
+        ...
+
+    @property
+    def pending(self) -> int:
+        """How many requests it holds, on all lines."""
+        ...
+
+    def admitted(self, line: BrokerSession, entry: Entry) -> None:
+        """The broker has an entry that has shares: queued, joined to another's answer, or answered already."""
+        ...
+
+    def refused(self, line: BrokerSession, entry: Entry, failure: Failure) -> None:
+        """The broker refuses an entry."""
+        ...
+
+    def brought(self, line: BrokerSession, replies: Sequence[Reply]) -> None:
+        """Replies came."""
+        ...
+
+    def away(self, line: BrokerSession) -> None:
+        """The broker has been out of reach for longer than the line's patience."""
+        ...
+
+    def back(self, line: BrokerSession) -> None:
+        """After `away`: the broker answers again."""
+        ...
+
+
+class BrokerSession:
+    """One gateway's line to one broker.
+
+    Arguments:
+        broker: at its other end.
+        gateway: id of the gateway, to which replies are addressed.
+        holder: told of what comes back.
+        room: most entries in the outbox.
+        patience: seconds for which the broker may be out of reach until the holder is told that it is away.
+        clock: monotonic seconds.
+        rng: uniform in [0, 1).
+
+    Attributes:
+        outbox: entries not handed to the broker yet, or handed to it in a call that was not answered.
+        room: most entries that may be added to the outbox; the holder's to set.
+        rate: of entries handed over.
+        recall: asks the broker for a task's outcome; see Broker.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        gateway: str,
+        holder: Holder,
+        room: int,
+        patience: float,
+        clock: Callable[[], float],
+        rng: Callable[[], float],
+    ) -> None:
+        self.broker = broker
+        self.outbox: list[Entry] = []
+        self.room = room
+        self.rate = ArrivalRate()
+        self.outcome = OutcomeReader(broker, lambda: self.unreachable_seconds > 0.0).outcome
+        self._gateway = gateway
+        self._holder = holder
+        self._patience = patience
+        self._clock = clock
+        self._rng = rng
+        self._work = asyncio.Event()
+        self._gathered = 0.0
+        """Until this instant it may pay to wait for more before the broker is called again."""
+        self._doubtful = False
+        """Entries of the outbox may have been offered before, or have lost time in it."""
+        self._departed: list[Submission] = []
+        self._cancelled: list[tuple[str, str]] = []
+        self._cursor = 0
+        self._reading: asyncio.Timeout | None = None
+        self._epoch = broker.epoch
+        self._answered = clock()
+        self._probe_due = False
+        self._outage = Availability("gateway", clock)
+        self._back_at = -math.inf
+        self._away = False
+        self._verdict: asyncio.TimerHandle | None = None
+        self._redo = Resubmitter(self._offered, lambda entries: self._offer_again(entries, admitted=True), rng)
+
+    def start(self, supervisor: Supervisor, name: str) -> None:
+        """Start its loops: what goes to the broker, what comes back, and what is offered again."""
+        supervisor.start(f"{name} intake", self._intake)
+        supervisor.start(f"{name} returns", self._returns)
+        supervisor.start(f"{name} redo", self._redo.run)
+        supervisor.start(f"{name} watch", self._watch)
+
+    @property
+    def unreachable_seconds(self) -> float:
+        """Seconds for which the broker has been out of reach; 0 while it answers."""
+        since = self._outage.since
+        return 0.0 if since is None else self._clock() - since
+
+    @property
+    def away(self) -> bool:
+        """Whether the broker has been out of reach for longer than the line's patience."""
+        return self._away
+
+    @property
+    def in_sync(self) -> bool:
+        """Whether the broker has all that it took and has not ended, as far as is known: it has lost nothing that is
+        not offered again yet."""
+        return not (self._doubtful or self._redo.open or self._outage.since) and self.broker.epoch == self._epoch
+
+    @property
+    def _late(self) -> bool:
+        """Whether what is offered again may have been held while the broker was out of reach."""
+        return self._clock() - self._back_at < AFTERMATH
+
+    def no_room(self) -> Failure:
+        """The refusal of a request that there is no room for. An outage is taken to last as long again as it has."""
+        if self.unreachable_seconds > 0.0:
+            return self.out_of_reach()
+        message = "more requests wait than can be handed on"
+        return Failure(errors.SERVICE_OVERLOADED, message, RETRY_AFTER[0], "overloaded")
+
+    def out_of_reach(self) -> Failure:
+        """What is said of a broker that does not answer: not where it is, since clients read it."""
+        least, most = RETRY_AFTER
+        wait = min(max(self.unreachable_seconds, least), most)
+        return Failure(errors.SERVICE_OVERLOADED, "the queue is out of reach; try again later", wait, "broker")
+
+    def wake(self) -> None:
+        """The outbox is no longer empty."""
+        self._work.set()
+
+    def take_over(self, entries: Sequence[Entry]) -> None:
+        """Take entries in that have waited elsewhere."""
+        self.outbox += entries
+        self._doubtful = True
+        self.wake()
+
+    def withdraw(self, submission: Submission) -> None:
+        """Have the broker let go of a submission as soon as it can be told."""
+        self._departed.append(submission)
+        self.wake()
+
+    def cancel_later(self, tenant: str, id: str) -> None:
+        """Have the broker forget a task that may be on its way, once it has arrived."""
+        self._cancelled.append((tenant, id))
+        self.wake()
+
+    async def _intake(self) -> None:
+        failures = 0
+        while True:
+            await self._work.wait()
+            now = self._clock()
+            gather = self.broker.linger
+            if now < self._gathered and self.rate.at(now) * gather >= WORTH_GATHERING:
+                await asyncio.sleep(gather)
+            self._gathered = self._clock() + gather
+            self._work.clear()
+            try:
+                await self._flush()
+                failures = 0
+            except BrokerUnavailable:
+                failures += 1
+                await asyncio.sleep(backoff(failures, self._rng()))
+
+    async def _flush(self) -> None:
+        """Withdraw what has departed, so that it cannot be among what is offered, and offer what gathered."""
+        probe = bool(self._departed or self._cancelled) or self._probe_due or self._outage.since is not None
+        if probe:
+            self._probe_due = False
+            await self._let_go()
+        if not self.outbox:
+            return
+        if not self._doubtful:
+            self.rate.observe(len(self.outbox), self._clock())
+        if not probe and not self._doubtful:
+            entries, self.outbox = self.outbox, []
+            await self._offer(entries)
+            return
+        entries, self.outbox = self.outbox[:CHUNK], self.outbox[CHUNK:]
+        self._doubtful = bool(self.outbox)
+        if self.outbox:
+            self.wake()
+        await self._offer_again(entries)
+
+    async def _let_go(self) -> None:
+        """Withdraw; when there is nothing to withdraw, something that was never there: it tells whether the broker
+        takes changes, which a look at it would not. Cancel the tasks that may have been on their way."""
+        while True:
+            departed = self._departed[:CHUNK]
+            await self._ask(self.broker.withdraw(departed or [("", self._gateway, 0)], self._gateway))
+            del self._departed[: len(departed)]
+            if not self._departed:
+                break
+        while self._cancelled:
+            await self._ask(self.broker.cancel_task(*self._cancelled[0]))
+            del self._cancelled[0]
+
+    async def _offer(self, entries: list[Entry], admitted: bool = False, again: bool = False) -> None:
+        try:
+            verdicts = await self._ask(self.broker.enqueue(entries))
+        except (BrokerUnavailable, asyncio.CancelledError):
+            self.outbox = [*entries, *self.outbox]
+            self._doubtful = True
+            self.wake()
+            raise
+        for entry, failure in zip(entries, verdicts, strict=True):
+            if failure is not None:
+                if admitted and (failure.reason == SCARCE or failure.code == NOT_FOUND):
+                    continue  # What somebody waits for may be offered again after the one who waits.
+                self._holder.refused(self, entry, _too_late(failure) if again and self._late else failure)
+            elif entry.shares:
+                self._holder.admitted(self, entry)
+
+    async def _offer_again(self, entries: Sequence[Entry], admitted: bool = False) -> None:
+        """Offer those that still wait. One that is answered meanwhile may have been taken for new: it is withdrawn, unless
+        its outcome is of use to who asks later.
+
+        Arguments:
+            entries: what is offered.
+            admitted: they were admitted once, and are most likely still there.
+        """
+        offered = self._holder.renewed(self, entries)
+        if not offered:
+            return
+        if admitted:  # They have been charged.
+            offered = [msgspec.structs.replace(entry, limits=()) if entry.limits else entry for entry in offered]
+        await self._offer(offered, admitted, again=True)
+        wanted = {entry.submission for entry in self._holder.renewed(self, offered)}
+        for entry in offered:
+            if entry.submission not in wanted and not is_task(entry):
+                self.withdraw(entry.submission)
+
+    def _offered(self) -> list[Entry]:
+        outside = {entry.submission for entry in self.outbox}
+        return [entry for entry in self._holder.held_on(self) if entry.submission not in outside]
+
+    async def _returns(self) -> None:
+        failures = 0
+        while True:
+            try:
+                replies = await self._read()
+            except BrokerUnavailable as error:
+                failures += 1
+                self._lost(self._clock(), error)
+                await asyncio.sleep(backoff(failures, self._rng()))
+                continue
+            failures = 0
+            if replies is not None:
+                self._found()
+                self._holder.brought(self, replies)
+
+    async def _read(self) -> Sequence[Reply] | None:
+        """The next replies; None when a new epoch began while it waited for them."""
+        try:
+            async with asyncio.timeout(None) as reading:
+                self._reading = reading
+                replies, cursor = await self.broker.replies(self._gateway, self._cursor)
+            if self._reading is reading:
+                self._cursor = cursor
+        except TimeoutError:
+            if self._reading is reading:
+                raise
+            return None
+        finally:
+            self._reading = None
+        return replies
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_EVERY)
+            if self._holder.pending and self._clock() - self._answered >= LOOK_EVERY:
+                self._probe_due = True
+                self.wake()
+
+    async def _ask(self, call: Awaitable[T]) -> T:
+        """One call; whether it is answered is noted."""
+        began = self._clock()
+        try:
+            answer = await call
+        except BrokerUnavailable as error:
+            self._lost(began, error)
+            raise
+        self._found()
+        return answer
+
+    def _lost(self, began: float, error: BrokerUnavailable) -> None:
+        """A call was not answered. The intake finds out when the broker is back."""
+        self._outage.failed(began, error)
+        if self._verdict is None and not self._away:
+            pause = max(began + self._patience - self._clock(), SECOND_CHANCE)
+            self._verdict = asyncio.get_running_loop().call_later(pause, self._give_up)
+        self.wake()
+
+    def _give_up(self) -> None:
+        self._verdict, self._away = None, True
+        self._holder.away(self)
+
+    def _found(self) -> None:
+        """A call was answered. If it is the first since one was not, or if it shows that the broker has lost what
+        it had, everything is offered again."""
+        self._answered = self._clock()
+        if self.broker.epoch != self._epoch:
+            known, self._epoch = self._epoch, self.broker.epoch
+            if known:
+                self._rewind()
+                self._redo.ask()
+        if not self._outage.over():
+            return
+        self._back_at = self._answered
+        if self._verdict is not None:
+            self._verdict.cancel()
+            self._verdict = None
+        if self._away:
+            self._away = False
+            self._holder.back(self)
+        self._redo.ask()
+
+    def _rewind(self) -> None:
+        """Read replies from the first one on; a reader that waits for those after an old cursor would miss them."""
+        self._cursor = 0
+        if self._reading is not None:
+            self._reading.reschedule(0.0)
+            self._reading = None
+
+
+def _too_late(failure: Failure) -> Failure:
+    """What is said of an entry that was held while the broker was out of reach, and is refused when offered at last: nobody
+    is shed for a load that there was not when it came."""
+    if failure.code != errors.SHED:
+        return failure
+    message = "the queue was out of reach, and can no longer answer in time"
+    return Failure(errors.SERVICE_OVERLOADED, message, failure.retry_after, "broker")

@@ -1,0 +1,285 @@
+"""Tells the ledger of every request, off the way that requests take.
+
+    gateway ─add─▶ notes ─4 times a second, or when there are many─▶ records ─in bulk─▶ ledger
+
+To add a note costs next to nothing, and never waits. Notes hold inputs and outputs, so they are soon made into records,
+which do not, whether the ledger answers or not; most refusals are only counted (`core/refused.py`). While it is slow or
+away records wait for it, in the order in which they came. There is room for so many, those under way included; what comes
+when it is full is dropped, and counted.
+
+A bulk is forgotten only when it is written. One that was written unheard is written again, which changes nothing. How
+large the next one is follows from the last: twice as large where that was quick, half where it was not taken, for want of
+time or for a row in it. So a slow ledger gets what it can take, and a row that it cannot take soon stands alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import islice
+
+import structlog
+
+from headway.config import Settings
+from headway.core.records import record_of, size_of
+from headway.core.refused import Refused
+from headway.core.retry import backoff
+from headway.errors import SettingError, StoreUnavailable
+from headway.gateway.pending import Note
+from headway.model import LedgerRecord
+from headway.ports import Ledger
+from headway.runtime.availability import Availability
+from headway.runtime.counters import Counters
+from headway.runtime.supervisor import Supervisor
+
+log = structlog.get_logger(__name__)
+
+INTERVAL = 0.25
+"""Seconds after which notes are made into records, and written."""
+BULK = 2000
+"""Most records in one bulk; as many notes do not wait for the interval."""
+FIRST_BULK = 100
+"""Most in the first one, and in the first when a process ends: how fast the ledger is has to be found out."""
+SWIFT = 0.5
+"""Seconds that a full bulk may take for the next one to be twice as large."""
+BITE = 250
+"""Notes made into records before the event loop gets its turn."""
+CONTENT_CHARS = 64 << 20
+"""Most characters of inputs and outputs that wait, where they are recorded."""
+FLUSH_WITHIN = 5.0
+"""Seconds for which the end of a process waits for its last records to be written."""
+PRUNE_EVERY = 60.0
+"""Seconds between two looks for records that are too old."""
+PRUNE_BITE = 1000
+"""Records removed at once, so that none that is written waits for long,"""
+PRUNE_PAUSE = 0.05
+"""and seconds before the next are."""
+_DAY = 86_400.0
+
+
+class LedgerWriter:
+    """The journal of one gateway; see `headway.gateway.pending.Journal` and `headway.app.lifecycle.Resource`.
+
+    Arguments:
+        ledger: where records go.
+        settings: for the bound, the age at which records are removed, the names of tiers, and whether inputs and outputs
+            are recorded.
+        counters: counts what is dropped.
+        clock: monotonic seconds.
+        wall: Unix time in seconds.
+        rng: uniform in [0, 1), for pauses.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        settings: Settings,
+        counters: Counters,
+        clock: Callable[[], float],
+        wall: Callable[[], float] = time.time,
+        rng: Callable[[], float] = random.random,
+    ) -> None:
+        self._ledger = ledger
+        self._tiers = settings.tier_names
+        self._bound = settings.ledger_buffer
+        self._retention = settings.ledger_retention_days * _DAY
+        self._content = settings.ledger_content
+        self._counters = counters
+        self._clock = clock
+        self._wall = wall
+        self._rng = rng
+        self._notes: deque[tuple[float, Sequence[Note]]] = deque()
+        self._noted = 0
+        """Notes that are not records yet."""
+        self._refusals = Refused()
+        self._records: deque[LedgerRecord] = deque()
+        """Records that are not written yet, those under way in front."""
+        self._content_size = 0
+        self._bulk = FIRST_BULK
+        """Most records that are written at once."""
+        self._pace = 0.0
+        """Seconds that the last bulk took for each record."""
+        self._suspect: LedgerRecord | None = None
+        """First record of the last bulk that was refused."""
+        self._failures = 0
+        """How often in a row the ledger has not answered."""
+        self._many = asyncio.Event()
+        self._there_are_records = asyncio.Event()
+        self._opened = False
+        self._outage = Availability("ledger", clock, "ledger")
+        self._unpruned = Availability("ledger retention", clock, "ledger")
+
+    @property
+    def waiting(self) -> int:
+        """Requests whose records are not written yet."""
+        return self._noted + len(self._records)
+
+    def add(self, notes: Sequence[Note]) -> None:
+        """Take notes; never waits."""
+        self._notes.append((self._wall(), notes))
+        self._noted += len(notes)
+        if self._noted >= BULK or self._noted + len(self._records) > self._bound:
+            self._crowd()
+
+    async def open(self) -> None:
+        """Reach the ledger; when it is away, that is tried again while requests are served.
+
+        Raises:
+            SettingError: it will not do.
+        """
+        try:
+            await self._ledger.open()
+            self._opened = True
+        except StoreUnavailable as exc:
+            self._outage.failed(self._clock(), exc)
+
+    def start(self, supervisor: Supervisor) -> None:
+        """Start its loops."""
+        supervisor.start("ledger records", self._gather_on)
+        supervisor.start("ledger", self._write_on)
+        if self._retention:
+            supervisor.start("ledger retention", self._prune_on)
+
+    async def close(self) -> None:
+        """Write what is left, within FLUSH_WITHIN; the rest is dropped and counted. Then let go of the ledger."""
+        self._bulk = min(self._bulk, FIRST_BULK)
+        until = self._clock() + FLUSH_WITHIN
+        try:
+            async with asyncio.timeout(FLUSH_WITHIN):
+                await self._gather()
+                for record in self._refusals.ended():
+                    self._keep(record)
+                while self._records:
+                    if self._pace:  # What is not done by then is lost, so the last ones are small.
+                        self._bulk = max(1, min(self._bulk, int((until - self._clock()) / 2 / self._pace)))
+                    await self._write()
+        except TimeoutError:
+            self._counters.ledger_dropped += self.waiting
+            log.warning("the last records do not get into the ledger", count=self.waiting)
+            self._notes.clear()
+            self._records.clear()
+            self._noted = 0
+        await self._ledger.close()
+
+    def _crowd(self) -> None:
+        """Have many notes made into records soon, and drop those for which there is no room."""
+        excess = self._noted + len(self._records) - self._bound
+        if excess > 0:
+            at, notes = self._notes.pop()
+            kept = notes[: max(0, len(notes) - excess)]
+            self._noted -= len(notes) - len(kept)
+            self._counters.ledger_dropped += len(notes) - len(kept)
+            if kept:
+                self._notes.append((at, kept))
+        self._many.set()
+
+    async def _gather_on(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(INTERVAL):
+                    await self._many.wait()
+            except TimeoutError:
+                pass
+            self._many.clear()
+            await self._gather()
+
+    async def _gather(self) -> None:
+        """Make records of all notes."""
+        turn = 0
+        while self._notes:
+            at, notes = self._notes.popleft()
+            self._noted -= len(notes)
+            now = self._clock()
+            for note in notes:
+                record = record_of(*note, at, self._tiers, self._content)
+                if not self._refusals.count(record, now):
+                    self._keep(record)
+            turn += len(notes)
+            if turn >= BITE:
+                turn = 0
+                self._there_are_records.set()
+                await asyncio.sleep(0)
+        for record in self._refusals.ended(self._clock()):
+            self._keep(record)
+        if self._records:
+            self._there_are_records.set()
+
+    def _keep(self, record: LedgerRecord) -> None:
+        if self._content:
+            size = size_of(record)
+            if self._content_size + size > CONTENT_CHARS:
+                self._counters.ledger_dropped += 1
+                return
+            self._content_size += size
+        self._records.append(record)
+
+    async def _write_on(self) -> None:
+        while True:
+            await self._there_are_records.wait()
+            while self._records:
+                await self._write()
+            self._there_are_records.clear()
+
+    async def _write(self) -> None:
+        """Write one bulk; or find that it is not taken now, pause if the ledger does not answer, and halve the next."""
+        bulk = list(islice(self._records, self._bulk))
+        began = self._clock()
+        try:
+            if not self._opened:
+                await self._ledger.open()
+                self._opened = True
+            await self._ledger.write(bulk)
+        except (StoreUnavailable, SettingError) as exc:
+            self._outage.failed(began, exc)
+            self._failures += 1
+            if self._clock() - began > SWIFT:  # Else it is no matter of how much it was.
+                self._bulk = max(1, len(bulk) // 2)
+            await asyncio.sleep(backoff(self._failures, self._rng()))
+        except Exception as exc:
+            self._refused(bulk, exc)
+        else:
+            self._outage.over()
+            self._failures = 0
+            self._forget(bulk)
+            took = self._clock() - began
+            self._pace = took / len(bulk)
+            if len(bulk) == self._bulk and took <= SWIFT:
+                self._bulk = min(self._bulk * 2, BULK)
+
+    def _refused(self, bulk: Sequence[LedgerRecord], error: Exception) -> None:
+        """The ledger cannot take some record of a bulk: the next ones are smaller, until it stands alone. Then it is tried
+        once more, as it may have been damaged on its way."""
+        if len(bulk) > 1 or bulk[0] is not self._suspect:
+            self._suspect = bulk[0]
+            self._bulk = max(1, len(bulk) // 2)
+            return
+        self._counters.ledger_dropped += 1
+        log.error("the ledger cannot take a record", request_id=bulk[0].id, error=type(error).__name__)
+        self._forget(bulk)
+
+    def _forget(self, bulk: Sequence[LedgerRecord]) -> None:
+        for _ in bulk:
+            self._records.popleft()
+        if self._content:
+            self._content_size -= sum(map(size_of, bulk))
+
+    async def _prune_on(self) -> None:
+        """Remove what is too old, in bites. The first look is at any time of the first minute: gateways that start
+        together need not look together."""
+        await asyncio.sleep(PRUNE_EVERY * self._rng())
+        while True:
+            removed = await self._prune() if self._outage.since is None else 0
+            await asyncio.sleep(PRUNE_PAUSE if removed == PRUNE_BITE else PRUNE_EVERY)
+
+    async def _prune(self) -> int:
+        began, removed = self._clock(), 0
+        try:
+            removed = await self._ledger.prune(self._wall() - self._retention, PRUNE_BITE)
+        except StoreUnavailable as exc:
+            self._unpruned.failed(began, exc)
+        else:
+            self._unpruned.over()
+        return removed

@@ -1,0 +1,141 @@
+"""What one gateway refuses by rate before it asks the broker: callers by their limits, the lowest tier by the capacity.
+
+The broker counts the limits for all gateways and charges them with the enqueue; here they are only compared with what is
+known of it, so that a flood over a limit is not handed on. While each gateway goes on alone it counts its part of them.
+
+What a gateway answers by itself because it is wrong (no JSON, an unknown model) never gets to the broker. It counts towards
+the same limits, but is counted here, by each gateway for itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from headway import errors
+from headway.core import failures, ratelimit
+from headway.core.ratelimit import Over
+from headway.core.throttle import Throttle
+from headway.model import Entry, Failure, Limit
+from headway.ports import Broker
+
+REMEMBERED = 10_000
+"""Sets of limits whose parts are kept ready; limits that something is owed to for what was answered here."""
+
+POLLS = 30
+"""Polls of tasks for each request that a caller may send: one a second, for as long as a task may take."""
+POLLS_AT_ONCE = 60
+"""Polls at once beyond those."""
+
+CHARGED = frozenset((errors.NOT_FOUND, errors.FORBIDDEN, errors.IDEMPOTENCY_CONFLICT))
+"""Errors of the client's that a gateway tells by itself, and that count like the request that they were meant to be."""
+
+
+class Limiter:
+    """One gateway's.
+
+    Arguments:
+        tiers: how many there are; the throttle is for the last of several.
+        clock: monotonic seconds.
+
+    Attributes:
+        throttle: of the lowest tier; open until somebody sets its rate.
+        gateways: how many there are, this one included, as far as it was told.
+        debts: by id of a limit, the theoretical arrival time of what was answered here.
+    """
+
+    def __init__(self, tiers: int, clock: Callable[[], float]) -> None:
+        self.throttle = Throttle()
+        self.gateways = 1
+        self._lowest = tiers - 1
+        self._clock = clock
+        self._parts: dict[tuple[Limit, ...], tuple[Limit, ...]] = {}
+        self._parts_of = 1
+        self.debts: dict[str, float] = {}
+        self._settled = clock()
+        self._polls: dict[str, float] = {}
+
+    def parts(self, limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
+        """This gateway's parts of limits, for as long as nobody counts for all."""
+        if self._parts_of != self.gateways or len(self._parts) >= REMEMBERED:
+            self._parts, self._parts_of = {}, self.gateways
+        parts = self._parts.get(limits)
+        if parts is None:
+            parts = self._parts[limits] = tuple(ratelimit.part(limit, self.gateways) for limit in limits)
+        return parts
+
+    def owed_by(self, broker: Broker) -> Callable[[Limit], float]:
+        """Says how many seconds are owed to a limit: to the broker, and for what was answered here."""
+        return lambda limit: broker.rate_limit_debt(limit) + self._debt(limit)
+
+    def excess(self, limits: tuple[Limit, ...], broker: Broker) -> Failure | None:
+        """Why a request with these limits is refused by rate; None when it is not. Nothing is charged."""
+        owed_to = self.owed_by(broker) if self.debts else broker.rate_limit_debt
+        for limit in limits:
+            owed = owed_to(limit)
+            if owed > 0.0 and (wait := ratelimit.wait(limit, owed)) > 0.0:
+                return failures.over(Over(limit, wait))
+        return None
+
+    def charge(self, limits: tuple[Limit, ...]) -> None:
+        """Count a request that is answered here, because it is wrong."""
+        now, debts = self._clock(), self.debts
+        if len(debts) >= REMEMBERED:
+            paid = [id for id, tat in debts.items() if tat <= now] or list(debts)
+            for id in paid:
+                del debts[id]
+        for limit in limits:
+            debts[limit.id] = max(debts.get(limit.id, now), now) + ratelimit.interval(limit)
+
+    def refund(self, limits: tuple[Limit, ...]) -> None:
+        """Take a charge back: the request goes to the broker after all, which charges it."""
+        debts = self.debts
+        for limit in limits:
+            if limit.id in debts:
+                debts[limit.id] -= ratelimit.interval(limit)
+                self._debt(limit)
+
+    def poll(self, limits: tuple[Limit, ...]) -> Failure | None:
+        """Why somebody who asks for a task is refused by rate; None when it is not, and counted. Each gateway counts by itself.
+        What a tier may send together is no measure: one that polls much would keep the others of its tier from it."""
+        if len(self._polls) >= REMEMBERED:
+            self._polls.clear()
+        own = [
+            Limit(limit.id, limit.name, limit.rate * POLLS, limit.burst * POLLS + POLLS_AT_ONCE)
+            for limit in limits
+            if limit.name != "tier"
+        ]
+        charged = ratelimit.charge(own, self._polls, self._clock())
+        if isinstance(charged, Over):
+            return failures.over_polls(charged)
+        self._polls.update(zip((limit.id for limit in own), charged, strict=True))
+        return None
+
+    def check(self, entry: Entry, alone: bool) -> Failure | None:
+        """Why an entry is not handed on for the fleet's capacity; None when it is, and counted.
+
+        Arguments:
+            entry: not known to the broker, and within its limits.
+            alone: it goes to a broker of this gateway's own: the fleet's capacity does not bound it.
+        """
+        if entry.tier < self._lowest:
+            self.throttle.higher += 1
+        elif self._lowest and not alone and (wait := self.throttle.admit(self._clock())) > 0.0:
+            return failures.over_capacity(wait)
+        return None
+
+    def _debt(self, limit: Limit) -> float:
+        """Seconds that are owed to a limit for what was answered here. All that is paid is forgotten once in a while, as
+        requests cost more while there is any."""
+        now = self._clock()
+        if now >= self._settled + 1.0:
+            self._settled = now
+            for id in [id for id, tat in self.debts.items() if tat <= now]:
+                del self.debts[id]
+        return max(self.debts.get(limit.id, now) - now, 0.0)
+
+    def not_run(self, entry: Entry) -> None:
+        """Another's answer was good for an entry: it took nothing of the capacity."""
+        if entry.tier < self._lowest:
+            self.throttle.higher -= 1
+        else:
+            self.throttle.give_back()

@@ -1,0 +1,53 @@
+"""Who is let into ordinary routes of the public port: callers whom the identity knows.
+
+The credential is looked at before the body is: a stranger's body is never waited for.
+"""
+
+from __future__ import annotations
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from headway.errors import RequestError, Unauthenticated
+from headway.http.error_responses import refusal
+from headway.identity.api_keys.credential import SERVICE
+from headway.ports import Identity
+from headway.runtime.counters import Counters
+
+
+class Guard:
+    """Puts the caller into the request's state as `caller`, or refuses.
+
+    Arguments:
+        app: what is guarded.
+        identity: says who asks.
+        counters: refusals are counted here.
+    """
+
+    def __init__(self, app: ASGIApp, identity: Identity, counters: Counters) -> None:
+        self._app = app
+        self._identity = identity
+        self._counters = counters
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request in, or answer why not."""
+        authorization = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        try:
+            caller = self._identity.identify(authorization)
+            if caller is None:
+                raise stranger(authorization)
+        except RequestError as exc:
+            self._counters.refusals[exc.code.lower(), "none"] += 1
+            answer = refusal(scope["state"]["request_id"], exc.code, exc.message, exc.retry_after)
+            await answer(scope, receive, send)
+            return
+        scope["state"]["caller"] = caller
+        await self._app(scope, receive, send)
+
+
+def stranger(authorization: bytes) -> Unauthenticated:
+    """The error of a request by nobody known, whose `Authorization` had this value."""
+    if authorization[7:].strip().startswith(SERVICE):
+        return Unauthenticated("this is a service token, which is good on the admin port only: send a client's key")
+    if authorization:
+        return Unauthenticated("the credential is not valid")
+    return Unauthenticated("a key is required: send Authorization: Bearer KEY")

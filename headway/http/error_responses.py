@@ -1,0 +1,76 @@
+"""How an ordinary route refuses: every error as a problem document, under the request's own id.
+
+The door has put that id into the request's state as `request_id`, in the form in which clients see it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headway import errors
+from headway.errors import BrokerUnavailable, RequestError, StoreUnavailable
+from headway.http.inference.codecs import problem, problem_body, problem_header
+
+UNFORESEEN = "an unexpected fault of the server; its log says more under this request's id"
+"""What a client reads of an exception that nobody foresaw."""
+
+Handler = Callable[[Request, Exception], Awaitable[Response]]
+
+
+def refusal(id: str, code: str, message: str, retry_after: float | None = None, reason: str = "") -> Response:
+    """The answer to a request that is refused.
+
+    Arguments:
+        id: the request's id as clients see it, `req_…`.
+        code: a code of `headway.errors`.
+        message: what is wrong, for the client to read.
+        retry_after: seconds.
+        reason: why a request was refused, one short label.
+    """
+    document = problem(code, message, id, retry_after)
+    return Response(problem_body(document), errors.STATUS[code], problem_header(code, retry_after, reason))
+
+
+def handlers(hint: str = "") -> Mapping[Any, Handler]:
+    """Starlette's `exception_handlers`; `hint` is added to the message about a path where nothing is served."""
+
+    async def refused(request: Request, exc: Exception) -> Response:
+        if not isinstance(exc, RequestError):
+            return await broken(request, exc)
+        return refusal(request.state.request_id, exc.code, exc.message, exc.retry_after)
+
+    async def away(request: Request, exc: Exception) -> Response:
+        return refusal(request.state.request_id, errors.SERVICE_OVERLOADED, str(exc), 1.0, "broker")
+
+    async def no_route(request: Request, exc: Exception) -> Response:
+        """Starlette's own refusals: no such route, or not with this method."""
+        allowed = getattr(exc, "headers", None) or {}
+        if "Allow" not in allowed:
+            return refusal(request.state.request_id, errors.NOT_FOUND, f"nothing is served at {request.url.path}{hint}")
+        methods = sorted({*allowed["Allow"].split(", "), "OPTIONS"})
+        allow = {"allow": ", ".join(methods)}
+        if request.method == "OPTIONS":
+            return Response(status_code=204, headers=allow)
+        message = f"{request.method} is not served at {request.url.path}, only {allow['allow']}"
+        response = refusal(request.state.request_id, errors.METHOD_NOT_ALLOWED, message)
+        response.headers.update(allow)
+        return response
+
+    async def broken(request: Request, exc: Exception) -> Response:
+        return refusal(request.state.request_id, errors.INTERNAL, UNFORESEEN)
+
+    async def unrecorded(request: Request, exc: Exception) -> Response:
+        return refusal(request.state.request_id, errors.SERVICE_OVERLOADED, str(exc), 1.0, "ledger")
+
+    return {
+        RequestError: refused,
+        BrokerUnavailable: away,
+        StoreUnavailable: unrecorded,
+        HTTPException: no_route,
+        Exception: broken,
+    }

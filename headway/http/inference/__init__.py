@@ -1,0 +1,1 @@
+"""The inference routes, answered on the connection itself."""

@@ -1,0 +1,58 @@
+"""When a request that may become a task is handed over: its client gets the task's id in place of the answer.
+
+                 admitted                     answered
+    (submitted) ──────────▶ admitted ─────────────────────▶ answered as ever
+        │ due                  │ due
+        ▼         admitted     ▼
+       due ───────────────▶ handed over
+
+A refusal comes before it is admitted, and is answered as the error it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+
+class AsyncHandoff:
+    """Decides it for one request.
+
+    Arguments:
+        loop: keeps the time.
+        wait: seconds for which the client waits for the answer; 0: it is due at once.
+        tell: hands the request over; called at most once, and not after `end`.
+
+    Attributes:
+        due: the client has waited long enough.
+    """
+
+    __slots__ = ("_admitted", "_tell", "_timer", "due")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, wait: float, tell: Callable[[], None]) -> None:
+        self._tell: Callable[[], None] | None = tell
+        self._admitted = False
+        self.due = wait <= 0.0
+        self._timer = None if self.due else loop.call_later(wait, self._expire)
+
+    def admitted(self) -> None:
+        """The request will be answered, whoever waits for it."""
+        self._admitted = True
+        if self.due:
+            self._hand_over()
+
+    def end(self) -> None:
+        """The request has been answered, or its client has left."""
+        self._tell = None
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _expire(self) -> None:
+        self.due = True
+        if self._admitted:
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        tell, self._tell = self._tell, None
+        if tell is not None:
+            tell()

@@ -1,0 +1,162 @@
+"""What the head of a hot request asks for, beyond its body: who, by when, how important, under which id, and how.
+
+An order depends on the head alone and holds no instant, so that one order serves every request that comes
+with the same head.
+"""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import parse_qs
+
+from headway.config import Settings
+from headway.errors import BadRequest, PayloadTooLarge
+from headway.http.inference.codecs import Shape
+from headway.http.inference.prefer import Wish, read_prefer
+from headway.http.server.head import Head, shorten
+
+SHOWN = "req_"
+"""Prefix of a request's id wherever clients see it."""
+
+MOST_KEY = 255
+"""Most characters of an idempotency key."""
+
+_ID = re.compile(rb"(?:req_)?([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})")
+_KEY = re.compile(rb'[\x21\x23-\x7e](?:[\x20-\x7e]{0,253}[\x21-\x7e])?|"(?:[\x20\x21\x23-\x5b\x5d-\x7e]|\\["\\])+"')
+_ESCAPED = re.compile(rb'\\(["\\])')
+_MILLISECONDS = re.compile(rb"[0-9]+(?:\.[0-9]+)?")
+
+
+class RequestOptions:
+    """One hot request but for its body.
+
+    Attributes:
+        shape: the route.
+        authorization: value of its header field, empty when there was none.
+        id: UUID text the client chose, empty when it chose none.
+        timeout: seconds the client is ready to wait, at most the configured ones.
+        tier: index of the highest tier the client asks for; 0 asks for nothing.
+        model: model named in the query of an octet-stream request.
+        octets: the body is the input itself.
+        expects: the client waits for `100 Continue` before it sends the body.
+        repeatable: another request with the same head, but for a Content-Length, means the same.
+        key: its idempotency key, empty for none.
+        wish: whether it may become a task.
+        wait: seconds for which a client that has this wish waits for the answer.
+        fresh: no other request's answer will do, unless it has the same idempotency key.
+        plain: there is neither key nor wish nor an id, and it need not be fresh.
+    """
+
+    __slots__ = (
+        "authorization", "expects", "fresh", "id", "key", "model", "octets", "plain", "repeatable", "shape", "tier",
+        "timeout", "wait", "wish",
+    )  # fmt: skip
+
+    def __init__(self, shape: Shape, head: Head, timeout: float) -> None:
+        self.shape = shape
+        self.authorization = head.single.get(b"authorization", b"")
+        self.id = chosen_id(head)
+        self.timeout = timeout
+        self.tier = 0
+        self.model: str | None = None
+        self.octets = False
+        self.expects = head.expects
+        self.repeatable = head.keep and head.length > 0 and not head.expects
+        self.key = ""
+        self.wish: Wish | None = None
+        self.wait = 0.0
+        self.fresh = False
+        self.plain = True
+
+
+def take_order(shape: Shape, head: Head, query: bytes, settings: Settings) -> RequestOptions:
+    """Read a head as an order.
+
+    Arguments:
+        shape: the route it came to.
+        head: the head.
+        query: query of its target.
+        settings: for the tiers, the longest timeout, and the largest body.
+
+    Raises:
+        RequestError: a header field or the query is wrong, or the body is announced as too large.
+    """
+    order = RequestOptions(shape, head, settings.request_timeout_ms / 1000)
+    single = head.single
+    if head.length > settings.max_body_bytes:
+        raise too_large(settings)
+    if b"content-encoding" in single and single[b"content-encoding"].strip().lower() not in (b"identity", b""):
+        coding = shorten(single[b"content-encoding"])
+        raise BadRequest(f"Content-Encoding {coding} is not accepted; send the body as it is")
+    if b"prefer" in single and (wish := read_prefer(single[b"prefer"])) is not None:
+        order.wish = wish
+        order.wait = min(wish.wait, order.timeout)
+        order.timeout = settings.task_timeout_ms / 1000
+    if b"idempotency-key" in single:
+        order.key = _key(single[b"idempotency-key"])
+    if b"cache-control" in single:
+        order.fresh = _fresh(single[b"cache-control"])
+    order.plain = order.wish is None and not order.key and not order.fresh and not order.id
+    if b"x-request-timeout-ms" in single:
+        order.timeout = min(order.timeout, _seconds(single[b"x-request-timeout-ms"]))
+    if b"x-request-tier" in single:
+        order.tier = _tier(single[b"x-request-tier"], settings.tier_names)
+    if shape.octets:
+        kind = single.get(b"content-type", b"").split(b";", 1)[0].strip().lower()
+        if kind == b"application/octet-stream":
+            order.octets = True
+            order.model = _model(query)
+    return order
+
+
+def too_large(settings: Settings) -> PayloadTooLarge:
+    """The error of a body beyond `max_body_bytes`."""
+    return PayloadTooLarge(f"the body is larger than {settings.max_body_bytes} bytes (max_body_bytes)")
+
+
+def chosen_id(head: Head) -> str:
+    """The UUID in its `X-Request-Id`, with or without the prefix, in lower case; empty for anything else."""
+    value = head.single.get(b"x-request-id")
+    found = None if value is None else _ID.fullmatch(value)
+    return found[1].decode().lower() if found else ""
+
+
+def _key(value: bytes) -> str:
+    """The key in the value of `Idempotency-Key`: a string in quotes, as the draft has it, or the bare key."""
+    key, value = b"", value.strip(b" \t")
+    if _KEY.fullmatch(value) is not None:
+        key = _ESCAPED.sub(rb"\1", value[1:-1]) if value.startswith(b'"') else value
+    if not 1 <= len(key) <= MOST_KEY:
+        raise BadRequest(f"the Idempotency-Key is malformed; expected 1 to {MOST_KEY} printable ASCII characters")
+    return key.decode("ascii")
+
+
+def _fresh(value: bytes) -> bool:
+    asked = {directive.partition(b"=")[0].strip().lower() for directive in value.split(b",")}
+    return not asked.isdisjoint((b"no-cache", b"no-store"))
+
+
+def _seconds(value: bytes) -> float:
+    if _MILLISECONDS.fullmatch(value) is None or float(value) <= 0:
+        raise BadRequest(
+            f"X-Request-Timeout-Ms is {shorten(value)}; expected a number of milliseconds above 0, for example 1500"
+        )
+    return float(value) / 1000
+
+
+def _tier(value: bytes, names: tuple[str, ...]) -> int:
+    name = value.decode("latin-1").strip()
+    if name not in names:
+        raise BadRequest(f"X-Request-Tier is {shorten(value)}; expected one of {', '.join(names)}")
+    return names.index(name)
+
+
+def _model(query: bytes) -> str:
+    try:
+        named = parse_qs(query.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=100)
+    except ValueError:
+        raise BadRequest("the query is malformed; expected ?model_id=NAME") from None
+    values = named.get("model_id", [])
+    if len(values) != 1 or not values[0]:
+        raise BadRequest("the query must name one model, ?model_id=NAME, as the body is application/octet-stream")
+    return values[0]

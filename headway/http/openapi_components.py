@@ -1,0 +1,229 @@
+"""The parts that the contract's routes refer to: schemas, parameters, fields of headers, and refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headway import errors
+from headway.config import Settings
+from headway.http.inference.request_options import MOST_KEY
+
+_NO_NUL = r"^[^\u0000]*$"
+KEY_PATTERN = r'^([!#-~]([ -~]{0,253}[!#-~])?|"([ !#-[\]-~]|\\["\\]){1,255}")$'
+"""Of an Idempotency-Key."""
+
+_NO_CONTROL = r"^[^\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f]*$"
+_TEXT = {"$ref": "#/components/schemas/Input"}
+_LATENCY = {"type": "number", "description": "Milliseconds from the complete request to its answer, on the server."}
+_ID = {"type": "string", "pattern": "^req_[0-9a-f-]{36}$"}
+
+LIMITED = ("RateLimit-Policy", "RateLimit")
+"""Fields of every answer to a caller with rate limits."""
+
+MARKED = ("Idempotency-Replayed", "X-Headway-Cache", "X-Headway-Kept")
+"""Fields of an answer that was made for another request, or that another request will not get."""
+
+_HEADERS: dict[str, Any] = {
+    "X-Request-Id": {"description": "The request's id.", "schema": _ID},
+    "Location": {"description": "Where to ask for the outcome.", "schema": {"type": "string"}},
+    "Preference-Applied": {
+        "description": "What was heeded of the preferences.",
+        "schema": {"type": "string", "pattern": "^respond-async(, wait=[0-9]+)?$"},
+    },
+    "Retry-After": {
+        "description": "Seconds after which to ask again.",
+        "schema": {"type": "string", "pattern": "^[0-9]+$"},
+    },
+    "RateLimit-Policy": {
+        "description": "The caller's limits: q requests in w seconds. Only for callers who have limits.",
+        "schema": {"type": "string", "examples": ['"user";q=1000;w=60']},
+    },
+    "RateLimit": {
+        "description": "Of the limit with the least left: r requests now, and t seconds until all fit again.",
+        "schema": {"type": "string", "examples": ['"user";r=49;t=12']},
+    },
+    "Idempotency-Replayed": {
+        "description": "The outcome is that of an earlier request under the same Idempotency-Key.",
+        "schema": {"type": "string", "enum": ["true"]},
+    },
+    "X-Headway-Cache": {
+        "description": "The output was made for an identical request: hit, an earlier one; collapsed, one that ran.",
+        "schema": {"type": "string", "enum": ["hit", "collapsed"]},
+    },
+    "X-Headway-Kept": {
+        "description": "The output is too large to be kept: it will not be there for a later request.",
+        "schema": {"type": "string", "const": "no"},
+    },
+}
+
+
+def components(settings: Settings) -> dict[str, Any]:
+    """All of them under `settings`."""
+    return {
+        "schemas": _schemas(settings),
+        "parameters": _parameters(settings),
+        "headers": _HEADERS,
+        "responses": {code: _refusal(code) for code in errors.STATUS},
+        "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+    }
+
+
+def schema(name: str) -> dict[str, str]:
+    """A reference to a schema."""
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def parameter(name: str) -> dict[str, str]:
+    """A reference to a parameter."""
+    return {"$ref": f"#/components/parameters/{name}"}
+
+
+def response(code: str) -> dict[str, str]:
+    """A reference to the refusal with an error code."""
+    return {"$ref": f"#/components/responses/{code}"}
+
+
+def header(*names: str) -> dict[str, Any]:
+    """The fields of an answer's header, by reference."""
+    return {name: {"$ref": f"#/components/headers/{name}"} for name in names}
+
+
+def _object(required: tuple[str, ...], properties: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "required": list(required), "properties": properties}
+
+
+def _schemas(settings: Settings) -> dict[str, Any]:
+    metadata = _object(
+        ("tokens_used", "latency_ms", "model_version"),
+        {
+            "tokens_used": {"type": ["integer", "null"], "description": "As the model reports it."},
+            "latency_ms": _LATENCY,
+            "model_version": {"type": "string"},
+        },
+    )
+    predicted = {"request_id": _ID, "output": {"type": "string"}, "latency_ms": _LATENCY}
+    return {
+        "Input": _input(settings),
+        "InferenceRequest": _object(
+            ("input",),
+            {
+                "input": _TEXT,
+                "model": {"type": ["string", "null"], "description": f"Left out: {settings.model}."},
+                "parameters": {
+                    "type": ["object", "null"],
+                    "maxProperties": settings.max_parameters,
+                    "description": "Handed to the model as it is.",
+                },
+                "client_id": {"type": ["string", "null"], "description": "Yours to use; not looked at."},
+            },
+        ),
+        "InferenceAnswer": _object(
+            ("request_id", "output", "metadata"),
+            {"request_id": _ID, "output": {"type": "string"}, "metadata": metadata},
+        ),
+        "PlainRequest": _object(("input",), {"input": _TEXT}),
+        "PlainAnswer": _object(("output", "request_id", "latency_ms"), predicted),
+        "PredictRequest": _object(("model_id", "input_data"), {"model_id": {"type": "string"}, "input_data": _TEXT}),
+        "PredictAnswer": _object(("request_id", "output", "latency_ms"), predicted),
+        "Task": _object(("task_id", "status"), {"task_id": _ID, "status": {"type": "string", "enum": ["PENDING"]}}),
+        "Result": _object(
+            ("task_id", "status"),
+            {
+                "task_id": _ID,
+                "status": {"type": "string", "enum": ["PENDING", "SUCCESS", "FAILED"]},
+                "output": {"type": "string", "description": "Of a success."},
+                "error": {**schema("Problem"), "description": "Of a failure."},
+            },
+        ),
+        "Health": _object(("status",), {"status": {"type": "string"}, "checks": {"type": "object"}}),
+        "Problem": _object(
+            ("type", "title", "status", "detail", "error", "message", "request_id"),
+            {
+                "type": {"type": "string", "description": "Where the error is described."},
+                "title": {"type": "string"},
+                "status": {"type": "integer"},
+                "detail": {"type": "string"},
+                "error": {"type": "string", "enum": [code for code in errors.STATUS if code not in errors.SHOWN]},
+                "message": {"type": "string"},
+                "request_id": _ID,
+                "retry_after_ms": {"type": "integer"},
+            },
+        ),
+    }
+
+
+def _input(settings: Settings) -> dict[str, Any]:
+    refused = settings.control_chars == "refuse"
+    shape: dict[str, Any] = {
+        "type": "string",
+        "pattern": _NO_CONTROL if refused else _NO_NUL,
+        "description": "Any text without U+0000." if not refused else "Any text without control characters.",
+    }
+    if settings.max_input_chars:
+        shape["maxLength"] = settings.max_input_chars
+    return shape
+
+
+def _parameters(settings: Settings) -> dict[str, Any]:
+    return {
+        "RequestId": {
+            "name": "X-Request-Id",
+            "in": "header",
+            "description": "A UUID to use as the request's id, with or without req_; anything else is replaced.",
+            "schema": {"type": "string"},
+        },
+        "Timeout": {
+            "name": "X-Request-Timeout-Ms",
+            "in": "header",
+            "description": f"Milliseconds above 0; shortens the deadline of {settings.request_timeout_ms:g} ms.",
+            "schema": {
+                "type": "string",
+                "pattern": r"^[0-9]+(\.[0-9]+)?$",
+                "not": {"pattern": "^[0.]*$"},
+                "example": "1500",
+            },
+        },
+        "Tier": {
+            "name": "X-Request-Tier",
+            "in": "header",
+            "description": "Lowers the tier; a tier above the caller's own changes nothing.",
+            "schema": {"type": "string", "enum": list(settings.tier_names)},
+        },
+        "Prefer": {
+            "name": "Prefer",
+            "in": "header",
+            "description": "respond-async: answer 202 with the id of a task. With wait=SECONDS: only if there is no "
+            f"answer by then. A task may take {settings.task_timeout_ms:g} ms in all. Other preferences are ignored.",
+            "schema": {"anyOf": [{"enum": ["respond-async", "respond-async, wait=1"]}, {"type": "string"}]},
+        },
+        "IdempotencyKey": {
+            "name": "Idempotency-Key",
+            "in": "header",
+            "description": f"1 to {MOST_KEY} printable characters, in quotes or not. What was asked under it within "
+            f"{settings.result_ttl_s:g} seconds is not run again but answered as it was.",
+            "schema": {"type": "string", "pattern": KEY_PATTERN, "example": "8e03978e-40d5-43dd-bc93-6894a57f9324"},
+        },
+        "CacheControl": {
+            "name": "Cache-Control",
+            "in": "header",
+            "description": "no-cache or no-store: the answer to an identical request will not do.",
+            "schema": {"type": "string"},
+        },
+        "TaskId": {
+            "name": "task_id",
+            "in": "path",
+            "required": True,
+            "description": "As it was answered with 202; also the X-Request-Id of a request that preferred a task.",
+            "schema": {"type": "string"},
+        },
+    }
+
+
+def _refusal(code: str) -> dict[str, Any]:
+    return {
+        "description": "; or: ".join(
+            errors.TITLE[other] for other in errors.STATUS if errors.STATUS[other] == errors.STATUS[code]
+        ),
+        "headers": header("X-Request-Id", *LIMITED),
+        "content": {"application/problem+json": {"schema": schema("Problem")}},
+    }

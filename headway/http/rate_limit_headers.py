@@ -1,0 +1,96 @@
+"""What callers are told of their limits: the fields `RateLimit-Policy` and `RateLimit`.
+
+They have the form of the IETF draft "RateLimit header fields for HTTP": each policy with its quota `q` for a window of
+`w` seconds, and, of the limit with the least left, the requests `r` that fit now and the seconds `t` until all of its
+burst does again.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import Protocol
+
+from headway.core import ratelimit
+from headway.gateway.limiter import Limiter
+from headway.model import Limit
+from headway.ports import Broker
+
+REMEMBERED = 10_000
+"""Sets of limits whose text is kept ready."""
+
+
+class Charging(Protocol):
+    """What knows who charges the limits; the broker may change."""
+
+    limiter: Limiter
+    broker: Broker
+    """The broker that does now."""
+
+    def counted(self, limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
+        """Limits as they are counted now."""
+        ...
+
+
+_Terms = tuple[Limit, bytes, float, float]
+"""One limit; both lines up to the figures, if it is the one that is told of; its tolerance and its interval."""
+
+
+class RateLimitHeaders:
+    """Writes both fields.
+
+    Arguments:
+        gateway: whose broker knows what is owed.
+    """
+
+    def __init__(self, gateway: Charging) -> None:
+        self._gateway = gateway
+        self._limiter = gateway.limiter
+        self._known: dict[int, tuple[tuple[Limit, ...], tuple[_Terms, tuple[_Terms, ...]]]] = {}
+        """By identity, as callers keep theirs: to compare them takes longer than all the rest."""
+
+    def lines(self, limits: tuple[Limit, ...]) -> bytes:
+        """The two lines of a header, each with its end, for a caller with these limits; at least one."""
+        limits = self._gateway.counted(limits)
+        known = self._known.get(id(limits))
+        terms = known[1] if known is not None and known[0] is limits else self._learn(limits)
+        broker = self._gateway.broker
+        owed_of = self._limiter.owed_by(broker) if self._limiter.debts else broker.rate_limit_debt
+        (limit, text, tolerance, interval), others = terms
+        wait = owed_of(limit)
+        least = (tolerance - wait) / interval
+        for limit, other, tolerance, interval in others:
+            owed = owed_of(limit)
+            left = (tolerance - owed) / interval
+            if left < least:
+                least, text, wait = left, other, owed
+        whole = int(least + ratelimit.ROUNDING)
+        return b"%b%d;t=%d\r\n" % (text, whole if whole > 0 else 0, ceil(wait))
+
+    def fields(self, limits: tuple[Limit, ...]) -> dict[str, str]:
+        """The same by name; empty for a caller without limits."""
+        lines = self.lines(limits).decode("ascii").splitlines() if limits else []
+        return {name: value for name, _, value in (line.partition(": ") for line in lines)}
+
+    def _learn(self, limits: tuple[Limit, ...]) -> tuple[_Terms, tuple[_Terms, ...]]:
+        if len(self._known) >= REMEMBERED:
+            self._known.clear()
+        policies = ", ".join(_policy(limit) for limit in limits)
+        first, *others = (
+            (
+                limit,
+                f'ratelimit-policy: {policies}\r\nratelimit: "{limit.name}";r='.encode("ascii"),
+                ratelimit.tolerance(limit),
+                ratelimit.interval(limit),
+            )
+            for limit in limits
+        )
+        terms = first, tuple(others)
+        self._known[id(limits)] = limits, terms
+        return terms
+
+
+def _policy(limit: Limit) -> str:
+    """One item: its quota is a whole number, so that a rate below one a minute has a longer window."""
+    if limit.rate >= 1.0:
+        return f'"{limit.name}";q={int(limit.rate)};w=60'
+    return f'"{limit.name}";q=1;w={ceil(60.0 / limit.rate)}'

@@ -1,0 +1,500 @@
+"""One client connection of a door: where requests begin and end, what they may cost, and when it is over.
+
+    IDLE ──▶ HEAD ──▶ BODY ──▶ ASKED (the hot lane) ──▶ IDLE
+      └───────┴────▶ APP (uvicorn's own cycle) ───────▶ IDLE
+    DROP: the answer was given before the body had come.  BLOCKED: the last answer has not left yet.
+    WAITING: a handful of its requests were answered in this turn of the event loop; it goes on in a later one.
+    LINGERING: refused for good, what still comes is thrown away.
+
+The rules:
+
+- One request at a time. What a client sends beyond it is held, and read on when its answer has been written,
+  so that answers leave in the order of the requests.
+- A head is parsed when it is complete, a counted body is only counted, a chunked one is unwrapped. No parser
+  lives longer than one request, so nothing of a request can reach into the next.
+- No timers: the door looks at every connection now and then (`inspect`) and ends what takes too long.
+- The end of the client's sending is its departure. A client that has closed its connection and one that
+  has only shut down its sending side look the same until something is written to them, and by then a GPU
+  would have worked for nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from time import monotonic
+from typing import Any, cast
+
+import httptools
+import structlog
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.utils import get_local_addr, get_remote_addr
+
+from headway.errors import INTERNAL, REQUEST_TIMEOUT, SERVICE_OVERLOADED, BadRequest, RequestError
+from headway.http.error_responses import UNFORESEEN
+from headway.http.inference.codecs import problem_response
+from headway.http.inference.request_options import SHOWN, chosen_id, too_large
+from headway.http.server.chunks import Chunks
+from headway.http.server.connection_context import GRACE, LINGER, SLOWEST, ConnectionContext
+from headway.http.server.hangups import descriptor_of
+from headway.http.server.head import END, Head, Told, past_blank, read_head, suspect, too_long
+from headway.http.server.turns import HANDFUL
+from headway.http.server.unread import Unread
+
+log = structlog.get_logger(__name__)
+
+IDLE, HEAD, BODY, DROP, ASKED, APP, BLOCKED, WAITING, LINGERING, CLOSED = range(10)
+
+HELD = 65_536
+"""Bytes a client may send ahead of its answers; also the most of a refused body that is read to keep a connection."""
+
+FAR = 4 << 20
+"""Bytes that are read ahead of answers where they are counted: an end that lies behind them is seen. A system takes about as
+much from a client that leaves."""
+
+UNCOUNTED = 4_096
+"""Bytes sent ahead that are too few to be counted with those of bodies."""
+
+TURNED_AWAY = 64
+"""Refused connections that may linger beyond the limit; further ones are cut off without an answer."""
+
+
+class Connection(HttpToolsProtocol):
+    """A connection whose requests all go to the ASGI app; the hot lane adds routes that do not.
+
+    Arguments:
+        desk: what it shares with the door's other connections.
+
+    Attributes:
+        far: bytes a client may send ahead of its answers.
+    """
+
+    far = HELD
+
+    __slots__ = (
+        "ahead", "chunks", "descriptor", "desk", "expects", "held", "id", "last", "missing", "open", "paused", "phase", "seen", "since",
+        "unread",
+    )  # fmt: skip
+
+    def __init__(self, desk: ConnectionContext) -> None:
+        super().__init__(desk.config, desk.state, {}, desk.loop)
+        self.parser = cast(Any, None)
+        self.desk = desk
+        self.descriptor = -1
+        self.phase = IDLE
+        self.since = 0.0
+        self.held = b""
+        self.ahead: bytearray | None = None
+        self.seen = 0
+        self.id = ""
+        self.last = False
+        self.paused = False
+        self.open = False
+        self.expects = False
+        self.missing = 0
+        self.chunks: Chunks | None = None
+        self.unread = Unread()
+
+    # What the transport calls.
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take the connection in, or refuse it when there are too many."""
+        self.transport = transport
+        self.flow = FlowControl(transport)
+        self.scheme = "http"
+        # Any byte the kernel does not take at once counts as stuck: then nothing more is read from the client.
+        transport.set_write_buffer_limits(high=0)
+        self.since = monotonic()
+        desk = self.desk
+        full = len(self.connections) - desk.settings.max_connections
+        descriptor = self.descriptor = descriptor_of(transport)
+        if full > TURNED_AWAY or descriptor >= desk.fd_brink:
+            transport.abort()
+        elif full >= 0 or descriptor >= desk.fd_ceiling:
+            self.connections.add(self)
+            self.reject(RequestError("too many connections are open", code=SERVICE_OVERLOADED, retry_after=1.0))
+        else:
+            self.connections.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Take what the client has sent."""
+        held = self.held
+        if self.ahead or (len(held) > HELD and self.phase > HEAD and not self.open):
+            self.ahead = self.ahead or bytearray()
+            self.ahead += data
+            self._keep_ahead()
+        else:
+            self.held = held + data if held else data
+            self.advance()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Let go of everything."""
+        self.phase = CLOSED
+        self.held, self.ahead = b"", None
+        self.chunks = None
+        if self.paused:
+            self.desk.hangups.forget(self.descriptor)
+        super().connection_lost(exc)
+        self.desk.left()
+
+    def pause_writing(self) -> None:
+        """The client does not take its answer."""
+        self.unread.begin(self.transport, monotonic())
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        """The client has taken all of it."""
+        self.unread.since = 0.0
+        super().resume_writing()
+        if self.phase == BLOCKED:
+            self.finish()
+            self.advance()
+
+    # Requests.
+
+    def advance(self) -> None:
+        """Work through what was received, as far as the request in hand allows."""
+        left = HANDFUL
+        try:
+            while self.held or self._fetch():
+                phase = self.phase
+                if phase <= HEAD:
+                    if not left:
+                        self._wait_turn()
+                    elif self._take_head():
+                        left -= 1
+                    elif not self._fetch():
+                        break
+                elif phase >= LINGERING:
+                    self.held, self.ahead = b"", None
+                elif self.open:
+                    self._take_body()
+                else:
+                    self._keep_ahead()
+                    return
+        except Exception as exc:
+            self.fault(exc)
+        self._read_on()
+
+    def take_turn(self) -> None:
+        """Go on with what was received."""
+        if self.phase == WAITING:
+            self.phase = IDLE
+            self.advance()
+
+    def serve(self, head: Head, raw: bytes) -> None:
+        """Start on a request whose head is complete; `raw` is the head as it came."""
+        if head.length > self.desk.most_body:
+            self.refuse(too_large(self.desk.settings), head)
+            return
+        self.server = get_local_addr(self.transport)
+        self.client = get_remote_addr(self.transport)
+        self.on_message_begin()
+        self.url = head.target
+        self.headers.extend(head.fields)
+        self.expect_100_continue = head.expects
+        self.parser = cast(Any, Told(head))
+        try:
+            self.on_headers_complete()
+        except httptools.HttpParserInvalidURLError:
+            self.reject(BadRequest(f"the target {head.target[:80].decode()!r} is not a valid URL"))
+            return
+        state = self.scope["state"]
+        state["request_id"] = shown = SHOWN + self.id
+        state["shut"] = self.desk.shut
+        self.cycle.default_headers = [*self.server_state.default_headers, (b"x-request-id", shown.encode())]
+        self.cycle.keep_alive = head.keep and not self.desk.closing
+        self.phase = APP
+        if not self.expect_body(head):
+            self.on_message_complete()
+
+    def expect_body(self, head: Head) -> bool:
+        """Prepare for the body that `head` announces; False when it has none."""
+        self.open = head.length != 0
+        self.expects = head.expects
+        if head.length < 0:
+            self.chunks = Chunks(self.desk.most_body, self.desk.most_header)
+        else:
+            self.missing = head.length
+        return self.open
+
+    def reserve(self, amount: int) -> bool:
+        """Whether the connection may hold so many bytes of bodies, in all. One that may, is counted with them."""
+        return True
+
+    def take(self, content: bytes) -> None:
+        """A piece of the body; what comes when no app is waiting for it is dropped."""
+        if self.phase == APP:
+            self.on_body(content)
+
+    def complete(self) -> None:
+        """The body is complete."""
+        if self.phase == APP:
+            self.on_message_complete()
+        else:
+            self.finish()
+
+    def on_response_complete(self) -> None:
+        """The app has answered."""
+        self.server_state.total_requests += 1
+        self.flow.resume_reading()
+        if self.transport.is_closing():
+            self.phase = CLOSED
+            self.held, self.ahead = b"", None
+        elif not self.open:
+            self.finish()
+        elif self.expects or self.missing > HELD or self.chunks is not None:
+            self.linger()
+        else:
+            self._drop_body()
+        if self.phase == IDLE and self.held:  # An app's route may cost as much as a handful.
+            self._wait_turn()
+        else:
+            self.advance()
+
+    def finish(self) -> None:
+        """The answer is written: wait for the next request, or close."""
+        if self.last or self.desk.closing:
+            if self.held:
+                self.linger()
+            else:
+                self.phase = CLOSED
+                self.transport.close()
+        elif self.unread.since:
+            self.phase = BLOCKED
+        else:
+            self._rest()
+
+    # Refusals.
+
+    def refuse(self, error: RequestError, head: Head, tier: str | None = "none") -> None:
+        """Answer an error to a request whose body has not been read; keep the connection if the rest is short. It is counted
+        under a tier; None: it has been counted."""
+        if head.expects or not 0 <= head.length <= HELD:
+            self.reject(error, tier)
+            return
+        self.write_error(error.code, error.message, error.retry_after, error.reason)
+        self.desk.refused(error, tier)
+        if self.expect_body(head):
+            self._drop_body()
+        else:
+            self.finish()
+
+    def reject(self, error: RequestError, tier: str | None = "none") -> None:
+        """Answer an error after which nothing the client sends can be understood, or is wanted."""
+        self.id = self.id or self.desk.new_id()
+        self.last = True
+        self.desk.refused(error, tier)
+        if self.phase == APP:
+            cycle = self.cycle
+            cycle.disconnected = True
+            cycle.message_event.set()
+            if cycle.response_started:
+                self.phase = CLOSED
+                self.transport.abort()
+                return
+        self.write_error(error.code, error.message, error.retry_after, error.reason)
+        self.linger()
+
+    def crowd_out(self) -> None:
+        """End a connection between two requests, since its owner holds too much."""
+        self.linger()
+
+    def fault(self, exc: Exception) -> None:
+        """Answer what nobody foresaw with 500, and log it once, under the request's id."""
+        self.id = self.id or self.desk.new_id()
+        log.error("a request failed", request_id=SHOWN + self.id, exc_info=exc)
+        try:
+            if self.phase in (DROP, BLOCKED, LINGERING, CLOSED):  # The answer has been given.
+                self.phase = CLOSED
+                self.transport.close()
+            else:
+                self.reject(RequestError(UNFORESEEN, code=INTERNAL))
+        except Exception:
+            self.transport.abort()
+
+    def write_error(
+        self, code: str, message: str, retry_after: float | None = None, reason: str = "", fields: bytes = b""
+    ) -> None:
+        """Write the answer of an error, with further lines of its header."""
+        self.transport.write(
+            problem_response(
+                code,
+                message,
+                SHOWN + self.id,
+                date=self.desk.date,
+                retry_after=retry_after,
+                reason=reason,
+                close=self.last or self.desk.closing,
+                fields=fields,
+            )
+        )
+
+    def linger(self) -> None:
+        """Close for the client to see, yet read on for a moment: closing with bytes unread would reset the
+        connection and could take the answer away from a client that is still sending (RFC 9112, section 9.6)."""
+        self.phase = LINGERING
+        self.since = monotonic()
+        self.held, self.ahead = b"", None
+        self.reserve(0)
+        self.open = False
+        self.chunks = None
+        if not self.transport.is_closing():
+            self.transport.write_eof()
+            self.flow.resume_reading()
+
+    # What the door calls.
+
+    def inspect(self, now: float) -> None:
+        """End what takes too long; `now` is a monotonic instant in seconds."""
+        desk, phase, waited = self.desk, self.phase, now - self.since
+        if self.unread.since:
+            if self.unread.overdue(self.transport, now, desk.body_timeout, SLOWEST):
+                self.transport.abort()
+        elif phase == IDLE:
+            if waited > (desk.keep_alive if self.id else desk.header_timeout) or (
+                desk.shut.is_set() and waited >= GRACE
+            ):
+                self.phase = CLOSED
+                self.transport.close()
+        elif phase == HEAD:
+            if waited > desk.header_timeout:
+                self.id = ""
+                self._late("header", desk.settings.header_timeout_ms)
+        elif phase == DROP:
+            if waited > desk.body_timeout:
+                self.linger()  # without a word: the answer has been given
+        elif self.open:
+            if waited > desk.body_timeout:
+                self._late("body", desk.settings.body_timeout_ms)
+        elif phase == LINGERING and waited > LINGER:
+            self.transport.abort()
+
+    def retire(self) -> None:
+        """The door is closing: the answer in hand is the last."""
+        if self.phase == APP:
+            self.cycle.keep_alive = False
+
+    def shutdown(self) -> None:
+        """Close at once."""
+        self.transport.abort()
+
+    # Steps.
+
+    def _take_head(self) -> bool:
+        """Start on the next request, if all of its head is here."""
+        held = self.held
+        if held.startswith(b"\r"):
+            held = self.held = past_blank(held)
+            if held == b"\r":
+                self._begin_head()
+                return False
+            if not held:
+                return False
+        end = held.find(END, max(self.seen - 3, 0)) + len(END)
+        if end > self.desk.most_header or (end < len(END) and len(held) > self.desk.most_header):
+            self.id = ""
+            self.reject(too_long(self.desk.most_header))
+            return True
+        if end < len(END):
+            self._await_head(held)
+            return False
+        raw = held[:end]
+        self.held = held[end:]
+        self.reserve(0)
+        self.seen = 0
+        self.since = monotonic()
+        self.id = ""
+        try:
+            head = read_head(raw)
+        except RequestError as exc:
+            self.reject(exc)
+        else:
+            self.id = chosen_id(head) or self.desk.new_id()
+            self.last = not head.keep
+            self.serve(head, raw)
+        return True
+
+    def _await_head(self, held: bytes) -> None:
+        why = suspect(held, self.seen)
+        if why is not None:
+            self.id = ""
+            self.reject(BadRequest(why))
+            return
+        self.seen = len(held)
+        self._begin_head()
+
+    def _begin_head(self) -> None:
+        if self.phase == IDLE:
+            self.phase = HEAD
+            self.since = monotonic()
+
+    def _take_body(self) -> None:
+        held, chunks = self.held, self.chunks
+        if chunks is None:
+            content, self.held = held[: self.missing], held[self.missing :]
+            self.missing -= len(content)
+            self.open = self.missing > 0
+        else:
+            try:
+                content, self.held = chunks.feed(held)
+            except RequestError as exc:
+                self.reject(exc)
+                return
+            self.open = not chunks.done
+        if content:
+            self.take(content)
+        if not self.open:
+            self.chunks = None
+            self.complete()
+
+    def _keep_ahead(self) -> None:
+        """Keep what was sent ahead of the answer in hand, and read on, to see the client leave. Beyond what one connection may
+        hold nothing is read; beyond what its owner may hold it is thrown away, and the answer in hand is the last."""
+        ahead = len(self.held) + (len(self.ahead) if self.ahead else 0)
+        if ahead > UNCOUNTED and not self.reserve(ahead):
+            if self.phase == WAITING:
+                self.crowd_out()
+                return
+            self.held, self.ahead = self.held[:1], None  # More is to come, so the end has to linger.
+            self.last = True
+            self.retire()
+            self._read_on()
+        elif ahead > (HELD if self.phase == WAITING else self.far) and not self.paused:
+            self.paused = True
+            self.flow.pause_reading()
+            self.desk.hangups.watch(self.descriptor, self.shutdown)
+        elif ahead <= HELD:
+            self._read_on()
+
+    def _fetch(self) -> bool:
+        """Take up some of what was sent far ahead; False when there is nothing."""
+        ahead = self.ahead
+        if not ahead:
+            return False
+        self.held += bytes(ahead[:HELD])
+        del ahead[:HELD]
+        return True
+
+    def _read_on(self) -> None:
+        if self.paused:
+            self.paused = False
+            self.desk.hangups.forget(self.descriptor)
+            self.flow.resume_reading()
+
+    def _wait_turn(self) -> None:
+        self.phase = WAITING
+        self.desk.turns.wait(self)
+
+    def _drop_body(self) -> None:
+        self.reserve(0)
+        self.phase = DROP
+        self.since = monotonic()
+
+    def _rest(self) -> None:
+        self.phase = IDLE
+        self.since = monotonic()
+
+    def _late(self, what: str, milliseconds: float) -> None:
+        message = f"the {what} did not arrive within {milliseconds:g} ms ({what}_timeout_ms)"
+        self.reject(RequestError(message, code=REQUEST_TIMEOUT))

@@ -1,0 +1,251 @@
+"""What all connections of one door share: limits, templates, counters, and whether the door is closing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from email.utils import formatdate
+from typing import Protocol
+
+import structlog
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn import Config
+from uvicorn.server import ServerState
+
+from headway.config import Settings
+from headway.errors import INTERNAL, RequestError
+from headway.gateway.limiter import Limiter
+from headway.gateway.pending import ReplySink
+from headway.http.error_responses import UNFORESEEN, refusal
+from headway.http.inference.codecs import native
+from headway.http.rate_limit_headers import RateLimitHeaders
+from headway.http.server.hangups import Hangups
+from headway.http.server.quotas import Quotas
+from headway.http.server.turns import Turns
+from headway.identity.anonymous import AnonymousIdentity
+from headway.model import Entry, Failure, Limit, Principal
+from headway.ports import Broker, Identity
+from headway.runtime.counters import Counters
+
+log = structlog.get_logger(__name__)
+
+NewId = Callable[[], str]
+"""Makes the text of a fresh UUIDv7."""
+
+LINGER = 1.0
+"""Seconds for which a refused client may go on sending before it is cut off."""
+
+GRACE = 1.0
+"""Seconds of silence after which a closing door leaves an idle client."""
+
+SPARE = 32
+"""File descriptors kept from clients: the first half for refusing them, the second for workers, files and operators."""
+
+SLOWEST = 16_384
+"""Bytes per second at which a client has to take its answer."""
+
+
+class Intake(Protocol):
+    """What a door needs of the gateway.
+
+    Attributes:
+        limiter: refuses by rate.
+        broker: where requests that come now go.
+    """
+
+    limiter: Limiter
+    broker: Broker
+
+    def counted(self, limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
+        """Limits as they are counted now."""
+        ...
+
+    def submit(
+        self,
+        waiter: ReplySink,
+        caller: Principal,
+        id: str,
+        model: str,
+        input: str,
+        parameters: bytes,
+        tier: int,
+        timeout: float,
+        key: str = "",
+        admitted: Callable[[], None] | None = None,
+        fresh: bool = False,
+        chosen: bool = False,
+        origin: str | None = None,
+    ) -> None:
+        """Take a request; `waiter` gets its reply. See `headway.gateway.gateway.Gateway.submit`."""
+        ...
+
+    def detach(self, tenant: str, id: str) -> None:
+        """Nobody waits for a task any more; it goes on."""
+        ...
+
+    def abandon(self, waiter: ReplySink, tenant: str, id: str) -> None:
+        """Forget a request whose client has left."""
+        ...
+
+    def note_refusal(self, caller: Principal, entry: Entry, failure: Failure) -> None:
+        """Count and record a request that the door has refused for its caller's limits."""
+        ...
+
+
+class _Shelter:
+    """Keeps an app's faults from uvicorn: each is one line of the log, under the request's id, and its client gets an answer
+    unless a part of one has been sent."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    # uvicorn calls what it serves without arguments, to see whether it makes an app; mutmut's stand-in would take that.
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # pragma: no mutate block
+        begun = complete = False
+
+        async def watched(message: Message) -> None:
+            nonlocal begun, complete
+            begun = True
+            await send(message)
+            complete = message["type"] == "http.response.body" and not message.get("more_body", False)
+
+        try:
+            await self._app(scope, receive, watched)
+        except ClientDisconnect:
+            return
+        except Exception:
+            if begun and not complete:
+                raise  # uvicorn logs it, and cuts the connection.
+            id = scope["state"]["request_id"]
+            log.exception("a route failed", request_id=id, method=scope["method"], path=scope["path"])
+            if not begun:
+                await refusal(id, INTERNAL, UNFORESEEN)(scope, receive, send)
+
+
+class ConnectionContext:
+    """The shared side of a door's connections.
+
+    Arguments:
+        app: the ASGI app behind the ordinary routes.
+        settings: limits and times.
+        new_id: makes request ids.
+        counters: refusals at the door are counted here.
+
+    Attributes:
+        hangups: tells of clients that leave while nothing is read from them.
+        turns: the line of those who have sent many requests at once.
+        closing: every answer is its connection's last.
+        shut: the port has closed, too: who is idle is left, and who only waits for news is answered.
+        spare: file descriptors that its connections leave to others.
+        fd_ceiling: first descriptor number at which a connection is refused.
+        fd_brink: first descriptor number at which it is cut off without an answer.
+    """
+
+    spare = 8
+
+    def __init__(self, app: ASGIApp, settings: Settings, new_id: NewId, counters: Counters) -> None:
+        self.settings = settings
+        self.new_id = new_id
+        self.counters = counters
+        self.most_header = settings.max_header_bytes
+        self.most_body = settings.max_body_bytes
+        self.header_timeout = settings.header_timeout_ms / 1000
+        self.body_timeout = settings.body_timeout_ms / 1000
+        self.keep_alive = settings.keep_alive_ms / 1000
+        self.closing = False
+        self.shut = asyncio.Event()
+        self.date = b""
+        self.fd_ceiling = self.fd_brink = 1 << 30
+        self.loop = asyncio.get_running_loop()
+        self.hangups = Hangups(self.loop)
+        self.turns = Turns(self.loop)
+        self._left = asyncio.Event()
+        self.state = ServerState()
+        self.config = Config(
+            _Shelter(app),
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+        )
+        self.config.load()
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Bring the Date header up to date; the door calls it now and then."""
+        date = formatdate(usegmt=True).encode()
+        if date != self.date:
+            self.date = date
+            self.state.default_headers = [(b"date", date)]
+
+    def retire(self) -> None:
+        """From now on every answer is its connection's last."""
+        self.closing = True
+
+    def close(self) -> None:
+        """The port closes: what is idle goes as well."""
+        self.retire()
+        self.shut.set()
+
+    def left(self) -> None:
+        """A connection has ended."""
+        if not self.state.connections:
+            self._left.set()
+
+    async def emptied(self) -> None:
+        """Return as soon as no connection is left."""
+        while self.state.connections:
+            self._left.clear()
+            await self._left.wait()
+
+    def refused(self, error: RequestError, tier: str | None) -> None:
+        """Count a refusal under a tier; None: a gateway has counted it."""
+        if tier is not None:
+            self.counters.refusals[error.reason or error.code.lower(), tier] += 1
+
+
+class InferenceContext(ConnectionContext):
+    """A desk with hot routes.
+
+    Arguments:
+        app: the ASGI app behind the ordinary routes.
+        settings: limits and times.
+        new_id: makes request ids.
+        counters: refusals at the door are counted here.
+        intake: the gateway.
+        identity: says who asks.
+    """
+
+    spare = SPARE
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        settings: Settings,
+        new_id: NewId,
+        counters: Counters,
+        intake: Intake,
+        identity: Identity,
+    ) -> None:
+        self.opening = b""
+        super().__init__(app, settings, new_id, counters)
+        self.intake = intake
+        self.submit = intake.submit
+        self.identify = identity.identify
+        self.anonymous = isinstance(identity, AnonymousIdentity)
+        self.shapes = {shape.path.encode(): shape for shape in native(settings)}
+        self.allowances = RateLimitHeaders(intake)
+        self.quotas = Quotas(settings)
+        self.model = settings.model
+        self.version = settings.model_version
+        self.tiers = settings.tier_names
+
+    def refresh(self) -> None:
+        """Bring the Date header up to date, also in the prepared beginning of an answer."""
+        super().refresh()
+        self.opening = b"HTTP/1.1 200 OK\r\ndate: %b\r\ncontent-type: application/json\r\nx-request-id: " % self.date

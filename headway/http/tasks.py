@@ -1,0 +1,161 @@
+"""What becomes of a task: `/v1/result/{task_id}`, to ask for it, to wait for it, and to forget it.
+
+A tenant sees its own tasks. Of all others, those that never were, those that are forgotten, and those of other tenants,
+it hears the same: 404. That takes one look at the broker, by tenant and id together, whichever it is.
+
+A wait ends with the outcome, its time, the client's departure, or this process's shutdown. Nothing here counts towards
+a limit of requests: the outcome was paid for when it was asked for. But each poll costs the broker a call or two, so a caller
+may only ask so often (`Limiter.poll`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+import msgspec
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from headway.core import failures
+from headway.errors import INTERNAL, BadRequest, BrokerUnavailable, NotFound, RequestError
+from headway.gateway.gateway import Gateway
+from headway.http.authentication import Guard
+from headway.http.error_responses import refusal
+from headway.http.inference.codecs import Problem, escaped, no_text, problem
+from headway.http.inference.request_options import SHOWN
+from headway.http.rate_limit_headers import RateLimitHeaders
+from headway.model import EntryState, Failure, Principal, Reply
+from headway.ports import Identity
+
+PATH = "/v1/result"
+"""What stands before the id of a task."""
+
+LONGEST_WAIT = 60.0
+"""Most seconds that one request waits for an outcome."""
+
+_ID = re.compile(r"(?:req_)?([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})")
+_WAIT = re.compile(r"[0-9]+(?:\.[0-9]+)?")
+
+
+class Result(msgspec.Struct, gc=False, omit_defaults=True):
+    """A task: where it stands, its output if there is one, or why there is none."""
+
+    task_id: str
+    status: str
+    output: str | None = None
+    error: Problem | None = None
+
+
+def routes(gateway: Gateway, identity: Identity) -> list[Route]:
+    """The route, for those whom `identity` knows."""
+    tasks = _Tasks(gateway)
+    guard = Middleware(Guard, identity, gateway.counters)
+    return [Route(f"{PATH}/{{task_id}}", tasks.answer, methods=["GET", "DELETE"], middleware=[guard])]
+
+
+class _Tasks:
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._allowances = RateLimitHeaders(gateway)
+
+    async def answer(self, request: Request) -> Response:
+        caller = request.state.caller
+        found = _ID.fullmatch(request.path_params["task_id"])
+        wait = _wait(request)
+        over = self._gateway.limiter.poll(caller.limits)
+        if over is not None:
+            self._gateway.counters.refusals[over.reason, self._gateway.settings.tier_names[caller.tier]] += 1
+            return self._told(
+                caller, refusal(request.state.request_id, over.code, over.message, over.retry_after, over.reason)
+            )
+        try:
+            if found is None:
+                raise NotFound(failures.no_task().message)
+            id = found[1].lower()
+            if request.method == "DELETE":
+                response = await self._forget(caller.tenant, id)
+            else:
+                response = await self._tell(request, caller.tenant, id, wait)
+        except RequestError as exc:
+            response = refusal(request.state.request_id, exc.code, exc.message, exc.retry_after)
+        except BrokerUnavailable:
+            failure = self._gateway.out_of_reach()
+            shown = request.state.request_id
+            response = refusal(shown, failure.code, failure.message, failure.retry_after, failure.reason)
+        return self._told(caller, response)
+
+    def _told(self, caller: Principal, response: Response) -> Response:
+        """The response with what its caller is told of its limits."""
+        response.headers.update(self._allowances.fields(caller.limits))
+        response.headers["cache-control"] = "no-store"
+        return response
+
+    async def _tell(self, request: Request, tenant: str, id: str, wait: float) -> Response:
+        gateway = self._gateway
+        known = await gateway.outcome(tenant, id)
+        if isinstance(known, EntryState) and wait > 0.0:
+            known = await self._follow(request, tenant, id, wait) or await gateway.outcome(tenant, id)
+        if known is None:
+            raise NotFound(failures.no_task().message)
+        if isinstance(known, EntryState):
+            return _as_json(Result(SHOWN + id, "PENDING"), {"retry-after": "1"})
+        response = _outcome(known, id)
+        if not gateway.broker.kept.keeps(
+            known
+        ):  # It came to who waited for it; who asks next hears that it was too large.
+            response.headers["x-headway-kept"] = "no"
+        return response
+
+    async def _follow(self, request: Request, tenant: str, id: str, wait: float) -> Reply | None:
+        """The outcome, if it comes before the wait has to end."""
+        following = asyncio.ensure_future(self._gateway.follow(tenant, id, wait))
+        ends = [following, asyncio.ensure_future(_left(request)), asyncio.ensure_future(request.state.shut.wait())]
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            return following.result() if following.done() else None
+        finally:
+            for end in ends:
+                end.cancel()
+            await asyncio.gather(*ends, return_exceptions=True)
+
+    async def _forget(self, tenant: str, id: str) -> Response:
+        if await self._gateway.outcome(tenant, id) is None:
+            raise NotFound(failures.no_task().message)
+        await self._gateway.cancel(tenant, id)
+        return Response(status_code=204)
+
+
+async def _left(request: Request) -> None:
+    """Return when the client has."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _wait(request: Request) -> float:
+    """Seconds that the client wants to wait, as far as it may."""
+    values = request.query_params.getlist("wait")
+    if not values:
+        return 0.0
+    if len(values) > 1 or _WAIT.fullmatch(values[0]) is None:
+        raise BadRequest(f"wait is {values[0][:60]!r}; expected one number of seconds, for example ?wait=20")
+    return min(float(values[0]), LONGEST_WAIT)
+
+
+def _outcome(reply: Reply, id: str) -> Response:
+    shown = SHOWN + id
+    if reply.output is not None:
+        try:
+            return _as_json(Result(shown, "SUCCESS", reply.output))
+        except UnicodeEncodeError:
+            failure = no_text()
+    else:
+        failure = reply.failure or Failure(INTERNAL, "the reply is neither an output nor a failure")
+    document = problem(failure.code, escaped(failure.message), shown, failure.retry_after)
+    return _as_json(Result(shown, "FAILED", error=document))
+
+
+def _as_json(result: Result, fields: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(result), 200, fields, "application/json")

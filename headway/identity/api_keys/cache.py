@@ -1,0 +1,369 @@
+"""The callers of a store of API keys, held in memory: who asks is told without asking the store.
+
+    store ──changes, each second──▶ ring ◀──identify── each request
+          ──all keys, in bites───▶
+
+A key that is added or revoked is known after the next beat; one that expires ends at its instant. While the store is away
+the ring serves on with what it last heard. Once the store is found damaged nobody is let in, as nobody knows what was revoked.
+
+The changes come first, and never wait for the other reading. That one begins anew at once when the store turns out to have another
+history than before, as after a failover that lost the last changes, and else now and then, for what a store cannot tell: a row
+removed by hand. Ended keys are not held; the store gets rid of them after `keys_retention_days`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from hashlib import blake2b
+from hmac import compare_digest
+from math import inf
+from typing import TypeVar
+
+import structlog
+
+from headway.config import Settings
+from headway.errors import SERVICE_OVERLOADED, RequestError, StoreCorrupted, StoreUnavailable
+from headway.identity.api_keys.credential import digest, parse
+from headway.identity.api_keys.table import SHARDS, KeyTable, Rights, unpack
+from headway.identity.principals import make_caller
+from headway.model import ApiKey, Principal
+from headway.ports import KeyMark, KeyStore
+from headway.runtime.counters import Counters
+from headway.runtime.periodic import Periodic
+from headway.runtime.supervisor import Supervisor
+
+T = TypeVar("T")
+
+log = structlog.get_logger(__name__)
+
+ANSWER_WITHIN = 2.0
+"""Seconds for which a call waits for the store."""
+BITE = 500
+"""Keys that are read at once: some milliseconds of the event loop."""
+OPEN_BITE = 4 * BITE
+"""Keys that are read at once before anybody is served."""
+SEEN = 10_000
+"""Good keys that are remembered as they came, so that they need not be taken apart again."""
+AFRESH_EVERY = 60.0
+"""Seconds from one reading of all keys to the next."""
+BITE_PAUSE = 0.25
+"""Seconds between two bites of that, where there is no hurry."""
+TRY_AGAIN = 1.0
+"""Seconds until a bite that failed is tried again."""
+ENDED_SHARE = SHARDS // 64
+"""Part of the table that each beat looks through for ended keys: all of it once a minute."""
+RETIRE_EVERY = 600.0
+"""Seconds between two removals of long ended keys from the store."""
+RETIRE_BITE = 1000
+RETRY_AFTER = 5.0
+"""Seconds after which to ask again who is told that keys cannot be checked."""
+TIERS_TOLD = 100
+"""Most keys of tiers that there are not that the log names."""
+_DAY = 86_400.0
+_DAMAGED = "API keys cannot be checked, as the place where they are kept is damaged"
+
+
+@dataclass(slots=True, eq=False)
+class _Good:
+    """A key as it came: its id, what is kept of it, its caller and its end; and the table's changes up to which that holds."""
+
+    id: str
+    kept: bytes
+    caller: Principal | None
+    ends: float
+    upto: int
+
+
+class _Reading:
+    """A reading of all keys.
+
+    Attributes:
+        hurry: it is waited for.
+        upto: the last change that was read.
+        newer: ids of keys that changed meanwhile; what a bite says of them may be older.
+    """
+
+    def __init__(self, hurry: bool) -> None:
+        self.hurry = hurry
+        self.upto = 0
+        self.newer: set[str] = set()
+
+
+class ApiKeyCache:
+    """The Identity of API keys, and a `lifecycle.Resource`.
+
+    Arguments:
+        store: where the keys are.
+        settings: for tiers and rates, and for the time for which ended keys are kept.
+        counters: is told how old the keys are that are gone by.
+        clock: monotonic seconds.
+        wall: Unix time, by which keys expire.
+    """
+
+    def __init__(
+        self,
+        store: KeyStore,
+        settings: Settings,
+        counters: Counters,
+        clock: Callable[[], float],
+        wall: Callable[[], float],
+    ) -> None:
+        self._store = store
+        self._settings = settings
+        self._counters = counters
+        self._clock = clock
+        self._wall = wall
+        self._table = KeyTable()
+        self._nobody = Rights(os.urandom(32), "", "", "", (), None, None)
+        self._seen: dict[bytes, _Good] = {}
+        """Good keys that came of late, by the BLAKE2b digest of what they came in."""
+        self._turn = asyncio.Lock()
+        """Of those who ask for changes: one that came late must not undo what another has heard."""
+        self._upto = KeyMark()
+        self._fresh: float | None = None
+        """Instant at which everything was last known."""
+        self._reading: _Reading | None = None
+        self._hurry = asyncio.Event()
+        self._looked = -inf
+        """The wall clock at the last beat."""
+        self._reached = self._whole = self._damaged = False
+        self._misfits: set[str] = set()
+        """Keys that the log has named for their tiers."""
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    async def open(self) -> None:
+        """Reach the store and read all keys.
+
+        Raises:
+            StoreUnavailable: it does not answer.
+            SettingError: it will not do.
+        """
+        if not self._reached:
+            await self._store.open()
+            self._reached = True
+        await self._begin_anew()
+        while self._reading is not None:
+            await self._read_on(self._reading, OPEN_BITE)
+        await self.refresh()
+
+    def start(self, supervisor: Supervisor) -> None:
+        """Ask the store for changes each second from now on, and for all keys now and then."""
+        Periodic("keys", self.refresh, self._clock, "store of keys").start(supervisor)
+        supervisor.start("keys, all of them", self._read_all_on)
+        if self._settings.keys_retention_days:
+            supervisor.start("ended keys", self._retire_on)
+
+    async def close(self) -> None:
+        """Let go of the store; the keys are known on."""
+        await self._store.close()
+
+    # Who asks.
+
+    def identify(self, authorization: bytes) -> Principal | None:
+        """The caller whose key this `Authorization` header carries (`Bearer KEY`); None for any other.
+
+        Raises:
+            RequestError: the store of keys is damaged: who has a key cannot be told.
+        """
+        if self._damaged:
+            raise RequestError(_DAMAGED, code=SERVICE_OVERLOADED, retry_after=RETRY_AFTER)
+        came = blake2b(authorization).digest()
+        good = self._seen.get(came)
+        if good is None or (good.upto != self._table.changes and not self._holds(good)):
+            good = self._look_up(authorization)
+            if good is None:
+                return None
+            if len(self._seen) >= SEEN:
+                self._seen.clear()
+            self._seen[came] = good
+        return good.caller if self._wall() < good.ends else None
+
+    def _holds(self, good: _Good) -> bool:
+        """Whether nothing has been heard of a key since it came."""
+        if self._table.find(good.id) is not good.kept:
+            return False
+        good.upto = self._table.changes
+        return True
+
+    def _look_up(self, authorization: bytes) -> _Good | None:
+        if authorization[:7].lower() != b"bearer ":
+            return None
+        found = parse(authorization[7:].strip())
+        if found is None:
+            return None
+        id, secret = found
+        # An unknown id costs the same: the time it takes must not tell which ids there are.
+        kept = self._table.find(id)
+        ends, rights = (inf, self._nobody) if kept is None else unpack(kept)
+        if not compare_digest(digest(secret), rights.digest) or kept is None:
+            return None
+        return _Good(id, kept, self._caller(id, rights), ends, self._table.changes)
+
+    def _caller(self, id: str, rights: Rights) -> Principal | None:
+        if rights.tier not in self._settings.tier_names:
+            return None
+        return make_caller(
+            self._settings,
+            rights.user,
+            rights.tenant,
+            rights.tier,
+            key=id,
+            rate=rights.rate,
+            burst=rights.burst,
+            models=rights.models,
+        )
+
+    # What has changed.
+
+    @property
+    def rereads(self) -> str:
+        """See Rereadable."""
+        return "keys"
+
+    async def reread(self) -> None:
+        """Hear of what has changed, and have all keys read again from now on. Raises StoreUnavailable."""
+        await self.refresh()
+        self._begin(hurry=True)
+
+    async def refresh(self) -> None:
+        """Hear of what has changed.
+
+        Raises:
+            StoreUnavailable: the store does not answer.
+        """
+        async with self._turn:
+            await self._refresh()
+
+    async def _refresh(self) -> None:
+        began = self._clock()
+        if self._fresh is not None:
+            self._counters.keys_age = began - self._fresh
+        self._forget_ended()
+        more = True
+        while more:
+            found = await self._asked(self._store.changes(self._upto, BITE))
+            if found is None:
+                log.warning("the store of keys has another history than before; all keys are read again")
+                await self._begin_anew()
+                break
+            for key in found.keys:
+                self._learn(key)
+                if self._reading is not None:
+                    self._reading.newer.add(key.id)
+            self._upto, more = found.upto, found.more
+        if self._whole:
+            self._fresh = began
+            self._counters.keys_age = self._clock() - began
+
+    def _learn(self, key: ApiKey) -> None:
+        now = self._wall()
+        self._table.put(key, now)
+        if key.tier in self._settings.tier_names or key.id in self._misfits or len(self._misfits) >= TIERS_TOLD:
+            return
+        if key.expires_at is None or key.expires_at > now:
+            self._misfits.add(key.id)
+            log.error("a key has a tier that there is not; it is refused", key=key.id, tier=key.tier)
+
+    def _forget_ended(self) -> None:
+        now = self._wall()
+        if now < self._looked - 1.0:  # Some may have ended by a clock that was wrong.
+            self._begin(hurry=True)
+        self._looked = now
+        self._table.drop_ended(now, ENDED_SHARE)
+
+    async def _asked(self, call: Awaitable[T]) -> T:
+        """What the store says.
+
+        Raises:
+            StoreUnavailable: it does not answer in time.
+        """
+        try:
+            async with asyncio.timeout(ANSWER_WITHIN):
+                return await call
+        except TimeoutError:
+            raise StoreUnavailable(f"the store of keys does not answer within {ANSWER_WITHIN:g} s") from None
+        except StoreCorrupted:
+            self._damaged, self._whole = True, False
+            self._begin(hurry=True)
+            raise
+
+    # All keys.
+
+    async def _begin_anew(self) -> None:
+        """Take nothing for known any more. Changes are asked for from here on; all before them are read."""
+        self._whole = False
+        self._upto = await self._asked(self._store.latest())
+        self._begin(hurry=True)
+
+    def _begin(self, *, hurry: bool) -> None:
+        self._reading = _Reading(hurry)
+        self._table.begin_round()
+        if hurry:
+            self._hurry.set()
+
+    async def _read_on(self, reading: _Reading, limit: int = BITE) -> None:
+        """Read a bite, and end the reading with the last one."""
+        found = await self._asked(self._store.changes(KeyMark(reading.upto), limit))
+        if found is None or reading is not self._reading:
+            return
+        for key in found.keys:
+            if key.id not in reading.newer:
+                self._learn(key)
+        reading.upto = found.upto.revision
+        if found.more:
+            return
+        for _ in self._table.end_round():
+            await asyncio.sleep(0)
+        if reading is self._reading:
+            self._reading = None
+            self._whole, self._damaged = True, False
+
+    async def _read_all_on(self) -> None:
+        failed = 0
+        while True:
+            if self._reading is None:
+                await self._wait_for_turn()
+            reading = self._reading
+            if reading is None:
+                continue
+            try:
+                await self._read_on(reading)
+                pause, failed = 0.0 if reading.hurry else BITE_PAUSE, 0
+            except StoreUnavailable as exc:
+                pause, failed = TRY_AGAIN, failed + 1
+                if failed == 3 and self._whole:
+                    log.warning("not all keys can be read again; their changes are", error=str(exc))
+            await asyncio.sleep(pause)
+
+    async def _wait_for_turn(self) -> None:
+        """Return when all keys are to be read."""
+        try:
+            async with asyncio.timeout(AFRESH_EVERY):
+                await self._hurry.wait()
+        except TimeoutError:
+            if self._reading is None:
+                self._begin(hurry=False)
+        self._hurry.clear()
+
+    async def _retire_on(self) -> None:
+        told = False
+        while True:
+            await asyncio.sleep(RETIRE_EVERY)
+            try:
+                await self._retire()
+            except StoreUnavailable as exc:
+                if not told:  # Where a service may only read, headway keys removes them.
+                    log.info("ended keys stay in their store", error=str(exc))
+                told = True
+
+    async def _retire(self) -> None:
+        before = self._wall() - self._settings.keys_retention_days * _DAY
+        removed = RETIRE_BITE
+        while removed == RETIRE_BITE:
+            removed = await self._store.remove_ended(before, RETIRE_BITE)
+            await asyncio.sleep(BITE_PAUSE)

@@ -1,0 +1,327 @@
+"""API keys in a TOML file, for set-ups without a database.
+
+    [[keys]]
+    id = "4hT9bLq2XwZ0"      # the part of the key's text after hw_live_
+    sha256 = "9f86d081…"     # hex digest of its secret
+    user = "alice"
+    tenant = "acme"
+    tier = "paid"
+    models = ["minilm"]      # the only models it may ask; left out: all
+    rate = 1000              # requests a minute of this key; left out: it counts towards its user's limit; 0: no limit
+    burst = 50               # requests at once; left out: ten seconds' worth of the rate
+    created_at = 2026-11-01T12:00:00Z
+    expires_at = 2027-02-01T12:00:00Z
+    replaces = "…"           # id of the key that it was made to replace
+
+All from `models` on may be left out. The file may be written by hand or by `headway keys`, which writes it anew as a whole:
+comments in it are lost then. Readers never see half of it, since the new file takes the place of the old one; writers
+take turns by a lock on its folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import tempfile
+import threading
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from headway.core.rotation import check_new
+from headway.errors import SettingError, StoreUnavailable
+from headway.identity.api_keys.credential import is_id
+from headway.model import ApiKey
+from headway.ports import KeyChanges, KeyMark
+from headway.runtime.folder_lock import locked
+
+_DIGEST = re.compile(r"[0-9a-fA-F]{64}")
+_MEND = "A key has id, sha256, user, tenant and tier, and may have models, rate, burst, created_at, expires_at and replaces."
+
+_Stamp = tuple[int, int, int]
+
+
+class _Row(msgspec.Struct, forbid_unknown_fields=True):
+    id: str
+    sha256: str
+    user: str
+    tenant: str
+    tier: str
+    models: tuple[str, ...] = ()
+    rate: float | None = None
+    burst: float | None = None
+    created_at: float | datetime = 0.0
+    expires_at: float | datetime | None = None
+    replaces: str = ""
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    keys: list[dict[str, object]] = []
+
+
+class KeysFile:
+    """See `headway.ports.KeyStore`. A key that is taken out of the file by hand has expired.
+
+    Arguments:
+        path: the file.
+        create: whether it may be missing until the first key is added.
+    """
+
+    def __init__(self, path: Path, *, create: bool = False) -> None:
+        self._path = path
+        self._create = create
+        self._stamp: _Stamp | None = None
+        self._known: dict[str, ApiKey] = {}
+        self._changed: dict[str, int] = {}
+        self._revision = 0
+        self._turn = threading.Lock()
+        """Of threads that look whether the file has changed."""
+
+    async def open(self) -> None:
+        """Read the file.
+
+        Raises:
+            SettingError: it cannot be read, or one of its keys is wrong; names the key by its position.
+        """
+        await asyncio.to_thread(self._read, self._create)
+
+    async def add(self, key: ApiKey) -> None:
+        """See KeyStore."""
+
+        def change(keys: dict[str, ApiKey]) -> bool:
+            check_new(key, keys.values())
+            keys[key.id] = key
+            return True
+
+        await self._change(change)
+
+    async def get(self, id: str) -> ApiKey | None:
+        """See KeyStore."""
+        return (await self._load()).get(id)
+
+    async def expire(self, id: str, at: float) -> bool:
+        """See KeyStore."""
+
+        def change(keys: dict[str, ApiKey]) -> bool:
+            if id not in keys:
+                return False
+            end = keys[id].expires_at
+            keys[id] = msgspec.structs.replace(keys[id], expires_at=at if end is None else min(at, end))
+            return True
+
+        return await self._change(change)
+
+    async def keys(self) -> Sequence[ApiKey]:
+        """See KeyStore."""
+        return _in_order((await self._load()).values())
+
+    async def changes(self, since: KeyMark, limit: int) -> KeyChanges | None:
+        """See KeyStore. Revisions count from when this object was made."""
+        return await asyncio.to_thread(self._changes, since, limit)
+
+    async def latest(self) -> KeyMark:
+        """See KeyStore."""
+        return (await asyncio.to_thread(self._changes, KeyMark(), 0)).upto
+
+    async def remove_ended(self, before: float, limit: int) -> int:
+        """Nothing is removed: the file is its owner's, who may have written comments into it."""
+        return 0
+
+    async def close(self) -> None:
+        """Nothing is held open."""
+
+    def _look(self) -> _Stamp | None:
+        """What changes with every change of the file; None when it cannot be seen."""
+        try:
+            found = self._path.stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns, found.st_size
+
+    def _changes(self, since: KeyMark, limit: int) -> KeyChanges:
+        """What is new since a change; the last change of all if the limit is 0."""
+        with self._turn:
+            stamp = self._look()
+            if stamp is None or stamp != self._stamp:
+                self._note(stamp, self._read_in_use())
+            later = [id for id, revision in self._changed.items() if revision > since.revision]
+            told = later[:limit] if limit else later
+            keys = [self._known[id] for id in told]
+            upto = KeyMark(self._changed[told[-1]]) if told else since
+            return KeyChanges(keys, upto, bool(limit) and len(told) == limit)
+
+    def _note(self, stamp: _Stamp | None, keys: Mapping[str, ApiKey]) -> None:
+        """Remember what the file says now, and what of it is new."""
+        gone = {
+            id: msgspec.structs.replace(key, expires_at=0.0)
+            for id, key in self._known.items()
+            if id not in keys and key.expires_at != 0.0
+        }
+        changed = [key for key in _in_order(keys.values()) if self._known.get(key.id) != key]
+        for key in (*changed, *gone.values()):
+            self._revision += 1
+            self._known[key.id] = key
+            self._changed.pop(key.id, None)  # So that they are in the order of their revisions.
+            self._changed[key.id] = self._revision
+        self._stamp = stamp
+
+    async def _load(self) -> dict[str, ApiKey]:
+        return await asyncio.to_thread(self._read_in_use)
+
+    def _read_in_use(self) -> dict[str, ApiKey]:
+        """The keys in the file. One that has become wrong while it is in use is like a store that does not answer."""
+        try:
+            return self._read(self._create)
+        except SettingError as exc:
+            raise StoreUnavailable(str(exc)) from exc
+
+    def _read(self, missing_is_empty: bool) -> dict[str, ApiKey]:
+        if missing_is_empty and not self._path.exists():
+            return {}
+        return _parsed(self._path)
+
+    async def _change(self, change: Callable[[dict[str, ApiKey]], bool]) -> bool:
+        try:
+            return await asyncio.to_thread(self._change_now, change)
+        except SettingError as exc:
+            raise StoreUnavailable(str(exc)) from exc
+        except OSError as exc:
+            raise StoreUnavailable(f"{self._path} cannot be written: {exc.strerror}") from exc
+
+    def _change_now(self, change: Callable[[dict[str, ApiKey]], bool]) -> bool:
+        path = self._path.resolve()
+        with locked(path.parent):
+            keys = self._read(True)
+            done = change(keys)
+            if done:
+                _replace(path, _written(_in_order(keys.values())))
+            return done
+
+
+def _in_order(keys: Iterable[ApiKey]) -> list[ApiKey]:
+    return sorted(keys, key=lambda key: (key.created_at, key.id))
+
+
+def _replace(path: Path, text: str) -> None:
+    """Put `text` in the place of a file at once. A new one is for its owner alone; another keeps its permissions."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            if path.exists():
+                os.fchmod(file.fileno(), path.stat().st_mode & 0o777)
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _written(keys: Sequence[ApiKey]) -> str:
+    parts = ["# API keys: digests of their secrets, and whose they are. Written by `headway keys`.\n"]
+    for key in keys:
+        fields: dict[str, str | None] = {
+            "id": _text(key.id),
+            "sha256": _text(key.digest.hex()),
+            "user": _text(key.user),
+            "tenant": _text(key.tenant),
+            "tier": _text(key.tier),
+            "models": f"[{', '.join(map(_text, key.models))}]" if key.models else None,
+            "rate": None if key.rate is None else repr(key.rate),
+            "burst": None if key.burst is None else repr(key.burst),
+            "created_at": _instant(key.created_at),
+            "expires_at": None if key.expires_at is None else _instant(key.expires_at),
+            "replaces": _text(key.replaces) if key.replaces else None,
+        }
+        lines = [f"{name} = {value}\n" for name, value in fields.items() if value is not None]
+        parts.append("".join(["[[keys]]\n", *lines]))
+    return "\n".join(parts)
+
+
+def _text(text: str) -> str:
+    return msgspec.json.encode(text).decode()  # What JSON escapes, TOML reads the same.
+
+
+def _instant(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
+
+
+def _parsed(path: Path) -> dict[str, ApiKey]:
+    keys: dict[str, ApiKey] = {}
+    positions: dict[str, int] = {}
+    for position, row in enumerate(_rows(path), start=1):
+        where = f"{path}: keys[{position}]"
+        key = _key(where, row)
+        if key.id in keys:
+            reason = f"is the same as of keys[{positions[key.id]}]"
+            raise SettingError(f"{where}.id", key.id, reason, "Remove one of them.")
+        keys[key.id], positions[key.id] = key, position
+    return keys
+
+
+def _rows(path: Path) -> list[dict[str, object]]:
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        return msgspec.convert(table, _File).keys
+    except OSError as exc:
+        hint = "Name a readable file; headway keys create makes one."
+        raise SettingError("keys", str(path), f"cannot be read: {exc.strerror}", hint) from exc
+    except msgspec.ValidationError as exc:
+        raise SettingError("keys", str(path), str(exc), "Write every key as a table [[keys]].") from exc
+    except (ValueError, RecursionError) as exc:  # No TOML, no UTF-8, or a number of thousands of digits.
+        raise SettingError("keys", str(path), f"is not valid TOML: {exc}", "Mend the file.") from exc
+
+
+def _key(where: str, row: dict[str, object]) -> ApiKey:
+    try:
+        found = msgspec.convert(row, _Row)
+    except msgspec.ValidationError as exc:
+        # Whatever stands in a wrong place may be a key, pasted by mistake: only names are shown.
+        raise SettingError(where, sorted(row), str(exc), _MEND) from None
+    if not is_id(found.id):
+        reason, hint = "is not 12 letters and digits", "Write what stands between hw_live_ and the next _ in the key."
+        raise SettingError(f"{where}.id", "…", reason, hint)
+    if _DIGEST.fullmatch(found.sha256) is None:
+        hint = "Let headway keys create make the key, and write down its digest."
+        raise SettingError(f"{where}.sha256", "…", "is not 64 hexadecimal digits", hint)
+    for name in ("user", "tenant", "tier"):
+        text = getattr(found, name)
+        if not text or len(text) > 128 or not text.isprintable():
+            raise SettingError(f"{where}.{name}", text, "must be 1 to 128 printable characters", "Choose another name.")
+    for name in ("rate", "burst"):
+        number = getattr(found, name)
+        if number is not None and not 0 <= number <= 1e9:
+            raise SettingError(f"{where}.{name}", number, "must lie between 0 and 1e9", "Choose a value in that range.")
+    for model in found.models:
+        if not model or len(model) > 128 or not model.isprintable():
+            raise SettingError(f"{where}.models", model, "must be names of models", 'For example ["minilm"].')
+    return ApiKey(
+        id=found.id,
+        digest=bytes.fromhex(found.sha256),
+        user=found.user,
+        tenant=found.tenant,
+        tier=found.tier,
+        models=found.models,
+        rate=found.rate,
+        burst=found.burst,
+        created_at=_seconds(where, "created_at", found.created_at),
+        expires_at=None if found.expires_at is None else _seconds(where, "expires_at", found.expires_at),
+        replaces=found.replaces,
+    )
+
+
+def _seconds(where: str, name: str, value: float | datetime) -> float:
+    """An instant as Unix time."""
+    if isinstance(value, datetime):
+        if value.tzinfo is None:
+            hint = "Say in which time zone, for example 2027-02-01T12:00:00Z."
+            raise SettingError(f"{where}.{name}", str(value), "has no time zone", hint)
+        return value.timestamp()
+    if not 0 <= value <= 2e11:
+        raise SettingError(f"{where}.{name}", value, "is no Unix time", "For example 2027-02-01T12:00:00Z.")
+    return value

@@ -1,0 +1,45 @@
+"""The nouns: plain data that travels between the parts.
+
+Instants (`…_at`) are seconds on the broker's own clock and mean nothing outside it. What crosses from a gateway to a broker
+is therefore a duration in seconds (`queue_timeout`, `timeout`), never an instant.
+"""
+
+from __future__ import annotations
+
+from headway.model.batch import WARM_UP, BatchFailure, BatchRun, Cause, Completion, ItemResult, Lease, NoWork, Slot
+from headway.model.entry import DeadLetter, DedupKey, DedupKind, Entry, EntryState, Submission
+from headway.model.fleet import Capacity, ProcessInfo, Role, TierDepth, WorkerInfo, WorkerStatus
+from headway.model.identity import ApiKey, Limit, Principal
+from headway.model.ledger import LedgerRecord
+from headway.model.reply import Failure, Reply, RequestStatus
+
+__all__ = [
+    "BatchFailure",
+    "Principal",
+    "Capacity",
+    "Cause",
+    "DeadLetter",
+    "Entry",
+    "Failure",
+    "ItemResult",
+    "ApiKey",
+    "Lease",
+    "Limit",
+    "ProcessInfo",
+    "BatchRun",
+    "LedgerRecord",
+    "Reply",
+    "Role",
+    "Completion",
+    "DedupKey",
+    "DedupKind",
+    "Slot",
+    "EntryState",
+    "RequestStatus",
+    "Submission",
+    "TierDepth",
+    "WARM_UP",
+    "NoWork",
+    "WorkerInfo",
+    "WorkerStatus",
+]

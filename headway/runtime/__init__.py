@@ -1,0 +1,12 @@
+"""What every loop uses.
+
+supervisor     keeps loops alive
+periodic       what is done each second
+timing_wheel   many deadlines, one timer
+availability   logs an outage once when it begins and once when it ends
+request_id     ids that sort by time
+counters       plain counters of what happened
+log            log lines that never block
+file_watcher   changes of files
+folder_lock    turns at files that processes share
+"""

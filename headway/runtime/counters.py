@@ -1,0 +1,110 @@
+"""Plain counters of what happened; `telemetry/metrics.py` names and exports them.
+
+Services write here, per batch where they can. Nothing here knows of Prometheus, a clock or a lock: one
+event loop owns a Tally. Tiers appear as names, as configured.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+SECONDS = (
+    0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.125, 0.15, 0.18, 0.2,
+    0.25, 0.3, 0.4, 0.5, 0.75, 1.0, 2.0, 3.0, 4.0, 10.0, 30.0,
+)  # fmt: skip
+SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 72, 80, 88, 96, 100)
+RATIOS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
+
+
+class Histogram:
+    """Counts by upper bound; the last count is of what lies above all bounds."""
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one value."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+    def observe_all(self, values: Sequence[float]) -> None:
+        """Count several values."""
+        bounds, counts = self.bounds, self.counts
+        for value in values:
+            counts[bisect_left(bounds, value)] += 1
+        self.sum += sum(values)
+
+    @property
+    def count(self) -> int:
+        """How many values were counted."""
+        return sum(self.counts)
+
+
+def _seconds() -> Histogram:
+    return Histogram(SECONDS)
+
+
+@dataclass(slots=True)
+class Answers:
+    """What is counted of the answers of one model and tier that came together."""
+
+    latencies: list[float]
+    waits: list[float]
+    failed: int = 0
+
+
+class Counters:
+    """All counters of one process. Keys are label values, in the order of the metric's labels."""
+
+    def __init__(self) -> None:
+        self.requests: defaultdict[tuple[str, str, str], int] = defaultdict(int)
+        """(model, tier, outcome): outcome is `ok` or an error code in lower case, or `cancelled`."""
+        self.request_seconds: defaultdict[tuple[str, str], Histogram] = defaultdict(_seconds)
+        """(model, tier): from the decoded request to its answer, of those not refused at the door."""
+        self.queue_seconds: defaultdict[tuple[str, str], Histogram] = defaultdict(_seconds)
+        """(model, tier): from the enqueue to the claim."""
+        self.batch_size: defaultdict[str, Histogram] = defaultdict(lambda: Histogram(SIZES))
+        """model"""
+        self.batch_fill: defaultdict[str, Histogram] = defaultdict(lambda: Histogram(RATIOS))
+        """model: size over the largest batch."""
+        self.batches: defaultdict[tuple[str, str], int] = defaultdict(int)
+        """(model, reason)"""
+        self.gpu_seconds: defaultdict[tuple[str, str], Histogram] = defaultdict(_seconds)
+        """(model, worker)"""
+        self.refusals: defaultdict[tuple[str, str], int] = defaultdict(int)
+        """(reason, tier)"""
+        self.shared: defaultdict[tuple[str, str, str], int] = defaultdict(int)
+        """(model, kind of the share, `joined` or `kept`): answered with the outcome of another request."""
+        self.ledger_dropped = 0
+        """Records that the ledger never got."""
+        self.keys_age: float | None = None
+        """Seconds since the store of API keys last answered, as of the last time it was asked; None without keys."""
+        self.throttle: dict[str, float] = {}
+        """model: requests of the lowest tier a second that this gateway lets in; none while it lets in all."""
+        self.direct: defaultdict[str, int] = defaultdict(int)
+        """model: answered by the gateway's own fallback."""
+        self.retries: defaultdict[str, int] = defaultdict(int)
+        """cause: entries that were queued again."""
+        self.wasted_seconds: defaultdict[str, float] = defaultdict(float)
+        """cause: `departed` clients, or the cause of a failed batch."""
+        self.overhead_seconds = _seconds()
+        """Headway's own share of a request: end to end less queueing and the run; one sample a batch."""
+        self.breaker_state: dict[str, int] = {}
+        """backend: 0 closed, 1 half open, 2 open."""
+        self.worker_restarts: defaultdict[str, int] = defaultdict(int)
+        """worker"""
+
+    def answered(self, model: str, tier: str, answers: Answers, direct: bool) -> None:
+        """Count answers of one model and tier; `direct`: of the gateway's own fallback."""
+        self.request_seconds[model, tier].observe_all(answers.latencies)
+        self.queue_seconds[model, tier].observe_all(answers.waits)
+        self.requests[model, tier, "ok"] += len(answers.latencies) - answers.failed
+        if direct:
+            self.direct[model] += len(answers.latencies)

@@ -1,0 +1,222 @@
+"""Log lines, written by a thread of their own, so that a full disk or a stuck pipe never holds up the loop.
+
+Everything that is logged, by structlog or by the standard library (uvicorn, asyncio, warnings), goes the same
+way: on the caller's thread it is only put into a bounded queue; one thread renders and writes. When the queue
+is full, lines are dropped and counted, and the count is logged as soon as there is room.
+
+A line cannot be forged: control characters and line separators in any text are escaped, and the lines of a
+traceback, the only thing that takes more than one line, are indented under their own.
+"""
+
+from __future__ import annotations
+
+import logging
+import logging.handlers
+import os
+import queue
+import re
+import stat
+import sys
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TextIO
+
+import structlog
+
+CAPACITY = 10_000
+"""Most lines that wait to be written."""
+PATIENCE = 2.0
+"""Longest wait at the end for the last lines to be written, seconds."""
+
+# C0 and C1 controls, line and paragraph separators, and the marks that reorder text on a terminal.
+_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_INDENT = "    | "
+
+_Event = MutableMapping[str, Any]
+
+
+@contextmanager
+def running(level: str = "info", json: bool = False, stream: TextIO | None = None) -> Iterator[Writer]:
+    """Log to `stream` while the context lasts, then write what is left and restore what was.
+
+    Arguments:
+        level: least important level that is logged: debug, info, warning or error.
+        json: one JSON object a line, instead of text for people.
+        stream: where to; None for standard error.
+    """
+    target = stream or sys.stderr
+    root = logging.getLogger()
+    before = (root.level, root.handlers[:])
+    waiting: queue.SimpleQueue[logging.LogRecord | None] = queue.SimpleQueue()
+    writer = logging.StreamHandler(target)
+    writer.setFormatter(_formatter(json, target.isatty()))
+    listener = Writer(waiting, writer, target)
+    root.handlers[:] = [_Outbox(waiting)]
+    root.setLevel(level.upper())
+    logging.captureWarnings(True)
+    structlog.configure(
+        processors=[*_ADDED, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelName(level.upper())),
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=False,
+    )
+    listener.start()
+    try:
+        yield listener
+    finally:
+        listener.stop()
+        logging.captureWarnings(False)
+        structlog.reset_defaults()
+        root.setLevel(before[0])
+        root.handlers[:] = before[1]
+
+
+def get_logger(name: str) -> structlog.typing.FilteringBoundLogger:
+    """The logger of module `name`; what to do with its lines is decided when one is logged, not here."""
+    logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(name)
+    return logger
+
+
+def escape(text: str) -> str:
+    """`text` with everything escaped that could start a new line or steer a terminal."""
+    return _UNSAFE.sub(lambda match: ascii(match[0])[1:-1], text)
+
+
+class _Outbox(logging.handlers.QueueHandler):
+    """Puts records into the queue without ever waiting."""
+
+    def __init__(self, waiting: queue.SimpleQueue[logging.LogRecord | None]) -> None:
+        super().__init__(waiting)
+        self._waiting = waiting
+        self._dropped = 0
+
+    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
+        """Fix what may change before the writer gets there; rendering is the writer's."""
+        if record.args:
+            record.msg, record.args = record.getMessage(), None
+        return record
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        """Queue one record, or drop and count it."""
+        if self._waiting.qsize() >= CAPACITY:
+            self._dropped += 1
+            return
+        if self._dropped:
+            lost, self._dropped = self._dropped, 0
+            text = f"{lost} log lines were dropped: they came faster than they could be written"
+            self._waiting.put(logging.LogRecord(__name__, logging.WARNING, __file__, 0, text, None, None))
+        self._waiting.put(record)
+
+
+class Writer(logging.handlers.QueueListener):
+    """Renders and writes, on a thread of its own that a stuck stream cannot keep from ending.
+
+    Arguments:
+        waiting: the records.
+        handler: writes one.
+        stream: that it writes to.
+
+    Attributes:
+        stuck: the last lines could not be written in time. The thread holds the locks of its stream and handler
+            then, for which the interpreter would wait at its end.
+    """
+
+    stuck = False
+
+    def __init__(
+        self, waiting: queue.SimpleQueue[logging.LogRecord | None], handler: logging.Handler, stream: TextIO
+    ) -> None:
+        super().__init__(waiting, handler)
+        self._descriptor, self._path = _file_of(stream)
+
+    def reopen(self) -> bool:
+        """Write on to the file that the log was started with, by its name: the one that has it now has been renamed, or
+        removed. False when the log goes to no file, or there can be none of that name."""
+        if self._path is None:
+            return False
+        try:
+            fresh = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        except OSError as exc:
+            get_logger(__name__).warning("the log cannot be opened anew", path=self._path, error=str(exc))
+            return False
+        try:
+            os.dup2(fresh, self._descriptor)
+        finally:
+            os.close(fresh)
+        return True
+
+    def stop(self) -> None:
+        """Wait for the last lines, but not for ever: the thread is a daemon."""
+        if self._thread is not None:
+            self.enqueue_sentinel()
+            self._thread.join(PATIENCE)
+            self.write_blocked = self._thread.is_alive()
+            self._thread = None
+
+
+def _file_of(stream: TextIO) -> tuple[int, str | None]:
+    """Descriptor and path of the regular file that a stream goes to; no path when it goes elsewhere."""
+    try:
+        descriptor = stream.fileno()
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return descriptor, None
+        return descriptor, str(Path(f"/proc/self/fd/{descriptor}").readlink())
+    except (OSError, ValueError):  # No descriptor, as of a stream in memory; or no /proc.
+        return -1, None
+
+
+def _pin(logger: Any, name: str, event: _Event) -> _Event:
+    """Take hold, on the caller's thread, of what the writer could no longer see: the exception that is being
+    handled, and the state of objects that may change."""
+    if event.get("exc_info") is True:
+        event["exc_info"] = sys.exc_info()
+    for key, value in event.items():
+        if key not in _KEPT and not isinstance(value, str | int | float | bool | None):
+            event[key] = repr(value)
+    return event
+
+
+def _describe_record(logger: Any, name: str, event: _Event) -> _Event:
+    """Level and logger of a line that came by way of the standard library."""
+    record = event["_record"]
+    event.setdefault("level", record.levelname.lower())
+    event.setdefault("logger", record.name)
+    event.setdefault("timestamp", datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"))
+    return event
+
+
+def _defuse(logger: Any, name: str, event: _Event) -> _Event:
+    """Escape what the console renderer prints as it is; other values it prints as Python literals."""
+    safe: _Event = {escape(key): value for key, value in event.items()}
+    safe["event"] = escape(str(event.get("event", "")))
+    safe["logger"] = escape(str(event["logger"]))
+    if "exception" in event:
+        safe["exception"] = "\n".join(_INDENT + escape(line) for line in event["exception"].splitlines())
+    return safe
+
+
+_KEPT = ("exc_info", "stack_info")
+
+_ADDED: tuple[structlog.typing.Processor, ...] = (structlog.contextvars.merge_contextvars, _pin)
+
+
+def _formatter(json: bool, colours: bool) -> structlog.stdlib.ProcessorFormatter:
+    rendering: list[structlog.typing.Processor] = [
+        _describe_record,
+        structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+        structlog.processors.format_exc_info,
+    ]
+    if json:
+        rendering.append(structlog.processors.JSONRenderer())
+    else:
+        console = structlog.dev.ConsoleRenderer(
+            colors=colours,
+            repr_native_str=True,
+            sort_keys=False,
+            pad_event_to=0,
+            exception_formatter=structlog.dev.plain_traceback,
+        )
+        rendering += [_defuse, console]
+    return structlog.stdlib.ProcessorFormatter(processors=rendering)

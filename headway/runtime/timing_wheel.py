@@ -1,0 +1,60 @@
+"""Watches many deadlines with one timer.
+
+A deadline is noted in a slot of time, and the timer is set for the first slot that holds any. So to note one
+costs a dictionary operation and no timer of its own, and most are never looked at again: whoever is asked to
+act at a slot's end knows which of its keys still matter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+Key = TypeVar("Key")
+
+DEADLINE_GRAIN = 0.02
+"""Width of a slot in seconds; a deadline is told at most this late."""
+
+
+class TimingWheel(Generic[Key]):
+    """Tells when deadlines have passed.
+
+    Arguments:
+        clock: monotonic seconds, of the same pace as the event loop's.
+        passed: is given the keys of each slot that has ended.
+    """
+
+    def __init__(self, clock: Callable[[], float], passed: Callable[[Sequence[Key]], None]) -> None:
+        self._clock = clock
+        self._passed = passed
+        self._slots: dict[int, list[Key]] = {}
+        self._order: list[int] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    def watch(self, key: Key, deadline: float) -> None:
+        """Have `passed` told of `key` after instant `deadline`."""
+        slot = int(deadline / DEADLINE_GRAIN) + 1
+        gathered = self._slots.get(slot)
+        if gathered is not None:
+            gathered.append(key)
+            return
+        self._slots[slot] = [key]
+        heapq.heappush(self._order, slot)
+        if self._order[0] == slot:
+            self._set_timer()
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None
+        if self._order:
+            delay = self._order[0] * DEADLINE_GRAIN - self._clock()
+            self._timer = asyncio.get_running_loop().call_later(max(delay, 0.001), self._ring)
+
+    def _ring(self) -> None:
+        now = self._clock()
+        while self._order and self._order[0] * DEADLINE_GRAIN <= now:
+            self._passed(self._slots.pop(heapq.heappop(self._order)))
+        self._set_timer()

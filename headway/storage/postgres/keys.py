@@ -1,0 +1,138 @@
+"""API keys in PostgreSQL.
+
+Revisions are given out under a lock, which is held until they can be seen: who has read up to one has read all before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import structlog
+
+from headway.core.rotation import check_new
+from headway.model import ApiKey
+from headway.ports import KeyChanges, KeyMark
+from headway.storage.key_rows import (
+    CHANGES,
+    COLUMNS,
+    IN_ORDER,
+    LATEST,
+    MARKS,
+    NEXT,
+    SELECT,
+    changes_of,
+    keys_of,
+    new_mark,
+    row_of,
+)
+from headway.storage.postgres.connection import Session
+from headway.storage.postgres.connection_pair import ConnectionPair
+
+log = structlog.get_logger(__name__)
+
+LOCK = 0x4865616477617932
+"""Number of the advisory lock under which keys are changed."""
+
+_ALIKE = f"{SELECT} WHERE id = $1 OR (replaces = $2 AND replaces <> '')"
+_ADD = f"""
+INSERT INTO headway_keys ({COLUMNS}, revision, changed_at)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, extract(epoch FROM now()))
+"""  # noqa: S608
+_THERE = "SELECT EXISTS (SELECT FROM headway_keys WHERE id = $1)"
+_EXPIRE = """
+UPDATE headway_keys SET expires_at = least(expires_at, $1), revision = $2, changed_at = extract(epoch FROM now()) WHERE id = $3
+"""
+_AFTER = f"{CHANGES} WHERE revision > $1 ORDER BY revision LIMIT $2"
+_KNOWN = "SELECT EXISTS (SELECT FROM headway_key_changes WHERE revision = $1 AND mark = $2)"
+_REMOVE = """
+DELETE FROM headway_keys WHERE id IN (
+    SELECT id FROM headway_keys WHERE expires_at < $1 AND coalesce(changed_at, created_at) < $1 LIMIT $2
+)
+"""
+
+
+class PostgresKeys:
+    """See `headway.ports.KeyStore`.
+
+    Arguments:
+        url: of the database.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._link = ConnectionPair(url)
+
+    async def open(self) -> None:
+        """See KeyStore."""
+        await self._link.open()
+
+    async def add(self, key: ApiKey) -> None:
+        """See KeyStore."""
+        async with self._link.writing() as session:
+            await session.execute("SELECT pg_advisory_xact_lock($1)", LOCK)
+            check_new(key, _sound(await session.fetch(_ALIKE, key.id, key.replaces)))
+            await session.execute(_ADD, *row_of(key), await _next(session))
+
+    async def get(self, id: str) -> ApiKey | None:
+        """See KeyStore."""
+        async with self._link.asking() as session:
+            row = await session.fetchrow(f"{SELECT} WHERE id = $1", id)
+        found = [] if row is None else _sound([row])
+        return found[0] if found else None
+
+    async def expire(self, id: str, at: float) -> bool:
+        """See KeyStore."""
+        async with self._link.writing() as session:
+            await session.execute("SELECT pg_advisory_xact_lock($1)", LOCK)
+            if not await session.fetchval(_THERE, id):
+                return False
+            await session.execute(_EXPIRE, at, await _next(session), id)
+        return True
+
+    async def keys(self) -> Sequence[ApiKey]:
+        """See KeyStore."""
+        async with self._link.asking() as session:
+            return _sound(await session.fetch(IN_ORDER))
+
+    async def changes(self, since: KeyMark, limit: int) -> KeyChanges | None:
+        """See KeyStore."""
+        async with self._link.asking() as session:
+            if since.mark and not await session.fetchval(_KNOWN, since.revision, since.mark):
+                return None
+            rows = await session.fetch(_AFTER, since.revision, limit)
+        return changes_of(_sound(rows), rows, since, limit)
+
+    async def latest(self) -> KeyMark:
+        """See KeyStore."""
+        async with self._link.asking() as session:
+            found = await session.fetchrow(LATEST)
+        return KeyMark(*found)
+
+    async def remove_ended(self, before: float, limit: int) -> int:
+        """See KeyStore."""
+        async with self._link.writing() as session:
+            done: str = await session.execute(_REMOVE, before, limit)
+        return int(done.rpartition(" ")[2])
+
+    async def close(self) -> None:
+        """See KeyStore."""
+        await self._link.close()
+
+
+async def _next(session: Session) -> int:
+    """The revision of a change that is made now, which gets its mark."""
+    revision: int = await session.fetchval(NEXT)
+    await session.execute("INSERT INTO headway_key_changes VALUES ($1, $2)", revision, new_mark())
+    await session.execute("DELETE FROM headway_key_changes WHERE revision <= $1", revision - MARKS)
+    return revision
+
+
+def _sound(rows: Sequence[Any]) -> list[ApiKey]:
+    """The keys of rows. One that makes no sense was written by hand: it is no key, and the others are."""
+    try:
+        return keys_of(rows)
+    except ValueError as exc:
+        if len(rows) > 1:
+            return [key for row in rows for key in _sound([row])]
+        log.error("a key is refused", key=rows[0]["id"], error=str(exc))
+        return []

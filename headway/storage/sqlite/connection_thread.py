@@ -1,0 +1,199 @@
+"""One thread with one connection to an SQLite file, and what it does when another file has taken the place of that one.
+
+file there, as it was opened ──▶ work
+no file there                ──▶ wait: it may be put back, and a new one would get what lies beside the old one
+another file there           ──▶ go by that one, if it is a ledger
+its log is gone              ──▶ corrupted: what is written from now on would be lost
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import structlog
+
+from headway.errors import SettingError, StoreCorrupted, StoreUnavailable
+from headway.runtime.folder_lock import locked
+from headway.storage.sqlite.file_identity import Place, look, remove_log
+
+T = TypeVar("T")
+
+log = structlog.get_logger(__name__)
+
+CALL_WITHIN = 10.0
+"""Seconds after which a call counts as not answered."""
+CLOSE_WITHIN = 2.0
+"""Seconds for which the end of what is under way is waited for."""
+
+MEND = "End all processes that use it, then put a copy in its place, or see what the .recover of sqlite3 can save."
+"""What to do about a damaged file."""
+
+_DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_GONE = "the ledger's file was moved or removed; put it back, or end all processes that use it and start again"
+_NO_LOG = (
+    "the log beside the ledger's file (-wal) was removed while it was in use. If another file has just taken the place of "
+    f"the ledger's, do it again. Else: {MEND}"
+)
+_OTHER = "the ledger's file was moved or removed, and what lies in its place is no ledger"
+
+
+class ConnectionThread:
+    """A thread that does one thing after the other with a connection of its own. It starts with the first.
+
+    Arguments:
+        name: of the thread.
+        path: of the file.
+        connect: makes a connection whose file is ready for use; what it raises, a call raises.
+
+    Attributes:
+        moves: how often another file took the place of the one that was open.
+    """
+
+    def __init__(self, name: str, path: str, connect: Callable[[], sqlite3.Connection]) -> None:
+        self._name = name
+        self._path = path
+        self._connect = connect
+        self._connection: sqlite3.Connection | None = None
+        self.moves = 0
+        self._place: Place | None = None
+        """What `look` saw when the connection was made."""
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._last: asyncio.Future[Any] | None = None
+
+    async def do(self, work: Callable[[sqlite3.Connection], T], within: float | None = None) -> T:
+        """The outcome of `work`. What takes longer than `within` seconds, or CALL_WITHIN, is left to itself; what comes next
+        waits for it.
+
+        Raises:
+            StoreUnavailable: it was not done, or its end is not known.
+            StoreCorrupted: the file is damaged.
+        """
+        limit = CALL_WITHIN if within is None else within
+        try:
+            async with asyncio.timeout(limit):
+                if self._last is not None and not self._last.done():
+                    await asyncio.wait({self._last})
+                self._last = done = self._hand_over(lambda: work(self._ready()))
+                await asyncio.wait({done})
+        except TimeoutError:
+            raise StoreUnavailable(f"the ledger's file does not answer within {limit:g} s") from None
+        try:
+            return done.result()
+        except OSError as exc:
+            raise StoreUnavailable(f"the ledger's file does not do: {exc}") from exc
+        except sqlite3.DatabaseError as exc:
+            if (error := _told(exc)) is None:
+                raise
+            raise error from exc
+
+    async def end(self) -> None:
+        """Close the connection and end the thread."""
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        closed = self._hand_over(self._shut, thread)
+        self._jobs.put(None)
+        await asyncio.wait({closed}, timeout=CLOSE_WITHIN)
+        if closed.done():
+            thread.join()
+
+    def _hand_over(self, work: Callable[[], T], thread: threading.Thread | None = None) -> asyncio.Future[T]:
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[T] = loop.create_future()
+        done.add_done_callback(lambda done: done.cancelled() or done.exception())  # Nobody may be there to see it.
+
+        def job() -> None:
+            try:
+                outcome = work()
+            except BaseException as exc:
+                settle = partial(done.set_exception, exc)
+            else:
+                settle = partial(done.set_result, outcome)
+            with contextlib.suppress(RuntimeError):  # The loop has been closed.
+                loop.call_soon_threadsafe(settle)
+
+        if thread is None and self._thread is None:
+            self._thread = threading.Thread(target=self._work_on, name=self._name, daemon=True)
+            self._thread.start()
+        self._jobs.put(job)
+        return done
+
+    def _work_on(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+
+    def _ready(self) -> sqlite3.Connection:
+        """The connection, to the file that lies at the path now."""
+        if self._connection is None:
+            self._connection = self._connect()
+            self._place = look(self._path)
+        there = look(self._path)
+        if there != self._place:
+            if there is None:
+                raise StoreUnavailable(_GONE)
+            if self._place is not None and there.file == self._place.file:
+                raise StoreCorrupted(_NO_LOG)
+            self._go_over()
+        return self._connection
+
+    def _go_over(self) -> None:
+        """Go by the file that has taken the place of the one that was opened."""
+        with locked(Path(os.path.realpath(self._path)).parent):
+            if (there := look(self._path)) is None:
+                raise StoreUnavailable(_GONE)
+            _check_ledger(self._path)
+            if self._place is not None and there.log == self._place.log:
+                # What lies beside it is the log of the file that was there before, and would get into this one.
+                remove_log(self._path)
+            before = self._connection
+            try:
+                self._connection = self._connect()
+            except SettingError as exc:
+                raise StoreUnavailable(str(exc)) from exc
+            self._place = look(self._path)
+        self.moves += 1
+        if before is not None:
+            before.close()
+        log.warning(
+            "another file has taken the place of the ledger's; going by the one that is there",
+            file=self._path, who=self._name,
+        )  # fmt: skip
+
+    def _shut(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def _told(exc: sqlite3.DatabaseError) -> StoreUnavailable | None:
+    """What SQLite says of its file, in our words; None for what is the fault of a statement."""
+    if getattr(exc, "sqlite_errorcode", 0) & 0xFF in _DAMAGE:
+        return StoreCorrupted(f"the ledger's file is corrupted: {exc}. {MEND}")
+    if isinstance(exc, sqlite3.OperationalError | sqlite3.InternalError) or type(exc) is sqlite3.DatabaseError:
+        return StoreUnavailable(f"the ledger's file does not do: {exc}")
+    return None
+
+
+def _check_ledger(path: str) -> None:
+    """See that a file is a ledger, without its log, which may be another one's, and without any lock on it.
+
+    Raises:
+        StoreUnavailable: it is none.
+    """
+    uri = f"file:{quote(os.path.realpath(path))}?immutable=1"
+    try:
+        with contextlib.closing(sqlite3.connect(uri, uri=True)) as connection:
+            connection.execute("SELECT 1 FROM headway_schema").fetchall()
+    except sqlite3.DatabaseError as exc:
+        raise StoreUnavailable(f"{_OTHER}: {exc}") from exc

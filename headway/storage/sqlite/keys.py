@@ -1,0 +1,155 @@
+"""API keys in an SQLite file.
+
+A bite of changes comes as one JSON text in one row. Python lets other threads run around every row, and takes its lock back
+afterwards: with a row for each key, the event loop and the reader would wait for each other hundreds of times.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from headway.core.rotation import check_new
+from headway.errors import StoreCorrupted
+from headway.model import ApiKey
+from headway.ports import KeyChanges, KeyMark
+from headway.storage.key_rows import (
+    CHANGES,
+    COLUMNS,
+    IN_ORDER,
+    LATEST,
+    MARKS,
+    NEXT,
+    NUMBERS,
+    SELECT,
+    changes_of,
+    keys_of,
+    new_mark,
+    row_of,
+)
+from headway.storage.sqlite.connection_thread import MEND
+from headway.storage.sqlite.database import SqliteDatabase
+
+_ALIKE = f"{SELECT} WHERE id = ? OR (replaces = ? AND replaces <> '')"
+_ADD = f"INSERT INTO headway_keys ({COLUMNS}, revision, changed_at) VALUES ({', '.join('?' * 13)})"  # noqa: S608
+_THERE = "SELECT 1 FROM headway_keys WHERE id = ?"
+_EXPIRE = """
+UPDATE headway_keys SET expires_at = min(coalesce(expires_at, ?1), ?1), revision = ?2, changed_at = ?3 WHERE id = ?4
+"""
+_EXACT = "CASE WHEN {0} IS NOT NULL THEN printf('%!.17g', {0}) END"
+"""A number to its last digit, as JSON has only fifteen."""
+_VALUES = ", ".join(
+    "hex(digest)" if name == "digest" else _EXACT.format(name) if name in NUMBERS else name
+    for name in (*COLUMNS.split(", "), "revision", "mark")
+)
+_AFTER = f"""
+SELECT json_group_array(json_array({_VALUES}))
+FROM ({CHANGES} WHERE revision > ? ORDER BY revision LIMIT ?)
+"""  # noqa: S608
+_Row = tuple[str, str, str, str, str, str, float | None, float | None, float, float | None, str, int, str]
+_KNOWN = "SELECT 1 FROM headway_key_changes WHERE revision = ? AND mark = ?"
+_REMOVE = """
+DELETE FROM headway_keys WHERE id IN (
+    SELECT id FROM headway_keys WHERE expires_at < ?1 AND coalesce(changed_at, created_at) < ?1 LIMIT ?2
+)
+"""
+
+
+class SqliteKeys:
+    """See `headway.ports.KeyStore`.
+
+    Arguments:
+        url: of the file.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._file = SqliteDatabase(url, checked=("headway_keys",))
+
+    async def open(self) -> None:
+        """See KeyStore."""
+        await self._file.open()
+
+    async def add(self, key: ApiKey) -> None:
+        """See KeyStore."""
+
+        def work(connection: sqlite3.Connection) -> None:
+            check_new(key, _sound(connection.execute(_ALIKE, (key.id, key.replaces))))
+            connection.execute(_ADD, (*row_of(key), _next(connection), time.time()))
+
+        await self._file.write(work)
+
+    async def get(self, id: str) -> ApiKey | None:
+        """See KeyStore."""
+        rows = await self._keys(f"{SELECT} WHERE id = ?", id)
+        return rows[0] if rows else None
+
+    async def expire(self, id: str, at: float) -> bool:
+        """See KeyStore."""
+
+        def work(connection: sqlite3.Connection) -> bool:
+            if not connection.execute(_THERE, (id,)).fetchone():
+                return False
+            connection.execute(_EXPIRE, (at, _next(connection), time.time(), id))
+            return True
+
+        return await self._file.write(work)
+
+    async def keys(self) -> Sequence[ApiKey]:
+        """See KeyStore."""
+        return await self._keys(IN_ORDER)
+
+    async def changes(self, since: KeyMark, limit: int) -> KeyChanges | None:
+        """See KeyStore."""
+
+        def work(connection: sqlite3.Connection) -> KeyChanges | None:
+            if since.mark and not connection.execute(_KNOWN, (since.revision, since.mark)).fetchone():
+                return None
+            [text] = connection.execute(_AFTER, (since.revision, limit)).fetchone()
+            try:
+                found = msgspec.json.decode(text, type=list[_Row], strict=False)
+                rows = [(row[0], bytes.fromhex(row[1]), *row[2:]) for row in found]
+            except (msgspec.MsgspecError, ValueError) as exc:
+                raise StoreCorrupted(f"the ledger's file is corrupted: the rows of keys make no sense. {MEND}") from exc
+            return changes_of(_sound(rows), rows, since, limit)
+
+        return await self._file.read(work)
+
+    async def latest(self) -> KeyMark:
+        """See KeyStore."""
+        found = await self._file.read(lambda connection: connection.execute(LATEST).fetchone())
+        return KeyMark(*found)
+
+    async def remove_ended(self, before: float, limit: int) -> int:
+        """See KeyStore."""
+        return await self._file.write(lambda connection: connection.execute(_REMOVE, (before, limit)).rowcount)
+
+    async def close(self) -> None:
+        """See KeyStore."""
+        await self._file.close()
+
+    async def _keys(self, query: str, *values: object) -> list[ApiKey]:
+        return await self._file.read(lambda connection: _sound(connection.execute(query, values)))
+
+
+def _next(connection: sqlite3.Connection) -> int:
+    """The revision of a change that is made now, which gets its mark."""
+    [revision] = connection.execute(NEXT).fetchone()
+    connection.execute("INSERT INTO headway_key_changes VALUES (?, ?)", (revision, new_mark()))
+    connection.execute("DELETE FROM headway_key_changes WHERE revision <= ?", (revision - MARKS,))
+    return int(revision)
+
+
+def _sound(rows: Iterable[Any]) -> list[ApiKey]:
+    """The keys of rows, which SQLite keeps from being anything but keys.
+
+    Raises:
+        StoreCorrupted: one is none, so that the file must be damaged.
+    """
+    try:
+        return keys_of(rows)
+    except ValueError as exc:
+        raise StoreCorrupted(f"the ledger's file is corrupted: {exc}. {MEND}") from None

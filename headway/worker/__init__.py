@@ -1,0 +1,1 @@
+"""One loop for each GPU: claim, run, complete."""

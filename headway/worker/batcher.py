@@ -1,0 +1,470 @@
+"""The batcher: one loop for each GPU that claims a batch, runs it, and brings back what came of it.
+
+    start ──ready──▶ claim ◀──────────────┐
+      ▲                │ lease            │
+      │                ▼                  │
+      │   crashed    run ──outputs──▶ complete
+      │   or hung      │
+      └──── release ◀──┘ failed
+            (retry plan)
+
+Nothing decides here when a batch leaves or who rides: the broker does, at the claim. A slot counts as capacity
+only while it is healthy: its backend is up, warm, and its breaker closed.
+
+While the broker is out of reach nothing is claimed, and what came of the batch that was running is told as soon as
+it is back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import structlog
+
+from headway.core import health
+from headway.core.breaker import Breaker, State
+from headway.core.departure import RETRY, Policy
+from headway.core.health import BEAT_EVERY
+from headway.core.restarts import RestartPauses
+from headway.core.retry import NEVER_SPLIT, backoff
+from headway.errors import (
+    BackendError,
+    BadOutput,
+    BatchTimeout,
+    BrokerUnavailable,
+    HeadwayError,
+    StartKilled,
+    WorkerAbsent,
+    WorkerCrashed,
+)
+from headway.model import WARM_UP, BatchFailure, Cause, Entry, ItemResult, Lease, NoWork, Slot, WorkerInfo, WorkerStatus
+from headway.ports import Backend, Broker
+from headway.runtime.availability import Availability
+from headway.runtime.counters import Counters
+from headway.runtime.supervisor import Supervisor
+
+log = structlog.get_logger(__name__)
+
+PROBE_EVERY = 0.05
+"""Seconds between two looks at a breaker that somebody else is probing."""
+LOOK_EVERY = 1.0
+"""Most seconds between two looks at an open breaker: another slot's success may have closed it."""
+IN_DOUBT = 0.5
+"""Seconds for which a slot that waits for somebody else's first probe still counts as healthy: it mostly passes."""
+PROBE_GRACE = 15.0
+"""Seconds beyond the longest run after which a probe that was never heard of again is nobody's any more."""
+BUSY_WEIGHT = 0.16
+"""Weight of the time since the last heartbeat in the utilisation: that of the last second is 0.3."""
+LEAST_PATIENCE = 1.0
+"""Least seconds for which a broker that is out of reach is told again what came of a batch: those who ride with the
+first to give up may have more time."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """`gpu_timeout` in seconds: longest run of one batch."""
+
+    gpu_timeout: float
+
+
+class Batcher:
+    """Serves one slot.
+
+    Arguments:
+        slot: whose batches it claims.
+        make_backend: builds a backend that is not started yet.
+        broker: where batches come from.
+        policy: decides when they leave.
+        breaker: of the backend; slots of one remote API share it.
+        limits: of a run.
+        counters: counts.
+        clock: monotonic seconds.
+        rng: uniform in [0, 1), for pauses.
+        memory: reads the share of the memory in use that the slot lives in. While it is scarce the slot goes on, but does
+            not count as capacity.
+    """
+
+    def __init__(
+        self,
+        slot: Slot,
+        make_backend: Callable[[], Backend],
+        broker: Broker,
+        policy: Policy,
+        breaker: Breaker,
+        limits: Limits,
+        counters: Counters,
+        clock: Callable[[], float],
+        *,
+        rng: Callable[[], float] = random.random,
+        memory: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        self.slot = slot
+        self._make_backend = make_backend
+        self._broker = broker
+        self._policy = policy
+        self._breaker = breaker
+        self._limits = limits
+        self._counters = counters
+        self._clock = clock
+        self._rng = rng
+        self._memory = memory
+        self._scarce = False
+        self._outage = Availability(slot.worker, clock)
+        self._unanswered = 0
+        self._backend: Backend | None = None
+        self._status = WorkerStatus.STARTING
+        self._fresh: Backend | None = None
+        self._pausing: asyncio.Future[None] | None = None
+        self._retire = False
+        self._kept_out_since: float | None = None
+        self._pauses = RestartPauses()
+        self._up_since = 0.0
+        self._asked = False
+        self._draining = False
+        self._restarts = -1
+        self._lease: Lease | None = None
+        self._running_since: float | None = None
+        self._busy = 0.0
+        self._utilisation = 0.0
+
+    async def start(self) -> None:
+        """Bring the backend up.
+
+        Raises:
+            TargetError: the target cannot be loaded or fails its warm-up batch.
+        """
+        await self._become(WorkerStatus.STARTING)
+        fresh, self._fresh = self._fresh, None
+        self._backend = fresh or await self._started_backend()
+        self._restarts += 1
+        self._counters.worker_restarts[self.slot.worker] = self._restarts
+        await self._become(WorkerStatus.HEALTHY)
+
+    def run(self, supervisor: Supervisor) -> asyncio.Task[None]:
+        """Start serving and beating; returns the task that ends when the slot is drained."""
+        supervisor.start(f"heartbeat of {self.slot.worker}", self._beat_on)
+        return supervisor.start(f"batcher of {self.slot.worker}", self._serve)
+
+    def drain(self) -> None:
+        """Claim no more; the loop ends after the batch that runs now."""
+        self._draining = True
+        self._interrupt()
+
+    async def replace(self) -> None:
+        """Swap the backend for a fresh one, which must be ready first.
+
+        Raises:
+            TargetError: the fresh one does not come up; the present one goes on.
+        """
+        fresh = await self._started_backend()
+        if self._fresh is not None:
+            await self._fresh.stop()
+        self._fresh = fresh
+        self._retire = True
+        self._interrupt()
+
+    async def stop(self) -> None:
+        """Let go of the backend."""
+        for backend in (self._backend, self._fresh):
+            if backend is not None:
+                await backend.stop()
+        self._backend = self._fresh = None
+        await self._become(WorkerStatus.OFFLINE)
+
+    async def _serve(self) -> None:
+        while not self._draining:
+            if self._backend is None and (pause := await self._try_to_start()):
+                await self._idle(asyncio.sleep(pause))
+            elif self._backend is not None:
+                await self._serve_until_gone(self._backend)
+                await self._pause_after_idle_death()
+
+    async def _try_to_start(self) -> float:
+        """Start the backend; returns the seconds to wait before the next attempt if that failed, else 0."""
+        try:
+            await self._idle(self.start())
+        except (HeadwayError, OSError) as exc:
+            pause = self._pauses.start_failed(isinstance(exc, StartKilled))
+            log.error("worker does not start", worker=self.slot.worker, error=str(exc), retry_in=pause)
+            return pause
+        return 0.0
+
+    async def _pause_after_idle_death(self) -> None:
+        """Wait before a backend that was never given anything is replaced, if that happens again and again."""
+        if self._asked or self._draining or self._backend is not None:
+            return
+        pause = self._pauses.died_idle(self._clock() - self._up_since)
+        if pause:
+            log.warning("worker dies again and again without a batch", worker=self.slot.worker, retry_in=pause)
+            await self._idle(asyncio.sleep(pause))
+
+    async def _serve_until_gone(self, backend: Backend) -> None:
+        """Serve batches until the backend has died, wants to be replaced, or the slot is drained."""
+        self._up_since, self._asked = self._clock(), False
+        gone = asyncio.ensure_future(backend.gone())
+        # Once the next backend is starting, news of this one must not interrupt it.
+        gone.add_done_callback(lambda _: self._interrupt() if self._backend is backend else None)
+        self._retire = self._fresh is not None  # It may have come while this one was starting.
+        try:
+            while not self._draining and not gone.done() and not self._retire:
+                await self._serve_one(backend, gone)
+        finally:
+            gone.cancel()
+            if not self._draining:
+                await self._swap()
+
+    async def _serve_one(self, backend: Backend, gone: asyncio.Future[None]) -> None:
+        now = self._clock()
+        if not self._breaker.allow(now, self._limits.gpu_timeout + PROBE_GRACE):
+            await self._keep_out(now)
+            return
+        self._kept_out_since = None
+        if self._breaker.state(now) is not State.CLOSED:
+            await self._probe(backend)
+            return
+        if self._status is WorkerStatus.DEGRADED:
+            await self._become(WorkerStatus.HEALTHY)
+        lease = await self._claimed()
+        if lease is None:
+            return
+        rests = self._breaker.state(self._clock()) is State.OPEN
+        if self._draining or self._retire or rests or gone.done():  # It came to that during the call.
+            await self._tell(lease, lambda: self._broker.release(lease), self._clock())
+        else:
+            await self._run(backend, lease)
+
+    async def _keep_out(self, now: float) -> None:
+        """Wait until the breaker is worth asking again. A slot that may not run is not healthy."""
+        since = self._kept_out_since = now if self._kept_out_since is None else self._kept_out_since
+        barred = self._breaker.state(now) is State.OPEN or now - since >= IN_DOUBT
+        if barred and self._status is not WorkerStatus.DEGRADED:
+            await self._become(WorkerStatus.DEGRADED)
+        pause = min(max(self._breaker.retry_at(now) - now, PROBE_EVERY), LOOK_EVERY)
+        await self._idle(asyncio.sleep(pause))
+
+    async def _claimed(self) -> Lease | None:
+        """The batch that leaves now; or None, when it is worth asking again."""
+        try:
+            claimed = await self._broker.claim(self.slot, self._policy)
+            await self._reached()
+            if isinstance(claimed, NoWork):
+                await self._idle(self._broker.wait_for_work(self.slot, claimed.until))
+        except BrokerUnavailable as error:
+            self._outage.failed(self._clock(), error)
+            self._unanswered += 1
+            await self._idle(asyncio.sleep(backoff(self._unanswered, self._rng())))
+            return None
+        self._unanswered = 0
+        return claimed if isinstance(claimed, Lease) else None
+
+    async def _probe(self, backend: Backend) -> None:
+        """Find out whether the backend works, by an input that is nobody's: several batches in a row may have failed
+        for what was in them."""
+        slot, timeout = self.slot, self._limits.gpu_timeout
+        self._asked = True
+        entry = Entry(WARM_UP, slot.model, WARM_UP, 0, "", "", timeout, timeout)
+        try:
+            [item] = await backend.run([entry], timeout)
+            if item.fault:
+                raise BadOutput(item.error or "")
+        except asyncio.CancelledError:
+            self._breaker.forget()
+            raise
+        except Exception as exc:
+            foreseen = isinstance(exc, HeadwayError)
+            error = str(exc) if foreseen else repr(exc)
+            log.warning("probe failed", worker=slot.worker, error=error, exc_info=not foreseen)
+            self._breaker.failure(self._clock())
+            # A process whose probe fails may be past help, as after a CUDA error; a fresh one is not.
+            self._retire = backend.pid != 0
+            await self._become(WorkerStatus.STARTING if self._retire else WorkerStatus.DEGRADED)
+        else:
+            self._breaker.success(self._clock())
+            await self._become(WorkerStatus.HEALTHY)
+
+    async def _run(self, backend: Backend, lease: Lease) -> None:
+        """Run one batch to its end, whatever that is."""
+        self._lease = lease
+        self._asked = True
+        self._running_since = since = self._clock()
+        try:
+            items = await backend.run(lease.entries, self._limits.gpu_timeout)
+        except WorkerAbsent:
+            self._retire, self._asked = True, False
+            await self._tell(lease, lambda: self._broker.release(lease), since)
+        except BackendError as exc:
+            broken = backend.pid != 0 and isinstance(exc, WorkerCrashed | BatchTimeout)
+            await self._failed(lease, BatchFailure(exc.cause, str(exc), self.slot.worker, exc.shown), since, broken)
+        except asyncio.CancelledError:
+            with contextlib.suppress(BrokerUnavailable):  # Then the lease lapses.
+                await self._broker.release(lease, BatchFailure(Cause.LEASE_LOST, "shut down", self.slot.worker))
+            raise
+        except Exception as exc:
+            log.exception("the backend broke", worker=self.slot.worker)
+            failure = BatchFailure(Cause.RAISED, repr(exc), self.slot.worker, "the worker broke")
+            await self._failed(lease, failure, since, broken=True)
+        else:
+            await self._succeeded(lease, items, since)
+        finally:
+            self._lease = self._running_since = None
+
+    async def _succeeded(self, lease: Lease, items: Sequence[ItemResult], since: float) -> None:
+        seconds = self._clock() - since
+        settled = await self._tell(lease, lambda: self._broker.complete(lease, items), since)
+        self._breaker.success(self._clock())
+        self._pauses.well()
+        self._note_run(lease, seconds)
+        if settled is not None and settled.departed:
+            self._counters.wasted_seconds["departed"] += seconds * settled.departed / len(lease.entries)
+        if self._status is not WorkerStatus.HEALTHY:
+            await self._become(WorkerStatus.HEALTHY)
+
+    async def _failed(self, lease: Lease, failure: BatchFailure, since: float, broken: bool) -> None:
+        seconds = self._clock() - since
+        log.warning(
+            "batch failed",
+            worker=self.slot.worker,
+            cause=failure.cause.value,
+            error=failure.message,
+            size=len(lease.entries),
+            reason=lease.reason,
+        )
+        self._note_run(lease, seconds)
+        self._counters.wasted_seconds[failure.cause.value] += seconds
+        # A batch of suspects says little of the backend, unless it was the backend's own fault.
+        if lease.reason != RETRY or failure.cause in NEVER_SPLIT:
+            self._breaker.failure(self._clock())
+        if broken:
+            self._retire = True
+            await self._become(WorkerStatus.STARTING)
+        await self._tell(lease, lambda: self._broker.release(lease, failure), since)
+
+    async def _tell(self, lease: Lease, tell: Callable[[], Awaitable[T]], since: float) -> T | None:
+        """Tell the broker what came of a batch, again and again until it answers, so that a short outage costs no
+        answer. None when it did not before the first of the batch gave up."""
+        until = max(since + lease.patience, self._clock() + LEAST_PATIENCE)
+        failures = 0
+        while True:
+            try:
+                answer = await tell()
+                break
+            except BrokerUnavailable as error:
+                self._outage.failed(self._clock(), error)
+                failures += 1
+                pause = backoff(failures, self._rng())
+                if self._clock() + pause > until:
+                    log.warning("nobody could be told what came of a batch", worker=self.slot.worker, error=str(error))
+                    return None
+                await asyncio.sleep(pause)
+        await self._reached()
+        return answer
+
+    async def _reached(self) -> None:
+        """The broker answers. After an outage it may have forgotten this slot, or think that it is gone."""
+        if self._outage.over():
+            await self._beat()
+
+    def _note_run(self, lease: Lease, seconds: float) -> None:
+        counters, model, size = self._counters, self.slot.model, len(lease.entries)
+        self._busy += seconds
+        counters.batches[model, lease.reason] += 1
+        counters.batch_size[model].observe(size)
+        counters.batch_fill[model].observe(size / self.slot.max_batch)
+        counters.gpu_seconds[model, self.slot.worker].observe(seconds)
+
+    async def _started_backend(self) -> Backend:
+        backend = self._make_backend()
+        try:
+            await backend.start()
+        except BaseException as exc:
+            await backend.stop()
+            exc.__context__ = None  # A time-out there holds the task in which this ran, which is to hold `exc`.
+            raise
+        return backend
+
+    async def _swap(self) -> None:
+        """Let go of the present backend; a fresh one takes its place if one is ready."""
+        old, self._backend, self._fresh = self._backend, self._fresh, None
+        if self._backend is None:
+            await self._become(WorkerStatus.STARTING)
+        if old is not None:
+            await old.stop()
+
+    async def _idle(self, pause: Coroutine[Any, Any, None]) -> None:
+        """Wait for `pause`, or until something interrupts."""
+        self._pausing = task = asyncio.get_running_loop().create_task(pause)
+        try:
+            await task
+        except asyncio.CancelledError:
+            current = asyncio.current_task()
+            if current is not None and current.cancelling():
+                raise  # It is this loop that was cancelled, not its pause that was interrupted.
+        finally:
+            self._pausing = None
+            del task  # It may hold an exception whose traceback holds this frame.
+
+    def _interrupt(self) -> None:
+        if self._pausing is not None:
+            self._pausing.cancel()
+
+    async def _become(self, status: WorkerStatus) -> None:
+        self._status = status
+        await self._beat()
+
+    async def _beat(self) -> None:
+        self._counters.breaker_state[self.slot.worker] = self._breaker.state(self._clock())
+        memory = self._memory()
+        status, reason = self._standing(memory)
+        beat = WorkerInfo(
+            worker_id=self.slot.worker,
+            model=self.slot.model,
+            status=status,
+            utilisation=self._utilisation,
+            in_flight=int(self._running_since is not None),
+            restarts=max(self._restarts, 0),
+            pid=self._backend.pid if self._backend is not None else 0,
+            memory=memory,
+            reason=reason,
+        )
+        with contextlib.suppress(BrokerUnavailable):  # The next one will tell.
+            await self._broker.heartbeat(beat)
+
+    def _standing(self, memory: float) -> tuple[WorkerStatus, str]:
+        """What to tell of the slot: its status, and why it is not healthy."""
+        before, self._scarce = self._scarce, health.scarce(memory, self._scarce)
+        if self._scarce is not before:
+            say = log.warning if self._scarce else log.info
+            say("memory is scarce" if self._scarce else "memory is ample again", worker=self.slot.worker,
+                used=round(memory, 3))  # fmt: skip
+        if self._status is WorkerStatus.DEGRADED:
+            asked = self._breaker.rest_left(self._clock())
+            return (
+                self._status,
+                f"rests for {asked:.0f} s, as it was asked to" if asked else "rests after failed batches",
+            )
+        if self._scarce and self._status is WorkerStatus.HEALTHY:
+            return WorkerStatus.DEGRADED, f"{memory:.0%} of the memory is in use"
+        return self._status, ""
+
+    async def _beat_on(self) -> None:
+        """A heartbeat twice a second: renews the lease of what runs, and tells the busy share of the seconds before."""
+        last = self._clock()
+        counted = self._busy
+        while True:
+            await self._beat()
+            await asyncio.sleep(BEAT_EVERY)
+            if self._lease is not None:
+                with contextlib.suppress(BrokerUnavailable):
+                    await self._broker.extend(self._lease)
+            now = self._clock()
+            busy = self._busy + (now - self._running_since if self._running_since is not None else 0.0)
+            share = min(max((busy - counted) / max(now - last, 1e-9), 0.0), 1.0)
+            self._utilisation += BUSY_WEIGHT * (share - self._utilisation)
+            last, counted = now, busy

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.backends.process.output_lines import Lines, printable
+
+
+def test_a_line_ends_where_it_ends() -> None:
+    lines = Lines()
+    assert lines.feed(b"one\ntw", 0.0) == ["one"]
+    assert lines.feed(b"o\nthree", 0.0) == ["two"]
+    assert lines.finish() == ["three"]
+    assert lines.finish() == []
+
+
+def test_a_progress_bar_is_many_lines_and_blank_ones_are_none() -> None:
+    assert Lines().feed(b"10%\r20%\r\n\n\n100%\n", 0.0) == ["10%", "20%", "100%"]
+
+
+@pytest.mark.parametrize(
+    ("raw", "shown"),
+    [
+        ("naïve 漢字 😀".encode(), "naïve 漢字 😀"),
+        (b"caf\xe9", "caf\\xe9"),
+        (b"\x1b[31mred\x07", "\\x1b[31mred\\x07"),
+        ("a\u2028b\u202ec\u0085d".encode(), "a\\u2028b\\u202ec\\x85d"),
+        (b"\xed\xa0\x80", "\\xed\\xa0\\x80"),
+        (b"nul\0", "nul\\x00"),
+    ],
+)
+def test_what_does_not_print_is_escaped(raw: bytes, shown: str) -> None:
+    assert printable(raw) == shown
+
+
+def test_a_long_line_is_cut_even_when_it_never_ends() -> None:
+    lines = Lines(longest=10)
+    assert lines.feed(b"x" * 25, 0.0) == ["xxxxxxxxxx … (cut)"]
+    assert lines.feed(b"x" * 1000, 0.0) == []
+    assert lines.feed(b"x\nnext\n", 0.0) == ["next"]
+    assert lines.feed(b"y" * 11 + b"\nz\n", 0.0) == ["yyyyyyyyyy … (cut)", "z"]
+
+
+def test_a_flood_is_counted_and_a_second_later_lines_pass_again() -> None:
+    lines = Lines(per_second=3)
+    assert lines.feed(b"a\nb\nc\nd\ne\n", 5.0) == ["a", "b", "c"]
+    assert lines.feed(b"f\n" * 50_000, 5.9) == []
+    assert lines.dropped == 50_002
+    assert lines.take_dropped() == 50_002
+    assert lines.take_dropped() == 0
+    assert lines.feed(b"g\n", 6.0) == ["g"]
+
+
+def test_half_a_line_at_the_end_of_a_flood_is_not_taken_for_a_whole_one() -> None:
+    lines = Lines(per_second=1, longest=10)
+    lines.feed(b"a\n", 0.0)
+    lines.feed(b"flood\n" * 10 + b"half", 0.0)
+    assert lines.feed(b" a line\nwhole\n", 1.0) == ["whole"]
+
+
+def test_last_words_are_kept_whatever_was_dropped() -> None:
+    lines = Lines(per_second=1, tail=20)
+    lines.feed(b"flood\n" * 1000 + b"out of memory\nbye", 0.0)
+    assert lines.last_words(2) == ["out of memory", "bye"]
+
+
+@given(st.lists(st.binary(max_size=60)), st.integers(1, 30))
+def test_whatever_is_printed_comes_out_bounded_and_printable(chunks: list[bytes], longest: int) -> None:
+    lines = Lines(longest=longest, per_second=10**6)
+    out = [line for chunk in chunks for line in lines.feed(chunk, 0.0)] + lines.finish()
+    assert all(line.isprintable() for line in out)
+    assert all(len(line) <= 12 * longest + 10 for line in out)
+    whole = [piece for piece in re.split(rb"[\r\n]", b"".join(chunks)) if piece]
+    assert [line for line in out if not line.endswith("(cut)")] == [printable(p) for p in whole if len(p) <= longest]

@@ -1,0 +1,435 @@
+"""Who rides: lanes that are fair, due lines in order, and the turns of the tiers."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.core import fair_queue
+from headway.core.fair_queue import (
+    FORGET_ABOVE,
+    GONE,
+    QUEUED,
+    RUNNING,
+    STALE,
+    DeadlineQueue,
+    QueuedEntry,
+    TierQueue,
+    queued_at,
+    reserved_places,
+    turns,
+)
+from tests.core.entries import entry
+
+TENANTS = st.sampled_from(["a", "b", "c", "d"])
+
+
+def queued(id: str = "1", tenant: str = "t", now: float = 0.0, timeout: float = 4.0) -> QueuedEntry:
+    return queued_at(entry(id, tenant=tenant, timeout=timeout, queue_timeout=timeout), now)
+
+
+def drain(lane: TierQueue) -> list[str]:
+    order = []
+    while (taken := lane.pop()) is not None:
+        order.append(taken.entry.id)
+    return order
+
+
+class TestQueued:
+    @pytest.mark.parametrize(("queue_timeout", "timeout", "leave"), [(2.0, 4.0, 12.0), (2.0, 0.5, 10.5)])
+    def test_must_leave_by_the_sooner_deadline_and_be_answered_by_the_total_one(
+        self, queue_timeout: float, timeout: float, leave: float
+    ) -> None:
+        waiting = queued_at(entry(queue_timeout=queue_timeout, timeout=timeout), 10.0)
+        assert (waiting.queue_due, waiting.due) == (leave, 10.0 + timeout)
+        assert (waiting.attempts, waiting.place) == (0, None)
+
+
+class TestLane:
+    def test_one_tenant_is_served_in_order(self) -> None:
+        lane = TierQueue()
+        for number in range(5):
+            lane.push(queued(str(number)))
+        assert drain(lane) == ["0", "1", "2", "3", "4"]
+        assert lane.depth == 0
+
+    def test_tenants_take_turns(self) -> None:
+        lane = TierQueue()
+        for number in range(3):
+            lane.push(queued(f"a{number}", "a"))
+        for number in range(3):
+            lane.push(queued(f"b{number}", "b"))
+        assert drain(lane) == ["a0", "b0", "a1", "b1", "a2", "b2"]
+
+    def test_a_flood_does_not_delay_who_comes_after_it(self) -> None:
+        lane = TierQueue()
+        for number in range(1000):
+            lane.push(queued(f"flood-{number}", "a"))
+        for _ in range(10):
+            lane.pop()
+        lane.push(queued("late", "b"))
+        assert drain(lane).index("late") <= 2
+
+    def test_nobody_saves_up_turns_while_away(self) -> None:
+        lane = TierQueue()
+        lane.push(queued("b-early", "b"))
+        for number in range(200):
+            lane.push(queued(f"a{number}", "a"))
+        for _ in range(101):
+            lane.pop()
+        for number in range(50):
+            lane.push(queued(f"b{number}", "b"))
+        rides = [id[0] for id in drain(lane)][:40]
+        assert 18 <= rides.count("b") <= 22
+
+    @given(st.lists(TENANTS | st.none(), max_size=120))
+    def test_an_entry_waits_for_at_most_two_turns_of_each_other_tenant(self, steps: list[str | None]) -> None:
+        """Push for a tenant, or pop (None). Of each other tenant no more than two rides go before an entry
+        beyond those that pair up with its own tenant's entries ahead of it."""
+        lane, rides = TierQueue(), Counter[str]()
+        waiting: Counter[str] = Counter()
+        promised: dict[str, tuple[int, Counter[str]]] = {}
+        for number, tenant in enumerate([*steps, *[None] * len(steps)]):
+            if tenant is not None:
+                promised[str(number)] = (waiting[tenant], rides.copy())
+                waiting[tenant] += 1
+                lane.push(queued(str(number), tenant))
+            elif (taken := lane.pop()) is not None:
+                mine, (own_ahead, before) = taken.entry.tenant, promised[taken.entry.id]
+                assert all(rides[other] - before[other] <= own_ahead + 2 for other in rides if other != mine)
+                rides[mine] += 1
+                waiting[mine] -= 1
+        assert lane.depth == 0
+
+    @given(st.lists(st.tuples(st.sampled_from(["push", "pop", "drop"]), TENANTS, st.integers(0, 50)), max_size=150))
+    def test_each_entry_is_taken_once_or_dropped_and_a_tenants_own_order_is_kept(
+        self, steps: list[tuple[str, str, int]]
+    ) -> None:
+        lane, waiting = TierQueue(), list[QueuedEntry]()
+        for number, (step, tenant, pick) in enumerate(steps):
+            if step == "push":
+                waiting.append(queued(str(number), tenant, now=float(number)))
+                lane.push(waiting[-1])
+            elif step == "drop" and waiting:
+                lane.drop(waiting.pop(pick % len(waiting)))
+            elif step == "pop":
+                taken = lane.pop()
+                assert (taken is None) == (not waiting)
+                if taken is not None:
+                    assert taken.state == RUNNING
+                    assert taken in waiting
+                    waiting.remove(taken)
+            assert lane.depth == len(waiting)
+            oldest = lane.oldest()
+            assert oldest is (min(waiting, key=lambda one: one.arrived) if waiting else None)
+        assert sorted(drain(lane)) == sorted(one.entry.id for one in waiting)
+
+    @given(st.lists(TENANTS, min_size=1, max_size=40))
+    def test_a_tenants_own_order_is_kept(self, tenants: list[str]) -> None:
+        lane = TierQueue()
+        for number, tenant in enumerate(tenants):
+            lane.push(queued(f"{tenant}{number:03}", tenant))
+        order = drain(lane)
+        for tenant in set(tenants):
+            own = [id for id in order if id[0] == tenant]
+            assert own == sorted(own)
+
+    def test_what_was_dropped_never_rides(self) -> None:
+        lane = TierQueue()
+        kept, dropped = queued("kept"), queued("dropped")
+        lane.push(dropped)
+        lane.push(kept)
+        lane.drop(dropped)
+        assert (dropped.state, lane.depth) == (GONE, 1)
+        assert lane.oldest() is kept
+        assert drain(lane) == ["kept"]
+
+    def test_a_tenant_whose_entries_were_dropped_gets_its_turns_back(self) -> None:
+        lane = TierQueue()
+        for number in range(100):
+            lane.push(queued(f"b{number}", "b"))
+        cancelled = [queued(f"a{number}", "a") for number in range(500)]
+        for one in cancelled:
+            lane.push(one)
+        for one in cancelled:
+            lane.drop(one)
+        lane.push(queued("again", "a"))
+        assert drain(lane).index("again") <= 2
+
+    def test_and_its_turn_in_the_round_that_is_next(self) -> None:
+        lane = TierQueue()
+        lane.push(queued("b1", "b"))
+        left = queued("left", "a")
+        lane.push(left)
+        lane.drop(left)
+        lane.push(queued("b2", "b"))
+        lane.push(queued("a", "a"))
+        assert drain(lane) == ["b1", "a", "b2"]
+
+    def test_what_was_dropped_is_ahead_of_nobody(self) -> None:
+        lane = TierQueue()
+        rows = [queued(f"{tenant}1", tenant) for tenant in "abcd"]
+        for one in (*rows, *(queued(f"a{number}", "a") for number in range(2, 7))):
+            lane.push(one)
+        assert lane.ahead("d") == 8
+        lane.drop(rows[1])
+        assert (lane.depth, lane.ahead("d"), lane.ahead("stranger")) == (8, 6, 3)
+
+    def test_a_tenant_that_is_forgotten_may_leave(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(fair_queue, "FORGET_ABOVE", -9)
+        lane = TierQueue()
+        waiting = [queued(tenant, tenant) for tenant in "abc"]
+        for one in waiting:
+            lane.push(one)
+        assert lane.pop() is waiting[0]
+        lane.drop(waiting[1])
+        assert drain(lane) == ["c"]
+
+    def test_a_stream_of_strangers_does_not_starve_a_tenant_who_waits(self) -> None:
+        """Each newcomer is owed a turn, but not one before a turn that was owed already."""
+        lane = TierQueue()
+        for number in range(20):
+            lane.push(queued(f"regular-{number}", "regular"))
+        regulars = 0
+        for number in range(400):
+            for place in range(2):
+                lane.push(queued(f"{number}-{place}", f"stranger-{number}-{place}"))
+            taken = lane.pop()
+            assert taken is not None
+            regulars += taken.entry.tenant == "regular"
+        assert regulars >= 5
+
+    @pytest.mark.parametrize("backlog", [0, 1, 50])
+    def test_forgets_tenants_who_are_gone(self, backlog: int) -> None:
+        lane = TierQueue()
+        for number in range(backlog):
+            lane.push(queued(f"waits-{number}", "a"))
+        for number in range(5 * FORGET_ABOVE):
+            lane.push(queued(str(number), f"tenant-{number}"))
+            lane.pop()
+            lane.oldest()
+        assert _remembered(lane) <= 2 * FORGET_ABOVE
+
+
+def _remembered(lane: TierQueue) -> int:
+    """Tenants and entries that a lane still holds on to, in whatever it keeps them."""
+    kept = [getattr(lane, name) for name in lane.__slots__]
+    return max(len(thing) for thing in kept if hasattr(thing, "__len__"))
+
+
+class TestDueLine:
+    @given(
+        st.lists(
+            st.tuples(st.sampled_from(["push", "leave", "overdue"]), st.integers(0, 10), st.integers(0, 100)),
+            max_size=100,
+        )
+    )
+    def test_agrees_with_a_sorted_list(self, steps: list[tuple[str, float, int]]) -> None:
+        line, model, now = DeadlineQueue(), list[QueuedEntry](), 0.0
+        for number, (step, seconds, pick) in enumerate(steps):
+            if step == "push":
+                model.append(queued(str(number), now=now, timeout=seconds))
+                line.push(model[-1])
+            elif step == "leave" and model:
+                model.pop(pick % len(model)).state = RUNNING
+            elif step == "overdue":
+                now += seconds / 3
+                late = list(line.overdue(now))
+                assert [one.queue_due for one in late] == sorted(one.queue_due for one in model if one.queue_due <= now)
+                for one in late:
+                    one.state = GONE
+                model = [one for one in model if one.queue_due > now]
+            assert line.earliest() == min((one.queue_due for one in model), default=math.inf)
+
+    def test_what_came_later_and_is_due_sooner_is_overdue_in_its_turn(self) -> None:
+        line, first, last, between = DeadlineQueue(), *(queued(timeout=due) for due in (2.0, 5.0, 3.0))
+        for one in (first, last, between):
+            line.push(one)
+        assert [list(line.overdue(now)) for now in (2.5, 3.0, 9.0)] == [[first], [between], [last]]
+
+    def test_what_left_is_not_overdue(self) -> None:
+        line, left, waits = DeadlineQueue(), queued("left", timeout=1.0), queued("waits", timeout=1.0)
+        line.push(left)
+        line.push(waits)
+        left.state = RUNNING
+        assert list(line.overdue(1.0)) == [waits]
+
+
+class TestTurns:
+    @staticmethod
+    def ride(depths: list[int], limit: int, share: float, arrived: Callable[[int, int], float]) -> list[int]:
+        """How many of each tier ride, where entry `n` of tier `t` came at `arrived(t, n)`."""
+        lanes = [TierQueue() for _ in depths]
+        for tier, depth in enumerate(depths):
+            for number in range(depth):
+                lanes[tier].push(queued(f"{tier}-{number}", now=arrived(tier, number)))
+        counts = [0] * len(depths)
+        for lane in turns(lanes, limit, share):
+            assert lane.pop() is not None
+            counts[lanes.index(lane)] += 1
+        assert [lane.depth for lane in lanes] == [depth - count for depth, count in zip(depths, counts, strict=True)]
+        return counts
+
+    @pytest.mark.parametrize(
+        ("depths", "limit", "counts"),
+        [
+            ([3, 3, 3], 9, [3, 3, 3]),
+            ([3, 3, 3], 20, [3, 3, 3]),
+            ([0, 0, 5], 3, [0, 0, 3]),
+            ([20, 5, 5], 10, [10, 0, 0]),
+            ([4, 20, 5], 10, [4, 6, 0]),
+            ([0, 0, 0], 10, [0, 0, 0]),
+        ],
+    )
+    def test_tiers_in_order(self, depths: list[int], limit: int, counts: list[int]) -> None:
+        assert self.ride(depths, limit, 0.0, lambda tier, number: 0.0) == counts
+
+    def test_under_contention_a_share_is_kept_for_the_lower_tiers(self) -> None:
+        assert self.ride([100, 0, 100], 20, 0.1, lambda tier, number: 0.0) == [18, 0, 2]
+
+    def test_what_is_kept_goes_to_whoever_of_the_lower_tiers_has_waited_longest(self) -> None:
+        """Entry by entry: the second place is not for the tier whose oldest has just got the first."""
+        came = {1: [1.0, 5.0, 5.0], 2: [2.0, 3.0, 4.0]}
+        counts = self.ride([100, 3, 3], 30, 0.1, lambda tier, number: came[tier][number] if tier else 0.0)
+        assert counts == [27, 1, 2]
+
+    def test_without_contention_nothing_is_kept(self) -> None:
+        assert self.ride([18, 0, 2], 20, 0.5, lambda tier, number: 0.0) == [18, 0, 2]
+
+    @given(
+        depths=st.lists(st.integers(0, 30), min_size=1, max_size=4),
+        limit=st.integers(1, 40),
+        share=st.floats(0.0, 0.5),
+        arrivals=st.randoms(use_true_random=False),
+    )
+    def test_a_batch_is_as_full_as_it_can_be_and_no_tier_starves(
+        self, depths: list[int], limit: int, share: float, arrivals: object
+    ) -> None:
+        counts = self.ride(depths, limit, share, lambda tier, number: hash((tier, number)) % 97)
+        assert sum(counts) == min(limit, sum(depths))
+        lower = [tier for tier, depth in enumerate(depths) if depth][1:]
+        if sum(depths) > limit and lower:
+            owed = min(reserved_places(limit, share), sum(depths[tier] for tier in lower))
+            assert sum(counts[tier] for tier in lower) >= owed
+
+    def test_the_lowest_tier_is_served_however_long_the_others_flood(self) -> None:
+        lanes = [TierQueue(), TierQueue(), TierQueue()]
+        lanes[2].push(queued("patient", now=0.0))
+        for batch in range(50):
+            for number in range(10):
+                lanes[0].push(queued(f"e{batch}-{number}", now=batch + 1.0))
+                lanes[1].push(queued(f"p{batch}-{number}", now=batch + 1.0))
+            riders = [taken.entry.id for lane in turns(lanes, 10, 0.1) if (taken := lane.pop())]
+            if "patient" in riders:
+                break
+        assert batch == 0
+
+    @pytest.mark.parametrize(
+        ("limit", "share", "places"),
+        [(100, 0.1, 10), (32, 0.1, 3), (4, 0.1, 1), (2, 0.1, 1), (1, 0.1, 0), (32, 0.0, 0)],
+    )
+    def test_reserved_places(self, limit: int, share: float, places: int) -> None:
+        assert reserved_places(limit, share) == places
+
+
+def test_states_are_told_apart() -> None:
+    assert len({QUEUED, RUNNING, GONE}) == 3
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["push", "push", "push", "pop", "drop"]), st.sampled_from("abcd")), max_size=60)
+)
+def test_what_is_served_before_an_entry_is_never_more_than_a_lane_says(steps: list[tuple[str, str]]) -> None:
+    """Unless entries are dropped, which leaves gaps; then the lane still counts what it holds."""
+    lane, gaps = TierQueue(), False
+    waiting: list[QueuedEntry] = []
+    for number, (what, tenant) in enumerate(steps):
+        if what == "push":
+            said = lane.ahead(tenant)
+            queued = queued_at(entry(str(number), tenant=tenant), 0.0)
+            assert 0 <= said <= lane.depth
+            if not gaps:
+                assert said >= served_before(waiting, tenant, lane)
+            lane.push(queued)
+            waiting.append(queued)
+        elif what == "pop" and waiting:
+            popped = lane.pop()
+            assert popped is not None
+            waiting.remove(popped)
+        elif what == "drop" and waiting:
+            lane.drop(waiting.pop(0))
+            gaps = bool(waiting)
+    assert lane.depth == len(waiting)
+
+
+def served_before(waiting: list[QueuedEntry], tenant: str, lane: TierQueue) -> int:
+    """How many of those that wait are in rounds up to the one in which the tenant's next entry would be."""
+    own = max((queued.round for queued in waiting if queued.entry.tenant == tenant), default=0) + 1
+    return sum(queued.round <= max(own, lane._next) for queued in waiting)
+
+
+class Text(str):
+    """A text that can be watched."""
+
+
+def pushed(
+    into: Callable[[QueuedEntry], None], number: int, leave: Callable[[QueuedEntry], object]
+) -> weakref.ref[Text]:
+    """The input of an entry that comes and leaves."""
+    text = Text(f"input {number}")
+    one = queued_at(entry(str(number), tenant=f"t{number % 7}", input=text, queue_timeout=9.0 - number % 3), 0.0)
+    into(one)
+    leave(one)
+    return weakref.ref(text)
+
+
+class TestWhatHasLeft:
+    """Nobody's input lies about because somebody else waits on."""
+
+    def test_a_due_line_lets_go_of_it(self) -> None:
+        line = DeadlineQueue()
+        for patience in (1.0, 5.0):
+            line.push(queued("head", timeout=patience))
+
+        def leave(one: QueuedEntry) -> None:
+            one.state = GONE
+            line.tidy()
+
+        inputs = [pushed(line.push, number, leave) for number in range(2000)]
+        assert sum(text() is not None for text in inputs) <= 2 * STALE
+        assert line.earliest() == 1.0
+
+    @pytest.mark.parametrize("emptied", [False, True])
+    def test_a_lane_lets_go_of_what_is_dropped(self, emptied: bool) -> None:
+        lane = TierQueue()
+        if emptied:
+            lane.push(queued("before"))
+            lane.pop()
+        for number in range(3):
+            lane.push(queued(f"head {number}", f"t{number}"))
+        inputs = [pushed(lane.push, number, lane.drop) for number in range(2000)]
+        assert sum(text() is not None for text in inputs) <= 2 * STALE
+        assert drain(lane) == ["head 0", "head 1", "head 2"]
+
+    def test_a_lane_lets_go_of_what_was_served_before_the_oldest(self) -> None:
+        """A tenant with many entries is overtaken by others that come one by one."""
+        lane = TierQueue()
+        for number in range(500):
+            lane.push(queued(f"flood {number}", "flood"))
+
+        def serve(_: QueuedEntry) -> None:
+            lane.pop()
+            lane.tidy()
+
+        inputs = [pushed(lane.push, number, serve) for number in range(1400)]
+        assert lane.depth == 500
+        while lane.depth > 10:
+            lane.pop()
+        lane.tidy()
+        assert sum(text() is not None for text in inputs) <= STALE

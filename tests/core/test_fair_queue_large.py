@@ -1,0 +1,178 @@
+"""Large entries: what they cost their tenant, and how few of them ride with others."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.core.admission import Refused
+from headway.core.budget import GREED
+from headway.core.fair_queue import BATCH_PAGES, LOOKED_AT, PAGE, QueuedEntry, TierQueue, queued_at
+from headway.core.queue import MIXED_SECONDS, ModelQueue, QueueLimits
+from headway.model import Entry
+from tests.core.entries import entry
+from tests.core.test_fair_queue import drain
+from tests.core.test_queue import ids, leave
+
+
+def paged(id: str, tenant: str, pages: int = 1, tier: int = 0) -> Entry:
+    return entry(id, input="x" * PAGE * pages, tenant=tenant, tier=tier)
+
+
+def push(lane: TierQueue, id: str, tenant: str, pages: int = 1) -> QueuedEntry:
+    queued = queued_at(paged(id, tenant, pages), 0.0)
+    lane.push(queued)
+    return queued
+
+
+@pytest.mark.parametrize(
+    ("length", "parameters", "cost"),
+    [(0, 0, 1), (PAGE, 0, 1), (PAGE, 1, 2), (PAGE + 1, 0, 2), (0, 3 * PAGE, 3), (900_000, 0, 220)],
+)
+def test_an_entry_costs_a_round_for_each_page(length: int, parameters: int, cost: int) -> None:
+    large = Entry("1", "m", "x" * length, 0, "t", "g", 1.0, 1.0, b"1" * parameters)
+    assert queued_at(large, 0.0).cost == cost
+
+
+class TestLane:
+    def test_rounds_go_by_pages(self) -> None:
+        lane = TierQueue()
+        for number in range(3):
+            push(lane, f"large-{number}", "a", 3)
+        for number in range(8):
+            push(lane, f"b{number}", "b")
+        expected = ["large-0", "b0", "b1", "b2", "large-1", "b3", "b4", "b5", "large-2", "b6", "b7"]
+        assert drain(lane) == expected
+
+    def test_the_first_large_entry_of_a_tenant_waits_no_longer_than_a_small_one(self) -> None:
+        lane = TierQueue()
+        for number in range(20):
+            push(lane, f"b{number}", "b")
+        push(lane, "large", "a", 100)
+        assert drain(lane).index("large") == 1
+
+    def test_who_has_had_a_large_one_is_served_at_once_when_nobody_else_waits(self) -> None:
+        lane = TierQueue()
+        for number in range(3):
+            push(lane, f"large-{number}", "a", 50)
+        push(lane, "small", "a")
+        assert drain(lane) == ["large-0", "large-1", "large-2", "small"]
+
+    def test_a_large_one_that_leaves_costs_nothing(self) -> None:
+        lane = TierQueue()
+        push(lane, "first", "a")
+        gone = push(lane, "large", "a", 10)
+        for number in range(4):
+            push(lane, f"b{number}", "b")
+        lane.drop(gone)
+        push(lane, "second", "a")
+        assert drain(lane) == ["first", "b0", "b1", "second", "b2", "b3"]
+
+    def test_what_costs_more_than_there_is_room_for_stays_first(self) -> None:
+        lane = TierQueue()
+        push(lane, "large", "a", 10)
+        push(lane, "b", "b")
+        assert lane.pop(9) is None
+        assert lane.depth == 2
+        assert drain(lane) == ["large", "b"]
+
+    def test_what_does_not_fit_yet_stays_behind_who_comes_before_its_turn(self) -> None:
+        lane = TierQueue()
+        for number in range(2):
+            push(lane, f"large-{number}", "a", 10)
+        gone = push(lane, "gone", "c", 10)
+        assert lane.pop(10) is not None
+        lane.drop(gone)
+        assert lane.pop(9) is None
+        push(lane, "b", "b")
+        taken = lane.pop(9)
+        assert taken is not None
+        assert taken.entry.id == "b"
+
+    @given(
+        st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from([0, 1, 1, 2, 5, LOOKED_AT + 9])), max_size=40),
+        st.sampled_from("abcd"),
+    )
+    def test_no_more_are_served_before_an_entry_than_was_said(self, steps: list[tuple[str, int]], tenant: str) -> None:
+        """Push an entry of a tenant with so many pages, or pop (0)."""
+        lane = TierQueue()
+        for number, (other, pages) in enumerate(steps):
+            if pages:
+                push(lane, str(number), other, pages)
+            else:
+                lane.pop()
+        said = lane.ahead(tenant)
+        push(lane, "mine", tenant)
+        assert drain(lane).index("mine") <= said
+
+
+def make(max_queue: int = 1000, tiers: int = 1) -> ModelQueue:
+    return ModelQueue(QueueLimits(tiers=tiers, max_batch=8, max_queue=max_queue))
+
+
+def offer(queue: ModelQueue, *entries: Entry, now: float = 0.0) -> list[bool]:
+    """Whether each was let in."""
+    return [not isinstance(queue.offer(one, now), Refused) for one in entries]
+
+
+class TestBatches:
+    def test_one_tenant_alone_has_its_batches_full_however_large(self) -> None:
+        queue = make()
+        offer(queue, *(paged(f"a{number}", "a", BATCH_PAGES) for number in range(8)))
+        assert len(leave(queue).members) == 8
+
+    def test_of_large_entries_others_ride_with_one(self) -> None:
+        queue = make()
+        offer(queue, *(paged(f"a{number}", "a", 2 * BATCH_PAGES) for number in range(3)))
+        offer(queue, *(paged(f"b{number}", "b") for number in range(4)))
+        assert ids(leave(queue)) == ["a0", "b0", "b1", "b2", "b3"]
+        assert ids(leave(queue)) == ["a1"]
+        assert ids(leave(queue, now=MIXED_SECONDS)) == ["a2"]
+
+    def test_or_with_as_many_as_have_the_pages_together(self) -> None:
+        queue = make()
+        offer(queue, paged("b", "b"), *(paged(f"a{number}", "a", BATCH_PAGES // 3) for number in range(6)))
+        assert ids(leave(queue)) == ["b", "a0", "a1", "a2"]
+
+    def test_batches_are_full_again_when_the_others_have_gone(self) -> None:
+        queue = make()
+        offer(queue, paged("b", "b"), *(paged(f"a{number}", "a", BATCH_PAGES) for number in range(9)))
+        assert ids(leave(queue)) == ["b", "a0"]
+        offer(queue, paged("last", "a", BATCH_PAGES), now=MIXED_SECONDS - 0.1)
+        assert len(leave(queue, now=MIXED_SECONDS).members) == 8
+
+    def test_a_tier_whose_next_one_does_not_fit_leaves_its_places_to_the_others(self) -> None:
+        queue = make(tiers=2)
+        offer(queue, *(paged(f"a{number}", "a", BATCH_PAGES) for number in range(3)))
+        offer(queue, *(paged(f"b{number}", "b", tier=1) for number in range(9)))
+        assert ids(leave(queue)) == ["a0", *(f"b{number}" for number in range(7))]
+
+
+class TestPlaces:
+    def test_one_tenant_leaves_a_tenth_of_the_places(self) -> None:
+        queue = make(max_queue=100)
+        admitted = offer(queue, *(paged(str(number), "a") for number in range(100)))
+        assert admitted.count(True) == 100 * GREED // (GREED + 1)
+        assert all(offer(queue, *(paged(f"b{number}", "b") for number in range(9))))
+        assert offer(queue, paged("again", "a")) == [False]
+
+    def test_whoever_has_nothing_yet_gets_the_last_place(self) -> None:
+        queue = make(max_queue=10)
+        offer(queue, *(paged(str(number), "a") for number in range(10)))
+        assert offer(queue, paged("first", "b"), paged("second", "b"), paged("third", "c")) == [True, False, False]
+
+    def test_places_of_who_has_left_are_free(self) -> None:
+        queue = make(max_queue=10)
+        waiting = [queue.offer(paged(str(number), "a"), 0.0) for number in range(9)]
+        assert offer(queue, paged("more", "a")) == [False]
+        assert isinstance(waiting[0], QueuedEntry)
+        queue.remove(waiting[0])
+        assert offer(queue, paged("more", "a"), paged("most", "a")) == [True, False]
+        leave(queue, limit=3)
+        assert offer(queue, *(paged(f"again-{number}", "a") for number in range(4))) == [True, True, True, False]
+
+    def test_tiers_of_a_tenant_count_together(self) -> None:
+        queue = make(max_queue=20, tiers=2)
+        admitted = offer(queue, *(paged(str(number), "a", tier=number % 2) for number in range(20)))
+        assert admitted.count(True) == 18

@@ -1,0 +1,249 @@
+"""Bodies in, answers and problem documents out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.config import Settings
+from headway.errors import SHOWN, STATUS, TITLE, BadRequest, PayloadTooLarge
+from headway.http.inference.codecs import (
+    HOPELESS,
+    native,
+    problem,
+    problem_body,
+    problem_header,
+    problem_response,
+)
+
+SHAPES = INFERENCE, PLAIN, PREDICT = native(Settings())
+
+
+def test_reads_the_three_shapes() -> None:
+    body = b'{"input": "a", "model": "m", "parameters": {"k": [1, 2]}, "client_id": "me", "more": [{}]}'
+    assert INFERENCE.read(body) == ("m", "a", b'{"k": [1, 2]}')
+    assert PLAIN.read(b'{"input": "a", "model": 3}') == (None, "a", b"")
+    assert PREDICT.read(b'{"model_id": "m", "input_data": "a", "input": 3}') == ("m", "a", b"")
+
+
+@pytest.mark.parametrize("parameters", [b"", b', "parameters": null', b', "parameters": {}'])
+def test_no_parameters_are_nothing(parameters: bytes) -> None:
+    assert INFERENCE.read(b'{"input": ""' + parameters + b"}") == (None, "", b"")
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"", "empty"),
+        (b"{", "not JSON"),
+        (b"nonsense", "not JSON"),
+        (b'{"input": "a"} x', "not JSON"),
+        (b"\xef\xbb\xbf{}", "not JSON"),
+        ('{"input": "a"}'.encode("utf-16"), "not UTF-8"),
+        (b"[]", "Expected `object`, got `array`"),
+        (b"3", "Expected `object`, got `int`"),
+        (b"{}", "missing required field `input`"),
+        (b'{"input": 3}', "Expected `str`, got `int` - at `$.input`"),
+        (b'{"input": null}', "Expected `str`, got `null` - at `$.input`"),
+        (b'{"input": ["a"]}', "Expected `str`, got `array` - at `$.input`"),
+        (b'{"input": "a", "model": 3}', "Expected `str | null`, got `int` - at `$.model`"),
+        (b'{"input": "a", "client_id": {}}', "`$.client_id`"),
+        (b'{"input": "a", "parameters": []}', "`$.parameters`"),
+        (b'{"input": "a", "parameters": "x"}', "`$.parameters`"),
+        (b'{"input": "a", "parameters": {"x": NaN}}', "not JSON"),
+        (b'{"input": "a", "parameters": {"x": 1e999}}', "out of range"),
+        (b'{"input": "a", "parameters": {"x": ' + b"9" * 5000 + b"}}", "out of range"),
+        (b'{"input": "a", "parameters": {"x": "\xff"}}', "not UTF-8"),
+        (b'{"input": "a", "parameters": {"x": "\\ud800"}}', "surrogate"),
+        (b'{"input": "a", "parameters": ' + b'{"x":' * 33 + b"1" + b"}" * 33 + b"}", "deeper than 32"),
+        (b'{"input": "a", "parameters": {"x": ' + b"[" * 32 + b"]" * 32 + b"}}", "deeper than 32"),
+        (b'{"input": "a", "parameters": ' + b'{"x":' * 100_000 + b"}" * 100_000 + b"}", "too deeply"),
+        (b'{"input": "a", "more": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "too deeply"),
+        (b'{"input": "a", "more": NaN}', "not JSON"),
+        (b"[" * 100_000, "Expected `object`"),
+        (b'{"input": "\xff"}', "not UTF-8: invalid start byte at byte 11"),
+        (b'{"input": "\xe2\x82"}', "not UTF-8"),
+        (b'{"input": "\xed\xa0\x80"}', "not UTF-8"),
+        (b'{"input": "a", "more": "\xff"}', "not UTF-8"),
+        (b'{"input": "\\ud800"}', "lone surrogate"),
+        (b'{"input": "\\ud800\\u0041"}', "lone surrogate"),
+        (b'{"input": "x\\udc00"}', "lone surrogate"),
+        (b'{"input": "\\u0000"}', "U+0000"),
+        (b'{"input": "\x00"}', "not JSON"),
+        (b'{"input": "\x01"}', "not JSON"),
+    ],
+)
+def test_says_what_is_wrong_with_a_body(body: bytes, says: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        INFERENCE.read(body)
+    assert says in caught.value.message
+
+
+def test_parameters_may_be_as_deep_as_promised() -> None:
+    deep = b'{"x":' * 32 + b"1" + b"}" * 32
+    wide = b'{"x":[' + b"{}," * 100 + b"{}]}"
+    assert INFERENCE.read(b'{"input": "a", "parameters": ' + deep + b"}") == (None, "a", deep)
+    assert INFERENCE.read(b'{"input": "a", "parameters": ' + wide + b"}") == (None, "a", wide)
+
+
+def test_predict_names_its_own_members() -> None:
+    with pytest.raises(BadRequest, match="model_id"):
+        PREDICT.read(b'{"input_data": "a"}')
+    with pytest.raises(BadRequest, match=r"\$.input_data"):
+        PREDICT.read(b'{"model_id": "m", "input_data": 1}')
+
+
+def test_octets_are_the_input_itself() -> None:
+    assert PREDICT.text("é\n😀".encode()) == "é\n😀"
+    with pytest.raises(BadRequest, match="UTF-8"):
+        PREDICT.text(b"\xff")
+    with pytest.raises(BadRequest, match=r"U\+0000"):
+        PREDICT.text(b"a\0b")
+
+
+@given(st.text(alphabet=st.characters(exclude_characters="\0", exclude_categories=["Cs"])), st.booleans())
+def test_any_text_comes_through(text: str, escaped: bool) -> None:
+    body = json.dumps({"input": text}, ensure_ascii=escaped).encode()
+    assert INFERENCE.read(body) == (None, text, b"")
+    assert json.loads(INFERENCE.write("req_1", text, 1.5, "v"))["output"] == text
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_taken_or_refused(noise: bytes) -> None:
+    for shape in SHAPES:
+        for body in (noise, b'{"input": "' + noise + b'"}', b'{"input": "a", "parameters": ' + noise + b"}"):
+            try:
+                shape.read(body)
+            except BadRequest as exc:
+                assert exc.message
+
+
+def test_writes_the_three_answers() -> None:
+    assert json.loads(INFERENCE.write("req_1", "A", 1.5, "7")) == {
+        "request_id": "req_1",
+        "output": "A",
+        "metadata": {"tokens_used": None, "latency_ms": 1.5, "model_version": "7"},
+    }
+    assert json.loads(PLAIN.write("req_1", "A", 1.5, "7")) == {"output": "A", "request_id": "req_1", "latency_ms": 1.5}
+    assert json.loads(PREDICT.write("req_1", "A", 1.5, "7")) == {
+        "request_id": "req_1",
+        "output": "A",
+        "latency_ms": 1.5,
+    }
+
+
+@pytest.mark.parametrize("code", STATUS)
+def test_a_problem_says_everything_twice(code: str) -> None:
+    document = json.loads(problem_body(problem(code, "why", "req_1")))
+    wait = {"retry_after_ms": 1000} if STATUS[code] in (429, 503) else {}
+    assert document == {
+        "type": f"/docs#{code.lower().replace('_', '-')}",
+        "title": TITLE[code],
+        "status": STATUS[code],
+        "detail": "why",
+        "error": SHOWN.get(code, code),
+        "message": "why",
+        "request_id": "req_1",
+        **wait,
+    }
+    header = problem_header(code)
+    assert ("retry-after" in header) == (STATUS[code] in (429, 503))
+    assert ("x-should-retry" in header) == (code in HOPELESS)
+    assert not (code in HOPELESS and STATUS[code] in (429, 500, 502, 503, 504))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "whole", "milliseconds"),
+    [(0.0, "1", "0"), (0.25, "1", "250"), (1.0, "1", "1000"), (2.0004, "3", "2001")],
+)
+def test_retry_after_is_rounded_up(seconds: float, whole: str, milliseconds: str) -> None:
+    header = problem_header("SHED", seconds, "queue")
+    assert (header["retry-after"], header["retry-after-ms"]) == (whole, milliseconds)
+    assert header["x-headway-dropped-reason"] == "queue"
+
+
+def test_a_reason_that_could_break_the_header_is_left_out() -> None:
+    assert "x-headway-dropped-reason" not in problem_header("SHED", 1.0, "a\r\nx: y")
+
+
+def test_a_message_that_is_no_unicode_is_escaped() -> None:
+    raw = problem_response("REJECTED_BY_MODEL", "bad \ud800", "req_1", date=b"now", close=True)
+    head, _, body = raw.partition(b"\r\n\r\n")
+    assert json.loads(body)["message"] == "bad \\ud800"
+    assert b"\r\ncontent-length: %d" % len(body) in head
+    assert b"\r\nconnection: close\r\n" in head
+
+
+def reading(**settings: Any) -> Callable[[str], str]:
+    """What the model gets of an input under these settings, whichever way it comes."""
+    shapes = native(Settings(**settings))
+
+    def read(text: str) -> str:
+        bodies = [{"input": text}, {"input": text}, {"model_id": "m", "input_data": text}]
+        inputs = {shape.read(json.dumps(body).encode())[1] for shape, body in zip(shapes, bodies, strict=True)}
+        inputs.add(shapes[2].text(text.encode()))
+        (input,) = inputs
+        return input
+
+    return read
+
+
+def test_an_input_may_be_as_long_as_told() -> None:
+    read = reading(max_input_chars=3)
+    assert read("é😀x") == "é😀x"
+    with pytest.raises(PayloadTooLarge, match=r"4 characters; at most 3 .*max_input_chars"):
+        read("abcd")
+    assert len(reading()("x" * 100_000)) == 100_000
+
+
+CONTROLS = [chr(code) for code in (*range(1, 9), 11, 12, *range(14, 32), *range(127, 160))]
+TEXT = "a\tb\r\nc\u00a0\u200d\u2028é😀\u202e"
+
+
+@pytest.mark.parametrize("control", CONTROLS, ids=[f"U+{ord(control):04X}" for control in CONTROLS])
+def test_control_characters_are_kept_stripped_or_refused(control: str) -> None:
+    text = f"x{control}y{control}"
+    assert reading()(text) == reading(control_chars="keep")(text) == text
+    assert reading(control_chars="strip")(text) == "xy"
+    with pytest.raises(BadRequest, match=rf"U\+{ord(control):04X} at character 1; .*control_chars"):
+        reading(control_chars="refuse")(text)
+
+
+@pytest.mark.parametrize("policy", ["keep", "strip", "refuse"])
+def test_other_characters_are_never_touched_and_nul_never_taken(policy: str) -> None:
+    read = reading(control_chars=policy)
+    assert read(TEXT) == TEXT
+    assert read("") == ""
+    with pytest.raises(BadRequest, match=r"U\+0000"):
+        read("a\0b")
+
+
+def test_parameters_may_be_as_many_as_told() -> None:
+    def body(count: int) -> bytes:
+        return json.dumps({"input": "a", "parameters": {str(number): number for number in range(count)}}).encode()
+
+    read = native(Settings(max_parameters=3))[0].read
+    assert json.loads(read(body(3))[2]) == {"0": 0, "1": 1, "2": 2}
+    with pytest.raises(BadRequest, match=r"4 members; at most 3 .*max_parameters"):
+        read(body(4))
+    with pytest.raises(BadRequest, match="65 members"):
+        INFERENCE.read(body(65))
+
+
+def test_of_a_member_that_is_there_twice_the_last_counts() -> None:
+    body = b'{"input": 1, "input": "a", "parameters": {"x": 1, "x": 2}, "parameters": {"y": 1, "y": 2}, "input": "b"}'
+    with pytest.raises(BadRequest, match=r"`\$.input`"):
+        INFERENCE.read(body)
+    model, text, parameters = INFERENCE.read(body.replace(b'"input": 1, ', b""))
+    assert (model, text) == (None, "b")
+    assert json.loads(parameters) == {"y": 2}
+
+
+def test_members_that_nobody_knows_are_skipped_however_many() -> None:
+    body = b'{"input": "a"' + b"".join(b',"%d":[{}]' % number for number in range(50_000)) + b"}"
+    assert INFERENCE.read(body) == (None, "a", b"")

@@ -1,0 +1,394 @@
+"""The native routes on the wire: answers, errors, ids, deadlines, tiers, and clients that leave."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headway.errors import STATUS
+from headway.http.inference import fast_path
+from headway.model import Failure, Reply
+from tests.http.stand import INSTANT, Stand, get, post, served
+
+UUID = "0189f7a4-1111-7222-8333-444455556666"
+
+
+def test_answers_the_three_shapes() -> None:
+    async def main(stand: Stand) -> None:
+        first = await stand.ask(post('{"input": "hé"}'))
+        assert (first.status, first.header["content-type"]) == (200, "application/json")
+        assert first.json["output"] == "HÉ"
+        assert first.json["request_id"] == first.header["x-request-id"]
+        assert set(first.json) == {"request_id", "output", "metadata"}
+        assert first.json["metadata"]["tokens_used"] is None
+        assert first.json["metadata"]["model_version"] == "1"
+        assert 0 <= first.json["metadata"]["latency_ms"] < 20_000
+
+        second = await stand.ask(post('{"input": ""}', "/api/inference"))
+        assert set(second.json) == {"output", "request_id", "latency_ms"}
+        assert second.json["output"] == ""
+
+        third = await stand.ask(post('{"model_id": "other", "input_data": "x"}', "/v1/predict"))
+        assert set(third.json) == {"request_id", "output", "latency_ms"}
+
+        raw = "é\0"[:1].encode()
+        fourth = await stand.ask(
+            post(raw, "/v1/predict?model_id=a%2Fb&x=1", "Content-Type: application/octet-stream; a=b")
+        )
+        assert fourth.json["output"] == "É"
+        assert [asked.model for asked in stand.gateway.asked] == ["default", "default", "other", "a/b"]
+
+    served(main)
+
+
+@pytest.mark.parametrize(
+    ("fields", "id"),
+    [
+        ([f"X-Request-Id: {UUID}"], UUID),
+        ([f"X-Request-Id: req_{UUID.upper()}"], UUID),
+        ([f"X-Request-Id: REQ_{UUID}"], None),
+        (["X-Request-Id: 123"], None),
+        (["X-Request-Id:"], None),
+        ([f"X-Request-Id: {UUID}0"], None),
+        ([], None),
+    ],
+)
+def test_a_uuid_is_taken_as_the_id_and_anything_else_replaced(fields: list[str], id: str | None) -> None:
+    async def main(stand: Stand) -> None:
+        answer = await stand.ask(post('{"input": "a"}', "/v1/inference", *fields))
+        shown = answer.header["x-request-id"]
+        assert shown == answer.json["request_id"] == f"req_{stand.gateway.asked[0].id}"
+        assert (stand.gateway.asked[0].id == id) == (id is not None)
+        bad = await stand.ask(post("{", "/v1/inference", *fields))
+        assert (bad.header["x-request-id"] == f"req_{id}") == (id is not None)
+        cold = await stand.ask(get("/nowhere", *fields))
+        assert (cold.header["x-request-id"] == f"req_{id}") == (id is not None)
+        assert cold.error == "NOT_FOUND"
+
+    served(main)
+
+
+@pytest.mark.parametrize(
+    ("field", "timeout", "tier"),
+    [
+        ("X-Request-Timeout-Ms: 250", 0.25, 1),
+        ("X-Request-Timeout-Ms: 0.5", 0.0005, 1),
+        ("X-Request-Timeout-Ms: 999999", 4.0, 1),
+        ("X-Request-Timeout-Ms: 1000000000", 4.0, 1),
+        (f"X-Request-Timeout-Ms: {'9' * 5000}.5", 4.0, 1),
+        ("X-Request-Tier: free", 4.0, 2),
+        ("X-Request-Tier: paid", 4.0, 1),
+        ("X-Request-Tier: enterprise", 4.0, 1),
+        ("Prefer: wait=1, handling=lenient", 4.0, 1),
+    ],
+)
+def test_headers_only_shorten_and_lower(field: str, timeout: float, tier: int) -> None:
+    async def main(stand: Stand) -> None:
+        assert (await stand.ask(post('{"input": "a"}', "/v1/inference", field))).status == 200
+        assert (stand.gateway.asked[0].timeout, stand.gateway.asked[0].tier) == (timeout, tier)
+
+    served(main)
+
+
+@pytest.mark.parametrize(
+    ("request_", "status", "says"),
+    [
+        (post("{}"), 400, "missing required field `input`"),
+        (post(""), 400, "empty"),
+        (post('{"input": "a"}', "/v1/inference", "X-Request-Timeout-Ms: soon"), 400, "'soon'"),
+        (post('{"input": "a"}', "/v1/inference", "X-Request-Timeout-Ms: 0"), 400, "above 0"),
+        (post('{"input": "a"}', "/v1/inference", "X-Request-Timeout-Ms: -5"), 400, "'-5'"),
+        (post('{"input": "a"}', "/v1/inference", "X-Request-Timeout-Ms: 1e3"), 400, "'1e3'"),
+        (post('{"input": "a"}', "/v1/inference", "X-Request-Tier: gold"), 400, "enterprise, paid, free"),
+        (post('{"input": "a"}', "/v1/inference", "Content-Encoding: gzip"), 400, "'gzip'"),
+        (post('{"input": "a"}', "/v1/inference", "Content-Encoding: identity, gzip"), 400, "gzip"),
+        (post("x", "/v1/predict", "Content-Type: application/octet-stream"), 400, "model_id"),
+        (post("x", "/v1/predict?model_id=", "Content-Type: application/octet-stream"), 400, "model_id"),
+        (post("x", "/v1/predict?model_id=a&model_id=b", "Content-Type: application/octet-stream"), 400, "model_id"),
+        (post("x", "/v1/predict?model_id=%ff", "Content-Type: application/octet-stream"), 400, "query"),
+        (post("x", "/v1/inference?model_id=a", "Content-Type: application/octet-stream"), 400, "not JSON"),
+        (get("/v1/inference"), 405, "POST"),
+        (get("/v1/predict", method="DELETE"), 405, "POST"),
+        (post("{}", "/v1/inference/"), 404, "/v1/inference/"),
+        (post("{}", "/v2/inference"), 404, "/v2/inference"),
+    ],
+)
+def test_client_errors_keep_the_connection(request_: bytes, status: int, says: str) -> None:
+    async def main(stand: Stand) -> None:
+        client = await stand.connect()
+        for _ in range(2):
+            await client.send(request_)
+            answer = await client.answer()
+            assert answer.status == status
+            assert STATUS[answer.error] == status
+            assert says in answer.json["message"]
+            assert answer.header["x-should-retry"] == "false"
+            assert "connection" not in answer.header
+        await client.send(post('{"input": "a"}'))
+        assert (await client.answer()).status == 200
+        assert len(stand.gateway.asked) == 1
+
+    served(main)
+
+
+def test_refusals_at_the_door_are_counted() -> None:
+    async def main(stand: Stand) -> None:
+        await stand.ask(post("{}"))
+        await stand.ask(post("{}", "/v1/inference", "X-Request-Tier: gold"))
+        await stand.ask(b"nonsense\r\n")
+        assert dict(stand.counters.refusals) == {("bad_request", "paid"): 1, ("bad_request", "none"): 2}
+
+    served(main)
+
+
+@pytest.mark.parametrize(
+    ("failure", "header"),
+    [
+        (Failure("NOT_FOUND", "no model 'x'"), {"x-should-retry": "false"}),
+        (
+            Failure("RATE_LIMITED", "slow down", 1.2, "rate"),
+            {"retry-after": "2", "retry-after-ms": "1200", "x-headway-dropped-reason": "rate"},
+        ),
+        (Failure("SHED", "busy", None, "tier"), {"retry-after": "1", "x-headway-dropped-reason": "tier"}),
+        (Failure("SERVICE_OVERLOADED", "full", 0.05, "queue"), {"retry-after": "1", "retry-after-ms": "50"}),
+        (Failure("DEADLINE_EXCEEDED", "the queue deadline passed", None, "queue"), {}),
+        (Failure("REJECTED_BY_MODEL", "ValueError"), {"x-should-retry": "false"}),
+        (Failure("BACKEND_ERROR", "crashed"), {}),
+    ],
+)
+def test_a_failure_becomes_its_document(failure: Failure, header: dict[str, str]) -> None:
+    async def main(stand: Stand) -> None:
+        stand.gateway.failure = failure
+        client = await stand.connect()
+        await client.send(post('{"input": "a"}') * 2)
+        for _ in range(2):
+            answer = await client.answer()
+            assert answer.status == STATUS[failure.code]
+            assert answer.error == failure.code
+            assert answer.json["message"] == failure.message
+            assert header.items() <= answer.header.items()
+            assert ("x-should-retry" in answer.header) == ("x-should-retry" in header)
+
+    served(main)
+
+
+def test_an_output_that_is_no_text_is_a_backend_error() -> None:
+    async def main(stand: Stand) -> None:
+        stand.gateway.output = "\ud800"
+        answer = await stand.ask(post('{"input": "a"}'))
+        assert (answer.status, answer.error) == (502, "BACKEND_ERROR")
+
+    served(main)
+
+
+@pytest.mark.parametrize(
+    "target", ["/v1/inference?a=b", "http://test/v1/inference", "/v1/%69nference", "/%761/inference?"]
+)
+def test_every_spelling_of_a_route_is_the_route(target: str) -> None:
+    async def main(stand: Stand) -> None:
+        assert (await stand.ask(post('{"input": "a"}', target))).json["output"] == "A"
+
+    served(main)
+
+
+KEYS = {"secret": {"user": "ada", "tenant": "acme", "tier": "enterprise"}}
+
+
+def test_who_sends_the_service_token_is_told_where_it_is_good() -> None:
+    async def main(stand: Stand) -> None:
+        answer = await stand.ask(post('{"input": "a"}', "/v1/inference", "Authorization: Bearer hw_svc_secret"))
+        assert (answer.status, answer.error) == (401, "UNAUTHENTICATED")
+        assert "the admin port only" in answer.json["message"]
+
+    served(main, keys=KEYS)
+
+
+@pytest.mark.parametrize("value", ["", "Basic secret", "Bearer", "Bearer other", "secret", "Bearer secret x"])
+def test_no_good_key_is_401_before_the_body_is_read(value: str) -> None:
+    async def main(stand: Stand) -> None:
+        fields = [f"Authorization: {value}"] if value else []
+        client = await stand.connect()
+        await client.send(post("not even JSON", "/v1/inference", *fields, length=20))
+        answer = await client.answer()
+        assert (answer.status, answer.error) == (401, "UNAUTHENTICATED")
+        assert answer.json["message"].startswith("the credential is not valid" if value else "a key is required")
+        assert answer.header["www-authenticate"] == "Bearer"
+        assert answer.header["x-should-retry"] == "false"
+        await client.send(b"x" * 7 + post('{"input": "a"}', "/v1/inference", "Authorization: bearer secret"))
+        assert (await client.answer()).status == 200
+        assert stand.gateway.asked[0].caller.user == "ada"
+        assert stand.gateway.asked[0].tier == 0
+        assert dict(stand.counters.refusals) == {("unauthenticated", "none"): 1}
+
+    served(main, keys=KEYS)
+
+
+def test_the_key_is_looked_up_for_every_request_under_a_known_head() -> None:
+    async def main(stand: Stand) -> None:
+        client = await stand.connect()
+        for field, status in (
+            ("Bearer secret", 200),
+            ("Bearer secret", 200),
+            ("Bearer secreT", 401),
+            ("Bearer x", 401),
+        ):
+            for text in ("a", "bb"):
+                await client.send(post(f'{{"input": "{text}"}}', "/v1/inference", f"Authorization: {field}"))
+                assert (await client.answer()).status == status
+
+    served(main, keys=KEYS)
+
+
+def test_a_key_that_is_revoked_stops_working_on_an_open_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(stand: Stand) -> None:
+        client = await stand.connect()
+        request = post('{"input": "a"}', "/v1/inference", "Authorization: Bearer secret")
+        await client.send(request)
+        assert (await client.answer()).status == 200
+        desk: Any = stand.door._desk
+        monkeypatch.setattr(desk, "identify", lambda authorization: None)
+        await client.send(request)
+        assert (await client.answer()).error == "UNAUTHENTICATED"
+        assert len(stand.gateway.asked) == 1
+
+    served(main, keys=KEYS)
+
+
+def test_known_heads_with_other_lengths_and_in_pieces() -> None:
+    async def main(stand: Stand) -> None:
+        client = await stand.connect()
+        texts = ["a", "bb", "c" * 300, "d", "", "e" * 5000, "f"]
+        for text in texts:
+            await client.send(post(f'{{"input": "{text}"}}'))
+            assert (await client.answer()).json["output"] == text.upper()
+        whole = post('{"input": "xyz"}')
+        for cut in (1, 20, len(whole) - 30, len(whole) - 17, len(whole) - 16, len(whole) - 1):
+            await client.send(whole[:cut], whole[cut:])
+            assert (await client.answer()).json["output"] == "XYZ"
+
+    served(main)
+
+
+@pytest.mark.parametrize(
+    "length", ["0" * 5000 + "16", "0" * 5000, "1_6", "+16", "16 ", " 16", "0016", "16;", "١٦", "9" * 40, "-16", ""]
+)
+def test_a_known_head_with_an_odd_length_means_what_it_means_when_new(length: str) -> None:
+    def request(text: str) -> bytes:
+        return (
+            b"POST /v1/inference HTTP/1.1\r\nHost: a\r\nContent-Length: %b\r\nX-A: b\r\n\r\n" % text.encode()
+            + b'{"input": "abc"}'
+        )
+
+    async def main(stand: Stand) -> None:
+        fresh = await stand.ask(request(length))
+        client = await stand.connect()
+        await client.send(request("16"))
+        assert (await client.answer()).status == 200
+        await client.send(request(length))
+        known = await client.answer()
+        assert (known.status, known.json.get("error")) == (fresh.status, fresh.json.get("error"))
+
+    served(main)
+
+
+def test_a_client_that_leaves_is_told_to_the_gateway_once() -> None:
+    async def main(stand: Stand) -> None:
+        stand.gateway.hold = True
+        for leave in ("close", "reset", "half"):
+            client = await stand.connect()
+            await client.send(post('{"input": "a"}'))
+            await stand.gateway.until(lambda: bool(stand.gateway.waiting))
+            if leave == "close":
+                client.leave()
+            elif leave == "reset":
+                client.writer.transport.abort()
+            else:
+                client.writer.write_eof()
+            await stand.gateway.until(lambda: not stand.gateway.waiting)
+        assert stand.gateway.abandoned == [("default", asked.id) for asked in stand.gateway.asked]
+
+    served(main)
+
+
+def test_an_answer_says_how_many_milliseconds_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(stand: Stand) -> None:
+        stand.gateway.hold = True
+        client = await stand.connect()
+        await client.send(post('{"input": "a"}'))
+        await stand.gateway.until(lambda: bool(stand.gateway.waiting))
+        monkeypatch.setattr(fast_path, "monotonic", lambda: INSTANT + 0.25)
+        stand.gateway.release()
+        assert (await client.answer()).json["metadata"]["latency_ms"] == pytest.approx(250.0)
+
+    served(main)
+
+
+def test_an_answer_for_a_client_that_has_left_is_dropped() -> None:
+    async def main(stand: Stand) -> None:
+        stand.gateway.hold = True
+        client = await stand.connect()
+        await client.send(post('{"input": "a"}'))
+        await stand.gateway.until(lambda: bool(stand.gateway.waiting))
+        held = list(stand.gateway.waiting)
+        client.leave()
+        await stand.gateway.until(lambda: not stand.gateway.waiting)
+        stand.gateway.waiting = held
+        stand.gateway.release()
+
+    served(main)
+
+
+def test_a_reply_to_another_request_is_never_written() -> None:
+    async def main(stand: Stand) -> None:
+        stand.gateway.hold = True
+        client = await stand.connect()
+        await client.send(post('{"input": "a"}'))
+        await stand.gateway.until(lambda: bool(stand.gateway.waiting))
+        (asked,) = stand.gateway.waiting
+        asked.waiter.answer(Reply("another", asked.caller.tenant, "NOT FOR YOU"))
+        stand.gateway.release()
+        assert (await client.answer()).json["output"] == "A"
+
+    served(main)
+
+
+def test_nothing_is_abandoned_when_a_client_leaves_after_its_answer() -> None:
+    async def main(stand: Stand) -> None:
+        client = await stand.connect()
+        await client.send(post('{"input": "a"}'))
+        assert (await client.answer()).status == 200
+        client.writer.write_eof()
+        assert await client.ended()
+        assert stand.gateway.abandoned == []
+
+    served(main)
+
+
+def test_answers_leave_in_the_order_of_requests() -> None:
+    async def main(stand: Stand) -> None:
+        client = await stand.connect()
+        mixed = [
+            post('{"input": "a"}'), get("/livez"), post("{}"), get("/nowhere"), post('{"input": "b"}', "/api/inference"),
+            get("/readyz"), get("/livez", method="HEAD"), post('{"input": "c"}'), post("", "/livez"),
+        ]  # fmt: skip
+        await client.send(b"".join(mixed))
+        answers = [await client.answer(bodiless=number == 6) for number in range(len(mixed))]
+        assert [answer.status for answer in answers] == [200, 200, 400, 404, 200, 200, 200, 200, 405]
+        assert [answers[number].json["output"] for number in (0, 4, 7)] == ["A", "B", "C"]
+
+    served(main)
+
+
+def test_one_request_of_a_connection_is_with_the_gateway_at_a_time() -> None:
+    async def main(stand: Stand) -> None:
+        stand.gateway.hold = True
+        client = await stand.connect()
+        await client.send(post('{"input": "a"}') + post('{"input": "b"}'), post('{"input": "c"}'))
+        for text in "abc":
+            await stand.gateway.until(lambda: bool(stand.gateway.waiting))
+            assert [asked.input for asked in stand.gateway.waiting] == [text]
+            stand.gateway.release()
+            assert (await client.answer()).json["output"] == text.upper()
+
+    served(main)

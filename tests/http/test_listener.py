@@ -1,0 +1,403 @@
+"""Opening, closing and surviving of a door."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from time import monotonic
+from typing import Any
+
+import pytest
+import structlog
+import uvloop
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from headway.config import Settings
+from headway.errors import SettingError
+from headway.http.server import connection
+from headway.http.server.connection_context import GRACE
+from headway.http.server.listener import Listener
+from headway.runtime.counters import Counters
+from tests.http.stand import PATIENCE, Answer, Client, Stand, get, post, served, settled
+
+BODY = '{"input": "a"}'
+
+
+def admin_door(app: ASGIApp, **settings: Any) -> Listener:
+    return Listener.admin(
+        Settings(**{"admin_port": 0, **settings}), app, lambda: "00000000-0000-7000-8000-000000000000", Counters()
+    )
+
+
+def behind_app(app: ASGIApp, request: bytes) -> Answer:
+    """What an open admin door with this app behind it answers to one request."""
+    answers: list[Answer] = []
+
+    async def main(door: Listener, client: Client) -> None:
+        await client.send(request)
+        answers.append(await client.answer())
+
+    behind(app, main)
+    return answers[0]
+
+
+def behind(app: ASGIApp, main: Callable[[Listener, Client], Awaitable[None]]) -> None:
+    """Run `main` with a client of an open admin door that has one route, or an app."""
+
+    async def bounded() -> None:
+        door = admin_door(Starlette(routes=[app]) if isinstance(app, Route) else app, admin_host="localhost")
+        await door.open()
+        client = Client(*await asyncio.open_connection("127.0.0.1", door.port))
+        try:
+            async with asyncio.timeout(PATIENCE):
+                await main(door, client)
+        finally:
+            client.writer.transport.abort()
+            await door.close()
+
+    run(bounded)
+
+
+def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+
+
+@pytest.mark.parametrize(
+    ("settings", "setting", "says"),
+    [
+        ({"admin_host": "a" * 64 + ".invalid", "admin_token": "t"}, "admin_host", "is no address here"),
+        ({"admin_host": "192.0.2.1", "admin_token": "t"}, "admin_host", "cannot be bound on 192.0.2.1"),
+    ],
+)
+def test_an_address_that_cannot_be_had(settings: dict[str, Any], setting: str, says: str) -> None:
+    async def main() -> None:
+        door = admin_door(Starlette(), **settings)
+        with pytest.raises(SettingError) as caught:
+            await door.open()
+        assert caught.value.setting == setting
+        assert says in caught.value.reason
+        assert caught.value.hint
+        await door.close()
+
+    run(main)
+
+
+def test_a_port_that_is_taken() -> None:
+    async def main(stand: Stand) -> None:
+        door = admin_door(Starlette(), admin_port=stand.door.port)
+        with pytest.raises(SettingError, match="taken by another program"):
+            await door.open()
+        await door.close()
+
+    served(main)
+
+
+def test_a_door_that_was_never_opened_can_be_drained_and_closed() -> None:
+    async def main() -> None:
+        door = admin_door(Starlette())
+        await door.drain()
+        await door.close()
+        await door.close()
+
+    run(main)
+
+
+def test_all_addresses_of_a_name_share_one_port() -> None:
+    async def main(door: Listener, client: Client) -> None:
+        for _, _, _, _, address in socket.getaddrinfo("localhost", None, type=socket.SOCK_STREAM):
+            reader, writer = await asyncio.open_connection(str(address[0]), door.port)
+            other = Client(reader, writer)
+            await other.send(get("/"))
+            assert (await other.answer()).body == b"here"
+            other.leave()
+
+    behind(Route("/", lambda request: PlainTextResponse("here")), main)
+
+
+def test_a_listener_that_dies_is_replaced() -> None:
+    async def main(stand: Stand) -> None:
+        (listener,) = stand.door._listeners
+        client = await stand.connect()
+        await client.send(post(BODY))
+        assert (await client.answer()).status == 200
+        assert listener._server is not None
+        listener._server.close()
+        stand.door._look_after()
+        other = await stand.connect()
+        await other.send(post(BODY))
+        assert (await other.answer()).status == 200
+        await client.send(post(BODY))
+        assert (await client.answer()).status == 200, "open connections do not notice"
+
+    served(main)
+
+
+def test_drain_answers_who_was_not_accepted_yet() -> None:
+    async def hello(request: Request) -> Response:
+        return PlainTextResponse("hello")
+
+    async def main(door: Listener, _: Client) -> None:
+        callers = [socket.create_connection(("127.0.0.1", door.port)) for _ in range(50)]
+        for caller in callers:
+            caller.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        # From here on the loop has had no turn in which it could have accepted them.
+        await door.drain()
+        for caller in callers:
+            caller.settimeout(PATIENCE)
+            with caller, caller.makefile("rb") as answer:
+                assert answer.read().endswith(b"hello")
+
+    behind(Route("/", hello), main)
+
+
+def test_a_request_that_came_while_the_process_stood_still_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def hello(request: Request) -> Response:
+        return PlainTextResponse("hello")
+
+    async def main(door: Listener, client: Client) -> None:
+        request = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+        await client.send(request)
+        assert (await client.answer()).body == b"hello"
+        monkeypatch.setattr("headway.http.server.listener.monotonic", lambda: monotonic() + 3600.0)
+        looked = asyncio.Event()
+
+        def wake() -> None:
+            """The request is there, and has not been read, when the door finds out how late it is."""
+            client.writer.write(request)
+            door._look_after()
+            looked.set()
+
+        asyncio.get_running_loop().call_later(0.0, wake)
+        await looked.wait()
+        assert (await client.answer()).body == b"hello"
+
+    behind(Route("/", hello), main)
+
+
+def test_drain_answers_what_is_held_and_takes_no_new_connection() -> None:
+    async def main(stand: Stand) -> None:
+        stand.gateway.hold = True
+        clients = [await stand.connect() for _ in range(3)]
+        for client in clients:
+            await client.send(post(BODY))
+        await stand.gateway.until(lambda: len(stand.gateway.waiting) == 3)
+        drained = asyncio.ensure_future(stand.door.drain())
+        await asyncio.sleep(0)
+        with pytest.raises(ConnectionError):
+            await stand.connect()
+        assert not drained.done()
+        stand.gateway.release()
+        for client in clients:
+            answer = await client.answer()
+            assert (answer.status, answer.header["connection"]) == (200, "close")
+            assert await client.ended()
+        await drained
+
+    served(main)
+
+
+def test_drain_lets_a_request_that_has_begun_arrive_and_warns_an_active_client() -> None:
+    async def main(stand: Stand) -> None:
+        begun, active, refused, cold = [await stand.connect() for _ in range(4)]
+        for client in (active, refused, cold):
+            await client.send(post(BODY))
+            await client.answer()
+        whole = post(BODY)
+        await begun.send(whole[:-3])
+        await settled(lambda: any(open_.phase == connection.BODY for open_ in stand.door._connections()))
+        drained = asyncio.ensure_future(stand.door.drain())
+        await asyncio.sleep(0)
+        await begun.send(whole[-3:])
+        await active.send(post(BODY))
+        await refused.send(post("{}"))
+        await cold.send(get("/livez"))
+        for client, status in ((begun, 200), (active, 200), (refused, 400), (cold, 200)):
+            answer = await client.answer()
+            assert (answer.status, answer.header["connection"]) == (status, "close")
+            assert await client.ended()
+        await drained
+
+    served(main)
+
+
+def test_a_retired_door_takes_new_clients_keeps_idle_ones_and_ends_each_with_its_answer() -> None:
+    async def main(stand: Stand) -> None:
+        idle, active = await stand.connect(), await stand.connect()
+        for client in (idle, active):
+            await client.send(post(BODY))
+            assert "connection" not in (await client.answer()).header
+        stand.door.retire()
+        stand.later(GRACE + 1)
+        for client in (active, await stand.connect(), idle):
+            await client.send(post(BODY))
+            answer = await client.answer()
+            assert (answer.status, answer.header["connection"]) == (200, "close")
+            assert await client.ended()
+        await stand.door.drain()
+
+    served(main)
+
+
+def test_drain_leaves_idle_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "GRACE", 0.0)
+
+    async def main(stand: Stand) -> None:
+        silent, idle = await stand.connect(), await stand.connect()
+        await idle.send(post(BODY))
+        await idle.answer()
+        await settled(lambda: len(stand.door._connections()) == 2)
+        await stand.door.drain()
+        assert await silent.ended()
+        assert await idle.ended()
+
+    served(main)
+
+
+def test_drain_waits_for_the_app_and_says_goodbye() -> None:
+    entered, leave = asyncio.Event(), asyncio.Event()
+
+    async def slow(request: Request) -> Response:
+        entered.set()
+        await leave.wait()
+        return PlainTextResponse("done")
+
+    async def main(door: Listener, client: Client) -> None:
+        await client.send(get("/"))
+        await entered.wait()
+        drained = asyncio.ensure_future(door.drain())
+        await asyncio.sleep(0)
+        leave.set()
+        answer = await client.answer()
+        assert (answer.body, answer.header["connection"]) == (b"done", "close")
+        await drained
+
+    behind(Route("/", slow), main)
+
+
+def test_close_cuts_everything() -> None:
+    entered = asyncio.Event()
+
+    async def endless(request: Request) -> Response:
+        entered.set()
+        await asyncio.Event().wait()
+        raise AssertionError("never reached")
+
+    async def main(door: Listener, client: Client) -> None:
+        await client.send(get("/"))
+        await entered.wait()
+        await door.close()
+        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+            await client.answer()
+
+    behind(Route("/", endless), main)
+
+
+def test_a_fault_of_the_app_is_answered_and_its_connection_kept() -> None:
+    async def broken(request: Request) -> Response:
+        raise ZeroDivisionError
+
+    async def main(door: Listener, client: Client) -> None:
+        with structlog.testing.capture_logs() as logs:
+            for _ in range(2):
+                await client.send(get("/"))
+                assert (await client.answer()).status == 500
+        assert [line["event"] for line in logs] == ["a route failed"] * 2
+
+    behind(Route("/", broken), main)
+
+
+def test_a_fault_in_the_middle_of_an_answer_cuts_the_connection() -> None:
+    async def broken(request: Request) -> Response:
+        async def body() -> AsyncIterator[bytes]:
+            yield b"x"
+            raise ZeroDivisionError
+
+        return StreamingResponse(body())
+
+    async def main(door: Listener, client: Client) -> None:
+        await client.send(get("/"))
+        received = await client.reader.read()
+        assert received.endswith(b"1\r\nx\r\n")
+
+    behind(Route("/", broken), main)
+
+
+def test_an_app_that_reads_its_body_gets_all_of_it() -> None:
+    async def echo(request: Request) -> Response:
+        return PlainTextResponse(await request.body())
+
+    async def main(door: Listener, client: Client) -> None:
+        large = b"x" * 900_000
+        for sent, received in (
+            (post(large, "/"), large),
+            (post(b"abc", "/", "Connection: Upgrade", "Upgrade: h2c"), b"abc"),
+            (
+                b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\nX-T: u\r\n\r\n",
+                b"abc",
+            ),
+            (post(b"", "/"), b""),
+        ):
+            await client.send(sent[:100], sent[100:])
+            assert (await client.answer()).body == received
+        whole = post(b"abc", "/", "Expect: 100-continue")
+        await client.send(whole[:-3])
+        assert (await client.answer()).status == 100
+        await client.send(whole[-3:])
+        assert (await client.answer()).body == b"abc"
+
+    behind(Route("/", echo, methods=["POST"]), main)
+
+
+@pytest.mark.parametrize(
+    ("more", "later", "code"),
+    [(b"200000\r\n" + b"x" * 1_200_000, 0.0, "PAYLOAD_TOO_LARGE"), (b"5\r\nx", 11.0, "REQUEST_TIMEOUT"), (b"zz\r\n", 0.0, "BAD_REQUEST")],
+)  # fmt: skip
+def test_an_app_whose_client_oversteps_sees_it_leave(more: bytes, later: float, code: str) -> None:
+    entered, left = asyncio.Event(), asyncio.Event()
+    doors: list[Listener] = []
+
+    async def reads(request: Request) -> Response:
+        entered.set()
+        with pytest.raises(ClientDisconnect):
+            await request.body()
+        assert doors[0]._connections(), "it is told before the connection is gone"
+        left.set()
+        return PlainTextResponse("too late")
+
+    async def main(door: Listener, client: Client) -> None:
+        doors.append(door)
+        await client.send(b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n")
+        await entered.wait()
+        await client.send(more)
+        door.sweep(monotonic() + later)
+        assert (await client.answer()).error == code
+        assert await client.ended()
+        await left.wait()
+
+    behind(Route("/", reads, methods=["POST"]), main)
+
+
+def test_a_bad_body_in_the_middle_of_an_answer_cuts_the_connection() -> None:
+    async def talks(request: Request) -> Response:
+        async def body() -> AsyncIterator[bytes]:
+            yield b"x"
+            async for _ in request.stream():
+                yield b"y"
+
+        return StreamingResponse(body())
+
+    async def main(door: Listener, client: Client) -> None:
+        await client.send(b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n")
+        assert (await client.reader.readuntil(b"1\r\nx\r\n")).startswith(b"HTTP/1.1 200 ")
+        await client.send(b"zz\r\n")
+        with contextlib.suppress(ConnectionError):
+            assert await client.reader.read() == b""
+
+    behind(Route("/", talks, methods=["POST"]), main)

@@ -1,0 +1,260 @@
+"""Keys held in memory: what is known when, on virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import msgspec
+import pytest
+import structlog.testing
+
+from headway.config import Settings
+from headway.errors import StoreUnavailable
+from headway.identity.api_keys import cache
+from headway.identity.api_keys.cache import AFRESH_EVERY, ANSWER_WITHIN, ApiKeyCache
+from headway.model import ApiKey, Limit
+from headway.runtime.counters import Counters
+from headway.runtime.supervisor import Supervisor
+from tests.identity.store import StoreInMemory
+from tests.identity.writing import digest_of, id_of, key_of
+from tests.virtual_time import run
+
+EPOCH = 1_700_000_000.0
+
+
+def key(name: str, **changed: Any) -> ApiKey:
+    usual: dict[str, Any] = {"user": name, "tenant": "acme", "tier": "paid", "created_at": EPOCH}
+    return ApiKey(id=id_of(name), digest=digest_of(name), **{**usual, **changed})
+
+
+def bearer(name: str) -> bytes:
+    return f"Bearer {key_of(name)}".encode()
+
+
+class Scene:
+    """A ring that beats over a store in memory; its wall clock began at EPOCH."""
+
+    def __init__(self, clock: Callable[[], float], *keys: ApiKey, **settings: Any) -> None:
+        self.clock = clock
+        self.store = StoreInMemory(*keys)
+        self.counters = Counters()
+        began = clock()
+        self.ring = ApiKeyCache(self.store, Settings(**settings), self.counters, clock, lambda: EPOCH + clock() - began)
+
+    def knows(self, name: str) -> bool:
+        return self.ring.identify(bearer(name)) is not None
+
+
+def played(scene: Callable[[Scene], Coroutine[Any, Any, None]], *keys: ApiKey, **settings: Any) -> list[Any]:
+    """Run a scene; returns what was logged."""
+
+    async def main(clock: Callable[[], float]) -> None:
+        stage = Scene(clock, *keys, **settings)
+        await stage.ring.open()
+        supervisor = Supervisor()
+        stage.ring.start(supervisor)
+        try:
+            await scene(stage)
+        finally:
+            await supervisor.stop()
+            await stage.ring.close()
+        assert (stage.store.opened, stage.store.closed) == (1, 1)
+
+    with structlog.testing.capture_logs() as logged:
+        run(main)
+    return logged
+
+
+def test_a_key_brings_its_rights() -> None:
+    async def scene(stage: Scene) -> None:
+        caller = stage.ring.identify(bearer("a"))
+        assert caller is not None
+        assert (caller.user, caller.tenant, caller.tier, caller.key) == ("a", "acme", 1, id_of("a"))
+        assert caller.models == {"m"}
+        assert caller.limits == (Limit(f"key\0{id_of('a')}", "key", 60.0, 5.0),)
+        other = stage.ring.identify(bearer("b"))
+        assert other is not None
+        assert other.limits == (Limit("user\0acme\0b", "user", 1000.0, 10_000 / 60),)
+        assert len(stage.ring) == 2
+
+    played(scene, key("a", rate=60.0, burst=5.0, models=("m",)), key("b"))
+
+
+@pytest.mark.parametrize("form", ["Bearer {}", "bearer {}", "BEARER   {} "])
+def test_the_scheme_is_written_as_one_likes(form: str) -> None:
+    async def scene(stage: Scene) -> None:
+        assert stage.ring.identify(form.format(key_of("a")).encode()) is not None
+
+    played(scene, key("a"))
+
+
+def test_others_are_nobody() -> None:
+    async def scene(stage: Scene) -> None:
+        text = key_of("a")
+        other = key_of("b")
+        for wrong in (
+            b"",
+            text.encode(),
+            f"Basic {text}".encode(),
+            f"Bearer{text}".encode(),
+            f"Bearer {text}x".encode(),
+            f"Bearer {text.swapcase()}".encode(),
+            f"Bearer {other}".encode(),
+            f"Bearer {text}, Bearer {text}".encode(),
+        ):
+            assert stage.ring.identify(wrong) is None, wrong
+
+    played(scene, key("a"))
+
+
+def test_the_right_id_with_the_wrong_secret_is_nobody() -> None:
+    async def scene(stage: Scene) -> None:
+        assert not stage.knows("a")
+
+    played(scene, msgspec.structs.replace(key("a"), digest=digest_of("b")))
+
+
+def test_an_unknown_id_costs_the_same_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[tuple[bytes, bytes]] = []
+
+    def compare(first: bytes, second: bytes) -> bool:
+        compared.append((first, second))
+        return hmac.compare_digest(first, second)
+
+    monkeypatch.setattr(cache, "compare_digest", compare)
+
+    async def scene(stage: Scene) -> None:
+        assert stage.knows("a")
+        assert not stage.knows("b")
+
+    played(scene, key("a"))
+    assert [tuple(map(len, pair)) for pair in compared] == [(32, 32), (32, 32)]
+
+
+def test_new_and_revoked_keys_are_known_with_the_next_beat() -> None:
+    async def scene(stage: Scene) -> None:
+        await stage.store.add(key("b"))
+        await stage.store.expire(id_of("a"), EPOCH)
+        assert stage.knows("a") and not stage.knows("b")
+        await asyncio.sleep(1.01)
+        assert stage.knows("b") and not stage.knows("a")
+
+    played(scene, key("a"))
+
+
+def test_a_key_ends_at_its_instant() -> None:
+    async def scene(stage: Scene) -> None:
+        await asyncio.sleep(9.5)
+        assert stage.knows("a")
+        await asyncio.sleep(0.5 - 1e-3)
+        assert stage.knows("a")
+        await asyncio.sleep(2e-3)
+        assert not stage.knows("a")
+
+    played(scene, key("a", expires_at=EPOCH + 10.0))
+
+
+@pytest.mark.parametrize(("now", "known"), [(EPOCH + 9.999999, True), (EPOCH + 10.0, False), (EPOCH + 1e9, False)])
+def test_the_instant_itself_is_too_late(now: float, known: bool) -> None:
+    async def main(clock: Callable[[], float]) -> None:
+        store = StoreInMemory(key("a", expires_at=EPOCH + 10.0))
+        ring = ApiKeyCache(store, Settings(), Counters(), clock, lambda: now)
+        await ring.open()
+        assert (ring.identify(bearer("a")) is not None) == known
+
+    run(main)
+
+
+def test_while_the_store_is_away_the_last_known_keys_go_on() -> None:
+    async def scene(stage: Scene) -> None:
+        await stage.store.expire(id_of("b"), EPOCH + 30.0)
+        await asyncio.sleep(1.5)
+        assert stage.counters.keys_age == 0.0
+        stage.store.away = True
+        await asyncio.sleep(20)
+        assert stage.knows("a") and stage.knows("b")
+        assert stage.counters.keys_age == pytest.approx(20, abs=1.01)
+        await asyncio.sleep(20)
+        assert stage.knows("a")
+        assert not stage.knows("b"), "what is known of its end holds on"
+        stage.store.away = False
+        await asyncio.sleep(1.5)
+        assert stage.counters.keys_age == 0.0
+
+    logged = played(scene, key("a"), key("b"))
+    assert [line["event"] for line in logged] == ["the store of keys is out of reach", "the store of keys is back"]
+
+
+def test_a_store_that_is_stuck_is_given_up_with_each_beat() -> None:
+    async def scene(stage: Scene) -> None:
+        stage.store.write_blocked = True
+        await asyncio.sleep(10)
+        assert stage.knows("a")
+        stage.store.write_blocked = False
+        await stage.store.expire(id_of("a"), EPOCH)
+        await asyncio.sleep(ANSWER_WITHIN + 1.5)
+        assert not stage.knows("a")
+
+    logged = played(scene, key("a"))
+    assert "does not answer within 2 s" in logged[0]["error"]
+
+
+def test_a_row_removed_by_hand_is_noticed_in_time() -> None:
+    async def scene(stage: Scene) -> None:
+        stage.store.forget(id_of("a"))
+        await asyncio.sleep(AFRESH_EVERY + 1.5)
+        assert not stage.knows("a")
+        assert stage.knows("b")
+
+    played(scene, key("a"), key("b"))
+
+
+def test_a_store_restored_from_a_copy_is_read_afresh() -> None:
+    async def scene(stage: Scene) -> None:
+        await stage.store.add(key("b"))
+        await asyncio.sleep(1.5)
+        assert stage.knows("b")
+        stage.store.restore(key("a"), key("c"))
+        await asyncio.sleep(1.1)
+        assert stage.knows("a") and stage.knows("c")
+        assert not stage.knows("b")
+
+    played(scene, key("a"))
+
+
+def test_a_key_of_a_tier_that_is_gone_is_refused_and_the_others_are_not() -> None:
+    async def scene(stage: Scene) -> None:
+        assert stage.knows("a")
+        assert not stage.knows("b")
+        await asyncio.sleep(2 * AFRESH_EVERY)
+        assert not stage.knows("b")
+
+    [line] = played(scene, key("a"), key("b", tier="gold"))
+    assert (line["log_level"], line["key"], line["tier"]) == ("error", id_of("b"), "gold")
+    assert "canary" not in str(line)
+
+
+def test_a_store_that_cannot_be_reached_is_no_beginning() -> None:
+    async def main(clock: Callable[[], float]) -> None:
+        stage = Scene(clock, key("a"))
+        stage.store.away = True
+        for _ in range(2):
+            with pytest.raises(StoreUnavailable):
+                await stage.ring.open()
+        stage.store.away = False
+        await stage.ring.open()
+        assert stage.knows("a")
+
+    run(main)
+
+
+def test_nothing_shows_what_it_holds() -> None:
+    async def scene(stage: Scene) -> None:
+        assert "canary" not in repr(vars(stage.ring))
+        assert digest_of("a").hex() not in repr(stage.ring)
+        assert "canary" not in repr(stage.ring.identify(bearer("a")))
+
+    played(scene, key("a"))

@@ -1,0 +1,86 @@
+"""A ledger in memory that answers as it is told to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from headway.errors import StoreUnavailable
+from headway.model import LedgerRecord
+
+
+class FakeLedger:
+    """Keeps records in a list.
+
+    Attributes:
+        away: every call fails.
+        slow: seconds that a call takes.
+        row_seconds: seconds that a write takes for each row.
+        within: seconds after which a write counts as not answered, and is undone.
+        unfit: why no row can be removed, if none can.
+        refusals: writes yet to come that are refused, whatever is in them.
+        unloved: ids of records that it cannot take.
+        batches: what was written, batch by batch.
+        calls: writes that were asked for.
+        pruned: what was asked of `prune`.
+        old: records that are too old.
+        opened, closed: how often.
+    """
+
+    def __init__(self) -> None:
+        self.away = False
+        self.slow = 0.0
+        self.row_seconds = 0.0
+        self.within = 5.0
+        self.unfit = ""
+        self.refusals = 0
+        self.unloved: set[str] = set()
+        self.batches: list[list[LedgerRecord]] = []
+        self.calls = 0
+        self.pruned: list[tuple[float, float, int]] = []
+        self.old = 0
+        self.opened = self.closed = 0
+
+    @property
+    def records(self) -> list[LedgerRecord]:
+        return [record for batch in self.batches for record in batch]
+
+    async def open(self) -> None:
+        await self._answer()
+        self.opened += 1
+
+    async def write(self, records: Sequence[LedgerRecord]) -> None:
+        self.calls += 1
+        batch = list(records)
+        await self._answer()
+        takes = self.row_seconds * len(batch)
+        await asyncio.sleep(min(takes, self.within))
+        if takes > self.within:
+            raise StoreUnavailable("no answer in time")
+        refused = self.refusals > 0
+        self.refusals -= refused
+        if refused or self.unloved.intersection(record.id for record in batch):
+            raise ValueError("not that one")
+        self.batches.append(batch)
+
+    async def find(self, id: str) -> Sequence[LedgerRecord]:
+        await self._answer()
+        return [record for record in self.records if record.id == id]
+
+    async def prune(self, before: float, limit: int) -> int:
+        await self._answer()
+        if self.unfit:
+            raise StoreUnavailable(self.unfit)
+        self.pruned.append((asyncio.get_running_loop().time(), before, limit))
+        removed = min(self.old, limit)
+        self.old -= removed
+        return removed
+
+    async def close(self) -> None:
+        self.closed += 1
+
+    async def _answer(self) -> None:
+        if self.slow:
+            await asyncio.sleep(self.slow)
+        if self.away:
+            raise StoreUnavailable("the ledger is away")

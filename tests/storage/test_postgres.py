@@ -1,0 +1,256 @@
+"""What only PostgreSQL has: privileges, constraints, levels of isolation, a pool in front, and a stream that is damaged."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from headway.errors import SettingError, StoreUnavailable
+from headway.model import ApiKey, LedgerRecord
+from headway.storage.postgres import connection_pair
+from headway.storage.postgres.frames import LONGEST, Frames
+from headway.storage.postgres.keys import PostgresKeys
+from headway.storage.postgres.ledger import PostgresLedger
+from tests.contracts.ledgers import POOLED
+from tests.contracts.test_ledgers import AT, record
+from tests.servers.pgbouncer import PgBouncer
+from tests.servers.ports import LOOPBACK
+from tests.servers.postgres import RunningPostgres, SharedPostgres
+
+pytestmark = pytest.mark.processes
+
+LONG = 60.0
+
+Story = Callable[[PostgresLedger], Coroutine[Any, Any, None]]
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What answers is waited for, however busy the machine is."""
+    monkeypatch.setattr(connection_pair, "CALL_WITHIN", LONG)
+    monkeypatch.setattr(connection_pair, "CLOSE_WITHIN", LONG)
+
+
+@contextlib.asynccontextmanager
+async def opened(url: str) -> AsyncIterator[PostgresLedger]:
+    ledger = PostgresLedger(url)
+    try:
+        await ledger.open()
+        yield ledger
+    finally:
+        await ledger.close()
+
+
+def told(url: str, story: Story) -> None:
+    """Run a story on an open ledger."""
+
+    async def main() -> None:
+        async with opened(url) as ledger:
+            await story(ledger)
+
+    asyncio.run(main())
+
+
+def key(number: int) -> ApiKey:
+    return ApiKey(
+        id=f"{number:012x}", digest=b"d" * 32, user="alice", tenant="acme", tier="paid", models=("m",), rate=None,
+        burst=None, created_at=AT + number, expires_at=None, replaces="",
+    )  # fmt: skip
+
+
+async def nothing(ledger: PostgresLedger) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        "ALTER TABLE headway_requests ADD CHECK (tenant <> 'globex')",
+        "CREATE UNIQUE INDEX ON headway_requests ((1 / (CASE tenant WHEN 'globex' THEN 0 ELSE 1 END)), id)",
+        """
+        CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
+        'BEGIN IF NEW.tenant = ''globex'' THEN RAISE EXCEPTION ''not that one''; END IF; RETURN NEW; END';
+        CREATE TRIGGER refuse BEFORE INSERT ON headway_requests FOR EACH ROW EXECUTE FUNCTION refuse()
+        """,
+        """
+        CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
+        'BEGIN IF NEW.tenant = ''globex'' THEN RAISE check_violation; END IF; RETURN NEW; END';
+        CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON headway_requests DEFERRABLE INITIALLY DEFERRED
+        FOR EACH ROW EXECUTE FUNCTION refuse()
+        """,
+    ],
+    ids=["check", "index", "trigger", "deferred"],
+)
+def test_a_row_that_the_database_refuses_is_no_outage(postgres: SharedPostgres, rule: str) -> None:
+    server = postgres.server()
+    url = server.fresh()
+    told(url, nothing)
+    for statement in rule.split(";\n"):
+        server.query(statement, url=url)
+
+    async def story(ledger: PostgresLedger) -> None:
+        first, good, bad = record(), record(), record(tenant="globex")
+        await ledger.write([first])
+        connections = await backends(server, url)
+        for bulk in ([good, bad], [first, bad]):  # The second way is the one for rows of which some are there already.
+            with pytest.raises(ValueError, match="does not take one of the values"):
+                await ledger.write(bulk)
+        assert await ledger.find(good.id) == []
+        await ledger.write([good])
+        assert await ledger.find(good.id) == [good]
+        assert connections <= await backends(server, url), "another connection was made for a row that was refused"
+
+    told(url, story)
+
+
+async def backends(server: RunningPostgres, url: str) -> set[int]:
+    """Process ids of the server that belong to Headway."""
+    asked = "SELECT pid FROM pg_stat_activity WHERE application_name = 'headway' AND datname = current_database()"
+    return {row[0] for row in await asyncio.to_thread(server.query, asked, url=url)}
+
+
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+def test_processes_that_start_and_change_keys_together_state_their_isolation(
+    postgres: SharedPostgres, level: str
+) -> None:
+    server = postgres.server()
+    url = server.fresh()
+    server.query(f"ALTER DATABASE {urlsplit(url).path[1:]} SET default_transaction_isolation = '{level}'")
+
+    async def main() -> None:
+        stores = [PostgresKeys(url) for _ in range(4)]
+        try:
+            await asyncio.gather(*(store.open() for store in stores))
+            await asyncio.gather(*(store.add(key(number)) for number, store in enumerate(stores)))
+            await asyncio.gather(*(store.expire(key(0).id, AT + 9) for store in stores))
+            assert len(await stores[0].keys()) == 4
+            assert (await stores[0].latest()).revision == 8
+        finally:
+            for store in stores:
+                await store.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", POOLED)
+def test_ledger_and_keys_go_through_pgbouncer(tmp_path: Path, postgres: SharedPostgres, kind: str) -> None:
+    """Several processes at once, on connections that change from one transaction to the next."""
+    database = POOLED[kind](tmp_path, postgres)
+
+    async def main() -> None:
+        ledgers = [PostgresLedger(database.url) for _ in range(3)]
+        keys = PostgresKeys(database.url)
+        try:
+            await asyncio.gather(keys.open(), *(ledger.open() for ledger in ledgers))
+            twice = record()
+            for _ in range(5):
+                await asyncio.gather(*(ledger.write([twice, record()]) for ledger in ledgers))
+                assert await ledgers[0].find(twice.id) == [twice]
+            await keys.add(key(1))
+            assert await keys.expire(key(1).id, AT + 5)
+            kept = await keys.get(key(1).id)
+            assert kept is not None
+            assert kept.expires_at == AT + 5
+            assert await ledgers[0].prune(AT + 1, 100) == 16
+        finally:
+            await asyncio.gather(keys.close(), *(ledger.close() for ledger in ledgers))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("mode", "option", "hint"),
+    [("transaction", "?work_mem=8MB", "ignore_startup_parameters"), ("statement", "", "pool sessions or transactions")],
+)
+def test_what_pgbouncer_will_never_take_is_a_wrong_setting(
+    postgres: SharedPostgres, mode: str, option: str, hint: str
+) -> None:
+    server = postgres.server()
+    with PgBouncer(server.url, mode) as bouncer, pytest.raises(SettingError, match=hint):
+        told(bouncer.front_of(server.url) + option, nothing)
+
+
+@contextlib.asynccontextmanager
+async def damaged(url: str, at: int, change: Callable[[int], int]) -> AsyncIterator[str]:
+    """The URL of a way to a server on which one byte of all that it says comes changed, the `at`-th."""
+    passed, links = 0, []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far, near = await asyncio.open_connection(LOOPBACK, urlsplit(url).port)
+        links.append(asyncio.gather(_pass(reader, near, lambda said: said), _pass(far, writer, spoilt)))
+
+    def spoilt(said: bytes) -> bytes:
+        nonlocal passed
+        place, passed = at - passed, passed + len(said)
+        return said[:place] + bytes([change(said[place])]) + said[place + 1 :] if 0 <= place < len(said) else said
+
+    async with await asyncio.start_server(serve, LOOPBACK) as listener:
+        port = listener.sockets[0].getsockname()[1]
+        yield urlsplit(url)._replace(netloc=f"{urlsplit(url).username}@{LOOPBACK}:{port}").geturl()
+        for link in links:
+            link.cancel()
+        await asyncio.gather(*links, return_exceptions=True)
+
+
+async def _pass(source: asyncio.StreamReader, sink: asyncio.StreamWriter, through: Callable[[bytes], bytes]) -> None:
+    with contextlib.suppress(OSError):
+        while said := await source.read(1 << 16):
+            sink.write(through(said))
+    sink.close()
+
+
+@pytest.mark.parametrize("change", [lambda byte: byte ^ 0x80, lambda byte: 0 if byte else 1], ids=["high bit", "zero"])
+def test_a_damaged_stream_is_an_outage_and_costs_no_row(
+    postgres: SharedPostgres, monkeypatch: pytest.MonkeyPatch, change: Callable[[int], int]
+) -> None:
+    url = postgres.server().fresh()
+    told(url, nothing)
+
+    async def keep(ledger: PostgresLedger, rows: list[LedgerRecord]) -> None:
+        """Write rows, as often as it takes; what waits for the rest of a message that was never sent is given up."""
+        within = 0.3
+        while True:
+            monkeypatch.setattr(connection_pair, "CALL_WITHIN", within)
+            try:
+                return await ledger.write(rows)
+            except StoreUnavailable:
+                within *= 2
+            finally:
+                monkeypatch.setattr(connection_pair, "CALL_WITHIN", LONG)
+
+    async def main() -> None:
+        for at in range(7, 700, 37):
+            rows = [record(), record()]
+            async with damaged(url, at, change) as way:
+                ledger = PostgresLedger(way)
+                await keep(ledger, rows)
+                await ledger.close()
+            async with opened(url) as good:
+                assert [len(await good.find(row.id)) for row in rows] == [1, 1]
+
+    asyncio.run(main())
+
+
+def whole(*messages: tuple[bytes, bytes]) -> bytes:
+    return b"".join(kind + (len(body) + 4).to_bytes(4, "big") + body for kind, body in messages)
+
+
+@pytest.mark.parametrize("step", [1, 3, 100])
+def test_messages_may_come_in_any_pieces(step: int) -> None:
+    frames, stream = Frames(), whole((b"C", b"COPY 1\0"), (b"n", b""), (b"D", b"x" * 300), (b"Z", b"I"))
+    assert all(frames.make_sense(stream[at : at + step]) for at in range(0, len(stream), step))
+
+
+@pytest.mark.parametrize(
+    "head", [b"e\0\0\0\4", b"D\0\0\0\3", b"D\xff\xff\xff\xff", b"C\0\0\0\0", b"D" + (LONGEST + 1).to_bytes(4, "big")]
+)
+@pytest.mark.parametrize("step", [1, 100])
+def test_what_is_no_message_is_seen_at_once(head: bytes, step: int) -> None:
+    frames, good = Frames(), whole((b"Z", b"I"))
+    assert frames.make_sense(good)
+    assert not all(frames.make_sense(head[at : at + step]) for at in range(0, len(head), step))

@@ -1,0 +1,364 @@
+"""What cannot be a ledger is refused when it is opened, and what does not answer is told as that."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sqlite3
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from headway.app import access
+from headway.app.access import make_ledger
+from headway.app.lifecycle import Resource
+from headway.cli import EXIT_SETTING
+from headway.config import Settings
+from headway.errors import SettingError, StoreUnavailable
+from headway.ports import Identity, Ledger
+from headway.runtime.counters import Counters
+from headway.storage.postgres import connection_pair
+from headway.storage.postgres.keys import PostgresKeys
+from headway.storage.sqlite import connection_thread, database
+from tests.cli.command import code_of
+from tests.contracts.test_key_stores import key
+from tests.contracts.test_ledgers import AT, record
+from tests.servers.postgres import PostgresServer
+from tests.servers.tls import Authority
+
+pytestmark = pytest.mark.processes
+
+LONG = 60.0
+UNREACHABLE = "postgresql://headway:canary@127.0.0.1:1/headway"
+
+
+async def opened(url: str) -> Ledger:
+    ledger = make_ledger(url)
+    try:
+        await ledger.open()
+    except BaseException:
+        await ledger.close()
+        raise
+    return ledger
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What answers is waited for, however busy the machine is."""
+    for name in ("CALL_WITHIN", "CLOSE_WITHIN"):
+        for module in (connection_thread, connection_pair):
+            monkeypatch.setattr(module, name, LONG)
+
+
+@pytest.fixture(scope="module")
+def own() -> Iterator[PostgresServer]:
+    """A PostgreSQL to do harm to."""
+    with PostgresServer() as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("sqlite:///text", "not a database"),
+        ("sqlite:///missing/ledger.db", "No such file or directory"),
+        ("sqlite:///folder", "Is a directory"),
+        ("sqlite:////dev/null", "is no regular file"),
+        ("sqlite:///pipe", "is no regular file"),
+        ("sqlite:///:memory:", "is no path"),
+        ("sqlite:///file:ledger.db?mode=memory", "is no path"),
+        ("sqlite:///nul\0byte", "null byte"),
+        ("postgresql://headway:canary@127.0.0.1:port/x", "is no URL that asyncpg understands"),
+        ("postgresql://headway:canary@127.0.0.1:99999/x", "is no URL that asyncpg understands"),
+        ("postgresql://headway:canary@127.0.0.1:1/x?sslmode=canary", "is no URL that asyncpg understands"),
+    ],
+)
+def test_what_will_never_do_is_a_wrong_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, reason: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("text").write_text("this is no database, but long enough to look like one" * 10)
+    Path("folder").mkdir()
+    os.mkfifo("pipe")
+    with pytest.raises(SettingError) as caught:
+        asyncio.run(opened(url))
+    assert caught.value.setting == "ledger"
+    assert reason in caught.value.reason
+    assert "canary" not in str(caught.value)
+
+
+@pytest.mark.parametrize("port", [-1, 0, 99_999])
+def test_a_port_that_no_server_can_have_is_a_wrong_setting(port: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert code_of(["keys", "list", "--ledger", f"postgresql://headway:canary@127.0.0.1:{port}/x"]) == EXIT_SETTING
+    told = capsys.readouterr().err
+    assert f"--ledger = 'postgresql://…@127.0.0.1:{port}/x': names a port" in told
+    assert "canary" not in told
+
+
+@pytest.mark.parametrize("action", [("list",), ("revoke", "a" * 12), ("rotate", "a" * 12)])
+def test_who_only_looks_for_keys_makes_no_file(
+    action: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert code_of(["keys", *action, "--ledger", f"sqlite:///{tmp_path}/typo.db"]) == EXIT_SETTING
+    assert f"--ledger = 'sqlite:///{tmp_path}/typo.db': no such file" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_service_and_a_first_key_make_the_file(tmp_path: Path) -> None:
+    async def main(identity: Identity, beside: Sequence[Resource]) -> None:
+        for resource in beside:
+            await resource.open()
+        for resource in beside:
+            await resource.close()
+
+    served, first = tmp_path / "served.db", tmp_path / "first.db"
+    asyncio.run(main(*access.make_identity(Settings(keys="ledger", ledger=f"sqlite:///{served}"), Counters())))
+    who = ("--user", "alice", "--tenant", "acme", "--tier", "paid")
+    assert code_of(["keys", "create", *who, "--ledger", f"sqlite:///{first}"]) == 0
+    for path in (served, first):
+        assert code_of(["keys", "list", "--ledger", f"sqlite:///{path}"]) == 0
+
+
+def test_a_file_is_made_for_its_owner_only(tmp_path: Path) -> None:
+    async def main() -> None:
+        ledger = await opened(f"sqlite:///{tmp_path}/ledger.db")
+        await ledger.write([record()])
+        files = await asyncio.to_thread(lambda: list(tmp_path.iterdir()))
+        assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
+        await ledger.close()
+
+    before = os.umask(0o022)
+    try:
+        asyncio.run(main())
+    finally:
+        os.umask(before)
+
+
+def test_what_another_process_has_locked_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "BUSY_WITHIN", 0.01)
+    path = tmp_path / "ledger.db"
+
+    async def main() -> None:
+        ledger = await opened(f"sqlite:///{path}")
+        kept = record()
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            with pytest.raises(StoreUnavailable, match="locked"):
+                await ledger.write([kept])
+            assert await ledger.find(kept.id) == []
+            other.execute("ROLLBACK")
+        await ledger.write([kept])
+        assert await ledger.find(kept.id) == [kept]
+        await ledger.close()
+
+    asyncio.run(main())
+
+
+def test_a_disk_that_hangs_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call is given up, and the next ones wait for it no longer either; when the disk is back they go on."""
+    monkeypatch.setattr(database, "BUSY_WITHIN", LONG)
+    path = tmp_path / "ledger.db"
+
+    async def main() -> None:
+        ledger = await opened(f"sqlite:///{path}")
+        monkeypatch.setattr(connection_thread, "CALL_WITHIN", 0.02)
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            for _ in range(3):
+                with pytest.raises(StoreUnavailable, match=r"within 0\.02 s"):
+                    await ledger.write([record()])
+            other.execute("ROLLBACK")
+        monkeypatch.setattr(connection_thread, "CALL_WITHIN", LONG)
+        kept = record()
+        await ledger.write([kept])
+        assert await ledger.find(kept.id) == [kept]
+        await ledger.close()
+
+    asyncio.run(main())
+
+
+def test_a_server_that_is_not_there_does_not_answer_and_its_password_is_not_told() -> None:
+    with pytest.raises(StoreUnavailable) as caught:
+        asyncio.run(opened(UNREACHABLE))
+    told = str(caught.value)
+    assert "canary" not in told
+    assert told.startswith("PostgreSQL at postgresql://…@127.0.0.1:1/headway does not answer: ")
+    assert "see that it runs" in told
+
+
+@pytest.mark.parametrize(
+    ("option", "reason", "hint"),
+    [
+        ("sslcanary=require", 'unrecognized configuration parameter "sslcanary"', "what follows the ?"),
+        ("work_mem=canary", 'invalid value for parameter "work_mem"', "what follows the ?"),
+        ("max_connections=5", "cannot be changed", "what follows the ?"),
+        ("sslmode=verify-full&sslrootcert=missing.pem", "sslrootcert 'missing.pem': No such file", "in PEM format"),
+        ("sslmode=verify-full&sslrootcert=text", "sslrootcert 'text'", "in PEM format"),
+        ("sslmode=verify-full&sslcrl=missing.pem", "sslcrl 'missing.pem': No such file", "in PEM format"),
+        ("sslcert=missing.pem", "sslcert 'missing.pem': No such file", "in PEM format"),
+        ("sslmode=verify-full", "has no certificate to trust", "sslrootcert=FILE"),
+    ],
+)
+def test_an_option_of_the_url_that_will_not_do_is_a_wrong_setting(
+    own: PostgresServer, option: str, reason: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    Path("text").write_text("this is no certificate")
+    with pytest.raises(SettingError) as caught:
+        asyncio.run(opened(f"{own.url}?{option}"))
+    assert caught.value.setting == "ledger"
+    assert reason in caught.value.reason
+    assert hint in caught.value.hint
+
+
+def test_a_certificate_without_its_key_is_a_wrong_setting(tmp_path: Path) -> None:
+    certificate = Authority(tmp_path).certificate
+    for options in (f"sslcert={certificate}&sslkey={tmp_path}/none", f"sslcert={certificate}&sslkey={certificate}"):
+        with pytest.raises(SettingError, match="names a file that cannot be used, sslkey "):
+            asyncio.run(opened(f"{UNREACHABLE}?{options}"))
+
+
+def test_a_server_that_stands_still_does_not_answer_and_is_reached_again(
+    own: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = own.fresh()
+
+    async def main() -> None:
+        ledger = await opened(url)
+        kept = record()
+        own.pause()
+        try:
+            monkeypatch.setattr(connection_pair, "CALL_WITHIN", 0.05)
+            for _ in range(2):  # On the connection that there was, and on a new one.
+                with pytest.raises(StoreUnavailable, match=r"within 0\.05 s"):
+                    await ledger.write([kept])
+            with pytest.raises(StoreUnavailable, match=r"within 0\.05 s"):
+                await ledger.find(kept.id)
+        finally:
+            own.resume()
+        monkeypatch.setattr(connection_pair, "CALL_WITHIN", LONG)
+        await ledger.write([kept])
+        assert await ledger.find(kept.id) == [kept]
+        await ledger.close()
+
+    asyncio.run(main())
+
+
+def test_a_server_that_was_restarted_is_reached_again(own: PostgresServer) -> None:
+    url = own.fresh()
+
+    async def main() -> None:
+        ledger = await opened(url)
+        kept = record()
+        own.kill()
+        with pytest.raises(StoreUnavailable):
+            await ledger.write([kept])
+        await asyncio.to_thread(own.start)
+        await ledger.write([kept])
+        await ledger.close()
+
+    asyncio.run(main())
+    assert own.query("SELECT count(*) FROM headway_requests", url=url)[0][0] == 1
+
+
+def test_who_may_not_make_tables_is_refused_unless_they_are_there(own: PostgresServer) -> None:
+    url = own.fresh()
+    own.query("CREATE ROLE clerk LOGIN")
+    clerk = url.replace("headway@", "clerk@")
+
+    async def main(url: str) -> None:
+        ledger = await opened(url)
+        await ledger.write([record()])
+        await ledger.close()
+
+    with pytest.raises(SettingError, match="permission denied"):
+        asyncio.run(main(clerk))
+    asyncio.run(main(url))
+    own.query("GRANT SELECT, INSERT ON ALL TABLES IN SCHEMA public TO clerk", url=url)
+    asyncio.run(main(clerk))
+
+
+def test_rows_are_pruned_with_the_privileges_that_the_docs_ask_for(own: PostgresServer) -> None:
+    url = own.fresh()
+    own.query("CREATE ROLE keeper LOGIN")
+    keeper = url.replace("headway@", "keeper@")
+
+    async def make() -> None:
+        await (await opened(url)).close()
+
+    async def main() -> None:
+        ledger = await opened(keeper)
+        await ledger.write([record(), record(completed_at=AT + 1)])
+        assert await ledger.prune(AT + 1, 10) == 1
+        await asyncio.to_thread(own.query, "REVOKE DELETE ON headway_requests FROM keeper", url=url)
+        with pytest.raises(StoreUnavailable, match="permission denied"):
+            await ledger.prune(AT + 2, 10)
+        await ledger.close()
+
+    asyncio.run(make())
+    for privileges in ("SELECT ON headway_schema", "SELECT, INSERT, DELETE ON headway_requests"):
+        own.query(f"GRANT {privileges} TO keeper", url=url)
+    asyncio.run(main())
+
+
+def test_a_gateway_whose_user_may_only_read_keys_hears_of_all_changes(own: PostgresServer) -> None:
+    url = own.fresh()
+    own.query("CREATE ROLE reader LOGIN")
+
+    async def main() -> None:
+        owner, reader = PostgresKeys(url), PostgresKeys(url.replace("headway@", "reader@"))
+        await owner.open()
+        for table in ("headway_schema", "headway_keys", "headway_key_changes"):
+            await asyncio.to_thread(own.query, f"GRANT SELECT ON {table} TO reader", url=url)
+        await reader.open()
+        before = await reader.latest()
+        await owner.add(key("a"))
+        found = await reader.changes(before, 10)
+        assert found is not None
+        assert list(found.keys) == [key("a")]
+        assert await reader.changes(found.upto, 10) is not None
+        with pytest.raises(StoreUnavailable, match="permission denied"):
+            await reader.remove_ended(AT, 10)
+        for store in (owner, reader):
+            await store.close()
+
+    asyncio.run(main())
+
+
+def test_a_missing_client_is_named_with_its_mend(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [*sys.modules]:
+        if name.startswith("headway.storage.postgres") or name.partition(".")[0] == "asyncpg":
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "asyncpg", None)
+    with pytest.raises(SettingError, match=r"pip install 'headway\[postgres\]'") as caught:
+        access.make_ledger(UNREACHABLE)
+    assert "canary" not in str(caught.value)
+
+
+def test_a_file_that_is_moved_takes_no_rows_until_it_is_back(tmp_path: Path) -> None:
+    path, away = tmp_path / "ledger.db", tmp_path / "elsewhere.db"
+    before, meanwhile, after = record(), record(), record()
+
+    async def main() -> None:
+        ledger = await opened(f"sqlite:///{path}")
+        try:
+            await ledger.write([before])
+            path.rename(away)
+            for _ in range(2):
+                with pytest.raises(StoreUnavailable, match="moved or removed"):
+                    await ledger.write([meanwhile])
+            assert not path.exists()
+            path.write_text("another file in its place")
+            with pytest.raises(StoreUnavailable, match="moved or removed"):
+                await ledger.write([meanwhile])
+            away.rename(path)
+            await ledger.write([after])
+            assert [len(await ledger.find(one.id)) for one in (before, meanwhile, after)] == [1, 0, 1]
+        finally:
+            await ledger.close()
+
+    asyncio.run(main())

@@ -142,5 +142,5 @@ def check_registry(data: bytes) -> None:
     """Workers, processes, capacities, and what is known of a model's load."""
     for read in (wire.read_worker, wire.read_member, wire.read_capacity, wire.read_load, wire.read_bell):
         _quietly(read, data)
-    _quietly(wire.read_instants, data)
+    _quietly(wire.read_numbers, data)
     _quietly(wire.read_stamped, data)

@@ -72,6 +72,7 @@ async def everything(harness: Stand) -> None:
     await harness.broker.enqueue([ask(gateway="unread", limits=(limit,)) for _ in range(50)])
     await harness.broker.enqueue([sharing(id, task(id), key("k"), gateway="joins") for id in ("leads", "follows")])
     await harness.broker.withdraw([("t", "leads", 0)], "joins")
+    await harness.broker.enqueue([ask(gateway="unread") for _ in range(10)])  # So full that tenants are counted.
     await harness.broker.release(await harness.claim(), failed(Cause.CRASHED))
     await harness.claim("gpu-1")
     await harness.broker.enqueue([ask(queue_timeout=1.0, tier=tier, tenant="in time") for tier in (0, 1, 2)])

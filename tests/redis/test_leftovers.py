@@ -16,8 +16,8 @@ from tests.redis.stand import Stand
 from tests.servers.redis import KINDS, RedisServer
 
 FIGURES = {"q"}
-HOUSEKEEPING = {"m", "f", "g", "h"}
-"""Who reaps, who is on watch, which gateways and healthy slots there are."""
+HOUSEKEEPING = {"m", "f", "c", "g", "h"}
+"""Who reaps, who is on watch, who was woken, which gateways and healthy slots there are."""
 LETTERS = {"z", "o", "on", "u", "oc", "ou", "o:t"}
 
 
@@ -73,7 +73,7 @@ async def test_when_all_is_answered_and_read_only_figures_are_left(harness: Stan
     assert harness.keys() <= FIGURES | HOUSEKEEPING | {"r:g"}
     assert harness.server.command("XLEN", harness.key("r:g")) == 0
     await rest(harness, 130.0)
-    assert harness.keys() <= FIGURES | {"m", "f"}
+    assert harness.keys() <= FIGURES | {"m", "f", "c"}
 
 
 @story
@@ -132,7 +132,7 @@ async def test_what_a_vanished_gateway_asked_for_leaves_nothing_either(harness: 
     await harness.advance(1.0)
     await harness.claim("gpu-1")
     await rest(harness, 600.0)
-    assert harness.keys() <= FIGURES | {"m", "f", "i"}
+    assert harness.keys() <= FIGURES | {"m", "f", "c", "i"}
 
 
 @story

@@ -22,6 +22,8 @@ def fitting(entries: Sequence[Entry], items: Sequence[ItemResult], most: int = M
     Tenants share the room, and each one's smallest outputs come first. An output of an entry with shares counts twice, as
     it is sent twice.
     """
+    if 2 * 4 * sum(len(item.output or "") for item in items) <= most:  # Mostly; no character takes more than 4 bytes.
+        return items
     if sum(_copies(entry) * 4 * len(item.output or "") for entry, item in zip(entries, items, strict=True)) <= most:
         return items
     sizes = [_copies(entry) * _bytes(item.output) for entry, item in zip(entries, items, strict=True)]

@@ -29,7 +29,7 @@ from headway.core import (
 from headway.errors import REJECTED_BY_MODEL
 from headway.model import BatchFailure, Cause
 
-LAYOUT = "headway2"
+LAYOUT = "headway3"
 """What is stored in the server, and how. Changes when releases on either side of a change could not share it."""
 
 RULE_AGE = 0.1
@@ -45,6 +45,18 @@ REAPER_SECONDS = 0.25
 STANDBY_SECONDS = 0.1
 """How often others look whether it still is: each, on average, after half of this times their number."""
 
+_FIGURES = (
+    "born", "seq", "fence", "group", "fresh", "suspects", "groups", "suspects_due", "odd", "oldest", "due",
+    "last_departure", "schedule", "newest", "slots", "known_slots", "batch_seconds", "gate_at", "busy",
+    "utilisation", "busy_at", "wait", "departures", "budgets", "credit", "lean", "apart", "known_until",
+    "generation", "w", "n", "l", "nn", "nl", "off", "largest", "alpha", "beta", "deviation", "limit", "max_batch",
+    "size", "headway", "window", "rule_rate", "service", "pace", "lead", "gather", "quiet", "rule_at",
+    "coming_until", "armed", "idle", "reaper_until", "swept_at", "latest", "last_tenant", "mixed_at", "counted",
+)  # fmt: skip
+"""What is stored of a queue besides its entries, each a double."""
+_TIERED = ("depth", "next", "rough", "last_due", "rate_last", "rate_sum", "rate_unseen", "drain")
+"""What is stored of each of its tiers."""
+
 _NUMBERS: dict[str, float] = {
     "RULE_AGE": RULE_AGE,
     "COMING_SECONDS": COMING_SECONDS,
@@ -55,12 +67,16 @@ _NUMBERS: dict[str, float] = {
     "SWEEP_SECONDS": 10.0,
     "GATEWAY_SECONDS": 60.0,
     "WORKER_SECONDS": 120.0,
+    "HEARD_SECONDS": 1.0,  # How old what is written of a gateway may be.
+    "MOST_SETTINGS": 1000,
+    "COUNTED_FROM": 0.25,  # Share of the longest queue below which the entries of each tenant are not counted.
     "CLOCK_STEP": 0.5,
     "BELL_SECONDS": 60,
     # How long what is stored lasts when nobody comes any more. The figures end first: a queue without them begins anew.
     "LIFE_SECONDS": 3600,
     "FIGURES_SECONDS": 3000,
     "STREAM_SECONDS": 120,
+    "RENEW_SECONDS": 20,  # How much of that may be over before it begins anew.
     "ACCOUNT_SECONDS": 90_000,  # Longer than any outcome is kept.
     "LETTER_SECONDS": 7 * 86_400,
     "BELL_GRAIN": 0.001,
@@ -123,6 +139,16 @@ _NUMBERS: dict[str, float] = {
 }
 
 
+_TEXTS = {
+    "FIGURES": f"{{{', '.join(map(repr, _FIGURES))}}}",
+    "TIERED": f"{{{', '.join(map(repr, _TIERED))}}}",
+    "EACH_FIGURE": ", ".join(f"q.{name}" for name in _FIGURES),
+    "EACH_OF_TIER": ", ".join(f"q.{name}[tier]" for name in _TIERED),
+    "PLAIN_FORMAT": repr("<" + "d" * (1 + len(_FIGURES))),
+    "TIER_FORMAT": repr("<" + "d" * len(_TIERED)),
+}
+
+
 def _blamed(cause: Cause) -> bool:
     return failures.death(BatchFailure(cause, "", "")).code == REJECTED_BY_MODEL
 
@@ -133,7 +159,8 @@ def _body() -> str:
     files.sort(key=lambda file: (int(file.name.partition("_")[0]), file.name))
     text = "\n".join(file.read_text(encoding="utf-8") for file in files)
     # Written in place: Lua allows 200 local names only.
-    text = re.sub(rf"\b({'|'.join(_NUMBERS)})\b", lambda found: repr(_NUMBERS[found[1]]), text)
+    written = {name: repr(number) for name, number in _NUMBERS.items()} | _TEXTS
+    text = re.sub(rf"\b({'|'.join(written)})\b", lambda found: written[found[1]], text)
     causes = [
         _causes("BLAMELESS", (cause for cause in Cause if not _blamed(cause))),
         _causes("NEVER_SPLIT", (cause for cause in Cause if cause in retry.NEVER_SPLIT)),

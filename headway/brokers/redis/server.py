@@ -75,7 +75,10 @@ class Server:
             raise
         finally:
             self._busy.discard(connection)
-        await self._free(connection)
+        if self._outdated:
+            await self._free(connection)
+        else:
+            self._idle.append(connection)
         if self._closed:
             await self._disconnect()
         return answer

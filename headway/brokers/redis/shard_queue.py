@@ -118,7 +118,7 @@ class Queue:
         )
         self._shed_at = limits.shed_at
         self._kept_limits = kept
-        self._budgets: tuple[KeptLimits | None, str] = None, ""
+        self._settings: tuple[tuple[int, KeptLimits] | None, str] = None, ""
         self._counts_key = f"{self._key}w" if link.clustered else f"{link.prefix}:{{limits}}:w"
         self._owed = Owed()
         self._offset = 0.0
@@ -173,11 +173,11 @@ class Queue:
         except BrokerUnavailable:
             self._keep(receipt)
             raise
-        now, born, headway, refused, owed = answer
+        told, refused, owed = answer
+        now, born, self.headway = wire.read_numbers(told)
         self._note(now, born)
         if owed:
-            self._owed.learn(wire.limits_of(entries), [float(seconds) for seconds in owed], began)
-        self.headway = float(headway)
+            self._owed.learn(wire.limits_of(entries), wire.read_numbers(owed), began)
         result: list[Failure | None] = [None] * len(entries)
         for place, wait, why in zip(refused[::3], refused[1::3], refused[2::3], strict=True):
             result[place] = _refusal(entries[place], why, float(wait))
@@ -202,7 +202,7 @@ class Queue:
             began = loop.time()
             rule = self._rule(policy, took)
             answer = await self.link.claim(
-                "claim", self._key, *self._head(), name, slot.max_batch, token, int(guest), *rule
+                "claim", self._key, *self._head(), name, slot.max_batch, token, int(guest), wire.pack_numbers(rule)
             )
             if answer[0] == b"lease":
                 return self._granted(slot, answer)
@@ -338,11 +338,16 @@ class Queue:
                 self._telling = asyncio.get_running_loop().create_task(self._tell())
 
     def _head(self) -> tuple[object, ...]:
-        shed_at = (-1, -1) if self._shed_at is None else [max(1, depth // self.in_use) for depth in self._shed_at]
-        kept = self._kept_limits()
-        if self._budgets[0] is not kept:
-            self._budgets = kept, f"{kept.total},{kept.tenant},{kept.largest}"
-        return (self.link.clock_text(), *self._limits, *shed_at, self._counts_key, self._budgets[1])
+        key = self.in_use, self._kept_limits()
+        if self._settings[0] != key:
+            self._settings = key, self._packed_settings(*key)
+        return self.link.clock_text(), self._settings[1]
+
+    def _packed_settings(self, in_use: int, kept: KeptLimits) -> str:
+        """What bounds the queue, as the library takes it."""
+        shed_at = (-1, -1) if self._shed_at is None else [max(1, depth // in_use) for depth in self._shed_at]
+        budgets = f"{kept.total},{kept.tenant},{kept.largest}"
+        return " ".join(map(str, (*self._limits, *shed_at, budgets, self._counts_key)))
 
     async def _call(self, function: str, *arguments: object) -> Any:
         return await self.link.call(function, self._key, *self._head(), *arguments)
@@ -374,8 +379,9 @@ class Queue:
         return (stamp + took, load.slots, *_numbers(policy.rule(load)))
 
     def _granted(self, slot: Slot, answer: list[Any]) -> Granted:
-        _, now, fence, reason, left_at, ends, patience, arrivals, payloads = answer
-        self._offset = float(now) - asyncio.get_running_loop().time()
+        _, numbers, reason, arrivals, payloads = answer
+        now, fence, left_at, ends, patience = wire.read_numbers(numbers)
+        self._offset = now - asyncio.get_running_loop().time()
         entries: list[Entry] = []
         unreadable = ""
         for payload in payloads:
@@ -383,15 +389,15 @@ class Queue:
                 entries.append(wire.read_entry(payload))
             except wire.UNREADABLE as exc:
                 unreadable = f"an entry cannot be read: {wire.reason(exc)}"
-        waited = [float(left_at) - arrived for arrived in wire.read_instants(arrivals)]
+        waited = [left_at - arrived for arrived in wire.read_numbers(arrivals)]
         lease = Lease(
-            fence=int(float(fence)) * SHARDS + self.shard,
+            fence=int(fence) * SHARDS + self.shard,
             slot=slot,
             entries=tuple(entries),
             reason=reason.decode(),
-            granted_at=float(left_at),
-            expires_at=float(ends),
-            patience=float(patience),
+            granted_at=left_at,
+            expires_at=ends,
+            patience=patience,
         )
         return Granted(lease, waited, unreadable)
 

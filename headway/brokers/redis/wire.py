@@ -135,7 +135,7 @@ _member = msgspec.msgpack.Decoder(ProcessInfo)
 _capacity = msgspec.msgpack.Decoder(Capacity)
 encode = msgspec.msgpack.Encoder().encode
 
-_HEAD = struct.Struct(">BHddd")
+_HEAD = struct.Struct(">BHHddd")
 _NONCE = struct.Struct(">d")
 _LETTER = struct.Struct(">ddI")
 _STAMP = struct.Struct("<d")
@@ -155,9 +155,9 @@ def name_of(tenant: str, id: str, nonce: int) -> bytes:
 
 
 def pack_head(entry: Entry) -> bytes:
-    """What the server has to know of an entry to queue it: tier, timeouts, nonce, key, gateway."""
+    """What the server has to know of an entry to queue it: tier, lengths of key and tenant, timeouts, nonce, key, gateway."""
     key = key_of(entry.tenant, entry.id)
-    head = _HEAD.pack(entry.tier, len(key), entry.queue_timeout, entry.timeout, entry.nonce)
+    head = _HEAD.pack(entry.tier, len(key), key.rindex(0), entry.queue_timeout, entry.timeout, entry.nonce)
     return head + key + entry.gateway.encode()
 
 
@@ -203,11 +203,13 @@ def read_entry(payload: bytes) -> Entry:
         found.queue_timeout,
         found.timeout,
         found.parameters,
-        shares=tuple(DedupKey(DedupKind(s.kind), s.key, s.digest, s.keep, s.joins) for s in found.shares)
+        (),
+        tuple(DedupKey(DedupKind(s.kind), s.key, s.digest, s.keep, s.joins) for s in found.shares)
         if found.shares
         else (),
-        nonce=found.nonce,
-        caller=found.caller,
+        found.nonce,
+        b"",
+        found.caller,
     )
 
 
@@ -326,8 +328,13 @@ def read_stamped(packed: bytes) -> tuple[float, bytes]:
     return _STAMP.unpack_from(packed)[0], packed[_STAMP.size :]
 
 
-def read_instants(packed: bytes) -> tuple[float, ...]:
-    """Instants, one after the other."""
+def pack_numbers(numbers: Sequence[float]) -> bytes:
+    """Numbers, one after the other."""
+    return struct.pack(f"<{len(numbers)}d", *numbers)
+
+
+def read_numbers(packed: bytes) -> tuple[float, ...]:
+    """The reverse."""
     return struct.unpack(f"<{len(packed) // 8}d", packed)
 
 
@@ -362,16 +369,27 @@ def _outcomes(fields: Mapping[bytes, bytes]) -> list[Reply]:
         attempts = int(fields[b"a"])
         gone = frozenset(_places.decode(fields[b"x"])) if fields[b"x"] else ()
         return [
-            Reply(one.id, one.tenant, one.output, _known(one.failure), ran, one.queued, attempts, nonce=one.nonce)
+            Reply(
+                one.id,
+                one.tenant,
+                one.output,
+                one.failure and _known(one.failure),
+                ran,
+                one.queued,
+                attempts,
+                None,
+                False,
+                one.nonce,
+            )
             for one in run.replies
             if one.place not in gone
         ]
     return _failed(fields, left_at, ended_at, size)
 
 
-def _known(failure: Failure | None) -> Failure | None:
+def _known(failure: Failure) -> Failure:
     """A failure with a code that can be answered here: a worker of a later release may have more of them."""
-    if failure is None or failure.code in errors.STATUS:
+    if failure.code in errors.STATUS:
         return failure
     return msgspec.structs.replace(failure, code=errors.INTERNAL)
 

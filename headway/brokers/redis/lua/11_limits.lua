@@ -32,6 +32,7 @@ local function open_book(s, limits)
   if #ids > 0 then
     ids[#ids + 1] = LATEST
     local found = call_each('ZMSCORE', s.limits, ids)
+    book.known = found[#ids]
     local latest = -tonumber(found[#ids] or 0)
     if s.now < latest - CLOCK_STEP then
       put_back(s, latest)
@@ -64,7 +65,7 @@ local function charge(book, places)
   end
 end
 
--- Write down what is owed. Returns it for each limit, in order.
+-- Write down what is owed. Returns it for each limit, in order, packed.
 local function close_book(s, book)
   local tats, owed = {}, {}
   for id in pairs(book.charged) do
@@ -72,16 +73,15 @@ local function close_book(s, book)
   end
   if #tats > 0 then
     tats[#tats + 1], tats[#tats + 2] = exact(-s.now), LATEST
-    local known = redis.call('EXISTS', s.limits)
     call_all('ZADD', s.limits, tats)
-    if known == 0 then
+    if not book.known then
       renew_book(s)
     end
   end
   for i, limit in ipairs(book.limits) do
-    owed[i] = exact(book.owed[limit[1]])
+    owed[i] = book.owed[limit[1]]
   end
-  return owed
+  return as_doubles(owed)
 end
 
 local function forget_paid(s)

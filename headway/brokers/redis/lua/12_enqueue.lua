@@ -1,37 +1,42 @@
 -- enqueue: admit entries or refuse them. Arguments after the head: what the gateway has read (its name, the id of the last
 -- stream entry, how many submissions, their names), what counts and is shared (nothing, or the limits, for each entry the
 -- places of its limits, by place the shares of those that have any, and by place the digests of those whose clients chose the
--- id), then for each entry its head (tier, length of the key, queue timeout, timeout, nonce, key, gateway) and its payload. Returns the instant, the queue's birth, the headway, for each refused one
--- its place, the wait and why (0 the queue is too long, 1 this tier's share of it, 2 memory, 3 another submission's, 4 its
--- key was used for another request, 5 no such task, 8 this input failed alone, from OVER on the place of the limit among its
--- own), and the seconds owed to each limit.
+-- id), then for each entry its head (tier, lengths of the key and its tenant, queue timeout, timeout, nonce, key, gateway) and
+-- its payload. Returns the instant, the queue's birth and the headway, packed, for each refused one its place, the wait and why
+-- (0 the queue is too long, 1 this tier's share of it, 2 memory, 3 another submission's, 4 its key was used for another
+-- request, 5 no such task, 8 this input failed alone, from OVER on the place of the limit among its own), and the seconds owed
+-- to each limit, packed.
 
 do
 
 local ENTRY = 2
 local CONFLICT, CANCELLED, CULPRIT, OVER = 3, 6, 8, 16
-local ENTRY_HEAD = '>BI2ddd'
-local ENTRY_HEAD_BYTES = 27
+local ENTRY_HEAD = '>BI2I2ddd'
+local ENTRY_HEAD_BYTES = 29
+
+-- A gateway is there: nothing of its own is swept away. That is written down now and then.
+local function hear_of(s, gateway)
+  local heard = memory_of(s).heard
+  if not (heard[gateway] and heard[gateway] <= s.now and s.now < heard[gateway] + HEARD_SECONDS) then
+    heard[gateway] = s.now
+    redis.call('ZADD', s.prefix .. 'g', exact(s.now), gateway)
+    lasting(s, 'g')
+  end
+end
 
 local function forget_read(s, args, at)
   local gateway, last, count = args[at], args[at + 1], tonumber(args[at + 2])
   if gateway ~= '' then
-    if redis.call('ZADD', s.prefix .. 'g', exact(s.now), gateway) == 1 then
-      lasting(s, 'g')
-    end
+    hear_of(s, gateway)
     if count > 0 then
-      local answered = {}
-      local nonces, keys = {}, {}
+      local answered, keys, marks, marked = {}, {}, {}, submissions.marked
       for i = 1, count do
-        nonces[i], keys[i] = submissions.read_name(args[at + 2 + i])
+        keys[i], marks[i] = marked(args[at + 2 + i], gateway)
       end
       local headers = call_each('HMGET', s.prefix .. 'e', keys)
       for i = 1, count do
-        if headers[i] and is_answered(headers[i]) then
-          local nonce, whose_answer = submissions.read_mark(headers[i])
-          if nonce == nonces[i] and whose_answer == gateway then  -- It may have been asked anew.
-            answered[#answered + 1] = keys[i]
-          end
+        if headers[i] == marks[i] then  -- It may have been asked anew.
+          answered[#answered + 1] = keys[i]
         end
       end
       call_all('HDEL', s.prefix .. 'e', answered)
@@ -43,17 +48,6 @@ local function forget_read(s, args, at)
     end
   end
   return at + 3 + count
-end
-
--- The gateways of these entries are there: nothing of theirs is swept away.
-local function hear_of(s, gateways, heard)
-  for _, gateway in ipairs(gateways) do
-    if not heard[gateway] then
-      heard[gateway] = true
-      redis.call('ZADD', s.prefix .. 'g', exact(s.now), gateway)
-      lasting(s, 'g')
-    end
-  end
 end
 
 local function turn_away(refused, place, wait, why)
@@ -82,14 +76,14 @@ local function admit(s, intake, entry, payload, timeouts, shares)
       return why, 0
     end
   end
-  local record = {shares = shares, led = {}, follows = ''}
+  local record = shares and {shares = shares, led = {}, follows = ''}
   if flight then
     s.joined = true
     redis.call('HSET', s.prefix .. 'p', entry.key, payload)
     join(s, entry, record, flight, share, free)
     return nil
   end
-  if culprits.knows(s, entry.key, payload) then
+  if s.q.known_until > s.now and culprits.knows(s, entry.key, payload) then
     return CULPRIT, 0
   end
   observe_arrival(s.q, entry.tier, s.now)
@@ -122,12 +116,14 @@ local function enqueue(keys, args, scarce)
   at = at + 1
   local count = (#args - at + 1) / ENTRY
   local names, gateways, seen, refused = {}, {}, {}, {}
-  local tiers, queue_timeouts, timeouts, nonces = {}, {}, {}, {}
+  local tiers, queue_timeouts, timeouts, nonces, tenants = {}, {}, {}, {}, {}
+  local read, sub = struct.unpack, string.sub
   for i = 1, count do
     local head = args[at + (i - 1) * ENTRY]
-    local tier, length, queue_timeout, timeout, nonce = struct.unpack(ENTRY_HEAD, head)
-    names[i] = string.sub(head, ENTRY_HEAD_BYTES + 1, ENTRY_HEAD_BYTES + length)
-    gateways[i] = string.sub(head, ENTRY_HEAD_BYTES + length + 1)
+    local tier, length, of_tenant, queue_timeout, timeout, nonce = read(ENTRY_HEAD, head)
+    names[i] = sub(head, ENTRY_HEAD_BYTES + 1, ENTRY_HEAD_BYTES + length)
+    tenants[i] = sub(head, ENTRY_HEAD_BYTES + 1, ENTRY_HEAD_BYTES + of_tenant)
+    gateways[i] = sub(head, ENTRY_HEAD_BYTES + length + 1)
     tiers[i], queue_timeouts[i], timeouts[i], nonces[i] = tier + 1, queue_timeout, timeout, nonce
   end
   local known = call_each('HMGET', s.prefix .. 'e', names)
@@ -160,8 +156,8 @@ local function enqueue(keys, args, scarce)
           local by_id = digests[i] and submissions.share_of_id(s, key, digests[i])
           local shares = by_id and {by_id, unpack(shares_of[i] or {})} or shares_of[i]
           why, wait = admit(s, intake, {
-            key = key, tier = tiers[i], queue_due = s.now + math.min(queue_timeouts[i], timeouts[i]),
-            due = s.now + timeouts[i], nonce = nonces[i], gateway = gateways[i], shared = shares ~= nil,
+            key = key, tenant = tenants[i], tier = tiers[i], queue_due = s.now + math.min(queue_timeouts[i], timeouts[i]),
+            due = s.now + timeouts[i], nonce = nonces[i], gateway = gateways[i], shared = shares ~= nil, seq = 0,
           }, args[at + (i - 1) * ENTRY + 1], {queue_timeouts[i], timeouts[i]}, shares)
           if (not why or why == CULPRIT) and limits_of[i] then
             charge(book, limits_of[i])
@@ -176,13 +172,15 @@ local function enqueue(keys, args, scarce)
     end
   end
   if #intake.headers > 0 or s.joined then
-    hear_of(s, gateways, {[args[HEAD + 1]] = true})
+    for i = 1, count do
+      hear_of(s, gateways[i])
+    end
     write_down(s, intake)
   end
   local owed = close_book(s, book)
   ring(s)
   save(s)
-  return {exact(s.now), exact(s.q.born), exact(s.q.headway), refused, owed}
+  return {as_doubles({s.now, s.q.born, s.q.headway}), refused, owed}
 end
 
 redis.register_function(VERSION .. '_enqueue', enqueue)

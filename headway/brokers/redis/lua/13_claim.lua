@@ -1,6 +1,6 @@
 -- claim: the batch that leaves now for a slot. Arguments after the head: slot, its largest batch, a token, whether it is at
--- home elsewhere and only helps, the instant and the number of slots of the load that the rule was made of, then the
--- rule's numbers (none when there is none).
+-- home elsewhere and only helps, then packed the instant and the number of slots of the load that the rule was made of and
+-- the rule's numbers (none when there is none).
 -- Returns {'lease', …}, {'wait', instant, load}, or {'load', load} when a rule made of this load is needed first.
 
 local take_lease
@@ -17,8 +17,7 @@ local function granted(s, slot, fence, lease, entries)
     first_due = math.min(first_due, entry.due)
   end
   local payloads = call_each('HMGET', s.prefix .. 'p', names)
-  return {'lease', exact(s.now), exact(fence), lease.reason, exact(lease.left_at), exact(lease.ends), exact(first_due - s.now),
-    struct.pack('<' .. string.rep('d', #arrivals), unpack(arrivals)), payloads}
+  return {'lease', as_doubles({s.now, fence, lease.left_at, lease.ends, first_due - s.now}), lease.reason, as_doubles(arrivals), payloads}
 end
 
 -- A batch leaves. `group` is the one that it was, if it waited apart.
@@ -38,10 +37,14 @@ local function depart(s, slot, token, entries, reason, group)
     failures = group and group.failures or 0, attempts = (group and group.attempts or 0) + 1,
     alone = group and group.alone or 0, rest = group and group.rest or 0, caller = group and group.caller or '',
   }
-  redis.call('HSET', s.prefix .. 'x', exact(q.fence), cmsgpack.pack(lease))
-  redis.call('ZADD', s.prefix .. 'y', exact(lease.ends), exact(q.fence))
+  local fence = exact(q.fence)
+  redis.call('HSET', s.prefix .. 'x', fence, cmsgpack.pack(lease))
+  redis.call('ZADD', s.prefix .. 'y', exact(lease.ends), fence)
   redis.call('HSET', s.prefix .. 'n', slot, struct.pack('<d', q.fence) .. token)
-  lasting(s, 'x', 'y', 'n')
+  lasting(s, 'n')
+  if q.busy == 1 then  -- No other is leased.
+    lasting(s, 'x', 'y')
+  end
   no_longer_idle(s, slot)
   return granted(s, slot, q.fence, lease, entries)
 end
@@ -171,7 +174,7 @@ local function claim(keys, args)
   if before then
     return before
   end
-  q.max_batch = tonumber(args[MAX_BATCH])
+  q.max_batch = s.max_batch
   limit = math.min(limit, q.max_batch)
   came(s, slot)
   off_watch(s, slot)
@@ -185,10 +188,11 @@ local function claim(keys, args)
   end
   local reason, instant = nil, INF
   q.limit = limit
-  local made_at = tonumber(args[HEAD + 5])
-  if #args > HEAD + 6 and now - made_at <= RULE_AGE and tonumber(args[HEAD + 6]) == q.slots then
+  local rule = {struct.unpack('<' .. string.rep('d', #args[HEAD + 5] / 8), args[HEAD + 5])}
+  local made_at, slots = rule[1], rule[2]
+  if #rule > #RULE + 2 and now - made_at <= RULE_AGE and slots == q.slots then
     for i, name in ipairs(RULE) do
-      q[name] = tonumber(args[HEAD + 6 + i])
+      q[name] = rule[i + 2]
     end
     q.rule_at = made_at
     reason, instant = decide(s)

@@ -47,10 +47,6 @@ redis.register_function{function_name = VERSION .. '_complete', flags = {'allow-
       at = at + 2
     end
   end
-  local place_of = {}
-  for _, entry in ipairs(entries) do
-    place_of[entry.place - 1] = entry
-  end
   at = HEAD + 3 + 2 * tonumber(args[HEAD + 2])
   local alone = {}
   s.scarce = args[at + 1] == '0'
@@ -59,6 +55,12 @@ redis.register_function{function_name = VERSION .. '_complete', flags = {'allow-
       't', exact(lease.left_at), 'e', exact(now), 'n', #lease.members, 'a', lease.attempts, 'x', ''}}
   end
   at = at + 2 + 4 * tonumber(args[at])
+  local place_of = {}
+  if at < #args then
+    for _, entry in ipairs(entries) do
+      place_of[entry.place - 1] = entry
+    end
+  end
   for i = at, #args, 2 do
     local entry = place_of[tonumber(args[i])]
     if entry then

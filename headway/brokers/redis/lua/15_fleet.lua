@@ -162,6 +162,7 @@ local function sweep(s)
   end
   for gateway, answered in pairs(gone) do
     redis.call('DEL', s.prefix .. 'r:' .. gateway)
+    memory_of(s).renewed[gateway], memory_of(s).heard[gateway] = nil, nil
     redis.call('ZREM', s.prefix .. 'g', gateway)
     call_all('HDEL', s.prefix .. 'e', answered)
   end
@@ -214,7 +215,6 @@ redis.register_function{function_name = VERSION .. '_reap', flags = {'allow-oom'
     renew(s)
   end
   if q.coming_until > -INF and q.coming_until <= now then
-    redis.call('ZREMRANGEBYSCORE', p .. 'c', '-inf', exact(now))
     q.coming_until = -INF
   end
   if q.armed + WATCH_GRACE <= now then

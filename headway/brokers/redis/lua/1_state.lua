@@ -8,7 +8,7 @@
 --   l<tier>    zset    lane: member → number of its round
 --   a<tier>    list    lane: its line, see 4_lanes.lua
 --   t<tier>    zset    tenant → the last round that its entries in the lane cost
---   tw         hash    tenant → its entries in the lanes
+--   tw         hash    tenant → its entries in the lanes, while they are counted, see 7_intake.lua
 --   d          zset    member that is due sooner than one before it in its line → its queue deadline
 --   x          hash    fence → lease
 --   y          zset    fence → instant at which the lease ends
@@ -18,7 +18,7 @@
 --   kc:<input> string  input of a tenant that failed alone, and the tenant itself → until when that is known
 --   i          zset    idle slot → since when
 --   f          string  the idle slot that is on watch
---   c          zset    slot that was woken and has not claimed yet → until when that is waited for
+--   c          string  slot that was woken last; it is waited for until `coming_until`, or until it claims
 --   b:<process> list   the bell of a process: which of its slots should claim, or when
 --   n          hash    slot → token of its last granted claim, and the fence it got
 --   h          zset    healthy slot at home here → its last heartbeat
@@ -45,16 +45,8 @@
 -- Globals are out of reach while a library loads, `math` among them.
 local INF = 1 / 0
 
-local PLAIN = {
-  'born', 'seq', 'fence', 'group', 'fresh', 'suspects', 'groups', 'suspects_due', 'odd', 'oldest', 'due',
-  'last_departure', 'schedule', 'newest', 'slots', 'known_slots', 'batch_seconds', 'gate_at',
-  'busy', 'utilisation', 'busy_at', 'wait', 'departures', 'budgets', 'credit', 'lean', 'apart', 'known_until', 'generation',
-  'w', 'n', 'l', 'nn', 'nl', 'off', 'largest', 'alpha', 'beta', 'deviation',
-  'limit', 'max_batch', 'size', 'headway', 'window', 'rule_rate', 'service', 'pace', 'lead', 'gather', 'quiet', 'rule_at',
-  'coming_until', 'armed', 'idle', 'reaper_until', 'swept_at', 'latest', 'last_tenant', 'mixed_at',
-}
-local TIERED = {'depth', 'next', 'rough', 'last_due', 'rate_last', 'rate_sum', 'rate_unseen', 'drain'}
-
+-- The library puts in the names of the figures, FIGURES and those of each tier, TIERED; how both are packed; and as lists of
+-- expressions EACH_FIGURE of `q`, and EACH_OF_TIER.
 local START = {
   suspects_due = INF, oldest = INF, due = INF, last_departure = -INF, schedule = -INF, newest = -INF,
   known_slots = 1, gate_at = -INF, known_until = -INF, headway = -1, window = INF, lead = INF, rule_at = -INF,
@@ -70,11 +62,15 @@ local RELATIVE = {
 local TIER_START = {depth = 0, next = 1, rough = 0, last_due = -INF, rate_last = -INF, rate_sum = 0, rate_unseen = 1, drain = 0}
 
 -- Arguments that every step begins with.
-local CLOCK, TIERS, MAX_BATCH, SHARE, MAX_QUEUE, LEASE, SHED_LAST, SHED_REST, LIMITS, KEPT = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
-local HEAD = 10
+local CLOCK, SETTINGS = 1, 2
+local HEAD = 2
 
 local function exact(number)
   return string.format('%.17g', number)
+end
+
+local function as_doubles(numbers)
+  return struct.pack('<' .. string.rep('d', #numbers), unpack(numbers))
 end
 
 -- `unpack` and the stack take a few thousand values; longer lists go in parts.
@@ -115,7 +111,7 @@ end
 
 local function fresh_figures(now, tiers, max_batch)
   local q = {}
-  for _, name in ipairs(PLAIN) do
+  for _, name in ipairs(FIGURES) do
     q[name] = START[name] or 0
   end
   q.born = now
@@ -131,33 +127,47 @@ local function fresh_figures(now, tiers, max_batch)
   return q
 end
 
+-- By queue, what earlier steps have done or found out, so that not every step does so again. None of it is state: it may be
+-- lost at any time.
+local remembered = {}
+
+local function memory_of(s)
+  local memory = remembered[s.prefix]
+  if not memory then
+    memory = {heard = {}, renewed = {}}
+    remembered[s.prefix] = memory
+  end
+  return memory
+end
+
 -- The figures as they were last saved: reading them takes longer than comparing them. Not there while a step runs, so
 -- that what a step has begun to change and did not save is not used.
 local kept = {}
 
+-- Nil for those of a release that has others.
 local function read_figures(prefix, packed, tiers)
   local last = kept[prefix]
   kept[prefix] = nil
   if last and last.packed == packed then
     return last.q
   end
-  local stored = struct.unpack('<d', packed)
-  local values = {struct.unpack('<' .. string.rep('d', 1 + #PLAIN + stored * #TIERED), packed)}
-  local q, at = {}, 2
-  for i = 1, #PLAIN do
-    q[PLAIN[i]] = values[at]
-    at = at + 1
-  end
+  local q, stored, at = {}, nil, nil
   for _, name in ipairs(TIERED) do
-    local list = {}
-    for tier = 1, stored do
-      list[tier] = values[at]
-      at = at + 1
+    q[name] = {}
+  end
+  stored = struct.unpack('<d', packed)
+  if #packed ~= 8 * (#PLAIN_FORMAT + stored * #TIER_FORMAT - 1 - stored) then
+    return nil
+  end
+  stored, EACH_FIGURE, at = struct.unpack(PLAIN_FORMAT, packed)
+  for tier = 1, math.max(stored, tiers) do
+    if tier <= stored then
+      EACH_OF_TIER, at = struct.unpack(TIER_FORMAT, packed, at)
+    else
+      for _, name in ipairs(TIERED) do
+        q[name][tier] = TIER_START[name]
+      end
     end
-    for tier = stored + 1, tiers do
-      list[tier] = TIER_START[name]
-    end
-    q[name] = list
   end
   return q
 end
@@ -166,17 +176,12 @@ local function save(s)
   if s.flush then
     s.flush(s)
   end
-  local q, values = s.q, {s.tiers}
-  for i = 1, #PLAIN do
-    values[i + 1] = q[PLAIN[i]]
+  local q, parts = s.q, {}
+  parts[1] = struct.pack(PLAIN_FORMAT, s.tiers, EACH_FIGURE)
+  for tier = 1, s.tiers do
+    parts[tier + 1] = struct.pack(TIER_FORMAT, EACH_OF_TIER)
   end
-  for _, name in ipairs(TIERED) do
-    local list = q[name]
-    for tier = 1, s.tiers do
-      values[#values + 1] = list[tier]
-    end
-  end
-  local packed = struct.pack('<' .. string.rep('d', #values), unpack(values))
+  local packed = table.concat(parts)
   redis.call('SET', s.prefix .. 'q', packed, 'EX', FIGURES_SECONDS)
   kept[s.prefix] = {packed = packed, q = q}
 end
@@ -219,31 +224,44 @@ local function forget_former_life(s)
   end
 end
 
+-- What the caller knows of the queue: one text, which is read once, as it hardly ever changes.
+local settings, settings_known = {}, 0
+
+local function read_settings(text)
+  if settings_known >= MOST_SETTINGS then
+    settings, settings_known = {}, 0
+  end
+  local tiers, max_batch, share, max_queue, lease, shed_last, shed_rest, budgets, limits =
+    string.match(text, '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (.*)$')
+  local known = {
+    tiers = tonumber(tiers), max_batch = tonumber(max_batch), share = tonumber(share), max_queue = tonumber(max_queue),
+    lease_seconds = tonumber(lease), shed_last = tonumber(shed_last), shed_rest = tonumber(shed_rest), kept = budgets,
+    limits = limits,
+  }
+  settings[text], settings_known = known, settings_known + 1
+  return known
+end
+
 -- The state at the beginning of a step. Instants are seconds on the server's clock.
 local function open(keys, args, looks_only)
+  local known = settings[args[SETTINGS]] or read_settings(args[SETTINGS])
   local s = {
-    prefix = keys[1],
-    now = clock(args[CLOCK]),
-    tiers = tonumber(args[TIERS]),
-    share = tonumber(args[SHARE]),
-    max_queue = tonumber(args[MAX_QUEUE]),
-    lease_seconds = tonumber(args[LEASE]),
-    shed_last = tonumber(args[SHED_LAST]),
-    shed_rest = tonumber(args[SHED_REST]),
-    limits = args[LIMITS],
-    kept = args[KEPT],
+    prefix = keys[1], now = clock(args[CLOCK]), tiers = known.tiers, max_batch = known.max_batch, share = known.share,
+    max_queue = known.max_queue, lease_seconds = known.lease_seconds, shed_last = known.shed_last,
+    shed_rest = known.shed_rest, limits = known.limits, kept = known.kept,
   }
   local packed = redis.call('GET', s.prefix .. 'q')
-  if packed then
-    s.q = read_figures(s.prefix, packed, s.tiers)
+  s.q = packed and read_figures(s.prefix, packed, s.tiers)
+  if s.q then
     s.tiers = #s.q.depth
     if s.now < s.q.latest - CLOCK_STEP and not looks_only then
       move_back(s, s.q.latest - s.now)
     end
   else
-    s.q, s.unknown = fresh_figures(s.now, s.tiers, tonumber(args[MAX_BATCH])), true
+    s.q, s.unknown = fresh_figures(s.now, s.tiers, s.max_batch), true
     if not looks_only then
       forget_former_life(s)
+      remembered[s.prefix] = nil
     end
   end
   if s.now > s.q.latest + SWEEP_SECONDS then
@@ -263,12 +281,13 @@ local function pack_header(tier, seq, arrived, queue_due, due, nonce, gateway)
   return struct.pack(HEADER, tier, seq, arrived, queue_due, due, nonce) .. gateway
 end
 
-local function read_header(header)
+-- The entry of a header, of which more may be known.
+local function read_header(header, key, member, place)
   local tier, seq, arrived, queue_due, due, nonce = struct.unpack(HEADER, header)
   local shared = tier > SHARED
   return {
     tier = shared and tier - SHARED or tier, shared = shared, seq = seq, arrived = arrived, queue_due = queue_due, due = due,
-    nonce = nonce, gateway = string.sub(header, HEADER_BYTES + 1),
+    nonce = nonce, gateway = string.sub(header, HEADER_BYTES + 1), key = key, member = member, place = place,
   }
 end
 
@@ -307,25 +326,33 @@ function submissions.mark(entry)
   return '!' .. struct.pack('>d', entry.nonce) .. entry.gateway
 end
 
+-- The entry's key, and the mark that it has if a gateway is to read this submission's outcome.
+function submissions.marked(name, gateway)
+  return string.sub(name, 9), '!' .. string.sub(name, 1, 8) .. gateway
+end
+
 function submissions.read_mark(header)
   return struct.unpack('>d', header, 2), string.sub(header, 10)
 end
 
 -- The entries of these members that are still wanted: not cancelled, not answered, not enqueued anew since.
 local function wanted(s, members)
-  local keys = {}
+  local keys, sub = {}, string.sub
   for i = 1, #members do
-    keys[i] = key_of(members[i])
+    keys[i] = sub(members[i], DIGITS + 1)
   end
   local headers, found, missing = call_each('HMGET', s.prefix .. 'e', keys), {}, {}
   for i = 1, #members do
-    local header = headers[i]
-    local entry = header and not is_answered(header) and read_header(header)
-    if entry and entry.seq == seq_of(members[i]) then
-      found[i], entry.key = entry, keys[i]
+    local header, member = headers[i], members[i]
+    local entry = header and not is_answered(header) and read_header(header, keys[i], member, i)
+    if entry and entry.seq == seq_of(member) then
+      found[i] = entry
     else
-      missing[#missing + 1] = members[i]
+      missing[#missing + 1] = member
     end
+  end
+  if #missing == 0 then
+    return found
   end
   headers = call_each('HMGET', s.prefix .. 'e', missing)
   local entries, at = {}, 0
@@ -333,10 +360,9 @@ local function wanted(s, members)
     local entry = found[i]
     if not entry then
       at = at + 1
-      entry = headers[at] and read_header(headers[at])
+      entry = headers[at] and read_header(headers[at], missing[at], missing[at], i)
     end
     if entry then
-      entry.key, entry.member, entry.place = entry.key or members[i], members[i], i
       entries[#entries + 1] = entry
     end
   end

@@ -38,21 +38,31 @@ local function judge(s, ahead, tier, queue_timeout, timeout)
     tier > 1 and (first == 0 or first < allowed(q, 1, queue_timeout, timeout))
 end
 
--- Whether a tenant would take more than GREED times the places that are left, or none is left. `held` counts its entries.
-local function has_its_share(s, held)
+local held_by, served_before  -- of 7_intake.lua
+
+-- The same of an entry; most of a step's have the same timeouts as the one before them.
+local function allowed_in_step(s, intake, tier, queue_timeout, timeout)
+  local last = intake.most
+  if last.tier ~= tier or last.queue_timeout ~= queue_timeout or last.timeout ~= timeout then
+    intake.most = {tier = tier, queue_timeout = queue_timeout, timeout = timeout, most = allowed(s.q, tier, queue_timeout, timeout)}
+  end
+  return intake.most.most
+end
+
+-- Whether a tenant would take more than GREED times the places that are left, or none is left.
+local function has_its_share(s, intake, tenant)
   local left = s.max_queue - s.q.fresh - 1
   if left < 0 then
     return true
   end
-  local count = held()
+  local count = held_by(s, intake, tenant)
   return count > 0 and count + 1 > GREED * left
 end
 
--- Nil when admitted; else the seconds until it would be, and whether the highest tier would be. `served_before` counts those
--- of its own lane that are served before it.
-local function refuse(s, tier, queue_timeout, timeout, served_before, held)
-  local q = s.q
-  if q.fresh >= math.floor(s.max_queue * GREED / (GREED + 1)) and has_its_share(s, held) then
+-- Nil when admitted; else the seconds until it would be, and whether the highest tier would be.
+local function refuse(s, intake, entry, queue_timeout, timeout)
+  local q, tier = s.q, entry.tier
+  if q.fresh >= math.floor(s.max_queue * GREED / (GREED + 1)) and has_its_share(s, intake, entry.tenant) then
     gate(s)
     local pace = pace_of(q, tier)
     return pace > 0 and math.max(1 / pace, MIN_WAIT) or UNKNOWN_WAIT, false
@@ -77,9 +87,8 @@ local function refuse(s, tier, queue_timeout, timeout, served_before, held)
   if q.batch_seconds <= 0 then
     return nil
   end
-  local most = allowed(q, tier, queue_timeout, timeout)
-  if ahead < most then
+  if ahead < allowed_in_step(s, intake, tier, queue_timeout, timeout) then
     return nil
   end
-  return judge(s, ahead - q.depth[tier] + served_before(), tier, queue_timeout, timeout)
+  return judge(s, ahead - q.depth[tier] + served_before(s, intake, entry), tier, queue_timeout, timeout)
 end

@@ -11,7 +11,7 @@ local WINDOW = 64
 
 -- Rounds that an entry costs its tenant, by the bytes of its payload.
 local function cost_of(bytes)
-  return math.max(1, math.ceil(bytes / PAGE))
+  return bytes <= PAGE and 1 or math.ceil(bytes / PAGE)
 end
 
 -- The same of an entry that waits; one that nobody waits for any more itself has its payload under its member.
@@ -88,10 +88,19 @@ local function look_again(s, gone)
   end
 end
 
+-- The entries of each tenant in the lanes are counted from the moment on at which somebody has to know, until there are few
+-- again: see `held_by`.
+local function stop_counting(s)
+  if s.q.counted > 0 then
+    redis.call('DEL', s.prefix .. 'tw')
+    s.q.counted = 0
+  end
+end
+
 -- The lanes hold less than the figures say: part of the state was lost. Believe the lanes.
 local function recount(s)
   local q = s.q
-  redis.call('DEL', s.prefix .. 'tw')
+  stop_counting(s)
   q.fresh = 0
   for tier = 1, s.tiers do
     q.depth[tier] = redis.call('ZCARD', s.prefix .. 'l' .. tier)
@@ -110,8 +119,10 @@ end
 local function leave_lanes(s, members)
   local q, key, counts = s.q, s.prefix .. 'tw', {}
   q.fresh = q.fresh - #members
-  if q.fresh == 0 then
-    redis.call('DEL', key)
+  if q.fresh <= COUNTED_FROM * s.max_queue then
+    stop_counting(s)
+  end
+  if q.counted == 0 then
     return
   end
   for _, member in ipairs(members) do

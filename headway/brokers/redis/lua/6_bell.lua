@@ -29,8 +29,7 @@ local function wake(s, slot)
   local q = s.q
   no_longer_idle(s, slot)
   q.coming_until = s.now + COMING_SECONDS
-  redis.call('ZADD', s.prefix .. 'c', exact(q.coming_until), slot)
-  lasting(s, 'c')
+  redis.call('SET', s.prefix .. 'c', slot, 'EX', LIFE_SECONDS)
   bell(s, slot, 0)
 end
 
@@ -106,7 +105,7 @@ local function go_idle(s, slot, instant)
 end
 
 local function came(s, slot)
-  if redis.call('ZREM', s.prefix .. 'c', slot) == 1 then
+  if s.q.coming_until > -INF and redis.call('GET', s.prefix .. 'c') == slot then
     s.q.coming_until = -INF
   end
 end

@@ -3,7 +3,7 @@
 local function new_intake(s)
   local intake = {
     headers = {}, payloads = {}, odd = {}, lanes = {}, lines = {}, latest = {}, stamps = {}, joined = {}, counted = {},
-    held = {},
+    held = {}, most = {},
   }
   for tier = 1, s.tiers do
     intake.lanes[tier], intake.lines[tier], intake.latest[tier], intake.joined[tier] = {}, {}, {}, 0
@@ -26,8 +26,29 @@ local function round_of(s, intake, tier, tenant, cost)
   return round
 end
 
+-- Count the entries of each tenant in the lanes.
+local function count_tenants(s)
+  local counts, list = {}, {}
+  for tier = 1, s.tiers do
+    for _, member in ipairs(redis.call('ZRANGE', s.prefix .. 'l' .. tier, 0, -1)) do
+      local tenant = tenant_of(key_of(member))
+      counts[tenant] = (counts[tenant] or 0) + 1
+    end
+  end
+  for tenant, count in pairs(counts) do
+    list[#list + 1], list[#list + 2] = tenant, count
+  end
+  redis.call('DEL', s.prefix .. 'tw')
+  call_all('HSET', s.prefix .. 'tw', list)
+  lasting(s, 'tw')
+  s.q.counted, s.counts_anew = 1, true
+end
+
 -- How many entries of a tenant wait in the lanes, with those that this step has let in.
-local function held_by(s, intake, tenant)
+function held_by(s, intake, tenant)
+  if s.q.counted == 0 then
+    count_tenants(s)
+  end
   return math.max(tonumber(redis.call('HGET', s.prefix .. 'tw', tenant) or 0), 0) + (intake.held[tenant] or 0)
 end
 
@@ -43,9 +64,9 @@ end
 
 -- At most how many of an entry's lane are served before it, as `core.fair_queue.Lane.ahead`. What this step has let in is not
 -- in the lanes yet; all of it is in rounds that have not begun.
-local function served_before(s, intake, entry)
+function served_before(s, intake, entry)
   local q, tier, counted = s.q, entry.tier, intake.counted[entry.tier]
-  local tenant, lane = tenant_of(entry.key), s.prefix .. 'l' .. entry.tier
+  local tenant, lane = entry.tenant, s.prefix .. 'l' .. entry.tier
   if not counted then
     counted = {redis.call('ZCOUNT', lane, '-inf', '(' .. q.next[tier]), redis.call('ZCOUNT', lane, q.next[tier], q.next[tier])}
     intake.counted[tier] = counted
@@ -83,10 +104,11 @@ end
 -- Note whose entry has come: batches are kept small in bytes for a while after another tenant's. The figures have no text, so
 -- the tenant is a number there.
 local function note_tenant(s, intake, tenant)
-  if tenant == intake.tenant then
-    return
+  local q, memory = s.q, memory_of(s)
+  if tenant ~= memory.tenant then
+    memory.tenant, memory.number = tenant, tonumber(string.sub(redis.sha1hex(tenant), 1, 12), 16)
   end
-  local q, number = s.q, tonumber(string.sub(redis.sha1hex(tenant), 1, 12), 16)
+  local number = memory.number
   intake.tenant = tenant
   if number ~= q.last_tenant and q.last_tenant > 0 then
     q.mixed_at = s.now
@@ -103,11 +125,13 @@ local function take_in(s, intake, entry, payload)
     payloads[#payloads + 1], payloads[#payloads + 2] = entry.key, payload
   end
   local member = member_of(entry.seq, entry.key)
-  local tenant = tenant_of(entry.key)
+  local tenant = entry.tenant
   local cost = payload and cost_of(#payload) or cost_of_member(s, member)
   local round = round_of(s, intake, tier, tenant, cost)
   intake.held[tenant] = (intake.held[tenant] or 0) + 1
-  note_tenant(s, intake, tenant)
+  if tenant ~= intake.tenant then
+    note_tenant(s, intake, tenant)
+  end
   local lane, line, stamps = intake.lanes[tier], intake.lines[tier], intake.stamps
   lane[#lane + 1], lane[#lane + 2] = round, member
   if round == q.next[tier] then
@@ -126,19 +150,28 @@ local function take_in(s, intake, entry, payload)
   q.depth[tier] = q.depth[tier] + 1
   q.fresh = q.fresh + 1
   q.newest = s.now
-  q.oldest = math.min(q.oldest, s.now)
-  q.due = math.min(q.due, queue_due)
+  if s.now < q.oldest then
+    q.oldest = s.now
+  end
+  if queue_due < q.due then
+    q.due = queue_due
+  end
 end
 
 local function write_down(s, intake)
   local p = s.prefix
-  for tenant, count in pairs(intake.held) do
-    redis.call('HINCRBY', p .. 'tw', tenant, count)
+  if s.q.counted > 0 then
+    for tenant, count in pairs(intake.held) do
+      redis.call('HINCRBY', p .. 'tw', tenant, count)
+    end
+    if s.counts_anew then
+      lasting(s, 'tw')
+    end
   end
   call_all('HSET', p .. 'e', intake.headers)
   call_all('HSET', p .. 'p', intake.payloads)
   if s.q.fresh <= #intake.headers / 2 then  -- Nothing else waits in the lanes.
-    lasting(s, 'e', 'p', 'tw')
+    lasting(s, 'e', 'p')
   end
   if #intake.odd > 0 then
     call_all('ZADD', p .. 'd', intake.odd)
@@ -156,9 +189,8 @@ local function write_down(s, intake)
         rounds[#rounds + 1], rounds[#rounds + 2] = round, tenant
       end
       call_all('ZADD', p .. 't' .. tier, rounds)
-      lasting(s, 't' .. tier)
       if s.q.depth[tier] == #intake.lanes[tier] / 2 then
-        lasting(s, 'l' .. tier, 'a' .. tier)
+        lasting(s, 'l' .. tier, 'a' .. tier, 't' .. tier)
       end
     end
   end
@@ -179,11 +211,7 @@ end
 -- Why a new entry may not wait, as `refuse`: in its lane, or in the pool of its caller when that rides apart.
 local function admissible(s, intake, entry, timeouts, apart)
   if not apart then
-    return refuse(s, entry.tier, timeouts[1], timeouts[2], function()
-      return served_before(s, intake, entry)
-    end, function()
-      return held_by(s, intake, tenant_of(entry.key))
-    end)
+    return refuse(s, intake, entry, timeouts[1], timeouts[2])
   end
   local q, pool = s.q, suspects.pool(s, apart)
   local waiting = pool and #pool.members or 0

@@ -5,7 +5,11 @@ local STREAM_CAP = 100000
 local function send(s, gateway, ...)
   local key = s.prefix .. 'r:' .. gateway
   redis.call('XADD', key, 'MAXLEN', '~', STREAM_CAP, '*', 'v', SCHEMA, ...)
-  redis.call('EXPIRE', key, STREAM_SECONDS)
+  local renewed = memory_of(s).renewed
+  if s.now >= (renewed[gateway] or INF) + RENEW_SECONDS or s.now < (renewed[gateway] or INF) then
+    redis.call('EXPIRE', key, STREAM_SECONDS)
+    renewed[gateway] = s.now
+  end
 end
 
 -- Entries have their outcomes. One that nobody waits for is forgotten at once.

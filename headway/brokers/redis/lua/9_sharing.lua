@@ -33,9 +33,7 @@ end
 function live(s, key)
   local header = redis.call('HGET', s.prefix .. 'e', key)
   if header and not is_answered(header) then
-    local entry = read_header(header)
-    entry.key = key
-    return entry
+    return read_header(header, key)
   end
   return nil
 end
@@ -282,7 +280,7 @@ offer_anew = function(s, one)
   if not outcome then
     local flight, share
     why, flight, share, free = find_flight(s, record.shares)
-    entry.queue_due = s.now + queue_timeout
+    entry.queue_due, entry.tenant = s.now + queue_timeout, tenant_of(entry.key)
     if flight then
       join(s, entry, record, flight, share, free)
       return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.errors import RequestError
-from headway.http.server.chunks import Chunks
+from headway.http.server.chunks import FREE_PIECES, PIECE_BYTES, Chunks
 
 REST = b"POST /next HTTP/1.1\r\nHost: a\r\n\r\n"
 
@@ -96,7 +97,7 @@ def test_wrapping_is_counted_from_the_first_byte_to_the_last() -> None:
 
 def test_bytes_are_counted_once_however_they_are_cut() -> None:
     chunks = Chunks(1000, 50)
-    for _ in range(60):
+    for _ in range(40):
         chunks.feed(b"4\r\n")
         assert chunks.feed(b"\r\n\r\n") == (b"\r\n\r\n", b"")
         chunks.feed(b"\r\n")
@@ -110,3 +111,41 @@ def test_says_what_is_wrong_with_a_body() -> None:
     with pytest.raises(RequestError) as caught:
         Chunks(3, 100).feed(wrapped([b"abcd"]))
     assert caught.value.message == "the body is larger than 3 bytes (max_body_bytes)"
+
+
+@pytest.mark.parametrize(
+    ("piece", "most"),
+    [(b"1\r\na\r\n", 3_000), (b"2\r\n\r\n\r\n", 400), (b"3f\r\n" + b"a" * 63 + b"\r\n", 200_000), (b"100\r\n" + b"\r\n" * 128 + b"\r\n", 10)],
+    ids=["of one byte", "of an empty line", "of 63 bytes", "with many empty lines"],
+)  # fmt: skip
+def test_refuses_a_body_that_costs_more_than_its_content_pays(piece: bytes, most: int) -> None:
+    """Each piece costs time, whatever its size: a body of tiny ones would keep everybody waiting."""
+    chunks = Chunks(1 << 30, 65_536)
+    with pytest.raises(RequestError) as caught:
+        for _ in range(0, most, 10):
+            chunks.feed(piece * 10)
+    assert caught.value.code == "BAD_REQUEST"
+    assert "in too many pieces" in caught.value.message
+
+
+def test_stops_soon_when_much_comes_at_once() -> None:
+    chunks = Chunks(1 << 30, 1 << 30)
+    with pytest.raises(RequestError) as caught:
+        chunks.feed(b"1\r\na\r\n" * 1_000_000)
+    size = int(re.findall(r"[0-9]+", caught.value.message)[0])
+    assert size < 2 * FREE_PIECES  # of a million
+
+
+@pytest.mark.parametrize(("size", "count"), [(1, FREE_PIECES), (PIECE_BYTES, 20_000), (1_448, 10_000)])
+def test_takes_what_honest_clients_send(size: int, count: int) -> None:
+    chunks = Chunks(1 << 30, 65_536)
+    content, rest = chunks.feed(wrapped([b"x" * size] * count))
+    assert (len(content), rest, chunks.done) == (size * count, b"", True)
+
+
+def test_takes_large_chunks_in_packets_of_any_size() -> None:
+    chunks, size = Chunks(1 << 30, 65_536), 0
+    raw = wrapped([b"x" * 100_000])
+    for start in range(0, len(raw), PIECE_BYTES):
+        size += len(chunks.feed(raw[start : start + PIECE_BYTES])[0])
+    assert (size, chunks.done) == (100_000, True)

@@ -1,4 +1,4 @@
-"""A body in chunks, as it comes: what is content, where it ends, and that the wrapping stays in proportion."""
+"""A body in chunks, as it comes: what is content, where it ends, and that the wrapping and the work stay in proportion."""
 
 from __future__ import annotations
 
@@ -11,6 +11,15 @@ _OPENING = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
 _WRAPPING = 8
 """Bytes on the wire per byte of content that are taken for honest: a chunk of one byte needs six."""
 
+FREE_PIECES = 2_048
+"""Pieces of content that any body may have, however small they are."""
+PIECE_BYTES = 64
+"""Bytes of content that pay for each further piece. Clients send hundreds in a chunk, and more."""
+_CUT_PIECES = 16
+"""Pieces that cost as much as one cut at an empty line."""
+_STRETCH = 8_192
+"""Most bytes that the parser is fed between two looks at the proportions: they may hold a thousand pieces."""
+
 
 class Chunks:
     """Unwraps one chunked body.
@@ -20,13 +29,12 @@ class Chunks:
         slack: bytes of chunk extensions and trailers allowed beyond the honest wrapping.
     """
 
-    __slots__ = ("_heard", "_most", "_parser", "_raw", "_size", "_slack", "_tail")
+    __slots__ = ("_heard", "_most", "_parser", "_raw", "_slack", "_tail")
 
     def __init__(self, most: int, slack: int) -> None:
         self._most = most
         self._slack = slack
         self._raw = 0
-        self._size = 0
         self._tail = b""
         self._heard = _Ear()
         self._parser = httptools.HttpRequestParser(self._heard)
@@ -41,42 +49,65 @@ class Chunks:
         """Take what has come; returns the content in it, and what lies behind the end of the body.
 
         Raises:
-            RequestError: malformed, larger than `most`, or wrapped in far more than it contains.
+            RequestError: malformed, larger than `most`, wrapped in far more than it contains, or cut into far too small pieces.
         """
         # A body can only end behind an empty line: cut there, so that the parser never sees the next request.
-        whole = self._tail + data
+        whole, heard = self._tail + data, self._heard
         cut = len(self._tail)
         try:
-            while cut < len(whole) and not self._heard.complete:
-                at = whole.find(END, max(cut - 3, 0))
-                end = at + len(END) if at >= 0 else len(whole)
+            while cut < len(whole) and not heard.complete:
+                self._check()
+                end = min(cut + _STRETCH, len(whole))
+                at = whole.find(END, max(cut - 3, 0), end)
+                if at >= 0:
+                    end = at + len(END)
+                    heard.count += _CUT_PIECES
                 self._parser.feed_data(whole[cut:end])
                 self._raw += end - cut
                 cut = end
         except httptools.HttpParserError as exc:
             raise BadRequest(f"the chunked body is malformed: {exc}") from None
-        content = b"".join(self._heard.pieces)
-        self._heard.pieces.clear()
-        self._size += len(content)
+        self._check()
+        content = b"".join(heard.pieces)
+        heard.pieces.clear()
         self._tail = whole[-3:]
-        if self._size > self._most:
-            raise PayloadTooLarge(f"the body is larger than {self._most} bytes (max_body_bytes)")
-        if self._raw > _WRAPPING * self._size + self._slack:
-            raise RequestError("the body's chunk extensions and trailers are too large", code=HEADERS_TOO_LARGE)
         return content, whole[cut:]
+
+    def _check(self) -> None:
+        count, size = self._heard.count, self._heard.size
+        if size > self._most:
+            raise PayloadTooLarge(f"the body is larger than {self._most} bytes (max_body_bytes)")
+        if self._raw > _WRAPPING * size + self._slack:
+            raise RequestError("the body's chunk extensions and trailers are too large", code=HEADERS_TOO_LARGE)
+        if count > FREE_PIECES + size // PIECE_BYTES:
+            raise BadRequest(
+                f"the first {size} bytes of the body are in too many pieces: beyond the first {FREE_PIECES},"
+                f" let chunks have {PIECE_BYTES} bytes or more on average, or send a Content-Length"
+            )
 
 
 class _Ear:
-    """What the parser calls; it does not know its Chunks, so that no cycle keeps a body alive."""
+    """What the parser calls; it does not know its Chunks, so that no cycle keeps a body alive.
 
-    __slots__ = ("complete", "pieces")
+    Attributes:
+        pieces: the content that was found since it was taken last.
+        size: bytes of content, in all.
+        count: what the work came to, in pieces.
+        complete: the body has ended.
+    """
+
+    __slots__ = ("complete", "count", "pieces", "size")
 
     def __init__(self) -> None:
         self.pieces: list[bytes] = []
+        self.size = 0
+        self.count = 0
         self.complete = False
 
     def on_body(self, piece: bytes) -> None:
         self.pieces.append(piece)
+        self.size += len(piece)
+        self.count += 1
 
     def on_message_complete(self) -> None:
         self.complete = True

@@ -16,7 +16,7 @@ from headway.admin.rendering import ID_PREFIX, as_json, id_in, instant, text, ti
 from headway.errors import BadRequest, NotFound
 from headway.http.error_responses import refusal
 from headway.http.readiness import soon
-from headway.model import DeadLetter, Principal
+from headway.model import DeadLetter, Principal, RequestOptions
 from headway.runtime.request_id import new_id
 
 LISTED = 100
@@ -73,12 +73,10 @@ class _Routes:
         reply = await gateway.ask(
             Principal(user="dead letter replay", tenant=entry.tenant, tier=entry.tier),
             fresh,
+            RequestOptions(self._process.settings.request_timeout_ms / 1000, entry.tier, origin=""),
             entry.model,
             entry.input,
             entry.parameters,
-            entry.tier,
-            self._process.settings.request_timeout_ms / 1000,
-            origin="",
         )
         if reply.failure is not None:
             # It may have died once more, under its fresh id; it stays known under its first.

@@ -28,7 +28,7 @@ from headway.core.fair_queue import QueuedEntry
 from headway.core.parameters import canonical
 from headway.core.retention import KeptLimits, Retention, weight
 from headway.errors import REJECTED_BY_MODEL
-from headway.model import DedupKey, DedupKind, Entry, Failure, Reply
+from headway.model import DedupKey, DedupKind, Entry, Failure, Reply, RequestOptions
 
 FlightKey = tuple[str, DedupKind, str]
 """Tenant, kind and key."""
@@ -47,23 +47,21 @@ def digest(model: str, version: str, input: str, parameters: bytes) -> bytes:
     return hashed.digest()
 
 
-def shares_of(settings: Settings, id: str, asked: bytes, key: str, task: bool, same: bool) -> tuple[DedupKey, ...]:
-    """What a request may have in common with others of its tenant.
+def shares_of(settings: Settings, id: str, asked: bytes, options: RequestOptions) -> tuple[DedupKey, ...]:
+    """Say what a request may have in common with others of its tenant.
 
     Arguments:
-        settings: for the times that outcomes are kept.
+        settings: whether identical requests share answers, and for how long outcomes are kept.
         id: of the request.
         asked: digest of what it asks.
-        key: its idempotency key, empty for none.
-        task: whether it is asked for by its id.
-        same: whether the answer to an identical request will do.
+        options: whether it is a task, has an idempotency key, or needs an answer of its own.
     """
     shares = []
-    if task:
+    if options.task:
         shares.append(DedupKey(DedupKind.TASK, id, asked, settings.result_ttl_s))
-    if key:
-        shares.append(DedupKey(DedupKind.KEY, key, asked, settings.result_ttl_s))
-    if same:
+    if options.key:
+        shares.append(DedupKey(DedupKind.KEY, options.key, asked, settings.result_ttl_s))
+    if (settings.cache or settings.collapse) and not options.fresh:
         keep = settings.cache_ttl_s if settings.cache else 0.0
         shares.append(DedupKey(DedupKind.SAME, asked.hex(), b"", keep, settings.collapse))
     return tuple(shares)

@@ -28,7 +28,18 @@ from headway.gateway.broker_session import BrokerSession
 from headway.gateway.limiter import CHARGED, Limiter
 from headway.gateway.pending import NOBODY, FutureSink, Journal, Note, PendingRequest, ReplySink
 from headway.gateway.recent_requests import RecentRequests, waiting
-from headway.model import DedupKey, DedupKind, Entry, EntryState, Failure, Limit, Principal, Reply, RequestStatus
+from headway.model import (
+    DedupKey,
+    DedupKind,
+    Entry,
+    EntryState,
+    Failure,
+    Limit,
+    Principal,
+    Reply,
+    RequestOptions,
+    RequestStatus,
+)
 from headway.ports import Broker
 from headway.runtime.counters import Answers, Counters
 from headway.runtime.request_id import new_id
@@ -39,7 +50,7 @@ log = structlog.get_logger(__name__)
 
 
 class Gateway:
-    """Takes requests in, hands them to the broker, and brings each answer to its waiter.
+    """Takes requests in, hands them to the broker, and brings each answer to its sink.
 
     Arguments:
         settings: for time-outs, bounds and tier names.
@@ -115,56 +126,45 @@ class Gateway:
 
     def submit(
         self,
-        waiter: ReplySink,
-        caller: Principal,
+        sink: ReplySink,
+        principal: Principal,
         id: str,
+        options: RequestOptions,
         model: str,
         input: str,
         parameters: bytes,
-        tier: int,
-        timeout: float,
-        key: str = "",
-        admitted: Callable[[], None] | None = None,
-        fresh: bool = False,
-        chosen: bool = False,
-        origin: str | None = None,
     ) -> None:
-        """Take a request in; its answer, also a refusal, goes to `waiter` on a later turn of the loop.
+        """Take a request in; its answer, also a refusal, goes to `sink` on a later turn of the loop.
 
         Arguments:
-            waiter: gets the reply, exactly once unless the request is abandoned.
-            caller: who asks; limits are per caller.
+            sink: gets the reply, exactly once unless the request is abandoned.
+            principal: who asks; limits are per principal.
             id: UUIDv7 text, unique within the tenant while the request is held.
+            options: how the request is to be served.
             model: must be one that is served.
             input: the text for the model.
             parameters: text of a JSON object, or empty.
-            tier: index of the tier to queue in.
-            timeout: seconds until the answer is worthless.
-            key: idempotency key: what was asked under it before is not run again, but answered as it was.
-            admitted: makes it a task, whose outcome is kept; called when it is queued, or has joined another request.
-            fresh: the answer to an identical request will not do.
-            chosen: the client chose the id; if a task of this id is kept, the answer is that task's.
-            origin: stands for the user when culprits are looked for; empty: it runs even if it is known to fail.
         """
+        tier = principal.tier if principal.tier > options.tier else options.tier
+        timeout, origin = options.timeout, options.origin
         shares: tuple[DedupKey, ...] = ()
-        asked = b""
-        patience = self._queue_timeout if admitted is None else timeout
-        if self._sharing or key or chosen or admitted is not None:
+        known = b""
+        if self._sharing or options.key or options.chosen or options.task:
             asked = digest(model, self.settings.model_version, input, parameters)
-            shares = shares_of(self.settings, id, asked, key, admitted is not None, self._sharing and not fresh)
-        limits = caller.limits
+            shares = shares_of(self.settings, id, asked, options)
+            known = asked if options.chosen and not options.task else b""
+        limits = principal.limits
         if limits and self._line is not self._shared:
             limits = self.limiter.parts(limits)
         entry = Entry(
-            id, model, input, tier, caller.tenant, self.name, patience, timeout, parameters, limits, shares,
-            next(self._submissions), asked if chosen and admitted is None else b"",
-            caller.user if origin is None else origin,
+            id, model, input, tier, principal.tenant, self.name, timeout if options.task else self._queue_timeout, timeout,
+            parameters, limits, shares, next(self._submissions), known, principal.user if origin is None else origin,
         )  # fmt: skip
-        failure = self._objection(caller, entry)
+        failure = self._objection(principal, entry)
         if failure is not None:
-            self._refuse(waiter, caller, entry, failure)
+            self._refuse(sink, principal, entry, failure)
         else:
-            self._hold(waiter, caller, entry, self._line, admitted)
+            self._hold(sink, principal, entry, self._line, options.task)
 
     def counted(self, limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
         """Limits as they are counted now: whole by the broker that all share, in part while this gateway is alone."""
@@ -172,15 +172,15 @@ class Gateway:
 
     def _hold(
         self,
-        waiter: ReplySink,
-        caller: Principal | None,
+        sink: ReplySink,
+        principal: Principal | None,
         entry: Entry,
         line: BrokerSession,
-        admitted: Callable[[], None] | None,
+        unadmitted: bool = False,
     ) -> None:
         now = self._clock()
         key = (entry.tenant, entry.id)
-        held = PendingRequest(waiter, caller, entry, now, now + entry.timeout, line, admitted)
+        held = PendingRequest(sink, principal, entry, now, now + entry.timeout, line, unadmitted)
         self._held[key] = held
         self._deadlines.watch(key, held.deadline)
         outbox = line.outbox
@@ -191,31 +191,30 @@ class Gateway:
     def detach(self, tenant: str, id: str) -> None:
         """Nobody waits for a task any more; it goes on."""
         if (held := self._held.get((tenant, id))) is not None:
-            held.waiter = NOBODY
+            held.sink = NOBODY
 
-    def abandon(self, waiter: ReplySink, tenant: str, id: str) -> None:
-        """The client left: its waiter hears nothing more, and the broker decides what becomes of the entry. A task that was
+    def abandon(self, sink: ReplySink, tenant: str, id: str) -> None:
+        """The client left: its sink hears nothing more, and the broker decides what becomes of the entry. A task that was
         not handed over is none."""
         held = self._held.get((tenant, id))
-        if held is None or held.waiter is not waiter:
+        if held is None or held.sink is not sink:
             return
         self._let_go(held)
         held.line.withdraw(held.entry.submission)
 
     async def ask(
-        self, caller: Principal, id: str, model: str, input: str, parameters: bytes, tier: int, timeout: float,
-        origin: str | None = None,
-    ) -> Reply:  # fmt: skip
+        self, principal: Principal, id: str, options: RequestOptions, model: str, input: str, parameters: bytes
+    ) -> Reply:
         """`submit` for coroutines. A cancelled call abandons the request."""
-        waiter = FutureSink()
-        self.submit(waiter, caller, id, model, input, parameters, tier, timeout, origin=origin)
-        return await self._outcome(waiter, caller.tenant, id)
+        sink = FutureSink()
+        self.submit(sink, principal, id, options, model, input, parameters)
+        return await self._outcome(sink, principal.tenant, id)
 
-    async def _outcome(self, waiter: FutureSink, tenant: str, id: str) -> Reply:
+    async def _outcome(self, sink: FutureSink, tenant: str, id: str) -> Reply:
         try:
-            return await waiter.reply
+            return await sink.reply
         except asyncio.CancelledError:
-            self.abandon(waiter, tenant, id)
+            self.abandon(sink, tenant, id)
             raise
 
     async def outcome(self, tenant: str, id: str) -> Reply | EntryState | None:
@@ -226,7 +225,7 @@ class Gateway:
         """
         held = self._held.get((tenant, id))
         if held is not None and held.task:
-            line, told = held.line, held.admitted is None
+            line, told = held.line, not held.unadmitted
             found = await line.outcome(tenant, id)
             if found is None and not told:
                 return EntryState.QUEUED
@@ -244,9 +243,9 @@ class Gateway:
             new_id(), self.settings.model, "", 0, tenant, self.name, seconds, seconds,
             shares=(DedupKey(DedupKind.TASK, id),), nonce=next(self._submissions),
         )  # fmt: skip
-        waiter, task = FutureSink(), self._held.get((tenant, id))
-        self._hold(waiter, None, entry, task.line if task is not None else self._line, None)
-        reply = await self._outcome(waiter, tenant, entry.id)
+        sink, task = FutureSink(), self._held.get((tenant, id))
+        self._hold(sink, None, entry, task.line if task is not None else self._line)
+        reply = await self._outcome(sink, tenant, entry.id)
         return reply if reply.shared is not None else None
 
     async def cancel(self, tenant: str, id: str) -> None:
@@ -258,10 +257,10 @@ class Gateway:
         held = self._held.get((tenant, id))
         if held is not None and held.task:
             self._let_go(held)
-            if held.admitted is not None or held.line is not self._shared:
+            if held.unadmitted or held.line is not self._shared:
                 for one in {held.line, self._shared}:
                     one.cancel_later(tenant, id)
-            self._tell(held.waiter, Reply(id, tenant, None, failures.no_task()))
+            self._tell(held.sink, Reply(id, tenant, None, failures.no_task()))
         for line in (self._direct, self._shared):
             if line is not None and (held is None or held.line is line):
                 await line.broker.cancel_task(tenant, id)
@@ -292,7 +291,7 @@ class Gateway:
                 return waiting(held, stage, self._clock())
         return self._answered.find(id, tenant)
 
-    def _objection(self, caller: Principal, entry: Entry) -> Failure | None:
+    def _objection(self, principal: Principal, entry: Entry) -> Failure | None:
         model, line = entry.model, self._line
         if self.closed:
             return Failure(errors.DRAINING, "shutting down; ask another instance", 1.0, "draining")
@@ -300,35 +299,35 @@ class Gateway:
             return over
         if model not in self._models:
             return failures.no_model(model, self._models)
-        if caller.models and model not in caller.models:
-            return failures.no_model_for(model, caller.models)
+        if principal.models and model not in principal.models:
+            return failures.no_model_for(model, principal.models)
         if (entry.tenant, entry.id) in self._held:
             return failures.conflict()
         if len(line.outbox) >= line.room:
             return line.no_room()
         return self.limiter.check(entry, line is self._direct)
 
-    def _refuse(self, waiter: ReplySink, caller: Principal, entry: Entry, failure: Failure) -> None:
+    def _refuse(self, sink: ReplySink, principal: Principal, entry: Entry, failure: Failure) -> None:
         if failure.code in CHARGED:
             self.limiter.charge(entry.limits)
-        self.note_refusal(caller, entry, failure)
+        self.note_refusal(principal, entry, failure)
         reply = Reply(entry.id, entry.tenant, None, failure)
-        asyncio.get_running_loop().call_soon(waiter.answer, reply)
+        asyncio.get_running_loop().call_soon(sink.answer, reply)
 
-    def note_refusal(self, caller: Principal, entry: Entry, failure: Failure) -> None:
-        """Count and record a request that was refused here, or at the door for its caller's limits."""
+    def note_refusal(self, principal: Principal, entry: Entry, failure: Failure) -> None:
+        """Count and record a request that was refused here, or at the door for its principal's limits."""
         label, tier = entry.model if entry.model in self._models else "", self._tiers[entry.tier]
         self.counters.requests[label, tier, failure.code.lower()] += 1
         if failure.reason:
             self.counters.refusals[failure.reason, tier] += 1
         if self._journal is not None:
-            self._journal.add([(caller, entry, 0.0, Reply(entry.id, entry.tenant, None, failure))])
+            self._journal.add([(principal, entry, 0.0, Reply(entry.id, entry.tenant, None, failure))])
 
     def admitted(self, line: BrokerSession, entry: Entry) -> None:
         """See Holder."""
-        if (held := self._found(entry)) is not None and held.admitted is not None:
-            tell, held.admitted = held.admitted, None
-            tell()
+        if (held := self._found(entry)) is not None and held.unadmitted:
+            held.unadmitted = False
+            held.sink.admitted()
 
     def renewed(self, line: BrokerSession, entries: Sequence[Entry]) -> list[Entry]:
         """See Holder. What the broker was away for counts as time, but not as time in the queue."""
@@ -347,7 +346,7 @@ class Gateway:
         """See Holder."""
         held = self._found(entry)
         if held is not None and held.line is line:
-            if failure.reason and held.caller is not None:
+            if failure.reason and held.principal is not None:
                 self.counters.refusals[failure.reason, self._tiers[entry.tier]] += 1
             self._settle(held, failure, admitted=False)
 
@@ -378,7 +377,7 @@ class Gateway:
             self._line, self.broker = line, line.broker
 
     def brought(self, line: BrokerSession, replies: Sequence[Reply]) -> None:
-        """See Holder. Tells each waiter; what is counted is counted for all of them together."""
+        """See Holder. Tells each sink; what is counted is counted for all of them together."""
         now = self._clock()
         overdue = now - DEADLINE_GRAIN
         told, notes = dict[tuple[str, int], Answers](), list[Note]()
@@ -393,13 +392,13 @@ class Gateway:
                 continue
             if (held.line is not line or held.deadline < overdue) and not self._fits(held, reply, overdue):
                 continue
-            latency, caller, failure, ran = now - held.since, held.caller, reply.failure, reply.ran
-            if caller is None or (failure is not None and failure.reason == failures.CANCELLED):
+            latency, principal, failure, ran = now - held.since, held.principal, reply.failure, reply.ran
+            if principal is None or (failure is not None and failure.reason == failures.CANCELLED):
                 self._note_cancelled(held)
-                self._tell(held.waiter, reply)
+                self._tell(held.sink, reply)
                 continue
             if self._journal is not None:
-                notes.append((caller, entry, latency, reply))
+                notes.append((principal, entry, latency, reply))
             if reply.shared is not None:
                 self.counters.shared[entry.model, reply.shared.value, "kept" if reply.kept else "joined"] += 1
                 self.limiter.not_run(entry)
@@ -414,11 +413,11 @@ class Gateway:
             if ran is not sampled and ran is not None and reply.shared is None:
                 sampled = ran
                 self.counters.overhead_seconds.observe(max(0.0, latency - reply.queued - sampled.seconds))
-            self._answered.add(caller, entry, now, latency, reply)
+            self._answered.add(principal, entry, now, latency, reply)
             answer = reply
             if entry.shares and unkept(entry, reply, line.broker.kept):
                 answer = msgspec.structs.replace(reply, unkept=True)
-            self._tell(held.waiter, answer)
+            self._tell(held.sink, answer)
         for (model, tier), series in told.items():
             self.counters.answered(model, self._tiers[tier], series, line is self._direct)
         if notes and self._journal is not None:
@@ -449,31 +448,31 @@ class Gateway:
         latency = self._clock() - held.since
         reply = Reply(entry.id, entry.tenant, None, failure)
         self._count(held, failure.code.lower())
-        if held.caller is not None:
-            self._answered.add(held.caller, entry, held.since + latency, latency, reply)
+        if held.principal is not None:
+            self._answered.add(held.principal, entry, held.since + latency, latency, reply)
             if admitted:
                 self.counters.request_seconds[entry.model, self._tiers[entry.tier]].observe(latency)
             if self._journal is not None:
-                self._journal.add([(held.caller, entry, latency, reply)])
-        self._tell(held.waiter, reply)
+                self._journal.add([(held.principal, entry, latency, reply)])
+        self._tell(held.sink, reply)
         if not self._held:
             self._emptied.set()
 
-    def _tell(self, waiter: ReplySink, reply: Reply) -> None:
+    def _tell(self, sink: ReplySink, reply: Reply) -> None:
         try:
-            waiter.answer(reply)
+            sink.answer(reply)
         except Exception:
             log.exception("an answer could not be written", request_id=reply.id)
 
     def _count(self, held: PendingRequest, outcome: str) -> None:
-        if held.caller is not None:
+        if held.principal is not None:
             self.counters.requests[held.entry.model, self._tiers[held.entry.tier], outcome] += 1
 
     def _note_cancelled(self, held: PendingRequest) -> None:
         self._count(held, "cancelled")
-        if self._journal is not None and held.caller is not None:
+        if self._journal is not None and held.principal is not None:
             left = Reply(held.entry.id, held.entry.tenant, None, Failure(errors.CANCELLED, "the client left"))
-            self._journal.add([(held.caller, held.entry, self._clock() - held.since, left)])
+            self._journal.add([(held.principal, held.entry, self._clock() - held.since, left)])
 
     def _found(self, entry: Entry) -> PendingRequest | None:
         """The record of an entry that is held."""
@@ -496,5 +495,5 @@ class Gateway:
     def _expire(self, held: PendingRequest) -> None:
         message = f"the total deadline of {held.entry.timeout * 1000:.0f} ms passed"
         self._settle(held, Failure(errors.DEADLINE_EXCEEDED, message, None, "total"))
-        if held.admitted is not None or not held.task:  # Of a task that was admitted the broker tells who asks later.
+        if held.unadmitted or not held.task:  # Of a task that was admitted the broker tells who asks later.
             held.line.withdraw(held.entry.submission)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
@@ -20,9 +20,13 @@ class ReplySink(Protocol):
         """Take the answer; called once, on a later turn of the loop than the `submit`."""
         ...
 
+    def admitted(self) -> None:
+        """Hear that a task is in the broker: its outcome will be kept, whoever waits for it."""
+        ...
+
 
 class FutureSink:
-    """A waiter for coroutines."""
+    """Sink of a coroutine that waits."""
 
     def __init__(self) -> None:
         self.reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
@@ -32,27 +36,30 @@ class FutureSink:
         if not self.reply.done():
             self.reply.set_result(reply)
 
+    def admitted(self) -> None:
+        """Take no note of it."""
+
 
 class PendingRequest(msgspec.Struct, eq=False):
     """One request whose client waits.
 
     Attributes:
-        waiter: gets the answer.
-        caller: who asked; None for who only waits for another's outcome: that is no request, and not counted.
+        sink: gets the answer.
+        principal: who asked; None for who only waits for another's outcome: that is no request, and not counted.
         entry: what was handed on.
         since: instant of its arrival, in seconds.
         deadline: instant by which it is answered, in seconds.
         line: over which it went.
-        admitted: called once the broker has it, if anybody wants to know.
+        unadmitted: whether it is a task that the broker is not known to have.
     """
 
-    waiter: ReplySink
-    caller: Principal | None
+    sink: ReplySink
+    principal: Principal | None
     entry: Entry
     since: float
     deadline: float
     line: BrokerSession
-    admitted: Callable[[], None] | None
+    unadmitted: bool = False
 
     def renewed(self, now: float) -> Entry:
         """The entry with what is left of its time at instant `now`."""
@@ -67,9 +74,12 @@ class PendingRequest(msgspec.Struct, eq=False):
 
 
 class _Nobody:
-    """The waiter of a task that nobody waits for."""
+    """The sink of a task that nobody waits for."""
 
     def answer(self, reply: Reply) -> None:
+        pass
+
+    def admitted(self) -> None:
         pass
 
 

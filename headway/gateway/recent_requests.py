@@ -42,7 +42,7 @@ class RecentRequests:
 def waiting(held: PendingRequest, stage: EntryState | None, now: float) -> RequestStatus:
     """A request that is held at instant `now`, in a stage if that can be told."""
     entry = held.entry
-    user = held.caller.user if held.caller is not None else ""
+    user = held.principal.user if held.principal is not None else ""
     return RequestStatus(
         stage or EntryState.QUEUED, now - held.since, None, entry.tenant, user, entry.model, entry.tier
     )

@@ -6,7 +6,7 @@ from typing import Any
 
 from headway import errors
 from headway.config import Settings
-from headway.http.inference.request_options import MOST_KEY
+from headway.http.inference.inference_head import MOST_KEY
 
 _NO_NUL = r"^[^\u0000]*$"
 KEY_PATTERN = r'^([!#-~]([ -~]{0,253}[!#-~])?|"([ !#-[\]-~]|\\["\\]){1,255}")$'

@@ -12,6 +12,7 @@ from headway.model.fleet import Capacity, ProcessInfo, Role, TierDepth, WorkerIn
 from headway.model.identity import ApiKey, Limit, Principal
 from headway.model.ledger import LedgerRecord
 from headway.model.reply import Failure, Reply, RequestStatus
+from headway.model.request import RequestOptions
 
 __all__ = [
     "BatchFailure",
@@ -35,6 +36,7 @@ __all__ = [
     "DedupKind",
     "Slot",
     "EntryState",
+    "RequestOptions",
     "RequestStatus",
     "Submission",
     "TierDepth",

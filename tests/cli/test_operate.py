@@ -15,7 +15,7 @@ import pytest
 
 from headway.core.health import BEAT_EVERY
 from headway.http.server.listener import Listener
-from headway.model import Entry, ItemResult, Principal
+from headway.model import Entry, ItemResult, Principal, RequestOptions
 from headway.runtime.request_id import new_id
 from tests.cli.command import code_of
 from tests.services.fake_backend import FakeBackend
@@ -85,7 +85,7 @@ class Running:
 
         async def ask(text: str) -> str:
             own = id or new_id()
-            await self.stand.gateway.ask(caller, own, "m", text, b"", 1, 4.0)
+            await self.stand.gateway.ask(caller, own, RequestOptions(4.0, 1), "m", text, b"")
             return f"req_{own}"
 
         return [asyncio.run_coroutine_threadsafe(ask(text), self.loop).result(LONG) for text in texts]

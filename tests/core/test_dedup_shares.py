@@ -9,7 +9,7 @@ from headway.config import Settings
 from headway.core.dedup import Dedup, is_task, shares_of, unkept
 from headway.core.fair_queue import queued_at
 from headway.core.retention import KeptLimits
-from headway.model import DedupKey, DedupKind, Entry, Failure, Reply
+from headway.model import DedupKey, DedupKind, Entry, Failure, Reply, RequestOptions
 
 ASKED = b"digest"
 TASK = DedupKey(DedupKind.TASK, "id", ASKED, 60.0)
@@ -25,11 +25,11 @@ def entry(*shares: DedupKey, id: str = "id") -> Entry:
 
 class TestShares:
     def test_a_plain_request_has_none(self) -> None:
-        assert shares_of(Settings(), "id", ASKED, "", False, False) == ()
+        assert shares_of(Settings(), "id", ASKED, RequestOptions(1.0)) == ()
 
     def test_of_a_task_with_a_key_come_in_the_order_in_which_they_decide(self) -> None:
         settings = Settings(result_ttl_s=30.0, cache=True, cache_ttl_s=20.0, collapse=True)
-        assert shares_of(settings, "id", ASKED, "key", True, True) == (
+        assert shares_of(settings, "id", ASKED, RequestOptions(1.0, key="key", task=True)) == (
             DedupKey(DedupKind.TASK, "id", ASKED, 30.0),
             DedupKey(DedupKind.KEY, "key", ASKED, 30.0),
             DedupKey(DedupKind.SAME, ASKED.hex(), b"", 20.0, True),
@@ -41,8 +41,9 @@ class TestShares:
         self, cache: bool, keep: float, collapse: bool
     ) -> None:
         settings = Settings(cache=cache, cache_ttl_s=20.0, collapse=collapse)
-        [same] = shares_of(settings, "id", ASKED, "", False, True)
-        assert same == DedupKey(DedupKind.SAME, ASKED.hex(), b"", keep, collapse)
+        same = (DedupKey(DedupKind.SAME, ASKED.hex(), b"", keep, collapse),) if cache or collapse else ()
+        assert shares_of(settings, "id", ASKED, RequestOptions(1.0)) == same
+        assert shares_of(settings, "id", ASKED, RequestOptions(1.0, fresh=True)) == ()
 
 
 class TestTasks:

@@ -9,7 +9,7 @@ from headway.config import Settings
 from headway.errors import RequestError
 from headway.http.inference.codecs import native
 from headway.http.inference.fast_path import _split
-from headway.http.inference.request_options import MOST_KEY, RequestOptions, take_order
+from headway.http.inference.inference_head import MOST_KEY, InferenceHead, read_inference_head
 from headway.http.server.chunks import Chunks
 from headway.http.server.head import END, Head, read_head, suspect
 
@@ -137,22 +137,22 @@ def check_values(data: bytes) -> None:
 def _check_orders(head: Head, query: bytes) -> None:
     for shape in _SHAPES:
         try:
-            order = take_order(shape, head, query, _SETTINGS[0])
+            order = read_inference_head(shape, head, query, _SETTINGS[0], None)
         except RequestError as exc:
             _check_error(exc)
         else:
             _check_order(order)
 
 
-def _check_order(order: RequestOptions) -> None:
+def _check_order(order: InferenceHead) -> None:
     settings = _SETTINGS[0]
     longest = settings.task_timeout_ms if order.wish is not None else settings.request_timeout_ms
-    assert 0 < order.timeout <= longest / 1000
-    assert 0 <= order.tier < len(settings.tier_names)
+    assert 0 < order.options.timeout <= longest / 1000
+    assert 0 <= order.options.tier < len(settings.tier_names)
     assert 0 <= order.wait <= settings.request_timeout_ms / 1000
-    assert len(order.key) <= MOST_KEY
-    assert order.key.isascii()
-    assert not order.key or order.key.isprintable()
+    assert len(order.options.key) <= MOST_KEY
+    assert order.options.key.isascii()
+    assert not order.options.key or order.options.key.isprintable()
     assert not order.id or str(uuid.UUID(order.id)) == order.id
     assert order.model is None or order.model
     if order.wish is not None:

@@ -46,6 +46,7 @@ from headway.model import (
     NoWork,
     Principal,
     Reply,
+    RequestOptions,
     Slot,
     WorkerInfo,
     WorkerStatus,
@@ -80,17 +81,17 @@ class Bearers:
 class Asked:
     """One request as the gateway saw it."""
 
-    waiter: ReplySink
+    sink: ReplySink
     caller: Principal
     id: str
+    options: RequestOptions
     model: str
     input: str
     parameters: bytes
-    tier: int
-    timeout: float
-    key: str = ""
-    admitted: Callable[[], None] | None = None
-    fresh: bool = False
+
+    @property
+    def tier(self) -> int:
+        return max(self.caller.tier, self.options.tier)
 
 
 class EchoGateway:
@@ -127,33 +128,27 @@ class EchoGateway:
 
     def submit(
         self,
-        waiter: ReplySink,
-        caller: Principal,
+        sink: ReplySink,
+        principal: Principal,
         id: str,
+        options: RequestOptions,
         model: str,
         input: str,
         parameters: bytes,
-        tier: int,
-        timeout: float,
-        key: str = "",
-        admitted: Callable[[], None] | None = None,
-        fresh: bool = False,
-        chosen: bool = False,
-        origin: str | None = None,
     ) -> None:
-        asked = Asked(waiter, caller, id, model, input, parameters, tier, timeout, key, admitted, fresh)
+        asked = Asked(sink, principal, id, options, model, input, parameters)
         self.asked.append(asked)
         self.waiting.append(asked)
         self._news.set()
         if not self.hold:
             asyncio.get_running_loop().call_soon(self.release)
 
-    def abandon(self, waiter: ReplySink, tenant: str, id: str) -> None:
+    def abandon(self, sink: ReplySink, tenant: str, id: str) -> None:
         self.abandoned.append((tenant, id))
         self.waiting = [asked for asked in self.waiting if (asked.caller.tenant, asked.id) != (tenant, id)]
         self._news.set()
 
-    def note_refusal(self, caller: Principal, entry: Entry, failure: Failure) -> None:
+    def note_refusal(self, principal: Principal, entry: Entry, failure: Failure) -> None:
         self.refusals.append((entry.id, failure))
 
     def detach(self, tenant: str, id: str) -> None:
@@ -162,8 +157,8 @@ class EchoGateway:
     def admit(self) -> None:
         """Tell all that waits that it is in the queue."""
         for asked in self.waiting:
-            if asked.admitted is not None:
-                asked.admitted()
+            if asked.options.task:
+                asked.sink.admitted()
 
     def release(self) -> None:
         """Answer all that waits."""
@@ -171,7 +166,7 @@ class EchoGateway:
         for asked in waiting:
             output = None if self.failure else (asked.input.upper() if self.output is None else self.output)
             reply = Reply(asked.id, asked.caller.tenant, output, self.failure, shared=self.shared, kept=self.kept)
-            asked.waiter.answer(reply)
+            asked.sink.answer(reply)
 
     async def until(self, reached: Callable[[], bool]) -> None:
         """Return when `reached()` after some request came or left."""

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from headway import __version__
-from headway.model import Entry, ItemResult, Principal, Role
+from headway.model import Entry, ItemResult, Principal, RequestOptions, Role
 from headway.runtime.request_id import new_id
 from tests import virtual_time
 from tests.identity.writing import key_of
@@ -196,7 +196,9 @@ def test_a_request_is_followed_from_the_queue_to_its_end() -> None:
     async def scene(stand: Stand, port: Port) -> None:
         ids = [new_id() for _ in range(9)]
         asked = [
-            asyncio.ensure_future(stand.gateway.ask(TENANT, id, "m", "poison" if n == 0 else "text", b"", 1, 4.0))
+            asyncio.ensure_future(
+                stand.gateway.ask(TENANT, id, RequestOptions(4.0, 1), "m", "poison" if n == 0 else "text", b"")
+            )
             for n, id in enumerate(ids)
         ]
         await asyncio.sleep(0.05)
@@ -223,7 +225,7 @@ def test_a_request_is_followed_from_the_queue_to_its_end() -> None:
 def test_a_dead_letter_is_listed_without_its_input_and_shown_with_it() -> None:
     async def scene(stand: Stand, port: Port) -> None:
         id = new_id()
-        await stand.gateway.ask(TENANT, id, "m", "poison", b'{"a":1}', 2, 4.0)
+        await stand.gateway.ask(TENANT, id, RequestOptions(4.0, 2), "m", "poison", b'{"a":1}')
         listing = await port.get("/internal/dlq")
         assert listing.json["count"] == 1
         assert b"poison" not in listing.body
@@ -276,7 +278,7 @@ def test_a_replay_that_succeeds_removes_the_letter() -> None:
 
     async def scene(stand: Stand, port: Port) -> None:
         id = new_id()
-        await stand.gateway.ask(TENANT, id, "m", "poison", b"", 0, 4.0)
+        await stand.gateway.ask(TENANT, id, RequestOptions(4.0, 0), "m", "poison", b"")
         backend.cured = True
         answer = await port.ask("POST", f"/internal/dlq/req_{id}/replay")
         assert answer.status == 200
@@ -293,7 +295,7 @@ def test_a_replay_that_succeeds_removes_the_letter() -> None:
 def test_a_replay_that_fails_keeps_the_one_letter() -> None:
     async def scene(stand: Stand, port: Port) -> None:
         id = new_id()
-        await stand.gateway.ask(TENANT, id, "m", "poison", b"", 0, 4.0)
+        await stand.gateway.ask(TENANT, id, RequestOptions(4.0, 0), "m", "poison", b"")
         answer = await port.ask("POST", f"/internal/dlq/{id}/replay")
         assert (answer.status, answer.json["error"]) == (422, "REJECTED_BY_MODEL")
         assert answer.headers["content-type"] == "application/problem+json"
@@ -306,7 +308,7 @@ def test_a_replay_that_fails_keeps_the_one_letter() -> None:
 def test_a_letter_is_purged_once() -> None:
     async def scene(stand: Stand, port: Port) -> None:
         id = new_id()
-        await stand.gateway.ask(TENANT, id, "m", "poison", b"", 0, 4.0)
+        await stand.gateway.ask(TENANT, id, RequestOptions(4.0, 0), "m", "poison", b"")
         assert (await port.ask("DELETE", f"/internal/dlq/req_{id}")).status == 204
         gone = await port.ask("DELETE", f"/internal/dlq/req_{id}")
         assert (gone.status, gone.json["error"]) == (404, "NOT_FOUND")
@@ -318,7 +320,9 @@ def test_a_letter_is_purged_once() -> None:
 def test_of_two_tenants_with_one_id_it_is_said_whose_letter_is_meant() -> None:
     async def scene(stand: Stand, port: Port) -> None:
         for tenant in ("acme", "böse&co"):
-            await stand.gateway.ask(Principal("somebody", tenant, 2), "x", "m", f"poison of {tenant}", b"", 0, 4.0)
+            await stand.gateway.ask(
+                Principal("somebody", tenant, 2), "x", RequestOptions(4.0, 0), "m", f"poison of {tenant}", b""
+            )
         for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/replay")):
             unclear = await port.ask(method, f"/internal/dlq/x{path}")
             assert (unclear.status, unclear.json["error"]) == (400, "BAD_REQUEST")

@@ -86,7 +86,7 @@ def test_a_uuid_is_taken_as_the_id_and_anything_else_replaced(fields: list[str],
 def test_headers_only_shorten_and_lower(field: str, timeout: float, tier: int) -> None:
     async def main(stand: Stand) -> None:
         assert (await stand.ask(post('{"input": "a"}', "/v1/inference", field))).status == 200
-        assert (stand.gateway.asked[0].timeout, stand.gateway.asked[0].tier) == (timeout, tier)
+        assert (stand.gateway.asked[0].options.timeout, stand.gateway.asked[0].tier) == (timeout, tier)
 
     served(main)
 
@@ -346,7 +346,7 @@ def test_a_reply_to_another_request_is_never_written() -> None:
         await client.send(post('{"input": "a"}'))
         await stand.gateway.until(lambda: bool(stand.gateway.waiting))
         (asked,) = stand.gateway.waiting
-        asked.waiter.answer(Reply("another", asked.caller.tenant, "NOT FOR YOU"))
+        asked.sink.answer(Reply("another", asked.caller.tenant, "NOT FOR YOU"))
         stand.gateway.release()
         assert (await client.answer()).json["output"] == "A"
 

@@ -31,7 +31,7 @@ BODY = '{"input": "a"}'
 def test_a_key_is_taken_with_or_without_quotes(value: str, key: str) -> None:
     async def main(stand: Stand) -> None:
         assert (await stand.ask(post(BODY, "/v1/inference", f"Idempotency-Key: {value}"))).status == 200
-        assert stand.gateway.asked[0].key == key
+        assert stand.gateway.asked[0].options.key == key
 
     served(main)
 

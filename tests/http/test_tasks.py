@@ -125,7 +125,7 @@ def test_it_is_handed_over_when_it_is_admitted_and_not_before() -> None:
         client = await stand.connect()
         await client.send(post('{"input": "a"}', "/v1/inference", ASYNC))
         await gateway.until(lambda: bool(gateway.waiting))
-        assert gateway.asked[0].timeout == 30.0
+        assert gateway.asked[0].options.timeout == 30.0
         gateway.failure = Failure("SHED", "busy", 2.0, "shed")
         gateway.release()
         assert (await client.answer()).error == "SHED"
@@ -146,7 +146,7 @@ def test_a_task_may_take_longer_than_a_request_but_its_client_decides() -> None:
             ("X-Request-Timeout-Ms: 1", 0.001),
         ):
             await stand.ask(post('{"input": "a"}', "/v1/inference", ASYNC, field))
-            assert stand.gateway.asked[-1].timeout == timeout
+            assert stand.gateway.asked[-1].options.timeout == timeout
 
     served(main, task_timeout_ms=20_000.0)
 

@@ -17,7 +17,7 @@ from headway.errors import BrokerUnavailable
 from headway.gateway.fallback import Fallback
 from headway.gateway.gateway import Gateway
 from headway.gateway.pending import Note
-from headway.model import Principal, Reply, Slot
+from headway.model import Principal, Reply, RequestOptions, Slot
 from headway.ports import Broker
 from headway.runtime.counters import Counters
 from headway.runtime.request_id import new_id
@@ -26,7 +26,7 @@ from headway.worker.batcher import Batcher, Limits
 from tests.services.fake_backend import FakeBackend
 from tests.services.troubled import Connection, Server
 
-ANYBODY = Principal("anonymous", "default", 1)
+ANYBODY = Principal("anonymous", "default", 0)
 
 
 class Asked:
@@ -39,9 +39,12 @@ class Asked:
         self.told = asyncio.Event()
         self.answered_at = 0.0
         self.id = ""
-        self.admitted = asyncio.Event()
+        self.was_admitted = asyncio.Event()
         """Set when it is a task."""
         self._clock = clock
+
+    def admitted(self) -> None:
+        self.was_admitted.set()
 
     def answer(self, reply: Reply) -> None:
         self.replies.append(reply)
@@ -162,10 +165,7 @@ class Fleet:
     ) -> Asked:
         asked = Asked(text, self.clock)
         asked.id = id or new_id()
-        admitted = asked.admitted.set if task else None
-        self.gateways[gateway].submit(
-            asked, caller, asked.id, "m", text, b"", tier, timeout, key=key, admitted=admitted
-        )
+        self.gateways[gateway].submit(asked, caller, asked.id, RequestOptions(timeout, tier, key, task), "m", text, b"")
         return asked
 
     async def kill(self, gateway: int) -> None:

@@ -17,14 +17,14 @@ from headway.core.queue import QueueLimits
 from headway.fleet.membership import Membership
 from headway.gateway.capacity_watcher import CapacityWatcher
 from headway.gateway.gateway import Gateway
-from headway.model import Principal, ProcessInfo, Reply, Role, Slot, WorkerInfo, WorkerStatus
+from headway.model import Principal, ProcessInfo, Reply, RequestOptions, Role, Slot, WorkerInfo, WorkerStatus
 from headway.ports import Fleet
 from headway.runtime.counters import Counters
 from headway.runtime.request_id import new_id
 from headway.worker.batcher import Batcher, Limits
 from tests.services.fake_backend import FakeBackend
 
-ANYBODY = Principal("anonymous", "default", 1)
+ANYBODY = Principal("anonymous", "default", 0)
 MAX_BATCH = 8
 
 
@@ -173,4 +173,6 @@ class Fleets:
 
 
 def asking(gateway: Gateway, text: str, timeout: float = 4.0) -> asyncio.Task[Reply]:
-    return asyncio.get_running_loop().create_task(gateway.ask(ANYBODY, new_id(), "m", text, b"", 1, timeout))
+    return asyncio.get_running_loop().create_task(
+        gateway.ask(ANYBODY, new_id(), RequestOptions(timeout, 1), "m", text, b"")
+    )

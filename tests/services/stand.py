@@ -22,14 +22,14 @@ from headway.core.queue import QueueLimits
 from headway.fleet.membership import Membership
 from headway.gateway.gateway import Gateway
 from headway.http.readiness import Readiness
-from headway.model import Principal, ProcessInfo, Reply, Role, Slot
+from headway.model import Principal, ProcessInfo, Reply, RequestOptions, Role, Slot
 from headway.ports import Broker, Ledger
 from headway.runtime.counters import Counters
 from headway.runtime.request_id import new_id
 from headway.worker.batcher import Batcher, Limits
 from tests.services.fake_backend import FakeBackend
 
-ANYBODY = Principal("anonymous", "default", 1)
+ANYBODY = Principal("anonymous", "default", 0)
 
 
 class Stand:
@@ -132,7 +132,7 @@ class Stand:
         await self.service.stop()
 
     async def ask(self, text: str, tier: int = 1, timeout: float = 4.0, caller: Principal = ANYBODY) -> Reply:
-        return await self.gateway.ask(caller, new_id(), "m", text, b"", tier, timeout)
+        return await self.gateway.ask(caller, new_id(), RequestOptions(timeout, tier), "m", text, b"")
 
     def asking(self, text: str, **how: object) -> asyncio.Task[Reply]:
         return asyncio.get_running_loop().create_task(self.ask(text, **how))  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ import pytest
 
 from headway.gateway.limiter import REMEMBERED, Limiter
 from headway.http.rate_limit_headers import RateLimitHeaders
-from headway.model import Limit, Principal
+from headway.model import Limit, Principal, RequestOptions
 from headway.runtime.request_id import new_id
 from tests.services.fake_backend import FakeBackend
 from tests.services.stand import Stand
@@ -22,7 +22,7 @@ PICKY = Principal("somebody", "acme", 1, (LIMIT,), frozenset(["other"]))
 
 
 async def outcome(stand: Stand, model: str = "m", caller: Principal = LIMITED, id: str = "") -> str:
-    reply = await stand.gateway.ask(caller, id or new_id(), model, "text", b"", 1, 5.0)
+    reply = await stand.gateway.ask(caller, id or new_id(), RequestOptions(5.0, 1), model, "text", b"")
     return "ok" if reply.failure is None else reply.failure.code
 
 

@@ -9,7 +9,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from headway import errors
-from headway.model import EntryState, Reply
+from headway.gateway.pending import FutureSink
+from headway.model import EntryState, Reply, RequestOptions
 from headway.runtime.request_id import new_id
 from tests.services.fake_backend import FakeBackend
 from tests.services.fleet import ANYBODY, Fleet
@@ -81,14 +82,14 @@ def test_where_a_request_stands_is_known_while_it_is_held_and_afterwards() -> No
 
 
 def test_an_answer_that_could_not_be_written_is_told_to_operators() -> None:
-    class Broken:
+    class Broken(FutureSink):
         def answer(self, reply: Reply) -> None:
             raise RuntimeError("connection object is broken")
 
     async def main(clock: Clock) -> None:
         async with Fleet(clock, FakeBackend(0.1)) as fleet:
             with capture_logs() as lines:
-                fleet.gateway.submit(Broken(), ANYBODY, id := new_id(), "m", "a", b"", 1, 4.0)
+                fleet.gateway.submit(Broken(), ANYBODY, id := new_id(), RequestOptions(4.0, 1), "m", "a", b"")
                 await fleet.gateway.emptied()
             [line] = [line for line in lines if line["log_level"] == "error"]
             assert line["request_id"] == id and line["exc_info"]

@@ -11,7 +11,7 @@ import pytest
 from headway import errors
 from headway.errors import BrokerUnavailable
 from headway.gateway.pending import FutureSink
-from headway.model import DedupKind, EntryState, Failure, Limit, Principal, Reply
+from headway.model import DedupKind, EntryState, Failure, Limit, Principal, Reply, RequestOptions
 from tests.services.fake_backend import FakeBackend
 from tests.services.fleet import ANYBODY, Fleet
 from tests.virtual_time import run
@@ -58,8 +58,8 @@ def scene(**how: Any) -> Callable[[Callable[[Fleet, Clock], Coroutine[Any, Any, 
 async def test_a_task_can_be_asked_for_at_any_gateway_from_its_admission_on(fleet: Fleet, clock: Clock) -> None:
     here, there = fleet.gateways
     asked = fleet.ask("a", task=True)
-    assert not asked.admitted.is_set()
-    await asked.admitted.wait()
+    assert not asked.was_admitted.is_set()
+    await asked.was_admitted.wait()
     assert clock() == asked.at
     assert isinstance(await here.outcome(TENANT, asked.id), EntryState)
     assert isinstance(await there.outcome(TENANT, asked.id), EntryState)
@@ -96,7 +96,7 @@ async def test_a_refused_task_is_none(fleet: Fleet, clock: Clock) -> None:
     first = fleet.ask("a", caller=caller, task=True)
     second = fleet.ask("b", caller=caller, task=True, gateway=1)
     assert await fleet.answered(second) == [errors.RATE_LIMITED]
-    assert not second.admitted.is_set()
+    assert not second.was_admitted.is_set()
     assert await fleet.gateways[1].outcome(TENANT, second.id) is None
     assert await fleet.answered(first) == ["ok"]
     assert [journal.outcomes for journal in fleet.journals] == [[("a", "ok")], [("b", errors.RATE_LIMITED)]]
@@ -107,7 +107,7 @@ async def test_who_follows_a_task_gets_its_outcome_in_time_or_nothing_and_is_no_
     fleet: Fleet, clock: Clock
 ) -> None:
     asked = fleet.ask("a", task=True)
-    await asked.admitted.wait()
+    await asked.was_admitted.wait()
     follows = [asyncio.ensure_future(gateway.follow(TENANT, asked.id, 5.0)) for gateway in fleet.gateways]
     began = clock()
     for gateway in fleet.gateways:
@@ -128,7 +128,7 @@ async def test_who_follows_a_task_gets_its_outcome_in_time_or_nothing_and_is_no_
 @scene()
 async def test_who_stops_following_leaves_the_task_as_it_is(fleet: Fleet, clock: Clock) -> None:
     asked = fleet.ask("a", task=True)
-    await asked.admitted.wait()
+    await asked.was_admitted.wait()
     follow = asyncio.ensure_future(fleet.gateways[1].follow(TENANT, asked.id, 5.0))
     await asyncio.sleep(0.1)
     follow.cancel()
@@ -150,7 +150,7 @@ def test_a_task_that_is_cancelled_before_it_runs_never_does_and_is_unknown_every
     async def cancels(fleet: Fleet, clock: Clock) -> None:
         await busy(fleet)
         asked = fleet.ask("a", task=True)
-        await asked.admitted.wait()
+        await asked.was_admitted.wait()
         fleet.gateway.detach(TENANT, asked.id)
         follow = asyncio.ensure_future(fleet.gateways[1 - at].follow(TENANT, asked.id, 5.0))
         await asyncio.sleep(0.1)
@@ -183,7 +183,7 @@ async def test_a_kept_outcome_is_forgotten_at_another_gateway(fleet: Fleet, cloc
 @scene()
 async def test_while_the_broker_is_away_nothing_is_said_of_tasks(fleet: Fleet, clock: Clock) -> None:
     asked = fleet.ask("a", task=True)
-    await asked.admitted.wait()
+    await asked.was_admitted.wait()
     await fleet.server.become("refuse")
     for gateway in fleet.gateways:
         with pytest.raises(BrokerUnavailable):
@@ -200,7 +200,7 @@ async def test_a_task_that_the_broker_has_lost_is_neither_unknown_nor_pending_un
 ) -> None:
     await busy(fleet)
     asked = fleet.ask("a", task=True)
-    await asked.admitted.wait()
+    await asked.was_admitted.wait()
     fleet.server.script = nothing_is_taken
     fleet.server.lose_everything()
     for _ in range(2):
@@ -238,7 +238,7 @@ async def test_what_was_asked_of_a_gateway_that_died_is_answered_under_its_key_a
     fleet: Fleet, clock: Clock
 ) -> None:
     lost = fleet.ask("a", key="k", task=True)
-    await lost.admitted.wait()
+    await lost.was_admitted.wait()
     await fleet.kill(0)
     again = fleet.ask("a", key="k", gateway=1)
     assert await fleet.answered(again) == ["ok"]
@@ -310,7 +310,7 @@ async def test_the_journal_is_told_once_of_every_request_whatever_becomes_of_it(
     fleet.ask("charged", caller=limited)
     await asyncio.sleep(0.1)
     over = fleet.ask("over", caller=limited)
-    gateway.submit(unknown := FutureSink(), ANYBODY, "unknown", "no such model", "unknown", b"", 1, 4.0)
+    gateway.submit(unknown := FutureSink(), ANYBODY, "unknown", RequestOptions(4.0, 1), "no such model", "unknown", b"")
     gateway.abandon(gone, TENANT, gone.id)
     gateway.detach(TENANT, task.id)
     await fleet.answered(answered, expired, over)
@@ -337,12 +337,12 @@ async def test_the_journal_is_told_once_of_every_request_whatever_becomes_of_it(
 async def test_in_direct_mode_tasks_are_kept_and_told_and_noted_once(fleet: Fleet, clock: Clock) -> None:
     gateway = fleet.gateway
     moved = fleet.ask("moved", task=True, timeout=30.0)
-    await moved.admitted.wait()
+    await moved.was_admitted.wait()
     await fleet.server.become("refuse")
     fleet.server.cut()
     await asyncio.sleep(1.5)
     direct = fleet.ask("direct", task=True, timeout=30.0)
-    await direct.admitted.wait()
+    await direct.was_admitted.wait()
     assert isinstance(await gateway.outcome(TENANT, direct.id), EntryState)
     assert output(await gateway.follow(TENANT, direct.id, 5.0)) == "DIRECT"
     assert await fleet.answered(moved, direct) == ["ok", "ok"]
@@ -362,7 +362,7 @@ async def test_a_task_that_runs_direct_can_be_forgotten_while_the_broker_is_away
     fleet.ask("notices")
     await asyncio.sleep(1.5)
     asked = fleet.ask("a", task=True, timeout=30.0)
-    await asked.admitted.wait()
+    await asked.was_admitted.wait()
     await fleet.gateway.cancel(TENANT, asked.id)
     assert await fleet.direct.broker.outcome(TENANT, asked.id) is None  # type: ignore[union-attr]
     await fleet.server.become("fine")
@@ -376,7 +376,7 @@ async def test_a_task_that_runs_direct_is_followed_there_when_the_broker_is_back
     fleet.ask("notices")
     await asyncio.sleep(1.5)
     asked = fleet.ask("a", task=True, timeout=30.0)
-    await asked.admitted.wait()
+    await asked.was_admitted.wait()
     await fleet.server.become("fine")
     await asyncio.sleep(0.6)
     assert fleet.gateway.broker is not fleet.direct.broker  # type: ignore[union-attr]

@@ -13,7 +13,7 @@ from headway.brokers.memory.broker import MemoryBroker
 from headway.errors import BrokerUnavailable
 from headway.gateway.capacity_watcher import STALE_AFTER
 from headway.gateway.gateway import Gateway
-from headway.model import Capacity, Principal, ProcessInfo, Reply, Role
+from headway.model import Capacity, Principal, ProcessInfo, Reply, RequestOptions, Role
 from headway.runtime.request_id import new_id
 from tests import virtual_time
 from tests.services.fake_backend import FakeBackend
@@ -22,7 +22,7 @@ from tests.services.roles import MAX_BATCH, Fleets
 BATCH_SECONDS = 0.2
 PER_WORKER = MAX_BATCH / BATCH_SECONDS
 USABLE = 0.7
-TENANT = Principal("somebody", "acme", 2)
+TENANT = Principal("somebody", "acme", 0)
 PAID, FREE = 1, 2
 
 
@@ -59,6 +59,9 @@ class Counting:
         self.ok = 0
         self.refused: dict[str, int] = {}
 
+    def admitted(self) -> None:
+        raise AssertionError("none of them is a task")
+
     def answer(self, reply: Reply) -> None:
         if reply.failure is None:
             self.ok += 1
@@ -71,7 +74,7 @@ async def flood(gateway: Gateway, tier: int, rate: float, seconds: float) -> Cou
     """Evenly spaced requests of one tier."""
     counting = Counting()
     for _ in range(int(rate * seconds)):
-        gateway.submit(counting, TENANT, new_id(), "m", "text", b"", tier, 2.0)
+        gateway.submit(counting, TENANT, new_id(), RequestOptions(2.0, tier), "m", "text", b"")
         await asyncio.sleep(1.0 / rate)
     return counting
 

@@ -21,7 +21,8 @@ from headway.errors import (
     WorkerAbsent,
     WorkerCrashed,
 )
-from headway.model import WARM_UP, Entry, Failure, ItemResult, Limit, Principal, Reply, WorkerStatus
+from headway.gateway.pending import FutureSink
+from headway.model import WARM_UP, Entry, Failure, ItemResult, Limit, Principal, Reply, RequestOptions, WorkerStatus
 from headway.runtime.request_id import new_id
 from tests.services.fake_backend import FakeBackend
 from tests.services.stand import ANYBODY, Stand
@@ -511,13 +512,13 @@ def test_when_the_retry_budget_is_spent_nobody_is_told_of_a_batch_mate(monkeypat
 
 
 def test_an_exception_in_a_waiter_hurts_nobody_else() -> None:
-    class Broken:
+    class Broken(FutureSink):
         def answer(self, reply: Reply) -> None:
             raise RuntimeError("connection object is broken")
 
     async def main(clock: Clock) -> None:
         async with Stand(clock, FakeBackend(0.1)) as stand:
-            stand.gateway.submit(Broken(), ANYBODY, new_id(), "m", "a", b"", 1, 4.0)
+            stand.gateway.submit(Broken(), ANYBODY, new_id(), RequestOptions(4.0, 1), "m", "a", b"")
             assert (await stand.ask("b")).output == "B"
 
     run(main)
@@ -566,10 +567,12 @@ def test_stop_refuses_what_is_left() -> None:
 def test_refusals_at_the_door() -> None:
     async def main(clock: Clock) -> None:
         async with Stand(clock, FakeBackend(0.1)) as stand:
-            unknown = await stand.gateway.ask(ANYBODY, new_id(), "other", "x", b"", 1, 1.0)
+            unknown = await stand.gateway.ask(ANYBODY, new_id(), RequestOptions(1.0, 1), "other", "x", b"")
             assert codes([unknown]) == [errors.NOT_FOUND]
             same = new_id()
-            twice = await asyncio.gather(*(stand.gateway.ask(ANYBODY, same, "m", "x", b"", 1, 1.0) for _ in range(2)))
+            twice = await asyncio.gather(
+                *(stand.gateway.ask(ANYBODY, same, RequestOptions(1.0, 1), "m", "x", b"") for _ in range(2))
+            )
             assert codes(twice) == ["ok", errors.IDEMPOTENCY_CONFLICT]
             limited = Principal("u", "t", 1, (Limit("user u", "user", rate=60.0, burst=2.0),))
             replies = [await stand.ask("x", caller=limited) for _ in range(3)]

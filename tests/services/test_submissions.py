@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from headway import errors
-from headway.model import Reply
+from headway.model import Reply, RequestOptions
 from headway.runtime.request_id import new_id
 from tests.services.fleet import ANYBODY, Asked, Fleet
 from tests.services.test_gateway_tasks import Clock, busy, output, scene
@@ -86,7 +86,7 @@ async def test_a_task_outlives_a_broker_that_stalls_while_it_ends(fleet: Fleet, 
     tasks = []
     for round in range(6):
         task = fleet.ask("task", task=True, timeout=2.0)
-        admitted = asyncio.ensure_future(task.admitted.wait())
+        admitted = asyncio.ensure_future(task.was_admitted.wait())
         await asyncio.wait({admitted, asyncio.ensure_future(task.told.wait())}, return_when=asyncio.FIRST_COMPLETED)
         if not admitted.done():
             continue  # It was refused: its client never had a task.
@@ -195,7 +195,7 @@ async def test_a_task_that_is_cancelled_on_its_way_does_not_run(fleet: Fleet, cl
 def chosen(fleet: Fleet, text: str, id: str, gateway: int) -> Asked:
     """A synchronous request whose client chose its id."""
     asked = Asked(text, fleet.clock)
-    fleet.gateways[gateway].submit(asked, ANYBODY, id, "m", text, b"", 1, 4.0, chosen=True)
+    fleet.gateways[gateway].submit(asked, ANYBODY, id, RequestOptions(4.0, 1, chosen=True), "m", text, b"")
     return asked
 
 

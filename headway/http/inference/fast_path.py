@@ -24,7 +24,7 @@ from headway.errors import INTERNAL, RequestError
 from headway.http.authentication import stranger
 from headway.http.inference.async_handoff import AsyncHandoff
 from headway.http.inference.codecs import Shape, no_text
-from headway.http.inference.request_options import SHOWN, RequestOptions, take_order
+from headway.http.inference.inference_head import SHOWN, InferenceHead, read_inference_head
 from headway.http.server.connection import APP, ASKED, BODY, FAR, HELD, IDLE, Connection
 from headway.http.server.connection_context import InferenceContext
 from headway.http.server.head import Head
@@ -60,7 +60,7 @@ class FastPathConnection(Connection):
     def __init__(self, lane: InferenceContext) -> None:
         super().__init__(lane)
         self.lane = lane
-        self.order: RequestOptions | None = None
+        self.order: InferenceHead | None = None
         self.caller = self.known = _NOBODY
         self.origin: str | None = None
         self.owner: str | None = None
@@ -69,7 +69,7 @@ class FastPathConnection(Connection):
         self.handover: AsyncHandoff | None = None
         self.begun = 0.0
         self.pieces: list[bytes] = []
-        self.memo: RequestOptions | None = None
+        self.memo: InferenceHead | None = None
         self.before = b""
         self.after = b""
 
@@ -253,7 +253,7 @@ class FastPathConnection(Connection):
             return
         self.caller = caller
         try:
-            order = take_order(shape, head, query, lane.settings)
+            order = read_inference_head(shape, head, query, lane.settings, self.origin)
         except RequestError as exc:
             over = self._charge()
             if over is None:
@@ -283,14 +283,14 @@ class FastPathConnection(Connection):
         if order.expects and not held:
             self.transport.write(_CONTINUE)
 
-    def _remember(self, order: RequestOptions, raw: bytes) -> None:
+    def _remember(self, order: InferenceHead, raw: bytes) -> None:
         found = _LENGTH.search(raw)
         if found is not None and len(raw) + 9 <= self.desk.most_header:
             self.memo = order
             self.before = raw[: found.start(1)]
             self.after = raw[found.end(1) :]
 
-    def _repeat(self, order: RequestOptions, body: bytes) -> None:
+    def _repeat(self, order: InferenceHead, body: bytes) -> None:
         """Start on a request that came whole, under the remembered head."""
         lane = self.lane
         self.id = order.id or lane.new_id()
@@ -350,7 +350,7 @@ class FastPathConnection(Connection):
             intake.limiter.charge(intake.counted(self.caller.limits))
         return over
 
-    def _ask(self, order: RequestOptions, body: bytes) -> None:
+    def _ask(self, order: InferenceHead, body: bytes) -> None:
         self.begun = monotonic()
         try:
             if order.octets:
@@ -366,20 +366,14 @@ class FastPathConnection(Connection):
             return
         self.phase = ASKED
         lane, caller = self.lane, self.caller
-        tier = caller.tier if caller.tier > order.tier else order.tier
-        if order.plain:
-            lane.submit(
-                self, caller, self.id, model or lane.model, text, parameters, tier, order.timeout, origin=self.origin
-            )
-            return
-        admitted = None
         if order.wish is not None:
-            self.handover = AsyncHandoff(lane.loop, min(order.wait, order.timeout), self._hand_over)
-            admitted = self.handover.admitted
-        lane.submit(
-            self, caller, self.id, model or lane.model, text, parameters, tier, order.timeout,
-            order.key, admitted, order.fresh, bool(order.id), self.origin,
-        )  # fmt: skip
+            self.handover = AsyncHandoff(lane.loop, order.wait, self._hand_over)
+        lane.submit(self, caller, self.id, order.options, model or lane.model, text, parameters)
+
+    def admitted(self) -> None:
+        """Take note that the request in hand will have its outcome, whoever waits for it."""
+        if self.handover is not None:
+            self.handover.admitted()
 
     def _hand_over(self) -> None:
         """The request in hand has become a task: its client gets the id."""

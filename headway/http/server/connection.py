@@ -33,7 +33,7 @@ from uvicorn.protocols.utils import get_local_addr, get_remote_addr
 from headway.errors import INTERNAL, REQUEST_TIMEOUT, SERVICE_OVERLOADED, BadRequest, RequestError
 from headway.http.error_responses import UNFORESEEN
 from headway.http.inference.codecs import problem_response
-from headway.http.inference.request_options import SHOWN, chosen_id, too_large
+from headway.http.inference.inference_head import SHOWN, chosen_id, too_large
 from headway.http.server.chunks import Chunks
 from headway.http.server.connection_context import GRACE, LINGER, SLOWEST, ConnectionContext
 from headway.http.server.hangups import descriptor_of

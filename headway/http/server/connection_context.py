@@ -24,7 +24,7 @@ from headway.http.server.hangups import Hangups
 from headway.http.server.quotas import Quotas
 from headway.http.server.turns import Turns
 from headway.identity.anonymous import AnonymousIdentity
-from headway.model import Entry, Failure, Limit, Principal
+from headway.model import Entry, Failure, Limit, Principal, RequestOptions
 from headway.ports import Broker, Identity
 from headway.runtime.counters import Counters
 
@@ -63,32 +63,26 @@ class Intake(Protocol):
 
     def submit(
         self,
-        waiter: ReplySink,
-        caller: Principal,
+        sink: ReplySink,
+        principal: Principal,
         id: str,
+        options: RequestOptions,
         model: str,
         input: str,
         parameters: bytes,
-        tier: int,
-        timeout: float,
-        key: str = "",
-        admitted: Callable[[], None] | None = None,
-        fresh: bool = False,
-        chosen: bool = False,
-        origin: str | None = None,
     ) -> None:
-        """Take a request; `waiter` gets its reply. See `headway.gateway.gateway.Gateway.submit`."""
+        """Take a request; `sink` gets its reply. See `headway.gateway.gateway.Gateway.submit`."""
         ...
 
     def detach(self, tenant: str, id: str) -> None:
         """Nobody waits for a task any more; it goes on."""
         ...
 
-    def abandon(self, waiter: ReplySink, tenant: str, id: str) -> None:
+    def abandon(self, sink: ReplySink, tenant: str, id: str) -> None:
         """Forget a request whose client has left."""
         ...
 
-    def note_refusal(self, caller: Principal, entry: Entry, failure: Failure) -> None:
+    def note_refusal(self, principal: Principal, entry: Entry, failure: Failure) -> None:
         """Count and record a request that the door has refused for its caller's limits."""
         ...
 

@@ -1,7 +1,7 @@
-"""What the head of a hot request asks for, beyond its body: who, by when, how important, under which id, and how.
+"""What the head of an inference request asks for: by whom, by when, how important, under which id, and how.
 
-An order depends on the head alone and holds no instant, so that one order serves every request that comes
-with the same head.
+It depends on the head alone and holds no instant, so that one serves every request of a connection that comes with the same
+head.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from headway.errors import BadRequest, PayloadTooLarge
 from headway.http.inference.codecs import Shape
 from headway.http.inference.prefer import Wish, read_prefer
 from headway.http.server.head import Head, shorten
+from headway.model import RequestOptions
 
 SHOWN = "req_"
 """Prefix of a request's id wherever clients see it."""
@@ -27,86 +28,78 @@ _ESCAPED = re.compile(rb'\\(["\\])')
 _MILLISECONDS = re.compile(rb"[0-9]+(?:\.[0-9]+)?")
 
 
-class RequestOptions:
-    """One hot request but for its body.
+class InferenceHead:
+    """One inference request but for its body.
 
     Attributes:
         shape: the route.
         authorization: value of its header field, empty when there was none.
         id: UUID text the client chose, empty when it chose none.
-        timeout: seconds the client is ready to wait, at most the configured ones.
-        tier: index of the highest tier the client asks for; 0 asks for nothing.
+        options: how it is to be served.
         model: model named in the query of an octet-stream request.
         octets: the body is the input itself.
         expects: the client waits for `100 Continue` before it sends the body.
         repeatable: another request with the same head, but for a Content-Length, means the same.
-        key: its idempotency key, empty for none.
         wish: whether it may become a task.
         wait: seconds for which a client that has this wish waits for the answer.
-        fresh: no other request's answer will do, unless it has the same idempotency key.
-        plain: there is neither key nor wish nor an id, and it need not be fresh.
     """
 
     __slots__ = (
-        "authorization", "expects", "fresh", "id", "key", "model", "octets", "plain", "repeatable", "shape", "tier",
-        "timeout", "wait", "wish",
+        "authorization", "expects", "id", "model", "octets", "options", "repeatable", "shape", "wait", "wish",
     )  # fmt: skip
 
-    def __init__(self, shape: Shape, head: Head, timeout: float) -> None:
+    def __init__(self, shape: Shape, head: Head, id: str, options: RequestOptions) -> None:
         self.shape = shape
+        self.options = options
         self.authorization = head.single.get(b"authorization", b"")
-        self.id = chosen_id(head)
-        self.timeout = timeout
-        self.tier = 0
+        self.id = id
         self.model: str | None = None
         self.octets = False
         self.expects = head.expects
         self.repeatable = head.keep and head.length > 0 and not head.expects
-        self.key = ""
         self.wish: Wish | None = None
         self.wait = 0.0
-        self.fresh = False
-        self.plain = True
 
 
-def take_order(shape: Shape, head: Head, query: bytes, settings: Settings) -> RequestOptions:
-    """Read a head as an order.
+def read_inference_head(
+    shape: Shape, head: Head, query: bytes, settings: Settings, origin: str | None
+) -> InferenceHead:
+    """Read what a head asks for.
 
     Arguments:
         shape: the route it came to.
         head: the head.
         query: query of its target.
         settings: for the tiers, the longest timeout, and the largest body.
+        origin: see RequestOptions.
 
     Raises:
         RequestError: a header field or the query is wrong, or the body is announced as too large.
     """
-    order = RequestOptions(shape, head, settings.request_timeout_ms / 1000)
-    single = head.single
+    single, id, wish, wait = head.single, chosen_id(head), None, 0.0
+    timeout = settings.request_timeout_ms / 1000
     if head.length > settings.max_body_bytes:
         raise too_large(settings)
     if b"content-encoding" in single and single[b"content-encoding"].strip().lower() not in (b"identity", b""):
         coding = shorten(single[b"content-encoding"])
         raise BadRequest(f"Content-Encoding {coding} is not accepted; send the body as it is")
     if b"prefer" in single and (wish := read_prefer(single[b"prefer"])) is not None:
-        order.wish = wish
-        order.wait = min(wish.wait, order.timeout)
-        order.timeout = settings.task_timeout_ms / 1000
-    if b"idempotency-key" in single:
-        order.key = _key(single[b"idempotency-key"])
-    if b"cache-control" in single:
-        order.fresh = _fresh(single[b"cache-control"])
-    order.plain = order.wish is None and not order.key and not order.fresh and not order.id
+        wait = min(wish.wait, timeout)
+        timeout = settings.task_timeout_ms / 1000
+    key = _key(single[b"idempotency-key"]) if b"idempotency-key" in single else ""
+    fresh = b"cache-control" in single and _fresh(single[b"cache-control"])
     if b"x-request-timeout-ms" in single:
-        order.timeout = min(order.timeout, _seconds(single[b"x-request-timeout-ms"]))
-    if b"x-request-tier" in single:
-        order.tier = _tier(single[b"x-request-tier"], settings.tier_names)
+        timeout = min(timeout, _seconds(single[b"x-request-timeout-ms"]))
+    tier = _tier(single[b"x-request-tier"], settings.tier_names) if b"x-request-tier" in single else 0
+    options = RequestOptions(timeout, tier, key, wish is not None, fresh, bool(id), origin)
+    asked = InferenceHead(shape, head, id, options)
+    asked.wish, asked.wait = wish, min(wait, timeout)
     if shape.octets:
         kind = single.get(b"content-type", b"").split(b";", 1)[0].strip().lower()
         if kind == b"application/octet-stream":
-            order.octets = True
-            order.model = _model(query)
-    return order
+            asked.octets = True
+            asked.model = _model(query)
+    return asked
 
 
 def too_large(settings: Settings) -> PayloadTooLarge:

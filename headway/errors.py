@@ -1,4 +1,4 @@
-"""All errors of Headway, in one tree, and the one table from error to HTTP status.
+"""All errors of Headway: one tree of classes, and one table from an error's code to its HTTP status.
 
     HeadwayError
     ├── SettingError            a setting is wrong: names setting, value, reason, mend (exit code 3)
@@ -46,7 +46,7 @@ NO_WORKERS = "NO_WORKERS"
 DRAINING = "DRAINING"
 DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
 CANCELLED = "CANCELLED"
-"""The client left, or cancelled: nobody is told, but it is recorded."""
+"""Code of a request whose client left, or that was cancelled. No client reads it; records have it."""
 
 STATUS: dict[str, int] = {
     BAD_REQUEST: 400,
@@ -72,7 +72,8 @@ STATUS: dict[str, int] = {
 """HTTP status of each error code."""
 
 SHOWN: dict[str, str] = {IDEMPOTENCY_MISUSE: IDEMPOTENCY_CONFLICT}
-"""What clients read in place of a code: two codes may be one to them, told apart by the status."""
+"""Codes that clients read in place of others. Two codes may look alike to clients, who tell them apart by the status.
+"""
 
 TITLE: dict[str, str] = {
     BAD_REQUEST: "The request is malformed",
@@ -103,12 +104,13 @@ class HeadwayError(Exception):
 
 
 class SettingError(HeadwayError):
-    """A setting is wrong. Says which, its value, why, and how to mend it.
+    """A setting that cannot be used. The text names the setting, its value, why it cannot be, and what to write
+    instead.
 
     Arguments:
-        setting: its name as the user wrote it, for example `--max-batch-size`.
-        value: what it was set to.
-        reason: why that cannot be.
+        setting: name of the setting as the user wrote it, for example `--max-batch-size`.
+        value: value that it was set to.
+        reason: why that value cannot be.
         hint: what to write instead.
     """
 
@@ -122,12 +124,16 @@ class TargetError(HeadwayError):
 
 
 class StartKilled(TargetError):
-    """Somebody else, such as an operator or the kernel for want of memory, killed the worker process while it started."""
+    """A worker process that was killed from outside while it started, as by an operator or by the kernel for want of
+    memory.
+    """
 
 
 class BrokerUnavailable(HeadwayError):
-    """The broker cannot be reached, or does not answer in time. What was asked of it may have been done: ask again, as
-    all its methods can be repeated."""
+    """The broker cannot be reached, or does not answer in time.
+
+    The call may have taken effect all the same. Every method of a broker can be repeated, so ask again.
+    """
 
 
 class StoreUnavailable(HeadwayError):
@@ -135,15 +141,15 @@ class StoreUnavailable(HeadwayError):
 
 
 class StoreCorrupted(StoreUnavailable):
-    """The database of ledger or keys is damaged: nothing that it says is to be relied on, not even that nothing has changed."""
+    """The database of ledger or keys is damaged. No answer of it can be relied on, not even "nothing has changed"."""
 
 
 class BackendError(HeadwayError):
     """The black box failed on a whole batch.
 
     Arguments:
-        message: what happened, for operators: it may hold what a worker wrote while it ran earlier batches.
-        shown: what a client may read of it; all of it when left out.
+        message: what happened, for operators; it may hold what a worker wrote while it ran earlier batches.
+        shown: part of the message that a client may read; all of it when left out.
     """
 
     cause = Cause.RAISED
@@ -164,11 +170,11 @@ class WorkerCrashed(BackendError):
 
 
 class WorkerAbsent(WorkerCrashed):
-    """The worker process was gone before it could be given the batch, which nobody has run."""
+    """The worker process was gone before it could be given the batch, so the batch has not run."""
 
 
 class BatchTimeout(BackendError):
-    """No answer by the GPU deadline; the worker was killed."""
+    """The black box gave no answer by the GPU deadline, so the worker was killed."""
 
     cause = Cause.TIMEOUT
 
@@ -186,14 +192,20 @@ class RemoteError(BackendError):
 
 
 class RemoteRefused(BackendError):
-    """The remote API turned down what was in the batch: an input of it, or all together."""
+    """The remote API rejected an input of the batch, or all of them together."""
 
     cause = Cause.REFUSED
 
 
 class RequestError(HeadwayError):
-    """One request gets an error answer. `code` decides the status; `retry_after` is in seconds; `reason` is one short label of
-    why it is refused."""
+    """Error that one request is answered with.
+
+    Arguments:
+        message: text that the client reads.
+        code: error code, which decides the HTTP status.
+        retry_after: seconds after which a retry makes sense; None when it does not, or is not known.
+        reason: short label for metrics of why the request is refused.
+    """
 
     code = INTERNAL
 
@@ -208,30 +220,30 @@ class RequestError(HeadwayError):
 
     @property
     def message(self) -> str:
-        """The text the client reads."""
+        """Text that the client reads."""
         return str(self.args[0])
 
 
 class BadRequest(RequestError):
-    """Not JSON, not UTF-8, a wrong type, a missing member."""
+    """The request is malformed: not JSON, not UTF-8, a wrong type, or a missing member."""
 
     code = BAD_REQUEST
 
 
 class Unauthenticated(RequestError):
-    """No credential, or a bad one."""
+    """The request has no credential, or a bad one."""
 
     code = UNAUTHENTICATED
 
 
 class Forbidden(RequestError):
-    """A good credential that does not reach this far."""
+    """The credential is good, but does not allow this."""
 
     code = FORBIDDEN
 
 
 class NotFound(RequestError):
-    """No such model, task, letter or route."""
+    """The model, task, dead letter or route does not exist."""
 
     code = NOT_FOUND
 

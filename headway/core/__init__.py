@@ -1,1 +1,1 @@
-"""The pure floor: decisions, with the time and the dice as arguments."""
+"""Pure rules: decisions whose time and randomness are arguments."""

@@ -1,4 +1,4 @@
-"""Who gets in: never accept what cannot be served in time.
+"""Admission: accept no entry that cannot be served in time.
 
 An entry is admitted when what is ahead of it drains before its deadline:
 
@@ -20,18 +20,23 @@ from dataclasses import dataclass
 from headway.model import Entry
 
 MIN_MARGIN = 0.005
-"""Seconds kept for everything but waiting and running."""
+"""Least seconds of a deadline that are kept for everything but waiting and running."""
 MARGIN_SHARE = 0.02
-"""Share of the deadline kept likewise, when that is more."""
+"""Share of the deadline that is kept for everything but waiting and running, when that is more than MIN_MARGIN."""
 LEAST_SHARE = 0.01
-"""Share of the drain with which a wait is reckoned for a tier that gets less, or nothing."""
+"""Least share of the drain with which the wait of a tier is computed, even if the tier gets less."""
 MIN_WAIT = 0.001
 """Least seconds that a refused client is told to wait."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Not admitted. `wait` is the seconds until it would be; `tier_only` when the highest tier would be."""
+    """Refusal of an entry.
+
+    Attributes:
+        wait: seconds until the entry would be admitted.
+        tier_only: whether an entry of the highest tier would be admitted now.
+    """
 
     wait: float
     tier_only: bool
@@ -39,11 +44,11 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class AdmissionLimits:
-    """The admission figures of a moment.
+    """Figures by which entries are admitted, made anew from time to time.
 
     Attributes:
         drains: entries per second that reach each tier, highest first; all 0 when nothing is known yet.
-        batch_seconds: run time of a full batch that is slow, by a standard deviation.
+        batch_seconds: run time in seconds of a full batch that is slower than the mean by one standard deviation.
     """
 
     drains: tuple[float, ...]
@@ -51,16 +56,16 @@ class AdmissionLimits:
 
     @classmethod
     def unknown(cls, tiers: int) -> AdmissionLimits:
-        """Before the first batch was measured: everybody is admitted."""
+        """Limits before the first batch was measured: every entry is admitted."""
         return cls((0.0,) * tiers, 0.0)
 
     @classmethod
     def of(cls, drain: float, batch_seconds: float, rates: Sequence[float], reserved: float) -> AdmissionLimits:
-        """Figures from the fleet's drain.
+        """Limits from the fleet's drain.
 
         Arguments:
             drain: entries per second of all GPUs together with full batches.
-            batch_seconds: run time of a full batch that is slow, by a standard deviation.
+            batch_seconds: run time in seconds of a full batch that is slower than the mean by one standard deviation.
             rates: arrivals per second of each tier, highest first.
             reserved: share of each batch kept for lower tiers, 0 to 1.
         """
@@ -90,8 +95,8 @@ class AdmissionLimits:
         Arguments:
             ahead: entries waiting in its tier and the tiers above.
             first: entries waiting in the highest tier.
-            tier: of the entry.
-            entry: asked for its deadlines.
+            tier: index of the entry's tier.
+            entry: the entry; only its deadlines count.
         """
         if ahead == 0 or self.batch_seconds <= 0.0:
             return None  # A bad estimate must not lock everybody out: what has nothing ahead of it may try.

@@ -66,7 +66,7 @@ def _rows(lines: Iterable[str], name: str, setting: str) -> Iterator[tuple[int, 
 
 
 def _column(cells: Sequence[str], name: str, setting: str) -> tuple[int, bool]:
-    """Which column holds the instants, by the first line; and whether that line is a header."""
+    """Find the column of the instants by the first line, and whether that line is a header."""
     names = [cell.strip().lstrip("\ufeff").upper() for cell in cells]
     if COLUMN in names:
         return names.index(COLUMN), True
@@ -77,7 +77,7 @@ def _column(cells: Sequence[str], name: str, setting: str) -> tuple[int, bool]:
 
 
 def _reading(sample: str) -> Callable[[str], float]:
-    """How to read the instants of a trace whose first one is `sample`, as seconds from it."""
+    """Choose the parser for a trace whose first instant is `sample`. It returns seconds from that instant."""
     try:
         zero = float(sample)
     except ValueError:

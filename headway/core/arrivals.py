@@ -1,8 +1,8 @@
-"""When requests arrive: endless streams of instants.
+"""Arrival processes: endless streams of the instants at which requests come.
 
 Each stream yields seconds counted from 0, never decreasing. It is drawn from as it is needed, so an hour's
-load takes no more memory than a second's. Chance comes in as an argument, so the same dice give the same
-arrivals in a load test and in a simulation.
+load takes no more memory than a second's. Randomness is an argument: the same seed gives the same arrivals in a
+load test and in a simulation.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from headway.errors import SettingError
 
 
 class Dice(Protocol):
-    """A source of chance; a `random.Random` is one."""
+    """Source of randomness; a `random.Random` is one."""
 
     def random(self) -> float:
         """The next number, at least 0 and below 1."""
@@ -27,7 +27,7 @@ def poisson(rate: float, rng: Dice) -> Iterator[float]:
 
     Arguments:
         rate: mean arrivals per second.
-        rng: where chance comes from.
+        rng: source of randomness.
 
     Raises:
         SettingError: the rate is not a positive number.

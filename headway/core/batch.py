@@ -1,4 +1,4 @@
-"""A batch on its way, and what one that failed comes to."""
+"""Batches that have departed, and the outcome of those that failed."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from headway.core.suspects import Group
 
 @dataclass(slots=True)
 class Departure:
-    """A batch on its way.
+    """A batch that has departed.
 
-    `late` are entries that were dropped from it because they could no longer be answered in time. `failures`, `alone` and
-    `rest` are those of the group that it was, as in `core.suspects`, and `attempts` counts this run, too.
+    `late` are entries that were dropped from it because they could no longer be answered in time. `failures`, `alone`
+    and
+    `rest` are those of the group that it was, as in `core.suspects`. `attempts` counts this run, too.
     """
 
     worker: str
@@ -31,7 +32,7 @@ class Departure:
 
 @dataclass(slots=True)
 class FailureOutcome:
-    """What a failed batch came to: entries that run again, that are dead, that get no more tries, that are too late."""
+    """Outcome of a failed batch: entries that run again, are dead, get no more tries, or are too late."""
 
     again: int = 0
     dead: list[QueuedEntry] = field(default_factory=list)

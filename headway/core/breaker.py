@@ -23,7 +23,7 @@ REST_CAP = 3600.0
 
 
 class State(IntEnum):
-    """As exported in the metric."""
+    """States of a breaker; the values are those of the metric."""
 
     CLOSED = 0
     HALF_OPEN = 1
@@ -31,11 +31,11 @@ class State(IntEnum):
 
 
 class Breaker:
-    """Counts failures in a row; open, it lets nothing through; half open, one probe at a time.
+    """Counter of failures in a row. Open, it lets nothing through; half open, one probe at a time.
 
     Arguments:
-        threshold: failures in a row after which a probe has to tell what they mean.
-        cooldown: seconds it stays open when the first probe has failed.
+        threshold: failures in a row after which a probe decides.
+        cooldown: seconds for which the breaker stays open when the first probe has failed.
     """
 
     def __init__(self, threshold: int, cooldown: float) -> None:
@@ -54,11 +54,11 @@ class Breaker:
         return State.HALF_OPEN if now >= self._open_until else State.OPEN
 
     def allow(self, now: float, within: float) -> bool:
-        """Whether one more run may start. Half open, the first that asks becomes the probe.
+        """Decide whether one more run may start. Half open, the first run that asks becomes the probe.
 
         Arguments:
             now: the instant.
-            within: seconds after which the probe, if that is what the run becomes, keeps others out no more.
+            within: seconds after which the run, if it becomes the probe, no longer keeps others out.
         """
         state = self.state(now)
         if state is State.CLOSED:
@@ -69,21 +69,21 @@ class Breaker:
         return True
 
     def retry_at(self, now: float) -> float:
-        """The instant at which asking again makes sense."""
+        """Instant at which asking again makes sense."""
         return now if self._open_until is None else max(now, self._open_until)
 
     def rest_left(self, now: float) -> float:
-        """Seconds of the rest that the backend has asked for; 0 when it has asked for none, or that is over."""
+        """Seconds left of the rest that the backend has asked for; 0 when there is none."""
         return max(self._rest_until - now, 0.0)
 
     def success(self, now: float) -> None:
-        """A run came to an end as it should. It ends no rest that was asked for: the run may have begun before."""
+        """Note a run that ended well. A rest that the backend asked for stays, since the run may have begun before it."""
         self._failures = 0
         if now >= self._rest_until:
             self._open_until = self._permit_until = None
 
     def failure(self, now: float) -> None:
-        """A run failed."""
+        """Note a run that failed."""
         self._failures += 1
         if self._open_until is not None:
             if self._permit_until is not None:
@@ -95,7 +95,7 @@ class Breaker:
             self._cooldown = 0.0
 
     def rest(self, now: float, seconds: float) -> None:
-        """The backend asks to be left alone for `seconds`, at most REST_CAP of which are granted."""
+        """Grant the backend a rest of `seconds`, at most REST_CAP."""
         if seconds <= 0.0:
             return
         self._rest_until = max(self._rest_until, now + min(seconds, REST_CAP))
@@ -104,5 +104,5 @@ class Breaker:
         self._open_until = max(self._rest_until, self._open_until or self._rest_until)
 
     def forget(self) -> None:
-        """The probe was given up before it ran: let another be the probe."""
+        """Give up the probe before it ran, so that another run may be the probe."""
         self._permit_until = None

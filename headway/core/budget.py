@@ -1,25 +1,26 @@
-"""What several owners share so that the greediest leaves something for the others: connections, or bytes that are on their way.
+"""Budgets that several owners share: connections, or bytes in flight. The greediest owner leaves something for the
+others.
 
-Dynamic thresholds (Choudhury and Hahne, 1998): an owner may hold at most g times what is free. One owner alone gets
-g / (1 + g) of all. Each of n greedy ones gets g / (1 + n · g), and 1 / (1 + n · g) stays free: enough for those who come with
-little. So nothing is set aside while nobody is greedy, and there is no share to configure.
+Dynamic thresholds (Choudhury and Hahne, 1998): an owner may hold at most g times what is free. One owner alone gets g /
+(1 + g) of all. Each of n greedy ones gets g / (1 + n · g), and 1 / (1 + n · g) stays free: enough for those who come
+with little. So nothing is set aside while nobody is greedy, and there is no share to configure.
 """
 
 from __future__ import annotations
 
 GREED = 9
-"""How many times what is free one owner may hold: nine tenths of all, when it is alone."""
+"""Multiple of the free units that one owner may hold. With 9, an owner alone gets nine tenths of all."""
 
 
 class Budget:
-    """A number of units, and who holds how many of them.
+    """A number of units, and how many of them each owner holds.
 
     Arguments:
-        total: units that there are.
-        greed: how many times what is free one owner may hold; 0: as many as there are.
+        total: number of units.
+        greed: multiple of the free units that one owner may hold; 0: no bound but `total`.
 
     Attributes:
-        free: units that nobody holds.
+        free: units that no owner holds.
     """
 
     __slots__ = ("_greed", "_held", "free")
@@ -34,11 +35,11 @@ class Budget:
         return self._held.get(owner, 0)
 
     def take(self, owner: str, amount: int, most: int = 0) -> bool:
-        """Let an owner hold more; False, and nothing is taken, when that is more than it may.
+        """Let an owner hold more units. False, and nothing is taken, when that is more than it may hold.
 
         Arguments:
-            owner: who. One that holds nothing yet may take the last unit.
-            amount: how many units more.
+            owner: name of the owner. One that holds nothing yet may take the last unit.
+            amount: number of further units.
             most: units that it may hold whatever is free; 0 for no such bound.
         """
         held = self._held.get(owner, 0)

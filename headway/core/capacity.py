@@ -1,4 +1,4 @@
-"""What the workers of a model can carry, from what their batches were measured to take."""
+"""Capacity of the workers of a model, from the measured times of their batches."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from headway.model import Capacity, WorkerInfo, WorkerStatus
 def capacity(
     model: str, workers: Sequence[WorkerInfo], load: Load | None, target_utilisation: float, scarce: bool = False
 ) -> Capacity:
-    """The capacity of one model: healthy slots × B/ℓ(B), a full batch over the time that it takes.
+    """Capacity of one model: healthy slots × B/ℓ(B), a full batch over the time that it takes.
 
     Arguments:
-        model: whose; workers of others are left out.
-        workers: the registry.
-        load: what is known of the model, None when nothing is.
-        target_utilisation: share of what was measured that the fleet is meant to carry, 0 to 1.
-        scarce: the broker is short of memory and takes nothing in, so that none of it is of use.
+        model: name of the model; workers of others are left out.
+        workers: the worker registry.
+        load: load of the model; None when nothing is known.
+        target_utilisation: share of the measured capacity that the fleet is meant to carry, 0 to 1.
+        scarce: whether the broker's memory is nearly full; it then admits nothing, so that no capacity is usable.
     """
     statuses = [worker.status for worker in workers if worker.model == model]
     healthy = statuses.count(WorkerStatus.HEALTHY)

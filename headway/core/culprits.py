@@ -1,8 +1,8 @@
-"""Who has sent inputs that made the model fail: callers that ride apart for a while, and inputs that are not run again.
+"""Culprits: inputs that made the model fail are not run again for a while, and their callers ride apart.
 
-A caller is a tenant and whoever asks on its behalf: a user or, where there are no keys, a client's address. One whose
-input has failed alone gets batches of its own until APART_SECONDS have passed without another one. How large these are
-follows from how often its inputs fail.
+A caller is a tenant and the user on whose behalf it asks or, where there are no keys, a client's address. A caller
+whose input has failed alone gets batches of its own until APART_SECONDS have passed without another one. How large
+these are follows from how often its inputs fail.
 """
 
 from __future__ import annotations
@@ -14,36 +14,36 @@ from dataclasses import dataclass
 from headway.model import Entry
 
 CallerKey = tuple[str, str]
-"""Tenant, and who asks on its behalf."""
+"""Tenant, and user or address on whose behalf it asks."""
 
 APART_SECONDS = 30.0
 """Seconds since its last culprit for which a caller rides apart."""
 MOST_APART = 16
-"""Callers that ride apart at once. When more have culprits, those whose last one is longest ago ride with others again."""
+"""Most callers that ride apart at once. Beyond, those whose last culprit is longest ago ride with others again."""
 KNOWN_SECONDS = 180.0
 """Seconds for which an input that failed alone is answered without a run."""
 MOST_KNOWN = 256
-"""Inputs of one tenant that are known at once; the oldest are forgotten first."""
+"""Most inputs of one tenant that are known at once; the oldest are forgotten first."""
 MOST_TENANTS = 1000
-"""Tenants with such inputs."""
+"""Most tenants with known inputs."""
 ALL_GENERATIONS = -1
 """Generation of an input that is known whatever workers come."""
 PRIOR = 32.0
-"""Inputs that a caller is credited with, as if they had run clean, before its first culprit."""
+"""Inputs that a caller is credited with before its first culprit, as if they had run clean."""
 EXPECTED = 0.3
 """Culprits to expect in a batch of a caller that rides apart. A run tells most at ln 2, where half of the batches are clean,
 but finding a culprit in a larger batch takes longer runs: less than half of that carried most in simulations."""
 MEMORY = 1024.0
-"""Inputs of a caller after which its counts are halved, so that what it does now counts more than what it did."""
+"""Inputs of a caller after which its counts are halved, so that later inputs weigh more than earlier ones."""
 
 
 def caller_of(entry: Entry) -> CallerKey:
-    """Who asks, as culprits are counted."""
+    """Caller of an entry, by which culprits are counted."""
     return entry.tenant, entry.caller
 
 
 def digest(entry: Entry) -> bytes:
-    """What is known of an input that failed; the queue is the model's."""
+    """Digest of an input, within its model's queue, under which its failure is remembered."""
     hashed = hashlib.sha256(len(entry.parameters).to_bytes(8, "big"))
     hashed.update(entry.parameters)
     hashed.update(entry.input.encode("utf-8", "surrogatepass"))
@@ -58,24 +58,24 @@ class _Caller:
 
 
 class Culprits:
-    """Callers and inputs of one queue.
+    """Known callers and inputs of one queue.
 
     Attributes:
-        active: whether there are any; looked at for each entry, so it is a plain attribute.
+        active: whether there are any; read for each entry, so it is a plain attribute.
     """
 
     __slots__ = ("_callers", "_generation", "_known", "active")
 
     def __init__(self) -> None:
         self._callers: dict[CallerKey, _Caller] = {}
-        """By when their last culprit was found, the longest ago first."""
+        """Callers with the instant of their last culprit, the longest ago first."""
         self._known: dict[str, dict[bytes, tuple[float, int]]] = {}
-        """By tenant: until when an input is known, and in which generation, the oldest first."""
+        """Known inputs by tenant: until when each is known and in which generation, the oldest first."""
         self._generation = 0
         self.active = False
 
     def found(self, entry: Entry, now: float, killed: bool = False) -> None:
-        """An input failed alone. `killed`: it took its worker with it, so it did so with several."""
+        """Note an input that failed alone. `killed`: it took its worker with it, so it did so in several runs."""
         key = caller_of(entry)
         caller = self._callers.pop(key, None)
         if caller is None and len(self._callers) >= MOST_APART:
@@ -96,7 +96,7 @@ class Culprits:
             del self._known[next(iter(self._known))]
 
     def ran(self, key: CallerKey, count: int, clean: bool) -> None:
-        """So many inputs of a caller ran together, and nothing was known of them before."""
+        """Note a run of `count` inputs of a caller of which nothing was known before."""
         caller = self._callers.get(key)
         if caller is not None:
             caller.ran += count
@@ -105,7 +105,7 @@ class Culprits:
                 caller.ran, caller.bad = caller.ran / 2.0, caller.bad / 2.0
 
     def rides_apart(self, key: CallerKey, now: float) -> bool:
-        """Whether a caller has had culprits of late."""
+        """Whether a caller has had culprits in the last APART_SECONDS."""
         caller = self._callers.get(key)
         if caller is None:
             return False
@@ -116,14 +116,14 @@ class Culprits:
         return True
 
     def group_size(self, key: CallerKey, limit: int) -> int:
-        """How many inputs of a caller to run together, `limit` at most."""
+        """Number of a caller's inputs to run together, `limit` at most."""
         caller = self._callers.get(key)
         if caller is None:
             return limit
         return max(1, min(limit, int(EXPECTED * caller.ran / max(caller.bad, 1.0))))
 
     def knows(self, entry: Entry, now: float) -> bool:
-        """Whether the same input of the same tenant has failed alone a short while ago."""
+        """Whether an equal input of the entry's tenant has failed alone in the last KNOWN_SECONDS."""
         inputs = self._known.get(entry.tenant)
         if not inputs or not entry.caller:
             return False
@@ -134,7 +134,9 @@ class Culprits:
         return generation in (self._generation, ALL_GENERATIONS)
 
     def renew(self) -> None:
-        """Another worker serves: what only raised may have been the fault of one that did not work, or of old code."""
+        """Note that another worker serves. It forgets inputs that only raised: their worker, or old code, may have been
+        at fault.
+        """
         self._generation += 1
 
     def _tidy(self, tenant: str, inputs: dict[bytes, tuple[float, int]], now: float) -> None:

@@ -1,16 +1,18 @@
 """One answer for several requests of a tenant: tasks, idempotency keys, identical requests.
 
-Pure: no clock. What a share means is said at `headway.model.Share`; a *flight* is what is known under one:
+Pure: no clock. `headway.model.DedupKey` says what a dedup key means. A *flight* is what is known under one:
 
                     ┌── join ──▶ followers
     (none) ─lead─▶ in flight ──end──▶ kept ─────▶ (none)
                     └── end, nothing to keep ───▶ (none)
 
 The leader of a flight may itself follow another: the first entry under an idempotency key may join an identical
-request. So outcomes run along chains. A leader that nobody waits for any more runs on while it has followers, and under an
-idempotency key in any case, as its client may ask again. When a
-leader is too late, its followers, who came later, are not: they are offered anew, and so are those that follow them,
-in the order in which they joined, so that the first of them leads. Who waits for a task hears that it was too late.
+request. So outcomes run along chains. A leader that nobody waits for any more runs on while it has followers. Under an
+idempotency key it runs on in any case, as its client may ask again.
+
+When a leader is too late, its followers, who came later, are not: they are offered anew, and so are those that follow
+them, in the order in which they joined, so that the first of them leads. A follower that waits for a task gets the
+task's failure.
 """
 
 from __future__ import annotations
@@ -34,11 +36,11 @@ FlightKey = tuple[str, DedupKind, str]
 """Tenant, kind and key."""
 
 STALE = 64
-"""Followers of old that may be remembered before they are looked for."""
+"""Former followers that may be remembered before they are swept."""
 
 
 def digest(model: str, version: str, input: str, parameters: bytes) -> bytes:
-    """SHA-256 of what is asked. Parameters that are written differently and mean the same are the same."""
+    """SHA-256 of what is asked. Parameters that mean the same have the same digest, however they are written."""
     written = canonical(parameters)
     hashed = hashlib.sha256()
     for part in (model.encode(), version.encode(), input.encode("utf-8", "surrogatepass"), written):
@@ -48,11 +50,11 @@ def digest(model: str, version: str, input: str, parameters: bytes) -> bytes:
 
 
 def shares_of(settings: Settings, id: str, asked: bytes, options: RequestOptions) -> tuple[DedupKey, ...]:
-    """Say what a request may have in common with others of its tenant.
+    """Dedup keys of a request.
 
     Arguments:
         settings: whether identical requests share answers, and for how long outcomes are kept.
-        id: of the request.
+        id: id of the request.
         asked: digest of what it asks.
         options: whether it is a task, has an idempotency key, or needs an answer of its own.
     """
@@ -68,24 +70,24 @@ def shares_of(settings: Settings, id: str, asked: bytes, options: RequestOptions
 
 
 def keeps(kind: DedupKind, reply: Reply) -> bool:
-    """Whether an outcome is of use to those who ask later."""
+    """Whether an outcome is kept for later requests under a dedup key of this kind."""
     if kind is DedupKind.TASK or reply.output is not None:
         return True
     return kind is DedupKind.KEY and reply.failure is not None and reply.failure.code == REJECTED_BY_MODEL
 
 
 def unkept(entry: Entry, reply: Reply, limits: KeptLimits) -> bool:
-    """Whether an outcome that a client may ask for later is too large to be there then."""
+    """Whether an outcome that a client may ask for later is too large to be kept."""
     return not limits.keeps(reply) and any(share.kind is not DedupKind.SAME and share.keep for share in entry.shares)
 
 
 def is_task(entry: Entry) -> bool:
-    """Whether the outcome of an entry may be asked for by its id; who only waits for a task is none."""
+    """Whether the outcome of an entry may be fetched by its id. An entry that only waits for a task is none."""
     return any(share.kind is DedupKind.TASK and share.key == entry.id for share in entry.shares)
 
 
 def passed_on(reply: Reply, to: QueuedEntry, kind: DedupKind, kept: bool) -> Reply:
-    """Another entry's outcome, addressed to `to`."""
+    """Outcome of another entry, addressed to `to`."""
     entry = to.entry
     return Reply(
         entry.id,
@@ -113,11 +115,11 @@ class _Flight:
 
 @dataclass(slots=True)
 class Ripple:
-    """What follows from one event.
+    """Consequences of one event for other entries.
 
     Attributes:
         replies: outcomes of other entries.
-        anew: entries that followed and are to be offered again, in this order.
+        anew: former followers that are to be offered again, in this order.
         idle: leaders that nobody waits for any more; they need not run.
     """
 
@@ -130,7 +132,7 @@ class Dedup:
     """The flights of one broker.
 
     Arguments:
-        limits: budgets of the outcomes that are kept, see `headway.core.retention`.
+        limits: budgets of kept outcomes, see `headway.core.retention`.
     """
 
     def __init__(self, limits: KeptLimits) -> None:
@@ -141,7 +143,7 @@ class Dedup:
         self.limits = limits
         self._kept: Retention[_Flight] = Retention(limits)
         self._due: list[tuple[float, int, QueuedEntry]] = []
-        """Followers by their deadlines; those that follow no longer are dropped when there are many."""
+        """Followers by their deadlines. Former followers are dropped when there are many."""
         self._numbers = itertools.count()
 
     @property
@@ -154,7 +156,7 @@ class Dedup:
         return queued in self._followed
 
     def leader_of(self, queued: QueuedEntry) -> QueuedEntry:
-        """The entry that runs for another, or that one itself."""
+        """The entry that runs for another, or the entry itself."""
         while (flight := self._followed.get(queued)) is not None and flight.leader is not None:
             queued = flight.leader
         return queued
@@ -164,10 +166,10 @@ class Dedup:
         return queued in self._unwanted
 
     def join(self, queued: QueuedEntry, now: float) -> Failure | Ripple | None:
-        """Look for an answer in common with others. None: there is none yet, the entry has to run.
+        """Look for an answer in common with others. None: there is none yet, so the entry has to run.
 
         Returns:
-            A failure: it may not. A ripple: it has joined, or has its outcome, which is among the replies.
+            A failure: the entry is refused. A ripple: it has joined, or has its outcome, which is among the replies.
         """
         found = None
         for share in queued.entry.shares:
@@ -198,7 +200,7 @@ class Dedup:
         return Ripple()
 
     def lead(self, queued: QueuedEntry, now: float) -> None:
-        """The entry runs, or joins: it is the first under those of its shares that nobody is under yet."""
+        """Let an entry that runs, or joins, lead the flights of all its dedup keys that have none yet."""
         led = [
             _Flight(share, _key(queued, share), queued)
             for share in queued.entry.shares
@@ -211,7 +213,7 @@ class Dedup:
             self._led[queued] = led
 
     def end(self, queued: QueuedEntry, reply: Reply, now: float, *, late: bool = False) -> Ripple:
-        """The entry has its outcome. `late`: only because its own time is over."""
+        """Note the outcome of an entry. `late`: the entry failed only because its own time is over."""
         ripple, ended = Ripple(), [(queued, reply)]
         for leader, outcome in ended:
             self._unwanted.discard(leader)
@@ -229,11 +231,11 @@ class Dedup:
         return ripple
 
     def cancel(self, queued: QueuedEntry, *, deleted: bool = False) -> Ripple:
-        """Nobody waits for the entry itself any more. If nobody else does, it is among the idle of the ripple.
+        """Stop waiting for an entry. If no other entry waits for it, it is among the idle of the ripple.
 
         Arguments:
-            queued: leads or follows.
-            deleted: its outcome is not wanted either. Otherwise one that is the first under an idempotency key runs on.
+            queued: an entry that leads or follows.
+            deleted: whether its outcome is unwanted, too. Otherwise the first entry under an idempotency key runs on.
         """
         ripple = Ripple()
         for flight in list(self._led.get(queued, ())):
@@ -251,14 +253,14 @@ class Dedup:
         return ripple
 
     def with_id(self, entry: Entry, now: float) -> Entry:
-        """An entry whose client chose the id of a task that is kept shares that task's outcome, or is a misuse of the id."""
+        """Give an entry whose id the client chose the dedup key of a kept task of that id. Another body misuses the id."""
         if isinstance(self.outcome(entry.tenant, entry.id, now), Reply):
             shares = (DedupKey(DedupKind.TASK, entry.id, entry.digest), *entry.shares)
             return msgspec.structs.replace(entry, shares=shares)
         return entry
 
     def outcome(self, tenant: str, id: str, now: float) -> Reply | QueuedEntry | None:
-        """The outcome of a task, or who leads it, None when there is no such task."""
+        """Outcome of a task, or the entry that leads it; None when there is no such task."""
         flight = self._flights.get((tenant, DedupKind.TASK, id))
         if flight is None or (flight.reply is not None and flight.until <= now):
             return None
@@ -271,7 +273,7 @@ class Dedup:
             self._discard(flight)
 
     def overdue(self, now: float) -> list[QueuedEntry]:
-        """Followers whose own time is over; outcomes that were kept long enough are forgotten."""
+        """Take out followers whose own time is over, and forget outcomes that were kept long enough."""
         self._forget_ended(now)
         late = []
         while self._due and (self._due[0][0] <= now or self._due[0][2] not in self._followed):
@@ -281,7 +283,7 @@ class Dedup:
         return late
 
     def leave(self, queued: QueuedEntry) -> Ripple:
-        """A follower has got its own outcome: it waits for its leader's no longer."""
+        """Note that a follower has its own outcome, and waits for its leader's no longer."""
         flight = self._unfollow(queued)
         ripple = Ripple()
         if flight is not None and flight.leader is not None:
@@ -303,7 +305,7 @@ class Dedup:
         return flight
 
     def _freed(self, flight: _Flight) -> dict[QueuedEntry, None]:
-        """Who has followed: they do no longer."""
+        """Followers of a flight, which cease to follow."""
         followers, flight.followers = flight.followers, {}
         for follower in followers:
             del self._followed[follower]
@@ -311,7 +313,7 @@ class Dedup:
         return followers
 
     def _scatter(self, flight: _Flight, ripple: Ripple) -> None:
-        """All that follow, each before those that follow it, are to be offered anew."""
+        """Offer all followers anew, each before its own followers."""
         loose = [flight]
         for each in loose:
             for follower in self._freed(each):
@@ -371,7 +373,7 @@ class Dedup:
 
 
 def _is_awaited(flight: _Flight) -> bool:
-    """Whether the leader of a flight runs though it is unwanted itself: who sent the key may ask again."""
+    """Whether the leader of a flight runs though it is unwanted itself, as its client may ask again under the key."""
     return bool(flight.followers) or flight.share.kind is DedupKind.KEY
 
 

@@ -1,4 +1,4 @@
-"""When a batch leaves.
+"""Departure: the moment at which a batch leaves.
 
 A policy turns the measured load into a `Rule`, which is a handful of numbers; `decide` applies the rule to
 what waits. The split keeps every policy a few lines of arithmetic, lets the same rule be applied inside
@@ -21,16 +21,16 @@ import msgspec
 
 FULL, DEADLINE, WINDOW, HEADWAY, EARLY = "full", "deadline", "window", "headway", "early"
 RETRY, APART = "retry", "apart"
-"""Reasons of batches that no rule decided on: they ran before, or their caller rides apart."""
+"""Reasons of batches that no rule decided on: entries that ran before, or whose caller rides apart."""
 REASONS = (FULL, DEADLINE, WINDOW, HEADWAY, EARLY, RETRY, APART)
 
 LEEWAY = 0.005
-"""Seconds a batch leaves before its most urgent member's last moment, for timers and the way back."""
+"""Seconds by which a batch leaves before its most urgent member's last moment, for timers and the way back."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is known of a model at an instant; the input of every policy.
+    """Load of a model at an instant; the input of every policy.
 
     Attributes:
         rate: arrivals in entries per second (λ).
@@ -42,7 +42,7 @@ class Load:
         utilisation: busy share of the slots, 0 to 1.
         wait: recent wait in seconds of the oldest member at departure.
         departures: batches that have left so far.
-        deviation: standard deviation of a batch's time in seconds around what α and β foretell.
+        deviation: standard deviation in seconds of a batch's time around what α and β predict.
         largest: about the largest batch measured of late; 0 when that is not known.
     """
 
@@ -65,18 +65,18 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """When the next batch leaves, in numbers.
+    """Numbers that decide when the next batch leaves.
 
     Attributes:
-        size: a batch of this many leaves at once.
-        headway: least seconds between departures, or None when the policy does not space them.
-        window: most seconds the oldest member waits; infinite for none.
+        size: entries with which a batch leaves at once.
+        headway: least seconds between departures; None when the policy does not space them.
+        window: most seconds that the oldest member waits; infinite for none.
         rate: expected arrivals per second, for the early test.
         service: expected run time of the batch in seconds, for the deadline test.
         pace: seconds by which each departure moves the schedule on.
         lead: most seconds a full batch may leave ahead of the schedule; infinite when full batches are not spaced.
         gather: seconds for which others may join the oldest member, although the headway is over.
-        quiet: seconds without an arrival after which no more are waited for.
+        quiet: seconds without an arrival after which the batch waits for no more.
     """
 
     size: int
@@ -91,9 +91,11 @@ class Rule:
 
 
 class QueueSnapshot(msgspec.Struct, frozen=True, gc=False):
-    """What waits: how many, since when the oldest does, the earliest deadline, and the last departure.
+    """State of a queue by which a departure is decided: entries, their oldest, the earliest deadline, the last
+    departure.
 
-    `newest` is the instant of the latest arrival. `schedule` is the instant at which the next batch would leave if all so far had kept the rule's pace.
+    `newest` is the instant of the latest arrival. `schedule` is the instant at which the next batch would leave if all
+    so far had kept the rule's pace.
     """
 
     depth: int
@@ -106,23 +108,23 @@ class QueueSnapshot(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """Leave now, for this reason."""
+    """Decision to leave now, with its reason."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Stay until this instant (infinite: until something arrives)."""
+    """Decision to stay until this instant (infinite: until something arrives)."""
 
     until: float
 
 
 class Policy(Protocol):
-    """Turns load into a rule. May keep state of its own, but reads no clock."""
+    """Function from load to rule. It may keep state of its own, but reads no clock."""
 
     def rule(self, load: Load) -> Rule:
-        """The rule that holds at this load."""
+        """Rule that holds at this load."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""What clients and operators are told of entries that got no output; the same words whichever broker says them."""
+"""Failures: the words in which clients and operators read why an entry got no output, whichever broker it is."""
 
 from __future__ import annotations
 
@@ -12,48 +12,53 @@ from headway.core.retry import BLAMED
 from headway.model import BatchFailure, Cause, Failure, ItemResult
 
 CANCELLED = "cancelled"
-"""Reason of an entry that was cancelled."""
+"""Reason label of an entry that was cancelled."""
 CULPRIT = "culprit"
-"""Reason of an entry whose input has failed alone a short while ago."""
+"""Reason label of an entry whose input has failed alone a short while ago."""
 
 
 def refusal(wait: float, tier_only: bool) -> Failure:
-    """Not admitted; `wait` is the seconds until it would be, `tier_only` whether the highest tier would be now."""
+    """Refusal because the deadline cannot be met.
+
+    Arguments:
+        wait: seconds until the entry would be admitted.
+        tier_only: whether an entry of the highest tier would be admitted now.
+    """
     if tier_only:
         return Failure(errors.SHED, "shed: this tier's share of the queue is full", wait, "shed")
     return Failure(errors.SERVICE_OVERLOADED, "the queue is too long to answer within the deadline", wait, "overloaded")
 
 
 def scarcity(wait: float) -> Failure:
-    """Not admitted, because the broker's memory runs out."""
+    """Refusal because the broker's memory is nearly full."""
     return Failure(errors.SHED, "shed: the broker's memory is nearly full", wait, "memory")
 
 
 def over_capacity(wait: float) -> Failure:
-    """Not admitted: the lowest tier is held to what the others leave of the fleet's capacity."""
+    """Refusal because the lowest tier is held to what the others leave of the fleet's capacity."""
     return Failure(errors.SHED, "shed: this tier is held to what the fleet can carry", wait, "capacity")
 
 
 def no_model(model: str, served: Iterable[str]) -> Failure:
-    """Not admitted: there is no such model."""
+    """Refusal because the model does not exist."""
     there = ", ".join(sorted(served))
     return Failure(errors.NOT_FOUND, f"no model named {model!r} is served here; there is: {there}")
 
 
 def no_model_for(model: str, models: Iterable[str]) -> Failure:
-    """Not admitted: the caller may only ask other models."""
+    """Refusal because the caller may only ask other models."""
     only = ", ".join(sorted(models))
     return Failure(errors.FORBIDDEN, f"this credential is not for the model {model!r}, only for: {only}")
 
 
 def conflict() -> Failure:
-    """Not admitted, because it is in flight already: who asked first gets the answer."""
+    """Refusal because the request is in flight already: the earlier submission gets the answer."""
     message = "a request with this id is in flight; use a new id or, if it is a task, ask for its result"
     return Failure(errors.IDEMPOTENCY_CONFLICT, message, None, "conflict")
 
 
 def over(found: Over) -> Failure:
-    """Not admitted, because of a rate limit."""
+    """Refusal because of a rate limit."""
     limit, whose = found.limit, _WHOSE.get(found.limit.name, "this credential")
     message = f"over the limit of {limit.rate:g} requests a minute for {whose}, {limit.burst:g} at once"
     wait = found.retry_after if math.isfinite(found.retry_after) else None
@@ -61,25 +66,25 @@ def over(found: Over) -> Failure:
 
 
 def over_polls(found: Over) -> Failure:
-    """Not told of a task, because its caller asks too often."""
+    """Refusal of a poll, because its caller asks too often for tasks."""
     limit, whose = found.limit, _WHOSE.get(found.limit.name, "this credential")
     message = f"over {limit.rate:g} polls a minute for {whose}, {limit.burst:g} at once; ask with ?wait= and less often"
     return Failure(errors.RATE_LIMITED, message, found.retry_after, "polls")
 
 
 def misuse() -> Failure:
-    """Not admitted: its idempotency key, or its id if it is a task, has been used for another request."""
+    """Refusal because the idempotency key, or the id of a task, has been used for another request."""
     message = "this Idempotency-Key, or this id of a task, was used for another request; use a new one for each request"
     return Failure(errors.IDEMPOTENCY_MISUSE, message, None, "conflict")
 
 
 def no_task() -> Failure:
-    """Nothing to wait for."""
+    """Failure of a poll for a task that does not exist."""
     return Failure(errors.NOT_FOUND, "no such task: unknown, expired, cancelled, or not yours", None, "")
 
 
 def too_large(bytes: int) -> Failure:
-    """The outcome of a task whose output, of so many bytes, is too large to be kept."""
+    """Outcome of a task whose output of `bytes` bytes is too large to be kept."""
     message = (
         f"the output of {bytes / 1e6:.1f} MB is too large to be kept for later; ask for it with a request that waits"
     )
@@ -87,12 +92,12 @@ def too_large(bytes: int) -> Failure:
 
 
 def cancelled() -> Failure:
-    """Cancelled, at another gateway than the one that holds it."""
+    """Failure of an entry that was cancelled at another gateway than the one that holds it."""
     return Failure(errors.NOT_FOUND, no_task().message, None, CANCELLED)
 
 
 def lateness(waited: float, attempts: int, slots: int, queue_due: bool) -> Failure:
-    """Too late to be answered.
+    """Failure of an entry that is too late to be answered.
 
     Arguments:
         waited: seconds since the enqueue.
@@ -111,25 +116,25 @@ def lateness(waited: float, attempts: int, slots: int, queue_due: bool) -> Failu
 
 
 def death(failure: BatchFailure) -> Failure:
-    """What the one hears whose batch of one failed for the last time."""
+    """Failure of an entry that ran alone and failed for the last time."""
     code = errors.REJECTED_BY_MODEL if failure.cause in BLAMED else errors.BACKEND_ERROR
     return Failure(code, _shown(failure), None, failure.cause.value)
 
 
 def spent(failure: BatchFailure, size: int) -> Failure:
-    """No more tries, as too many fail. In a batch of several, the failure's text may be about another's input."""
+    """Failure of an entry that gets no more tries. In a batch of several, the text may be about another's input."""
     what = _shown(failure) if size == 1 else f"the batch failed ({failure.cause.value})"
     return Failure(errors.BACKEND_ERROR, f"{what}; the retry budget is spent", reason=failure.cause.value)
 
 
 def item_failure(item: ItemResult) -> Failure:
-    """The black box gave no output for this one input."""
+    """Failure of the one input for which the black box gave no output."""
     code = errors.BACKEND_ERROR if item.fault else errors.REJECTED_BY_MODEL
     return Failure(code, item.error or "the model gave no output for this input", None, "item")
 
 
 def known_culprit() -> Failure:
-    """Not admitted: the same input failed alone a short while ago."""
+    """Refusal because an equal input failed alone a short while ago."""
     message = (
         f"the model failed on this input when it ran alone; it is not run again within {KNOWN_SECONDS / 60:g} minutes"
     )
@@ -137,7 +142,7 @@ def known_culprit() -> Failure:
 
 
 def _shown(failure: BatchFailure) -> str:
-    """What a client may read of it. Which host a worker is on is no client's business."""
+    """Part of a failure's text that a client may read. It never names a worker's host."""
     if failure.cause is Cause.LEASE_LOST and not failure.shown:
         return "the worker did not report in time"
     return failure.shown or failure.message

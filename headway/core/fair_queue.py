@@ -1,15 +1,15 @@
-"""Who rides: tiers in order with a share kept for the lowest, tenants in turn inside a tier.
+"""Fair queueing: which entries ride. Tiers go in order with a share kept for the lowest; tenants take turns in a tier.
 
-Inside a tier, entries are served in rounds, and a tenant gets one place in each: its next entry goes into the
-round after its last one, or into the first that has not begun. So a flood of one tenant fills rounds of its
-own, and a tenant that comes back after a pause has saved up nothing. This is self-clocked fair queueing with
-unit cost (Golestani, "A self-clocked fair queueing scheme for broadband applications", INFOCOM 1994), where
-the tags are whole numbers and a bucket for each replaces the sorting; the virtual token counter applies
-the same to inference (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024).
+Inside a tier, entries are served in rounds, and a tenant gets one place in each: its next entry goes into the round
+after its last one, or into the first that has not begun. So a flood of one tenant fills rounds of its own, and a tenant
+that comes back after a pause has saved up nothing. This is self-clocked fair queueing with unit cost (Golestani, "A
+self-clocked fair queueing scheme for broadband applications", INFOCOM 1994), where the tags are whole numbers and a
+bucket for each replaces the sorting; the virtual token counter applies the same to inference (Sheng et al., "Fairness
+in Serving Large Language Models", OSDI 2024).
 
-A large entry costs as many rounds as it has pages: its tenant's next one goes into the round after those. It is itself served
-by when it begins, not by when it would end, so that one large entry of a tenant that sends little waits no longer than a
-small one (start-time fair queueing: Goyal, Vin and Cheng, SIGCOMM 1996).
+A large entry costs as many rounds as it has pages: its tenant's next one goes into the round after those. It is itself
+served by when it begins, not by when it would end, so that one large entry of a tenant that sends little waits no
+longer than a small one (start-time fair queueing: Goyal, Vin and Cheng, SIGCOMM 1996).
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ QUEUED, RUNNING, RETRYING, GONE, FOLLOWS = 0, 1, 2, 3, 4
 PAGE = 4096
 """Characters of input and parameters that cost one round."""
 BATCH_PAGES = 256
-"""Pages that the large entries of a batch have together where several tenants ask; a single one may have more."""
+"""Most pages of a batch for large entries together where several tenants ask; a single entry may have more."""
 LOOKED_AT = 256
-"""Rounds that are counted one by one to tell what is served before an entry."""
+"""Most rounds that are counted one by one to tell what is served before an entry."""
 
 STALE = 64
-"""Entries that may lie about in a line or a lane after they have left it, before they are looked for."""
+"""Entries that may stay in a queue after they have left it, before they are swept."""
 FORGET_ABOVE = 1024
-"""Tenants without waiting entries whose last round a lane remembers, before it drops what is past."""
+"""Tenants without waiting entries whose last round is remembered, before past rounds are dropped."""
 
 
 class QueuedEntry(msgspec.Struct, eq=False):
-    """An admitted entry and where it stands; owned by one queue. One is not another, whatever they hold.
+    """An admitted entry and its state; owned by one queue. Entries are compared by identity, whatever they hold.
 
     Attributes:
-        entry: what was admitted.
+        entry: the entry that was admitted.
         arrived: instant of its admission, in seconds.
         due: instant by which it must be answered.
         queue_due: instant by which it must have left for the first time.
         cost: rounds that it costs its tenant.
-        attempts: how often it has left.
-        place: the room that it takes, for as long as it has no outcome.
-        round: the round of its lane that it is served in.
-        state: QUEUED (waits for its first departure), RUNNING, RETRYING (its batch failed, or was handed back), GONE, or
-            FOLLOWS (waits for another's outcome); lanes and due lines drop what is no longer QUEUED when they meet it.
+        attempts: number of times it has left.
+        place: bytes that it takes of the room, for as long as it has no outcome.
+        round: round of its tier queue in which it is served.
+        state: QUEUED (waits for its first departure), RUNNING, RETRYING (its batch failed, or was handed back), GONE,
+            or FOLLOWS (waits for another's outcome). Queues drop what is no longer QUEUED when they meet it.
     """
 
     entry: Entry
@@ -80,7 +80,7 @@ def entries_of(members: Sequence[QueuedEntry]) -> tuple[Entry, ...]:
 
 
 class TierQueue:
-    """One tier's waiting entries, fair between tenants. `depth` counts those still queued."""
+    """Waiting entries of one tier, fair between tenants. `depth` counts those still queued."""
 
     __slots__ = (
         "_arrivals",
@@ -97,31 +97,31 @@ class TierQueue:
 
     def __init__(self) -> None:
         self._round: list[QueuedEntry] = []
-        """What is left of the round being served, last first."""
+        """Entries left of the round being served, last first."""
         self._rounds: dict[int, list[QueuedEntry]] = {}
         """Rounds that have not begun, if they have entries."""
         self._next = 1
         """Number of the first round that has not begun."""
         self._wide: dict[int, int] = {}
-        """How many are still queued of each round that has not begun."""
+        """Entries still queued of each round that has not begun."""
         self._to_come = 0
-        """How many that is together."""
+        """Entries still queued of all rounds that have not begun."""
         self._latest: dict[str, int] = {}
-        """The last round that each tenant's entries cost."""
+        """Last round that each tenant's entries cost."""
         self._rough = 0
-        """The last round that a large entry has cost: up to there a tenant's entries may be rounds apart."""
+        """Last round that a large entry has cost: up to there a tenant's entries may be rounds apart."""
         self._arrivals: deque[QueuedEntry] = deque()
         self._dropped = 0
-        """How many may lie about in the rounds after they were dropped."""
+        """Most entries that may stay in the rounds after they were dropped."""
         self.depth = 0
 
     def counted(self) -> Counter[str]:
-        """The entries that wait, by tenant."""
+        """Waiting entries by tenant."""
         return Counter(queued.entry.tenant for queued in self._arrivals if queued.state == QUEUED)
 
     @property
     def tenants(self) -> int:
-        """Tenants that have entries here, or had since it was last empty."""
+        """Tenants that have entries here, or had some since the queue was last empty."""
         return len(self._latest)
 
     def push(self, queued: QueuedEntry) -> None:
@@ -146,15 +146,18 @@ class TierQueue:
         self.depth += 1
 
     def tidy(self) -> None:
-        """Let go of entries that have left; to be called after some have."""
+        """Let go of entries that have left. Call it after some have."""
         if len(self._arrivals) > 2 * self.depth + STALE:  # Behind a head that waits on, many may have left.
             self._arrivals = deque(one for one in self._arrivals if one.state == QUEUED)
 
     def ahead(self, tenant: str) -> int:
-        """At most how many are served before the next entry of a tenant: what is left of the round being served, and for
-        each round up to its own as many as are in the first of them. A tenant's entries are in consecutive rounds, so later
-        ones are no wider; whoever floods fills rounds of its own, and is behind few that others are behind. Where large
-        entries have left gaps, rounds are counted one by one."""
+        """Upper bound on the entries that are served before the next entry of a tenant.
+
+        It counts what is left of the round being served and, for each round up to the tenant's own, as many as are in
+        the first of them. A tenant's entries are in consecutive rounds, so later rounds are no wider. A tenant that
+        floods fills rounds of its own, and is behind few that others are behind. Where large entries have left gaps,
+        rounds are counted one by one.
+        """
         begun = self.depth - self._to_come
         rounds = max(self._latest.get(tenant, 0) + 2 - self._next, 1)
         if self._rough < self._next:
@@ -202,20 +205,20 @@ class TierQueue:
         self.tidy()
 
     def oldest(self) -> QueuedEntry | None:
-        """The entry that has waited longest, whoever's turn it is."""
+        """Entry that has waited longest, whichever entry's turn it is."""
         arrivals = self._arrivals
         while arrivals and arrivals[0].state != QUEUED:
             arrivals.popleft()
         return arrivals[0] if arrivals else None
 
     def _sweep(self) -> None:
-        """Let go of all that was dropped."""
+        """Let go of all dropped entries."""
         self._dropped = 0
         for places in (self._round, *self._rounds.values()):
             places[:] = [queued for queued in places if queued.state == QUEUED]
 
     def _first(self) -> QueuedEntry:
-        """The first entry that is in no round that has begun."""
+        """First entry of the rounds that have not begun."""
         rounds = (self._rounds.get(number, ()) for number in itertools.count(self._next))
         return next(queued for places in rounds for queued in places if queued.state == QUEUED)
 
@@ -233,7 +236,7 @@ class TierQueue:
         return places
 
     def _start_afresh(self) -> None:
-        """Nobody waits, so nobody is behind anybody; let go of all that is no longer queued."""
+        """Reset the rounds of an empty queue, and let go of all that is no longer queued."""
         self._round = []
         self._dropped = 0
         self._rounds.clear()
@@ -244,7 +247,7 @@ class TierQueue:
 
 
 class DeadlineQueue:
-    """Queued entries by the instant they are due.
+    """Queued entries by the instant at which they are due.
 
     Deadlines come almost in order, since most requests use the configured timeout: those go to a deque, and
     only what is due sooner than the one before it pays for a heap.
@@ -257,7 +260,7 @@ class DeadlineQueue:
         self._heap: list[tuple[float, int, QueuedEntry]] = []
         self._order = 0
         self._full_at = STALE
-        """How long line and heap may be together before those that have left are looked for."""
+        """Entries in deque and heap together from which those that have left are swept."""
 
     def push(self, queued: QueuedEntry) -> None:
         """Add an entry, keyed by its `queue_due`."""
@@ -268,7 +271,7 @@ class DeadlineQueue:
             heapq.heappush(self._heap, (queued.queue_due, self._order, queued))
 
     def tidy(self) -> None:
-        """Let go of entries that have left; to be called after some have."""
+        """Let go of entries that have left. Call it after some have."""
         if len(self._line) + len(self._heap) > self._full_at:
             self._line = deque(one for one in self._line if one.state == QUEUED)
             self._heap = [due for due in self._heap if due[2].state == QUEUED]
@@ -276,7 +279,7 @@ class DeadlineQueue:
             self._full_at = 2 * (len(self._line) + len(self._heap)) + STALE
 
     def earliest(self) -> float:
-        """When the first is due; infinite when none waits."""
+        """Instant at which the first entry is due; infinite when none waits."""
         line, heap = self._line, self._heap
         while line and line[0].state != QUEUED:
             line.popleft()
@@ -286,7 +289,7 @@ class DeadlineQueue:
         return min(first, heap[0][0]) if heap else first
 
     def overdue(self, now: float) -> Iterator[QueuedEntry]:
-        """Take out all that are due by `now` and still queued."""
+        """Take out all entries that are due by `now` and still queued."""
         while self.earliest() <= now:
             if self._heap and (not self._line or self._heap[0][0] < self._line[0].queue_due):
                 yield heapq.heappop(self._heap)[2]
@@ -302,7 +305,7 @@ def reserved_places(limit: int, share: float) -> int:
 
 
 def turns(lanes: Sequence[TierQueue], limit: int, share: float) -> Iterator[TierQueue]:
-    """Whose lane each next place of the batch belongs to, until it is full or nothing waits.
+    """Tier queue of each next place of the batch, until the batch is full or nothing waits.
 
     Tiers in order; but when more waits than fits, the last `reserved_places` go to the tiers below the
     highest one that waits, the longest wait first. The caller pops one entry from each lane it is given.

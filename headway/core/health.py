@@ -1,8 +1,8 @@
-"""How fresh a worker is, from the age of its last heartbeat.
+"""Freshness of a worker, from the age of its last heartbeat.
 
-A worker that is killed says nothing any more. Three heartbeats that fail to come are enough to believe it, so that limits
-tighten within 3 s: its capacity is published and heard of half a second later each. A process that only stood still for
-that long counts again with its next heartbeat; nothing of what it runs is given away before its lease ends.
+A worker that is killed says nothing any more. Three heartbeats that fail to come are enough to believe it, so that
+limits tighten within 3 s: its capacity is published and heard of half a second later each. A process that only stood
+still for that long counts again with its next heartbeat; nothing of what it runs is given away before its lease ends.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MEMORY_AMPLE = 0.85
 
 
 def judged(status: WorkerStatus, age: float) -> WorkerStatus:
-    """The status to believe: what the worker said of itself, unless it has been silent for `age` seconds."""
+    """Status to believe: what the worker reported, unless it has been silent for `age` seconds."""
     if age >= OFFLINE_AFTER:
         return WorkerStatus.OFFLINE
     if age >= DEGRADED_AFTER and status is WorkerStatus.HEALTHY:
@@ -31,7 +31,7 @@ def judged(status: WorkerStatus, age: float) -> WorkerStatus:
 
 
 def believed(worker: WorkerInfo, now: float) -> WorkerInfo:
-    """A line of the registry as it is to be believed at instant `now`."""
+    """Line of the registry as it is to be believed at instant `now`."""
     status = judged(worker.status, now - worker.last_heartbeat)
     if status is worker.status:
         return worker
@@ -39,5 +39,5 @@ def believed(worker: WorkerInfo, now: float) -> WorkerInfo:
 
 
 def scarce(used: float, before: bool) -> bool:
-    """Whether memory of which this share is in use counts as scarce; `before`: whether it did until now."""
+    """Decide whether memory with a share `used` counts as scarce. `before`: whether it did until now."""
     return used > MEMORY_SCARCE or (before and used >= MEMORY_AMPLE)

@@ -7,12 +7,13 @@ import math
 import msgspec
 
 CANONICAL = 1 << 16
-"""Bytes of the longest text whose meaning counts and not its spelling."""
+"""Most bytes of a text whose meaning counts and not its spelling."""
 
 
 def _number(text: str) -> float:
-    """A number with a fraction or an exponent. msgspec's own reading of extreme ones (1e308) costs up to 14 µs each, so
-    that a body of 1 MB would take seconds."""
+    """Read a number with a fraction or an exponent. msgspec's own reading of extreme numbers (1e308) costs up to 14 µs
+    each, so that a body of 1 MB would take seconds.
+    """
     value = float(text)
     if math.isinf(value):
         raise ValueError("a number is out of range")
@@ -32,8 +33,9 @@ def decode(text: bytes) -> object:
 
 
 def canonical(text: bytes) -> bytes:
-    """A text that is the same for parameters that are written differently and mean the same. One that is longer than
-    CANONICAL stays as it is."""
+    """Canonical text of parameters: it is equal for parameters that mean the same. A text longer than CANONICAL stays
+    as it is.
+    """
     if not text or len(text) > CANONICAL:
         return text
     return msgspec.json.encode(decode(text), order="deterministic")

@@ -46,15 +46,15 @@ WAIT_WEIGHT = 0.2
 MIN_AVOIDANCE = 0.05
 """Least seconds for which a failed batch waits for another worker than the one it failed on."""
 GATE_AGE = 0.05
-"""Seconds after which the admission figures are made anew even if no batch has left."""
+"""Seconds after which the admission limits are made anew even if no batch has left."""
 UNKNOWN_WAIT = 1.0
 """Seconds a refused client is told to wait while nothing is known of the model's pace."""
 POOL_BATCHES = 8
 """Most batches for each GPU that wait in one caller's pool."""
 SEARCH_LOAD = 2
-"""Times an entry is counted that waits in a pool: what runs there may fail and run again."""
+"""Number of entries that one in a pool counts as, since what runs there may fail and run again."""
 MIXED_SECONDS = 1.0
-"""For how long after another tenant's entry batches are kept small in bytes."""
+"""Seconds after another tenant's entry for which batches are kept small in bytes."""
 _NOTHING = Choice()
 RULE_AGE = 0.01
 """Seconds after which `wake` asks the policy again rather than go by the rule of the last claim."""
@@ -62,8 +62,12 @@ RULE_AGE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """What bounds a queue: number of tiers, largest batch, share kept for lower tiers, most entries waiting, and how many
-    may wait before the lowest tier is refused, and all but the highest; None for as many as can be served in time."""
+    """Bounds of a queue.
+
+    They are the number of tiers, the largest batch, the share kept for lower tiers and the most entries waiting. Two
+    depths are those from which the lowest tier is refused, and all tiers but the highest; None for as many as can be
+    served in time.
+    """
 
     tiers: int
     max_batch: int
@@ -72,14 +76,14 @@ class QueueLimits:
     shed_at: tuple[int, int] | None = None
 
     def shed(self, tier: int, depth: int) -> int:
-        """By how many entries too many wait for one more of a tier; 0 or less when it may come in."""
+        """Entries by which the queue is too long for one more of a tier; 0 or less when it may come in."""
         if self.shed_at is None or tier == 0:
             return 0
         return depth + 1 - self.shed_at[0 if tier == self.tiers - 1 else 1]
 
 
 class ModelQueue:
-    """Waiting and retried entries of one model, with what is known of its cost and load."""
+    """Waiting and retried entries of one model, with its measured cost and load."""
 
     def __init__(self, limits: QueueLimits) -> None:
         self.limits = limits
@@ -93,12 +97,12 @@ class ModelQueue:
         self._rates = [ArrivalRate() for _ in range(limits.tiers)]
         self._due = DeadlineQueue()
         self._crowded = limits.max_queue * GREED // (GREED + 1)
-        """Places taken from which on a tenant may have its share of them."""
+        """Places taken from which on a tenant may have no more than its share of them."""
         self._held: Counter[str] | None = None
-        """Entries that wait in the lanes, by tenant; None for as long as nobody has had to know."""
+        """Entries that wait in the tier queues, by tenant; None for as long as the count was not needed."""
         self._last_tenant: str | None = None
         self._mixed_at = -math.inf
-        """When an entry came whose tenant is not that of the one before it."""
+        """Instant of the last entry whose tenant is not that of the entry before it."""
         self._fresh = 0
         self.culprits = Culprits()
         self._suspects = Suspects()
@@ -117,11 +121,11 @@ class ModelQueue:
 
     @property
     def depth(self) -> int:
-        """Entries waiting, those that wait to run again included."""
+        """Entries waiting, including those that wait to run again."""
         return self._fresh + len(self._suspects.of)
 
     def depths(self, now: float) -> list[tuple[int, float]]:
-        """For each tier: entries waiting, and seconds the oldest has waited."""
+        """Entries waiting in each tier, and the seconds that its oldest has waited."""
         counts = [lane.depth for lane in self._lanes]
         oldest = [now if (first := lane.oldest()) is None else first.arrived for lane in self._lanes]
         for member in self._suspects.of:
@@ -130,7 +134,7 @@ class ModelQueue:
         return [(count, now - since) for count, since in zip(counts, oldest, strict=True)]
 
     def set_slots(self, slots: int) -> None:
-        """How many GPUs are live for this model."""
+        """Set the number of live GPUs of this model."""
         if slots > self.slots:
             self.culprits.renew()
         self.slots = slots
@@ -170,14 +174,16 @@ class ModelQueue:
         return queued
 
     def _has_its_share(self, tenant: str) -> bool:
-        """Whether a tenant would take more than GREED times the places that are left, see `core.budget`, or none is left."""
+        """Whether a tenant would take more than GREED times the places that are left, see `core.budget`, or none is
+        left.
+        """
         if self._held is None:
             self._held = sum((lane.counted() for lane in self._lanes), Counter())
         left, held = self.limits.max_queue - self._fresh - 1, self._held[tenant]
         return left < 0 or (held > 0 and held + 1 > GREED * left)
 
     def _discount(self, queued: QueuedEntry, held: Counter[str]) -> None:
-        """An entry has left its lane."""
+        """Note that an entry has left its tier queue."""
         held[queued.entry.tenant] -= 1
         if self._fresh < self._crowded // 2:  # To count again costs less than to count on.
             self._held = None
@@ -203,11 +209,11 @@ class ModelQueue:
         return self.culprits.group_size(caller, self.limits.max_batch)
 
     def _tenants(self) -> int:
-        """Tenants that have entries in the lanes."""
+        """Tenants that have entries in the tier queues."""
         return sum(lane.tenants for lane in self._lanes)
 
     def _judged(self, entry: Entry, ahead: int, now: float) -> admission.Refused | None:
-        """Judge an entry by what waits in its tier and above; one that would be refused, by what is served before it."""
+        """Judge an entry by what waits in its tier and above. If that refuses it, judge it by what is served before it."""
         gate = self._gate_now(now)
         if ahead < gate.allowed(entry.tier, entry):
             return None
@@ -218,7 +224,7 @@ class ModelQueue:
         return refused
 
     def load(self, now: float) -> Load:
-        """What is known at this instant."""
+        """Load at instant `now`."""
         return Load(
             rate=sum(rate.at(now) for rate in self._rates),
             alpha=self.service.alpha,
@@ -234,14 +240,14 @@ class ModelQueue:
         )
 
     def depart(self, worker: str, limit: int, policy: Policy, now: float) -> Departure | Hold:
-        """The batch that leaves now for a free GPU, or until when to hold.
+        """Take the batch that leaves now for a free GPU, or say until when to hold.
 
         Overdue entries must have been taken out by `expire` before.
 
         Arguments:
-            worker: who would run it.
-            limit: most entries it takes.
-            policy: decides when.
+            worker: id of the worker that would run it.
+            limit: most entries that the slot takes.
+            policy: policy that decides when.
             now: the instant.
         """
         limit = min(limit, self.limits.max_batch)
@@ -269,12 +275,12 @@ class ModelQueue:
         return self._leave(departure, now)
 
     def _price(self, group: Group, now: float) -> float:
-        """What a second of a group costs: more where its caller has sent culprits."""
+        """Price of a second of a group: more where its caller has sent culprits."""
         apart = self.culprits.active and self.culprits.rides_apart(caller_of(group.members[0].entry), now)
         return APART_PRICE if apart else 1.0
 
     def _depart_apart(self, worker: str, group: Group, limit: int, now: float, price: float = 0.0) -> Departure:
-        """A group runs, or as much of it as there is room for."""
+        """Depart with a group, or with as much of it as there is room for."""
         if group.caller is not None:
             limit = self.culprits.group_size(group.caller, limit)
         members = self._suspects.take(group, limit)
@@ -288,10 +294,9 @@ class ModelQueue:
         return self._leave(departure, now)
 
     def wake(self, idle: Collection[str], now: float) -> str | float:
-        """Which of the idle workers has something to claim now; if none, the instant to look again.
+        """Choose an idle worker that has something to claim now; if there is none, the instant to look again.
 
-        Goes by the rule of the last claim while that is fresh, so it is cheap enough to be asked after every
-        enqueue.
+        The rule of the last claim decides while it is fresh, so the call is cheap enough to follow every enqueue.
 
         Arguments:
             idle: at least one worker; the first is woken first.
@@ -312,7 +317,7 @@ class ModelQueue:
         return min(again, verdict.until) if isinstance(verdict, Hold) else next(iter(idle))
 
     def expire(self, now: float) -> list[QueuedEntry]:
-        """Take out all that waited too long."""
+        """Take out all entries that waited too long."""
         late = list(self._due.overdue(now))
         late += self._suspects.overdue(now)
         for queued in late:
@@ -320,11 +325,11 @@ class ModelQueue:
         return late
 
     def next_due(self) -> float:
-        """The instant at which `expire` has something to do; infinite when nothing waits."""
+        """Instant at which `expire` has something to do; infinite when nothing waits."""
         return min(self._due.earliest(), self._suspects.due)
 
     def remove(self, queued: QueuedEntry) -> None:
-        """Forget an entry. One that is running stays in its batch, but is not tried again."""
+        """Forget an entry. A running entry stays in its batch, but is not tried again."""
         if queued.state == RETRYING:
             self._suspects.remove(queued, self._group_size)
         elif queued.state == QUEUED:
@@ -336,7 +341,7 @@ class ModelQueue:
         queued.state = GONE
 
     def finish(self, departure: Departure, now: float) -> list[QueuedEntry]:
-        """The batch came back with outputs; learn from it. Returns the members that are still wanted."""
+        """End a batch that came back with outputs, and learn from it. Returns the members that are still wanted."""
         wanted = self._arrive(departure, now, GONE)
         self.service.observe(len(departure.members), now - departure.left_at)
         self._gate_at = -math.inf
@@ -347,7 +352,7 @@ class ModelQueue:
         return wanted
 
     def hand_back(self, departure: Departure, now: float) -> None:
-        """The batch never ran: its entries wait again, uncharged, ahead of all others."""
+        """Take back a batch that never ran: its entries wait again, uncharged, ahead of all others."""
         members = self._arrive(departure, now, RETRYING)
         before = Group(members, now, FIRST, departure.failures, departure.attempts - 1, departure.alone)
         if members:
@@ -357,7 +362,7 @@ class ModelQueue:
             self._suspects.unknown(self._suspects.let_go(departure.rest), before, self._group_size)
 
     def fail(self, departure: Departure, cause: Cause, now: float, rng: Callable[[], float]) -> FailureOutcome:
-        """The batch failed of `cause`; see `core.retry`. `rng` is uniform in [0, 1), for the jitter."""
+        """End a batch that failed of `cause`; see `core.retry`. `rng` is uniform in [0, 1), for the jitter."""
         after, members = FailureOutcome(), list[QueuedEntry]()
         for member in self._arrive(departure, now, RETRYING):
             (members if member.due > now else after.late).append(member)
@@ -378,7 +383,7 @@ class ModelQueue:
         return after
 
     def _paid(self, members: list[QueuedEntry], spent: list[QueuedEntry], now: float) -> list[QueuedEntry]:
-        """Those whose tenants have the retries for them; the others are added to `spent`."""
+        """Members whose tenants can pay for a retry. The other members are added to `spent`."""
         counts = Counter(member.entry.tenant for member in members)
         paid = {tenant for tenant, count in counts.items() if self._budgets.spend(tenant, count, now)}
         spent += [member for member in members if member.entry.tenant not in paid]
@@ -387,7 +392,9 @@ class ModelQueue:
     def _run_again(
         self, members: list[QueuedEntry], cause: Cause, group: Group, departure: Departure, rng: Callable[[], float]
     ) -> None:
-        """What failed runs again: at once in halves if an input is at fault; else after a while, elsewhere, and first whole."""
+        """Let failed members run again: at once in halves if an input is at fault; otherwise later, elsewhere, and
+        first whole.
+        """
         whole = bool(members) and stays_whole(cause, len(members), group.failures)
         if members and (whole or cause not in SEARCHED or len(members) == 1):
             group.ready_at += backoff(group.failures, rng())
@@ -410,7 +417,7 @@ class ModelQueue:
         return self._rule
 
     def _arrive(self, departure: Departure, now: float, state: int) -> list[QueuedEntry]:
-        """End a run: those still wanted get `state` and are returned."""
+        """End a run: members that are still wanted get `state` and are returned."""
         self._note_busy(now)
         self._busy -= 1
         wanted = [member for member in departure.members if member.state == RUNNING]
@@ -455,8 +462,11 @@ class ModelQueue:
         return self._gate
 
     def _pack(self, departure: Departure, limit: int, now: float) -> None:
-        """Fill the batch. When more waits than fits, no place goes to what cannot be answered in time. Where several tenants
-        ask, large entries get no more of it than BATCH_PAGES, or one entry: all that ride wait for all their bytes."""
+        """Fill the batch.
+
+        When more waits than fits, no place goes to what cannot be answered in time. Where several tenants ask, large
+        entries get no more of it than BATCH_PAGES, or one entry, since all that ride wait for all their bytes.
+        """
         members, lanes = departure.members, self._lanes
         hopeless = now + self.service.seconds(limit)
         pages = BATCH_PAGES if now - self._mixed_at < MIXED_SECONDS else math.inf

@@ -15,30 +15,31 @@ import msgspec
 from headway.model import Limit
 
 ROUNDING = 1e-9
-"""Seconds by which an instant may be off through arithmetic alone."""
+"""Seconds by which rounding alone may move an instant."""
 
 LEAST_TATS = 10_000
-"""Limits that are remembered before those are dropped of which nothing is owed."""
+"""Limits that are remembered before those without debt are dropped."""
 
 
 def part(limit: Limit, of: int) -> Limit:
-    """What one of so many gateways goes by while each counts alone: together they let in what the limit allows, as long as
-    each sees an even part of the traffic."""
+    """Share of a limit for one of `of` gateways that count alone. Together they let in what the limit allows, as long
+    as each sees an even part of the traffic.
+    """
     return Limit(limit.id, limit.name, limit.rate / of, max(limit.burst / of, 1.0))
 
 
 def interval(limit: Limit) -> float:
-    """Seconds that a request of cost 1 adds to what is owed."""
+    """Seconds that a request of cost 1 adds to the debt."""
     return 60.0 / limit.rate
 
 
 def tolerance(limit: Limit) -> float:
-    """Most seconds that may be owed: the burst's worth."""
+    """Most seconds of debt: the burst's worth."""
     return 60.0 / limit.rate * (limit.burst if limit.burst > 1.0 else 1.0)
 
 
 def wait(limit: Limit, owed: float) -> float:
-    """Seconds until a request conforms, when `owed` seconds are owed; 0 when it does now."""
+    """Seconds until a request conforms, with a debt of `owed` seconds; 0 when it does now."""
     step = 60.0 / limit.rate
     burst = limit.burst
     late = owed + step - (step * burst if burst > 1.0 else step)
@@ -46,7 +47,7 @@ def wait(limit: Limit, owed: float) -> float:
 
 
 class Over(msgspec.Struct, frozen=True, gc=False):
-    """A request that does not conform: to which limit, and the seconds until it would."""
+    """Verdict on a request that does not conform: the limit, and the seconds until the request would conform."""
 
     limit: Limit
     retry_after: float
@@ -56,7 +57,7 @@ def charge(limits: Sequence[Limit], tats: Mapping[str, float], now: float) -> Ov
     """Judge one request by several limits: all are charged or none.
 
     Arguments:
-        limits: what it counts towards.
+        limits: rate limits that the request counts towards.
         tats: theoretical arrival times by id of the limit, as far as there are.
         now: an instant on the clock that they were made with.
 
@@ -76,10 +77,10 @@ def charge(limits: Sequence[Limit], tats: Mapping[str, float], now: float) -> Ov
 
 
 class Book:
-    """What is owed to limits, by id; what is paid is forgotten as soon as there are many.
+    """Debts of rate limits, by id. Paid debts are forgotten as soon as there are many.
 
     Attributes:
-        tats: theoretical arrival times by id of the limit: what `charge` goes by, and where its times are stored.
+        tats: theoretical arrival times by id of the limit, which `charge` reads and updates.
     """
 
     def __init__(self) -> None:
@@ -87,7 +88,7 @@ class Book:
         self._most = LEAST_TATS
 
     def tidy(self, now: float) -> None:
-        """Forget what is paid by instant `now`, if there are many."""
+        """Forget the debts that are paid by instant `now`, if there are many."""
         if len(self.tats) > self._most:
             self.tats = {id: tat for id, tat in self.tats.items() if tat > now}
             self._most = max(LEAST_TATS, 2 * len(self.tats))

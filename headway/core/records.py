@@ -1,4 +1,4 @@
-"""What the ledger keeps of a request: no input and no output unless that is asked for, and names that a database takes."""
+"""Ledger records of requests, in names that a database takes. Input and output are in them only when that is asked for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from headway.errors import SHOWN
 from headway.model import Entry, LedgerRecord, Principal, Reply
 
 NAME_LENGTH = 128
-"""Characters that are kept of what names somebody or something; a model that is asked for may have any name."""
+"""Most characters of a name that are kept. A client may ask for a model of any name."""
 
 
 def record_of(
@@ -20,15 +20,15 @@ def record_of(
     tiers: Sequence[str],
     content: bool,
 ) -> LedgerRecord:
-    """The record of a request that has its outcome.
+    """Ledger record of a request that has its outcome.
 
     Arguments:
-        caller: who asked.
-        entry: what was asked.
-        seconds: that it took.
-        reply: what came of it.
+        caller: principal that asked.
+        entry: entry of the request.
+        seconds: seconds from the request to its outcome.
+        reply: outcome of the request.
         completed_at: Unix time in seconds.
-        tiers: their names.
+        tiers: names of the tiers.
         content: whether input and output are kept.
     """
     failure = reply.failure
@@ -56,7 +56,7 @@ def record_of(
 
 
 def size_of(record: LedgerRecord) -> int:
-    """Characters of its input and output."""
+    """Characters of a record's input and output."""
     return len(record.input or "") + len(record.output or "")
 
 
@@ -65,5 +65,5 @@ def _name(text: str) -> str:
 
 
 def _storable(text: str) -> str:
-    """`text` with what a database does not take escaped: what is no Unicode, and U+0000."""
+    """`text` with what a database does not take escaped: lone surrogates, and U+0000."""
     return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")

@@ -1,7 +1,8 @@
-"""Records of requests that were refused. To refuse costs next to nothing, so one caller may have it done thousands of times
-a second, and must not fill the ledger by it.
+"""Ledger records of refused requests. One caller may have thousands of requests a second refused, without filling the
+ledger.
 
-    first of a caller ──▶ a record of its own ──▶ the next ones are counted for MINUTE seconds ──▶ one record for all of them
+    first of a caller ──▶ a record of its own ──▶ the next ones are counted for MINUTE seconds ──▶ one record for all of
+    them
 
 Each tier and each code of a refusal is counted apart, as there are few of them. A model may be called anything.
 """
@@ -20,13 +21,13 @@ from headway.model import LedgerRecord
 MINUTE = 60.0
 """Seconds for which refusals are counted together."""
 MOST = 10_000
-"""Callers, tiers and codes that are counted at a time; beyond, those that are counted longest get their record early."""
+"""Most callers, tiers and codes that are counted at a time. Beyond, those counted longest get their record early."""
 
 REFUSALS = frozenset((
     errors.BAD_REQUEST, errors.UNAUTHENTICATED, errors.FORBIDDEN, errors.NOT_FOUND, errors.IDEMPOTENCY_CONFLICT,
     errors.PAYLOAD_TOO_LARGE, errors.RATE_LIMITED, errors.SHED, errors.SERVICE_OVERLOADED, errors.NO_WORKERS, errors.DRAINING,
 ))  # fmt: skip
-"""Codes of a request that was not taken in."""
+"""Error codes of requests that were refused before they were admitted."""
 
 
 @dataclass(slots=True)
@@ -35,21 +36,21 @@ class _Minute:
 
     ends: float
     counted: LedgerRecord | None = None
-    """All so far; None while there is but the one that has a record of its own."""
+    """Record of all so far; None while there is but the refusal that has a record of its own."""
 
 
 class Refused:
-    """Refusals that are counted now."""
+    """Refusals that are being counted."""
 
     def __init__(self) -> None:
         self._minutes: dict[tuple[str, str, str, str], _Minute] = {}
-        """In the order in which they end."""
+        """Minutes of refusals, in the order in which they end."""
 
     def count(self, record: LedgerRecord, now: float) -> bool:
-        """Whether a record is counted with others, and wants no row of its own.
+        """Count a refusal with others. True when the record wants no row of its own.
 
         Arguments:
-            record: of any request.
+            record: record of any request.
             now: monotonic seconds.
         """
         if record.error not in REFUSALS or record.batch_size:
@@ -64,7 +65,7 @@ class Refused:
         return True
 
     def ended(self, now: float = inf) -> Iterator[LedgerRecord]:
-        """Records of what need not be counted on at instant `now`, by default of all."""
+        """Take the records whose minute is over at instant `now`; by default, all."""
         while self._minutes:
             key = next(iter(self._minutes))
             if self._minutes[key].ends > now and len(self._minutes) <= MOST:

@@ -1,4 +1,4 @@
-"""How long to wait before a worker's backend is started again.
+"""Pauses before a worker's backend is started again.
 
 A backend that does not start, or starts well and dies before it was given anything, is started at ever longer
 intervals. Only a finished batch or some seconds of life show that it is well. One that dies in a batch is started again
@@ -12,30 +12,29 @@ FIRST_PAUSE = 0.25
 PAUSE_CAP = 30.0
 """Longest pause, seconds."""
 KILLED_CAP = 2.0
-"""Longest pause after a start that somebody else ended by a kill, seconds: nothing is wrong with what was started."""
+"""Longest pause in seconds after a start that was killed from outside: nothing is wrong with what was started."""
 STEADY_LIFE = 5.0
 """Seconds of life that show that a backend is well."""
 
 
 class RestartPauses:
-    """Counts starts that came to nothing, one after the other."""
+    """Counter of starts in a row that came to nothing."""
 
     def __init__(self) -> None:
         self._failures = 0
 
     def well(self) -> None:
-        """The backend finished a batch."""
+        """Note that the backend finished a batch."""
         self._failures = 0
 
     def start_failed(self, killed: bool) -> float:
-        """Seconds to wait after a start that failed; `killed`: because somebody else killed the process."""
+        """Seconds to wait after a start that failed. `killed`: the process was killed from outside."""
         self._failures += 1
         return min(FIRST_PAUSE * 2.0 ** min(self._failures - 1, 16), KILLED_CAP if killed else PAUSE_CAP)
 
     def died_idle(self, lived: float) -> float:
-        """Seconds to wait after a backend died, or wanted to go, that was given nothing in the `lived` seconds of its life.
-
-        After the first such death that is nothing.
+        """Seconds to wait after a backend ended that was given nothing in the `lived` seconds of its life; 0 after the
+        first.
         """
         if lived >= STEADY_LIFE:
             self._failures = 0

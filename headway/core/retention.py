@@ -18,11 +18,11 @@ from headway.model import Reply
 OVERHEAD = 1600
 """Bytes that a kept outcome takes beside its text."""
 FAILURE_TEXT = 2000
-"""Bytes that the text of a failure counts as; it is cut to less."""
+"""Bytes that the text of a failure counts as; the text is cut to fewer."""
 FAILURE_BYTES = OVERHEAD + FAILURE_TEXT
 """Bytes that a kept failure counts as."""
 LARGEST_SHARE = 4
-"""How many outcomes of the largest size the budget of a tenant has room for."""
+"""Number of outcomes of the largest size for which a tenant's budget has room."""
 STALE = 64
 """Entries of a heap that may be out of date before they are looked for."""
 
@@ -38,12 +38,12 @@ def weight(output: str | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class KeptLimits:
-    """Most bytes of kept outcomes.
+    """Budgets of kept outcomes, in bytes.
 
     Attributes:
-        total: of all tenants together.
-        tenant: of one tenant.
-        largest: of one outcome, see `weight`; a larger one is not kept.
+        total: budget of all tenants together.
+        tenant: budget of one tenant.
+        largest: largest outcome that is kept, see `weight`.
     """
 
     total: int
@@ -57,11 +57,11 @@ class KeptLimits:
         return cls(total, tenant, tenant // LARGEST_SHARE)
 
     def within(self, bytes: int) -> KeptLimits:
-        """These budgets, in proportion, where there are only so many bytes for all."""
+        """Budgets scaled down in proportion to a total of `bytes` bytes."""
         return self if self.total <= bytes else KeptLimits.of(bytes, self.tenant * bytes // self.total)
 
     def split(self, parts: int) -> KeptLimits:
-        """The budgets of one of so many equal parts, where all of a tenant lies in one of them."""
+        """Budgets of one of `parts` equal parts, where all of a tenant lies in one of them."""
         return KeptLimits.of(self.total // parts, self.tenant)
 
     def keeps(self, reply: Reply) -> bool:
@@ -70,7 +70,7 @@ class KeptLimits:
 
 
 KEPT = KeptLimits.of(256 << 20, 64 << 20)
-"""Budgets unless told otherwise."""
+"""Budgets by default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class _Place:
 
 @dataclass(slots=True)
 class _Tenant(Generic[T]):
-    """What one tenant keeps, oldest first; `spare` goes before `rest`."""
+    """Kept items of one tenant, oldest first; `spare` goes before `rest`."""
 
     bytes: int = 0
     spare: dict[T, None] = field(default_factory=dict)
@@ -103,24 +103,26 @@ class Retention(Generic[T]):
         self._places: dict[T, _Place] = {}
         self._tenants: dict[str, _Tenant[T]] = {}
         self._ends: list[tuple[float, int]] = []
-        """Numbers by when their items end; those of items that went before are dropped when there are many."""
+        """Numbers of items by the instant at which they end. Those of items that went before are dropped when there are
+        many.
+        """
         self._numbered: dict[int, T] = {}
         self._heaviest: list[tuple[int, str]] = []
-        """Tenants by less than nothing of their bytes; an entry counts if that is what the tenant keeps now."""
+        """Tenants by their bytes, negated. An entry counts if it equals what the tenant keeps now."""
         self._numbers = itertools.count()
 
     def __len__(self) -> int:
         return len(self._places)
 
     def add(self, item: T, tenant: str, size: int, until: float, *, spare: bool) -> list[T]:
-        """Keep an item. Returns those that had to go for it, which are forgotten.
+        """Keep an item. Returns the items that had to go for it, which are forgotten.
 
         Arguments:
-            item: not kept yet.
-            tenant: whose.
+            item: an item that is not kept yet.
+            tenant: tenant that keeps it.
             size: its bytes.
-            until: the instant at which it ends.
-            spare: it goes before those of its tenant that are not.
+            until: instant at which it ends.
+            spare: whether it goes before those of its tenant that are not spare.
         """
         kept = self._tenants.setdefault(tenant, _Tenant())
         (kept.spare if spare else kept.rest)[item] = None
@@ -149,7 +151,7 @@ class Retention(Generic[T]):
             heapq.heapify(self._ends)
 
     def overdue(self, now: float) -> list[T]:
-        """Items whose time is over; they are forgotten."""
+        """Take out items whose time is over."""
         gone = []
         while self._ends and (self._ends[0][0] <= now or self._ends[0][1] not in self._numbered):
             item = self._numbered.get(heapq.heappop(self._ends)[1])
@@ -175,7 +177,7 @@ class Retention(Generic[T]):
             heapq.heapify(self._heaviest)
 
     def _most(self) -> str:
-        """The tenant that keeps most; of several the first by name."""
+        """Tenant that keeps most; of several the first by name."""
         while True:
             bytes, tenant = self._heaviest[0]
             kept = self._tenants.get(tenant)

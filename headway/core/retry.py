@@ -1,13 +1,14 @@
-"""What a batch that failed is owed: another run, a search for the culprit among its entries, or the end.
+"""Retries: a batch that failed runs again, is searched for its culprit, or ends.
 
     raised, refused ───────────────────────▶ halves … ──▶ one alone ──fails──▶ dead
     crashed, hung ──▶ whole again ──fails──▶ ┘
     remote ──▶ whole again ──fails──▶ whole again ──fails──▶ dead
 
-An exception is the fault of an input, and comes again: such a batch is searched at once, see `core.suspects`. What crashed
-or hung may be nobody's fault: such a batch runs whole once more before it is searched. What a remote API failed of by its own
-fault says nothing of the inputs: such a batch stays whole, so that one batch never becomes many calls to an API that is in
-trouble. Each further run of these is paid from the retry budget of its entries' tenants, so that an outage is not amplified.
+An exception is the fault of an input, and comes again: such a batch is searched at once, see `core.suspects`. What
+crashed or hung may be nobody's fault: such a batch runs whole once more before it is searched. What a remote API failed
+of by its own fault says nothing of the inputs: such a batch stays whole, so that one batch never becomes many calls to
+an API that is in trouble. Each further run of these is paid from the retry budget of its entries' tenants, so that an
+outage is not amplified.
 """
 
 from __future__ import annotations
@@ -17,40 +18,40 @@ from collections.abc import Iterable
 from headway.model import Cause
 
 MAX_ATTEMPTS = 3
-"""Runs an entry gets at least before it is given up, unless it raised."""
+"""Least runs of an entry before it is given up, unless it raised."""
 RAISES = 2
 """Runs after which an entry that raised alone is given up."""
 DEATHS_ALONE = 2
-"""Of the failures of an entry that did not raise, how many must have been alone: what died beside others may be innocent."""
+"""Failures alone after which an entry that did not raise is given up. What died beside others may be innocent."""
 BACKOFF_BASE = 0.010
 """Seconds before the first retry; doubles with each."""
 BACKOFF_CAP = 0.5
 BUDGET_RATIO = 0.2
-"""Retries that each first run earns,"""
+"""Retries that each first run earns."""
 BUDGET_RESERVE = 64.0
-"""most that are saved up, and what is there at first,"""
+"""Most retries that are saved up, and the number at first."""
 BUDGET_TRICKLE = 1.0
-"""and what each second earns, whatever the traffic;"""
+"""Retries that each second earns, whatever the traffic."""
 BUDGET_RUNS, BUDGET_TRICKLE_RUNS = 10.0, 0.1
-"""but of the last two at least so many times the largest batch."""
+"""Least reserve and least trickle, in multiples of the largest batch."""
 SEARCHED = frozenset((Cause.RAISED, Cause.REFUSED))
-"""Causes that are an input's fault: a batch that failed of one is searched at once, unpaid."""
+"""Causes that are an input's fault. A batch that failed of one is searched at once, and pays for no retry."""
 NEVER_SPLIT = frozenset((Cause.REMOTE,))
-"""Causes that no input has to do with: a batch that failed of one is run again whole, or given up whole."""
+"""Causes that no input has to do with. A batch that failed of one is run again whole, or given up whole."""
 MOST_BUDGETS = 10_000
-"""Tenants whose budgets are kept at once."""
+"""Most tenants whose budgets are kept at once."""
 BLAMED = frozenset((Cause.RAISED, Cause.REFUSED, Cause.CRASHED, Cause.TIMEOUT))
-"""Causes for which the input is blamed that was alone."""
+"""Causes for which an input that ran alone is blamed."""
 
 
 def is_over(cause: Cause, size: int, attempts: int, alone: int) -> bool:
     """Whether what is left of a batch that has just failed gets no further run.
 
     Arguments:
-        cause: what it failed of.
+        cause: cause of the failure.
         size: entries that are left.
         attempts: their runs so far.
-        alone: how many of these were of one entry alone.
+        alone: number of these runs in which the only entry ran alone.
     """
     if cause in NEVER_SPLIT:
         return attempts >= MAX_ATTEMPTS
@@ -62,16 +63,17 @@ def is_over(cause: Cause, size: int, attempts: int, alone: int) -> bool:
 
 
 def stays_whole(cause: Cause, size: int, failures: int) -> bool:
-    """Whether a batch that has just failed, `failures` times with the earlier ones, runs again as it is."""
+    """Whether a batch that has just failed, for the `failures`th time, runs again as it is."""
     return cause in NEVER_SPLIT or (cause not in SEARCHED and (size == 1 or failures <= 1))
 
 
 def backoff(failures: int, rng: float) -> float:
-    """Seconds to wait before a retry: exponential with equal jitter (Brooker, "Exponential backoff and
-    jitter", 2015), between half and the whole of BACKOFF_BASE · 2^(failures−1), capped.
+    """Seconds to wait before a retry: exponential with equal jitter (Brooker, "Exponential backoff and jitter", 2015).
+
+    The wait is between half and the whole of BACKOFF_BASE · 2^(failures−1), capped.
 
     Arguments:
-        failures: so far, 1 or more.
+        failures: failures so far, 1 or more.
         rng: uniform in [0, 1).
     """
     whole = min(BACKOFF_BASE * 2.0 ** min(failures - 1, 16), BACKOFF_CAP)
@@ -79,7 +81,7 @@ def backoff(failures: int, rng: float) -> float:
 
 
 class RetryBudget:
-    """Keeps retries a small share of the work, so that an outage is not amplified.
+    """Budget that keeps retries a small share of the work, so that an outage is not amplified.
 
     Counted in entries. Each first run of an entry earns `ratio` of a retry and each second a trickle, up to
     `reserve` (as Finagle's RetryBudget, and "Addressing Cascading Failures" in "Site Reliability Engineering",
@@ -87,7 +89,7 @@ class RetryBudget:
 
     Arguments:
         ratio: retries earned per first run.
-        reserve: most that can be saved up; also what is there at first.
+        reserve: most retries that can be saved up; also the number at first.
         trickle: retries earned per second whatever the traffic.
     """
 
@@ -102,7 +104,7 @@ class RetryBudget:
 
     @classmethod
     def for_batches(cls, largest: int) -> RetryBudget:
-        """One that pays for a few culprits in batches of up to `largest` entries before it has earned anything."""
+        """Budget that pays for a few culprits in batches of up to `largest` entries before it has earned anything."""
         return cls(
             reserve=max(BUDGET_RESERVE, BUDGET_RUNS * largest),
             trickle=max(BUDGET_TRICKLE, BUDGET_TRICKLE_RUNS * largest),
@@ -114,7 +116,7 @@ class RetryBudget:
         return self._saved >= self._reserve
 
     def earn(self, count: int) -> None:
-        """So many entries run for the first time."""
+        """Note the first run of `count` entries."""
         self._saved = min(self._saved + count * self._ratio, self._reserve)
 
     def spend(self, count: int, now: float) -> bool:
@@ -129,7 +131,7 @@ class RetryBudget:
 
 
 class RetryBudgets:
-    """A budget for each tenant. One that is full is not kept, so that nothing is counted while nothing fails.
+    """Retry budgets, one for each tenant. A full budget is not kept, so that nothing is counted while nothing fails.
 
     Arguments:
         largest: entries in the largest batch.
@@ -142,7 +144,7 @@ class RetryBudgets:
         self._by_tenant: dict[str, RetryBudget] = {}
 
     def earn(self, tenants: Iterable[str]) -> None:
-        """An entry of each of these tenants runs for the first time."""
+        """Note the first run of an entry of each of these tenants."""
         if not self._by_tenant:
             return
         for tenant in tenants:

@@ -1,9 +1,9 @@
-"""Room in memory for what waits: a budget in bytes that tenants share.
+"""Room in memory for waiting entries: a budget in bytes that tenants share.
 
-Pure: no clock. A tenant may hold as many bytes as are still free. So one tenant alone gets half of the whole, and n that
-want all they can get end with one part of n + 1 each: however much some hold, there is room for who comes next. This is the
-dynamic threshold of shared packet buffers (Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet
-switches", IEEE/ACM Transactions on Networking, 1998).
+Pure: no clock. A tenant may hold as many bytes as are still free. So one tenant alone gets half of the whole, and n
+that want all they can get end with one part of n + 1 each: however much some hold, there is room for who comes next.
+This is the dynamic threshold of shared packet buffers (Choudhury and Hahne, "Dynamic queue length thresholds for
+shared-memory packet switches", IEEE/ACM Transactions on Networking, 1998).
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from headway.model import Entry
 OVERHEAD = 1000
 """Bytes that an entry takes beside its input and parameters."""
 SMALL = 2048
-"""Characters of input and parameters up to which an entry needs no place: the bound on their number will do."""
+"""Characters of input and parameters up to which an entry needs no place: the bound on the number of entries will do.
+"""
 
 
 class Place:
-    """Bytes of the room that an entry takes. They are free again when nobody holds the place any more."""
+    """Bytes of the room that an entry takes. They are free again when no entry holds the place any more."""
 
     __slots__ = ("_room", "_size", "_tenant")
 
@@ -38,7 +39,7 @@ class Room:
     """Bytes that entries take, in all and by tenant.
 
     Arguments:
-        most: bytes there are.
+        most: bytes in all.
     """
 
     def __init__(self, most: int) -> None:
@@ -57,7 +58,7 @@ class Room:
         return Place(self, tenant, size)
 
     def give_back(self, tenant: str, size: int) -> None:
-        """Bytes of a place are free again."""
+        """Free the bytes of a place."""
         self.free += size
         left = self._held[tenant] - size
         if left:

@@ -1,4 +1,4 @@
-"""Which API keys may be added to those that are there, as a store asks while nobody else may add one."""
+"""Check of a new API key against the keys that a store has, while no other key can be added."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from headway.model import ApiKey
 
 
 def check_new(key: ApiKey, alike: Iterable[ApiKey]) -> None:
-    """See that a new key is one of its own, and the only one to take another's place: of two rotations at once one loses.
+    """Check that a new key has an id of its own, and that no other key replaces the same one: of two rotations at once
+    one loses.
 
     Arguments:
-        key: not yet kept.
-        alike: what is kept under its id, and what replaces the same key; others do no harm.
+        key: a key that is not kept yet.
+        alike: keys with its id, and keys that replace the same one; others do no harm.
 
     Raises:
-        ValueError: it may not be added; says why.
+        ValueError: the key may not be added; the text says why.
     """
     for other in alike:
         if other.id == key.id:

@@ -1,4 +1,4 @@
-"""What a model costs and how much is asked of it, learnt online.
+"""Cost and arrival rate of a model, learnt online.
 
 ℓ(n) = α + βn by exponentially weighted least squares, λ by an exponentially weighted rate.
 """
@@ -12,7 +12,7 @@ DECAY = 0.98
 RATE_TIME = 1.0
 """Time constant of the arrival rate, seconds."""
 REACH = 2.0
-"""The line is believed up to this multiple of the largest batch seen of late, and level from there."""
+"""Multiple of the largest recent batch up to which the line is believed; from there on it is level."""
 NORMAL = 1.25
 """Standard deviations in a mean distance, for a normal distribution: √(π/2)."""
 SPREAD = 0.5

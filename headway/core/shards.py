@@ -1,4 +1,4 @@
-"""One queue in several: how many shards, which is home to whom, which is offered to, and which may be helped.
+"""Shards, one queue in several: how many are in use, which slots are at home where, and which shard gets an entry.
 
 A model's queue can be cut into shards that share nothing, so that several servers carry it. Each has the slots whose
 home it is, and spaces its departures for them; an entry goes into one shard and stays there. The rules are pure, so
@@ -6,10 +6,11 @@ gateways and batchers that know the same workers agree without asking one anothe
 
 What a shard costs is the gap of fewer slots: with m at home, latency reaches to α(1 + 1/m). Hence SLOTS_EACH.
 
-Entries are dealt out in turn. To take the emptier of two, as servers are usually chosen (Mitzenmacher, "The power of two
-choices in randomized load balancing", IEEE Trans. Parallel and Distributed Systems 12, 2001), is no better here even
-where depths are known at once. Where work leaves in batches, a depth tells how long ago the last one left; known 20 ms
-late, it sends entries to shards that are about to overflow ("How useful is old information?", the same, 11, 2000).
+Entries are dealt out in turn. To take the emptier of two, as servers are usually chosen (Mitzenmacher, "The power of
+two choices in randomized load balancing", IEEE Trans. Parallel and Distributed Systems 12, 2001), is no better here
+even where depths are known at once. Where work leaves in batches, a depth tells how long ago the last one left; known
+20 ms late, it sends entries to shards that are about to overflow ("How useful is old information?", the same, 11,
+2000).
 
 Depth says something only above a full batch. That much a shard has when its slots fail it, and then others' slots help:
 work stealing with a threshold (Eager, Lazowska and Zahorjan, "A comparison of receiver-initiated and sender-initiated
@@ -23,10 +24,11 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 SLOTS_EACH = 4
-"""Least slots at home in each shard, while there is more than one: then the cut costs at most a quarter of α."""
+"""Least slots at home in each shard, while there is more than one. The cut then costs at most a quarter of α."""
 BEHIND = 1.5
-"""Full batches waiting, from which a shard is behind. At even spacing a slot comes free just when its home needs it:
-one that helps where it is not needed is missed at home."""
+"""Full batches waiting, from which a shard is behind. At even spacing a slot comes free just when its home needs it, so
+a slot that helps where it is not needed is missed at home.
+"""
 LOOK_EVERY = 0.05
 """Seconds between two looks of an idle slot at shards where it is not at home. The first look comes at once: near
 saturation no rest lasts as long as this."""
@@ -35,23 +37,23 @@ PART = 0.25
 
 
 def active(shards: int, slots: int) -> int:
-    """How many of the shards are in use: as many as have SLOTS_EACH, and at least one.
+    """Number of shards in use: as many as have SLOTS_EACH slots, and at least one.
 
     Arguments:
-        shards: how many there are, at least 1.
+        shards: number of shards, at least 1.
         slots: live GPUs of the model.
     """
     return max(1, min(shards, slots // SLOTS_EACH))
 
 
 def home(worker: str, workers: Sequence[str], active: int) -> int:
-    """The shard that a worker claims from first: its rank among all, dealt out in turn.
+    """Shard that a worker claims from first: its rank among all, dealt out in turn.
 
-    Ranks are dealt rather than ids hashed so that no shard gets two slots less than another. One that is not among the
-    workers (it has not been seen yet) gets the home that it will have.
+    Ranks are dealt rather than ids hashed so that no shard gets two slots less than another. A worker that is not among
+    the workers (it has not been seen yet) gets the home that it will have.
 
     Arguments:
-        worker: whose home.
+        worker: id of the worker.
         workers: ids of the live workers, in any order.
         active: shards in use.
     """
@@ -59,15 +61,15 @@ def home(worker: str, workers: Sequence[str], active: int) -> int:
 
 
 def slots_at(shard: int, slots: int, active: int) -> int:
-    """How many of the live slots are at home in a shard; 0 for one that is not in use."""
+    """Number of live slots at home in a shard; 0 for a shard that is not in use."""
     return -(-(slots - shard) // active) if shard < min(active, slots) else 0
 
 
 def in_turn(turn: int, slots: int, active: int) -> int:
-    """The shard to offer to: the home of the next slot, so that each shard gets its slots' share.
+    """Shard to offer to: the home of the next slot, so that each shard gets its slots' share.
 
     Arguments:
-        turn: one more at each call of a gateway; gateways begin anywhere.
+        turn: number that grows by one with each call of a gateway; gateways begin anywhere.
         slots: live GPUs of the model.
         active: shards in use.
     """
@@ -75,13 +77,13 @@ def in_turn(turn: int, slots: int, active: int) -> int:
 
 
 def of_tenant(tenant: str, active: int) -> int:
-    """The shard of all entries of a tenant that have something in common: limits, keys, tasks, identical requests.
+    """Shard of all entries of a tenant that have something in common: limits, keys, tasks, identical requests.
 
     One shard more or less moves as few tenants as can be (Lamping and Veach, "A fast, minimal memory, consistent hash
     algorithm", 2014). What those had in common begins anew in the other shard.
 
     Arguments:
-        tenant: whose.
+        tenant: name of the tenant.
         active: shards in use.
     """
     hashed = hashlib.sha256(tenant.encode("utf-8", "surrogatepass")).digest()
@@ -99,7 +101,8 @@ def part(max_batch: int) -> int:
 
 
 def parts(count: int, max_batch: int) -> int:
-    """Into how many parts, alike in size, a group of `count` entries is cut; each goes to the next shard in turn.
+    """Number of parts, alike in size, into which a group of `count` entries is cut. Each goes to the next shard in
+    turn.
 
     A full part and a rest would not do: with an even number of shards, the rests would all go to the same ones.
     """
@@ -110,8 +113,8 @@ def behind(depth: int, slots: int, max_batch: int) -> bool:
     """Whether slots that are at home elsewhere may claim from a shard, when its rule says go.
 
     Arguments:
-        depth: entries waiting in it.
-        slots: at home in it; a shard that has none lives on help.
+        depth: entries waiting in the shard.
+        slots: slots at home in it; a shard without any lives on help.
         max_batch: most entries in a batch.
     """
     return depth >= (BEHIND * max_batch if slots else 1)

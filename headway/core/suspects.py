@@ -1,20 +1,20 @@
-"""Entries that wait apart from the lanes: to run once more, to be searched for culprits, or as their caller rides apart.
+"""Suspects: entries that wait apart, to run once more, to be searched for culprits, or as their caller rides apart.
 
-A batch that failed holds a culprit. It is searched by halves, by Hwang's generalised binary splitting (Hwang, "A method for
-detecting all defective members in a population by group testing", JASA 67, 1972): a *probe* runs one half while the *rest*
-waits.
+A batch that failed holds a culprit. It is searched by halves, by Hwang's generalised binary splitting (Hwang, "A method
+for detecting all defective members in a population by group testing", JASA 67, 1972): a *probe* runs one half while the
+*rest* waits.
 
     halves ──▶ probe ──clean──▶ the rest holds the culprit: it is halved without a run of its own
                   └──fails──▶ the probe holds it, and is halved; of the rest nothing is known any more
 
-What nothing is known of goes back to its caller's *pool*, where unknowns run together, and with them the fresh entries of a
-caller that rides apart. While a batch has several callers it is cut between two of them, those with most entries first, so
-that the innocent are answered before anything is halved. Nothing that was only inferred ends an entry: each runs alone before
-it is given up.
+What nothing is known of goes back to its caller's *pool*, where unknowns run together, and with them the fresh entries
+of a caller that rides apart. While a batch has several callers it is cut between two of them, those with most entries
+first, so that the innocent are answered before anything is halved. Nothing that was only inferred ends an entry: each
+runs alone before it is given up.
 
-Pools and probes share the GPUs with the lanes: while those have a batch they get a tenant's fair share for each caller with a
-pool, a caller with recent culprits only part of it, and whatever the lanes leave. Between themselves they take turns by GPU
-time.
+Pools and probes share the GPUs with the lanes: while those have a batch they get a tenant's fair share for each caller
+with a pool, a caller with recent culprits only part of it, and whatever the lanes leave. Between themselves they take
+turns by GPU time.
 """
 
 from __future__ import annotations
@@ -31,15 +31,17 @@ from headway.core.fair_queue import RETRYING, QueuedEntry
 FIRST, PROBE, POOL, REST = 0, 1, 2, 3
 """Kinds of groups: goes ahead of all others, half of a batch with a culprit, may be clean, waits for a probe's outcome."""
 POOLED_ATTEMPTS = 1
-"""Runs that entries of a pool count as having had, if any of them had one: the pool may never be empty."""
+"""Runs that entries of a pool count as having had, if any of them had one. The pool may never be empty."""
 LEAST_COST = 0.001
-"""Seconds that a run counts at least, before a batch was measured."""
+"""Least seconds that a run counts as, before a batch was measured."""
 APART_PRICE = 4.0
-"""Of a caller with recent culprits: its fair share of the GPUs, divided by this, is what it gets while others wait."""
+"""Divisor of the fair share of the GPUs that a caller with recent culprits gets while others wait."""
 PROBE_PRICE = 3.0
-"""Seconds of pools for each second of probes while both wait: fresh work keeps its share when many culprits are looked for."""
+"""Seconds of pools for each second of probes while both wait. Fresh work keeps its share when many culprits are
+searched.
+"""
 MOST_CREDIT = 2.0
-"""Full batches of GPU time that groups may save up while the lanes go first."""
+"""Full batches of GPU time that groups may save up while the tier queues go first."""
 
 
 @dataclass(slots=True, eq=False)
@@ -50,11 +52,11 @@ class Group:
         members: entries, in order.
         ready_at: instant from which they may run.
         kind: FIRST, PROBE, POOL or REST.
-        failures: how often they failed, each time as a whole or in a larger batch.
+        failures: number of their failures, each time as a whole or in a larger batch.
         attempts: runs that each has had.
-        alone: how many of these were alone, of the only member.
-        caller: whose pool it is.
-        rest: of a probe: entries that hold the culprit if the probe does not.
+        alone: number of these runs in which the only member ran alone.
+        caller: caller that owns the pool.
+        rest: entries of a probe that hold the culprit if the probe does not.
         avoid: a worker that they failed on, and until when others are waited for.
     """
 
@@ -70,13 +72,13 @@ class Group:
     avoid_until: float = -math.inf
 
     def open_at(self, worker: str, others: bool) -> float:
-        """The instant from which `worker` may take them; where there are others, not at once where they failed."""
+        """Instant from which `worker` may take them; where there are others, not at once where they failed."""
         return self.avoid_until if others and worker == self.avoid else self.ready_at
 
 
 @dataclass(slots=True)
 class Choice:
-    """What a free worker may take: a group that goes first, or one that takes its turn; and the instant to look again."""
+    """Group that a free worker may take first, group that it may take in turn, and the instant to look again."""
 
     first: Group | None = None
     turn: Group | None = None
@@ -90,15 +92,15 @@ class Suspects:
         self.groups: dict[Group, None] = {}
         self.of: dict[QueuedEntry, Group] = {}
         self.due = math.inf
-        """No member's last moment is before this instant."""
+        """Lower bound on the last moments of all members, an instant."""
         self.credit = 0.0
-        """GPU seconds that groups may take although the lanes have a batch."""
+        """GPU seconds that groups may take although the tier queues have a batch."""
         self._lean = 0.0
         """GPU seconds that probes took, at their price, beyond those of pools."""
         self._pools: dict[CallerKey, Group] = {}
 
     def pool(self, caller: CallerKey) -> Group | None:
-        """The entries of a caller that may run together."""
+        """Entries of a caller that may run together."""
         return self._pools.get(caller)
 
     @property
@@ -129,7 +131,7 @@ class Suspects:
         self._place(pool, members)
 
     def unknown(self, members: list[QueuedEntry], like: Group, size: Callable[[CallerKey], int]) -> None:
-        """Nothing is known of these entries any more."""
+        """Put entries back into their callers' pools: nothing is known of them any more."""
         if not members:
             return
         callers = {caller_of(member.entry) for member in members}
@@ -140,7 +142,7 @@ class Suspects:
             self.add(Group(members, like.ready_at, POOL, like.failures, like.attempts))
 
     def halve(self, members: list[QueuedEntry], like: Group) -> None:
-        """These entries hold a culprit: run one half, or the only one."""
+        """Search entries that hold a culprit: run one half, or the only entry."""
         rest, alone = None, like.alone
         if len(members) > 1:
             alone, (members, cut) = 0, _cut(members)
@@ -152,7 +154,7 @@ class Suspects:
         self.add(probe)
 
     def let_go(self, rest: Group | None) -> list[QueuedEntry]:
-        """The entries that waited for a probe, which has ended."""
+        """Take the entries that waited for a probe, which has ended."""
         if rest is None or rest not in self.groups:
             return []
         members, rest.members = rest.members, []
@@ -162,7 +164,7 @@ class Suspects:
         return members
 
     def take(self, group: Group, limit: int) -> list[QueuedEntry]:
-        """Members of a group for one run: all, unless the slot takes fewer."""
+        """Take members of a group for one run: all, unless the slot takes fewer."""
         taken, left = group.members[:limit], group.members[limit:]
         for member in taken:
             del self.of[member]
@@ -189,7 +191,7 @@ class Suspects:
                 self.unknown(self.let_go(group.rest), group, size)
 
     def overdue(self, now: float) -> list[QueuedEntry]:
-        """Those that have no time left."""
+        """Entries that have no time left."""
         if self.due > now:
             return []
         late = [member for member in self.of if last_moment(member) <= now]
@@ -197,7 +199,7 @@ class Suspects:
         return late
 
     def choose(self, worker: str, others: bool, now: float) -> Choice:
-        """What a free worker may take."""
+        """Choose the groups that a free worker may take."""
         choice = Choice()
         probe = pool = None
         for group in self.groups:
@@ -215,7 +217,7 @@ class Suspects:
         return choice
 
     def wake(self, idle: Collection[str], others: bool, now: float) -> str | float:
-        """Which of the idle workers may take a group now; if none, the instant to look again."""
+        """Choose an idle worker that may take a group now; if there is none, the instant to look again."""
         again = math.inf
         for group in self.groups:
             for worker in islice(idle, 2):  # Only one can be the one to avoid.
@@ -226,12 +228,12 @@ class Suspects:
         return again
 
     def earn(self, seconds: float, tenants: int, full: float) -> None:
-        """The lanes went first for so many seconds of a GPU, while groups waited beside so many tenants."""
+        """Note that the tier queues went first for `seconds` of a GPU, while groups waited beside `tenants` tenants."""
         share = max(seconds, LEAST_COST) * self.callers / max(tenants, 1)
         self.credit = min(self.credit + share, MOST_CREDIT * max(full, LEAST_COST))
 
     def pay(self, group: Group, seconds: float, full: float, price: float) -> None:
-        """A group takes its turn for so many seconds, of which each costs `price` in credit."""
+        """Charge a group's turn of `seconds`, each of which costs `price` in credit."""
         cost = max(seconds, LEAST_COST)
         self.credit -= cost * price
         most = MOST_CREDIT * max(full, LEAST_COST)
@@ -251,12 +253,12 @@ class Suspects:
 
 
 def last_moment(suspect: QueuedEntry) -> float:
-    """The instant at which an entry that waits again is too late; one that never ran keeps its queue deadline."""
+    """Instant at which an entry that waits again is too late. An entry that never ran keeps its queue deadline."""
     return suspect.due if suspect.attempts else suspect.queue_due
 
 
 def _cut(members: list[QueuedEntry]) -> tuple[list[QueuedEntry], int]:
-    """Where to halve: between two callers while there are several, those with most entries first."""
+    """Find the cut of a batch: between two callers while there are several, those with most entries first."""
     counts = Counter(caller_of(member.entry) for member in members)
     if len(counts) == 1:
         return members, len(members) // 2

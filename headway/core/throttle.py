@@ -24,11 +24,12 @@ from headway.model import Capacity
 BURST_SECONDS = 1.0
 """Seconds' worth of the rate that may come at once."""
 LEAST_BURST = 10.0
-"""Requests that may come at once however low the rate, which is an average over a second and rough when it is low."""
+"""Requests that may come at once however low the rate. The rate is an average over a second, and rough when it is low.
+"""
 DEALT = 0.1
 """Part of the room that is dealt to all gateways evenly."""
 LEAST_RATE = 0.1
-"""Rate per second with which a wait is reckoned when less, or nothing, is let in."""
+"""Rate per second with which a wait is computed when less, or nothing, is let in."""
 AVERAGED = 1.0
 """Time constant in seconds of the averages of arrivals."""
 
@@ -44,9 +45,9 @@ def room(capacity: Capacity, reserved_share: float, flows: Sequence[Flow]) -> fl
     """Entries per second of the lowest tier that the fleet has room for; infinite while nothing is known.
 
     Arguments:
-        capacity: what was published.
-        reserved_share: of the usable capacity, 0 to 1, that is kept for the lowest tier.
-        flows: of all gateways.
+        capacity: capacity that the controller published.
+        reserved_share: share of the usable capacity that is kept for the lowest tier, 0 to 1.
+        flows: arrivals at all gateways.
     """
     if capacity.scarce:
         return 0.0
@@ -58,7 +59,7 @@ def room(capacity: Capacity, reserved_share: float, flows: Sequence[Flow]) -> fl
 
 
 def share(own: Flow, others: Sequence[Flow]) -> float:
-    """The part of the room, 0 to 1, that is one gateway's.
+    """Part of the room that one gateway gets, 0 to 1.
 
     Arguments:
         own: arrivals at this gateway.
@@ -71,13 +72,13 @@ def share(own: Flow, others: Sequence[Flow]) -> float:
 
 
 class Throttle:
-    """One gateway's door for the lowest tier; open until it is told of a rate.
+    """One gateway's throttle of the lowest tier; open until a rate is set.
 
     Attributes:
         higher, lowest: arrivals since the last `count`, of the other tiers and of the lowest. The gateway adds to
             `higher`, and takes away what needed no run.
         rate: entries per second of the lowest tier that it lets in; infinite while it lets in all.
-        flow: what came of late.
+        flow: averages of recent arrivals.
     """
 
     __slots__ = ("_burst", "_counted_at", "_filled_at", "_tokens", "flow", "higher", "lowest", "rate")
@@ -103,19 +104,19 @@ class Throttle:
         return (1.0 - self._tokens) / max(self.rate, LEAST_RATE)
 
     def give_back(self) -> None:
-        """An entry of the lowest tier that was let in needed no run."""
+        """Give back an entry of the lowest tier that was let in and needed no run."""
         self.lowest -= 1
         self._tokens = min(self._tokens + 1.0, self._burst)
 
     def set_rate(self, rate: float, now: float) -> None:
-        """Let in so many entries a second from now on; infinite: all. What was saved up stays, as far as it fits."""
+        """Set the entries per second to let in from now on; infinite: all. What was saved up stays, as far as it fits."""
         self._fill(now)
         self.rate = rate
         self._burst = max(rate * BURST_SECONDS, LEAST_BURST) if rate > 0.0 else 0.0
         self._tokens = min(self._tokens, self._burst) if rate < math.inf else math.inf
 
     def count(self, now: float) -> Flow:
-        """Take stock of what came since the last call, and return the averages."""
+        """Average the arrivals since the last call, and return the averages."""
         if self._counted_at is None or now <= self._counted_at:
             self._counted_at = now if self._counted_at is None else self._counted_at
             return self.flow

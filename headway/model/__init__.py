@@ -1,7 +1,7 @@
-"""The nouns: plain data that travels between the parts.
+"""Plain data that travels between the parts, by subject.
 
-Instants (`…_at`) are seconds on the broker's own clock and mean nothing outside it. What crosses from a gateway to a broker
-is therefore a duration in seconds (`queue_timeout`, `timeout`), never an instant.
+Instants (`…_at`) are seconds on the broker's own clock and mean nothing outside it. What crosses from a gateway to a
+broker is therefore a duration in seconds (`queue_timeout`, `timeout`), never an instant.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A batch: the right to run it, and what came of the run."""
+"""Batches: the lease to run one, and what came of the run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from headway.model.entry import Entry
 
 WARM_UP = "warm-up"
-"""The input of the batch that a target must pass before it gets real ones, and by which it is probed later."""
+"""Input of the batch that a target must pass before it gets real ones. Later probes of the target run it again."""
 
 
 class Slot(msgspec.Struct, frozen=True, gc=False):
@@ -22,16 +22,16 @@ class Slot(msgspec.Struct, frozen=True, gc=False):
 
 
 class Lease(msgspec.Struct, frozen=True, gc=False):
-    """The right to run one batch, for a while.
+    """The right to run one batch for a limited time.
 
     Attributes:
-        fence: grows with every lease of a queue; a completion with an old fence changes nothing.
-        slot: whose batch it is.
+        fence: number that grows with every lease of a queue; a completion with an old fence changes nothing.
+        slot: the slot that owns the lease.
         entries: the batch.
-        reason: why it left now: `full`, `headway`, `deadline`, `window`, `early` or `retry`.
+        reason: why the batch left now: `full`, `headway`, `deadline`, `window`, `early` or `retry`.
         granted_at: broker instant of the claim.
         expires_at: broker instant at which the lease ends unless it is extended.
-        patience: seconds until the first member's deadline, from the claim on.
+        patience: seconds from the claim until the first member's deadline.
     """
 
     fence: int
@@ -44,18 +44,22 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
 
 
 class NoWork(msgspec.Struct, frozen=True, gc=False):
-    """Nothing to run now. `until` is the instant at which to ask again; None: when the bell rings."""
+    """Answer of a claim that got no batch.
+
+    Attributes:
+        until: broker instant at which to claim again; None: when the slot is woken.
+    """
 
     until: float | None
 
 
 class BatchRun(msgspec.Struct, frozen=True, gc=False):
-    """The batch that an answer came from; one object shared by all answers of the batch.
+    """Run of the batch that an answer came from. All answers of the batch share one object.
 
     Attributes:
         worker: id of the worker that ran it.
         size: entries in the batch.
-        seconds: from the claim to the end of the run.
+        seconds: seconds from the claim to the end of the run.
         claimed_at: broker instant of the claim.
     """
 
@@ -66,16 +70,17 @@ class BatchRun(msgspec.Struct, frozen=True, gc=False):
 
 
 class ItemResult(msgspec.Struct, frozen=True, gc=False):
-    """What the black box said of one input: its output, or why that one input failed."""
+    """Result of one input of a batch: its output, or why that one input failed."""
 
     output: str | None
     error: str | None = None
     fault: bool = False
-    """True when the black box broke its contract (a non-string output), False when it judged the input."""
+    """True when the black box broke its contract, as with an output that is no text. False when it rejected the input.
+    """
 
 
 class Cause(enum.Enum):
-    """Why a whole batch failed."""
+    """Causes for which a whole batch fails."""
 
     RAISED = "raised"
     CRASHED = "crashed"
@@ -87,13 +92,13 @@ class Cause(enum.Enum):
 
 
 class BatchFailure(msgspec.Struct, frozen=True):
-    """A batch that came to nothing.
+    """A batch that failed as a whole.
 
     Attributes:
-        cause: why.
+        cause: why it failed.
         message: the error's text, for operators.
-        worker: where it happened.
-        shown: what of the text a client may read; empty for all of it.
+        worker: id of the worker on which it failed.
+        shown: part of the text that a client may read; empty for all of it.
     """
 
     cause: Cause
@@ -103,7 +108,7 @@ class BatchFailure(msgspec.Struct, frozen=True):
 
 
 class Completion(msgspec.Struct, frozen=True, gc=False):
-    """What a completion came to: `answered` entries, and how many of the batch had `departed` before.
+    """Result of handing in a batch: how many entries were answered, and how many had departed before.
 
     `fenced` is True when the lease was no longer valid and nothing was changed.
     """

@@ -1,4 +1,4 @@
-"""One input on its way to a GPU, and what it may have in common with others."""
+"""Entries: inputs on their way to a GPU, and the answers that they may have in common with others."""
 
 from __future__ import annotations
 
@@ -10,29 +10,33 @@ from headway.model.identity import Limit
 
 
 class DedupKind(enum.Enum):
-    """Why several requests of a tenant may have one answer in common, and which answers are kept for later ones."""
+    """Kinds of answers that several requests of a tenant may have in common. The kind decides which outcomes are kept."""
 
     TASK = "task"
-    """Asked for by its id later: every outcome is kept. An entry whose id is not the key only waits for the outcome."""
+    """Task whose outcome is fetched later by its id. Every outcome is kept. An entry whose id is not the key only waits
+    for it.
+    """
     KEY = "key"
-    """Sent again under the same idempotency key: outputs are kept, and the verdict that the model rejects the input."""
+    """Idempotency key under which requests are sent again. Outputs are kept, and the verdict that the model rejects the
+    input.
+    """
     SAME = "same"
-    """Asks the same of the same model: only outputs are kept."""
+    """Identical request to the same model. Only outputs are kept."""
 
 
 class DedupKey(msgspec.Struct, frozen=True, gc=False):
     """An answer that an entry may have in common with others of its tenant.
 
-    The first entry with a share leads it: it runs. One that comes while the leader has no outcome joins it and gets
-    the leader's; one that comes later gets what was kept, without a run.
+    The first entry with a dedup key leads it: it runs. An entry that comes while the leader has no outcome joins it and
+    gets the leader's outcome. An entry that comes later gets the kept outcome, without a run.
 
     Attributes:
         kind: see DedupKind.
         key: unique within tenant and kind.
-        digest: of what is asked; under one key, another digest is a conflict. Empty where the key says it all, and of
-            one who only waits.
+        digest: digest of what is asked; under one key, another digest is a conflict. Empty where the key says it all,
+            and for an entry that only waits.
         keep: seconds for which an outcome is kept; 0: not at all.
-        joins: whether it joins a leader that has no outcome yet; if not, it runs beside it.
+        joins: whether the entry joins a leader that has no outcome yet; if not, it runs beside that leader.
     """
 
     kind: DedupKind
@@ -53,18 +57,18 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
         id: UUIDv7 text; unique together with `tenant`.
         model: name of the model that must answer.
         input: the text itself.
-        tier: index into the configured tiers, 0 is the highest.
-        tenant: who pays; fairness and isolation are by tenant.
+        tier: index into the configured tiers; 0 is the highest.
+        tenant: name of the account that pays; fairness and isolation are by tenant.
         gateway: id of the gateway that holds the client's connection.
-        queue_timeout: seconds it may wait for its first departure.
-        timeout: seconds until its answer is worthless, counted from the enqueue.
-        parameters: the request's `parameters` as the text of one JSON object, empty for none.
-        limits: what it counts towards, once, when it is admitted or joins.
-        shares: answers that it may have in common with others; the first that can be joined, or is kept, decides.
+        queue_timeout: seconds that the entry may wait for its first departure.
+        timeout: seconds from the enqueue until its answer is worthless.
+        parameters: the request's `parameters` as the text of one JSON object; empty for none.
+        limits: rate limits that the entry counts towards, once, when it is admitted or joins.
+        shares: dedup keys of the entry; the first that can be joined, or has a kept outcome, decides.
         nonce: number of the submission, unique within `gateway`; 0 for entries that are submitted once.
-        digest: of what is asked, where the client chose the id; empty elsewhere. An id whose task is kept stands for what
-            that task asked.
-        caller: who asks on the tenant's behalf: a user or, where there are no keys, a client's address.
+        digest: digest of what is asked, where the client chose the id; empty elsewhere. The id of a kept task stands
+            for what that task asked.
+        caller: name of the user on whose behalf the tenant asks or, where there are no keys, a client's address.
     """
 
     id: str
@@ -84,12 +88,12 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def submission(self) -> Submission:
-        """What tells this entry from another under the same id, at the gateway that holds it."""
+        """Name of this submission: it tells the entry from others under the same id, at the gateway that holds it."""
         return self.tenant, self.id, self.nonce
 
 
 class EntryState(enum.Enum):
-    """Where an entry stands: in the queue, in a batch on a GPU, or at its end."""
+    """States of an entry: in the queue, in a batch on a GPU, or at its end."""
 
     QUEUED = "queued"
     PROCESSING = "processing"
@@ -98,14 +102,14 @@ class EntryState(enum.Enum):
 
 
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
-    """An entry that made the model fail when it stood alone.
+    """An entry that made the model fail when it ran alone.
 
     Attributes:
         entry: the entry as it was enqueued.
-        error: what the model said last.
-        cause: why the last run failed.
-        attempts: how often it was claimed.
-        worker: where it failed last.
+        error: text of the last failure.
+        cause: cause of the last failure.
+        attempts: number of times it was claimed.
+        worker: id of the worker on which it failed last.
         died_at: Unix time in seconds.
     """
 

@@ -1,4 +1,4 @@
-"""Workers and processes of a fleet, as they tell of themselves, and what they carry."""
+"""Workers and processes of a fleet: what each reports of itself, and what the workers can carry."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class Role(enum.Enum):
-    """What a process does. `serve` does all three."""
+    """Roles of a process. `serve` has all three parts in one process."""
 
     SERVE = "serve"
     GATEWAY = "gateway"
@@ -17,22 +17,23 @@ class Role(enum.Enum):
 
 
 class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One process of the fleet, as it tells of itself.
+    """One process of the fleet, as its heartbeat describes it.
 
     Attributes:
         id: unique; a gateway's is the `gateway` of its entries.
-        role: what it does.
+        role: role of the process.
         host: name of its machine.
-        pid: process id there.
+        pid: process id on that machine.
         admin: URL of its admin port, as seen from that machine.
-        version: of Headway.
-        pending: requests that it holds.
-        requests_per_second: that it takes in.
+        version: version of Headway.
+        pending: number of pending requests.
+        requests_per_second: requests taken in per second.
         leads: whether it is the leading controller.
-        model: that a gateway serves.
-        lowest_per_second, higher_per_second: requests that come to a gateway, of the lowest tier and of the others.
+        model: name of the model that a gateway serves.
+        lowest_per_second, higher_per_second: requests per second that come to a gateway, of the lowest tier and of the
+        others.
         shared: settings in which all of a fleet must agree, by name.
-        last_seen: broker instant; set by the broker.
+        last_seen: broker instant of the last heartbeat; set by the broker.
     """
 
     id: str
@@ -52,7 +53,7 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerStatus(enum.Enum):
-    """`starting` until its warm-up batch came back; `degraded` and `offline` by missing heartbeats."""
+    """Status of a worker: `starting` until its warm-up batch came back; `degraded` and `offline` by missing heartbeats."""
 
     STARTING = "starting"
     HEALTHY = "healthy"
@@ -65,15 +66,15 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         worker_id: unique name, for example `gpu-0`.
-        model: what it serves.
+        model: name of the model that it serves.
         status: see WorkerStatus.
-        utilisation: busy share of the last seconds, 0 to 1.
+        utilisation: share of the last seconds in which it ran batches, 0 to 1.
         in_flight: batches running now, 0 or 1.
         last_heartbeat: broker instant.
-        restarts: how often its process was replaced.
-        pid: process id of the child, 0 for a remote API.
-        memory: share of the memory in use that its process lives in, 0 to 1.
-        reason: why it is degraded or offline, in words; empty when it is not, or was told to be.
+        restarts: number of times its process was replaced.
+        pid: process id of the child; 0 for a remote API.
+        memory: share in use of the memory that its process lives in, 0 to 1.
+        reason: why it is degraded or offline, in words; empty when it is healthy, or was told to stop.
     """
 
     worker_id: str
@@ -89,15 +90,15 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
-    """What the workers of one model can carry.
+    """Capacity of the workers of one model.
 
     Attributes:
-        model: whose.
-        healthy: slots that serve.
-        degraded: slots that were heard of, but not lately, or rest.
-        items_per_second: what the healthy slots do at most together, as measured; 0 before the first batch.
-        usable_per_second: the same times the target utilisation; 0 while the broker's memory is scarce.
-        scarce: the broker's memory is scarce.
+        model: name of the model.
+        healthy: number of slots that serve.
+        degraded: number of slots whose heartbeats are late, or that rest.
+        items_per_second: most items per second of the healthy slots together, as measured; 0 before the first batch.
+        usable_per_second: `items_per_second` times the target utilisation; 0 while `scarce`.
+        scarce: whether the broker's memory is nearly full.
         measured_at: broker instant; set by the broker.
     """
 

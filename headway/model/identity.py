@@ -1,4 +1,4 @@
-"""Who asks, and how much they may ask."""
+"""Principals and their limits: in whose name a request comes, and how much that principal may ask."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ class Limit(msgspec.Struct, frozen=True, gc=False):
     """A rate limit that a request counts towards.
 
     Attributes:
-        id: whose, unique in the fleet: one count is kept under it wherever the requests come in.
+        id: name of the count, unique in the fleet: all gateways charge the same count.
         name: what is limited, as clients are told: `key`, `user` or `tier`.
-        rate: requests a minute on average.
+        rate: requests per minute on average.
         burst: requests at once.
     """
 
@@ -22,15 +22,15 @@ class Limit(msgspec.Struct, frozen=True, gc=False):
 
 
 class Principal(msgspec.Struct, frozen=True, gc=False):
-    """Who asks: the result of authentication.
+    """Result of authentication: the user, the tenant and what they may ask.
 
     Attributes:
         user: unique within the tenant.
-        tenant: who pays.
+        tenant: name of the account that pays.
         tier: index into the configured tiers.
-        limits: what each of its requests counts towards.
-        models: the only models it may ask; empty for all.
-        key: id of its key, empty where there is none.
+        limits: rate limits that each of its requests counts towards.
+        models: the only models that it may ask; empty for all.
+        key: id of its API key; empty where there is none.
     """
 
     user: str
@@ -42,19 +42,19 @@ class Principal(msgspec.Struct, frozen=True, gc=False):
 
 
 class ApiKey(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """An API key as it is kept: all but the secret.
+    """An API key as it is stored: all but the secret.
 
     Attributes:
-        id: the part of the key's text by which it is looked up.
+        id: part of the key's text by which the key is found.
         digest: SHA-256 of the secret.
-        user, tenant: whose.
+        user, tenant: owner of the key.
         tier: name of the tier.
-        models: the only models it may ask; empty for all.
-        rate: requests a minute of this key; None: the key counts towards its user's limit; 0: no limit.
+        models: the only models that it may ask; empty for all.
+        rate: requests per minute of this key; None: the key counts towards its user's limit; 0: no limit.
         burst: requests at once; None: ten seconds' worth of the rate.
         created_at: Unix time in seconds.
-        expires_at: Unix time from which it is not valid; None: never. A revoked key has expired.
-        replaces: id of the key that it was made to replace, empty for none.
+        expires_at: Unix time in seconds from which it is not valid; None: never. A revoked key has expired.
+        replaces: id of the key that it was made to replace; empty for none.
     """
 
     id: str

@@ -1,4 +1,4 @@
-"""One request in the ledger."""
+"""Rows of the ledger."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One request in the ledger.
 
     Attributes:
-        id: UUIDv7 text; what a client chose may be that of several, but not of two that wait.
-        user, tenant: who asked.
-        tier: name of the tier it was queued in.
-        model: the model asked.
+        id: UUIDv7 text, or what the client chose: several rows may have that, but never two requests that wait.
+        user, tenant: principal that asked.
+        tier: name of the tier that it was queued in.
+        model: name of the model asked.
         status: `completed` or `failed`.
         created_at, completed_at: Unix time in seconds.
-        latency_ms: from the decoded request to its answer.
+        latency_ms: milliseconds from the decoded request to its answer.
         batch_size: entries in its last batch; 0 when it never ran.
-        worker: where it ran last; empty when it never ran.
+        worker: id of the worker that ran it last; empty when it never ran.
         error: code of the failure; empty for none.
-        requests: that it stands for: 1, but for those of one caller that were refused, which may have one together.
-        input, output: only where the ledger is told to keep them.
+        requests: number of requests that the row stands for: 1, or more for refused requests of one caller.
+        input, output: stored only where the ledger is told to keep them.
     """
 
     id: str

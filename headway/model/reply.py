@@ -1,4 +1,4 @@
-"""What became of an entry: an output, or why there is none."""
+"""Outcomes of an entry: an output, or a failure."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from headway.model.entry import DedupKind, EntryState
 
 
 class Failure(msgspec.Struct, frozen=True, gc=False):
-    """Why an entry got no output.
+    """Reason for which an entry got no output.
 
     Attributes:
         code: a code of `headway.errors`, for example `DEADLINE_EXCEEDED`.
         message: what happened, for the client to read.
-        retry_after: seconds after which a retry makes sense; None when it does not or is not known.
+        retry_after: seconds after which a retry makes sense; None when it does not, or is not known.
         reason: short label for metrics, for example `queue` or `gpu`.
     """
 
@@ -27,11 +27,15 @@ class Failure(msgspec.Struct, frozen=True, gc=False):
 class Reply(msgspec.Struct, frozen=True, gc=False):
     """The one terminal outcome of an entry, addressed to the gateway that waits for it.
 
-    Exactly one of `output` and `failure` is set. `tenant` is carried so that the gateway can check it
-    against the request it holds. `queued` is the wait in seconds from enqueue to the last claim. `shared` is the kind of
-    the share that the outcome came by, when it is another entry's; `kept` whether that one had it before. `unkept` is
-    set by the gateway: the outcome will not be there later, as was asked, because it is too large. `nonce` is the
-    entry's: the outcome of an earlier submission under the same id is not this one's.
+    Exactly one of `output` and `failure` is set.
+
+    Attributes:
+        tenant: the entry's tenant; the gateway checks it against the pending request.
+        queued: seconds from the enqueue to the last claim.
+        shared: kind of the dedup key by which the outcome came, when it is another entry's.
+        kept: whether the entry that shared it had its outcome before.
+        unkept: set by the gateway when the outcome is too large to be kept, although that was asked for.
+        nonce: the entry's nonce; the outcome of an earlier submission under the same id has another.
     """
 
     id: str
@@ -48,17 +52,17 @@ class Reply(msgspec.Struct, frozen=True, gc=False):
 
 
 class RequestStatus(msgspec.Struct, frozen=True, gc=False):
-    """What a gateway knows of a request.
+    """State of one request, as its gateway knows it.
 
     Attributes:
-        stage: See EntryState.
-        seconds: its latency so far.
-        failure: why it failed, if it did.
-        tenant, user: who asked.
-        model: the model asked.
-        tier: index of the tier it was queued in.
+        stage: see EntryState.
+        seconds: seconds since the request came, or until its outcome.
+        failure: why it failed; None when it did not.
+        tenant, user: principal that asked.
+        model: name of the model asked.
+        tier: index of the tier that it was queued in.
         since: seconds since it had its outcome; None while it has none.
-        ran: the batch that the outcome came from, if it came from one.
+        ran: run of the batch that the outcome came from; None when it came from none.
     """
 
     stage: EntryState

@@ -28,18 +28,18 @@ import math
 from headway.core.departure import Load, Rule
 
 WORTH_SPACING = 1.0
-"""Expected arrivals in a gap (λα/k) below which there is nothing to space: a lone request leaves at once."""
+"""Expected arrivals in a gap (λα/k) below which there is nothing to space, so that a lone request leaves at once."""
 
 SATURATED = 0.8
 """Share of the GPUs' capacity in use above which full batches are spaced, too."""
 PACE = 0.95
 """Gaps by which each departure moves the schedule of full batches on; below 1, so that it never limits throughput."""
 LEAD = 0.0625
-"""Gaps that a full batch may be ahead of that schedule,"""
+"""Gaps that a full batch may be ahead of that schedule."""
 LEAD_DEVIATIONS = 4.0
-"""and standard deviations of the batch time besides."""
+"""Standard deviations of the batch time that a full batch may be ahead besides."""
 SILENCE = 3.0
-"""Mean gaps between arrivals without one that are no chance any more: of Poisson gaps, 5 % are longer."""
+"""Mean gaps between arrivals after which a silence is no chance any more: of Poisson gaps, 5 % are longer."""
 
 
 def headway(load: Load) -> float:
@@ -58,7 +58,7 @@ class Paced:
         self._window = math.inf if max_wait is None else max_wait
 
     def rule(self, load: Load) -> Rule:
-        """Full at the largest batch, otherwise at even gaps."""
+        """Rule at this load: leave full at the largest batch, otherwise at even gaps."""
         gap = headway(load)
         service = load.batch_seconds(load.max_batch)
         silence = SILENCE / load.rate if gap > 0.0 else 0.0

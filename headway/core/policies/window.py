@@ -16,7 +16,7 @@ class Window:
         self._window = max_wait
 
     def rule(self, load: Load) -> Rule:
-        """Full at the largest batch, or when the window is over."""
+        """Rule that leaves full at the largest batch, or when the window is over."""
         return Rule(
             size=load.max_batch,
             window=self._window,

@@ -11,10 +11,11 @@ import pytest
 
 from headway.brokers.redis import function_library
 from headway.brokers.redis.broker import RedisBroker
+from headway.brokers.redis.failovers import Failovers
 from headway.errors import BrokerUnavailable
 from headway.model import EntryState, Lease, Reply
 from tests.contracts.brokers import AT_ONCE, ask, output, slot
-from tests.e2e.client import wait_until
+from tests.e2e.client import PATIENCE, wait_until
 from tests.redis.stand import answered, brokers, hasty, opened, real, refused, served, until
 from tests.servers.ports import LOOPBACK
 from tests.servers.redis import KINDS, RedisServer
@@ -123,6 +124,61 @@ async def test_a_deposed_primary_that_still_speaks_is_left_with_its_first_refusa
         assert [rider.id for rider in lease.entries] == ["a"]
         assert (await reading).output == output(entry.input)
         assert first.command("ROLE")[0] == b"master"
+
+
+@real
+async def test_a_primary_that_only_stalls_while_it_is_deposed_is_left_by_every_connection(
+    setup: SentinelSetup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers nothing for a while, and then as if nothing had been: a blocking read could stay there for ever."""
+    monkeypatch.setattr(Failovers, "watch", lambda failovers: None)  # Nobody tells.
+    async with brokers(setup.url) as [broker]:
+        entry = ask(id="a")
+        assert await broker.enqueue([entry]) == [None]
+        reading = asyncio.create_task(reply(broker))
+        listening = asyncio.create_task(broker.wait_for_work(slot(), None))
+        first, second = setup.primary, setup.replica
+        while not waiting(first) >= {"blpop", "xread"}:  # noqa: ASYNC110 - only the server knows
+            await asyncio.sleep(0.01)
+        wait_until(setup.in_step)
+        first.command("CLIENT", "PAUSE", 3_600_000, "WRITE")
+        for one in setup.sentinels:
+            one.command("SENTINEL", "REMOVE", SERVICE)
+            one.command("SENTINEL", "MONITOR", SERVICE, LOOPBACK, second.port, 2)
+        second.command("REPLICAOF", "NO", "ONE")
+        with hasty(broker):
+            await refused(broker.enqueue([ask(id="b")]))
+        first.command("CLIENT", "UNPAUSE")
+        lease = await until(lambda: answered(broker))
+        assert [rider.id for rider in lease.entries] == ["a"]
+        await refused(listening)
+        assert (await reading).output == output(entry.input)
+        assert first.command("ROLE")[0] == b"master"
+
+
+@pytest.mark.parametrize("silenced", [False, True], ids=["told", "asked"])
+@real
+async def test_a_primary_is_left_as_soon_as_the_sentinels_know_of_another(setup: SentinelSetup, silenced: bool) -> None:
+    """Also where it never hears of that itself, refuses nothing, and Sentinels let nobody listen."""
+    first, second = setup.primary, setup.replica
+    first.command("ACL", "SETUSER", "default", "-slaveof", "-replicaof")
+    for one in setup.sentinels:
+        one.command("ACL", "SETUSER", "default", "resetchannels" if silenced else "allchannels")
+        # For four times as long they let be who calls itself the primary. The leader has to see that first.
+        one.command("SENTINEL", "DEBUG", "PUBLISH-PERIOD", 1000)
+    async with brokers(setup.url) as [broker]:
+        reading = asyncio.create_task(reply(broker))
+        listening = asyncio.create_task(broker.wait_for_work(slot(), None))
+        while not waiting(first) >= {"blpop", "xread"}:  # noqa: ASYNC110 - only the server knows
+            await asyncio.sleep(0.01)
+        setup.sentinels[0].command("SENTINEL", "FAILOVER", SERVICE)
+        await refused(listening, PATIENCE)
+        entry = ask(id="a")
+        assert await until(lambda: broker.enqueue([entry])) == [None]
+        await until(lambda: answered(broker))
+        assert (await reading).output == output(entry.input)
+        assert not waiting(first) & {"blpop", "xread"}
+        assert second.command("ROLE")[0] == first.command("ROLE")[0] == b"master"
 
 
 @real

@@ -10,6 +10,7 @@ from redis.asyncio.sentinel import MasterNotFoundError
 from redis.exceptions import ConnectionError as NoConnection
 from redis.exceptions import ResponseError
 
+from headway.brokers.redis.failovers import deposed_by
 from headway.brokers.redis.sentinels import Address, Sentinels
 
 A, B = ("10.0.0.1", 6379), ("10.0.0.2", 6379)
@@ -18,8 +19,11 @@ A, B = ("10.0.0.1", 6379), ("10.0.0.2", 6379)
 class Sentinel:
     """Names a primary, fails, or never answers."""
 
-    def __init__(self, names: Address | Exception | None, *, down: bool = False, silent: bool = False) -> None:
+    def __init__(
+        self, names: Address | Exception | None, *, epoch: int = 0, down: bool = False, silent: bool = False
+    ) -> None:
         self._names = names
+        self._epoch = epoch
         self._down = down
         self._silent = silent
 
@@ -32,20 +36,32 @@ class Sentinel:
         return None if self._names is None else [self._names[0].encode(), str(self._names[1]).encode()]
 
     async def sentinel_masters(self) -> dict[str, dict[str, Any]]:
-        assert isinstance(self._names, tuple)
-        return {"headway": {"ip": A[0], "port": A[1], "is_sdown": self._down, "is_odown": False}}
+        state = {"ip": A[0], "port": A[1], "is_sdown": self._down, "is_odown": False, "config-epoch": self._epoch}
+        return {"headway": state}
+
+
+class Asked:
+    """Asks Sentinels, one answer after the other; what is left is noted."""
+
+    def __init__(self, avoiding: Address | None = None) -> None:
+        self.left: list[Address] = []
+        self._asks = Sentinels([], {}, self._leave)
+        if avoiding is not None:
+            self._asks.avoid(avoiding)
+
+    def __call__(self, *sentinels: Sentinel) -> Address:
+        async def main() -> Address:
+            return await asyncio.wait_for(self._asks.discover_master("headway"), 5)
+
+        self._asks.sentinels = list[Any](sentinels)
+        return asyncio.run(main())
+
+    async def _leave(self, address: Address) -> None:
+        self.left.append(address)
 
 
 def named(*sentinels: Sentinel, avoiding: Address | None = None) -> Address:
-    made = Sentinels([], {})
-    made.sentinels = list[Any](sentinels)
-    if avoiding is not None:
-        made.avoid(avoiding)
-
-    async def main() -> Address:
-        return await asyncio.wait_for(made.discover_master("headway"), 5)
-
-    return asyncio.run(main())
+    return Asked(avoiding)(*sentinels)
 
 
 def test_most_of_them_are_believed() -> None:
@@ -62,6 +78,39 @@ def test_one_that_knows_another_than_who_has_refused_is_believed_before_the_rest
 
 def test_who_has_refused_is_asked_again_when_nobody_else_is_named() -> None:
     assert named(Sentinel(A), Sentinel(A), Sentinel(NoConnection("gone")), avoiding=A) == A
+
+
+def test_the_highest_epoch_is_believed_before_most_of_them() -> None:
+    assert named(Sentinel(A), Sentinel(B, epoch=1), Sentinel(A), avoiding=A) == B
+    assert named(Sentinel(A), Sentinel(B, epoch=1), Sentinel(None), avoiding=B) == B
+
+
+def test_what_most_have_missed_is_not_believed_again_while_one_knows_better() -> None:
+    asked = Asked()
+    assert asked(Sentinel(B, epoch=1), Sentinel(B, epoch=1)) == B
+    assert asked(Sentinel(A), Sentinel(A), Sentinel(B, epoch=1)) == B
+
+
+def test_an_epoch_that_nobody_knows_any_more_does_not_count() -> None:
+    asked = Asked()
+    assert asked(Sentinel(B, epoch=7)) == B
+    assert asked(Sentinel(A), Sentinel(A), Sentinel(A)) == A
+
+
+def test_the_old_primary_is_left_once_another_is_named() -> None:
+    asked = Asked()
+    for names in (A, A, B, B):
+        asked(Sentinel(names))
+    assert asked.left == [A]
+
+
+@pytest.mark.parametrize(
+    "event",
+    ["headway 10.0.0.1 6379 10.0.0.2 6379", "slave 10.0.0.2:6379 10.0.0.2 6379 @ headway 10.0.0.1 6379"],
+)
+def test_what_a_sentinel_publishes_names_the_deposed_primary(event: str) -> None:
+    assert deposed_by(event, "headway") == A
+    assert deposed_by(event, "other") is None
 
 
 def test_a_primary_that_is_down_is_not_named() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import ssl
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
@@ -19,6 +19,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from headway.brokers.redis.cluster import Cluster
+from headway.brokers.redis.failovers import Failovers
 from headway.brokers.redis.sentinels import Address, Sentinels
 from headway.brokers.redis.server import Server
 from headway.config import shown_url
@@ -35,6 +36,10 @@ class Client(Protocol):
     """
 
     mode: str
+
+    def watch(self) -> None:
+        """Hear from now on of who takes a server's place, if somebody tells that."""
+        ...
 
     async def call(self, key: str, *command: Any) -> Any:
         """The plain answer of the server that has a key, to a command of bytes, text and numbers."""
@@ -66,13 +71,20 @@ class Single:
 
     Arguments:
         server: asked.
-        sentinel: knows where that is, if somebody has to.
+        sentinels: know where that is, if somebody has to.
+        failovers: tells of those, where there are Sentinels.
     """
 
-    def __init__(self, server: Server, sentinel: Sentinels | None = None) -> None:
-        self.mode = "standalone" if sentinel is None else "sentinel"
+    def __init__(self, server: Server, sentinels: Sentinels | None = None, failovers: Failovers | None = None) -> None:
+        self.mode = "standalone" if sentinels is None else "sentinel"
         self._server = server
-        self._sentinel = sentinel
+        self._sentinels = sentinels
+        self._failovers = failovers
+
+    def watch(self) -> None:
+        """See Client."""
+        if self._failovers is not None:
+            self._failovers.watch()
 
     async def call(self, key: str, *command: Any) -> Any:
         """See Client."""
@@ -88,29 +100,34 @@ class Single:
 
     async def leave(self, address: Address) -> None:
         """See Client."""
-        if self._sentinel is not None:
-            self._sentinel.avoid(address)
+        if self._sentinels is not None:
+            self._sentinels.avoid(address)
         await self._server.leave(address)
 
     async def renew(self) -> None:
         """See Client."""
         await self._server.renew()
-        if self._sentinel is not None:
-            await self._sentinel.renew()
+        if self._sentinels is not None:
+            await self._sentinels.renew()
+        if self._failovers is not None:
+            await self._failovers.renew()
 
     async def close(self) -> None:
         """See Client."""
+        if self._failovers is not None:
+            await self._failovers.close()
         await self._server.close()
-        if self._sentinel is not None:
-            await self._sentinel.aclose()
+        if self._sentinels is not None:
+            await self._sentinels.aclose()
 
 
-def connect(url: str, timeout: float) -> Client:
-    """The client for a URL.
+def connect(url: str, timeout: float, count: int) -> Sequence[Client]:
+    """Clients for a URL, each with connections of its own. Those of Sentinels follow one primary together.
 
     Arguments:
         url: of the broker.
         timeout: longest time for a call, which is the time to connect as well, seconds; infinite for none.
+        count: how many.
 
     Raises:
         SettingError: a file that the URL names cannot be used.
@@ -129,23 +146,39 @@ def connect(url: str, timeout: float) -> Client:
         **secure,
     }
     if kind == "sentinel":
-        service, _, database = parts.path.strip("/").partition("/")
         # Sentinels that are gone must leave time to ask the others.
         share = _finite(timeout / (len(hosts) + 1))
         bounds = {"socket_timeout": share, "socket_connect_timeout": share}
         asking = {**common, **bounds, **_sentinel_login(given), "ssl": bool(secure)}
-        sentinel = Sentinels(hosts, asking)
-        primary: Redis = sentinel.master_for(
-            service, **common, **_login(parts), db=int(database or 0), ssl=bool(secure)
-        )
-        return Single(Server(primary), sentinel)
+        return _followers(parts, hosts, asking, {**common, **_login(parts), "ssl": bool(secure)}, count)
     place = {"db": int(parts.path.strip("/") or 0), **_login(parts), **common}
 
     def make(host: str, port: int) -> Server:
         connection = SSLConnection if secure else Connection
         return Server(Redis.from_pool(ConnectionPool(connection, host=host, port=port, **place)))
 
-    return Cluster(hosts, make, timeout) if kind == "cluster" else Single(make(*hosts[0]))
+    if kind == "cluster":
+        return [Cluster(hosts, make, timeout) for _ in range(count)]
+    return [Single(make(*hosts[0])) for _ in range(count)]
+
+
+def _followers(
+    parts: SplitResult, hosts: Sequence[Address], asking: dict[str, Any], calling: dict[str, Any], count: int
+) -> Sequence[Client]:
+    """Clients of the primary that Sentinels name: when one of them learns of another, all of them go there."""
+    service, _, database = parts.path.strip("/").partition("/")
+    servers: list[Server] = []
+
+    async def leave(address: Address) -> None:
+        for server in servers:
+            await server.leave(address)
+
+    sentinels = Sentinels(hosts, asking, leave)
+    failovers = Failovers(sentinels, service)
+    for _ in range(count):
+        primary: Redis = sentinels.master_for(service, **calling, db=int(database or 0))
+        servers.append(Server(primary))
+    return [Single(server, sentinels, failovers) for server in servers]
 
 
 def check_files(url: str) -> None:

@@ -53,6 +53,9 @@ class Cluster:
         self._looked_at = -math.inf
         self._looking: asyncio.Task[None] | None = None
 
+    def watch(self) -> None:
+        """See Client: nobody tells that; nodes are asked when one is in doubt."""
+
     async def call(self, key: str, *command: Any) -> Any:
         """See Client."""
         if self._doubtful:

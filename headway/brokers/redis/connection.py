@@ -90,7 +90,7 @@ class RedisConnection:
         self._clock = clock
         self._block = math.inf if clock is not None else BLOCK
         self._source = function_library.source()
-        self._calls, self._claims, self._reads = (connect(url, timeout) for _ in range(3))
+        self._calls, self._claims, self._reads = connect(url, timeout, count=3)
         self._loading = asyncio.Lock()
         self._loads: dict[str, int] = {}
         self._scarce = False
@@ -115,6 +115,7 @@ class RedisConnection:
             BrokerUnavailable: it is not there.
         """
         self._unfit = ""
+        self._calls.watch()
         try:
             await self._check()
         except SettingError as exc:

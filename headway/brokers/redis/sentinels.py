@@ -1,22 +1,28 @@
 """Sentinels, asked who is the primary.
 
-While a failover goes on they do not agree: the one that leads it knows the new primary first. All are asked at once, and an
-address that has just refused to be the primary is the last to be believed.
+While a failover goes on they do not agree: the one that leads it knows the new primary first. All are asked at once. Each
+tells the epoch of what it knows, which grows with every failover: the highest is believed, as they believe it themselves.
+Within one epoch, an address that has just refused to be the primary is the last to be believed.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+import structlog
 from redis.asyncio import Redis
 from redis.asyncio.sentinel import MasterNotFoundError, Sentinel
 from redis.exceptions import ResponseError
 
+log = structlog.get_logger(__name__)
+
 Address = tuple[str, int]
 """Host and port."""
+Vote = tuple[int, Address]
+"""Epoch, and the primary since then."""
 
 
 class Sentinels(Sentinel):
@@ -25,15 +31,27 @@ class Sentinels(Sentinel):
     Arguments:
         hosts: where they are.
         asking: how they are connected to.
+        leave: closes the connections to an address, which is no longer the primary's.
     """
 
-    def __init__(self, hosts: Sequence[Address], asking: dict[str, Any]) -> None:
+    def __init__(
+        self, hosts: Sequence[Address], asking: dict[str, Any], leave: Callable[[Address], Awaitable[None]]
+    ) -> None:
         super().__init__(hosts, sentinel_kwargs=asking)  # type: ignore[no-untyped-call]
+        self._leave = leave
         self._refused: Address | None = None
+        self._epoch = 0
+        self._primary: Address | None = None
+        """The one that was named last."""
 
     def avoid(self, address: Address) -> None:
         """Believe in another primary than this one, if any Sentinel does."""
         self._refused = address
+
+    async def depose(self, address: Address) -> None:
+        """A Sentinel told that this is no longer the primary: whatever is connected to it asks for the new one."""
+        self.avoid(address)
+        await self._leave(address)
 
     async def renew(self) -> None:
         """Connect anew, with what the files hold now."""
@@ -42,15 +60,29 @@ class Sentinels(Sentinel):
             one.connection_pool._available_connections.clear()
 
     async def discover_master(self, service_name: str) -> Address:
-        """Address of the primary that most Sentinels name. One that does not answer is not waited for when most do.
+        """Address of the primary since the highest epoch that is told. A Sentinel that does not answer is not waited for
+        when most do. When it is another than before, everything leaves that one: it may still speak, and take requests
+        that no one will find.
 
         Raises:
             MasterNotFoundError: none of them names one that is up.
             ResponseError: what was asked is no Sentinel.
         """
-        votes: Counter[Address] = Counter()
+        while True:
+            known = self._epoch
+            epoch, address = await self._vote(service_name)
+            if epoch >= self._epoch or known == self._epoch:  # Else it has become known what these did not yet know.
+                break
+        before, self._epoch, self._primary = self._primary, epoch, address
+        if before is not None and before != address:
+            log.info("the broker's primary is another one", was=_shown(before), now=_shown(address))
+            await self._leave(before)
+        return address
+
+    async def _vote(self, service: str) -> Vote:
+        votes: Counter[Vote] = Counter()
         errors: list[BaseException] = []
-        asked = {asyncio.ensure_future(_primary(one, service_name)) for one in self.sentinels}
+        asked = {asyncio.ensure_future(_primary(one, service)) for one in self.sentinels}
         try:
             while asked and not self._agreed(votes):
                 done, asked = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
@@ -64,25 +96,34 @@ class Sentinels(Sentinel):
                 one.cancel()
             await asyncio.gather(*asked, return_exceptions=True)
         if votes:
-            return max(votes, key=lambda address: (address != self._refused, votes[address]))
+            return max(votes, key=lambda vote: (vote[0], vote[1] != self._refused, votes[vote]))
         for error in errors:
             if isinstance(error, ResponseError):
                 raise error
         reasons = ", ".join(f"{type(error).__name__}: {error}" for error in errors)
-        raise MasterNotFoundError(f"No master found for {service_name!r}{f' : {reasons}' if reasons else ''}")
+        raise MasterNotFoundError(f"No master found for {service!r}{f' : {reasons}' if reasons else ''}")
 
-    def _agreed(self, votes: Counter[Address]) -> bool:
-        most = 2 * max((count for address, count in votes.items() if address != self._refused), default=0)
-        return most > len(self.sentinels)
+    def _agreed(self, votes: Counter[Vote]) -> bool:
+        """Whether most name one who has not refused, and have not missed what is known here."""
+        believed = (
+            count for (epoch, address), count in votes.items() if address != self._refused and epoch >= self._epoch
+        )
+        return 2 * max(believed, default=0) > len(self.sentinels)
 
 
-async def _primary(sentinel: Redis, name: str) -> Address | None:
+async def _primary(sentinel: Redis, name: str) -> Vote | None:
     """The primary in the eyes of one Sentinel; None when it knows of none that is up."""
+    masters: Any = await sentinel.sentinel_masters()
+    # In this order: with an epoch that it has not yet, a new primary is believed later, an old one would be believed still.
     found = await sentinel.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", name)  # type: ignore[no-untyped-call]
     if found is None:
         return None
     host, port = found[0].decode() if isinstance(found[0], bytes) else found[0], int(found[1])
-    masters: Any = await sentinel.sentinel_masters()
     state = masters.get(name, {})
-    down = state.get("is_sdown") or state.get("is_odown")
-    return None if down and (state["ip"], state["port"]) == (host, port) else (host, port)
+    if (state.get("is_sdown") or state.get("is_odown")) and (state["ip"], state["port"]) == (host, port):
+        return None
+    return state.get("config-epoch", 0), (host, port)
+
+
+def _shown(address: Address) -> str:
+    return f"{address[0]}:{address[1]}"

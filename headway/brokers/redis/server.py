@@ -60,6 +60,10 @@ class Server:
                 await connection.disconnect(nowait=True)
             if not connection.is_connected:
                 await connection.connect()
+                if connection in self._outdated:  # While it connected, it was told not to, or to do so anew.
+                    self._outdated.discard(connection)
+                    await connection.disconnect(nowait=True)
+                    await connection.connect()
             await connection.send_packed_command(hiredis.pack_command(command))
             answer = await connection.read_response()
         except ResponseError as exc:
@@ -89,8 +93,11 @@ class Server:
             if (connection.host, connection.port) == address:
                 await connection.disconnect(nowait=True)
         for connection in self._busy:
-            if (connection.host, connection.port) == address and connection._writer is not None:
-                connection._writer.close()
+            if (connection.host, connection.port) == address:
+                if connection._writer is None:
+                    self._outdated.add(connection)
+                else:
+                    connection._writer.close()
         await self._redis.connection_pool.disconnect(inuse_connections=False)
 
     async def renew(self) -> None:

@@ -37,8 +37,136 @@ from headway.model import (
 )
 
 
-class Broker(Protocol):
-    """Holds what waits, hands out the best batch of the instant, and brings answers back.
+class QueueCondition(Protocol):
+    """The condition of a queue as this process last heard of it; no call is made for it."""
+
+    @property
+    def linger(self) -> float:
+        """Seconds for which entries are worth gathering when calls of `enqueue` would follow each other closely."""
+        ...
+
+    @property
+    def epoch(self) -> str:
+        """Opaque id of the broker's state; changes when that state may have been lost, as by a restart without data.
+
+        Empty until a call has succeeded. With a new one the cursors of `replies` begin at 0 again."""
+        ...
+
+    @property
+    def memory_pressure(self) -> bool:
+        """Whether the broker's memory was nearly full when last looked at; the broker then admits nothing new."""
+        ...
+
+    @property
+    def kept(self) -> KeptLimits:
+        """Byte budgets of kept outcomes.
+
+        What one tenant keeps costs no other tenant an outcome, and nobody the admission. An outcome that is larger than the
+        budgets allow is not kept; a failure that says so takes the place of a task's."""
+        ...
+
+    def rate_limit_debt(self, limit: Limit) -> float:
+        """Lower bound, from what this process knows, on the seconds until the full burst is available."""
+        ...
+
+
+class RequestQueue(QueueCondition, Protocol):
+    """The gateway's side of a broker: entries go in, replies come out."""
+
+    async def enqueue(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
+        """Admit or refuse each entry; the result is in the same order, None for an admitted one.
+
+        An entry that joins another's answer is admitted too, and gets its reply like any other. An entry that is not known
+        yet is judged by its limits, then by its dedup keys, then, if it has to run, by whether there is room for it in
+        time. Only an admitted entry is charged, to all its limits."""
+        ...
+
+    async def withdraw(self, submissions: Sequence[Submission], gateway: str) -> None:
+        """Let go of submissions of `gateway` that nobody waits for any more; their ids are free.
+
+        A queued one never reaches a GPU, and a running one gets no reply. One that others have joined runs on for them, and
+        the first under an idempotency key runs on for whoever sends the key again. What has its outcome stays as it is, and
+        so does what another submission or gateway holds under the same id."""
+        ...
+
+    async def cancel_task(self, tenant: str, id: str) -> None:
+        """Forget a task. One that has not run never does, its outcome is not kept, and whoever waits for it gets a reply
+        that says so. Without such a task, nothing happens."""
+        ...
+
+    async def replies(self, gateway: str, after: int) -> tuple[Sequence[Reply], int]:
+        """Wait for replies to `gateway` that come after cursor `after` (0 at first); returns them with the
+        new cursor. Asking with a cursor acknowledges all up to it; asking again with the same one repeats."""
+        ...
+
+    async def state(self, tenant: str, id: str) -> EntryState | None:
+        """Where an entry stands; None when it has its outcome, or is not known."""
+        ...
+
+    async def outcome(self, tenant: str, id: str) -> Reply | EntryState | None:
+        """The outcome that is kept of a task, or where it stands; None when nothing is known of it."""
+        ...
+
+
+class WorkSource(Protocol):
+    """The batcher's side of a broker: batches go out, their outcomes come in."""
+
+    async def claim(self, slot: Slot, policy: Policy) -> Lease | NoWork:
+        """The batch that leaves now for `slot`, or when to ask again."""
+        ...
+
+    async def wait_for_work(self, slot: Slot, until: float | None) -> None:
+        """Return when a claim by `slot` is worth trying again: on a wake-up, or at `until`, which its last claim returned.
+
+        A wake-up wakes one of several idle slots. A call that is cancelled passes its wake-up on."""
+        ...
+
+    async def complete(self, lease: Lease, items: Sequence[ItemResult]) -> Completion:
+        """End a lease with one item per entry, in order."""
+        ...
+
+    async def release(self, lease: Lease, failure: BatchFailure | None = None) -> bool:
+        """End a lease without outputs; False when the lease was no longer valid.
+
+        Without a failure the work never started, and nothing is charged. With one, the retry plan decides for each
+        entry."""
+        ...
+
+    async def extend(self, lease: Lease) -> bool:
+        """Renew a lease by its full length from now on; False when it was no longer valid."""
+        ...
+
+    async def heartbeat(self, worker: WorkerInfo) -> None:
+        """Record a heartbeat; only healthy workers count as capacity."""
+        ...
+
+
+class Registry(Protocol):
+    """Figures of the workers and the queues."""
+
+    async def workers(self) -> Sequence[WorkerInfo]:
+        """All workers, as they were last heard of."""
+        ...
+
+    async def depths(self) -> Sequence[TierDepth]:
+        """Queue depth by model and tier."""
+        ...
+
+    async def loads(self) -> Mapping[str, Load]:
+        """Arrivals, pace and slots of each model that this broker was built for, by model."""
+        ...
+
+
+class Maintenance(Protocol):
+    """Upkeep of a broker; one process of a fleet does it at a time."""
+
+    async def reap(self) -> float:
+        """Expire what is overdue and take back leases that have ended; returns the seconds until the next call is due."""
+        ...
+
+
+class Broker(RequestQueue, WorkSource, Registry, Maintenance, Protocol):
+    """A broker: holds what waits, hands out the best batch of the instant, and brings answers back.
 
     The laws, which every broker keeps:
 
@@ -55,113 +183,9 @@ class Broker(Protocol):
        outcome that is kept. What is withdrawn frees its id; under an idempotency key it runs on.
     """
 
-    @property
-    def linger(self) -> float:
-        """Seconds for which entries are worth gathering when calls of `enqueue` would follow each other closely."""
-        ...
-
-    @property
-    def epoch(self) -> str:
-        """Another text than before as soon as a call has shown that what was in the broker may be lost, as after a
-        restart without its data; empty while no call has succeeded. Cursors of `replies` begin at 0 again with it."""
-        ...
-
-    @property
-    def memory_pressure(self) -> bool:
-        """Whether memory for what waits was nearly used up when last looked at: then nothing new is taken in."""
-        ...
-
-    @property
-    def kept(self) -> KeptLimits:
-        """Budgets of the outcomes that are kept. What one tenant keeps costs no other tenant an outcome, and nobody
-        the admission; an outcome larger than these allow is not kept, and a task's is replaced by a failure that says so."""
-        ...
-
-    async def enqueue(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
-        """Admit or refuse each entry; the result is in the same order, None for an admitted one. One that joins
-        another's answer is admitted too, and gets its reply like any other.
-
-        What is asked of an entry that is not known yet, in this order: its limits; its shares; and, if it has to run,
-        whether there is room for it in time. Only one that is admitted is charged, to all its limits: a refusal,
-        whatever for, costs nothing."""
-        ...
-
-    def rate_limit_debt(self, limit: Limit) -> float:
-        """Seconds until the whole burst of a limit would fit again, at least: what this process has heard of it."""
-        ...
-
-    async def claim(self, slot: Slot, policy: Policy) -> Lease | NoWork:
-        """The batch that leaves now for `slot`, or when to ask again."""
-        ...
-
-    async def wait_for_work(self, slot: Slot, until: float | None) -> None:
-        """Return when a claim by `slot` is worth trying again: when the bell rings, or at `until`, which is what
-        its last claim returned. Of several idle slots the bell wakes one; a call that is cancelled passes its
-        wake-up on."""
-        ...
-
-    async def complete(self, lease: Lease, items: Sequence[ItemResult]) -> Completion:
-        """End a lease with one item per entry, in order."""
-        ...
-
-    async def release(self, lease: Lease, failure: BatchFailure | None = None) -> bool:
-        """End a lease without outputs. None: the work never started, nothing is charged. A failure: the
-        retry plan decides for each entry. False when the lease was no longer valid."""
-        ...
-
-    async def extend(self, lease: Lease) -> bool:
-        """Renew a lease by its full length from now on; False when it was no longer valid."""
-        ...
-
-    async def withdraw(self, submissions: Sequence[Submission], gateway: str) -> None:
-        """Let go of submissions of `gateway` that nobody waits for any more: queued ones never reach a GPU, running ones
-        are not replied to. Their ids are free. One that others have joined runs on for them, and the first under an
-        idempotency key for whoever sends that again. What has its outcome, and what is held under the same id by another
-        submission or gateway, stays as it is."""
-        ...
-
-    async def cancel_task(self, tenant: str, id: str) -> None:
-        """Forget a task: it does not run if it has not yet, its outcome is not kept, and whoever waits for it gets a
-        reply that says so. Without such a task, nothing happens."""
-        ...
-
-    async def replies(self, gateway: str, after: int) -> tuple[Sequence[Reply], int]:
-        """Wait for replies to `gateway` that come after cursor `after` (0 at first); returns them with the
-        new cursor. Asking with a cursor acknowledges all up to it; asking again with the same one repeats."""
-        ...
-
-    async def state(self, tenant: str, id: str) -> EntryState | None:
-        """Where an entry stands; None when it has its outcome, or is not known."""
-        ...
-
-    async def outcome(self, tenant: str, id: str) -> Reply | EntryState | None:
-        """The outcome that is kept of a task, or where it stands; None when nothing is known of it."""
-        ...
-
-    async def heartbeat(self, worker: WorkerInfo) -> None:
-        """Record a heartbeat; only healthy workers count as capacity."""
-        ...
-
-    async def workers(self) -> Sequence[WorkerInfo]:
-        """The registry."""
-        ...
-
-    async def depths(self) -> Sequence[TierDepth]:
-        """Queue depth by model and tier."""
-        ...
-
-    async def loads(self) -> Mapping[str, Load]:
-        """What is known of each model that this broker was built for: its arrivals, its pace, its slots."""
-        ...
-
-    async def reap(self) -> float:
-        """Expire what is overdue and take back leases that outlived their end; returns the seconds until
-        the next call is due."""
-        ...
-
 
 class Fleet(Protocol):
-    """Who is there besides the workers, who leads, and what the fleet can carry."""
+    """The processes of a fleet, their leader, and what the fleet can carry."""
 
     async def heartbeat(self, member: ProcessInfo) -> None:
         """Record that a process is there; it is forgotten some seconds after it was last said."""
@@ -248,10 +272,10 @@ class Backend(Protocol):
 
 
 class Identity(Protocol):
-    """Says who asks."""
+    """Authentication: from a credential to its principal."""
 
     def identify(self, authorization: bytes) -> Principal | None:
-        """The caller of an `Authorization` header's value (empty: none was sent); None when not valid.
+        """The principal of an `Authorization` header's value (empty: none was sent); None when not valid.
 
         Raises:
             RequestError: it cannot be told yet; says when to ask again.
@@ -285,7 +309,24 @@ class KeyChanges(msgspec.Struct, frozen=True):
     more: bool
 
 
-class KeyStore(Protocol):
+class KeyHistory(Protocol):
+    """API keys and their changes, as they are read. Each method raises StoreUnavailable when the store does not answer."""
+
+    async def keys(self) -> Sequence[ApiKey]:
+        """All keys, ended ones included, oldest first."""
+        ...
+
+    async def changes(self, since: KeyMark, limit: int) -> KeyChanges | None:
+        """Keys that were added or changed after `since`, at most `limit`. None when that change is not, or not for
+        certain, part of the history of what the store holds now: then all keys are to be read again, from KeyMark()."""
+        ...
+
+    async def latest(self) -> KeyMark:
+        """The last change."""
+        ...
+
+
+class KeyStore(KeyHistory, Protocol):
     """Keeps API keys. Each method raises StoreUnavailable when the store does not answer."""
 
     async def open(self) -> None:
@@ -302,19 +343,6 @@ class KeyStore(Protocol):
 
     async def expire(self, id: str, at: float) -> bool:
         """Have a key end at Unix time `at`, or when it would anyway if that is sooner; False for an unknown id."""
-        ...
-
-    async def keys(self) -> Sequence[ApiKey]:
-        """All keys, ended ones included, oldest first."""
-        ...
-
-    async def changes(self, since: KeyMark, limit: int) -> KeyChanges | None:
-        """Keys that were added or changed after `since`, at most `limit`. None when that change is not, or not for
-        certain, part of the history of what the store holds now: then all keys are to be read again, from KeyMark()."""
-        ...
-
-    async def latest(self) -> KeyMark:
-        """The last change."""
         ...
 
     async def remove_ended(self, before: float, limit: int) -> int:

@@ -11,7 +11,7 @@ import structlog
 from headway.core.health import OFFLINE_AFTER
 from headway.errors import BrokerUnavailable, SettingError
 from headway.model import ProcessInfo, WorkerStatus
-from headway.ports import Broker, Fleet
+from headway.ports import Fleet, Registry
 from headway.runtime.periodic import PULSE, Periodic
 from headway.runtime.supervisor import Supervisor
 
@@ -40,7 +40,7 @@ class Membership:
         fleet: Fleet,
         describe: Callable[[], ProcessInfo],
         clock: Callable[[], float],
-        broker: Broker,
+        broker: Registry,
         slots: Collection[str] = (),
     ) -> None:
         self.leaving = False

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 
 from headway.errors import BrokerUnavailable
-from headway.ports import Broker
+from headway.ports import Maintenance
 from headway.runtime.periodic import PULSE
 
 GRAIN = 0.01
 """Least seconds between two reaps."""
 
 
-async def reap_on(broker: Broker) -> None:
+async def reap_on(broker: Maintenance) -> None:
     """Reap for ever, as often as the broker wants it; one that does not answer is asked again with the next beat."""
     while True:
         try:

@@ -26,7 +26,7 @@ from headway.errors import NOT_FOUND, BrokerUnavailable
 from headway.gateway.outcome_reader import OutcomeReader
 from headway.gateway.resubmitter import CHUNK, Resubmitter
 from headway.model import Entry, Failure, Reply, Submission
-from headway.ports import Broker
+from headway.ports import RequestQueue
 from headway.runtime.availability import Availability
 from headway.runtime.supervisor import Supervisor
 
@@ -106,7 +106,7 @@ class BrokerSession:
 
     def __init__(
         self,
-        broker: Broker,
+        broker: RequestQueue,
         gateway: str,
         holder: Holder,
         room: int,

@@ -40,7 +40,7 @@ from headway.model import (
     RequestOptions,
     RequestStatus,
 )
-from headway.ports import Broker
+from headway.ports import RequestQueue
 from headway.runtime.counters import Answers, Counters
 from headway.runtime.request_id import new_id
 from headway.runtime.supervisor import Supervisor
@@ -72,11 +72,11 @@ class Gateway:
         self,
         settings: Settings,
         models: Sequence[str],
-        broker: Broker,
+        broker: RequestQueue,
         counters: Counters,
         clock: Callable[[], float],
         *,
-        direct: Broker | None = None,
+        direct: RequestQueue | None = None,
         journal: Journal | None = None,
         rng: Callable[[], float] = random.random,
     ) -> None:

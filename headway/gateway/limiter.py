@@ -16,7 +16,7 @@ from headway.core import failures, ratelimit
 from headway.core.ratelimit import Over
 from headway.core.throttle import Throttle
 from headway.model import Entry, Failure, Limit
-from headway.ports import Broker
+from headway.ports import QueueCondition
 
 REMEMBERED = 10_000
 """Sets of limits whose parts are kept ready; limits that something is owed to for what was answered here."""
@@ -63,11 +63,11 @@ class Limiter:
             parts = self._parts[limits] = tuple(ratelimit.part(limit, self.gateways) for limit in limits)
         return parts
 
-    def owed_by(self, broker: Broker) -> Callable[[Limit], float]:
+    def owed_by(self, broker: QueueCondition) -> Callable[[Limit], float]:
         """Says how many seconds are owed to a limit: to the broker, and for what was answered here."""
         return lambda limit: broker.rate_limit_debt(limit) + self._debt(limit)
 
-    def excess(self, limits: tuple[Limit, ...], broker: Broker) -> Failure | None:
+    def excess(self, limits: tuple[Limit, ...], broker: QueueCondition) -> Failure | None:
         """Why a request with these limits is refused by rate; None when it is not. Nothing is charged."""
         owed_to = self.owed_by(broker) if self.debts else broker.rate_limit_debt
         for limit in limits:

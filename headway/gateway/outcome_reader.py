@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from headway.errors import BrokerUnavailable
 from headway.model import EntryState, Reply
-from headway.ports import Broker
+from headway.ports import RequestQueue
 
 MOST_CALLS = 4
 """Most calls under way at once."""
@@ -28,7 +28,7 @@ class OutcomeReader:
         out_of_reach: whether the broker is known not to answer. Then all recalls that wait fail with the first call that does.
     """
 
-    def __init__(self, broker: Broker, out_of_reach: Callable[[], bool]) -> None:
+    def __init__(self, broker: RequestQueue, out_of_reach: Callable[[], bool]) -> None:
         self._broker = broker
         self._out_of_reach = out_of_reach
         self._waiting: dict[str, dict[str, list[Asking]]] = {}

@@ -13,7 +13,7 @@ from typing import Protocol
 from headway.core import ratelimit
 from headway.gateway.limiter import Limiter
 from headway.model import Limit
-from headway.ports import Broker
+from headway.ports import QueueCondition
 
 REMEMBERED = 10_000
 """Sets of limits whose text is kept ready."""
@@ -23,8 +23,11 @@ class Charging(Protocol):
     """What knows who charges the limits; the broker may change."""
 
     limiter: Limiter
-    broker: Broker
-    """The broker that does now."""
+
+    @property
+    def broker(self) -> QueueCondition:
+        """The broker that does now."""
+        ...
 
     def counted(self, limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
         """Limits as they are counted now."""

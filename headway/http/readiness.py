@@ -22,7 +22,7 @@ from starlette.routing import Route
 
 from headway.errors import BrokerUnavailable
 from headway.model import Role, WorkerInfo, WorkerStatus
-from headway.ports import Broker
+from headway.ports import Registry
 
 SERVING = frozenset(("ok", "degraded"))
 """The words that mean ready."""
@@ -53,11 +53,11 @@ class Readiness:
         holding: whether requests would be held for a broker that does not answer now, as it may be back in time.
     """
 
-    broker: Broker
+    broker: Registry
     leaving: Callable[[], bool]
     role: Role = Role.SERVE
     slots: Collection[str] = ()
-    direct: Broker | None = None
+    direct: Registry | None = None
     model: str = ""
     holding: Callable[[], bool] = _never
     _last_seen: Sequence[WorkerInfo] = field(default=(), init=False)

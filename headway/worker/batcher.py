@@ -43,7 +43,7 @@ from headway.errors import (
     WorkerCrashed,
 )
 from headway.model import WARM_UP, BatchFailure, Cause, Entry, ItemResult, Lease, NoWork, Slot, WorkerInfo, WorkerStatus
-from headway.ports import Backend, Broker
+from headway.ports import Backend, WorkSource
 from headway.runtime.availability import Availability
 from headway.runtime.counters import Counters
 from headway.runtime.supervisor import Supervisor
@@ -95,7 +95,7 @@ class Batcher:
         self,
         slot: Slot,
         make_backend: Callable[[], Backend],
-        broker: Broker,
+        broker: WorkSource,
         policy: Policy,
         breaker: Breaker,
         limits: Limits,

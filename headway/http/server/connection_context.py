@@ -25,7 +25,7 @@ from headway.http.server.quotas import Quotas
 from headway.http.server.turns import Turns
 from headway.identity.anonymous import AnonymousIdentity
 from headway.model import Entry, Failure, Limit, Principal, RequestOptions
-from headway.ports import Broker, Identity
+from headway.ports import Identity, QueueCondition
 from headway.runtime.counters import Counters
 
 log = structlog.get_logger(__name__)
@@ -51,11 +51,14 @@ class Intake(Protocol):
 
     Attributes:
         limiter: refuses by rate.
-        broker: where requests that come now go.
     """
 
     limiter: Limiter
-    broker: Broker
+
+    @property
+    def broker(self) -> QueueCondition:
+        """Where requests that come now go."""
+        ...
 
     def counted(self, limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
         """Limits as they are counted now."""

@@ -1,4 +1,4 @@
-"""All errors of Headway: one tree of classes, and one table from an error's code to its HTTP status.
+"""All errors of Headway: one tree of classes, and one table of the codes that clients meet.
 
     HeadwayError
     ├── SettingError            a setting is wrong: names setting, value, reason, mend (exit code 3)
@@ -10,93 +10,192 @@
     ├── BackendError            the black box failed on a whole batch
     │   ├── BatchRaised         user code raised
     │   ├── WorkerCrashed       the worker process died
+    │   │   └── WorkerAbsent    it was gone before it could be given the batch
     │   ├── BatchTimeout        no answer by the GPU deadline; the worker was killed
     │   ├── BadOutput           wrong number or shape of outputs
     │   ├── RemoteError         the remote API failed, its tries spent
     │   └── RemoteRefused       the remote API turned down what was in the batch
     └── RequestError            one request gets an error answer; knows its `code`
-        ├── BadRequest  Unauthenticated  Forbidden  NotFound  Conflict  Unprocessable
-        ├── PayloadTooLarge  HeadersTooLarge  RequestTimeout  MethodNotAllowed
-        └── (anything that reaches the client as a `model.Failure`)
+        ├── BadRequest          not JSON, not UTF-8, a wrong type, a missing member
+        ├── Unauthenticated     no credential, or a bad one
+        ├── Forbidden           a good credential that does not reach this far
+        ├── NotFound            no such model, task, dead letter or route
+        └── PayloadTooLarge     the body is larger than the limit
 
-A failure that has to travel is a `model.Failure` with one of the codes below.
+A failure that has to travel is a `model.Failure` with one of the codes below. A new code is one entry here: status, title,
+header fields, contract and ledger follow from it.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from headway.model import Cause
 
-BAD_REQUEST = "BAD_REQUEST"
-UNAUTHENTICATED = "UNAUTHENTICATED"
-FORBIDDEN = "FORBIDDEN"
-NOT_FOUND = "NOT_FOUND"
-METHOD_NOT_ALLOWED = "METHOD_NOT_ALLOWED"
-REQUEST_TIMEOUT = "REQUEST_TIMEOUT"
-IDEMPOTENCY_CONFLICT = "IDEMPOTENCY_CONFLICT"
-IDEMPOTENCY_MISUSE = "IDEMPOTENCY_MISUSE"
-PAYLOAD_TOO_LARGE = "PAYLOAD_TOO_LARGE"
-HEADERS_TOO_LARGE = "HEADERS_TOO_LARGE"
-REJECTED_BY_MODEL = "REJECTED_BY_MODEL"
-RATE_LIMITED = "RATE_LIMITED"
-SHED = "SHED"
-INTERNAL = "INTERNAL"
-BACKEND_ERROR = "BACKEND_ERROR"
-SERVICE_OVERLOADED = "SERVICE_OVERLOADED"
-NO_WORKERS = "NO_WORKERS"
-DRAINING = "DRAINING"
-DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """Facts about one error code.
+
+    Attributes:
+        status: of HTTP.
+        title: one short line, the `title` of its problem document.
+        when: one sentence for the contract, on when a client meets it.
+        hopeless: whether the same request will fail again.
+        refusal: whether such a request was not taken in; many of one caller share a record in the ledger.
+        native: whether the native routes, which answer on the fast path, can end with it.
+        shown: the code that clients read in its place, where two codes are one to them, told apart by the status.
+    """
+
+    status: int
+    title: str
+    when: str
+    hopeless: bool = False
+    refusal: bool = False
+    native: bool = True
+    shown: str = ""
+
+
+CODES: dict[str, Code] = {}
+"""Every error code that a client can meet, by name; the entries follow."""
+
+
+def _code(name: str, code: Code) -> str:
+    CODES[name] = code
+    return name
+
+
+BAD_REQUEST = _code(
+    "BAD_REQUEST",
+    Code(
+        400,
+        "The request is malformed",
+        "The request is not HTTP, JSON or UTF-8 as it should be, a member is missing or of the wrong "
+        "type; the message says which, and what was expected.",
+        hopeless=True,
+        refusal=True,
+    ),
+)
+UNAUTHENTICATED = _code(
+    "UNAUTHENTICATED",
+    Code(
+        401,
+        "No valid credential",
+        "Keys are configured, and none or a wrong one was sent.",
+        hopeless=True,
+        refusal=True,
+    ),
+)
+FORBIDDEN = _code(
+    "FORBIDDEN",
+    Code(403, "Not allowed with this credential", "The key is good, but not for this.", hopeless=True, refusal=True),
+)
+NOT_FOUND = _code(
+    "NOT_FOUND",
+    Code(
+        404,
+        "No such thing here",
+        "No such model, task or route; a task of another tenant is none.",
+        hopeless=True,
+        refusal=True,
+    ),
+)
+METHOD_NOT_ALLOWED = _code(
+    "METHOD_NOT_ALLOWED",
+    Code(
+        405,
+        "Not with this method",
+        "The route exists, but not with this method; Allow names those it has.",
+        hopeless=True,
+        native=False,
+    ),
+)
+REQUEST_TIMEOUT = _code(
+    "REQUEST_TIMEOUT", Code(408, "The request took too long to arrive", "Header or body did not arrive in time.")
+)
+IDEMPOTENCY_CONFLICT = _code(
+    "IDEMPOTENCY_CONFLICT",
+    Code(409, "The idempotency key is in use", "A request with the same id is in flight.", refusal=True),
+)
+PAYLOAD_TOO_LARGE = _code(
+    "PAYLOAD_TOO_LARGE",
+    Code(
+        413, "The body is too large", "The body is larger than the limit; it was not read.", hopeless=True, refusal=True
+    ),
+)
+HEADERS_TOO_LARGE = _code(
+    "HEADERS_TOO_LARGE",
+    Code(431, "The header is too large", "Request line and header are larger than the limit.", hopeless=True),
+)
+REJECTED_BY_MODEL = _code(
+    "REJECTED_BY_MODEL",
+    Code(422, "The model fails on this input", "The model fails on this input even when it runs alone.", hopeless=True),
+)
+IDEMPOTENCY_MISUSE = _code(
+    "IDEMPOTENCY_MISUSE",
+    Code(
+        422,
+        "The idempotency key, or the id of a task, was used for another request",
+        "The Idempotency-Key, or the X-Request-Id of a task, was used for a request with another body or model.",
+        hopeless=True,
+        shown=IDEMPOTENCY_CONFLICT,
+    ),
+)
+RATE_LIMITED = _code(
+    "RATE_LIMITED",
+    Code(
+        429,
+        "Over the rate limit",
+        "The key is over its quota; Retry-After says when there is room again.",
+        refusal=True,
+    ),
+)
+SHED = _code(
+    "SHED",
+    Code(
+        429, "Refused because of its tier at this load", "At this load requests of this tier are refused.", refusal=True
+    ),
+)
+INTERNAL = _code("INTERNAL", Code(500, "A fault of the server", "A fault of the server.", native=False))
+BACKEND_ERROR = _code(
+    "BACKEND_ERROR",
+    Code(502, "The model failed", "The model failed for reasons of its own, and the retries are spent."),
+)
+SERVICE_OVERLOADED = _code(
+    "SERVICE_OVERLOADED",
+    Code(
+        503,
+        "No capacity in time",
+        "The request could not be answered in time, or too many connections are open; "
+        "Retry-After is computed from how fast the queue drains.",
+        refusal=True,
+    ),
+)
+NO_WORKERS = _code("NO_WORKERS", Code(503, "No healthy worker", "No worker is healthy.", refusal=True))
+DRAINING = _code(
+    "DRAINING", Code(503, "Shutting down", "This process is shutting down; another one may serve.", refusal=True)
+)
+DEADLINE_EXCEEDED = _code(
+    "DEADLINE_EXCEEDED",
+    Code(504, "Too late", "The deadline in the queue, on the GPU or in all has passed; the message says which."),
+)
 CANCELLED = "CANCELLED"
 """Code of a request whose client left, or that was cancelled. No client reads it; records have it."""
 
-STATUS: dict[str, int] = {
-    BAD_REQUEST: 400,
-    UNAUTHENTICATED: 401,
-    FORBIDDEN: 403,
-    NOT_FOUND: 404,
-    METHOD_NOT_ALLOWED: 405,
-    REQUEST_TIMEOUT: 408,
-    IDEMPOTENCY_CONFLICT: 409,
-    IDEMPOTENCY_MISUSE: 422,
-    PAYLOAD_TOO_LARGE: 413,
-    HEADERS_TOO_LARGE: 431,
-    REJECTED_BY_MODEL: 422,
-    RATE_LIMITED: 429,
-    SHED: 429,
-    INTERNAL: 500,
-    BACKEND_ERROR: 502,
-    SERVICE_OVERLOADED: 503,
-    NO_WORKERS: 503,
-    DRAINING: 503,
-    DEADLINE_EXCEEDED: 504,
-}
+STATUS: dict[str, int] = {name: code.status for name, code in CODES.items()}
 """HTTP status of each error code."""
 
-SHOWN: dict[str, str] = {IDEMPOTENCY_MISUSE: IDEMPOTENCY_CONFLICT}
-"""Codes that clients read in place of others. Two codes may look alike to clients, who tell them apart by the status.
-"""
+TITLE: dict[str, str] = {name: code.title for name, code in CODES.items()}
+"""One short title for each error code."""
 
-TITLE: dict[str, str] = {
-    BAD_REQUEST: "The request is malformed",
-    UNAUTHENTICATED: "No valid credential",
-    FORBIDDEN: "Not allowed with this credential",
-    NOT_FOUND: "No such thing here",
-    METHOD_NOT_ALLOWED: "Not with this method",
-    REQUEST_TIMEOUT: "The request took too long to arrive",
-    IDEMPOTENCY_CONFLICT: "The idempotency key is in use",
-    IDEMPOTENCY_MISUSE: "The idempotency key, or the id of a task, was used for another request",
-    PAYLOAD_TOO_LARGE: "The body is too large",
-    HEADERS_TOO_LARGE: "The header is too large",
-    REJECTED_BY_MODEL: "The model fails on this input",
-    RATE_LIMITED: "Over the rate limit",
-    SHED: "Refused because of its tier at this load",
-    INTERNAL: "A fault of the server",
-    BACKEND_ERROR: "The model failed",
-    SERVICE_OVERLOADED: "No capacity in time",
-    NO_WORKERS: "No healthy worker",
-    DRAINING: "Shutting down",
-    DEADLINE_EXCEEDED: "Too late",
-}
-"""One short title for each error code, the `title` of its problem document."""
+SHOWN: dict[str, str] = {name: code.shown for name, code in CODES.items() if code.shown}
+"""Codes that clients read in place of others. Two codes may look alike to clients, who tell them apart by the status."""
+
+HOPELESS = frozenset(name for name, code in CODES.items() if code.hopeless)
+"""Codes after which the same request will fail again."""
+
+REFUSALS = frozenset(name for name, code in CODES.items() if code.refusal)
+"""Codes of requests that were refused before they were admitted."""
 
 
 class HeadwayError(Exception):

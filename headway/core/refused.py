@@ -15,19 +15,13 @@ from math import inf
 
 import msgspec
 
-from headway import errors
+from headway.errors import REFUSALS
 from headway.model import LedgerRecord
 
 MINUTE = 60.0
 """Seconds for which refusals are counted together."""
 MOST = 10_000
 """Most callers, tiers and codes that are counted at a time. Beyond, those counted longest get their record early."""
-
-REFUSALS = frozenset((
-    errors.BAD_REQUEST, errors.UNAUTHENTICATED, errors.FORBIDDEN, errors.NOT_FOUND, errors.IDEMPOTENCY_CONFLICT,
-    errors.PAYLOAD_TOO_LARGE, errors.RATE_LIMITED, errors.SHED, errors.SERVICE_OVERLOADED, errors.NO_WORKERS, errors.DRAINING,
-))  # fmt: skip
-"""Error codes of requests that were refused before they were admitted."""
 
 
 @dataclass(slots=True)

@@ -6,49 +6,12 @@ from typing import Any
 
 from headway import __version__, errors
 from headway.config import Settings
-from headway.http.inference.codecs import HOPELESS, anchor
+from headway.http.inference.codecs import anchor
 from headway.http.openapi_components import LIMITED, MARKED, components, header, parameter, response, schema
 from headway.http.tasks import LONGEST_WAIT, PATH
 
-_WHEN: dict[str, str] = {
-    errors.BAD_REQUEST: "The request is not HTTP, JSON or UTF-8 as it should be, a member is missing or of the wrong "
-    "type; the message says which, and what was expected.",
-    errors.UNAUTHENTICATED: "Keys are configured, and none or a wrong one was sent.",
-    errors.FORBIDDEN: "The key is good, but not for this.",
-    errors.NOT_FOUND: "No such model, task or route; a task of another tenant is none.",
-    errors.METHOD_NOT_ALLOWED: "The route exists, but not with this method; Allow names those it has.",
-    errors.REQUEST_TIMEOUT: "Header or body did not arrive in time.",
-    errors.IDEMPOTENCY_CONFLICT: "A request with the same id is in flight.",
-    errors.IDEMPOTENCY_MISUSE: "The Idempotency-Key, or the X-Request-Id of a task, was used for a request with another body or model.",
-    errors.PAYLOAD_TOO_LARGE: "The body is larger than the limit; it was not read.",
-    errors.HEADERS_TOO_LARGE: "Request line and header are larger than the limit.",
-    errors.REJECTED_BY_MODEL: "The model fails on this input even when it runs alone.",
-    errors.RATE_LIMITED: "The key is over its quota; Retry-After says when there is room again.",
-    errors.SHED: "At this load requests of this tier are refused.",
-    errors.INTERNAL: "A fault of the server.",
-    errors.BACKEND_ERROR: "The model failed for reasons of its own, and the retries are spent.",
-    errors.SERVICE_OVERLOADED: "The request could not be answered in time, or too many connections are open; "
-    "Retry-After is computed from how fast the queue drains.",
-    errors.NO_WORKERS: "No worker is healthy.",
-    errors.DRAINING: "This process is shutting down; another one may serve.",
-    errors.DEADLINE_EXCEEDED: "The deadline in the queue, on the GPU or in all has passed; the message says which.",
-}
-_EXPECTED = (
-    errors.BAD_REQUEST,
-    errors.UNAUTHENTICATED,
-    errors.FORBIDDEN,
-    errors.NOT_FOUND,
-    errors.REQUEST_TIMEOUT,
-    errors.IDEMPOTENCY_CONFLICT,
-    errors.PAYLOAD_TOO_LARGE,
-    errors.REJECTED_BY_MODEL,
-    errors.RATE_LIMITED,
-    errors.HEADERS_TOO_LARGE,
-    errors.BACKEND_ERROR,
-    errors.SERVICE_OVERLOADED,
-    errors.DEADLINE_EXCEEDED,
-)
-"""One code for each status that a native route can answer with."""
+_EXPECTED = tuple(name for name, code in errors.CODES.items() if code.native)
+"""Codes that a native route can answer with."""
 
 _ASKED = ("RequestId", "Timeout", "Tier", "Prefer", "IdempotencyKey", "CacheControl")
 """Parameters of a native route."""
@@ -87,14 +50,14 @@ def document(settings: Settings) -> dict[str, Any]:
         "components": components(settings),
         "x-headway-errors": [
             {
-                "error": errors.SHOWN.get(code, code),
-                "status": status,
-                "title": errors.TITLE[code],
-                "anchor": anchor(code),
-                "when": _WHEN[code],
-                "retry": code not in HOPELESS,
+                "error": code.shown or name,
+                "status": code.status,
+                "title": code.title,
+                "anchor": anchor(name),
+                "when": code.when,
+                "retry": not code.hopeless,
             }
-            for code, status in errors.STATUS.items()
+            for name, code in errors.CODES.items()
         ],
     }
 
@@ -187,7 +150,8 @@ def _tasks(settings: Settings) -> dict[str, Any]:
 
 
 def _refusals(*codes: str) -> dict[str, Any]:
-    return {str(errors.STATUS[code]): response(code) for code in codes}
+    """One answer for each status of `codes`; the first code of a status stands for all of them."""
+    return {str(errors.STATUS[code]): response(code) for code in reversed(codes)}
 
 
 def _security(settings: Settings) -> list[dict[str, list[str]]]:

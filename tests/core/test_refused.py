@@ -7,7 +7,7 @@ import pytest
 
 from headway.core import refused
 from headway.core.refused import MINUTE, Refused
-from headway.errors import CANCELLED, NOT_FOUND, RATE_LIMITED, STATUS
+from headway.errors import CANCELLED, NOT_FOUND, RATE_LIMITED
 from headway.model import LedgerRecord
 
 PLAIN = LedgerRecord(
@@ -71,7 +71,3 @@ def test_no_more_are_counted_at_a_time_than_there_is_room_for(monkeypatch: pytes
         assert [it.count(record(user=user), 0.0) for _ in range(2)] == [False, True]
     assert [early.user for early in it.ended(0.0)] == ["a"]
     assert [rest.user for rest in it.ended()] == ["b", "c"]
-
-
-def test_all_codes_of_refusals_are_codes_of_errors() -> None:
-    assert set(STATUS) > refused.REFUSALS

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.config import Settings
-from headway.errors import SHOWN, STATUS, TITLE, BadRequest, PayloadTooLarge
+from headway.errors import HOPELESS, SHOWN, STATUS, TITLE, BadRequest, PayloadTooLarge
 from headway.http.inference.codecs import (
-    HOPELESS,
     native,
     problem,
     problem_body,

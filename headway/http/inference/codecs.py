@@ -20,14 +20,7 @@ from headway.config import Settings
 from headway.core.parameters import decode as decode_parameters
 from headway.errors import (
     BACKEND_ERROR,
-    BAD_REQUEST,
-    FORBIDDEN,
-    HEADERS_TOO_LARGE,
-    IDEMPOTENCY_MISUSE,
-    METHOD_NOT_ALLOWED,
-    NOT_FOUND,
-    PAYLOAD_TOO_LARGE,
-    REJECTED_BY_MODEL,
+    HOPELESS,
     SHOWN,
     STATUS,
     TITLE,
@@ -39,21 +32,6 @@ from headway.model import Failure
 
 MAX_DEPTH = 32
 """Deepest nesting of `parameters`: a worker must be able to decode whatever was accepted at the door."""
-
-HOPELESS = frozenset(
-    (
-        BAD_REQUEST,
-        FORBIDDEN,
-        HEADERS_TOO_LARGE,
-        IDEMPOTENCY_MISUSE,
-        METHOD_NOT_ALLOWED,
-        NOT_FOUND,
-        PAYLOAD_TOO_LARGE,
-        REJECTED_BY_MODEL,
-        UNAUTHENTICATED,
-    )
-)
-"""Codes after which the same request will fail again."""
 
 _ABSENT = msgspec.Raw()
 _NUL = "the input contains U+0000, which not every model can hold; remove it"

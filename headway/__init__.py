@@ -19,8 +19,8 @@ The map of the house. Imports only point down the list, from package to package,
     storage      SQLite and PostgreSQL: the ledger and the keys
     runtime      what every loop uses: supervision, periods, deadlines, counters, the log
     ports        the Protocols between services and adapters
-    core         the pure rules: when a batch leaves, who rides, who gets in, what a failure leads to
     config       all settings, and the target that is served
+    core         the pure rules: when a batch leaves, who rides, who gets in, what a failure leads to
     model        the nouns: plain data
     errors       the tree of errors
 """

@@ -19,8 +19,8 @@ FLOORS: dict[str, int] = {
     "": 0,  # headway/__init__.py
     "errors": 0,
     "model": 0,
-    "config": 0,
     "core": 1,
+    "config": 2,
     "ports": 2,
     "runtime": 2,
     "brokers": 3,

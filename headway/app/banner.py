@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from headway.config import Settings
 from headway.config.target import RemoteTarget, Target, shown_target
+from headway.core.policies import POLICIES
 from headway.model import Role
 
 READY = "Ready."
@@ -77,7 +78,7 @@ def _wait(settings: Settings) -> str:
     if settings.max_wait_ms is None:
         return ""
     milliseconds = f"{settings.max_wait_ms:g} ms"
-    aims = settings.policy == "pid"
+    aims = POLICIES[settings.policy].aims
     return f", aiming at {milliseconds} of waiting" if aims else f", at most {milliseconds} for batch-mates"
 
 

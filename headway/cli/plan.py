@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headway.config import FIELDS
+from headway.simulator.scenario import POLICIES
+
 if TYPE_CHECKING:
     from headway.simulator.planner import Outlook, Plan
 
@@ -52,13 +55,13 @@ def plan(
         ),
     ] = None,
     policy: Annotated[
-        str, typer.Option(metavar="paced|window|table|pid|eager", help="When a batch leaves.", rich_help_panel=_MODEL)
+        str, typer.Option(metavar="|".join(POLICIES), help="When a batch leaves.", rich_help_panel=_MODEL)
     ] = "paced",
     max_wait_ms: Annotated[
         float | None,
         typer.Option(
             metavar="MS",
-            help="Longest wait for batch-mates. By default 40 for window and pid, none for paced.",
+            help=FIELDS["max_wait_ms"].metadata["help"],
             rich_help_panel=_MODEL,
         ),
     ] = None,

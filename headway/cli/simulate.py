@@ -8,6 +8,9 @@ from typing import Annotated
 
 import typer
 
+from headway.config import FIELDS
+from headway.simulator.scenario import POLICIES
+
 _LOAD, _MODEL, _BATCHING, _FLEET = "Load", "Model and GPUs", "Batching", "Gateways and shards"
 _FAILURES, _RESULT = "Failures", "Results"
 _SETTLING = 75.0
@@ -43,7 +46,7 @@ def simulate(
     ] = 1.5,
     policy: Annotated[
         str,
-        typer.Option(metavar="paced|window|table|pid|eager", help="When a batch leaves.", rich_help_panel=_BATCHING),
+        typer.Option(metavar="|".join(POLICIES), help="When a batch leaves.", rich_help_panel=_BATCHING),
     ] = "paced",
     compare: Annotated[
         bool, typer.Option("--compare", help="Run every policy on the same arrivals.", rich_help_panel=_BATCHING)
@@ -52,7 +55,7 @@ def simulate(
         float | None,
         typer.Option(
             metavar="MS",
-            help="Longest wait for batch-mates. By default 40 for window and pid, none for paced.",
+            help=FIELDS["max_wait_ms"].metadata["help"],
             rich_help_panel=_BATCHING,
         ),
     ] = None,
@@ -162,7 +165,7 @@ def simulate(
     from headway.load.spec import parse_mix
     from headway.simulator.engine import simulate as run
     from headway.simulator.report import describe, make_report
-    from headway.simulator.scenario import EVERYBODY, POLICIES, USUAL_MIX, Scenario, parse_kills, parse_steps
+    from headway.simulator.scenario import EVERYBODY, USUAL_MIX, Scenario, parse_kills, parse_steps
     from headway.simulator.table import show
     from headway.simulator.traffic import read_trace
 

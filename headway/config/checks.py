@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from headway.config import broker, database
+from headway.core import policies
 from headway.errors import SettingError
 
 if TYPE_CHECKING:
     from headway.config.settings import Settings
 
-POLICIES = ("paced", "window", "table", "pid")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 REMOTE_FORMATS = ("list", "inputs")
 CONTROL_CHARS = ("keep", "strip", "refuse")
@@ -113,8 +113,8 @@ def _timeouts(settings: Settings) -> None:
 
 
 def _policy(settings: Settings) -> None:
-    if settings.policy == "table" and settings.max_wait_ms is not None:
-        reason = "has no effect with `policy` table, which has waits of its own"
+    if policies.POLICIES[settings.policy].own_waits and settings.max_wait_ms is not None:
+        reason = f"has no effect with `policy` {settings.policy}, which has waits of its own"
         _refuse(settings, "max_wait_ms", reason, "Leave it out, or choose another policy.")
 
 
@@ -276,7 +276,7 @@ CHECKS: tuple[Callable[[Settings], None], ...] = (
     _between("max_input_chars", 0, 1 << 30),
     _between("max_parameters", 0, 10_000),
     _one_of("control_chars", CONTROL_CHARS),
-    _one_of("policy", POLICIES),
+    _one_of("policy", policies.NAMES),
     _one_of("log_level", LOG_LEVELS),
     _one_of("remote_format", REMOTE_FORMATS),
     _made_of("model", *_NAME),

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from headway.config.broker import shown_url
 from headway.config.checks import CHECKS
+from headway.core.policies import POLICIES
 
 PREFIX = "HEADWAY_"
 """What the name of an environment variable starts with."""
@@ -36,6 +38,21 @@ def _setting(default: Any, group: str, help_text: str, unit: str = "", show: Cal
 
 def _hidden(text: str) -> str:
     return "…"
+
+
+def _joined(words: Iterable[str], last: str) -> str:
+    """`words` as a list in a sentence, with `last` before the last one."""
+    *first, end = words
+    return f"{', '.join(first)} {last} {end}" if first else end
+
+
+def _unset_wait() -> str:
+    """What each policy does when no wait is configured, those of one wait together."""
+    named: dict[str, list[str]] = {}
+    for name, policy in POLICIES.items():
+        if not policy.own_waits:
+            named.setdefault("none" if math.isinf(policy.wait) else f"{policy.wait * 1000:g}", []).append(name)
+    return ", ".join(f"{wait} for {_joined(named[wait], 'and')}" for wait in sorted(named))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,10 +93,11 @@ class Settings:
     max_wait_ms: float | None = _setting(
         None,
         _BATCHING,
-        "Longest wait for batch-mates, for pid the wait it aims at; unset: 40 for window and pid, none for paced.",
+        f"Longest wait for batch-mates, for {_joined((name for name, policy in POLICIES.items() if policy.aims), 'and')} "
+        f"the wait it aims at; unset: {_unset_wait()}.",
         "ms",
     )
-    policy: str = _setting("paced", _BATCHING, "When a batch leaves: paced, window, table or pid.")
+    policy: str = _setting("paced", _BATCHING, f"When a batch leaves: {_joined(POLICIES, 'or')}.")
     max_queue: int = _setting(20_000, _BATCHING, "Most entries waiting at once, over all tiers.", "inputs")
     max_queue_mb: int = _setting(
         1024,

@@ -21,10 +21,10 @@ import hashlib
 import heapq
 import itertools
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import msgspec
 
-from headway.config import Settings
 from headway.core import failures
 from headway.core.fair_queue import QueuedEntry
 from headway.core.parameters import canonical
@@ -49,7 +49,31 @@ def digest(model: str, version: str, input: str, parameters: bytes) -> bytes:
     return hashed.digest()
 
 
-def shares_of(settings: Settings, id: str, asked: bytes, options: RequestOptions) -> tuple[DedupKey, ...]:
+class KeepTimes(Protocol):
+    """Settings of how long outcomes are kept, and for whom."""
+
+    @property
+    def result_ttl_s(self) -> float:
+        """Seconds for which the outcome of a task, or of an idempotency key, is kept."""
+        ...
+
+    @property
+    def cache(self) -> bool:
+        """Whether outputs are kept for identical requests that come later."""
+        ...
+
+    @property
+    def cache_ttl_s(self) -> float:
+        """Seconds for which outputs are kept for them."""
+        ...
+
+    @property
+    def collapse(self) -> bool:
+        """Whether identical requests at the same time run once."""
+        ...
+
+
+def shares_of(settings: KeepTimes, id: str, asked: bytes, options: RequestOptions) -> tuple[DedupKey, ...]:
     """Dedup keys of a request.
 
     Arguments:

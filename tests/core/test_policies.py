@@ -27,10 +27,6 @@ BUSY = Load(rate=1000.0, alpha=0.1, beta=0.0, slots=2, max_batch=100)
 each_policy = pytest.mark.parametrize("name", policies.NAMES)
 
 
-def test_there_are_four() -> None:
-    assert set(policies.NAMES) == {"paced", "window", "table", "pid"}
-
-
 @each_policy
 def test_a_lone_request_on_an_idle_system_leaves_at_once(name: str) -> None:
     queue = ModelQueue(QueueLimits(tiers=3, max_batch=32))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from headway import errors
+from headway.core import policies
 from headway.core.breaker import Breaker, State
 from headway.core.retry import MAX_ATTEMPTS, RetryBudget
 from headway.errors import (
@@ -35,7 +36,7 @@ def codes(replies: Sequence[Reply]) -> list[str]:
     return [reply.failure.code if reply.failure else "ok" for reply in replies]
 
 
-@pytest.mark.parametrize("policy", ["paced", "window", "table", "pid"])
+@pytest.mark.parametrize("policy", policies.NAMES)
 def test_a_lone_request_waits_for_nobody(policy: str) -> None:
     async def main(clock: Clock) -> None:
         async with Stand(clock, FakeBackend(0.1), policy=policy) as stand:

@@ -1,8 +1,10 @@
-"""The departure policies, one file each. `build` makes one by name; a new policy is one file and one line here."""
+"""The departure policies, one file each, and the table of their names. A new policy is one file and one line here."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from headway.core.departure import Policy
 from headway.core.policies.paced import Paced
@@ -13,13 +15,33 @@ from headway.core.policies.window import Window
 DEFAULT_WINDOW = 0.040
 """Seconds the policy `window` waits, and `pid` aims at, when no wait is configured."""
 
-_MAKERS: dict[str, Callable[[float | None], Policy]] = {
-    "paced": Paced,
-    "window": lambda wait: Window(DEFAULT_WINDOW if wait is None else wait),
-    "table": lambda wait: Table(),
-    "pid": lambda wait: Pid(DEFAULT_WINDOW if wait is None else wait),
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """All that settings, banner and documents have to know of one policy.
+
+    Attributes:
+        make: builds it for a wait in seconds.
+        wait: that wait when none is configured; infinite: as long as the policy likes.
+        aims: whether it aims at that wait, which is no bound then.
+        own_waits: whether it has waits of its own, so that none can be configured.
+    """
+
+    make: Callable[[float], Policy]
+    wait: float = math.inf
+    aims: bool = False
+    own_waits: bool = False
+
+
+POLICIES: dict[str, Kind] = {
+    "paced": Kind(Paced),
+    "window": Kind(Window, wait=DEFAULT_WINDOW),
+    "table": Kind(lambda wait: Table(), own_waits=True),
+    "pid": Kind(Pid, wait=DEFAULT_WINDOW, aims=True),
 }
-NAMES = tuple(_MAKERS)
+"""Every policy by the name that users write."""
+
+NAMES = tuple(POLICIES)
 
 
 def build(name: str, max_wait: float | None) -> Policy:
@@ -29,4 +51,5 @@ def build(name: str, max_wait: float | None) -> Policy:
         name: one of NAMES.
         max_wait: longest wait for batch-mates in seconds, or None for the policy's own.
     """
-    return _MAKERS[name](max_wait)
+    kind = POLICIES[name]
+    return kind.make(kind.wait if max_wait is None else max_wait)

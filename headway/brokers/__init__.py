@@ -1,1 +1,1 @@
-"""Where entries wait: in this process (`memory`) or in a server that many share (`redis`)."""
+"""Brokers, in which entries wait: in this process (`memory`), or in a server that many processes share (`redis`)."""

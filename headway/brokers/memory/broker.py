@@ -1,7 +1,7 @@
-"""The broker inside one process: `core.queue` with leases, a bell, and a mailbox for each gateway.
+"""The broker inside one process: `core.queue` with leases, wake-ups, and a mailbox for each gateway.
 
-Everything happens in one event loop and no method suspends half-way, so each is atomic. What is lost with the
-process is lost; the gateway that shares the process is lost with it.
+Everything happens in one event loop and no method suspends half-way, so each is atomic. A process that ends loses its
+entries, and with them the gateway that shares the process.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ from headway.ports import DeadLetters
 from headway.runtime.counters import Counters
 
 LEASE_SECONDS = 10.0
-"""How long a lease lasts unless it is extended."""
+"""Seconds for which a lease lasts unless it is extended."""
 REAP_EVERY = 0.05
-"""Most seconds between two calls of `reap`: how late an expiry may be."""
+"""Most seconds between two calls of `reap`, by which an expiry may be late."""
 GATHER = 0.001
-"""Seconds for which entries gather: calls cost little here."""
+"""Seconds for which a gateway lets entries gather before a call; calls cost little here."""
 QUEUE_BYTES = 1 << 30
-"""Most bytes of entries without an outcome, unless told otherwise."""
+"""Most bytes of entries without an outcome, by default."""
 ROOM_WAIT = 1.0
 """Seconds that a client is told to wait for room."""
 
@@ -74,12 +74,12 @@ class MemoryBroker:
     """Broker for one process. See `headway.ports.Broker` for the methods and the laws.
 
     Arguments:
-        models: what bounds the queue of each model served.
-        dead: where entries go that make the model fail.
-        counters: counts retries.
+        models: bounds of the queue of each model served.
+        dead: dead letters, where entries go that make the model fail.
+        counters: counters of retries.
         clock: monotonic seconds, of the same pace as the event loop's.
         rng: uniform in [0, 1).
-        kept: budgets of the outcomes that are kept.
+        kept: budgets of kept outcomes.
         queue_bytes: most bytes of entries that have no outcome yet.
     """
 
@@ -115,12 +115,14 @@ class MemoryBroker:
 
     @property
     def epoch(self) -> str:
-        """See Broker. What is lost with the process is lost with all who could ask."""
+        """See Broker. The state is lost only together with the process, and so with all gateways that could ask."""
         return "process"
 
     @property
     def memory_pressure(self) -> bool:
-        """See Broker. What waits is bounded tenant by tenant: there is room for who holds little."""
+        """See Broker. Always False: memory is bounded tenant by tenant, so there is room for a tenant that holds
+        little.
+        """
         return False
 
     @property
@@ -176,7 +178,7 @@ class MemoryBroker:
         return lease
 
     async def wait_for_work(self, slot: Slot, until: float | None) -> None:
-        """See Broker. The bell keeps its own timer, so `until` is not needed here."""
+        """See Broker. The wake-ups keep a timer of their own, so `until` is not needed here."""
         bell = self._bells[slot.model]
         sleeper = asyncio.get_running_loop().create_future()
         bell.idle[slot.worker] = sleeper
@@ -339,7 +341,7 @@ class MemoryBroker:
         return max(due - now, BELL_GRAIN)
 
     def _admit(self, entry: Entry, now: float) -> Failure | None:
-        """Judge an entry that is not known; it is charged when it is admitted."""
+        """Judge an entry that is not known. It is charged when it is admitted."""
         if entry.digest:
             entry = self._sharing.with_id(entry, now)
         limits = entry.limits
@@ -371,7 +373,7 @@ class MemoryBroker:
         return None
 
     def _join(self, entry: Entry, now: float) -> Failure | None:
-        """Join another's answer, or be offered."""
+        """Join another entry's answer, or be offered."""
         queued = queued_at(entry, now)
         joined = self._sharing.join(queued, now)
         if joined is None:
@@ -384,7 +386,7 @@ class MemoryBroker:
         return None
 
     def _let_go(self, queued: QueuedEntry, *, deleted: bool = False) -> None:
-        """Nobody waits for an entry itself any more; `deleted`: its outcome is not wanted either."""
+        """Let go of an entry that nobody waits for any more. `deleted`: its outcome is unwanted, too."""
         entry = queued.entry
         del self._entries[entry.tenant, entry.id]
         if self._sharing.active and entry.shares:
@@ -394,7 +396,7 @@ class MemoryBroker:
             queued.place = None
 
     def _ripple(self, ripple: Ripple, now: float) -> None:
-        """What follows for others."""
+        """Carry out the consequences of an event for other entries."""
         for queued in ripple.idle:
             self._queues[queued.entry.model].remove(queued)
         if ripple.replies:
@@ -403,7 +405,7 @@ class MemoryBroker:
             self._offer_anew(queued, now)
 
     def _offer_anew(self, queued: QueuedEntry, now: float) -> None:
-        """A follower whose leader was too late: it runs itself, or joins another, in the time that it has left."""
+        """Offer a follower whose leader was too late: it runs itself, or joins another, in the time that it has left."""
         entry, left = queued.entry, queued.due - now
         refusal = None
         place, queued.place = queued.place, None  # What is offered anew takes it over.
@@ -463,7 +465,7 @@ class MemoryBroker:
             self._mailboxes[gateway].put(owned)
 
     def _end(self, ended: Sequence[tuple[QueuedEntry, Reply]], now: float, *, late: bool = False) -> None:
-        """Entries have their outcomes, and so have those that joined them."""
+        """End entries that have their outcomes, and those that joined them."""
         for queued, reply in ended:
             wanted = not self._sharing.unwanted(queued)
             ripple = self._sharing.end(queued, reply, now, late=late)

@@ -13,11 +13,11 @@ _Key = tuple[str, str]
 
 
 class DeadLetterBox:
-    """Dead letters in memory. When there are too many, the tenant that has most of them loses its oldest; when they are too
-    large, the one that has most bytes of them.
+    """Dead letters in memory. Too many: the tenant with most of them loses its oldest. Too large: the one with most
+    bytes does.
 
     Arguments:
-        capacity: most letters.
+        capacity: most dead letters.
         capacity_bytes: most bytes of input, parameters and error in all of them together.
     """
 
@@ -72,5 +72,5 @@ def _key(letter: DeadLetter) -> _Key:
 
 
 def _letter_bytes(letter: DeadLetter) -> int:
-    """About what a letter takes, more than nothing: text counts four bytes a character, the most that Python needs."""
+    """Estimate of a dead letter's bytes, at least 1. Text counts four bytes a character, the most that Python needs."""
     return 1 + 4 * (len(letter.entry.input) + len(letter.error)) + len(letter.entry.parameters)

@@ -1,4 +1,4 @@
-"""The fleet of one process: itself."""
+"""The fleet of one process, whose only member is that process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headway.model import Capacity, ProcessInfo
 
 
 class MemoryFleet:
-    """Members, leader and capacities in memory. See `headway.ports.Fleet`.
+    """Processes, leader and capacities in memory. See `headway.ports.Fleet`.
 
     Arguments:
         clock: monotonic seconds.

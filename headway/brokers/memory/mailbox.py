@@ -1,4 +1,4 @@
-"""Where replies wait for their gateway, in memory."""
+"""Mailboxes in memory, in which replies wait for their gateway."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headway.model import Reply
 
 
 class Mailbox:
-    """Replies to one gateway, kept until it asks with a later cursor."""
+    """Replies to one gateway, kept until the gateway asks with a later cursor."""
 
     def __init__(self) -> None:
         self.replies: list[Reply] = []

@@ -1,4 +1,4 @@
-"""Outcomes of queued entries, as the broker in memory hands them out."""
+"""Outcomes of queued entries, as the memory broker hands them out."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from headway.model import BatchRun, DeadLetter, Failure, Reply
 def reply_to(
     member: QueuedEntry, left_at: float, output: str | None, failure: Failure | None, ran: BatchRun | None
 ) -> Reply:
-    """The reply to an entry that waited until instant `left_at`."""
+    """Reply to an entry that waited until instant `left_at`."""
     entry = member.entry
     waited = left_at - member.arrived
     return Reply(entry.id, entry.tenant, output, failure, ran, waited, member.attempts, nonce=entry.nonce)
 
 
 def lateness_of(member: QueuedEntry, slots: int, now: float) -> Failure:
-    """Why an entry that is overdue at instant `now` got no output; `slots` GPUs are live."""
+    """Failure of an entry that is overdue at instant `now`; `slots` GPUs are live."""
     return failures.lateness(now - member.arrived, member.attempts, slots, now >= member.queue_due)
 
 

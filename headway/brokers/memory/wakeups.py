@@ -1,4 +1,4 @@
-"""The bell that wakes idle workers, in one event loop."""
+"""Wake-ups of idle workers, in one event loop."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import math
 from collections.abc import Callable
 
 BELL_GRAIN = 0.001
-"""Least seconds a timer is set for: event loops count in milliseconds."""
+"""Least seconds for which a timer is set, as event loops count in milliseconds."""
 
 
 class Wakeups:
     """Idle workers of one model, first come first woken, and the timer that wakes the next.
 
-    A woken worker is `coming` until it claims. Meanwhile nobody else is woken: its claim rings for what it leaves.
+    A woken worker is `coming` until it claims. Meanwhile no other worker is woken: its claim wakes one for what it
+    leaves.
     """
 
     def __init__(self) -> None:
@@ -23,14 +24,14 @@ class Wakeups:
         self.rings_at = math.inf
 
     def wake(self, worker: str) -> None:
-        """Wake an idle worker; it is coming then."""
+        """Wake an idle worker, which is `coming` from then on."""
         sleeper = self.idle.pop(worker, None)
         if sleeper is not None and not sleeper.done():
             sleeper.set_result(None)
             self.coming.add(worker)
 
     def arm(self, at: float, now: float, ring: Callable[[], None]) -> None:
-        """Have `ring` called at instant `at`, or before: a timer that is set for earlier is left, as it asks again."""
+        """Call `ring` at instant `at`, or before: a timer that is set for earlier is left, as it asks again."""
         if at < self.rings_at:
             if self.timer is not None:
                 self.timer.cancel()

@@ -1,7 +1,7 @@
-"""The broker over Redis: queues in the server, each atomic step a function there, and the laws kept there.
+"""The broker over Redis: queues in the server, where each atomic step is a function that keeps the laws.
 
-Entries are dealt out to the shards of their model in turn; a replay goes where the entry went. A slot claims at its home
-shard, and now and then looks whether another one is behind and needs help.
+Entries are dealt out to the shards of their model in turn; a replay goes where the entry went. A slot claims at its
+home shard, and now and then looks whether another shard is behind and needs help.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ from headway.runtime.counters import Counters
 log = structlog.get_logger(__name__)
 
 LEAST_GATHER, MOST_GATHER = 0.001, 0.004
-"""Seconds for which entries gather: a tenth of the headway, within these."""
+"""Bounds in seconds of the time for which entries gather, which is a tenth of the headway."""
 MOST_PAUSE = 0.4
-"""Most seconds between two looks at other shards: the pause doubles while a slot rests."""
+"""Most seconds between two looks at other shards. The pause doubles while a slot rests."""
 KEPT_SHARE = 0.25
-"""Most of a server's `maxmemory` for kept outcomes: what waits is then never refused because of them."""
+"""Most of a server's `maxmemory` for kept outcomes, as a share, so that they never cause a refusal."""
 RUNNING = 1_000
 """Most leases whose waits are remembered until they end."""
 
@@ -66,23 +66,23 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class _Doubt:
-    """A claim that was not answered: it may have been granted, and is to be repeated where it was made."""
+    """Claim without an answer. It may have been granted, and is to be repeated at the same shard."""
 
     queue: Queue
     token: str
 
 
 class RedisBroker:
-    """See `headway.ports.Broker` for the methods and the laws.
+    """Broker over Redis. See `headway.ports.Broker` for the methods and the laws.
 
     Arguments:
-        link: to the server, opened.
-        models: what bounds the queue of each model served.
-        counters: counts retries.
+        link: connection to the server, opened.
+        models: bounds of the queue of each model served.
+        counters: counters of retries.
         rng: uniform in [0, 1).
         shards: queues that each model is split into.
-        lease_seconds: how long a lease lasts unless it is extended.
-        kept: budgets of the outcomes that are kept, of each server.
+        lease_seconds: seconds for which a lease lasts unless it is extended.
+        kept: budgets of kept outcomes, of each server.
     """
 
     def __init__(
@@ -133,12 +133,12 @@ class RedisBroker:
 
     @property
     def memory_pressure(self) -> bool:
-        """See Broker: above four fifths of `maxmemory`, at any server."""
+        """See Broker: whether any server uses more than four fifths of its `maxmemory`."""
         return self._link.memory_pressure
 
     @property
     def kept(self) -> KeptLimits:
-        """See Broker. In a cluster, of one queue: its outcomes lie on one server, and are counted there."""
+        """See Broker. In a cluster, budgets of one queue: its outcomes lie on one server, and are counted there."""
         return self._kept_by_queue()
 
     def _kept_by_queue(self) -> KeptLimits:
@@ -153,7 +153,7 @@ class RedisBroker:
         return kept
 
     async def close(self) -> None:
-        """Stop listening and reading; the link stays open."""
+        """Stop listening and reading. The connection to the server stays open."""
         await self._places.close()
         for box in self._mailboxes.values():
             await box.close()
@@ -329,7 +329,7 @@ class RedisBroker:
         return [TierDepth(model, tier, depth, oldest) for (model, tier), (depth, oldest) in sums.items()]
 
     async def loads(self) -> Mapping[str, Load]:
-        """See Broker. Of several shards: their sums, and the costs of those that have seen most batches."""
+        """See Broker. Of several shards: their sums, and the costs of the shards that have seen most batches."""
         found: dict[str, list[Load]] = {}
         for queue, look in zip(self._every, await self._look(), strict=True):
             found.setdefault(queue.model, []).append(look.load)
@@ -370,7 +370,9 @@ class RedisBroker:
         return claimed.lease
 
     async def _refuse_batch(self, claimed: Granted) -> NoWork:
-        """A batch with an entry that this release cannot read: the retry plan finds who can, or who it is."""
+        """Give back a batch with an entry that this release cannot read. The retry plan finds the entry, or a worker
+        that can.
+        """
         worker = claimed.lease.slot.worker
         log.error("a batch cannot be read", worker=worker, error=claimed.unreadable)
         await self.release(claimed.lease, BatchFailure(Cause.BAD_OUTPUT, claimed.unreadable, worker))
@@ -402,7 +404,7 @@ class RedisBroker:
 
 
 async def _all(*calls: Awaitable[T]) -> list[T]:
-    """The answers to calls that are made at once. When one fails that is raised, but not before all have ended."""
+    """Answers to calls that are made at once. The first error is raised after all calls have ended."""
     answers = await asyncio.gather(*calls, return_exceptions=True)
     for answer in answers:
         if isinstance(answer, BaseException):

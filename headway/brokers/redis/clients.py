@@ -1,8 +1,8 @@
-"""From a broker's URL to a client: for one server, Sentinel or Cluster, each with or without TLS.
+"""Clients made from a broker's URL: for one server, Sentinel or Cluster, each with or without TLS.
 
 What follows a `?` in the URL are options, as in rediss://HOST:PORT/0?ssl_ca_certs=/etc/headway/ca.pem; see
-`headway.config.broker.OPTIONS`. Nothing is tried twice: a command that was not answered may have been done, and only the
-caller knows whether it can be repeated. Answers are bytes.
+`headway.config.broker.OPTIONS`. Nothing is tried twice: a command that was not answered may have been done, and only
+the caller knows whether it can be repeated. Answers are bytes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ REDIS_PORT, SENTINEL_PORT = 6379, 26379
 
 
 class Client(Protocol):
-    """Asks the servers behind a URL; connects when first asked.
+    """Client of the servers behind a URL. It connects at the first call.
 
     Attributes:
         mode: `cluster`, `sentinel` or `standalone`.
@@ -42,11 +42,11 @@ class Client(Protocol):
         ...
 
     async def call(self, key: str, *command: Any) -> Any:
-        """The plain answer of the server that has a key, to a command of bytes, text and numbers."""
+        """Plain answer of the server that has a key, to a command of bytes, text and numbers."""
         ...
 
     async def everywhere(self, *command: Any) -> list[Any]:
-        """What each server that has keys answers to a command without any, as redis-py reads it."""
+        """Answers of all servers that have keys to a command without any, as redis-py reads them."""
         ...
 
     def place_of(self, key: str) -> str:
@@ -54,11 +54,11 @@ class Client(Protocol):
         ...
 
     async def leave(self, address: Address) -> None:
-        """A server said that it is not the one to ask: find out anew who is."""
+        """Stop asking a server that said that it is not the one to ask, and find out anew which one is."""
         ...
 
     async def renew(self) -> None:
-        """Make all connections anew, with what the files of the URL hold now."""
+        """Make all connections anew, with the present content of the files of the URL."""
         ...
 
     async def close(self) -> None:
@@ -182,7 +182,11 @@ def _followers(
 
 
 def check_files(url: str) -> None:
-    """Raises SettingError when a file that the URL names cannot be used now."""
+    """Try the files that the URL names.
+
+    Raises:
+        SettingError: one of them cannot be used now.
+    """
     parts = urlsplit(url)
     if parts.scheme.startswith("rediss"):
         _secured(url, dict(parse_qsl(parts.query)))
@@ -201,7 +205,7 @@ def _hosts(parts: SplitResult, default: int) -> list[tuple[str, int]]:
 
 
 def _login(parts: SplitResult) -> dict[str, Any]:
-    """User and password. They are not read from the URL by urlsplit, which knows only one host."""
+    """User and password of a URL. urlsplit does not find them, as it knows only one host."""
     credentials, at, _ = parts.netloc.rpartition("@")
     user, _, password = credentials.partition(":")
     return {"username": unquote(user) or None, "password": unquote(password) or None} if at else {}
@@ -213,7 +217,7 @@ def _sentinel_login(given: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _secured(url: str, given: Mapping[str, str]) -> dict[str, Any]:
-    """What TLS needs to know; the files are tried, as they would only be read with the first connection."""
+    """Options of TLS. The files are tried here, as they would only be read with the first connection."""
     found: dict[str, Any] = {"ssl_check_hostname": given.get("ssl_check_hostname", "true").lower() != "false"}
     found |= {name: given[name] for name in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile") if name in given}
     try:

@@ -1,7 +1,7 @@
-"""A Redis Cluster: which node has a key.
+"""Client of a Redis Cluster, with a map of the nodes that have each key.
 
-redis-py has a client for clusters, too. But it would ask one node for the keys of each call of a function, with all that
-the call carries, and while one node is silent it has the calls to all others wait for that one.
+redis-py has a client for clusters, too. But it would ask one node for the keys of each call of a function, with all
+that the call carries, and while one node is silent it has the calls to all others wait for that one.
 
     map not known ──first call──▶ known ──a node is silent, or has moved──▶ in doubt
                                     ▲                                         │ asked for in the background
@@ -24,18 +24,18 @@ from headway.brokers.redis.server import Server
 from headway.errors import BrokerUnavailable
 
 MOVES = 4
-"""How often a call is sent on to the node that a key has moved to."""
+"""Most times that a call is sent on to the node that a key has moved to."""
 REFRESH_EVERY = 0.1
-"""Least seconds between two looks at who has which slots."""
+"""Least seconds between two reads of the map of slots."""
 
 
 class Cluster:
-    """Knows its nodes, and asks them.
+    """Client of the nodes of a cluster.
 
     Arguments:
-        seeds: addresses of some of them.
-        make: builds what asks one.
-        timeout: longest time for a call, seconds; infinite for none.
+        seeds: addresses of some of the nodes.
+        make: builds the client of one node.
+        timeout: longest time in seconds for a call; infinite for none.
     """
 
     mode = "cluster"
@@ -125,7 +125,7 @@ class Cluster:
         return self._owners[place]
 
     async def _look(self, wait: bool = False) -> None:
-        """See to it that the map is learnt anew. Whoever has one uses it meanwhile, unless it is to `wait`."""
+        """Have the map learnt anew. A call that has a map uses it meanwhile, unless it is to `wait`."""
         loop = asyncio.get_running_loop()
         if (self._looking is None or self._looking.done()) and loop.time() - self._looked_at >= REFRESH_EVERY:
             self._looked_at = loop.time()
@@ -134,7 +134,7 @@ class Cluster:
             await asyncio.shield(self._looking)
 
     async def _learn(self) -> None:
-        """Learn the map from the first node that tells it: those first that are not known to be silent."""
+        """Learn the map from the first node that tells it. Nodes that are known to be silent come last."""
         known = dict.fromkeys([*self._owners, *self._seeds])
         failed: RedisError | OSError | TimeoutError | None = None
         for address in sorted(known, key=lambda one: one in self._silent):
@@ -160,6 +160,6 @@ class Cluster:
 
 
 def _text(name: str | bytes | None) -> str:
-    """A node's host; empty when it does not know its own, or will not tell."""
+    """Host of a node; empty when the node does not know its own, or will not tell."""
     text = name.decode() if isinstance(name, bytes) else name or ""
     return "" if text == "?" else text

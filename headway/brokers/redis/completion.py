@@ -1,5 +1,8 @@
-"""The bound on the outputs of one completion: a server that takes or sends hundreds of MB does nothing else for seconds,
-and every process of the fleet takes it for gone."""
+"""Bound on the outputs of one completion.
+
+A server that takes or sends hundreds of MB does nothing else for seconds, and every process of the fleet takes it for
+gone.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,10 @@ TOO_MUCH = "the outputs of its batch come to more than {most} MiB, and there was
 
 
 def fitting(entries: Sequence[Entry], items: Sequence[ItemResult], most: int = MOST_BYTES) -> Sequence[ItemResult]:
-    """The items with no more bytes of outputs than a completion may carry; the other outputs become failures.
+    """Cut the outputs of a batch to the bytes that a completion may carry; the other outputs become failures.
 
-    Tenants share the room, and each one's smallest outputs come first. An output of an entry with shares counts twice, as
-    it is sent twice.
+    Tenants share the bytes, and each one's smallest outputs come first. An output of an entry with dedup keys counts
+    twice, as it is sent twice.
     """
     if 2 * 4 * sum(len(item.output or "") for item in items) <= most:  # Mostly; no character takes more than 4 bytes.
         return items

@@ -1,7 +1,8 @@
-"""The way to Redis or Valkey: calls of the library of functions, blocking reads, and what both may come to.
+"""Connection to Redis or Valkey: calls of the library of functions, blocking reads, and their errors.
 
-Every call has a deadline and is tried once: a command that timed out may have been done, and only the caller knows whether
-it can be repeated. Calls, claims and blocking reads have connections of their own, so that neither waits for the other.
+Every call has a deadline and is tried once: a command that timed out may have been done, and only the caller knows
+whether it can be repeated. Calls, claims and blocking reads have connections of their own, so that neither waits for
+the other.
 """
 
 from __future__ import annotations
@@ -32,43 +33,43 @@ from headway.errors import BrokerUnavailable, SettingError
 log = structlog.get_logger(__name__)
 
 BLOCK = 2.0
-"""Longest blocking read, seconds: after that the connection is known to live, or not."""
+"""Longest blocking read in seconds, after which a connection is known to live, or not."""
 OLDEST = (7, 0)
-"""The first version of the server that has functions, which the steps are."""
+"""Oldest version of the server that has functions."""
 MEMORY_AGE = 1.0
 """Seconds for which the share of memory in use is believed."""
 SCARCE = 0.8
-"""Share of `maxmemory` in use above which nothing new is taken in."""
+"""Share of `maxmemory` in use above which no new entry is admitted."""
 KEEPING = "noeviction"
-"""The eviction policy under which nothing that waits is thrown away."""
+"""Eviction policy under which no waiting entry is thrown away."""
 LOADS = 3
-"""How often a call brings the library into the server, should it be lost again and again."""
+"""Most times that a call loads the library into the server, should it be lost again and again."""
 NEEDED = "+@read +@write -@dangerous +fcall +function|load +time +info +config|get"
-"""What a user must be allowed, as in ACL SETUSER; `+cluster|slots` besides in a cluster."""
+"""Rights that a user needs, as in ACL SETUSER; `+cluster|slots` besides in a cluster."""
 MISSING = "Function not found"
-"""What the server says of a function of a library that it lacks."""
+"""Text of the server's error for a function of a library that it lacks."""
 TROUBLE = (RedisError, OSError, TimeoutError, asyncio.IncompleteReadError)
-"""What redis-py raises when there is no answer."""
+"""Exceptions that redis-py raises when there is no answer."""
 CLOSED = "the handler is closed"
-"""What uvloop says, as a RuntimeError, of a write to a connection that was reset just before."""
+"""Text of uvloop's RuntimeError at a write to a connection that was reset just before."""
 
 T = TypeVar("T")
 
 
 class RedisConnection:
-    """One process's way to the server.
+    """Connection of one process to the server.
 
     Arguments:
         url: see `headway.config`, setting `broker`.
-        prefix: what all keys begin with.
-        timeout: longest time for a call, seconds.
+        prefix: text that all keys begin with.
+        timeout: longest time in seconds for a call.
         clock: instants that the server uses in place of its own clock; for tests.
-        process: name of this process among all; its bells are found by it.
+        process: name of this process, unique in the fleet; its wake-up lists are found by it.
 
     Attributes:
         prefix, process: as given.
-        servers: how many there are.
-        smallest_memory: `maxmemory` in bytes of the one that has least; 0: there is no limit, or it is not known yet.
+        servers: number of servers.
+        smallest_memory: least `maxmemory` of all servers in bytes; 0: there is no limit, or it is not known yet.
 
     Raises:
         SettingError: a file that the URL names cannot be used.
@@ -95,24 +96,24 @@ class RedisConnection:
         self._loads: dict[str, int] = {}
         self._scarce = False
         self._evicts = ""
-        """Eviction policies that were seen and throw away what waits."""
+        """Eviction policies that were seen and throw waiting entries away."""
         self.servers, self.smallest_memory = 1, 0
         self._memory_at = -math.inf
         self._looking: asyncio.Task[None] | None = None
         self._closed = False
         self._unfit = ""
-        """Why the server will not do, as far as is known."""
+        """Reason for which the server cannot be used; empty as far as is known."""
 
     def clock_text(self) -> str:
-        """What scripts take for their clock: nothing, for the server's own."""
+        """Clock argument of the functions: empty for the server's own clock."""
         return "" if self._clock is None else repr(self._clock())
 
     async def open(self) -> None:
-        """Connect and see that the server can be used; if not, nobody is let through to it.
+        """Connect, and check that the server can be used. If it cannot, every later call fails.
 
         Raises:
-            SettingError: it cannot: it is too old, it would evict what waits, it lets nobody in so, or is not trusted.
-            BrokerUnavailable: it is not there.
+            SettingError: the server is too old, evicts waiting entries, refuses this user, or is not trusted.
+            BrokerUnavailable: the server is not there.
         """
         self._unfit = ""
         self._calls.watch()
@@ -152,17 +153,17 @@ class RedisConnection:
             raise SettingError("broker", self._shown, f"is not trusted: {str(exc).rstrip('.')}", hint) from exc
 
     async def renew(self) -> None:
-        """Connect anew, with what the files of the URL hold now.
+        """Connect anew, with the present content of the files of the URL.
 
         Raises:
-            SettingError: one cannot be used; the connections stay as they are.
+            SettingError: a file cannot be used; the connections stay as they are.
         """
         await asyncio.to_thread(check_files, self._url)
         for client in (self._calls, self._claims, self._reads):
             await client.renew()
 
     async def close(self) -> None:
-        """Let go of all connections; whoever calls from now on hears that the broker is gone."""
+        """Close all connections. Later calls raise BrokerUnavailable."""
         self._closed = True
         if self._looking is not None:
             self._looking.cancel()
@@ -180,7 +181,7 @@ class RedisConnection:
         return await self._ask(lambda: self._run(self._calls, function, key, arguments))
 
     async def claim(self, function: str, key: str, *arguments: Any) -> Any:
-        """The same over the connections for claims."""
+        """Run a function like `call`, over the connections for claims."""
         return await self._ask(lambda: self._run(self._claims, function, key, arguments))
 
     async def pop(self, key: str) -> bytes | None:
@@ -190,7 +191,7 @@ class RedisConnection:
         return None if found is None else found[1]
 
     async def stream(self, key: str, after: bytes) -> list[tuple[bytes, dict[bytes, bytes]]]:
-        """Wait for what comes into a stream after an id; nothing when nothing did for a while. Raises BrokerUnavailable."""
+        """Wait for entries of a stream after an id; empty when none came for a while. Raises BrokerUnavailable."""
         wait = 0 if math.isinf(self._block) else int(self._block * 1000)
         found = await self._ask(
             lambda: self._reads.call(key, "XREAD", "BLOCK", wait, "STREAMS", key, after), self._block
@@ -204,19 +205,19 @@ class RedisConnection:
 
     @property
     def memory_pressure(self) -> bool:
-        """Whether the server's memory was nearly full when last looked at, about a second ago at most."""
+        """Whether the server's memory was nearly full at the last look, at most about a second ago."""
         self.look_soon()
         return self._scarce
 
     def look_soon(self) -> None:
-        """Look at the server's memory, and at what it does when that is full, unless it was done within a second."""
+        """Read the server's memory use and eviction policy, unless that was done within a second."""
         loop = asyncio.get_running_loop()
         if loop.time() - self._memory_at > MEMORY_AGE and (self._looking is None or self._looking.done()):
             self._memory_at = loop.time()
             self._looking = loop.create_task(self._look_at_memory())
 
     async def is_scarce(self) -> bool:
-        """The same; but a shortage that was seen long ago is looked for anew, rather than believed."""
+        """Whether the server's memory is nearly full. An old shortage is looked at anew, rather than believed."""
         stale = self._scarce and asyncio.get_running_loop().time() - self._memory_at > 2 * MEMORY_AGE
         if not (self.memory_pressure and stale) or self._looking is None:
             return self._scarce
@@ -237,7 +238,7 @@ class RedisConnection:
             self.smallest_memory = min((node["maxmemory"] for node in nodes if node.get("maxmemory")), default=0)
 
     def _note_policies(self, policies: set[str]) -> None:
-        """Say when the eviction policy was changed after the start, and when it is right again."""
+        """Log when the eviction policy was changed after the start, and when it is right again."""
         wrong = ", ".join(sorted(policies - {KEEPING}))
         if wrong and wrong != self._evicts:
             hint = f"CONFIG SET maxmemory-policy {KEEPING}"
@@ -261,8 +262,9 @@ class RedisConnection:
         raise BrokerUnavailable(f"the broker at {self._shown} loses its functions again and again")
 
     async def _load(self, client: Client, key: str, known: Mapping[str, int]) -> None:
-        """Bring the library into the server that has `key`: a restart or a flush has lost it. Of many who find that out
-        at once, one does so."""
+        """Load the library into the server that has `key`, after a restart or a flush. Of many calls that miss it, one
+        does so.
+        """
         async with self._loading:
             place = client.place_of(key)
             if self._loads.get(place, 0) == known.get(place, 0):
@@ -271,7 +273,7 @@ class RedisConnection:
                 log.info("the broker has got its functions again")
 
     async def _ask(self, act: Callable[[], Awaitable[T]], wait: float = 0.0) -> T:
-        """The answer to `act`, which may wait for so many seconds and then take as long as any other."""
+        """Answer to `act`, which may wait for `wait` seconds and then take as long as any other call."""
         if self._closed:
             raise BrokerUnavailable("the connection to the broker is closed")
         if self._unfit:
@@ -319,7 +321,7 @@ class RedisConnection:
                 raise SettingError("broker", self._shown, reason, hint)
 
     async def _try_library(self) -> None:
-        """Bring the library in, and call it. A user who may not do the first finds it there, or fails in the second."""
+        """Load the library, and call it. A user without the right to load finds it there, or fails in the call."""
         with contextlib.suppress(RefusedCommand):
             await self._ask(lambda: self._calls.everywhere("FUNCTION LOAD", "REPLACE", self._source))
         await self.call("leave", f"{self.prefix}:{{fleet}}:", self.clock_text(), "")
@@ -342,11 +344,11 @@ class NoDatabase(BrokerUnavailable):
 
 
 class OutOfMemory(BrokerUnavailable):
-    """The server has no room for anything new. What was asked was not done."""
+    """The server has no room for new keys. The call changed nothing."""
 
 
 def _told(exc: BaseException, shown: str) -> BrokerUnavailable:
-    """What redis-py raised, in the house's words. It may have wrapped what says most."""
+    """Error of redis-py in Headway's words. The cause that it wraps may say most."""
     said = f"the broker at {shown} {'answers' if isinstance(exc, ResponseError | Deposed) else 'does not answer'}: {_text(exc)}"
     cause: BaseException | None = exc
     while cause is not None:

@@ -16,13 +16,14 @@ log = structlog.get_logger(__name__)
 
 
 class RedisDeadLetters:
-    """See `headway.ports.DeadLetters`. The steps that end an entry write its letter in the same instant, so `add` is only
-    for letters from elsewhere.
+    """Dead letters in Redis. See `headway.ports.DeadLetters`.
+
+    The step that ends an entry writes its dead letter in the same instant, so `add` is only for letters from elsewhere.
 
     Arguments:
-        link: to the server.
+        link: connection to the server.
         models: names of the models.
-        shards: queues that each is split into.
+        shards: queues that each model is split into.
     """
 
     def __init__(self, link: RedisConnection, models: Iterable[str], shards: int = 1) -> None:
@@ -49,7 +50,9 @@ class RedisDeadLetters:
         return found[:limit]
 
     async def find(self, id: str, tenant: str | None = None) -> Sequence[DeadLetter]:
-        """See DeadLetters. Who died again in another shard has a letter there, too: the newest is the one."""
+        """See DeadLetters. An entry that died again in another shard has a dead letter there, too: the newest is the
+        one.
+        """
         found = await self._ask("letters_of", *_whose(id, tenant))
         letters = [letter for packed in found for one in packed if (letter := _read(one)) is not None]
         letters.sort(key=lambda letter: letter.died_at)
@@ -72,7 +75,7 @@ def _whose(id: str, tenant: str | None) -> tuple[str, ...]:
 
 
 def _read(packed: bytes) -> DeadLetter | None:
-    """One that a later release has written cannot be shown; it stays where it is."""
+    """Read a dead letter; None, and it stays where it is, when a later release has written it."""
     try:
         return wire.read_letter(packed)
     except wire.UNREADABLE as exc:

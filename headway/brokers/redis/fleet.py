@@ -1,4 +1,4 @@
-"""Who is there, who leads, and what the fleet can carry; in the server."""
+"""The fleet, in the server: its processes, their leader, and the capacities."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from headway.model import Capacity, ProcessInfo
 
 
 class RedisFleet:
-    """See `headway.ports.Fleet`.
+    """Fleet in Redis. See `headway.ports.Fleet`.
 
     Arguments:
-        link: to the server.
+        link: connection to the server.
     """
 
     def __init__(self, link: RedisConnection) -> None:

@@ -1,6 +1,6 @@
 """The library of functions that runs inside the server, put together from `lua/`.
 
-Its numbers are the ones of `headway.core`, so that they are written down once. Its name is made of its text: processes of
+Its numbers are those of `headway.core`, so that they are written down once. Its name is made of its text: processes of
 two releases load theirs side by side and work on the same keys.
 """
 
@@ -30,20 +30,21 @@ from headway.errors import REJECTED_BY_MODEL
 from headway.model import BatchFailure, Cause
 
 LAYOUT = "headway3"
-"""What is stored in the server, and how. Changes when releases on either side of a change could not share it."""
+"""Version of what is stored in the server. It changes when releases on either side of a change could not share that."""
 
 RULE_AGE = 0.1
 """Seconds for which a rule, and the load it was made of, are good. Older ones are made anew."""
 COMING_SECONDS = 0.1
-"""For how long a slot that was woken is waited for, before another one is."""
+"""Seconds that a woken slot has to claim, before another one is woken."""
 WATCH_GRACE = 0.03
 """Seconds after which the slot on watch is taken for gone."""
 REAP_EVERY = 0.05
-"""Most seconds between two reaps: how late an expiry may be."""
+"""Most seconds between two reaps, by which an expiry may be late."""
 REAPER_SECONDS = 0.25
-"""For how long one process is the one that reaps."""
+"""Seconds for which one process is the one that reaps."""
 STANDBY_SECONDS = 0.1
-"""How often others look whether it still is: each, on average, after half of this times their number."""
+"""Seconds between two tries of another process to reap. On average each process waits half of this times their number.
+"""
 
 _FIGURES = (
     "born", "seq", "fence", "group", "fresh", "suspects", "groups", "suspects_due", "odd", "oldest", "due",
@@ -177,7 +178,7 @@ def _causes(name: str, causes: Iterable[Cause]) -> str:
 _BODY = _body()
 
 VERSION = f"{LAYOUT}_{hashlib.sha256(_BODY.encode()).hexdigest()[:8]}"
-"""Name of the library, with which its functions begin. It tells its text, so that no release takes away another's."""
+"""Name of the library, with which its functions begin. It holds a hash of the text, so that releases do not clash."""
 
 
 def source() -> str:

@@ -1,4 +1,6 @@
-"""Replies to one gateway: read on from the last id in each queue's stream, kept until the gateway asks for what follows."""
+"""Mailbox of one gateway. It reads each queue's stream on from the last id, and keeps replies until the gateway asks
+on.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,12 @@ from headway.model import Reply
 log = structlog.get_logger(__name__)
 
 FIRST = b"0-0"
-"""The id before all others."""
+"""Id before all others of a stream."""
 
 
 @dataclass(slots=True)
 class _Read:
-    """One stream entry's replies, and where it came from; `born` is of the server's state that it belongs to."""
+    """Replies of one stream entry, and their queue. `born` names the server's state that it belongs to."""
 
     queue: Queue
     born: float
@@ -31,7 +33,7 @@ class _Read:
 
 @dataclass(slots=True)
 class _Stream:
-    """How far a queue's stream was read; `epoch` is of the server's state that the id belongs to."""
+    """Position up to which a queue's stream was read. `epoch` names the server's state that the id belongs to."""
 
     queue: Queue
     last: bytes = FIRST
@@ -40,10 +42,10 @@ class _Stream:
 
 
 class Mailbox:
-    """The replies to one gateway out of all queues.
+    """Replies to one gateway out of all queues.
 
     Arguments:
-        gateway: its name.
+        gateway: id of the gateway.
         queues: the queues.
     """
 
@@ -71,7 +73,7 @@ class Mailbox:
         return replies, self._acknowledged + len(replies)
 
     async def close(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         tasks = [stream.task for stream in self._streams if stream.task is not None]
         for task in tasks:
             task.cancel()

@@ -1,4 +1,4 @@
-"""What this process has heard of rate limits: until when something is owed to each."""
+"""Rate-limit debts that this process has heard of: until when something is owed to each limit."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from headway.model import Limit
 
 LEAST = 10_000
-"""Limits that are remembered before those are dropped to which nothing is owed."""
+"""Limits that are remembered before those without debt are dropped."""
 
 
 class Owed:
-    """Remembers it, on the event loop's clock. What is owed only grows, so what was heard is never too much."""
+    """Lower bounds on rate-limit debts, on the event loop's clock. Debts only grow, so a bound is never too high."""
 
     def __init__(self) -> None:
         self._until: dict[str, float] = {}
         self._most = LEAST
 
     def learn(self, limits: Sequence[Limit], owed: Sequence[float], asked: float) -> None:
-        """A call that was made at instant `asked` has told how many seconds are owed to each of these."""
+        """Note the seconds owed to each of these limits, from a call that was made at instant `asked`."""
         until = self._until
         for limit, seconds in zip(limits, owed, strict=True):
             until[limit.id] = max(asked + seconds, until.get(limit.id, 0.0))
@@ -27,5 +27,5 @@ class Owed:
             self._most = max(LEAST, 2 * len(self._until))
 
     def seconds(self, id: str, now: float) -> float:
-        """How many seconds are owed now."""
+        """Seconds owed to a limit at instant `now`."""
         return max(0.0, self._until.get(id, 0.0) - now)

@@ -11,10 +11,10 @@ from headway.model import WorkerInfo
 
 
 class Registry:
-    """What workers last said of themselves, in the server.
+    """Worker registry in the server: the last heartbeat of each worker.
 
     Arguments:
-        link: to the server.
+        link: connection to the server.
     """
 
     def __init__(self, link: RedisConnection) -> None:
@@ -26,6 +26,6 @@ class Registry:
         await self._link.call("register", self._key, self._link.clock_text(), worker.worker_id, wire.encode(worker))
 
     async def workers(self) -> Sequence[WorkerInfo]:
-        """All that were heard of of late, each as it is to be believed now."""
+        """Recent workers, each with the status to believe now."""
         now, packed = await self._link.call("workers", self._key, self._link.clock_text())
         return [believed(worker, float(now)) for worker in wire.readable(wire.read_worker, packed)]

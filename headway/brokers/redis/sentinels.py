@@ -20,7 +20,7 @@ from redis.exceptions import ResponseError
 log = structlog.get_logger(__name__)
 
 Address = tuple[str, int]
-"""Host and port."""
+"""Host and port of a server."""
 Vote = tuple[int, Address]
 """Epoch, and the primary since then."""
 
@@ -54,7 +54,7 @@ class Sentinels(Sentinel):
         await self._leave(address)
 
     async def renew(self) -> None:
-        """Connect anew, with what the files hold now."""
+        """Connect anew, with the present content of the files of the URL."""
         for one in self.sentinels:
             await one.connection_pool.disconnect(inuse_connections=False)
             one.connection_pool._available_connections.clear()
@@ -112,7 +112,7 @@ class Sentinels(Sentinel):
 
 
 async def _primary(sentinel: Redis, name: str) -> Vote | None:
-    """The primary in the eyes of one Sentinel; None when it knows of none that is up."""
+    """Address of the primary that one Sentinel names; None when it knows of none that is up."""
     masters: Any = await sentinel.sentinel_masters()
     # In this order: with an epoch that it has not yet, a new primary is believed later, an old one would be believed still.
     found = await sentinel.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", name)  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""One Redis or Valkey server."""
+"""Client of one Redis or Valkey server."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from headway.brokers.redis.sentinels import Address
 
 
 class Deposed(RedisError):
-    """A server takes nothing in: it is no primary, or not any more, or has lost its replicas, or still loads.
+    """Error of a server that takes no writes: it is no primary, or not any more, or has lost its replicas, or still
+    loads.
 
     Arguments:
-        text: what it said.
-        address: where it is.
+        text: text of its answer.
+        address: address of the server.
     """
 
     def __init__(self, text: str, address: Address) -> None:
@@ -25,10 +26,10 @@ class Deposed(RedisError):
 
 
 class Server:
-    """Asks it.
+    """Client of one Redis server.
 
     Arguments:
-        redis: the client of redis-py, whose kind of connections is used.
+        redis: client of redis-py, whose kind of connections is used.
     """
 
     def __init__(self, redis: Redis) -> None:
@@ -40,14 +41,14 @@ class Server:
         self._closed = False
 
     async def ask(self, *command: Any) -> Any:
-        """The answer to a command, as redis-py reads it."""
+        """Answer to a command, as redis-py reads it."""
         return await self._redis.execute_command(*command)  # type: ignore[no-untyped-call]
 
     async def call(self, *command: Any) -> Any:
-        """The plain answer to a command of bytes, text and numbers: `ask` without what redis-py does for others around
-        each command, which takes more time than the command.
+        """Plain answer to a command of bytes, text and numbers.
 
-        Each call has a connection to itself while it lasts. What breaks is closed, and with it whatever lay idle: it
+        It is `ask` without the work of redis-py around each command, which takes more time than the command. Each call
+        has a connection to itself while it lasts. A connection that breaks is closed, and with it all idle ones: they
         most likely broke too.
 
         Raises:
@@ -88,7 +89,7 @@ class Server:
         return answer
 
     async def leave(self, address: Address) -> None:
-        """Close all connections to an address; calls that wait there end as if it had closed them."""
+        """Close all connections to an address. Calls that wait there end as if the server had closed them."""
         for connection in self._idle:
             if (connection.host, connection.port) == address:
                 await connection.disconnect(nowait=True)
@@ -101,7 +102,7 @@ class Server:
         await self._redis.connection_pool.disconnect(inuse_connections=False)
 
     async def renew(self) -> None:
-        """Make every connection anew, with what its files hold now; a busy one as soon as it is free."""
+        """Make every connection anew, with the present content of its files; a busy one as soon as it is free."""
         self._outdated |= self._busy
         await self._disconnect()
         pool = self._redis.connection_pool
@@ -109,7 +110,7 @@ class Server:
         pool._available_connections.clear()
 
     async def close(self) -> None:
-        """Close all connections; those of calls under way as soon as they end."""
+        """Close all connections; those of running calls as soon as the calls end."""
         self._closed = True
         await self._disconnect()
         await self._redis.aclose()
@@ -130,11 +131,11 @@ class Server:
 
 
 def _was_closed(connection: Any) -> bool:
-    """Whether the server has closed a connection while it lay idle, as far as is known: it was restarted, say."""
+    """Whether the server has closed a connection while it lay idle, as when it was restarted."""
     reader = connection._reader
     return reader is not None and (reader.at_eof() or reader.exception() is not None)
 
 
 def _refuses(exc: BaseException) -> bool:
-    """Whether a server that answered so should not be asked again before it is known who should."""
+    """Whether an error says that the server should not be asked again before the right one is known."""
     return isinstance(exc, BusyLoadingError | MasterDownError | ReadOnlyError) or str(exc).startswith("NOREPLICAS")

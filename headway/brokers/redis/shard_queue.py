@@ -1,4 +1,4 @@
-"""One queue in the server: a model's, or one shard's of it. Each method is one call of the library."""
+"""One queue in the server: a model's, or one shard of it. Each method is one call of the library."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from headway.model import (
 )
 
 SHARDS = 256
-"""Most shards; a fence is the queue's own times this, plus the shard."""
+"""Most shards of a model. A fence is the queue's own times this, plus the shard."""
 READ_DELAY = 0.05
-"""Longest time in seconds before the server is told what was read; mostly the next enqueue tells it."""
+"""Longest time in seconds before the server hears what was read. Mostly the next enqueue tells it."""
 MOST_ENTRIES = 256
-"""Most entries in one call: a step must not keep the server from others."""
+"""Most entries in one call, since a step must not keep the server from others."""
 TRIES = 4
-"""How often in a row a claim may be asked for a newer rule."""
+"""Most times in a row that a claim may be asked for a newer rule."""
 
 _NOTHING_READ = ("", "", 0)
 _STAGES = (None, EntryState.QUEUED, EntryState.PROCESSING)
@@ -50,7 +50,7 @@ _STAGES = (None, EntryState.QUEUED, EntryState.PROCESSING)
 
 @dataclass(slots=True)
 class Receipt:
-    """What a gateway has read of its stream: up to which id, and the names of the submissions that were replied to."""
+    """Position up to which a gateway has read its stream, and the names of the submissions that were replied to."""
 
     gateway: str
     last: bytes
@@ -59,7 +59,7 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """A lease, with what is needed to reply: how long each entry has waited, and the runs so far."""
+    """Lease from the server, with the seconds that each entry has waited."""
 
     lease: Lease
     waited: Sequence[float]
@@ -68,26 +68,26 @@ class Granted:
 
 @dataclass(slots=True)
 class Look:
-    """What a queue tells of itself: its load, and by tier its depth and how long the oldest entry has waited, in seconds."""
+    """Load of a queue, and by tier its depth and the seconds that its oldest entry has waited."""
 
     load: Load
     tiers: list[tuple[int, float]]
 
 
 class Queue:
-    """A queue.
+    """One queue in the server.
 
     Arguments:
-        link: to the server.
-        model: whose.
-        shard: its number.
-        limits: what bounds it.
-        lease_seconds: how long a lease lasts.
-        kept: tells the budgets of the outcomes that are kept.
+        link: connection to the server.
+        model: name of the model.
+        shard: number of the shard.
+        limits: bounds of the queue.
+        lease_seconds: seconds for which a lease lasts.
+        kept: returns the budgets of kept outcomes.
 
     Attributes:
         born: instant at which the server's state of this queue began; another one after it was lost. 0: not known yet.
-        losses: how often it was lost.
+        losses: number of times that it was lost.
         headway: seconds between departures, below 0 when the policy does not space them.
         in_use: shards that the model's load is spread over now.
     """
@@ -128,15 +128,15 @@ class Queue:
         self.bell = Wakeups(link, f"{self._key}b:{link.process}", self.now, self._learn)
 
     def now(self) -> float:
-        """The server's clock, as far as it is known."""
+        """Instant on the server's clock, as far as it is known."""
         return asyncio.get_running_loop().time() + self._offset
 
     def stream_of(self, gateway: str) -> str:
-        """Key of a gateway's replies."""
+        """Key of the stream of a gateway's replies."""
         return f"{self._key}r:{gateway}"
 
     async def close(self) -> None:
-        """Stop listening; the server is told what was read, if it can be."""
+        """Stop listening. The server is told what was read, if it can be."""
         await self.bell.close()
         if self._telling is not None:
             self._telling.cancel()
@@ -147,18 +147,18 @@ class Queue:
 
     @property
     def counts(self) -> int:
-        """How many counts a limit that spans tenants is spread over."""
+        """Number of counts that a limit that spans tenants is spread over."""
         return self.in_use if self.link.clustered else 1
 
     async def enqueue(self, entries: Sequence[Entry]) -> list[Failure | None]:
-        """Offer entries; the verdicts in order, None for an admitted one."""
+        """Offer entries. Returns the verdicts in order, None for an admitted one."""
         verdicts_: list[Failure | None] = []
         for start in range(0, len(entries), MOST_ENTRIES):
             verdicts_ += await self._enqueue_part(entries[start : start + MOST_ENTRIES])
         return verdicts_
 
     def rate_limit_debt(self, limit: Limit) -> float:
-        """Seconds owed to a limit, as far as was heard here."""
+        """Seconds owed to a limit, as far as this process knows."""
         return self._owed.seconds(limit.id, asyncio.get_running_loop().time())
 
     async def _enqueue_part(self, entries: Sequence[Entry]) -> list[Failure | None]:
@@ -192,8 +192,14 @@ class Queue:
         return await self._call("enqueue_known", *arguments)
 
     async def claim(self, slot: Slot, policy: Policy, token: str, guest: bool) -> Granted | NoWork:
-        """The batch that leaves now, or when to ask again. `token` is the same when a claim is repeated, `guest` when the
-        slot is at home elsewhere."""
+        """Claim the batch that leaves now, or learn when to claim again.
+
+        Arguments:
+            slot: the slot that claims.
+            policy: policy that decides when the batch leaves.
+            token: name of the claim, the same when it is repeated.
+            guest: whether the slot is at home elsewhere.
+        """
         self.bell.forget(slot.worker)
         name = f"{self.link.process}\0{slot.worker}"
         self.bell.start()
@@ -220,8 +226,15 @@ class Queue:
         shared: Sequence[tuple[int, int, int, bytes]],
         bad: Sequence[tuple[int, bytes]],
     ) -> Completion:
-        """End a lease; `runs` are the packed replies by gateway, `shared` places of entries with shares, what their
-        outcomes are worth, what they weigh, and those packed alone, `bad` places of items that failed, and why."""
+        """End a lease with outputs.
+
+        Arguments:
+            fence: fence of the lease.
+            runs: packed replies by gateway.
+            shared: for each entry with dedup keys: its place, the worth and the bytes of its outcome, and its packed
+                reply.
+            bad: places of items that failed, and the packed failures.
+        """
         arguments: list[object] = [fence, len(runs)]
         for gateway, run in runs.items():
             arguments += (gateway, run)
@@ -238,7 +251,9 @@ class Queue:
         return Completion(answered, departed)
 
     async def release(self, fence: int, failure: BatchFailure | None, rng: tuple[float, float]) -> int | None:
-        """End a lease without outputs; how many entries run again, None when the lease was no longer valid."""
+        """End a lease without outputs. Returns the number of entries that run again, None when the lease was no longer
+        valid.
+        """
         rest = () if failure is None else (wire.pack_failure(failure), *rng)
         answer = await self._call("release", fence, *rest)
         return int(answer[0]) if answer else None
@@ -257,11 +272,11 @@ class Queue:
         self._note(*await self._call("cancel_task", key))
 
     async def state(self, key: bytes) -> EntryState | None:
-        """Where an entry stands."""
+        """State of an entry; None when it has its outcome, or is not known."""
         return _STAGES[await self._call("stage", key)]
 
     async def outcome(self, key: bytes) -> Reply | EntryState | None:
-        """Where a task stands, or its outcome."""
+        """Outcome of a task, or its state while it has none."""
         standing, *fields = await self._call("recall", key)
         if not fields:
             return _STAGES[standing]
@@ -269,7 +284,7 @@ class Queue:
         return reply
 
     async def unlisten(self, worker: str) -> None:
-        """A slot waits for its bell no longer."""
+        """Note that a slot no longer waits to be woken."""
         self.bell.forget(worker)
         self._note(*await self._call("unlisten", f"{self.link.process}\0{worker}"))
 
@@ -282,7 +297,7 @@ class Queue:
         self._note(*await self._call("forget", worker))
 
     async def look(self) -> Look:
-        """What it tells of itself."""
+        """Load and depths of the queue."""
         now, born, load, tiers = await self._call("look")
         self._note(now, born)
         instant = float(now)
@@ -290,18 +305,20 @@ class Queue:
         return Look(wire.read_load(load)[2], waits)
 
     async def glance(self) -> tuple[int, int]:
-        """Depth, and slots at home."""
+        """Depth of the queue, and number of slots at home."""
         depth, slots = await self._call("glance")
         return depth, slots
 
     async def reap(self, rng: tuple[float, float], shards: int = 1) -> tuple[float, int]:
-        """Housekeeping; the seconds until the next call is due, and how many entries of lost leases run again."""
+        """Reap. Returns the seconds until the next call is due, and the number of entries of lost leases that run
+        again.
+        """
         due, again, now, born = await self._call("reap", self.link.process, *rng, shards)
         self._note(now, born)
         return float(due), int(again)
 
     def read(self, receipt: Receipt) -> None:
-        """Note what a gateway has read; the server is told with the next enqueue, or soon."""
+        """Note what a gateway has read. The server hears of it with the next enqueue, or soon."""
         known = self._receipts.get(receipt.gateway)
         if known is None:
             self._receipts[receipt.gateway] = receipt
@@ -328,7 +345,7 @@ class Queue:
         self._note(*await self._call("acknowledge", *arguments))
 
     def _keep(self, receipt: Receipt | None) -> None:
-        """A receipt that may not have arrived is told again, before those that came since."""
+        """Keep a receipt that may not have arrived. It is told again, before those that came since."""
         if receipt is not None:
             later = self._receipts.get(receipt.gateway)
             if later is not None:
@@ -369,8 +386,12 @@ class Queue:
         self._note(now, born)
 
     def _rule(self, policy: Policy, took: float) -> tuple[float, ...]:
-        """The numbers of the rule for the last known load, after its instant and slots; those alone when it is too old.
-        `took` is what the call took that told the load: no rule is younger than that, however far away the server is."""
+        """Numbers of the rule for the last known load, after its instant and slots; those two alone when the load is
+        too old.
+
+        `took` is the seconds of the call that told the load: no rule is younger than that, however far away the server
+        is.
+        """
         if self._load is None:
             return (0.0, 0)
         stamp, load = self._load

@@ -1,7 +1,7 @@
-"""Which shard is whose: the home of each slot, and the queue of each entry.
+"""Shards of a model's load: the home of each slot, and the queue of each entry.
 
-Both go by a census: the workers that were healthy about a second ago. Processes that have counted the same workers agree
-without asking one another.
+Both go by a census: the workers that were healthy about a second ago. Processes that have counted the same workers
+agree without asking one another.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _Key = tuple[str, str]
 
 
 class Places:
-    """Keeps them for one process.
+    """Router of one process: it chooses the home of each slot and the queue of each entry.
 
     Arguments:
-        queues: the queues of each model, one for each shard.
-        limits: what bounds them.
-        registry: asked who is healthy.
+        queues: queues of each model, one for each shard.
+        limits: bounds of the queues.
+        registry: worker registry.
         rng: uniform in [0, 1).
     """
 
@@ -57,14 +57,17 @@ class Places:
         self._placed: dict[_Key, Queue] = {}
 
     async def close(self) -> None:
-        """Count no more."""
+        """Stop counting workers."""
         if self._counting is not None:
             self._counting.cancel()
             await asyncio.gather(self._counting, return_exceptions=True)
 
     async def count(self, wait: bool = False) -> None:
-        """Count the workers anew, when that is due. It is waited for if `wait` is set, or if the last census is too old
-        to go by meanwhile, as after a rest."""
+        """Count the workers anew, when that is due.
+
+        The call returns at once unless `wait` is set, or the last census is too old to go by meanwhile, as after a
+        rest.
+        """
         if self._shards == 1:
             return
         loop = asyncio.get_running_loop()
@@ -76,23 +79,25 @@ class Places:
             await asyncio.wait({self._counting})
 
     def home(self, worker: str, model: str) -> Queue:
-        """The shard that a slot is at home in; `move` changes it."""
+        """Home shard of a slot, which `move` changes."""
         return self._homes.get((model, worker)) or self._found_home(worker, model)
 
     def move(self, worker: WorkerInfo) -> Queue | None:
-        """Give a slot the home that it has by the last census; the one it had until now if it is another."""
+        """Give a slot the home that it has by the last census. Returns its former home if that was another."""
         home = self._found_home(worker.worker_id, worker.model)
         key = (worker.model, worker.worker_id)
         before, self._homes[key] = self._homes.get(key), home
         return before if before is not home else None
 
     def others(self, queue: Queue) -> list[Queue]:
-        """The other shards of the same model."""
+        """Other shards of a model."""
         return [one for one in self._queues[queue.model] if one is not queue]
 
     def deal(self, entries: Sequence[Entry]) -> list[Queue]:
-        """The queue of each entry: where it went before, or the next shard's turn, a part of a batch at a time. One that has
-        anything in common with others of its tenant goes where they go."""
+        """Queue of each entry: the queue it went to before, or the next shard's turn, a part of a batch at a time.
+
+        An entry that has anything in common with others of its tenant goes to the queue of that tenant.
+        """
         if self._shards == 1:
             return [self._queues[entry.model][0] for entry in entries]
         counts = Counter(entry.model for entry in entries)
@@ -115,12 +120,12 @@ class Places:
         return dealt
 
     def where(self, key: _Key) -> Sequence[Queue]:
-        """The queues in which an entry may be, by (tenant, id)."""
+        """Queues in which an entry may be, by (tenant, id)."""
         placed = self._placed.get(key)
         return self._every if placed is None else [placed]
 
     def forget(self, keys: Iterable[_Key]) -> None:
-        """Entries have come to their end."""
+        """Forget entries that have come to their end."""
         if self._placed:
             for key in keys:
                 self._placed.pop(key, None)

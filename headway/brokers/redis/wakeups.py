@@ -1,6 +1,6 @@
-"""How idle slots of this process are woken: one blocking read for all of them, on a list of the process's own.
+"""Wake-ups of the idle slots of this process: one blocking read for all of them, on a list of the process's own.
 
-What is rung says which slot, and either that it should claim now or at which instant it should. A slot that is rung while it
+A wake-up names its slot, and the instant at which the slot should claim: now, or later. A slot that is woken while it
 does not listen returns at once when it does.
 """
 
@@ -19,7 +19,7 @@ from headway.errors import BrokerUnavailable
 log = structlog.get_logger(__name__)
 
 GRAIN = 0.0005
-"""Least seconds a timer is set for."""
+"""Least seconds for which a timer is set."""
 
 
 class _Sleeper:
@@ -46,13 +46,13 @@ class _Sleeper:
 
 
 class Wakeups:
-    """The bell of one queue for the slots of this process.
+    """Wake-ups of one queue for the slots of this process.
 
     Arguments:
-        link: to the server.
-        key: of the list.
-        now: the server's clock.
-        learn: told the packed load that comes with each ring.
+        link: connection to the server.
+        key: key of the list.
+        now: returns the instant on the server's clock.
+        learn: takes the packed load that comes with each wake-up.
     """
 
     def __init__(
@@ -67,16 +67,18 @@ class Wakeups:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Listen to the server from now on, if that is not done yet."""
+        """Start listening to the server, if that is not done yet."""
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._read_on())
 
     def forget(self, worker: str) -> None:
-        """What was rung for a slot is settled: it claims."""
+        """Drop the wake-ups of a slot, as it claims."""
         self._rung.pop(worker, None)
 
     async def sleep(self, worker: str, until: float | None) -> None:
-        """Return when the slot is rung, or at instant `until`. Raises BrokerUnavailable when that can no longer be known."""
+        """Return when the slot is woken, or at instant `until`. Raises BrokerUnavailable when the server is out of
+        reach.
+        """
         self.start()
         sleeper = self._sleepers[worker] = _Sleeper()
         try:
@@ -91,18 +93,18 @@ class Wakeups:
                 del self._sleepers[worker]
 
     def wake(self, worker: str) -> None:
-        """Have a slot claim, if it listens."""
+        """Wake a slot, if it listens."""
         sleeper = self._sleepers.get(worker)
         if sleeper is not None:
             sleeper.wake()
 
     def wake_all(self) -> None:
-        """Have every slot that listens claim."""
+        """Wake every slot that listens."""
         for sleeper in self._sleepers.values():
             sleeper.wake()
 
     async def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

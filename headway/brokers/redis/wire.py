@@ -1,7 +1,7 @@
-"""What is written into the server, as msgpack arrays: never pickle. Each begins with its schema version.
+"""Wire format of the server: msgpack arrays, never pickle. Each begins with its schema version.
 
-New members are only ever added at the end, with a default. So a process reads what one of the release before or after it
-has written; what is newer than that it refuses, rather than guess.
+New members are only ever added at the end, with a default. So a process reads what one of the release before or after
+it has written; what is newer than that it refuses, rather than guess.
 """
 
 from __future__ import annotations
@@ -37,28 +37,28 @@ T = TypeVar("T")
 SCHEMA = 1
 """Version of what this release writes."""
 READABLE = range(1, SCHEMA + 2)
-"""Versions that this release reads."""
+"""Versions of the format that this release reads."""
 
 
 SHED, SCARCE, CONFLICT, MISUSE, NO_TASK, CANCELLED, TOO_LARGE, CULPRIT, OVER = 1, 2, 3, 4, 5, 6, 7, 8, 16
-"""Why an entry is refused, besides 0, the queue is too long; from OVER on, the place of a limit among its own."""
+"""Codes of the library's refusals, besides 0 for a queue that is too long. From OVER on: the place of a rate limit."""
 
 
 class TooNew(Exception):
-    """What was read is of a later release than this one can read; the text says which."""
+    """Error for data of a later release than this one can read; the text says which."""
 
 
 UNREADABLE = (TooNew, msgspec.MsgspecError, ValueError, KeyError, OverflowError, RecursionError, struct.error)
-"""What reading may raise."""
+"""Exceptions that reading may raise."""
 
 
 def reason(exc: BaseException) -> str:
-    """Why something cannot be read."""
+    """Reason for which data cannot be read."""
     return str(exc) if isinstance(exc, TooNew | msgspec.MsgspecError) else f"it is malformed: {exc!r}"
 
 
 def readable(read: Callable[[bytes], T], packed: Iterable[bytes]) -> list[T]:
-    """All that can be read; who cannot be is of a later release, and not for this one to judge."""
+    """Read all that this release can read. The rest is of a later release, and left to it."""
     found = []
     for one in packed:
         with contextlib.suppress(*UNREADABLE):
@@ -95,7 +95,7 @@ class WireEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class WireReply(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One answer of a batch; `place` is its place in the batch, `queued` the seconds it waited."""
+    """Answer of one entry; `place` is its place in the batch, `queued` the seconds it waited."""
 
     place: int
     id: str
@@ -107,7 +107,7 @@ class WireReply(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class WireRun(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The answers of one batch for one gateway."""
+    """Answers of one batch for one gateway."""
 
     schema: int
     worker: str
@@ -115,7 +115,7 @@ class WireRun(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class WireFailure(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Why a batch failed; `cause` is the value of a `Cause`."""
+    """Failure of a batch; `cause` is the value of a `Cause`."""
 
     cause: str
     message: str
@@ -162,7 +162,7 @@ def pack_head(entry: Entry) -> bytes:
 
 
 def pack_entry(entry: Entry) -> bytes:
-    """An entry as it is stored."""
+    """Pack an entry as it is stored."""
     return encode(
         WireEntry(
             SCHEMA,
@@ -185,12 +185,12 @@ def pack_entry(entry: Entry) -> bytes:
 
 
 def place_of(member: str) -> int:
-    """Where a member of an entry stands in its payload, as Lua counts."""
+    """Place of a member of an entry in its payload, as Lua counts."""
     return WireEntry.__struct_fields__.index(member) + 1
 
 
 def read_entry(payload: bytes) -> Entry:
-    """The entry of a payload. Raises TooNew, and msgspec's errors for what is no entry at all."""
+    """Read the entry of a payload. Raises TooNew, and msgspec's errors for what is no entry at all."""
     found = _entry.decode(payload)
     _check(found.schema)
     return Entry(
@@ -214,11 +214,11 @@ def read_entry(payload: bytes) -> Entry:
 
 
 def pack_extras(entries: Sequence[Entry], counts: int) -> bytes:
-    """What of these entries counts and is shared, as the server's library takes it; nothing when nothing does.
+    """Pack the limits and dedup keys of these entries, as the library takes them; empty when there are none.
 
     Arguments:
-        entries: of one call.
-        counts: over how many limits of whole tiers are spread.
+        entries: entries of one call.
+        counts: number of counts that limits of whole tiers are spread over.
     """
     if not any(entry.limits or entry.shares or entry.digest for entry in entries):
         return b""
@@ -256,15 +256,17 @@ def _pack_shares(entry: Entry) -> list[tuple[str, str, str, float, bool, bool]]:
 
 
 def worth(failure: Failure | None) -> int:
-    """What the outcome of a run is worth to those who ask later, as the library takes it: 2 an output, 1 the verdict that
-    the model rejects the input, 0 nothing."""
+    """Worth of an outcome to later requests, as the library takes it.
+
+    An output is worth 2, the verdict that the model rejects the input 1, anything else 0.
+    """
     if failure is None:
         return 2
     return int(failure.code == errors.REJECTED_BY_MODEL)
 
 
 def refusal(why: int, wait: float) -> Failure:
-    """What the library's number for a refusal means; those of limits are not among them."""
+    """Failure for the library's number of a refusal; refusals by limits are not among them."""
     if why == CONFLICT:
         return failures.conflict()
     if why == MISUSE:
@@ -281,28 +283,28 @@ def refusal(why: int, wait: float) -> Failure:
 
 
 def pack_failure(failure: BatchFailure) -> bytes:
-    """Why a batch failed."""
+    """Pack the failure of a batch."""
     return encode(WireFailure(failure.cause.value, failure.message, failure.worker, failure.shown))
 
 
 def read_failure(packed: bytes) -> WireFailure:
-    """The reverse; `cause` may be of a later release, or `item`."""
+    """Read a packed failure; `cause` may be of a later release, or `item`."""
     return _failure.decode(packed)
 
 
 def batch_failure(found: WireFailure) -> BatchFailure:
-    """The failure of a whole batch; a cause that is not known here counts as an exception."""
+    """Failure of a whole batch; a cause that is not known here counts as an exception."""
     known = {cause.value: cause for cause in Cause}
     return BatchFailure(known.get(found.cause, Cause.RAISED), found.message, found.worker, found.shown)
 
 
 def pack_letter(died_at: float, attempts: int, failure: bytes, payload: bytes) -> bytes:
-    """A dead letter of an entry's payload and a packed failure."""
+    """Pack a dead letter of an entry's payload and a packed failure."""
     return _LETTER.pack(died_at, attempts, len(failure)) + failure + payload
 
 
 def read_letter(packed: bytes) -> DeadLetter:
-    """A dead letter."""
+    """Read a dead letter."""
     died_at, attempts, length = _LETTER.unpack_from(packed)
     start = _LETTER.size
     failure = read_failure(packed[start : start + length])
@@ -317,14 +319,14 @@ def read_letter(packed: bytes) -> DeadLetter:
 
 
 def read_load(packed: bytes) -> tuple[float, float, Load]:
-    """The instant, the queue's birth, and what was known of it then."""
+    """Read the instant, the queue's birth, and the load at that instant."""
     now, born, rate, alpha, beta, slots, limit, depth, utilisation, wait, departures, *service = _LOAD.unpack(packed)
     load = Load(rate, alpha, beta, int(slots), int(limit), int(depth), utilisation, wait, int(departures), *service)
     return now, born, load
 
 
 def read_stamped(packed: bytes) -> tuple[float, bytes]:
-    """An instant and what follows it."""
+    """Read an instant and the bytes that follow it."""
     return _STAMP.unpack_from(packed)[0], packed[_STAMP.size :]
 
 
@@ -339,13 +341,13 @@ def read_numbers(packed: bytes) -> tuple[float, ...]:
 
 
 def read_bell(packed: bytes) -> tuple[float, bytes, str]:
-    """The instant at which to claim (0: now), the packed load, and the worker."""
+    """Read a wake-up: the instant at which to claim (0: now), the packed load, and the worker."""
     end = _STAMP.size + _LOAD.size
     return _STAMP.unpack_from(packed)[0], packed[_STAMP.size : end], packed[end:].decode()
 
 
 def read_outcomes(fields: Mapping[bytes, bytes]) -> list[Reply]:
-    """The replies of one entry of a gateway's stream."""
+    """Read the replies of one entry of a gateway's stream."""
     _check(int(fields[b"v"]))
     replies = _outcomes(fields)
     if b"p" not in fields:
@@ -388,7 +390,7 @@ def _outcomes(fields: Mapping[bytes, bytes]) -> list[Reply]:
 
 
 def _known(failure: Failure) -> Failure:
-    """A failure with a code that can be answered here: a worker of a later release may have more of them."""
+    """Give a failure a code that can be answered here. A worker of a later release may have more codes."""
     if failure.code in errors.STATUS:
         return failure
     return msgspec.structs.replace(failure, code=errors.INTERNAL)
@@ -419,19 +421,19 @@ def _failed(fields: Mapping[bytes, bytes], left_at: float, ended_at: float, size
 
 
 def read_worker(packed: bytes) -> WorkerInfo:
-    """A line of the registry, stamped by the server."""
+    """Read a line of the registry, stamped by the server."""
     seen, rest = read_stamped(packed)
     return msgspec.structs.replace(_worker.decode(rest), last_heartbeat=seen)
 
 
 def read_member(packed: bytes) -> ProcessInfo:
-    """A process of the fleet, stamped by the server."""
+    """Read a process of the fleet, stamped by the server."""
     seen, rest = read_stamped(packed)
     return msgspec.structs.replace(_member.decode(rest), last_seen=seen)
 
 
 def read_capacity(packed: bytes) -> Capacity:
-    """A capacity, stamped by the server."""
+    """Read a capacity, stamped by the server."""
     seen, rest = read_stamped(packed)
     return msgspec.structs.replace(_capacity.decode(rest), measured_at=seen)
 

@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import monotonic
 from typing import Any, TypeVar
 
 from headway import errors
@@ -31,10 +32,15 @@ def wait_until(condition: Callable[[], _T | None], seconds: float = PATIENCE) ->
     Raises:
         AssertionError: it is not true within `seconds`.
     """
-    for _ in range(int(seconds / 0.01)):
+    waited = 0.0
+    while waited < seconds:
+        asked = monotonic()
         if value := condition():
             return value
-        _pause.wait(0.01)
+        # Twice as long as the question took: the machine is there for what is waited for.
+        pause = min(max(0.01, 2.0 * (monotonic() - asked)), 0.1)
+        _pause.wait(pause)
+        waited += pause
     raise AssertionError(f"did not become true within {seconds:g} s")
 
 

@@ -1,7 +1,7 @@
 # Everything runs in .venv, which the first target that needs it makes from the hash locks.
 #
 #   make serve               two emulated GPUs on http://127.0.0.1:8000
-#   make test                the tests, side by side in JOBS=auto workers (two for each core; 0: one after the other)
+#   make test                the tests, side by side in JOBS=auto workers (two a core, up to 8; 0: one by one)
 #   make test-fast           those that start no server and no other process
 #   make check               format, lint, types, tests: what has to pass before a change lands
 #   make fuzz                damaged inputs for every parser at the door, a million in all; or CASES=…, SEED=…

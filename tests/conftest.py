@@ -36,8 +36,8 @@ settings.register_profile(
 # and where a test runs alone.
 providers._get_local_constants = Constants
 
-MOST_WORKERS = 16
-"""Beyond so many, servers and memory cost more than they bring."""
+MOST_WORKERS = 8
+"""Of `-n auto`: more cost more servers and memory than they bring, and some machines show cores that they do not lend."""
 PROCESSES = "processes"
 """Mark of the tests that start processes, servers among them."""
 OF_PROCESSES = ("tests/e2e/", "tests/redis/", "tests/servers/")

@@ -222,7 +222,7 @@ class DeadLetters(Protocol):
         ...
 
     async def list(self, limit: int = 100) -> Sequence[DeadLetter]:
-        """The newest letters."""
+        """The newest letters, their inputs and parameters left out: these are empty."""
         ...
 
     async def find(self, id: str, tenant: str | None = None) -> Sequence[DeadLetter]:

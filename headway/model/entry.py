@@ -119,3 +119,7 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     attempts: int
     worker: str
     died_at: float
+
+    def without_input(self) -> DeadLetter:
+        """The letter as it is listed, with an empty input and no parameters."""
+        return msgspec.structs.replace(self, entry=msgspec.structs.replace(self.entry, input="", parameters=b""))

@@ -18,7 +18,7 @@ from tests.servers.redis import KINDS, RedisServer
 FIGURES = {"q"}
 HOUSEKEEPING = {"m", "f", "c", "g", "h"}
 """Who reaps, who is on watch, who was woken, which gateways and healthy slots there are."""
-LETTERS = {"z", "o", "on", "u", "oc", "ou", "o:t"}
+LETTERS = {"z", "zl", "o", "on", "u", "oc", "ou", "o:t"}
 
 
 @pytest.fixture(params=KINDS)

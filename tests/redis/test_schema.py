@@ -115,6 +115,22 @@ async def test_a_dead_letter_that_cannot_be_read_hides_no_other(
     assert await harness.dead.count() == 2
 
 
+@story
+async def test_letters_that_an_earlier_release_kept_are_listed(harness: Stand) -> None:
+    """It kept the letters alone, and nothing apart of what is listed."""
+    for id in ("old", "new"):
+        await harness.broker.enqueue([ask(id=id)])
+        for _ in range(2):
+            await harness.broker.release(await harness.claim(), failed())
+            await harness.advance(1.0)
+    harness.server.command("HDEL", harness.key("zl"), "t\0old")
+    assert [(letter.entry.id, letter.entry.input) for letter in await harness.dead.list()] == [("new", ""), ("old", "")]
+    [letter] = await harness.dead.find("old")
+    assert letter.entry.input == "input of old"
+    assert await harness.dead.remove("old") == 1
+    assert await harness.dead.count() == 1
+
+
 NO_REPLIES: dict[str, list[bytes | str]] = {
     "of a release to come": ["v", "9", "k", "ran", "d", b"\x90", "t", "1", "e", "1", "n", "1", "a", "1", "x", ""],
     "a batch of a release to come": ["v", "1", "k", "ran", "d", b"\x93\x09\xa1w\x90", *"t1e1n1a1", "x", ""],

@@ -135,7 +135,8 @@ def test_one_bad_input_does_not_hurt_its_batch_mates(workers: int) -> None:
             assert codes([bad]) == [errors.REJECTED_BY_MODEL]
             assert [reply.output for reply in replies] == [t.upper() for t in texts if t != "poison"]
             [letter] = await stand.dead.list()
-            assert letter.entry.input == "poison" and "ValueError" in letter.error
+            [found] = await stand.dead.find(letter.entry.id)
+            assert found.entry.input == "poison" and "ValueError" in letter.error
             for backend in backends:
                 runs_with_poison = [batch for batch in backend.batches if "poison" in batch]
                 assert all(len(batch) <= 32 for batch in runs_with_poison)

@@ -37,7 +37,8 @@ class DeadLetterBox:
 
     async def list(self, limit: int = 100) -> Sequence[DeadLetter]:
         """See DeadLetters."""
-        return list(itertools.islice(reversed(self._letters.values()), limit))
+        newest = itertools.islice(reversed(self._letters.values()), limit)
+        return [letter.without_input() for letter in newest]
 
     async def find(self, id: str, tenant: str | None = None) -> Sequence[DeadLetter]:
         """See DeadLetters."""

@@ -48,16 +48,34 @@ local function count(prefix, tenant, letters, bytes)
   return redis.call('INCRBY', prefix .. 'u', bytes)
 end
 
+local EMPTY = {[INPUT_PLACE] = '\160', [PARAMETERS_PLACE] = '\196\0'}
+
+local function cut(letter)
+  local _, _, length, start = struct.unpack('>ddI4', letter)
+  local members = culprits.members_in(string.sub(letter, start + length))
+  for place, nothing in pairs(EMPTY) do
+    members[place] = members[place] and nothing
+  end
+  return string.sub(letter, 1, start + length - 1) .. '\220' .. struct.pack('>I2', #members) .. table.concat(members)
+end
+
+-- What is listed of a letter: all but input and parameters, so that no listing takes long however large they are. Nothing of
+-- one that cannot be read.
+function dead.listed(letter)
+  local readable, listed = pcall(cut, letter)
+  return readable and listed or ''
+end
+
 -- Take a letter away; false when there was none.
 function dead.drop(prefix, key)
-  local tenant, letter = tenant_of(key), redis.call('HGET', prefix .. 'z', key)
+  local tenant, bytes = tenant_of(key), redis.call('HSTRLEN', prefix .. 'z', key)
   redis.call('ZREM', prefix .. 'o', key)
   redis.call('ZREM', prefix .. 'o:' .. tenant, key)
-  if not letter then
+  redis.call('HDEL', prefix .. 'zl', key)
+  if redis.call('HDEL', prefix .. 'z', key) == 0 then
     return false
   end
-  redis.call('HDEL', prefix .. 'z', key)
-  count(prefix, tenant, -1, -#letter)
+  count(prefix, tenant, -1, -bytes)
   return true
 end
 
@@ -81,10 +99,11 @@ function dead.keep(prefix, key, letter)
   dead.drop(prefix, key)
   local number = redis.call('INCR', prefix .. 'on')
   redis.call('HSET', prefix .. 'z', key, letter)
+  redis.call('HSET', prefix .. 'zl', key, dead.listed(letter))
   redis.call('ZADD', prefix .. 'o', number, key)
   redis.call('ZADD', prefix .. 'o:' .. tenant, number, key)
   count(prefix, tenant, 1, #letter)
-  for _, name in ipairs({'z', 'o', 'on', 'u', 'oc', 'ou', 'o:' .. tenant}) do
+  for _, name in ipairs({'z', 'zl', 'o', 'on', 'u', 'oc', 'ou', 'o:' .. tenant}) do
     redis.call('EXPIRE', prefix .. name, LETTER_SECONDS)
   end
   while redis.call('ZCARD', prefix .. 'o') > LETTERS do

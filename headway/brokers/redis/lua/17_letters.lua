@@ -1,17 +1,24 @@
--- Dead letters: their keys are z, o, o:<tenant>, on, oc, ou and u of a queue.
+-- Dead letters: their keys are z, zl, o, o:<tenant>, on, oc, ou and u of a queue.
 
 redis.register_function{function_name = VERSION .. '_bury', flags = {'allow-oom'}, callback = function(keys, args)
   dead.keep(keys[1], args[1], args[2])
   return 1
 end}
 
--- letters: how many there are, and the newest so many of them.
+-- letters: how many there are, and what is listed of the newest so many of them.
 redis.register_function{function_name = VERSION .. '_letters', flags = {'no-writes', 'allow-oom'}, callback = function(keys, args)
   local count, wanted_count = redis.call('ZCARD', keys[1] .. 'o'), tonumber(args[1])
   if wanted_count == 0 or count == 0 then
     return {count, {}}
   end
-  return {count, call_each('HMGET', keys[1] .. 'z', redis.call('ZRANGE', keys[1] .. 'o', 0, wanted_count - 1, 'REV'))}
+  local newest = redis.call('ZRANGE', keys[1] .. 'o', 0, wanted_count - 1, 'REV')
+  local listed = call_each('HMGET', keys[1] .. 'zl', newest)
+  for i, key in ipairs(newest) do
+    if not listed[i] then  -- An earlier release kept it, and the letter alone.
+      listed[i] = dead.listed(redis.call('HGET', keys[1] .. 'z', key))
+    end
+  end
+  return {count, listed}
 end}
 
 -- The keys of an id's letters: of one tenant, or of whatever tenants. Those of all are looked through for that, some

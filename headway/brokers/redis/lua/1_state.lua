@@ -30,7 +30,8 @@
 --   vs         hash    entry that leads or follows → its shares
 --   vd         zset    entry that follows → its deadline
 --   k:<flight> string  outcome that is kept, see 18_kept.lua
---   z, o, on, u  hash, zset, strings  dead letters: key → letter, key → its number, the last number, bytes of all
+--   z, zl, o, on, u  hashes, zset, strings  dead letters: key → letter, key → what is listed of it, key → its number, the
+--                      last number, bytes of all
 --   o:<tenant> zset    dead letters of a tenant: key → its number
 --   oc, ou     zset    tenant → less than nothing of its dead letters, and of their bytes
 --

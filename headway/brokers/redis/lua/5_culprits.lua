@@ -55,7 +55,7 @@ local function after(text, at)
 end
 
 -- The members of an entry that was packed, each as it is packed.
-local function members_in(payload)
+function culprits.members_in(payload)
   local members = {}
   if payload and #payload > 0 then
     local count, at = array_at(payload, 1)
@@ -68,7 +68,7 @@ local function members_in(payload)
 end
 
 function culprits.caller_in(key, payload)
-  local entry = members_in(payload)
+  local entry = culprits.members_in(payload)
   return tenant_of(key) .. '\0' .. (entry[CALLER_PLACE] or NO_CALLER), entry
 end
 
@@ -196,7 +196,7 @@ function culprits.knows(s, key, payload)
   if s.q.known_until <= s.now or not is_known(s, s.prefix .. 'kc:' .. tenant_of(key)) then
     return false
   end
-  local entry = members_in(payload)
+  local entry = culprits.members_in(payload)
   if (entry[CALLER_PLACE] or NO_CALLER) == NO_CALLER then
     return false
   end

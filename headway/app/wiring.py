@@ -420,9 +420,8 @@ def backend_maker(
     killed."""
     start_timeout = settings.start_timeout_ms / 1000
     if isinstance(target, RemoteTarget):
-        from headway.backends.http.backend import (
-            HttpBackend,  # A third of what a start takes, which local targets are spared.
-        )
+        # A third of what a start takes, which local targets are spared.
+        from headway.backends.http.backend import HttpBackend
 
         return lambda: HttpBackend(
             target,

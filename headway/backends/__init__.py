@@ -1,6 +1,7 @@
-"""Ways to the black box: one kind, one package.
+"""Ways to the black box: one package for each kind.
 
-process   a GPU worker: `backend` what the batcher calls, `child_process` one child's life, `frames` on its pipe, `output_lines`
-          it prints, `group_guard` of what it has started; and inside the child `child` and `usercode`
-http      a remote API: `backend` what the batcher calls, `answer` what it says, `reader` when that is long
+process   a GPU worker: `backend` is what the batcher calls, `child_process` one child's life, `frames` its pipe's
+words,
+          `output_lines` its prints, `group_guard` ends its descendants; `child` and `usercode` run inside the child
+http      a remote API: `backend` is what the batcher calls, `answer` reads an answer, `reader` reads a long one
 """

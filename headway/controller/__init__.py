@@ -1,1 +1,1 @@
-"""Publishes what the workers can carry."""
+"""The controller, which publishes what the workers can carry."""

@@ -1,4 +1,4 @@
-"""The controller: tells the fleet what the workers of each model can carry. Of many, one leads.
+"""The controller: publishes the capacity of each model's workers. Of many controllers, one leads.
 
 follow ──lease is free──▶ lead ──not renewed in time──▶ follow
          (asked twice a second)
@@ -19,19 +19,19 @@ from headway.runtime.supervisor import Supervisor
 log = structlog.get_logger(__name__)
 
 PUBLISH_EVERY = 0.5
-"""Seconds between two publications: as old as that may be what limits go by, beside the heartbeats it is made from."""
+"""Seconds between two publications. The limits made from them are older by that, beside the heartbeats."""
 LEADS_FOR = 3.0
 """Seconds for which a leader leads unless it renews that, which it does with each publication."""
 
 
 class Controller:
-    """Leads if nobody else does, and publishes capacities while it leads.
+    """Controller of one process. It leads if no other does, and publishes capacities while it leads.
 
     Arguments:
-        id: of its process in the fleet.
-        broker: knows workers and loads.
-        fleet: knows who leads, and is told the capacities.
-        target_utilisation: share of what was measured that the fleet is meant to carry, 0 to 1.
+        id: id of its process in the fleet.
+        broker: broker that knows workers and loads.
+        fleet: fleet that knows the leader, and gets the capacities.
+        target_utilisation: share of the measured capacity that the fleet is meant to carry, 0 to 1.
         clock: monotonic seconds.
 
     Attributes:
@@ -49,11 +49,11 @@ class Controller:
         self._pulse = Periodic("controller", self._control, clock, every=PUBLISH_EVERY)
 
     def start(self, supervisor: Supervisor) -> None:
-        """Begin to ask for the lead."""
+        """Start to ask for the lead."""
         self._pulse.start(supervisor)
 
     async def stop(self) -> None:
-        """Ask no more. The lead itself is given up when its process leaves the fleet."""
+        """Stop asking. The lead itself is given up when its process leaves the fleet."""
         await self._pulse.stop()
 
     async def _control(self) -> None:

@@ -1,4 +1,4 @@
-"""Tells the fleet each second that this process is there, and at the end that it has left."""
+"""Membership of a process in the fleet: a heartbeat each second, and a farewell at the end."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from headway.runtime.supervisor import Supervisor
 log = structlog.get_logger(__name__)
 
 NAMESAKE_PATIENCE = OFFLINE_AFTER + 2 * PULSE
-"""Seconds in which a process of the same name that was killed is forgotten."""
+"""Seconds after which a killed process's name is free again."""
 
 
 class Membership:
-    """One process's place in the fleet.
+    """Membership of one process in the fleet.
 
     Arguments:
-        fleet: is told.
-        describe: the process as it is now.
+        fleet: fleet that gets the heartbeats.
+        describe: returns the process as it is now.
         clock: monotonic seconds.
-        broker: knows the slots of all.
-        slots: ids of this process's own.
+        broker: broker that knows the slots of all processes.
+        slots: ids of this process's own slots.
 
     Attributes:
-        leaving: it is going down: still there, but nothing new should come its way.
+        leaving: whether the process is going down: still there, but nothing new should come its way.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Membership:
         self._entered = False
 
     async def enter(self) -> None:
-        """Attend for the first time, once nobody else goes by this process's name. One that was killed is waited for.
+        """Send the first heartbeat, once no other process has this process's name. A killed namesake is waited for.
 
         Raises:
             SettingError: another process lives under the name.
@@ -71,11 +71,11 @@ class Membership:
         raise SettingError("name", self._describe().id, f"is in use: {namesake}", hint)
 
     def start(self, supervisor: Supervisor) -> None:
-        """Attend from now on, each second."""
+        """Send a heartbeat each second from now on."""
         self._pulse.start(supervisor)
 
     async def end(self) -> None:
-        """Leave the fleet; who led it leads no more. Safe to call more than once."""
+        """Leave the fleet, and give up its lead. Safe to call more than once."""
         self.leaving = True
         await self._pulse.stop()
         if not self._entered:
@@ -87,7 +87,7 @@ class Membership:
         await self._fleet.heartbeat(self._describe())
 
     async def _compare(self) -> None:
-        """Say in which settings this process differs from others, though all must agree."""
+        """Log the settings in which this process differs from others, though all must agree."""
         me, told = self._describe(), set()
         for member in await self._fleet.members():
             for name, own in me.shared.items():
@@ -100,7 +100,7 @@ class Membership:
                     )  # fmt: skip
 
     async def _namesake(self) -> str:
-        """Who else has this process's id or the id of one of its slots; empty when nobody has."""
+        """Describe the process that has this process's id or the id of one of its slots; empty when there is none."""
         me = self._describe()
         for member in await self._fleet.members():
             if member.id == me.id and (member.host, member.pid) != (me.host, me.pid):

@@ -1,4 +1,4 @@
-"""Housekeeping that nobody asks a broker for: what is overdue is answered on time, what was lost runs again."""
+"""Reaper: calls the broker's housekeeping, which expires what is overdue on time and runs again what was lost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GRAIN = 0.01
 
 
 async def reap_on(broker: Maintenance) -> None:
-    """Reap for ever, as often as the broker wants it; one that does not answer is asked again with the next beat."""
+    """Reap for ever, as often as the broker wants it. A broker that does not answer is asked again a second later."""
     while True:
         try:
             pause = await broker.reap()

@@ -1,7 +1,7 @@
-"""What every loop uses.
+"""Parts that every service loop uses.
 
 supervisor     keeps loops alive
-periodic       what is done each second
+periodic       calls a function at even intervals
 timing_wheel   many deadlines, one timer
 availability   logs an outage once when it begins and once when it ends
 request_id     ids that sort by time

@@ -1,9 +1,9 @@
-"""Whether a broker, or a store, answers, as one of its users sees it.
+"""Availability of a broker, or a store, as one of its users sees it.
 
     answers ──a call fails──▶ out of reach ──a call succeeds──▶ answers
 
-It is told of every call. What is said in the log is said once when it goes and once when it is back; that a store is damaged
-is said as an error.
+The user reports every call. An outage is logged once when it begins and once when it ends. A damaged store is logged as
+an error.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ log = structlog.get_logger(__name__)
 
 
 class Availability:
-    """Since when a broker, or a store, has been out of reach.
+    """State of a broker, or a store: answering, or out of reach since an instant.
 
     Arguments:
-        who: the user, as the log names it.
+        who: name of the user in the log.
         clock: monotonic seconds.
-        what: it is that is out of reach, as the log names it.
+        what: name in the log of what may be out of reach.
 
     Attributes:
-        since: instant at which the first call began that was not answered; None while it answers.
+        since: instant at which the first call began that was not answered; None while calls are answered.
     """
 
     def __init__(self, who: str, clock: Callable[[], float], what: str = "broker") -> None:
@@ -37,7 +37,7 @@ class Availability:
         self._damaged = False
 
     def failed(self, began: float, error: HeadwayError) -> None:
-        """A call that began at instant `began` was not answered."""
+        """Note that a call that began at instant `began` was not answered."""
         damaged = isinstance(error, StoreCorrupted)
         if damaged and not self._damaged:
             log.error(f"the {self._what} is damaged", who=self._who, error=str(error))
@@ -48,7 +48,7 @@ class Availability:
         self._damaged |= damaged
 
     def over(self) -> bool:
-        """A call was answered; True when that ends an outage."""
+        """Note that a call was answered; True when that ends an outage."""
         if self.since is None:
             return False
         log.info(f"the {self._what} is back", who=self._who, after=round(self._clock() - self.since, 3))

@@ -1,7 +1,7 @@
 """Plain counters of what happened; `telemetry/metrics.py` names and exports them.
 
-Services write here, per batch where they can. Nothing here knows of Prometheus, a clock or a lock: one
-event loop owns a Tally. Tiers appear as names, as configured.
+Services count here, per batch where they can. Nothing here knows of Prometheus, a clock or a lock: one event loop owns
+the Counters. Tiers appear as names, as configured.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """How many values were counted."""
+        """Number of values counted."""
         return sum(self.counts)
 
 
@@ -53,7 +53,7 @@ def _seconds() -> Histogram:
 
 @dataclass(slots=True)
 class Answers:
-    """What is counted of the answers of one model and tier that came together."""
+    """Counts for the answers of one model and tier that came together."""
 
     latencies: list[float]
     waits: list[float]
@@ -65,41 +65,42 @@ class Counters:
 
     def __init__(self) -> None:
         self.requests: defaultdict[tuple[str, str, str], int] = defaultdict(int)
-        """(model, tier, outcome): outcome is `ok` or an error code in lower case, or `cancelled`."""
+        """Requests by (model, tier, outcome): outcome is `ok`, an error code in lower case, or `cancelled`."""
         self.request_seconds: defaultdict[tuple[str, str], Histogram] = defaultdict(_seconds)
-        """(model, tier): from the decoded request to its answer, of those not refused at the door."""
+        """Seconds from the decoded request to its answer by (model, tier), of requests that were not refused at once.
+        """
         self.queue_seconds: defaultdict[tuple[str, str], Histogram] = defaultdict(_seconds)
-        """(model, tier): from the enqueue to the claim."""
+        """Seconds from the enqueue to the claim by (model, tier)."""
         self.batch_size: defaultdict[str, Histogram] = defaultdict(lambda: Histogram(SIZES))
-        """model"""
+        """Entries of a batch by model."""
         self.batch_fill: defaultdict[str, Histogram] = defaultdict(lambda: Histogram(RATIOS))
-        """model: size over the largest batch."""
+        """Share of the largest batch that a batch fills, by model."""
         self.batches: defaultdict[tuple[str, str], int] = defaultdict(int)
-        """(model, reason)"""
+        """Batches by (model, reason of the departure)."""
         self.gpu_seconds: defaultdict[tuple[str, str], Histogram] = defaultdict(_seconds)
-        """(model, worker)"""
+        """Seconds of a batch on its slot by (model, worker)."""
         self.refusals: defaultdict[tuple[str, str], int] = defaultdict(int)
-        """(reason, tier)"""
+        """Refusals by (reason, tier)."""
         self.shared: defaultdict[tuple[str, str, str], int] = defaultdict(int)
-        """(model, kind of the share, `joined` or `kept`): answered with the outcome of another request."""
+        """Answers with the outcome of another request by (model, kind of the dedup key, `joined` or `kept`)."""
         self.ledger_dropped = 0
-        """Records that the ledger never got."""
+        """Records that never reached the ledger."""
         self.keys_age: float | None = None
-        """Seconds since the store of API keys last answered, as of the last time it was asked; None without keys."""
+        """Age of the cached keys in seconds: since the store of API keys last answered; None without keys."""
         self.throttle: dict[str, float] = {}
-        """model: requests of the lowest tier a second that this gateway lets in; none while it lets in all."""
+        """Requests per second of the lowest tier that this gateway lets in, by model; no entry while it lets in all."""
         self.direct: defaultdict[str, int] = defaultdict(int)
-        """model: answered by the gateway's own fallback."""
+        """Requests answered by the gateway's own fallback, by model."""
         self.retries: defaultdict[str, int] = defaultdict(int)
-        """cause: entries that were queued again."""
+        """Entries that were queued again, by cause."""
         self.wasted_seconds: defaultdict[str, float] = defaultdict(float)
-        """cause: `departed` clients, or the cause of a failed batch."""
+        """GPU seconds whose outputs nobody got, by cause: `departed` clients, or the cause of a failed batch."""
         self.overhead_seconds = _seconds()
-        """Headway's own share of a request: end to end less queueing and the run; one sample a batch."""
+        """Seconds of Headway's own in a request: end to end less queueing and the run; one sample a batch."""
         self.breaker_state: dict[str, int] = {}
-        """backend: 0 closed, 1 half open, 2 open."""
+        """State of the breaker by backend: 0 closed, 1 half open, 2 open."""
         self.worker_restarts: defaultdict[str, int] = defaultdict(int)
-        """worker"""
+        """Restarts by worker."""
 
     def answered(self, model: str, tier: str, answers: Answers, direct: bool) -> None:
         """Count answers of one model and tier; `direct`: of the gateway's own fallback."""

@@ -1,4 +1,4 @@
-"""Notices that files have changed, by looking at them now and then."""
+"""Watcher of files, which looks at them now and then for changes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def _pause() -> Awaitable[None]:
 async def watch(paths: Iterable[Path], pause: Callable[[], Awaitable[None]] = _pause) -> AsyncIterator[None]:
     """Yield whenever one of `paths` has changed since the last look.
 
-    A file that is gone counts as unchanged until it is back: editors replace a file by removing it first.
-    Several changes between two looks are one.
+    A file that is gone counts as unchanged until it is back: editors replace a file by removing it first. Several
+    changes between two looks are one.
 
     Arguments:
         paths: the files.
-        pause: what to wait for between two looks.
+        pause: waits between two looks.
     """
     seen = {path: _look(path) for path in paths}
     while True:
@@ -40,7 +40,7 @@ async def watch(paths: Iterable[Path], pause: Callable[[], Awaitable[None]] = _p
 
 
 def _look(path: Path) -> _Seen | None:
-    """What tells one content of a file from the next: modification time in ns, size, inode."""
+    """Stamp that tells one content of a file from the next: modification time in ns, size, inode."""
     try:
         found = path.stat()
     except OSError:

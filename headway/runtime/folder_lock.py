@@ -1,4 +1,4 @@
-"""A lock on a folder, by which processes take turns at the files in it."""
+"""Lock on a folder, by which processes take turns at the files in it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from time import monotonic, sleep
 from headway.errors import StoreUnavailable
 
 LOCK_WITHIN = 5.0
-"""Seconds for which another process is waited for."""
+"""Seconds to wait for another process."""
 _LOCK_EVERY = 0.02
 
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Be the only one who changes which files lie in a folder. The thread waits for its turn.
+    """Hold the lock on a folder, under which files are added to it and replaced. The thread waits for its turn.
 
     Raises:
-        StoreUnavailable: it does not come within LOCK_WITHIN.
+        StoreUnavailable: the lock is not free within LOCK_WITHIN.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

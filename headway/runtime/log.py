@@ -74,7 +74,7 @@ def running(level: str = "info", json: bool = False, stream: TextIO | None = Non
 
 
 def get_logger(name: str) -> structlog.typing.FilteringBoundLogger:
-    """The logger of module `name`; what to do with its lines is decided when one is logged, not here."""
+    """Logger of module `name`. The settings of the log apply when a line is logged, not here."""
     logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(name)
     return logger
 
@@ -85,7 +85,7 @@ def escape(text: str) -> str:
 
 
 class _Outbox(logging.handlers.QueueHandler):
-    """Puts records into the queue without ever waiting."""
+    """Handler that puts records into the queue without ever waiting."""
 
     def __init__(self, waiting: queue.SimpleQueue[logging.LogRecord | None]) -> None:
         super().__init__(waiting)
@@ -93,7 +93,7 @@ class _Outbox(logging.handlers.QueueHandler):
         self._dropped = 0
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
-        """Fix what may change before the writer gets there; rendering is the writer's."""
+        """Fix what may change before the writer gets there. The writer renders."""
         if record.args:
             record.msg, record.args = record.getMessage(), None
         return record
@@ -111,16 +111,16 @@ class _Outbox(logging.handlers.QueueHandler):
 
 
 class Writer(logging.handlers.QueueListener):
-    """Renders and writes, on a thread of its own that a stuck stream cannot keep from ending.
+    """Thread that renders and writes log lines, and that a stuck stream cannot keep from ending.
 
     Arguments:
-        waiting: the records.
-        handler: writes one.
-        stream: that it writes to.
+        waiting: queue of records.
+        handler: writes one record.
+        stream: stream that it writes to.
 
     Attributes:
-        stuck: the last lines could not be written in time. The thread holds the locks of its stream and handler
-            then, for which the interpreter would wait at its end.
+        stuck: whether the last lines could not be written in time. The thread then holds the locks of its stream and
+            handler, for which the interpreter would wait at its end.
     """
 
     stuck = False
@@ -132,8 +132,10 @@ class Writer(logging.handlers.QueueListener):
         self._descriptor, self._path = _file_of(stream)
 
     def reopen(self) -> bool:
-        """Write on to the file that the log was started with, by its name: the one that has it now has been renamed, or
-        removed. False when the log goes to no file, or there can be none of that name."""
+        """Open the log's file anew by its name, after the present one was renamed or removed.
+
+        False when the log goes to no file, or no file of that name can be opened.
+        """
         if self._path is None:
             return False
         try:
@@ -168,8 +170,10 @@ def _file_of(stream: TextIO) -> tuple[int, str | None]:
 
 
 def _pin(logger: Any, name: str, event: _Event) -> _Event:
-    """Take hold, on the caller's thread, of what the writer could no longer see: the exception that is being
-    handled, and the state of objects that may change."""
+    """Take hold, on the caller's thread, of what the writer could no longer see.
+
+    That is the exception being handled, and the state of objects that may change.
+    """
     if event.get("exc_info") is True:
         event["exc_info"] = sys.exc_info()
     for key, value in event.items():

@@ -1,4 +1,4 @@
-"""Something that a process does again and again until it is told to stop, whether the broker, or a store, answers or not."""
+"""Loop that calls a function at even intervals until it is stopped, whether the broker, or a store, answers or not."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from headway.runtime.availability import Availability
 from headway.runtime.supervisor import Supervisor
 
 PULSE = 1.0
-"""Seconds between two beats, unless told otherwise."""
+"""Seconds between two calls, by default."""
 
 
 class Periodic:
-    """Calls `act` at once and then every so many seconds.
+    """Caller of `act`, at once and then every `every` seconds.
 
     Arguments:
-        name: of the loop, for the log.
-        act: what is done; a broker or a store that does not answer is told of once, and asked again with the next beat.
+        name: name of the loop, for the log.
+        act: function to call. A broker or a store that does not answer is logged once, and asked again at the next
+            call.
         clock: monotonic seconds.
-        what: `act` asks, as the log names it.
+        what: name in the log of what `act` asks.
         every: seconds between two calls.
     """
 
@@ -41,11 +42,11 @@ class Periodic:
         self._task: asyncio.Task[None] | None = None
 
     def start(self, supervisor: Supervisor) -> None:
-        """Begin."""
+        """Start calling."""
         self._task = supervisor.start(self._name, self._beat_on)
 
     async def stop(self) -> None:
-        """Return once it beats no more. A beat that is under way comes to its end."""
+        """Stop calling. A call that is under way comes to its end first."""
         self._stopped.set()
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""Keeps long-lived loops alive.
+"""Supervisor of long-lived loops.
 
 A loop that ends, raises, or is cancelled by anybody but its supervisor is started again, after a pause that
 grows while it keeps failing. So neither a cancelled client nor an exception in user code can wedge a service.
@@ -17,7 +17,7 @@ log = structlog.get_logger(__name__)
 
 
 class Supervisor:
-    """Runs named loops until `stop`."""
+    """Supervisor of named loops, which run until `stop`."""
 
     def __init__(self) -> None:
         self._tasks: list[asyncio.Task[None]] = []

@@ -1,8 +1,8 @@
-"""Watches many deadlines with one timer.
+"""Timing wheel: one timer for many deadlines.
 
-A deadline is noted in a slot of time, and the timer is set for the first slot that holds any. So to note one
-costs a dictionary operation and no timer of its own, and most are never looked at again: whoever is asked to
-act at a slot's end knows which of its keys still matter.
+A deadline is noted in a slot of time, and the timer is set for the first slot that holds any. So to note one costs a
+dictionary operation and no timer of its own, and most are never looked at again: the callback at a slot's end knows
+which of its keys still matter.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Generic, TypeVar
 Key = TypeVar("Key")
 
 DEADLINE_GRAIN = 0.02
-"""Width of a slot in seconds; a deadline is told at most this late."""
+"""Width of a slot in seconds, by which a deadline may be told late."""
 
 
 class TimingWheel(Generic[Key]):
-    """Tells when deadlines have passed.
+    """Deadlines in slots of time.
 
     Arguments:
         clock: monotonic seconds, of the same pace as the event loop's.
-        passed: is given the keys of each slot that has ended.
+        passed: takes the keys of each slot that has ended.
     """
 
     def __init__(self, clock: Callable[[], float], passed: Callable[[Sequence[Key]], None]) -> None:
@@ -34,7 +34,7 @@ class TimingWheel(Generic[Key]):
         self._timer: asyncio.TimerHandle | None = None
 
     def watch(self, key: Key, deadline: float) -> None:
-        """Have `passed` told of `key` after instant `deadline`."""
+        """Have `passed` called with `key` after instant `deadline`."""
         slot = int(deadline / DEADLINE_GRAIN) + 1
         gathered = self._slots.get(slot)
         if gathered is not None:

@@ -1,1 +1,1 @@
-"""What operators see of a process: its metrics."""
+"""Metrics of a process, for operators."""

@@ -1,6 +1,6 @@
-"""The one place where metrics have names. Reads a Tally and the broker's state; written as Prometheus text.
+"""Names of all metrics, in one place. Reads the Counters and the broker's state, and writes Prometheus text.
 
-Nothing here is on the path of a request: counters are plain numbers in `counters.Tally` until somebody asks.
+Nothing here is on the path of a request: counters are plain numbers in `runtime.counters` until a scrape.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from headway.ports import Broker, DeadLetters, Fleet
 from headway.runtime.counters import Counters, Histogram
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
-"""Media type of what `exposition` returns."""
+"""Media type of the text that `exposition` returns."""
 
 _AT_ONCE = 8
 _PROCESS = ProcessCollector(registry=None)
@@ -32,15 +32,15 @@ _Key = TypeVar("_Key", bound=tuple[str, ...])
 
 @dataclass(frozen=True)
 class State:
-    """What is exported of one process at one instant.
+    """State of one process at one instant, as it is exported.
 
     Attributes:
-        counters: what has happened so far.
+        counters: counters of what has happened so far.
         tiers: names of the tiers, highest first.
-        depths: what waits.
-        workers: the registry.
-        letters: how many dead letters are kept; None when that is not known.
-        capacities: what the workers of each model can carry.
+        depths: depths of the queues.
+        workers: worker registry.
+        letters: number of dead letters; None when it is not known.
+        capacities: capacities of the workers by model.
         broker_up: whether the broker answered; what it knows is empty when it did not.
     """
 
@@ -57,7 +57,7 @@ async def gather(counters: Counters, tiers: Sequence[str], broker: Broker, lette
     """Ask broker, dead letters and fleet for their part of the state.
 
     Raises:
-        BrokerUnavailable: they do not answer.
+        BrokerUnavailable: one of them does not answer.
     """
     depths, workers, count, capacities = await asyncio.gather(
         broker.depths(), broker.workers(), letters.count(), fleet.capacities()
@@ -66,8 +66,11 @@ async def gather(counters: Counters, tiers: Sequence[str], broker: Broker, lette
 
 
 async def exposition(state: State) -> bytes:
-    """The state as text. Other work gets its turn after each family, and after each few histograms of one, so
-    that a scrape of many workers does not hold up a batch."""
+    """Write the state as text.
+
+    Other tasks get their turn after each family, and after each few histograms of one, so that a scrape of many workers
+    does not hold up a batch.
+    """
     parts: list[bytes] = []
     named = ""
     for family in families(state):
@@ -82,7 +85,7 @@ async def exposition(state: State) -> bytes:
 
 
 def families(state: State) -> Iterator[Metric]:
-    """Every metric, each made when it is asked for; a histogram of many labels comes in several parts."""
+    """Make every metric, each when it is asked for; a histogram of many labels comes in several parts."""
     counters = state.counters
     yield _counter(
         "requests", "Requests answered, by outcome: ok, an error code, or cancelled.",
@@ -156,7 +159,7 @@ def families(state: State) -> Iterator[Metric]:
 
 
 class _One(Collector):
-    """A family alone, as `generate_latest` takes it."""
+    """Metric family alone, as `generate_latest` takes it."""
 
     def __init__(self, family: Metric) -> None:
         self._family = family

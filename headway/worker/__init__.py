@@ -1,1 +1,1 @@
-"""One loop for each GPU: claim, run, complete."""
+"""The batcher, one loop for each GPU: claim, run, complete."""

@@ -1,4 +1,4 @@
-"""The batcher: one loop for each GPU that claims a batch, runs it, and brings back what came of it.
+"""The batcher: one loop for each GPU that claims a batch, runs it, and hands in its outcome.
 
     start ──ready──▶ claim ◀──────────────┐
       ▲                │ lease            │
@@ -51,44 +51,46 @@ from headway.runtime.supervisor import Supervisor
 log = structlog.get_logger(__name__)
 
 PROBE_EVERY = 0.05
-"""Seconds between two looks at a breaker that somebody else is probing."""
+"""Seconds between two looks at a breaker that another slot probes."""
 LOOK_EVERY = 1.0
-"""Most seconds between two looks at an open breaker: another slot's success may have closed it."""
+"""Most seconds between two looks at an open breaker, as another slot's success may have closed it."""
 IN_DOUBT = 0.5
-"""Seconds for which a slot that waits for somebody else's first probe still counts as healthy: it mostly passes."""
+"""Seconds for which a slot that waits for another's first probe still counts as healthy, as the probe mostly passes."""
 PROBE_GRACE = 15.0
-"""Seconds beyond the longest run after which a probe that was never heard of again is nobody's any more."""
+"""Seconds beyond the longest run after which a probe that was never heard of again is given up."""
 BUSY_WEIGHT = 0.16
-"""Weight of the time since the last heartbeat in the utilisation: that of the last second is 0.3."""
+"""Weight of the time since the last heartbeat in the utilisation; the last second weighs 0.3."""
 LEAST_PATIENCE = 1.0
-"""Least seconds for which a broker that is out of reach is told again what came of a batch: those who ride with the
-first to give up may have more time."""
+"""Least seconds for which the outcome of a batch is offered again to a broker out of reach.
+
+Members that ride with the first to give up may have more time.
+"""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`gpu_timeout` in seconds: longest run of one batch."""
+    """Limits of a run. `gpu_timeout`: most seconds of one batch."""
 
     gpu_timeout: float
 
 
 class Batcher:
-    """Serves one slot.
+    """Batcher of one slot.
 
     Arguments:
-        slot: whose batches it claims.
+        slot: the slot.
         make_backend: builds a backend that is not started yet.
-        broker: where batches come from.
-        policy: decides when they leave.
-        breaker: of the backend; slots of one remote API share it.
-        limits: of a run.
-        counters: counts.
+        broker: broker that batches come from.
+        policy: departure policy.
+        breaker: breaker of the backend; slots of one remote API share it.
+        limits: limits of a run.
+        counters: counters of the process.
         clock: monotonic seconds.
         rng: uniform in [0, 1), for pauses.
-        memory: reads the share of the memory in use that the slot lives in. While it is scarce the slot goes on, but does
-            not count as capacity.
+        memory: reads the share in use of the memory that the slot lives in. While memory is scarce the slot goes on,
+            but does not count as capacity.
     """
 
     def __init__(
@@ -135,7 +137,7 @@ class Batcher:
         self._utilisation = 0.0
 
     async def start(self) -> None:
-        """Bring the backend up.
+        """Start the backend.
 
         Raises:
             TargetError: the target cannot be loaded or fails its warm-up batch.
@@ -148,7 +150,7 @@ class Batcher:
         await self._become(WorkerStatus.HEALTHY)
 
     def run(self, supervisor: Supervisor) -> asyncio.Task[None]:
-        """Start serving and beating; returns the task that ends when the slot is drained."""
+        """Start serving and sending heartbeats; returns the task that ends when the slot is drained."""
         supervisor.start(f"heartbeat of {self.slot.worker}", self._beat_on)
         return supervisor.start(f"batcher of {self.slot.worker}", self._serve)
 
@@ -161,7 +163,7 @@ class Batcher:
         """Swap the backend for a fresh one, which must be ready first.
 
         Raises:
-            TargetError: the fresh one does not come up; the present one goes on.
+            TargetError: the fresh backend does not start; the present one goes on.
         """
         fresh = await self._started_backend()
         if self._fresh is not None:
@@ -171,7 +173,7 @@ class Batcher:
         self._interrupt()
 
     async def stop(self) -> None:
-        """Let go of the backend."""
+        """Stop the backend."""
         for backend in (self._backend, self._fresh):
             if backend is not None:
                 await backend.stop()
@@ -187,7 +189,7 @@ class Batcher:
                 await self._pause_after_idle_death()
 
     async def _try_to_start(self) -> float:
-        """Start the backend; returns the seconds to wait before the next attempt if that failed, else 0."""
+        """Start the backend. Returns the seconds to wait before the next attempt if that failed, else 0."""
         try:
             await self._idle(self.start())
         except (HeadwayError, OSError) as exc:
@@ -250,7 +252,7 @@ class Batcher:
         await self._idle(asyncio.sleep(pause))
 
     async def _claimed(self) -> Lease | None:
-        """The batch that leaves now; or None, when it is worth asking again."""
+        """Claim the batch that leaves now; None when it is worth asking again."""
         try:
             claimed = await self._broker.claim(self.slot, self._policy)
             await self._reached()
@@ -265,8 +267,9 @@ class Batcher:
         return claimed if isinstance(claimed, Lease) else None
 
     async def _probe(self, backend: Backend) -> None:
-        """Find out whether the backend works, by an input that is nobody's: several batches in a row may have failed
-        for what was in them."""
+        """Find out by the warm-up input whether the backend works, as several batches in a row may have failed for
+        their inputs.
+        """
         slot, timeout = self.slot, self._limits.gpu_timeout
         self._asked = True
         entry = Entry(WARM_UP, slot.model, WARM_UP, 0, "", "", timeout, timeout)
@@ -347,8 +350,11 @@ class Batcher:
         await self._tell(lease, lambda: self._broker.release(lease, failure), since)
 
     async def _tell(self, lease: Lease, tell: Callable[[], Awaitable[T]], since: float) -> T | None:
-        """Tell the broker what came of a batch, again and again until it answers, so that a short outage costs no
-        answer. None when it did not before the first of the batch gave up."""
+        """Hand in the outcome of a batch again and again until the broker answers, so that a short outage costs no
+        answer.
+
+        None when the broker did not answer before the first of the batch gave up.
+        """
         until = max(since + lease.patience, self._clock() + LEAST_PATIENCE)
         failures = 0
         while True:
@@ -367,7 +373,7 @@ class Batcher:
         return answer
 
     async def _reached(self) -> None:
-        """The broker answers. After an outage it may have forgotten this slot, or think that it is gone."""
+        """Note that the broker answers. After an outage it may have forgotten this slot, or think that it is gone."""
         if self._outage.over():
             await self._beat()
 
@@ -390,7 +396,7 @@ class Batcher:
         return backend
 
     async def _swap(self) -> None:
-        """Let go of the present backend; a fresh one takes its place if one is ready."""
+        """Stop the present backend. A fresh one takes its place if one is ready."""
         old, self._backend, self._fresh = self._backend, self._fresh, None
         if self._backend is None:
             await self._become(WorkerStatus.STARTING)
@@ -398,7 +404,7 @@ class Batcher:
             await old.stop()
 
     async def _idle(self, pause: Coroutine[Any, Any, None]) -> None:
-        """Wait for `pause`, or until something interrupts."""
+        """Wait for `pause`, or until the batcher is interrupted."""
         self._pausing = task = asyncio.get_running_loop().create_task(pause)
         try:
             await task
@@ -437,7 +443,7 @@ class Batcher:
             await self._broker.heartbeat(beat)
 
     def _standing(self, memory: float) -> tuple[WorkerStatus, str]:
-        """What to tell of the slot: its status, and why it is not healthy."""
+        """Status of the slot, and the reason for which it is not healthy."""
         before, self._scarce = self._scarce, health.scarce(memory, self._scarce)
         if self._scarce is not before:
             say = log.warning if self._scarce else log.info
@@ -454,7 +460,7 @@ class Batcher:
         return self._status, ""
 
     async def _beat_on(self) -> None:
-        """A heartbeat twice a second: renews the lease of what runs, and tells the busy share of the seconds before."""
+        """Send a heartbeat twice a second. It renews the lease of the running batch, and reports the busy share."""
         last = self._clock()
         counted = self._busy
         while True:

@@ -16,14 +16,14 @@ from headway.backends.process.frames import MAX_OUTPUT
 from headway.model import ItemResult
 
 MEMBERS = ("outputs", "results", "predictions")
-"""Where an object may hold the list; the first that is there counts."""
+"""Members of an object that may hold the list; the first that is there counts."""
 _COUNTED = 1 << 20
 """Bytes of a list of another length up to which its elements are counted, for the error's text."""
 _KINDS = {"n": "null", "t": "bool", "f": "bool", "[": "list", "{": "dict"}
 
 
 class NoOutputs(Exception):
-    """The body is no list of as many outputs. The text quotes nothing of it."""
+    """The body is no list of as many outputs as inputs. The text quotes nothing of it."""
 
 
 class _Wrapped(msgspec.Struct, gc=False):
@@ -38,10 +38,10 @@ _decode_any_list: Any = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 def read(body: bytes | bytearray, expected: int) -> list[ItemResult]:
-    """One item for each of the `expected` inputs; what is no text in one place fails that input alone.
+    """Read one item for each of the `expected` inputs. An element that is no text fails that input alone.
 
     Raises:
-        NoOutputs: there are not as many.
+        NoOutputs: the body holds another number of outputs.
     """
     try:
         content = _list_in(body)
@@ -56,7 +56,7 @@ def read(body: bytes | bytearray, expected: int) -> list[ItemResult]:
 
 
 def _list_in(body: bytes | bytearray) -> bytes | bytearray | msgspec.Raw:
-    """The part of the body that is the list."""
+    """Part of the body that is the list."""
     if _first(body) == "[":
         return body
     neither = f"neither a list nor an object with one of {', '.join(MEMBERS)}"
@@ -73,7 +73,7 @@ def _list_in(body: bytes | bytearray) -> bytes | bytearray | msgspec.Raw:
 
 
 def _first(content: bytes | bytearray | msgspec.Raw) -> str:
-    """The first character that is no space; a body that begins with many spaces has none."""
+    """First character that is no space; empty for a body that begins with many spaces."""
     return bytes(memoryview(content)[:64]).lstrip()[:1].decode("latin-1")
 
 
@@ -92,7 +92,7 @@ def _item(output: str | ItemResult) -> ItemResult:
 
 
 def _text_of(raw: msgspec.Raw) -> str | ItemResult:
-    """A text; or what is to be said of an element that is none."""
+    """Text of an element, or a failed item for an element that is none."""
     first = _first(raw)
     if first == '"':
         text: str = _decode_text(raw)
@@ -103,11 +103,11 @@ def _text_of(raw: msgspec.Raw) -> str | ItemResult:
 
 @lru_cache(maxsize=128)
 def _texts(count: int) -> Any:
-    """Decodes a list of exactly `count` texts."""
+    """Decoder of a list of exactly `count` texts."""
     return msgspec.json.Decoder(tuple[(str,) * count]).decode  # type: ignore[misc]
 
 
 @lru_cache(maxsize=128)
 def _raws(count: int) -> Any:
-    """Finds the elements of a list of exactly `count`, whatever they are."""
+    """Decoder of a list of exactly `count` elements, whatever they are."""
     return msgspec.json.Decoder(tuple[(msgspec.Raw,) * count]).decode  # type: ignore[misc]

@@ -46,24 +46,24 @@ MAX_ANSWER = 64 << 20
 """Largest body of an answer, in bytes after decompression."""
 _MAX_SHOWN = 200
 _AT_ONCE = 1 << 20
-"""Bytes of a body above which it is written piece by piece, so that others get their turn."""
+"""Bytes of a body above which it is written piece by piece, so that other tasks get their turn."""
 _REFUSALS = frozenset([400, 413, 422])
-"""Statuses that are the fault of what was sent."""
+"""Statuses that blame what was sent."""
 _KEEP_ALIVE = 60.0
-"""Seconds an idle connection is kept."""
+"""Seconds for which an idle connection is kept."""
 
 
 class HttpBackend:
-    """One slot: one call at a time, on its own connection.
+    """Backend of one slot of a remote API: one call at a time, on a connection of its own.
 
     Arguments:
         spec: the API's URL.
-        format: `list` or `inputs`, the body it takes.
-        token: bearer token, empty for none.
+        format: shape of the request body, `list` or `inputs`.
+        token: bearer token; empty for none.
         start_timeout: seconds for the warm-up request, its tries included.
         max_tries: most tries for one batch.
         breaker: keeps the rest that the API asks for; slots of one API share it. None: one of its own.
-        clock: monotonic seconds, as the breaker is told them.
+        clock: monotonic seconds, as the breaker takes them.
         rng: uniform in [0, 1), for the jitter of pauses.
         wall: Unix time in seconds, for a Retry-After that names a date.
     """
@@ -92,14 +92,14 @@ class HttpBackend:
 
     @property
     def pid(self) -> int:
-        """0: nothing of it runs here."""
+        """Process id, always 0: the API runs elsewhere."""
         return 0
 
     async def start(self) -> float:
         """Send a batch of one warm-up input; returns its run time in seconds.
 
         Raises:
-            TargetError: it was not answered as a batch must be.
+            TargetError: the API did not answer it as a batch must be answered.
         """
         if self._session is None:
             self._session = aiohttp.ClientSession(
@@ -129,14 +129,14 @@ class HttpBackend:
 
         Raises:
             RemoteError: its tries are spent, or no try makes sense.
-            RemoteRefused: the API turned down what was in it.
+            RemoteRefused: the API rejected an input of it, or all together.
             BadOutput: the answer is no list of as many outputs.
-            BatchTimeout: no complete answer within `timeout`.
+            BatchTimeout: no complete answer came within `timeout` seconds.
         """
         return await self._call([entry.input for entry in entries], [entry.parameters for entry in entries], timeout)
 
     async def gone(self) -> None:
-        """Never returns: there is nothing here that could die."""
+        """Wait for ever, as there is no process here that could die."""
         await asyncio.Event().wait()
 
     async def stop(self) -> None:
@@ -167,7 +167,7 @@ class HttpBackend:
             raise RemoteRefused(f"an input is no proper Unicode text: {exc}") from None
 
     async def _answer(self, body: bytes, deadline: float) -> bytearray:
-        """The body of the first answer with a status of success."""
+        """Body of the first answer with a status of success."""
         loop = asyncio.get_running_loop()
         for count in range(1, self._max_tries + 1):
             kind: type[BackendError] = RemoteError
@@ -220,12 +220,12 @@ class HttpBackend:
             raise self._error(BadOutput, f"answered {exc}") from None
 
     def _note(self, what: str, answer: bytearray) -> None:
-        """Log the beginning of a body that is told to nobody else: it may hold credentials, hosts, or others' data."""
+        """Log the beginning of a body that nobody else may read: it may hold credentials, hosts, or others' data."""
         shown = printable(bytes(answer[:_MAX_SHOWN]))
         log.warning("the remote API answered no outputs", api=str(self._spec), answer=what, body=shown)
 
     def _told(self, exc: Exception) -> str:
-        """Type of an error of the connection, and its text where that quotes neither the API nor the URL's query."""
+        """Type of a connection's error, and its text where that quotes neither the API nor the URL's query."""
         quotes = isinstance(exc, aiohttp.ClientError) and not isinstance(exc, OSError)
         text = "" if quotes else str(exc)
         secrets = [value for _, value in parse_qsl(urlsplit(self._spec.url).query) if value]
@@ -234,7 +234,7 @@ class HttpBackend:
         return f"{type(exc).__name__}: {text}"
 
     def _error(self, kind: type[BackendError], what: str, shown: str = "") -> BackendError:
-        """An error that tells operators which API it was; where it stands is no client's business."""
+        """Error that names the API to operators. Clients do not learn where it is."""
         return kind(f"the remote API {self._spec} {what}", f"the remote API {shown or what}")
 
 

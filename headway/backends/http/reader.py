@@ -1,9 +1,9 @@
-"""Large answers of a remote API, read in a process of their own: decoding them would hold up everybody here.
+"""Reader of large answers of a remote API, in a process of its own: decoding them would hold up the event loop.
 
     python -P -m headway.backends.http.reader EXPECTED < BODY
 
-What it writes comes piece by piece: a word for the whole, empty if all is well, then one item for each input. Each is
-msgpack after its length. A reader that is not wanted any more is killed, wherever it is in its work.
+The process writes its result piece by piece: a word for the whole, empty if all is well, then one item for each input.
+Each is msgpack after its length. A reader that is no longer wanted is killed, wherever it is in its work.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from headway.backends.http.answer import NoOutputs
 from headway.model import ItemResult
 
 APART_FROM = 4 << 20
-"""Bytes from which an answer is worth a process: to decode fewer takes some milliseconds at most."""
+"""Bytes from which an answer is worth a process. Decoding fewer takes some milliseconds at most."""
 _CHUNK = 1 << 18
 _LENGTH = struct.Struct(">Q")
 
@@ -32,10 +32,10 @@ _decode_item: Any = msgspec.msgpack.Decoder(tuple[str | None, str | None, bool])
 
 
 async def read(body: bytearray, expected: int) -> list[ItemResult]:
-    """One item for each of the `expected` inputs, as `remote_answer.read` finds them.
+    """Read one item for each of the `expected` inputs, as `answer.read` finds them, in a process of its own.
 
     Raises:
-        NoOutputs: there are not as many.
+        NoOutputs: the body holds another number of outputs.
     """
     if len(body) < APART_FROM:
         return answer.read(body, expected)
@@ -75,7 +75,7 @@ async def _piece(pipe: asyncio.StreamReader) -> bytes:
 
 
 def _pieces(body: bytes, expected: int) -> Iterator[bytes]:
-    """What the process says of a body."""
+    """Pieces that the process writes for a body."""
     try:
         items = answer.read(body, expected)
     except NoOutputs as exc:

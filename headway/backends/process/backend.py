@@ -46,18 +46,18 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class ProcessBackend:
-    """One slot: one child process.
+    """Backend of one slot with a child process.
 
     Arguments:
-        spec: what to load in it.
-        worker: its name in logs and errors, for example `gpu-0`.
-        device: the GPU it may see, the value of CUDA_VISIBLE_DEVICES; `cpu` hides all of them.
+        spec: target that the child loads.
+        worker: name of the worker in logs and errors, for example `gpu-0`.
+        device: GPU that the child may see, the value of CUDA_VISIBLE_DEVICES; `cpu` hides all of them.
         start_timeout: seconds for loading, setup and the warm-up batch together.
-        recycle_rss_bytes: ask to be replaced when the child's memory exceeds this; 0: never.
-        recycle_after: ask to be replaced after about this many seconds (±10 %, so that workers started together
-            do not leave together); 0: never.
-        log: takes the child's output and its end.
-        guard: ends what the child has started if this process is killed; None: nobody does.
+        recycle_rss_bytes: bytes of the child's memory beyond which it is to be replaced; 0: never.
+        recycle_after: seconds after which the child is to be replaced (±10 %, so that workers started together do not
+            leave together); 0: never.
+        log: logger of the child's output and of its end.
+        guard: ends what the child has started if this process is killed; None: no guard.
         rng: uniform in [0, 1), for that spread.
     """
 
@@ -94,20 +94,20 @@ class ProcessBackend:
 
     @property
     def source(self) -> str:
-        """The file the target was loaded from; empty before it was, or when there is none."""
+        """File that the target was loaded from; empty before it was, or when there is none."""
         return self._source
 
     async def start(self) -> float:
-        """Spawn the child, load the target and run the warm-up batch; what was there before is ended first.
+        """Spawn the child, load the target and run the warm-up batch. A child that is there is ended first.
 
-        An input that the target turns down by an exception in its place passes as a warm-up: no contract is
-        broken. A batch that raises does not.
+        A target that rejects the warm-up input by an exception in its place passes: no contract is broken. A batch that
+        raises does not pass.
 
         Returns:
             The warm-up batch's run time in seconds.
 
         Raises:
-            TargetError: any of that failed or took longer than `start_timeout`. No process is left behind.
+            TargetError: any of that failed or took longer than `start_timeout` seconds. No process is left behind.
         """
         await self.stop()
         child = self._child = Lifetime(self._arguments(), self._environment(), self._worker, self._log, self._guard)
@@ -127,10 +127,10 @@ class ProcessBackend:
 
         Raises:
             BatchRaised: user code raised.
-            BadOutput: it returned no list, or one of another length.
-            BatchTimeout: no answer within `timeout`.
+            BadOutput: user code returned no list, or one of another length.
+            BatchTimeout: no answer came within `timeout` seconds.
             WorkerCrashed: the child died.
-            WorkerAbsent: it was not there.
+            WorkerAbsent: the child was gone before the batch.
         """
         child = self._child
         if child is None or child.doomed:
@@ -155,7 +155,7 @@ class ProcessBackend:
             await self._child.gone.wait()
 
     async def stop(self) -> None:
-        """End the child: gently when it is idle, else at once. It is reaped, and what it has started killed."""
+        """End the child: gently when it is idle, else at once. The child is reaped, and its descendants are killed."""
         if self._ticker is not None:
             self._ticker.cancel()
             self._ticker = None
@@ -267,13 +267,15 @@ class ProcessBackend:
         return ["file", str(self._spec.path), self._spec.attribute]
 
     def _environment(self) -> dict[str, str]:
-        """Ours, without our own settings: they hold passwords and tokens, and none is the target's business."""
+        """Environment of the child: ours, without Headway's settings. They hold passwords and tokens, and the target
+        needs none.
+        """
         environment = {name: value for name, value in os.environ.items() if not name.upper().startswith("HEADWAY_")}
         environment["CUDA_VISIBLE_DEVICES"] = "" if self._device == "cpu" else self._device
         return environment
 
     def _watch_limits(self) -> None:
-        """Start to look at age and memory, if they are limited."""
+        """Start to watch the child's age and memory, if they are limited."""
         now = asyncio.get_running_loop().time()
         self._old_at = now + self._recycle_after * (0.9 + 0.2 * self._rng()) if self._recycle_after else math.inf
         self._check_at = now
@@ -285,7 +287,9 @@ class ProcessBackend:
         self._ticker = asyncio.get_running_loop().call_later(_CHECK_EVERY, self._tick)
 
     def _check_limits(self) -> None:
-        """Ask to be replaced when a limit is exceeded; looks at most once a second, and not during a batch."""
+        """Ask for a replacement when a limit is exceeded. The limits are checked at most once a second, and not during
+        a batch.
+        """
         child, now = self._child, asyncio.get_running_loop().time()
         if child is None or self._busy or now < self._check_at or child.gone.is_set():
             return

@@ -88,12 +88,12 @@ def run(target: Target, batch: Run) -> Answer | Failed:
 
 
 def judge(number: int, expected: int, result: object) -> Answer | Failed:
-    """The answer that `result` makes.
+    """Answer that `result` makes.
 
     Arguments:
-        number: of the batch.
-        expected: how many inputs it had.
-        result: what user code returned. To look at it may raise anything.
+        number: number of the batch.
+        expected: number of its inputs.
+        result: value that user code returned. Looking at it may raise anything.
     """
     if not isinstance(result, list | tuple):
         return Failed(number, True, f"the target returned {kind_of(result)}, expected a list of {expected} outputs")
@@ -119,7 +119,7 @@ def judge(number: int, expected: int, result: object) -> Answer | Failed:
 
 
 def _text(output: object) -> tuple[str | None, tuple[str, bool]]:
-    """`output` as plain text; or None, and (why it is none, whether that is the target's fault)."""
+    """`output` as plain text; or None, and the reason with whether the target is at fault."""
     try:
         if isinstance(output, BaseException):
             return None, (describe(output), False)
@@ -148,11 +148,11 @@ def serve(pipe: Pipe, target: Target, loop: UserLoop) -> None:
 
 
 def leave_signals_to_parent() -> None:
-    """Do nothing on an interrupt, a request to end, or what is meant to have a service read its files again, which a
-    terminal or a service manager sends to all processes at once: the parent decides, and may want batches in flight to
-    finish.
+    """Ignore interrupts, requests to end, and requests to read files again.
 
-    A handler that does nothing, rather than SIG_IGN, so that what user code starts can still be ended.
+    A terminal or a service manager sends these signals to all processes at once. The parent decides, and may want
+    batches in flight to finish. The handler does nothing; SIG_IGN would be inherited by what user code starts, which
+    could then not be ended.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         before = signal.signal(number, lambda *_: None)
@@ -160,7 +160,7 @@ def leave_signals_to_parent() -> None:
 
 
 def not_outlive(parent: int) -> None:
-    """Have the kernel kill this process when its parent is gone: user code that hangs would not notice."""
+    """Have the kernel kill this process when its parent is gone. User code that hangs would not notice."""
     if sys.platform == "linux":
         import ctypes
 

@@ -1,4 +1,4 @@
-"""One child process, from its spawn until it is reaped.
+"""A child process, from its spawn until it is reaped.
 
     spawned ──kill(), or it dies──▶ ended (reaped, all descriptors closed)
 
@@ -34,36 +34,36 @@ Word = Ready | Refused | Answer | Failed
 _CHILD = Path(__file__).with_name("child.py")
 _READ = 1 << 16
 _IN_FLIGHT = 1 << 20
-"""Bytes that each end may have sent before the other one has run; the system may grant less."""
+"""Bytes that each end may have sent before the other one has run; the system may grant fewer."""
 _LAST_WORDS = 5
 _PIPELESS = 1.0
-"""Seconds that a child may live on after its pipe has closed; a dying one is given the time to say of what."""
+"""Seconds that a child may live on after its pipe has closed, in which a dying one can say why."""
 _DROPPED_AFTER = 1.0
-"""Seconds between a flood of output and the line that says how much of it was dropped."""
+"""Seconds between a flood of output and the log line that counts the dropped lines."""
 
 _decode: Any = msgspec.msgpack.Decoder(Word).decode
 
 
 class Log(Protocol):
-    """A structlog logger, as far as it is used here."""
+    """Part of a structlog logger that is used here."""
 
     def info(self, event: str, **fields: Any) -> Any:
-        """Say what happened."""
+        """Log an event."""
         ...
 
     def warning(self, event: str, **fields: Any) -> Any:
-        """Say what went wrong."""
+        """Log a failure."""
         ...
 
 
 class Output:
-    """One of a child's output streams on its way to the log.
+    """Output stream of a child on its way to the log.
 
     Arguments:
-        pipe: its reading end, closed in the end.
+        pipe: reading end of the stream; closed at the end.
         stream: `stdout` or `stderr`.
-        worker: name shown with each line.
-        log: where the lines go.
+        worker: name of the worker, shown with each line.
+        log: logger of the lines.
     """
 
     def __init__(self, pipe: IO[bytes], stream: str, worker: str, log: Log) -> None:
@@ -76,7 +76,7 @@ class Output:
         self._loop.add_reader(self._fd, self.read)
 
     def read(self) -> bool:
-        """Log what is there, one chunk at most; False when there was nothing."""
+        """Log at most one chunk of output; False when there was none."""
         try:
             chunk = os.read(self._fd, _READ)
         except BlockingIOError:
@@ -90,7 +90,7 @@ class Output:
         return True
 
     def close(self) -> None:
-        """Log what is left and let go."""
+        """Log the rest of the output, and close the pipe."""
         chunks = 0
         while self.read() and chunks < 16:
             chunks += 1
@@ -117,9 +117,9 @@ class Lifetime:
     Arguments:
         arguments: KIND PLACE ATTRIBUTE of the child's command line.
         environment: the child's whole environment.
-        worker: name for logs and the process table.
-        log: where the child's output goes.
-        guard: is told of its process group while it lives.
+        worker: name of the worker, for logs and the process table.
+        log: logger of the child's output.
+        guard: guard of the child's process group while the child lives.
     """
 
     def __init__(
@@ -131,19 +131,19 @@ class Lifetime:
         guard: GroupGuard | None = None,
     ) -> None:
         self.cause = ""
-        """How it ended, empty while it lives."""
+        """Cause of the child's end; empty while it lives."""
         self.how = ""
-        """The same with its last words, which may be about any batch it ever ran."""
+        """Cause of the child's end with its last words, which may be about any batch it ever ran."""
         self.ended = asyncio.Event()
-        """Set once it is reaped."""
+        """Event that the child has been reaped."""
         self.gone = asyncio.Event()
-        """Set as soon as it must be replaced: when it is killed or has ended, or by whoever finds it unfit."""
+        """Event that the child must be replaced: it is killed, has ended, or was found unfit."""
         self.doomed = False
-        """True when it is, or is about to be, no more."""
+        """True when the child has ended, or is about to."""
         self.dismissed = False
-        """True when its end is wanted."""
+        """True when the child's end is wanted."""
         self.killed_by_others = False
-        """True when it was ended by a SIGKILL that is none of ours."""
+        """True when the child was ended by a SIGKILL that is none of ours."""
         self._worker, self._log, self._guard = worker, log, guard
         self._loop = asyncio.get_running_loop()
         self._verdict = ""
@@ -151,7 +151,7 @@ class Lifetime:
         self._waiter: asyncio.Future[Word] | None = None
         self._received = bytearray()
         self._nonsense = False
-        """It has sent what is no word; nothing that follows is one."""
+        """True once the child has sent a malformed word, after which none is believed."""
         self._unsent = memoryview(b"")
         self._process, self._socket = _spawn(arguments, environment, worker)
         self.pid = self._process.pid
@@ -192,12 +192,12 @@ class Lifetime:
         return waiter
 
     def catch_up(self) -> None:
-        """Take what it has sent by now, if this process was held up and did not get to it."""
+        """Take what the child has sent by now, in case this process was held up."""
         while self.how == "" and self._readable():
             pass
 
     def kill(self, verdict: str = "") -> None:
-        """End it and all it has started, at once. `verdict` is given as the reason instead of the signal."""
+        """End the child and all its descendants at once. `verdict` is given as the reason instead of the signal."""
         self.doomed = True
         self.gone.set()
         if self.how or self._process.returncode is not None:
@@ -208,7 +208,7 @@ class Lifetime:
             os.killpg(self.pid, signal.SIGKILL)
 
     def hang_up(self) -> None:
-        """Close the pipe, which an idle child takes as the wish that it end."""
+        """Close the pipe, which an idle child takes as a request to end."""
         self.doomed = True
         if not self.how:
             self._loop.remove_reader(self._socket)
@@ -217,7 +217,7 @@ class Lifetime:
                 self._socket.shutdown(socket.SHUT_RDWR)
 
     def resident_bytes(self) -> int:
-        """Its resident memory; 0 where the system does not tell."""
+        """Resident memory of the child in bytes; 0 where the system does not tell."""
         try:
             pages = Path(f"/proc/{self.pid}/statm").read_text().split()[1]
         except (OSError, IndexError):
@@ -225,7 +225,7 @@ class Lifetime:
         return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
     def _watch(self) -> int | None:
-        """Have `_exited` called once the process has ended; the descriptor that tells, if it is one."""
+        """Have `_exited` called once the process has ended. Returns the descriptor that tells, if it is one."""
         try:
             pidfd = os.pidfd_open(self.pid)
         except (AttributeError, OSError):
@@ -300,7 +300,7 @@ class Lifetime:
             waiter.set_result(word)
 
     def _exited(self) -> None:
-        """The process has ended: reap it, read what is left, let go of everything, tell who waits."""
+        """Finish an ended process: reap it, read its last output, close everything, wake all waiters."""
         if self._pidfd is not None:
             self.kill()  # for what it has started and left behind
             self._loop.remove_reader(self._pidfd)

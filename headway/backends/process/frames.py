@@ -1,4 +1,4 @@
-"""The words on the socket pair between a worker's parent and its child.
+"""Words on the socket pair between a worker's parent and its child.
 
 Both ends speak frames: MAGIC, the length of what follows, and one word as msgpack. The child says Ready or
 Refused, once; then it answers each Run with Answer or Failed. MAGIC tells a frame from what user code may
@@ -23,7 +23,7 @@ MAX_OUTPUTS = 192 << 20
 
 
 class Run(msgspec.Struct, array_like=True, gc=False):
-    """Parent to child: run this batch. `parameters` holds JSON texts, empty for none, if the target takes them."""
+    """Word of the parent: run this batch. `parameters` holds JSON texts, empty for none, if the target takes them."""
 
     number: int
     inputs: list[str]
@@ -31,20 +31,20 @@ class Run(msgspec.Struct, array_like=True, gc=False):
 
 
 class Ready(msgspec.Struct, array_like=True, tag="ready", gc=False):
-    """The target is loaded. `source` is its file, empty when it has none."""
+    """Word of the child: the target is loaded. `source` is its file, empty when it has none."""
 
     takes_parameters: bool
     source: str
 
 
 class Refused(msgspec.Struct, array_like=True, tag="refused", gc=False):
-    """The target cannot be loaded: why, and how to mend it."""
+    """Word of the child: the target cannot be loaded. Says why, and how to mend it."""
 
     message: str
 
 
 class Answer(msgspec.Struct, array_like=True, tag="answer", gc=False):
-    """One output per input; where it is None, `errors` has (text, fault) under its place, see `model.Item`."""
+    """Word of the child: one output per input. Where it is None, `errors` has (text, fault), see `model.ItemResult`."""
 
     number: int
     outputs: list[str | None]
@@ -52,7 +52,7 @@ class Answer(msgspec.Struct, array_like=True, tag="answer", gc=False):
 
 
 class Failed(msgspec.Struct, array_like=True, tag="failed", gc=False):
-    """The whole batch failed: user code raised, or (`bad_output`) returned what is no list of that length."""
+    """Word of the child: the batch failed. User code raised, or (`bad_output`) returned no list of that length."""
 
     number: int
     bad_output: bool
@@ -72,7 +72,7 @@ def length(header: bytes) -> int:
     """Bytes that follow `header`.
 
     Raises:
-        NoFrame: it is no header, or announces more than MAX_FRAME.
+        NoFrame: the bytes are no header, or announce more than MAX_FRAME.
     """
     magic, size = HEADER.unpack(header)
     if magic != MAGIC:

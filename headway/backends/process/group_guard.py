@@ -1,4 +1,4 @@
-"""Ends what workers have started, after this process itself was killed.
+"""Guard that ends the descendants of workers after this process itself was killed.
 
 A worker's process dies with its host, as the kernel sees to it (`child.py: not_outlive`). Processes that user code has
 started do not: they are in the worker's process group, and nobody is left to end it. So one small process, a shell that
@@ -25,11 +25,12 @@ while read -r op group; do
 done
 for one in $groups; do kill -s KILL -- "-$one"; done
 """
-"""Signals that a terminal or a service manager sends to everybody do not end it: workers may still drain."""
+"""Script of the guard. It ignores signals that a terminal or a service manager sends to all: workers may still drain.
+"""
 
 
 class GroupGuard:
-    """Watches over process groups, from the first one on. Does nothing where there is no shell."""
+    """Guard of process groups, from the first one on. Does nothing where there is no shell."""
 
     def __init__(self) -> None:
         self._groups: list[int] = []
@@ -39,7 +40,7 @@ class GroupGuard:
 
     @property
     def pid(self) -> int:
-        """Process id of the one that waits; 0 when there is none."""
+        """Process id of the guard; 0 when there is none."""
         return self._pid
 
     def watch(self, group: int) -> None:
@@ -53,13 +54,13 @@ class GroupGuard:
             self._start()
 
     def forget(self, group: int) -> None:
-        """The group has ended; its number may soon be another's."""
+        """Stop guarding a group that has ended, as its number may soon be another's."""
         with contextlib.suppress(ValueError):
             self._groups.remove(group)
         self._tell(f"- {group}\n")
 
     def close(self) -> None:
-        """End the groups that are still watched, and the process that watches."""
+        """End the groups that are still guarded, and the guard."""
         if self._release is not None:
             self._release()
             with contextlib.suppress(ChildProcessError):

@@ -1,9 +1,9 @@
-"""How full the memory is that this process and its children live in.
+"""Use of the memory that this process and its children live in.
 
-That is the tightest of: each control group from its own up to the root that has a limit, as a container has
-(cgroup v2: `memory.max`; v1: `memory.limit_in_bytes`), and the machine. File pages that the kernel can drop at once count
-as free: in a group those of the list `inactive_file`, as Kubernetes counts, and of the machine all that is not
-`MemAvailable`. What the system does not tell counts as empty.
+That is the tightest of: each control group from its own up to the root that has a limit, as a container has (cgroup v2:
+`memory.max`; v1: `memory.limit_in_bytes`), and the machine. File pages that the kernel can drop at once count as free:
+in a group those of the list `inactive_file`, as Kubernetes counts, and of the machine all that is not `MemAvailable`.
+What the system does not tell counts as empty.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 READ_EVERY = 0.4
-"""Seconds for which a reading is good: slots of one process ask for the same one."""
+"""Seconds for which a reading is good: all slots of a process share it."""
 NO_LIMIT = 1 << 60
 """Bytes from which a limit of cgroup v1 means none."""
 
@@ -32,11 +32,11 @@ _V1 = _Kind("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_fi
 
 
 class HostMemory:
-    """Reads it.
+    """Reader of the memory in use.
 
     Arguments:
         clock: monotonic seconds.
-        root: of the file system.
+        root: root of the file system.
     """
 
     def __init__(self, clock: Callable[[], float], root: Path = Path("/")) -> None:
@@ -47,7 +47,7 @@ class HostMemory:
         self._share = 0.0
 
     def used(self) -> float:
-        """The share in use, 0 to 1."""
+        """Share of the memory in use, 0 to 1."""
         now = self._clock()
         if self._read_at is None or now - self._read_at >= READ_EVERY:
             self._read_at = now
@@ -61,7 +61,7 @@ class HostMemory:
 
 
 def _groups(root: Path) -> Iterator[tuple[Path, _Kind]]:
-    """The control groups of this process that limit memory, with those above them."""
+    """Control groups that limit the memory of this process, with those above them."""
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, own = rest.partition(":")
@@ -90,7 +90,7 @@ def _of_group(path: Path, kind: _Kind) -> float:
 
 
 def _figures(path: Path) -> dict[str, int]:
-    """The lines NAME NUMBER of a file."""
+    """Lines NAME NUMBER of a file."""
     words = (line.split() for line in _text(path).splitlines())
     return {word[0]: int(word[1]) for word in words if len(word) > 1 and word[1].isdigit()}
 

@@ -1,4 +1,4 @@
-r"""Log lines made of what a child process prints. Pure: bytes in, bounded and printable lines out.
+r"""Log lines of a child's output. Pure: bytes in, bounded and printable lines out.
 
 A child may print anything: half lines, other encodings, escape sequences, gigabytes. So lines end at \n or \r
 (progress bars), bytes that are no UTF-8 and characters that do not print are escaped (nobody can forge a line or
@@ -11,7 +11,7 @@ _END = b"\n"
 
 
 def printable(text: bytes) -> str:
-    """`text` read as UTF-8, with escapes for what is none and for what does not print."""
+    """`text` read as UTF-8, with escapes for malformed bytes and for characters that do not print."""
     shown = text.decode("utf-8", "backslashreplace")
     if shown.isprintable():
         return shown
@@ -19,7 +19,7 @@ def printable(text: bytes) -> str:
 
 
 class Lines:
-    """Cuts a stream of bytes to lines.
+    """Splitter of a stream of bytes into lines.
 
     Arguments:
         longest: bytes of a line that are kept.
@@ -37,7 +37,7 @@ class Lines:
         self._tail = b""
 
     def feed(self, chunk: bytes, now: float) -> list[str]:
-        """The lines that `chunk`, read at instant `now`, completes, as far as they are let through."""
+        """Lines that `chunk`, read at instant `now`, completes, as far as they are let through."""
         self._tail = (self._tail + chunk)[-self._keep :]
         if now - self._second >= 1.0:
             self._second, self._left = now, self._per_second
@@ -66,11 +66,11 @@ class Lines:
 
     @property
     def dropped(self) -> int:
-        """How many lines were dropped since `take_dropped`."""
+        """Number of lines dropped since `take_dropped`."""
         return self._dropped
 
     def take_dropped(self) -> int:
-        """How many lines were dropped since this was last asked."""
+        """Return the number of lines dropped since the last call."""
         dropped, self._dropped = self._dropped, 0
         return dropped
 

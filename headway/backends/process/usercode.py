@@ -1,4 +1,4 @@
-"""User code, inside the child process: how it is found, built and called.
+"""Loader and caller of user code, inside the child process.
 
 The target may be:
 
@@ -66,7 +66,7 @@ class UserLoop:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def finish(self, result: Any) -> Any:
-        """`result` itself, or what it comes to when it is awaitable."""
+        """`result` itself, or its value when it is awaitable."""
         if not hasattr(type(result), "__await__"):
             return result
         if self._loop is None:
@@ -115,7 +115,7 @@ class Target:
         self.takes_parameters, self._by_name = _signature(call, name)
 
     def run(self, inputs: list[str], parameters: list[bytes] | None) -> object:
-        """What user code makes of one batch; raises what it raises. `parameters` are JSON texts, or empty."""
+        """Call user code with one batch, and raise what it raises. `parameters` are JSON texts, or empty."""
         if not self.takes_parameters:
             return self._loop.finish(self._call(inputs))
         decoded = [json_parameters.decode(text) if text else {} for text in parameters or [b""] * len(inputs)]
@@ -201,7 +201,7 @@ def _import_file(place: str) -> Any:
     from importlib.util import module_from_spec, spec_from_file_location
 
     class Afresh(SourceFileLoader):
-        """Never goes by cached bytecode, which takes a file of the same size and second for unchanged."""
+        """Source loader that never uses cached bytecode: for it, a file of an equal size and second is unchanged."""
 
         def get_code(self, fullname: str) -> CodeType:
             return self.source_to_code(self.get_data(self.path), self.path)
@@ -246,7 +246,7 @@ def _build(cls: type, name: str, loop: UserLoop) -> Any:
 
 
 def _device() -> str:
-    """The GPU left visible to this process, under the name frameworks use for it."""
+    """GPU left visible to this process, under the name that frameworks use."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     present = any(os.path.exists(path) for path in ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd"))  # noqa: PTH110
     return "cuda:0" if visible and present else "cpu"

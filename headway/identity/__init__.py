@@ -1,8 +1,8 @@
-"""Who asks: one way of knowing per package or file.
+"""Authentication: one package or file for each way of knowing the principal of a request.
 
-anonymous    anybody
+anonymous    one principal for everybody
 api_keys     API keys, from a store or a file
 jwt          JSON Web Tokens
 combined     keys and tokens side by side
-principals   what a credential's data make of its caller
+principals   principals made from a credential's data
 """

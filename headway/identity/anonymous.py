@@ -1,4 +1,4 @@
-"""No keys: everybody is the same caller."""
+"""Authentication without keys: everybody is one principal."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from headway.model import Principal
 
 
 class AnonymousIdentity:
-    """Takes every request as coming from one anonymous caller, whatever credential it carries.
+    """Identity that gives every request the anonymous principal, whatever credential it carries.
 
     Arguments:
-        tier: index of the tier everybody gets.
+        tier: index of the tier of all requests.
     """
 
     def __init__(self, tier: int) -> None:
         self._caller = Principal(user="anonymous", tenant="default", tier=tier)
 
     def identify(self, authorization: bytes) -> Principal | None:
-        """The anonymous caller."""
+        """Return the anonymous principal."""
         return self._caller

@@ -9,11 +9,11 @@ _OWN = b"hw_live_"
 
 
 class CombinedIdentity:
-    """Asks the one that a credential is for. A JSON Web Token has two dots in it, which no key of our making has.
+    """Identity that asks the one for which a credential is. A JSON Web Token has two dots in it, which no API key has.
 
     Arguments:
-        keys: knows API keys.
-        tokens: knows JSON Web Tokens.
+        keys: identity of API keys.
+        tokens: identity of JSON Web Tokens.
     """
 
     def __init__(self, keys: Identity, tokens: Identity) -> None:
@@ -21,7 +21,7 @@ class CombinedIdentity:
         self._tokens = tokens.identify
 
     def identify(self, authorization: bytes) -> Principal | None:
-        """The caller, as the one that was asked says; raises what it raises."""
+        """Principal as the identity says that was asked; raises what that raises."""
         credential = authorization[7:].strip()
         if credential.count(b".") == 2 and not credential.startswith(_OWN):
             return self._tokens(authorization)

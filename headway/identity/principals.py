@@ -1,4 +1,4 @@
-"""Who a credential stands for, in the house's words: its tier by number, and what its requests count towards."""
+"""Principals made from a credential's data: the tier by its index, and the limits of its requests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from headway.config import Settings
 from headway.model import Limit, Principal
 
 BURST_SECONDS = 10.0
-"""Requests at once when nothing else is said: so many seconds' worth of the rate."""
+"""Seconds' worth of the rate that may come at once, by default."""
 
 
 def make_caller(
@@ -22,20 +22,20 @@ def make_caller(
     burst: float | None = None,
     models: Iterable[str] = (),
 ) -> Principal:
-    """The caller of one credential.
+    """Make the principal of one credential.
 
     Arguments:
-        settings: for the tiers and their rates, and for the rate of users.
+        settings: settings of the tiers and their rates, and the rate of users.
         user: unique within the tenant.
-        tenant: who pays.
+        tenant: name of the account that pays.
         tier: name of a tier.
-        key: id of the key, empty where there is none.
-        rate: requests a minute of this key alone; None: it counts towards its user's limit; 0: no limit.
+        key: id of the API key; empty where there is none.
+        rate: requests per minute of this key alone; None: it counts towards its user's limit; 0: no limit.
         burst: requests of this key at once; None: ten seconds' worth.
-        models: the only models it may ask; empty for all.
+        models: the only models that the principal may ask; empty for all.
 
     Raises:
-        ValueError: there is no such tier.
+        ValueError: the tier does not exist.
     """
     limits = []
     if rate is not None:

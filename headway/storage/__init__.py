@@ -1,6 +1,6 @@
-"""Where requests are recorded and API keys are kept.
+"""Databases of the ledger and of API keys.
 
-schema       what is in the database, step by step
+schema       tables of the database, step by step
 key_rows     an API key as a row
 sqlite       an SQLite file
 postgres     a PostgreSQL

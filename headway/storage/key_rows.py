@@ -1,4 +1,4 @@
-"""An API key as a row of the table `headway_keys`, whichever database that is in."""
+"""Rows of the table `headway_keys`: an API key in any of the databases."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from headway.model import ApiKey
 from headway.ports import KeyChanges, KeyMark
 
 COLUMNS = "id, digest, user_id, tenant, tier, models, rate, burst, created_at, expires_at, replaces"
-"""The columns that make up a key, in the order of `row_of` and `keys_of`."""
+"""Columns that make up a key, in the order of `row_of` and `keys_of`."""
 NUMBERS = frozenset(("rate", "burst", "created_at", "expires_at"))
-"""Those with fractions."""
+"""Columns of numbers with fractions."""
 NEXT = """
 SELECT 1 + max(revision) FROM (
     SELECT coalesce(max(revision), 0) AS revision FROM headway_keys
     UNION ALL SELECT coalesce(max(revision), 0) FROM headway_key_changes
 ) AS both_tables
 """
-"""The revision of a row that is added or changed now. Both tables are asked, as rows leave both."""
+"""Query of the revision for a row that is added or changed now. Both tables are asked, as rows leave both."""
 LATEST = """
 SELECT revision, mark FROM (
     SELECT revision, mark FROM (SELECT revision, mark FROM headway_key_changes ORDER BY revision DESC LIMIT 1) AS marked
     UNION ALL SELECT coalesce(max(revision), 0), '' FROM headway_keys
 ) AS both_tables ORDER BY revision DESC, mark DESC LIMIT 1
 """
-"""The last change and its mark; a process of an earlier version gives it none."""
+"""Query of the last change and its mark. A process of an earlier version gives a change no mark."""
 MARKS = 10_000
-"""Changes whose marks are kept: a reader that is further behind reads everything again."""
+"""Changes whose marks are kept. A reader that is further behind reads all keys again."""
 SELECT = f"SELECT {COLUMNS} FROM headway_keys"  # noqa: S608
 _Row = tuple[str, bytes, str, str, str, str, float | None, float | None, float, float | None, str]
 _WIDTH = 11
@@ -40,21 +40,21 @@ CHANGES = f"""
 SELECT {COLUMNS}, revision, coalesce(mark, '') AS mark
 FROM headway_keys LEFT JOIN headway_key_changes USING (revision)
 """  # noqa: S608
-"""A key's own columns, its revision, and the mark of the change that gave it, if that is kept."""
+"""Query of keys: their columns, the revision, and the mark of the change that gave it, if that is kept."""
 
 
 def new_mark() -> str:
-    """A mark that no other change has."""
+    """Make a mark that no other change has."""
     return secrets.token_hex(8)
 
 
 def changes_of(keys: Sequence[ApiKey], rows: Sequence[Sequence[Any]], since: KeyMark, limit: int) -> KeyChanges:
-    """What `KeyStore.changes` tells.
+    """Result of `KeyStore.changes`.
 
     Arguments:
-        keys: of the rows.
-        rows: of CHANGES, those after `since` in order.
-        since: what was asked for.
+        keys: keys of the rows.
+        rows: rows of CHANGES, those after `since` in order.
+        since: change after which was asked.
         limit: most rows that were asked for.
     """
     upto = KeyMark(rows[-1][_WIDTH], rows[-1][_WIDTH + 1]) if rows else since
@@ -62,7 +62,7 @@ def changes_of(keys: Sequence[ApiKey], rows: Sequence[Sequence[Any]], since: Key
 
 
 def row_of(key: ApiKey) -> tuple[object, ...]:
-    """The values of a key's columns."""
+    """Values of a key's columns."""
     models = msgspec.json.encode(key.models).decode()
     return (
         key.id, key.digest, key.user, key.tenant, key.tier, models, key.rate, key.burst, key.created_at, key.expires_at,
@@ -71,7 +71,7 @@ def row_of(key: ApiKey) -> tuple[object, ...]:
 
 
 def keys_of(rows: Iterable[Sequence[Any]]) -> list[ApiKey]:
-    """The keys of rows; columns after their own are passed over.
+    """Keys of rows; columns after their own are passed over.
 
     Raises:
         ValueError: a row makes no sense, as in a damaged file; the text shows nothing of it.

@@ -1,12 +1,14 @@
-"""What is in the database of ledger and keys, and how it came there: numbered steps, each done once.
+"""Tables of the database of ledger and keys, made by numbered steps, each done once.
 
-Steps are only ever added at the end. `headway_schema` says which have been done. A database of which more steps have been
-done than are known here belongs to a later version, and is left alone.
+Steps are only ever added at the end. `headway_schema` says which have been done. A database of which more steps have
+been done than are known here belongs to a later version, and is left alone.
 
-A request is found by its id, so the primary key begins with it; ids sort by time, so that new rows come to the end of the
-index. A client may choose an id twice: the instant tells two requests of one id from one that is written twice. The one other index is for the removal by age. `user` is a word of SQL: that column is `user_id`.
+A request is found by its id, so the primary key begins with it; ids sort by time, so that new rows come to the end of
+the index. A client may choose an id twice: the instant tells two requests of one id from one that is written twice. The
+one other index is for the removal by age. `user` is a word of SQL: that column is `user_id`.
 
-The last changes of keys have random marks, by which a reader knows that what it has read is part of the history that it reads now.
+The last changes of keys have random marks, by which a reader knows that what it has read is part of the history that it
+reads now.
 """
 
 from __future__ import annotations
@@ -67,7 +69,7 @@ SQLITE: Steps = (
     ),
     ("ALTER TABLE headway_requests ADD COLUMN requests INTEGER NOT NULL DEFAULT 1",),
 )
-"""Instants are Unix time in seconds, ids the 16 bytes of a UUID; `models` is a list in JSON."""
+"""Steps for SQLite. Instants are Unix time in seconds, ids the 16 bytes of a UUID; `models` is a list in JSON."""
 
 POSTGRES: Steps = (
     (
@@ -119,19 +121,20 @@ POSTGRES: Steps = (
     ),
     ("ALTER TABLE headway_requests ADD COLUMN requests integer NOT NULL DEFAULT 1",),
 )
-"""The same; only the instants of requests are the database's own, for those who ask it in SQL."""
+"""Steps for PostgreSQL, with the tables of SQLITE. Instants of requests are of the database's own type, for use in SQL.
+"""
 
 
 def missing(steps: Steps, version: int, shown: str) -> list[tuple[int, tuple[str, ...]]]:
-    """The steps, with their numbers, that a database still lacks.
+    """Steps, with their numbers, that a database still lacks.
 
     Arguments:
-        steps: all that are known.
-        version: number of the last one that was done, 0 for none.
-        shown: the database, as it may be printed.
+        steps: all steps that are known.
+        version: number of the last step that was done; 0 for none.
+        shown: name of the database, as it may be printed.
 
     Raises:
-        SettingError: more have been done than are known.
+        SettingError: more steps have been done than are known.
     """
     if version > len(steps):
         reason = f"has tables of a later version of Headway (step {version}; this one knows {len(steps)})"

@@ -1,7 +1,7 @@
-"""API keys.
+"""API keys: their text, their stores, and a cache of them.
 
-credential   the text of a key
+credential   text of a key
 file         keys in a TOML file
 table        live keys in memory, a million of them if need be
-cache        holds in memory what a store of keys says
+cache        keys of a store, held in memory
 """

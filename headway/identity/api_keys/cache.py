@@ -1,14 +1,16 @@
-"""The callers of a store of API keys, held in memory: who asks is told without asking the store.
+"""Cache of a store of API keys: requests are authenticated from memory, without asking the store.
 
-    store ──changes, each second──▶ ring ◀──identify── each request
-          ──all keys, in bites───▶
+    store ──changes, each second──▶ cache ◀──identify── each request
+          ──all keys, in bites────▶
 
-A key that is added or revoked is known after the next beat; one that expires ends at its instant. While the store is away
-the ring serves on with what it last heard. Once the store is found damaged nobody is let in, as nobody knows what was revoked.
+A key that is added or revoked is known after the next refresh; one that expires ends at its instant. While the store is
+away the cache serves on with what it last heard. Once the store is found damaged every key is refused, as the cache
+cannot know which keys were revoked.
 
-The changes come first, and never wait for the other reading. That one begins anew at once when the store turns out to have another
-history than before, as after a failover that lost the last changes, and else now and then, for what a store cannot tell: a row
-removed by hand. Ended keys are not held; the store gets rid of them after `keys_retention_days`.
+The changes come first, and never wait for the reading of all keys. That reading begins anew at once when the store
+turns out to have another history than before, as after a failover that lost the last changes. Otherwise it begins anew
+now and then, for what a store cannot tell: a row removed by hand. Ended keys are not held; the store removes them after
+`keys_retention_days`.
 """
 
 from __future__ import annotations
@@ -42,33 +44,35 @@ log = structlog.get_logger(__name__)
 ANSWER_WITHIN = 2.0
 """Seconds for which a call waits for the store."""
 BITE = 500
-"""Keys that are read at once: some milliseconds of the event loop."""
+"""Keys that are read at once, which takes some milliseconds of the event loop."""
 OPEN_BITE = 4 * BITE
-"""Keys that are read at once before anybody is served."""
+"""Keys that are read at once before the first request is served."""
 SEEN = 10_000
-"""Good keys that are remembered as they came, so that they need not be taken apart again."""
+"""Good credentials that are remembered as they came, so that they need not be parsed again."""
 AFRESH_EVERY = 60.0
 """Seconds from one reading of all keys to the next."""
 BITE_PAUSE = 0.25
-"""Seconds between two bites of that, where there is no hurry."""
+"""Seconds between two bites of that reading, where there is no hurry."""
 TRY_AGAIN = 1.0
 """Seconds until a bite that failed is tried again."""
 ENDED_SHARE = SHARDS // 64
-"""Part of the table that each beat looks through for ended keys: all of it once a minute."""
+"""Part of the table that each refresh searches for ended keys: all of it once a minute."""
 RETIRE_EVERY = 600.0
 """Seconds between two removals of long ended keys from the store."""
 RETIRE_BITE = 1000
 RETRY_AFTER = 5.0
-"""Seconds after which to ask again who is told that keys cannot be checked."""
+"""Seconds after which a client should ask again while keys cannot be checked."""
 TIERS_TOLD = 100
-"""Most keys of tiers that there are not that the log names."""
+"""Most keys of unknown tiers that the log names."""
 _DAY = 86_400.0
 _DAMAGED = "API keys cannot be checked, as the place where they are kept is damaged"
 
 
 @dataclass(slots=True, eq=False)
 class _Good:
-    """A key as it came: its id, what is kept of it, its caller and its end; and the table's changes up to which that holds."""
+    """A key as it came: its id, its packed form, its principal, its end, and the table's changes up to which that
+    holds.
+    """
 
     id: str
     kept: bytes
@@ -78,10 +82,10 @@ class _Good:
 
 
 class _Reading:
-    """A reading of all keys.
+    """One reading of all keys.
 
     Attributes:
-        hurry: it is waited for.
+        hurry: whether somebody waits for it.
         upto: the last change that was read.
         newer: ids of keys that changed meanwhile; what a bite says of them may be older.
     """
@@ -93,14 +97,14 @@ class _Reading:
 
 
 class ApiKeyCache:
-    """The Identity of API keys, and a `lifecycle.Resource`.
+    """Identity of API keys, and a `lifecycle.Resource`.
 
     Arguments:
-        store: where the keys are.
-        settings: for tiers and rates, and for the time for which ended keys are kept.
-        counters: is told how old the keys are that are gone by.
+        store: store of the keys.
+        settings: settings of tiers and rates, and the days for which ended keys are kept.
+        counters: counters that take the age of the cached keys.
         clock: monotonic seconds.
-        wall: Unix time, by which keys expire.
+        wall: Unix time in seconds, by which keys expire.
     """
 
     def __init__(
@@ -119,19 +123,19 @@ class ApiKeyCache:
         self._table = KeyTable()
         self._nobody = Rights(os.urandom(32), "", "", "", (), None, None)
         self._seen: dict[bytes, _Good] = {}
-        """Good keys that came of late, by the BLAKE2b digest of what they came in."""
+        """Good keys that came of late, by the BLAKE2b digest of the header value that held them."""
         self._turn = asyncio.Lock()
-        """Of those who ask for changes: one that came late must not undo what another has heard."""
+        """Lock of the calls for changes: a late answer must not undo what another call has heard."""
         self._upto = KeyMark()
         self._fresh: float | None = None
-        """Instant at which everything was last known."""
+        """Monotonic instant at which all changes were last known; None before the first."""
         self._reading: _Reading | None = None
         self._hurry = asyncio.Event()
         self._looked = -inf
-        """The wall clock at the last beat."""
+        """Unix time of the last refresh."""
         self._reached = self._whole = self._damaged = False
         self._misfits: set[str] = set()
-        """Keys that the log has named for their tiers."""
+        """Ids of keys that the log has named for their tiers."""
 
     def __len__(self) -> int:
         return len(self._table)
@@ -140,8 +144,8 @@ class ApiKeyCache:
         """Reach the store and read all keys.
 
         Raises:
-            StoreUnavailable: it does not answer.
-            SettingError: it will not do.
+            StoreUnavailable: the store does not answer.
+            SettingError: the store cannot be used.
         """
         if not self._reached:
             await self._store.open()
@@ -159,16 +163,16 @@ class ApiKeyCache:
             supervisor.start("ended keys", self._retire_on)
 
     async def close(self) -> None:
-        """Let go of the store; the keys are known on."""
+        """Close the store. The cached keys stay known."""
         await self._store.close()
 
     # Who asks.
 
     def identify(self, authorization: bytes) -> Principal | None:
-        """The caller whose key this `Authorization` header carries (`Bearer KEY`); None for any other.
+        """Principal of the key in an `Authorization` header (`Bearer KEY`); None for any other header.
 
         Raises:
-            RequestError: the store of keys is damaged: who has a key cannot be told.
+            RequestError: the store of keys is damaged, so that no key can be checked.
         """
         if self._damaged:
             raise RequestError(_DAMAGED, code=SERVICE_OVERLOADED, retry_after=RETRY_AFTER)
@@ -184,7 +188,7 @@ class ApiKeyCache:
         return good.caller if self._wall() < good.ends else None
 
     def _holds(self, good: _Good) -> bool:
-        """Whether nothing has been heard of a key since it came."""
+        """Whether the store has not told of a change of a key since the key came."""
         if self._table.find(good.id) is not good.kept:
             return False
         good.upto = self._table.changes
@@ -226,12 +230,12 @@ class ApiKeyCache:
         return "keys"
 
     async def reread(self) -> None:
-        """Hear of what has changed, and have all keys read again from now on. Raises StoreUnavailable."""
+        """Ask for changes, and have all keys read again from now on. Raises StoreUnavailable."""
         await self.refresh()
         self._begin(hurry=True)
 
     async def refresh(self) -> None:
-        """Hear of what has changed.
+        """Ask for changes.
 
         Raises:
             StoreUnavailable: the store does not answer.
@@ -277,10 +281,10 @@ class ApiKeyCache:
         self._table.drop_ended(now, ENDED_SHARE)
 
     async def _asked(self, call: Awaitable[T]) -> T:
-        """What the store says.
+        """Answer of a call to the store.
 
         Raises:
-            StoreUnavailable: it does not answer in time.
+            StoreUnavailable: the store does not answer in time.
         """
         try:
             async with asyncio.timeout(ANSWER_WITHIN):
@@ -295,7 +299,7 @@ class ApiKeyCache:
     # All keys.
 
     async def _begin_anew(self) -> None:
-        """Take nothing for known any more. Changes are asked for from here on; all before them are read."""
+        """Begin a new reading of all keys. Changes are asked for from here on; the reading brings all before them."""
         self._whole = False
         self._upto = await self._asked(self._store.latest())
         self._begin(hurry=True)
@@ -341,7 +345,7 @@ class ApiKeyCache:
             await asyncio.sleep(pause)
 
     async def _wait_for_turn(self) -> None:
-        """Return when all keys are to be read."""
+        """Return when all keys are to be read again."""
         try:
             async with asyncio.timeout(AFRESH_EVERY):
                 await self._hurry.wait()

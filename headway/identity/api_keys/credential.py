@@ -1,13 +1,13 @@
-"""The text of an API key, and of a service token.
+"""Text of an API key, and of a service token.
 
     hw_live_<id>_<secret><checksum>     a client's key, for the public port
     hw_svc_<id>_<secret><checksum>      a service token, for the admin port
 
-All three parts are letters and digits (base 62): an id of 12, by which the key is looked up; a secret of 22, which are 131
-random bits; and the CRC-32 of all before it in 6. The checksum is no protection: it tells a typing error from a wrong key
-without a lookup, and lets scanners for leaked secrets tell a key from what looks like one.
+All three parts are letters and digits (base 62): an id of 12, by which the key is looked up; a secret of 22, which are
+131 random bits; and the CRC-32 of all before it in 6. The checksum is no protection: it tells a typing error from a
+wrong key without a lookup, and lets scanners for leaked secrets tell a key from what looks like one.
 
-What is kept of a key is the SHA-256 of its secret. A slow hash would add nothing: there is no guessing 131 bits.
+Stores keep the SHA-256 of a key's secret. A slow hash would add nothing: there is no guessing 131 bits.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import string
 from zlib import crc32
 
 LIVE = b"hw_live_"
-"""What a client's key begins with."""
+"""Prefix of a client's key."""
 SERVICE = b"hw_svc_"
-"""What a service token begins with."""
+"""Prefix of a service token."""
 
 NOISE = 32
-"""Random bytes that a key is made from: enough that no secret is any likelier than another."""
+"""Random bytes that a key is made from, enough that no secret is any likelier than another."""
 
 _DIGITS = string.digits + string.ascii_uppercase + string.ascii_lowercase
 _PAIRS = [(first + second).encode() for first in _DIGITS for second in _DIGITS]
@@ -35,11 +35,11 @@ _ID_FORM = re.compile(rf"[0-9A-Za-z]{{{_ID}}}")
 
 
 def generate(prefix: bytes, noise: bytes) -> str:
-    """The text of a new key.
+    """Make the text of a new key.
 
     Arguments:
         prefix: LIVE or SERVICE.
-        noise: NOISE random bytes, from nothing that can be foreseen.
+        noise: NOISE random bytes, from a source that cannot be predicted.
 
     Raises:
         ValueError: there are too few of them.
@@ -52,7 +52,7 @@ def generate(prefix: bytes, noise: bytes) -> str:
 
 
 def parse(text: bytes) -> tuple[str, bytes] | None:
-    """Id and secret of a client's key; None for any other text, one with a typing error among them."""
+    """Id and secret of a client's key; None for any other text, such as a key with a typing error."""
     found = _FORM.fullmatch(text)
     if found is None or _checksum(text[:-_CHECKSUM]) != found[3]:
         return None
@@ -60,7 +60,7 @@ def parse(text: bytes) -> tuple[str, bytes] | None:
 
 
 def digest(secret: bytes) -> bytes:
-    """What is kept of a secret."""
+    """Digest of a secret, as stores keep it."""
     return hashlib.sha256(secret).digest()
 
 
@@ -70,14 +70,14 @@ def is_id(text: str) -> bool:
 
 
 def _checksum(text: bytes) -> bytes:
-    """Six digits; taken two at a time, since a checksum is made for every request."""
+    """Checksum in six digits. Two are taken at a time, since a checksum is made for every request."""
     rest, last = divmod(crc32(text), 3844)
     first, middle = divmod(rest, 3844)
     return _PAIRS[first] + _PAIRS[middle] + _PAIRS[last]
 
 
 def _base62(number: int, length: int) -> str:
-    """The last `length` digits of a number."""
+    """Last `length` digits of a number in base 62."""
     digits = []
     for _ in range(length):
         number, digit = divmod(number, 62)

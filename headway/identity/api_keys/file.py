@@ -13,9 +13,9 @@
     expires_at = 2027-02-01T12:00:00Z
     replaces = "…"           # id of the key that it was made to replace
 
-All from `models` on may be left out. The file may be written by hand or by `headway keys`, which writes it anew as a whole:
-comments in it are lost then. Readers never see half of it, since the new file takes the place of the old one; writers
-take turns by a lock on its folder.
+All from `models` on may be left out. The file may be written by hand or by `headway keys`, which writes it anew as a
+whole: comments in it are lost then. Readers never see half of it, since the new file takes the place of the old one;
+writers take turns by a lock on its folder.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class KeysFile:
-    """See `headway.ports.KeyStore`. A key that is taken out of the file by hand has expired.
+    """Key store in a TOML file. See `headway.ports.KeyStore`. A key that is taken out of the file by hand has expired.
 
     Arguments:
         path: the file.
-        create: whether it may be missing until the first key is added.
+        create: whether the file may be missing until the first key is added.
     """
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
@@ -79,13 +79,13 @@ class KeysFile:
         self._changed: dict[str, int] = {}
         self._revision = 0
         self._turn = threading.Lock()
-        """Of threads that look whether the file has changed."""
+        """Lock of the threads that look whether the file has changed."""
 
     async def open(self) -> None:
         """Read the file.
 
         Raises:
-            SettingError: it cannot be read, or one of its keys is wrong; names the key by its position.
+            SettingError: the file cannot be read, or one of its keys is wrong; names the key by its position.
         """
         await asyncio.to_thread(self._read, self._create)
 
@@ -128,14 +128,14 @@ class KeysFile:
         return (await asyncio.to_thread(self._changes, KeyMark(), 0)).upto
 
     async def remove_ended(self, before: float, limit: int) -> int:
-        """Nothing is removed: the file is its owner's, who may have written comments into it."""
+        """Remove nothing. The file is its owner's, who may have written comments into it."""
         return 0
 
     async def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing, as no file is held open."""
 
     def _look(self) -> _Stamp | None:
-        """What changes with every change of the file; None when it cannot be seen."""
+        """Stamp that changes with every change of the file; None when the file cannot be seen."""
         try:
             found = self._path.stat()
         except OSError:
@@ -143,7 +143,7 @@ class KeysFile:
         return found.st_ino, found.st_mtime_ns, found.st_size
 
     def _changes(self, since: KeyMark, limit: int) -> KeyChanges:
-        """What is new since a change; the last change of all if the limit is 0."""
+        """Changes after `since`; the last change of all if the limit is 0."""
         with self._turn:
             stamp = self._look()
             if stamp is None or stamp != self._stamp:
@@ -155,7 +155,7 @@ class KeysFile:
             return KeyChanges(keys, upto, bool(limit) and len(told) == limit)
 
     def _note(self, stamp: _Stamp | None, keys: Mapping[str, ApiKey]) -> None:
-        """Remember what the file says now, and what of it is new."""
+        """Remember the present keys of the file, and which of them are new."""
         gone = {
             id: msgspec.structs.replace(key, expires_at=0.0)
             for id, key in self._known.items()
@@ -173,7 +173,9 @@ class KeysFile:
         return await asyncio.to_thread(self._read_in_use)
 
     def _read_in_use(self) -> dict[str, ApiKey]:
-        """The keys in the file. One that has become wrong while it is in use is like a store that does not answer."""
+        """Read the keys of the file. A key that has become wrong while the file is in use counts as a store that does
+        not answer.
+        """
         try:
             return self._read(self._create)
         except SettingError as exc:
@@ -207,7 +209,7 @@ def _in_order(keys: Iterable[ApiKey]) -> list[ApiKey]:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Put `text` in the place of a file at once. A new one is for its owner alone; another keeps its permissions."""
+    """Replace a file by `text` at once. A new file is readable by its owner only; another keeps its permissions."""
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -316,7 +318,7 @@ def _key(where: str, row: dict[str, object]) -> ApiKey:
 
 
 def _seconds(where: str, name: str, value: float | datetime) -> float:
-    """An instant as Unix time."""
+    """Unix time in seconds of an instant."""
     if isinstance(value, datetime):
         if value.tzinfo is None:
             hint = "Say in which time zone, for example 2027-02-01T12:00:00Z."

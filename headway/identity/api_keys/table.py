@@ -1,10 +1,11 @@
-"""Live API keys in memory, a million of them if need be.
+"""Table of live API keys in memory, a million of them if need be.
 
-Nothing here takes long, however many keys there are. They lie in many small tables, as one large one would stand still while
-it grows, and is let go of in one go. What is known of a key is one piece of bytes, which takes little room and gives the
-garbage collector nothing to look at. A piece begins with the key's end, so that ended ones are found by comparing bytes.
+No step takes long, however many keys there are. They lie in many small tables, as one large one would stand still while
+it grows, and is let go of in one go. A key is packed into one piece of bytes, which takes little room and gives the
+garbage collector nothing to look at. A piece begins with the key's end, so that ended keys are found by comparing
+bytes.
 
-A *round* is one reading of all keys: what no round has met any more is dropped at its end.
+A *round* is one reading of all keys: keys that no round has met any more are dropped at its end.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _ENDS = struct.Struct(">d")
 
 
 class Rights(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What a request needs to know of a key; see `headway.model.Key`."""
+    """Part of a key that requests need; see `headway.model.ApiKey`."""
 
     digest: bytes
     user: str
@@ -39,14 +40,14 @@ _decode = msgspec.msgpack.Decoder(Rights).decode
 
 
 def pack(key: ApiKey, round: int = 0) -> bytes:
-    """What is kept of a key. Bytes of earlier ends, none before 1970, compare as less."""
+    """Pack a key. Bytes of earlier ends, none before 1970, compare as less."""
     ends = inf if key.expires_at is None else key.expires_at
     rights = Rights(key.digest, key.user, key.tenant, key.tier, key.models, key.rate, key.burst)
     return _ENDS.pack(ends) + bytes((round,)) + _encode(rights)
 
 
 def unpack(packed: bytes) -> tuple[float, Rights]:
-    """The end of a key (Unix time, infinite for none) and its rights."""
+    """End of a packed key (Unix time in seconds, infinite for none) and its rights."""
     return _ENDS.unpack_from(packed)[0], _decode(memoryview(packed)[9:])
 
 
@@ -54,7 +55,7 @@ class KeyTable:
     """Keys by their ids.
 
     Attributes:
-        changes: goes up with whatever changes what `find` says.
+        changes: number that grows with whatever changes what `find` says.
     """
 
     def __init__(self) -> None:
@@ -67,7 +68,7 @@ class KeyTable:
         return sum(map(len, self._shards))
 
     def find(self, id: str) -> bytes | None:
-        """What is kept of a key: the same object for as long as nothing has been heard of the key."""
+        """Packed form of a key. It is one and the same object until the store tells of the key again."""
         return self._shards[hash(id) % SHARDS].get(id)
 
     def put(self, key: ApiKey, now: float) -> None:
@@ -80,7 +81,7 @@ class KeyTable:
             shard[key.id] = pack(key, self._round)
 
     def drop_ended(self, now: float, shards: int) -> None:
-        """Drop the keys that have ended by Unix time `now` from so many of the small tables, others with each call."""
+        """Drop the keys that have ended by Unix time `now` from `shards` of the small tables, others with each call."""
         self.changes += 1
         limit = _ENDS.pack(now)
         for _ in range(shards):
@@ -90,12 +91,14 @@ class KeyTable:
                 del shard[id]
 
     def begin_round(self) -> None:
-        """Begin a reading of all keys; what is put from now on has been met."""
+        """Begin a reading of all keys. Keys that are put from now on have been met."""
         self._round = (self._round + 1) % _ROUNDS
 
     def end_round(self) -> Iterator[None]:
-        """Drop what has not been met since the round began; yields wherever there may be a pause. It comes to nothing once
-        another round begins."""
+        """Drop the keys that were not met since the round began; yields wherever there may be a pause.
+
+        It stops early once another round begins.
+        """
         round = self._round
         for shard in self._shards:
             if round != self._round:

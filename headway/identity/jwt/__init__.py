@@ -1,1 +1,1 @@
-"""JSON Web Tokens: who may vouch for callers, with what keys, and what their tokens must say."""
+"""JSON Web Tokens: their issuers, the issuers' keys, and the checks of a token."""

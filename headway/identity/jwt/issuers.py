@@ -1,4 +1,4 @@
-"""The issuers whose tokens are taken, from a TOML file.
+"""Issuers whose tokens are accepted, from a TOML file.
 
     [[issuers]]
     issuer = "https://login.example.com/"    # the claim iss, letter for letter
@@ -13,8 +13,8 @@
     default_tier = "free"                    # of tokens without the claim; left out: they are refused
     models_claim = "models"                  # list of the only models the caller may ask; left out: all
 
-Two issuers must not be able to name the same tenant, or one could speak for the other's. So each has a fixed tenant or a
-prefix that none of the others begins with. `shared_tenants = true`, in each of the two, says that it is meant.
+Two issuers must not be able to name the same tenant, or one could speak for the other's. So each has a fixed tenant or
+a prefix that none of the others begins with. `shared_tenants = true`, in each of the two, says that it is meant.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from headway.config import shown_url
 from headway.errors import SettingError
 
 ALGORITHMS = ("RS256", "ES256", "EdDSA")
-"""What a token may be signed with."""
+"""Algorithms of signatures that are accepted."""
 MAX_NAME = 128
 """Longest name of a user, a tenant, a tier or a model, in characters."""
 MAX_LEEWAY = 300.0
-"""Seconds."""
+"""Most seconds of leeway."""
 
 
 class Issuer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who signs tokens, and what its claims mean here; the attributes are described on top."""
+    """Signer of tokens, with the meaning of its claims; the module's text describes the attributes."""
 
     issuer: str
     audience: str
@@ -57,12 +57,12 @@ class Issuer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def remote(self) -> bool:
-        """Its keys are behind a URL, not in a file."""
+        """Whether the issuer's keys are behind a URL, not in a file."""
         return "://" in self.jwks
 
     @property
     def exposed(self) -> bool:
-        """Its keys come over a network in the clear, where somebody could put in others."""
+        """Whether the issuer's keys come over a network in the clear, where somebody could replace them."""
         url = urlsplit(self.jwks) if self.remote else None
         return url is not None and url.scheme == "http" and url.hostname not in ("localhost", "127.0.0.1", "::1")
 
@@ -72,7 +72,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_issuers(path: Path, tiers: Sequence[str]) -> list[Issuer]:
-    """The issuers of a file.
+    """Read the issuers of a file.
 
     Arguments:
         path: the file.
@@ -150,7 +150,11 @@ def _checked(where: str, row: dict[str, object], tiers: Sequence[str]) -> Issuer
 
 
 def _check_source(where: str, issuer: Issuer) -> None:
-    """Raises SettingError when the keys can be nowhere."""
+    """Check the place of an issuer's keys.
+
+    Raises:
+        SettingError: no keys can be there.
+    """
     hint = "Write an http or https URL without a password in it, or the path of a file."
     if not issuer.jwks.strip() or "\0" in issuer.jwks:
         raise SettingError(f"{where}.jwks", issuer.jwks, "is empty, or holds a NUL", hint)

@@ -1,8 +1,8 @@
-"""An issuer's public keys, kept up to date.
+"""Public keys of an issuer, kept up to date.
 
-They are looked at again every few minutes, and at once, though not too often, when a token names one that is not known. An
-issuer that cannot be reached, or says what is no key set, changes nothing: the last known keys go on. What is a key set
-is believed, even when no key is left in it.
+A key set is read again every few minutes, and at once, though not too often, when a token names a key that is not
+known. An issuer that cannot be reached, or answers with no key set, changes nothing: the last known keys go on. A key
+set is believed, even when no key is left in it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from headway.identity.jwt.sources import Source, Unreadable
 log = structlog.get_logger(__name__)
 
 AGAIN = 10.0
-"""Seconds between two looks for keys that are not known, at least; and at most between two when the last one failed."""
+"""Least seconds between two reads for unknown keys, and most seconds between two reads when the last one failed."""
 SOON = 1.0
-"""Seconds after which to look again after the first failure; twice as long after each further one."""
+"""Seconds after which to read again after the first failure; they double with each further failure."""
 MAX_KEYS = 100
 """Most keys of a set, usable or not."""
 RSA_BITS = range(2048, 8193)
@@ -49,9 +49,9 @@ class Key:
     """One public key.
 
     Attributes:
-        jwk: what verifies with it, by one algorithm only.
-        material: the same for the same key.
-        live: it is in its issuer's key set.
+        jwk: key that verifies signatures, by one algorithm only.
+        material: text that is equal for equal keys.
+        live: whether the key is in its issuer's key set.
     """
 
     __slots__ = ("jwk", "live", "material")
@@ -63,12 +63,12 @@ class Key:
 
 
 class KeySet:
-    """The keys of one issuer.
+    """Keys of one issuer.
 
     Arguments:
-        issuer: whose.
-        source: where they are.
-        clock: monotonic, in seconds.
+        issuer: the issuer.
+        source: source of the key set.
+        clock: monotonic seconds.
     """
 
     def __init__(self, issuer: Issuer, source: Source, clock: Callable[[], float]) -> None:
@@ -84,28 +84,28 @@ class KeySet:
 
     @property
     def there(self) -> bool:
-        """It has been read at least once."""
+        """Whether the key set has been read at least once."""
         return self._keys is not None
 
     def find(self, kid: str | None) -> Key | None:
-        """The key of an id; without one the only key, if there is only one."""
+        """Key of an id; without an id the only key, if there is only one."""
         keys = self._keys or {}
         if kid is None:
             return next(iter(keys.values())) if len(keys) == 1 else None
         return keys.get(kid)
 
     def due(self) -> float:
-        """Seconds until it is looked at next, at most: at least 1."""
+        """Most seconds until the next read, at least 1."""
         return max(1.0, self._asked_at + self._pause() - self._clock())
 
     def want(self) -> bool:
-        """Have it looked at now, unless that was done of late; True while it is being looked at."""
+        """Have the key set read now, unless that was done of late; True while it is being read."""
         if not self._reading and not self._wanted.is_set() and self._clock() - self._asked_at >= AGAIN:
             self._wanted.set()
         return self._reading or self._wanted.is_set()
 
     async def open(self) -> None:
-        """Read it. Raises SettingError when it is in a file that is none; a URL may come up later."""
+        """Read the key set. Raises SettingError when it is in a file that holds none; a URL may answer later."""
         if self.issuer.exposed:
             log.warning(
                 "the issuer's keys are fetched without TLS: who is in between can forge tokens", **self._about()
@@ -116,7 +116,7 @@ class KeySet:
             raise SettingError(f"jwks of {self.issuer.issuer}", self.issuer.jwks, reason, hint)
 
     async def run(self) -> None:
-        """Keep it up to date, until it is retired."""
+        """Keep the key set up to date until it is retired."""
         while not self._retired:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._pause()):
@@ -125,14 +125,14 @@ class KeySet:
                 await self.refresh()
 
     def retire(self) -> None:
-        """Nothing that its keys have signed is good any more."""
+        """Stop accepting what these keys have signed."""
         self._retired = True
         for key in (self._keys or {}).values():
             key.live = False
         self._wanted.set()
 
     async def refresh(self) -> None:
-        """Look at it now."""
+        """Read the key set now."""
         self._asked_at = self._clock()
         self._reading = True
         try:
@@ -180,11 +180,13 @@ class KeySet:
 
 
 def read_keys(text: bytes, algorithm: str) -> dict[str, Key]:
-    """The keys of a JWK set that signatures of `algorithm` can be checked with, by id. What is for something else, has no
-    id beside others, or repeats an id, is left out; of private keys only the public part is read.
+    """Keys of a JWK set that can check signatures of `algorithm`, by id.
+
+    A key that is for something else, has no id beside others, or repeats an id, is left out. Of private keys only the
+    public part is read.
 
     Raises:
-        Unreadable: it is no JWK set.
+        Unreadable: the text is no JWK set.
     """
     try:
         document = json.loads(text.decode())

@@ -1,4 +1,4 @@
-"""Where a key set comes from: a URL or a file. Whatever is there, reading it takes bounded time and memory."""
+"""Sources of key sets: a URL or a file. Reading either takes bounded time and memory."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ import aiohttp
 from headway import __version__
 
 MAX_BYTES = 256 * 1024
-"""Largest key set."""
+"""Largest key set, in bytes."""
 TIMEOUT = 5.0
-"""Seconds for fetching one."""
+"""Seconds for fetching a key set."""
 MAX_REDIRECTS = 3
 
 _REDIRECTS = frozenset((301, 302, 303, 307, 308))
 
 
 class Unreadable(Exception):
-    """There is no key set, or not now; the text says why."""
+    """The key set is missing or cannot be read now; the text says why."""
 
 
 class Source(Protocol):
-    """Where one key set is."""
+    """Source of one key set."""
 
     @property
     def every(self) -> float:
-        """Seconds after which to look again."""
+        """Seconds after which to read again."""
         ...
 
     async def read(self) -> bytes | None:
-        """What is there; None when it is as it was. Raises Unreadable."""
+        """Content of the source; None when it has not changed. Raises Unreadable."""
         ...
 
 
@@ -50,7 +50,7 @@ class UrlSource:
         self._url = url
 
     async def read(self) -> bytes | None:
-        """What is there now."""
+        """Present content of the URL."""
         try:
             async with (
                 asyncio.timeout(TIMEOUT),
@@ -109,7 +109,7 @@ class FileSource:
         self._seen: tuple[int, int, int] | None = None
 
     async def read(self) -> bytes | None:
-        """Its content if it has changed; None if not."""
+        """Content of the file if it has changed; None if not."""
         try:
             found = self._path.stat()
             seen = found.st_mtime_ns, found.st_size, found.st_ino

@@ -1,12 +1,12 @@
-"""Who asks, by JSON Web Token.
+"""Authentication by JSON Web Token.
 
 A token names its issuer, and that is all it decides. The algorithm and the places where keys are come from the issuer's
-configuration; `alg` must agree, and what a token says of keys elsewhere (jku, x5u, jwk) is never followed. What is critical
-(crit) is not understood here, and refused, as RFC 7515 wants it.
+configuration; `alg` must agree, and what a token says of keys elsewhere (jku, x5u, jwk) is never followed. What is
+critical (crit) is not understood here, and refused, as RFC 7515 wants it.
 
-A token that was found good is remembered by its SHA-256, so that it costs a lookup from then on, until it expires or the key
-that signed it leaves its issuer's key set. Clients learn only that a token is not valid, or that it has expired; the reason
-is logged at debug, without any of the token.
+A token that was found good is remembered by its SHA-256, so that it costs a lookup from then on, until it expires or
+the key that signed it leaves its issuer's key set. Clients learn only that a token is not valid, or that it has
+expired; the reason is logged at debug, without any of the token.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from headway.model import Principal
 log = structlog.get_logger(__name__)
 
 MAX_TOKEN = 8192
-"""Longest header value that is looked into, in bytes."""
+"""Longest header value that is parsed, in bytes."""
 REMEMBERED = 10_000
-"""Most tokens that are remembered; the one not seen for longest goes first."""
+"""Most tokens that are remembered; the one not used for longest goes first."""
 LATEST = 1e12
 """Largest instant a claim may name, in Unix seconds."""
 
@@ -44,7 +44,7 @@ _sha256 = hashlib.sha256
 
 
 class Loops(Protocol):
-    """Where loops are kept running."""
+    """Keeper of running loops, such as a Supervisor."""
 
     def start(self, name: str, loop: Callable[[], Awaitable[None]]) -> object:
         """Run `loop()` from now on."""
@@ -52,15 +52,15 @@ class Loops(Protocol):
 
 
 class _Refused(Exception):
-    """A token is not valid. The text says why, in words of our own."""
+    """The token is not valid. The text gives the reason in Headway's words."""
 
 
 class _Expired(_Refused):
-    """It was, once."""
+    """The token was valid, and has expired."""
 
 
 class _Known:
-    """A token that was found good, up to an instant."""
+    """Token that was found good, up to an instant."""
 
     __slots__ = ("caller", "key", "until")
 
@@ -71,14 +71,14 @@ class _Known:
 
 
 class Tokens:
-    """Knows callers by what issuers say of them.
+    """Identity of JSON Web Tokens.
 
     Arguments:
-        keysets: the issuers with their keys.
-        settings: for tiers and rates.
-        now: Unix time.
-        most: tokens that are remembered.
-        again: reads the issuers again; raises SettingError when they will not do.
+        keysets: issuers with their keys.
+        settings: settings of tiers and rates.
+        now: returns the Unix time in seconds.
+        most: most tokens that are remembered.
+        again: reads the issuers again; raises SettingError when they cannot be used.
     """
 
     def __init__(
@@ -99,12 +99,14 @@ class Tokens:
         self._verifiers = {keyset.issuer.algorithm: _verifier(keyset.issuer) for keyset in self._keysets.values()}
 
     def __len__(self) -> int:
-        """How many tokens are remembered."""
+        """Number of tokens remembered."""
         return len(self._known)
 
     async def open(self) -> None:
-        """Read the key sets. Raises SettingError when one is in a file that is none; what a URL does not give yet comes
-        later, and until then the issuer's tokens are answered with 503."""
+        """Read the key sets. Raises SettingError when a file holds none.
+
+        A URL that does not answer yet is read later; until then the issuer's tokens are answered with 503.
+        """
         await asyncio.gather(*(keyset.open() for keyset in self._keysets.values()))
 
     def start(self, supervisor: Loops) -> None:
@@ -119,10 +121,11 @@ class Tokens:
         return "issuers" if self._again is not None else ""
 
     async def reread(self) -> None:
-        """Read the issuers again, and the keys of all. Tokens of one that is gone, or is another now, are good no more.
+        """Read the issuers again, and the keys of all. Tokens of an issuer that is gone or has changed are no longer
+        accepted.
 
         Raises:
-            SettingError: the file will not do, or a key set that is in a file.
+            SettingError: the file, or the file of a key set, cannot be used.
         """
         if self._again is None:
             return
@@ -150,10 +153,10 @@ class Tokens:
         self._known.clear()
 
     def identify(self, authorization: bytes) -> Principal | None:
-        """The caller whose token this `Authorization` header carries (`Bearer TOKEN`); None when it is not valid.
+        """Principal of the token in an `Authorization` header (`Bearer TOKEN`); None when the token is not valid.
 
         Raises:
-            RequestError: it has expired, or its issuer's keys are being looked up.
+            RequestError: the token has expired, or its issuer's keys are being looked up.
         """
         if len(authorization) > MAX_TOKEN or authorization[:7].lower() != b"bearer ":
             return None
@@ -180,7 +183,7 @@ class Tokens:
         return known.caller
 
     def _verified(self, token: bytes, now: float) -> _Known:
-        """Check a token from the outside in: its form, its issuer, the key, the signature, and only then what it says."""
+        """Check a token from the outside in: its form, its issuer, the key, the signature, and only then its claims."""
         parts = _FORM.fullmatch(token)
         if parts is None:
             raise _Refused("it has not the form of a signed token")
@@ -221,7 +224,7 @@ def _verifier(issuer: Issuer) -> jwt.PyJWS:
 
 
 def _key(keyset: KeySet, header: dict[str, Any]) -> Key:
-    """The key that a token says it is signed with. Raises RequestError while that cannot be told."""
+    """Key that a token says it is signed with. Raises RequestError while that key cannot be looked up."""
     kid = header.get("kid")
     if kid is not None and not isinstance(kid, str):
         raise _Refused("the id of its key is no text")
@@ -238,7 +241,7 @@ def _key(keyset: KeySet, header: dict[str, Any]) -> Key:
 
 
 def _table(part: bytes, name: str) -> dict[str, Any]:
-    """The JSON object in a part of a token."""
+    """JSON object in a part of a token."""
     try:
         text = a2b_base64(part.translate(_TO_BASE64) + b"==").decode()
         table = _decoder.decode(text)
@@ -267,7 +270,7 @@ _decoder = json.JSONDecoder(object_pairs_hook=_once, parse_constant=_no_number)
 
 
 def _lifetime(issuer: Issuer, claims: dict[str, Any], now: float) -> float:
-    """The instant at which a token expires here. Raises _Refused when it is not valid now, or for others."""
+    """Instant at which a token expires here. Raises _Refused when it is not valid now, or for others."""
     audience = claims.get("aud")
     if issuer.audience not in (audience if isinstance(audience, list) else [audience]):
         raise _Refused("it is for another audience")
@@ -284,7 +287,7 @@ def _lifetime(issuer: Issuer, claims: dict[str, Any], now: float) -> float:
 
 
 def _models(issuer: Issuer, claims: dict[str, Any]) -> list[str]:
-    """The only models the caller may ask, none for all. A claim that is to restrict must be there, and name one."""
+    """Only models that the principal may ask; empty for all. A claim that restricts must be there, and name one."""
     if issuer.models_claim is None:
         return []
     named = claims.get(issuer.models_claim)

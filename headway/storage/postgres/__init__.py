@@ -1,7 +1,7 @@
 """Ledger and API keys in PostgreSQL.
 
-connection_pair     the way there: a connection that writes and one that asks
+connection_pair     connection to the server: one that writes and one that asks
 connection          one of those, made anew when a call on it failed
-frames              the server's messages, looked at before the client library does
+frames              the server's messages, checked before the client library reads them
 ledger, keys        requests, API keys
 """

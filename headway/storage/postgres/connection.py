@@ -1,4 +1,4 @@
-"""One connection to a PostgreSQL, made when it is needed and anew when a call on it failed.
+"""Connection to a PostgreSQL, made when it is needed and anew when a call on it failed.
 
 All is done in transactions that state what they go by. So it does not matter what the database has as its defaults, and
 PgBouncer may give each transaction another connection of its own: nothing is left on one, no setting and no statement.
@@ -7,8 +7,8 @@ PgBouncer may give each transaction another connection of its own: nothing is le
                                      └──▶ a row is refused: undone, and the connection goes on
                                      └──▶ anything else: unknown, and the connection is given up
 
-Only what the server itself says of a row is the row's fault. Whatever else goes wrong on the way is an outage, also what
-asyncpg makes of a stream that was damaged.
+Only what the server itself says of a row is the row's fault. Whatever else goes wrong on the way is an outage, also
+what asyncpg makes of a stream that was damaged.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from headway.storage.postgres.frames import CheckedProtocol
 T = TypeVar("T")
 
 asyncpg.protocol.Protocol = CheckedProtocol
-"""asyncpg lets nobody choose what its connections go by, so all of this process are given it."""
+"""Protocol class of all asyncpg connections of this process, since asyncpg lets nobody choose one."""
 
 _OF_ROWS = (
     asyncpg.DataError,
@@ -36,19 +36,19 @@ _OF_ROWS = (
     asyncpg.ProgramLimitExceededError,
     asyncpg.RaiseError,
 )
-"""What a server says of a row that it will not take; the last is what triggers say."""
+"""Errors of the server that blame a row; the last one is what triggers raise."""
 
 
 class RowRefused(ValueError):
-    """The server does not take one of the values; its cause is what it said."""
+    """The server refuses one of the values; the exception's cause is the server's error."""
 
 
 class Session:
     """One transaction.
 
     Arguments:
-        connection: that it is on.
-        who: the server, as it may be shown.
+        connection: connection that it is on.
+        who: name of the server, as it may be shown.
     """
 
     def __init__(self, connection: asyncpg.Connection, who: str) -> None:
@@ -56,12 +56,12 @@ class Session:
         self._who = who
 
     async def execute(self, sql: str, *values: object) -> str:
-        """Run a statement; what the server says that it did.
+        """Run a statement; returns the server's word on what it did.
 
         This and the other methods raise:
-            RowRefused: the server does not take one of the values.
+            RowRefused: the server refuses one of the values.
             ValueError: a text cannot be sent at all.
-            StoreUnavailable: anything else.
+            StoreUnavailable: anything else went wrong.
         """
         done: str = await self._told(self._connection.execute(sql, *values))
         return done
@@ -99,10 +99,10 @@ class Session:
 
 
 class PostgresConnection:
-    """One connection, used by one at a time.
+    """Connection to a PostgreSQL, used by one task at a time.
 
     Arguments:
-        url: as asyncpg takes it.
+        url: URL as asyncpg takes it.
         closing: seconds in which a connection is closed in good order.
     """
 
@@ -114,14 +114,14 @@ class PostgresConnection:
         self._connection: asyncpg.Connection | None = None
         self._reached = False
         self._leaving: set[asyncio.Task[None]] = set()
-        """What still takes leave of connections that are used no more."""
+        """Tasks that close connections no longer used."""
 
     @contextlib.asynccontextmanager
     async def use(self, within: float) -> AsyncIterator[Session]:
-        """A transaction for the block, which is undone if that raises; all in so many seconds.
+        """Run a transaction for the block, within `within` seconds. It is undone if the block raises.
 
         Raises:
-            ValueError: the URL will not do.
+            ValueError: the URL cannot be used.
             StoreUnavailable: the server does not answer, or does not do it.
         """
         begin = f"BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL statement_timeout = {within * 1000:.0f}"
@@ -168,7 +168,7 @@ class PostgresConnection:
         return self._connection
 
     def _cut(self) -> None:
-        """Use the connection no more."""
+        """Drop the connection."""
         if self._connection is not None:
             leaving = asyncio.ensure_future(_leave(self._connection, self._closing))
             self._connection = None
@@ -177,8 +177,9 @@ class PostgresConnection:
 
 
 async def _leave(connection: asyncpg.Connection, within: float) -> None:
-    """Close a connection. What the server still does for it is undone: its rows would be held against those who bring
-    them again."""
+    """Close a connection. What the server still does for it is undone, as a second try to write the rows would fail on
+    them.
+    """
     try:
         await connection.close(timeout=within)
     except Exception:
@@ -186,7 +187,7 @@ async def _leave(connection: asyncpg.Connection, within: float) -> None:
 
 
 def unavailable(who: str, exc: Exception) -> StoreUnavailable:
-    """What is told of an error that is no row's fault."""
+    """Error for anything that is no row's fault."""
     if isinstance(exc, OSError):
         return StoreUnavailable(f"{who} does not answer: {said(exc)}")
     if isinstance(exc, (asyncpg.PostgresError, asyncpg.InterfaceError)):
@@ -195,5 +196,5 @@ def unavailable(who: str, exc: Exception) -> StoreUnavailable:
 
 
 def said(exc: BaseException) -> str:
-    """The first line of an error: further ones may quote what was to be stored."""
+    """First line of an error. Further lines may quote what was to be stored."""
     return (str(exc).splitlines() or [type(exc).__name__])[0]

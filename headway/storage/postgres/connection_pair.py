@@ -1,6 +1,6 @@
-"""The way to a PostgreSQL: a connection that writes and one that asks.
+"""Connections to a PostgreSQL: one that writes and one that asks.
 
-A server that stands still answers nothing, not even that a statement is to be given up. So a call has its time.
+A server that stands still answers nothing, not even that a statement is to be given up. So each call has a time limit.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MISFITS = (
     asyncpg.InvalidParameterValueError,
     asyncpg.CantChangeRuntimeParamError,
 )
-"""What a server says of an option, all of which that asyncpg does not know are its."""
+"""Errors of the server about an option. Options that asyncpg does not know are passed to the server."""
 _REFUSALS = (
     *_MISFITS,
     asyncpg.InvalidAuthorizationSpecificationError,
@@ -39,12 +39,12 @@ _REFUSALS = (
     asyncpg.InsufficientPrivilegeError,
     ssl.SSLCertVerificationError,
 )
-"""What a server says that will say the same next time."""
+"""Errors of the server that would come again at a second try."""
 _OF_POOLING = {
     "unsupported startup parameter": "Have PgBouncer pass over it, by ignore_startup_parameters.",
     "statement pooling mode": "Have PgBouncer pool sessions or transactions.",
 }
-"""What a PgBouncer says that will say the same next time, and what can be done."""
+"""Errors of a PgBouncer that would come again at a second try, with what to do about each."""
 _MEND = "Write postgresql://USER:PASSWORD@HOST:PORT/DATABASE, of a user who may make tables there."
 _MEND_OPTION = "Mend or remove what follows the ? in the URL."
 _MEND_FILE = "Name a file in PEM format that this process may read."
@@ -52,10 +52,10 @@ _REMEDY = "see that it runs, that host and port are right, and that it lets this
 
 
 class ConnectionPair:
-    """The database of one URL.
+    """Database of one URL.
 
     Arguments:
-        url: as asyncpg takes it; TLS by its options, as in ?sslmode=verify-full&sslrootcert=/path.
+        url: URL as asyncpg takes it; TLS by its options, as in ?sslmode=verify-full&sslrootcert=/path.
     """
 
     def __init__(self, url: str) -> None:
@@ -65,10 +65,10 @@ class ConnectionPair:
         self._asker = PostgresConnection(url, CLOSE_WITHIN)
 
     async def open(self) -> None:
-        """Reach the server, and bring the tables up to date; of several processes one does so.
+        """Connect, and bring the tables up to date; of several processes one does so.
 
         Raises:
-            SettingError: the URL or what it names will not do, or the tables are a later version's.
+            SettingError: the URL or what it names cannot be used, or the tables are a later version's.
             StoreUnavailable: the server does not answer.
         """
         try:
@@ -92,7 +92,7 @@ class ConnectionPair:
             raise SettingError("ledger", self.shown, "is no URL that asyncpg understands", _MEND) from None
 
     def writing(self) -> contextlib.AbstractAsyncContextManager[Session]:
-        """A transaction on the connection that writes, for the block.
+        """Run a transaction for the block on the connection that writes.
 
         Raises:
             StoreUnavailable: the server does not answer, or does not do it.
@@ -100,20 +100,21 @@ class ConnectionPair:
         return self._writer.use(CALL_WITHIN)
 
     def asking(self) -> contextlib.AbstractAsyncContextManager[Session]:
-        """A transaction on the other connection; what it does holds up no writing."""
+        """Run a transaction for the block on the other connection, where it holds up no writing."""
         return self._asker.use(CALL_WITHIN)
 
     async def close(self) -> None:
-        """Let go of the server."""
+        """Close both connections."""
         await asyncio.gather(self._writer.close(), self._asker.close())
 
 
 def _check_files(url: str) -> None:
-    """Try the files for TLS that a URL names: asyncpg says of none which it is, and looks for them again and again.
+    """Try the files for TLS that a URL names. asyncpg does not say which of them is wrong, and reads them again and
+    again.
 
     Raises:
-        SettingError: one will not do.
-        ValueError: it is no URL.
+        SettingError: a file cannot be used.
+        ValueError: the text is no URL.
     """
     given = dict(parse_qsl(urlsplit(url).query))
     name = "sslrootcert"
@@ -131,7 +132,7 @@ def _check_files(url: str) -> None:
 
 
 def _mend(cause: BaseException) -> str:
-    """What can be done about a server that will say the same next time; empty of one that may not."""
+    """Advice about an error that would come again at a second try; empty for any other."""
     for text, hint in _OF_POOLING.items():
         if text in str(cause):
             return hint

@@ -1,7 +1,7 @@
-"""Looks at the messages of a PostgreSQL server before asyncpg does, and cuts a connection that brings nonsense.
+"""Check of a PostgreSQL server's messages, before asyncpg reads them. It cuts a connection that brings nonsense.
 
-A message begins with its kind and its length. asyncpg believes both: a length below zero sends it back to what it has just
-read, for ever, and a kind that it does not know is passed over, even if it was the one that told of an error.
+A message begins with its kind and its length. asyncpg believes both: a length below zero sends it back to what it has
+just read, for ever, and a kind that it does not know is passed over, even if it was the one that told of an error.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import struct
 import asyncpg.protocol
 
 LONGEST = 1 << 30
-"""Bytes of the longest message; the server keeps no longer value."""
+"""Bytes of the longest message, as the server keeps no longer value."""
 
 _KINDS = frozenset(b"123ACDEGHIKNRSTVWZcdnstv")
 """First bytes of all messages that a server sends (PostgreSQL's documentation, "Message Formats")."""
@@ -20,16 +20,16 @@ _HEAD = struct.Struct(">Bi")
 
 
 class Frames:
-    """The messages of one connection, from its first byte on."""
+    """Messages of one connection, from its first byte on."""
 
     def __init__(self) -> None:
         self._head = b""
-        """What has come of the head of a message."""
+        """Bytes so far of a message's head."""
         self._left = 0
         """Bytes of a message that have not come yet."""
 
     def make_sense(self, data: bytes) -> bool:
-        """Whether what has come now goes on as messages do."""
+        """Whether new bytes go on as messages do."""
         at, end = 0, len(data)
         while at < end:
             if self._left:
@@ -49,7 +49,7 @@ class Frames:
 
 
 class CheckedProtocol(asyncpg.protocol.Protocol):  # type: ignore[misc]  # asyncpg has no types.
-    """asyncpg's protocol, which sees nothing that is no message."""
+    """Protocol of asyncpg that reads only well-formed messages."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         """See asyncio.Protocol."""

@@ -1,6 +1,6 @@
 """API keys in PostgreSQL.
 
-Revisions are given out under a lock, which is held until they can be seen: who has read up to one has read all before it.
+Revisions are given out under a lock, which is held until they can be seen. A reader up to one has read all before it.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ DELETE FROM headway_keys WHERE id IN (
 
 
 class PostgresKeys:
-    """See `headway.ports.KeyStore`.
+    """Key store in PostgreSQL. See `headway.ports.KeyStore`.
 
     Arguments:
-        url: of the database.
+        url: URL of the database.
     """
 
     def __init__(self, url: str) -> None:
@@ -120,7 +120,7 @@ class PostgresKeys:
 
 
 async def _next(session: Session) -> int:
-    """The revision of a change that is made now, which gets its mark."""
+    """Take the revision of a change that is made now, and give it a mark."""
     revision: int = await session.fetchval(NEXT)
     await session.execute("INSERT INTO headway_key_changes VALUES ($1, $2)", revision, new_mark())
     await session.execute("DELETE FROM headway_key_changes WHERE revision <= $1", revision - MARKS)
@@ -128,7 +128,7 @@ async def _next(session: Session) -> int:
 
 
 def _sound(rows: Sequence[Any]) -> list[ApiKey]:
-    """The keys of rows. One that makes no sense was written by hand: it is no key, and the others are."""
+    """Keys of rows. A row that makes no sense was written by hand: it is no key, and the others are."""
     try:
         return keys_of(rows)
     except ValueError as exc:

@@ -1,7 +1,7 @@
 """The ledger in PostgreSQL.
 
-Rows are copied in. COPY knows no rows that are there already, and is undone as a whole when it meets one; then the same
-rows go in by an INSERT, which passes over those. What is wrong with a row is found before it is sent, or said by the server.
+Rows are copied in. COPY fails as a whole on a row that is there already; then the same rows go in by an INSERT, which
+passes over such rows. A bad row is found before it is sent, or named by the server.
 """
 
 from __future__ import annotations
@@ -47,16 +47,18 @@ WITH removed AS (DELETE FROM headway_requests WHERE ctid = ANY (ARRAY (
     SELECT ctid FROM headway_requests WHERE completed_at < $1 ORDER BY completed_at LIMIT $2
 )) RETURNING 1) SELECT count(*) FROM removed
 """
-"""Without FOR UPDATE, which wants a privilege that nothing else here does. Of two that remove the same rows one waits."""
+"""Statement that removes old rows. It needs no FOR UPDATE, whose privilege nothing else needs: of two removals one
+waits.
+"""
 
 _from_unix = datetime.fromtimestamp
 
 
 class PostgresLedger:
-    """See `headway.ports.Ledger`.
+    """Ledger in PostgreSQL. See `headway.ports.Ledger`.
 
     Arguments:
-        url: of the database.
+        url: URL of the database.
     """
 
     def __init__(self, url: str) -> None:

@@ -1,4 +1,4 @@
-"""One thread with one connection to an SQLite file, and what it does when another file has taken the place of that one.
+"""Thread with one connection to an SQLite file, which notices when another file has taken the place of that one.
 
 file there, as it was opened ──▶ work
 no file there                ──▶ wait: it may be put back, and a new one would get what lies beside the old one
@@ -33,10 +33,10 @@ log = structlog.get_logger(__name__)
 CALL_WITHIN = 10.0
 """Seconds after which a call counts as not answered."""
 CLOSE_WITHIN = 2.0
-"""Seconds for which the end of what is under way is waited for."""
+"""Seconds to wait for the running call at the end."""
 
 MEND = "End all processes that use it, then put a copy in its place, or see what the .recover of sqlite3 can save."
-"""What to do about a damaged file."""
+"""Advice about a damaged file."""
 
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _GONE = "the ledger's file was moved or removed; put it back, or end all processes that use it and start again"
@@ -48,15 +48,15 @@ _OTHER = "the ledger's file was moved or removed, and what lies in its place is 
 
 
 class ConnectionThread:
-    """A thread that does one thing after the other with a connection of its own. It starts with the first.
+    """Thread that runs one call after the other with a connection of its own. It starts with the first call.
 
     Arguments:
-        name: of the thread.
-        path: of the file.
+        name: name of the thread.
+        path: path of the file.
         connect: makes a connection whose file is ready for use; what it raises, a call raises.
 
     Attributes:
-        moves: how often another file took the place of the one that was open.
+        moves: number of times that another file took the place of the open one.
     """
 
     def __init__(self, name: str, path: str, connect: Callable[[], sqlite3.Connection]) -> None:
@@ -66,17 +66,18 @@ class ConnectionThread:
         self._connection: sqlite3.Connection | None = None
         self.moves = 0
         self._place: Place | None = None
-        """What `look` saw when the connection was made."""
+        """File that `look` saw when the connection was made."""
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._last: asyncio.Future[Any] | None = None
 
     async def do(self, work: Callable[[sqlite3.Connection], T], within: float | None = None) -> T:
-        """The outcome of `work`. What takes longer than `within` seconds, or CALL_WITHIN, is left to itself; what comes next
-        waits for it.
+        """Run `work` in the thread, and return its result.
+
+        A call that takes longer than `within` seconds, or CALL_WITHIN, is left to itself; the next call waits for it.
 
         Raises:
-            StoreUnavailable: it was not done, or its end is not known.
+            StoreUnavailable: the call was not done, or its end is not known.
             StoreCorrupted: the file is damaged.
         """
         limit = CALL_WITHIN if within is None else within
@@ -134,7 +135,7 @@ class ConnectionThread:
             job()
 
     def _ready(self) -> sqlite3.Connection:
-        """The connection, to the file that lies at the path now."""
+        """Connection to the file that lies at the path now."""
         if self._connection is None:
             self._connection = self._connect()
             self._place = look(self._path)
@@ -148,7 +149,7 @@ class ConnectionThread:
         return self._connection
 
     def _go_over(self) -> None:
-        """Go by the file that has taken the place of the one that was opened."""
+        """Change over to the file that has taken the place of the open one."""
         with locked(Path(os.path.realpath(self._path)).parent):
             if (there := look(self._path)) is None:
                 raise StoreUnavailable(_GONE)
@@ -177,7 +178,7 @@ class ConnectionThread:
 
 
 def _told(exc: sqlite3.DatabaseError) -> StoreUnavailable | None:
-    """What SQLite says of its file, in our words; None for what is the fault of a statement."""
+    """SQLite's error about its file, in Headway's words; None for what is the fault of a statement."""
     if getattr(exc, "sqlite_errorcode", 0) & 0xFF in _DAMAGE:
         return StoreCorrupted(f"the ledger's file is corrupted: {exc}. {MEND}")
     if isinstance(exc, sqlite3.OperationalError | sqlite3.InternalError) or type(exc) is sqlite3.DatabaseError:
@@ -186,10 +187,10 @@ def _told(exc: sqlite3.DatabaseError) -> StoreUnavailable | None:
 
 
 def _check_ledger(path: str) -> None:
-    """See that a file is a ledger, without its log, which may be another one's, and without any lock on it.
+    """Check that a file is a ledger, without its log, which may be another file's, and without any lock on it.
 
     Raises:
-        StoreUnavailable: it is none.
+        StoreUnavailable: the file is no ledger.
     """
     uri = f"file:{quote(os.path.realpath(path))}?immutable=1"
     try:

@@ -1,7 +1,7 @@
-"""One SQLite file: a thread that writes to it, another that reads, each with a connection of its own.
+"""SQLite file with two threads: one that writes to it and one that reads, each with a connection of its own.
 
-SQLite waits for disks and for other processes, so it never runs on the event loop. In WAL mode readers and the writer do
-not wait for each other. With synchronous=NORMAL a loss of power may take the last rows, but leaves the file whole.
+SQLite waits for disks and for other processes, so it never runs on the event loop. In WAL mode readers and the writer
+do not wait for each other. With synchronous=NORMAL a loss of power may take the last rows, but leaves the file whole.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ T = TypeVar("T")
 BUSY_WITHIN = 5.0
 """Seconds for which SQLite waits while another process writes."""
 OPEN_WITHIN = 30.0
-"""Seconds for opening, as many keys take some to be looked through."""
+"""Seconds for opening, as checking many keys takes some."""
 BUSY_AGAIN = 0.01
-"""Seconds after which it is asked again where it does not wait by itself."""
+"""Seconds after which SQLite is asked again where it does not wait by itself."""
 
 _SCHEME = "sqlite:///"
 _UNFIT = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM)
 """Codes of errors that do not pass by themselves."""
 _PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO)
-"""Numbers of errors that do."""
+"""Numbers of errors that pass by themselves."""
 _MEND = "Name a file, new or made by Headway, in a folder that is there and may be written to."
 
 
 def existing(url: str) -> str:
-    """The URL as it is, of a file that is there.
+    """Return the URL of a file that is there.
 
     Raises:
-        SettingError: it is not.
+        SettingError: the file is not there.
     """
     try:
         there = Path(url.removeprefix(_SCHEME)).exists()
@@ -54,11 +54,11 @@ def existing(url: str) -> str:
 
 
 class SqliteDatabase:
-    """The database of one URL.
+    """Database of one URL.
 
     Arguments:
         url: sqlite:///relative/path or sqlite:////absolute/path.
-        checked: tables that are looked through for damage whenever the file is opened.
+        checked: tables that are checked for damage whenever the file is opened.
     """
 
     def __init__(self, url: str, checked: Sequence[str] = ()) -> None:
@@ -72,8 +72,8 @@ class SqliteDatabase:
         """Make the file if need be, and bring its tables up to date; of several processes one does so.
 
         Raises:
-            SettingError: it cannot be such a file, is damaged, or is a later version's.
-            StoreUnavailable: it is locked, or its disk does not do.
+            SettingError: the file cannot be a database, is damaged, or is a later version's.
+            StoreUnavailable: the file is locked, or its disk fails.
         """
         try:
             for hand in (self._writer, self._reader):
@@ -82,10 +82,10 @@ class SqliteDatabase:
             raise self._unfit(str(exc).removesuffix(f". {MEND}"), MEND) from exc
 
     async def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Do `work` in a transaction, all or nothing.
+        """Run `work` in a transaction, all or nothing.
 
         Raises:
-            StoreUnavailable: it was not done, or its end is not known.
+            StoreUnavailable: the work was not done, or its end is not known.
         """
 
         def in_transaction(connection: sqlite3.Connection) -> T:
@@ -95,7 +95,7 @@ class SqliteDatabase:
         return await self._done(self._writer, self._reader, in_transaction)
 
     async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Do `work`, which only reads, at one instant of the file.
+        """Run `work`, which only reads, at one instant of the file.
 
         Raises:
             StoreUnavailable: there is no answer.
@@ -110,7 +110,9 @@ class SqliteDatabase:
     async def _done(
         self, hand: ConnectionThread, other: ConnectionThread, work: Callable[[sqlite3.Connection], T]
     ) -> T:
-        """What a hand made of `work`. The other one, which may be idle, lets go of a file that is there no more, too."""
+        """Result of `work` on thread `hand`. The other thread, which may be idle, lets go of a file that has been
+        replaced, too.
+        """
         moves = hand.moves
         outcome = await hand.do(work)
         if hand.moves != moves:
@@ -119,7 +121,7 @@ class SqliteDatabase:
         return outcome
 
     async def close(self) -> None:
-        """Let go of the file. Work that hangs is left to itself."""
+        """Close the file. Work that hangs is left to itself."""
         await self._reader.end()
         await self._writer.end()
 
@@ -148,7 +150,7 @@ class SqliteDatabase:
         return connection
 
     def _make(self) -> None:
-        """Make the file, readable by its owner only, as it tells who asked what."""
+        """Make the file, readable by its owner only, as it tells the requests of all."""
         if self._path.startswith((":memory:", "file:")):
             raise self._unfit("is no path")
         try:
@@ -160,7 +162,7 @@ class SqliteDatabase:
 
     @contextlib.contextmanager
     def _fit(self) -> Iterator[None]:
-        """Tell errors that pass from those that do not."""
+        """Turn errors that pass into StoreUnavailable, and others into SettingError."""
         try:
             yield
         except sqlite3.DatabaseError as exc:
@@ -173,7 +175,7 @@ class SqliteDatabase:
 
 
 def _use_wal(connection: sqlite3.Connection) -> None:
-    """Have the file kept in WAL mode from now on. For this SQLite does not wait while others have the file."""
+    """Switch the file to WAL mode. For this SQLite does not wait while others have the file."""
     until = time.monotonic() + BUSY_WITHIN
     while True:
         try:
@@ -208,8 +210,9 @@ def _version(connection: sqlite3.Connection) -> int | None:
 
 @contextlib.contextmanager
 def _transaction(connection: sqlite3.Connection, begin: str = "BEGIN IMMEDIATE") -> Iterator[None]:
-    """What is done in the block is done wholly or not at all. It is the only writer from its beginning, unless another
-    `begin` says otherwise."""
+    """Run the block in one transaction. Unless another `begin` says otherwise, it is the only writer from its
+    beginning.
+    """
     connection.execute(begin)
     try:
         yield

@@ -1,8 +1,9 @@
-"""Which file lies at the path of an SQLite database, and how a new one gets there.
+"""Identity of the file at the path of an SQLite database, and the making of a new file.
 
-Closing any descriptor of a file ends all POSIX locks that the process has on it, those of SQLite among them. Another process then takes
-itself for the last one, and deletes the log (`-wal`) that this process writes on into: rows are lost and the file is corrupted.
-So nothing here, and nothing elsewhere in a process, ever opens the file or what lies beside it: only SQLite does.
+Closing any descriptor of a file ends all POSIX locks that the process has on it, those of SQLite among them. Another
+process then takes itself for the last one, and deletes the log (`-wal`) that this process writes on into: rows are lost
+and the file is corrupted. So nothing here, and nothing elsewhere in a process, ever opens the file or its log: only
+SQLite does.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Place(NamedTuple):
 
 
 def look(path: str) -> Place | None:
-    """The files at a path now; None when there is no database."""
+    """Files at a path now; None when there is no database."""
     real = os.path.realpath(path)
     file = _inode(real)
     return None if file is None else Place(file, _inode(f"{real}-wal"))
@@ -40,8 +41,8 @@ def make(path: str) -> None:
     """Make an empty file if there is none, readable by its owner only, without ever having it open.
 
     Raises:
-        OSError: there can be none, or it may not be used.
-        ValueError: it is no path.
+        OSError: the file cannot be made, or may not be used.
+        ValueError: the text is no path.
     """
     real = os.path.realpath(path)
     with contextlib.suppress(FileExistsError):
@@ -69,8 +70,9 @@ def _link_in(path: str) -> None:
 
 
 def remove_log(path: str) -> None:
-    """Remove the log and its index, which belong to a database that no longer lies here: the one that does would take
-    them for its own."""
+    """Remove the log and its index of a database that no longer lies here. The present database would take them for its
+    own.
+    """
     real = os.path.realpath(path)
     for suffix in ("-wal", "-shm"):
         Path(real + suffix).unlink(missing_ok=True)

@@ -41,7 +41,7 @@ _EXPIRE = """
 UPDATE headway_keys SET expires_at = min(coalesce(expires_at, ?1), ?1), revision = ?2, changed_at = ?3 WHERE id = ?4
 """
 _EXACT = "CASE WHEN {0} IS NOT NULL THEN printf('%!.17g', {0}) END"
-"""A number to its last digit, as JSON has only fifteen."""
+"""SQL of a number to its last digit, as JSON has only fifteen."""
 _VALUES = ", ".join(
     "hex(digest)" if name == "digest" else _EXACT.format(name) if name in NUMBERS else name
     for name in (*COLUMNS.split(", "), "revision", "mark")
@@ -60,10 +60,10 @@ DELETE FROM headway_keys WHERE id IN (
 
 
 class SqliteKeys:
-    """See `headway.ports.KeyStore`.
+    """Key store in an SQLite file. See `headway.ports.KeyStore`.
 
     Arguments:
-        url: of the file.
+        url: URL of the file.
     """
 
     def __init__(self, url: str) -> None:
@@ -136,7 +136,7 @@ class SqliteKeys:
 
 
 def _next(connection: sqlite3.Connection) -> int:
-    """The revision of a change that is made now, which gets its mark."""
+    """Take the revision of a change that is made now, and give it a mark."""
     [revision] = connection.execute(NEXT).fetchone()
     connection.execute("INSERT INTO headway_key_changes VALUES (?, ?)", (revision, new_mark()))
     connection.execute("DELETE FROM headway_key_changes WHERE revision <= ?", (revision - MARKS,))
@@ -144,10 +144,10 @@ def _next(connection: sqlite3.Connection) -> int:
 
 
 def _sound(rows: Iterable[Any]) -> list[ApiKey]:
-    """The keys of rows, which SQLite keeps from being anything but keys.
+    """Keys of rows, which SQLite keeps from being anything but keys.
 
     Raises:
-        StoreCorrupted: one is none, so that the file must be damaged.
+        StoreCorrupted: a row is no key, so that the file must be damaged.
     """
     try:
         return keys_of(rows)

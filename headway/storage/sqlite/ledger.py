@@ -17,7 +17,7 @@ from headway.model import LedgerRecord
 from headway.storage.sqlite.database import SqliteDatabase
 
 ROWS = 50
-"""In one statement; what SQLite has always taken are 999 values in one."""
+"""Rows in one statement. Every SQLite takes 999 values in one."""
 
 _NAMES = (
     "id", "user_id", "tenant", "tier", "model", "status", "created_at", "completed_at", "latency_ms", "batch_size",
@@ -26,11 +26,11 @@ _NAMES = (
 _COLUMNS = ", ".join(_NAMES)
 _ALL = len(_NAMES)
 _BUT_CONTENT = _ALL - 2
-"""Columns that are written where no input and no output is kept: each value costs time."""
+"""Number of columns that are written where no input and no output is kept, as each value costs time."""
 
 
 def _insert(rows: int, width: int) -> str:
-    """A statement for so many rows of the first `width` columns."""
+    """Statement for `rows` rows of the first `width` columns."""
     row = f"({', '.join('?' * width)})"
     return f"INSERT OR IGNORE INTO headway_requests ({', '.join(_NAMES[:width])}) VALUES {', '.join([row] * rows)}"  # noqa: S608
 
@@ -45,10 +45,10 @@ DELETE FROM headway_requests WHERE (id, tenant, completed_at) IN (
 
 
 class SqliteLedger:
-    """See `headway.ports.Ledger`.
+    """Ledger in an SQLite file. See `headway.ports.Ledger`.
 
     Arguments:
-        url: of the file.
+        url: URL of the file.
     """
 
     def __init__(self, url: str) -> None:

@@ -63,6 +63,9 @@ USER_CODE = "headway.backends.process.usercode"
 CHILD_ONLY = {USER_CODE: "headway.backends.process.child", "headway.backends.process.child": None}
 """What runs inside the child process, and the only module that imports it: user code never reaches a server."""
 
+ROLE_MODULES = ("headway.model.fleet", "headway.app.roles")
+"""Where roles are named, besides the commands that start one."""
+
 LOADERS = ("importlib.import_module", "importlib.machinery", "importlib.util", "runpy")
 MEANINGLESS = frozenset(["common", "helper", "helpers", "misc", "shared", "util", "utils"])
 MAX_LINES = 500
@@ -160,6 +163,14 @@ def check_user_code(name: str, tree: ast.Module) -> Iterator[str]:
             yield f"line {node.lineno}: calls __import__; importlib says what is meant"
 
 
+def check_roles(name: str, tree: ast.Module) -> Iterator[str]:
+    if name in ROLE_MODULES or below(name, "headway.cli"):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "Role":
+            yield f"line {node.lineno}: asks for Role.{node.attr}; headway.app.roles says what a role has"
+
+
 def check_names(name: str, tree: ast.Module) -> Iterator[str]:
     for part in MEANINGLESS.intersection(name.strip("_").split(".")):
         yield f"is named {part!r}, which says nothing of its role"
@@ -174,7 +185,7 @@ def check_length(name: str, source: str) -> Iterator[str]:
 def problems(name: str, source: str) -> list[str]:
     """All that is wrong with a module of this name and source."""
     tree = ast.parse(source)
-    checks = (check_direction, check_purity, check_adapters, check_user_code, check_names)
+    checks = (check_direction, check_purity, check_adapters, check_user_code, check_roles, check_names)
     return [*(found for check in checks for found in check(name, tree)), *check_length(name, source)]
 
 
@@ -238,6 +249,8 @@ def test_nothing_is_loose_but_errors_and_ports() -> None:
             "into the child process",
         ),
         ("headway.backends.process.backend", "from headway.backends.process import child", "into the child process"),
+        ("headway.http.readiness", "if role is Role.WORKER: pass", "says what a role has"),
+        ("headway.app.banner", "match role:\n    case Role.SERVE: pass", "says what a role has"),
         ("headway.http.utils", "", "says nothing"),
         ("headway.ports", "\n" * 501, "has 501 lines"),
     ],
@@ -259,6 +272,7 @@ def test_the_check_catches(name: str, source: str, part: str) -> None:
         ),
         ("headway.backends.process.usercode", "import importlib.util"),
         ("headway.backends.process.child", "from headway.backends.process.usercode import load"),
+        ("headway.cli.worker", "run(settings, Role.WORKER)"),
         ("headway.cli.version", "from importlib.metadata import version\nfrom headway import __version__, app"),
         ("headway.ports", "\n" * 500),
     ],

@@ -16,6 +16,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from headway.app import wiring
+from headway.app.backends import make_batchers, worker_names
+from headway.app.brokers import make_brokerage
 from headway.app.wiring import Process
 from headway.backends.process.group_guard import GroupGuard
 from headway.brokers.memory.broker import MemoryBroker
@@ -81,9 +83,9 @@ def test_a_host_name_of_any_characters_makes_a_name(monkeypatch: pytest.MonkeyPa
 def test_workers_are_told_apart_over_a_broker() -> None:
     local, remote = parse_target(TARGET), parse_target("http://127.0.0.1:9100/batch")
     alone, shared = Settings(workers=2, name="host"), Settings(workers=2, name="host", broker=BROKER)
-    assert wiring.worker_names(alone, local) == ["gpu-0", "gpu-1"]
-    assert wiring.worker_names(shared, local) == ["host/gpu-0", "host/gpu-1"]
-    assert wiring.worker_names(shared, remote) == ["host/remote-0", "host/remote-1"]
+    assert worker_names(alone, local) == ["gpu-0", "gpu-1"]
+    assert worker_names(shared, local) == ["host/gpu-0", "host/gpu-1"]
+    assert worker_names(shared, remote) == ["host/remote-0", "host/remote-1"]
 
 
 def test_a_target_that_is_none_is_found_out_before_anything_starts() -> None:
@@ -123,7 +125,7 @@ def test_without_its_client_the_redis_broker_is_a_bad_setting(monkeypatch: pytes
 
 
 def test_outcomes_are_kept_in_the_memory_that_is_set() -> None:
-    broker = wiring.make_brokerage(Settings(kept_mb=1), Counters(), lambda: 0.0).broker
+    broker = make_brokerage(Settings(kept_mb=1), Counters(), lambda: 0.0).broker
     asked = [ask(id=id, model="default", shares=(task(id),)) for id in ("oldest", "older", "old", "new", "newest")]
 
     async def run() -> list[bool]:
@@ -141,7 +143,7 @@ def backends_of(target: str) -> list[Any]:
     """The backends of two slots."""
     counters, clock = Counters(), time.monotonic
     broker = MemoryBroker({}, DeadLetterBox(), counters, clock, lambda: 0.5)
-    batchers = wiring.make_batchers(Settings(workers=2), ["one", "two"], parse_target(target), broker, counters, clock)
+    batchers = make_batchers(Settings(workers=2), ["one", "two"], parse_target(target), broker, counters, clock)
     return [batcher._make_backend() for batcher in batchers]
 
 

@@ -1,6 +1,9 @@
 """Puts a process together, starts it, and ends it in order.
 
-wiring        chooses adapters and the parts of a role
+roles         the table of roles, and what each has
+wiring        connects the parts of a process, and runs it
+brokers       chooses the broker
+backends      chooses what runs batches
 access        chooses what says who may ask, and where keys and records are stored
 lifecycle     the order of start and drain
 signals       what a process makes of signals

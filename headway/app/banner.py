@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from headway.app.backends import BACKENDS
+from headway.app.roles import ROLES
 from headway.config import Settings
-from headway.config.target import RemoteTarget, Target, shown_target
+from headway.config.target import Target, shown_target
 from headway.core.policies import POLICIES
 from headway.model import Role
 
@@ -27,10 +29,10 @@ def banner(settings: Settings, role: Role, target: Target | None, port: int, adm
 
 
 def _lines(settings: Settings, role: Role, target: Target | None, port: int, admin_port: int) -> Iterator[str]:
-    takes = role in (Role.SERVE, Role.GATEWAY)
+    parts = ROLES[role]
     url = f"http://{_host(settings.host)}:{port}"
-    yield _what(settings, role, target)
-    if takes:
+    yield parts.headline.format(name=settings.name, target=target, model=f"model {settings.model!r}")
+    if parts.gateway:
         yield f"  public   {url}   docs {url}/docs"
     yield f"  admin    http://{_host(settings.admin_host)}:{admin_port}/internal/health   metrics /metrics"
     if settings.broker:
@@ -38,7 +40,7 @@ def _lines(settings: Settings, role: Role, target: Target | None, port: int, adm
         yield f"  broker   {settings.broker_shown}   keys {settings.broker_prefix}:…{shards}"
     if target is not None:
         yield f"  batches  up to {settings.max_batch_size}, policy {settings.policy}{_wait(settings)}; {_slots(settings, target)}"
-    if takes:
+    if parts.gateway:
         gpu = f"GPU {settings.gpu_timeout_ms:g} ms, " if target is not None else ""
         yield (
             f"  limits   queue {settings.queue_timeout_ms:g} ms, {gpu}in all {settings.request_timeout_ms:g} ms; "
@@ -50,24 +52,11 @@ def _lines(settings: Settings, role: Role, target: Target | None, port: int, adm
         yield "Try it:"
         yield f'  curl {url}/v1/inference{_credential(settings)} -d \'{{"input": "hello"}}\''
         return
-    if role is Role.WORKER:
+    if parts.batchers:
         yield f"  limits   GPU {settings.gpu_timeout_ms:g} ms; a lease lasts {settings.lease_ms:g} ms"
-    else:
+    if parts.controller:
         yield f"  capacity {settings.target_utilisation:.0%} of what the healthy workers were measured to do"
     yield READY
-
-
-def _what(settings: Settings, role: Role, target: Target | None) -> str:
-    model = f"model {settings.model!r}"
-    match role:
-        case Role.SERVE:
-            return f"Headway serves {target} as {model}"
-        case Role.GATEWAY:
-            return f"Headway gateway {settings.name} takes requests for {model}"
-        case Role.WORKER:
-            return f"Headway worker {settings.name} runs {target} as {model}"
-        case Role.CONTROLLER:
-            return f"Headway controller {settings.name} looks after the workers of {model}"
 
 
 def _host(host: str) -> str:
@@ -83,8 +72,7 @@ def _wait(settings: Settings) -> str:
 
 
 def _slots(settings: Settings, target: Target) -> str:
-    remote = isinstance(target, RemoteTarget)
-    one, many = ("call in flight", "calls in flight") if remote else ("GPU worker process", "GPU worker processes")
+    one, many = BACKENDS[type(target)].words
     return f"{settings.workers} {one if settings.workers == 1 else many}"
 
 

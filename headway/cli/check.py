@@ -88,10 +88,10 @@ def _object(text: str) -> bytes:
 
 
 async def _try_out(settings: Settings, target: str, inputs: list[str], parameters: bytes, repeats: int) -> Findings:
-    from headway.app import wiring
+    from headway.app.backends import SlotPlan, make_backend
     from headway.config.target import parse_target
 
-    backend = wiring.backend_maker(settings, "gpu-0", parse_target(target), 0)()
+    backend = make_backend(parse_target(target), SlotPlan(settings, "gpu-0", 0))
     try:
         return await Trial(backend, inputs, parameters, settings.gpu_timeout_ms / 1000, settings.model, repeats).run()
     finally:

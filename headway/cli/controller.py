@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from headway.cli.flags import with_settings
-from headway.cli.role import CONTROLLER_SETTINGS, run
+from headway.cli.role import run, with_settings_of
 from headway.config import Settings
 from headway.model import Role
 
 
-@with_settings(CONTROLLER_SETTINGS, port=0)
+@with_settings_of(Role.CONTROLLER)
 def controller(settings: Settings) -> None:
     """Look after the fleet: count its workers and tell all what they can carry. Start two; one leads.
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from headway.cli.flags import with_settings
-from headway.cli.role import GATEWAY_SETTINGS, run
+from headway.cli.role import run, with_settings_of
 from headway.config import Settings
 from headway.model import Role
 
 
-@with_settings(GATEWAY_SETTINGS)
+@with_settings_of(Role.GATEWAY)
 def gateway(settings: Settings) -> None:
     """Take requests over HTTP and put them into the queue that all processes share. Start as many as you like.
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from headway.config import FIELDS, Settings
+from headway.app.roles import ROLES
+from headway.cli.flags import with_settings
+from headway.config import Settings
 from headway.model import Role
 
 TargetText = Annotated[
@@ -22,48 +25,11 @@ TargetText = Annotated[
     ),
 ]
 
-_CLIENTS = (
-    "host",
-    "port",
-    "keys",
-    "jwt",
-    "max_queue",
-    "queue_timeout_ms",
-    "request_timeout_ms",
-    "model_version",
-    "max_body_bytes",
-    "max_header_bytes",
-    "max_connections",
-    "header_timeout_ms",
-    "body_timeout_ms",
-    "keep_alive_ms",
-    "lame_duck_ms",
-    "fallback",
-    "fallback_concurrency",
-)
-_SLOTS = ("workers", "devices", "reload", "recycle_rss_mb", "recycle_after_s", "lease_ms")
-_BATCHES = (
-    "start_timeout_ms",
-    "gpu_timeout_ms",
-    "max_wait_ms",
-    "policy",
-    "reserved_share",
-    "remote_format",
-    "remote_token",
-)
-_CONTROL = ("target_utilisation",)
 
-
-def _but(*unused: str) -> tuple[str, ...]:
-    return tuple(name for name in FIELDS if name not in unused)
-
-
-GATEWAY_SETTINGS = _but(*_SLOTS, *_CONTROL)
-"""What a gateway goes by; how batches run is for its fallback."""
-WORKER_SETTINGS = _but(*_CLIENTS, *_CONTROL)
-"""What a worker goes by."""
-CONTROLLER_SETTINGS = _but(*_CLIENTS, *_SLOTS, *_BATCHES)
-"""What a controller goes by."""
+def with_settings_of(role: Role) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command a flag for each setting that processes of a role go by; see `with_settings`."""
+    parts = ROLES[role]
+    return with_settings(parts.settings) if parts.gateway else with_settings(parts.settings, port=0)
 
 
 def run(settings: Settings, role: Role, target: str = "") -> None:

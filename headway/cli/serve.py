@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from headway.cli.flags import with_settings
-from headway.cli.role import TargetText, run
+from headway.cli.role import TargetText, run, with_settings_of
 from headway.config import Settings
 from headway.model import Role
 
 
-@with_settings()
+@with_settings_of(Role.SERVE)
 def serve(target: TargetText, settings: Settings) -> None:
     """Serve TARGET: HTTP, queue and GPU workers in one process.
 

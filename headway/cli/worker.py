@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from headway.cli.flags import with_settings
-from headway.cli.role import WORKER_SETTINGS, TargetText, run
+from headway.cli.role import TargetText, run, with_settings_of
 from headway.config import Settings
 from headway.model import Role
 
 
-@with_settings(WORKER_SETTINGS, port=0)
+@with_settings_of(Role.WORKER)
 def worker(target: TargetText, settings: Settings) -> None:
     """Run TARGET on this machine's GPUs, one process each, for the gateways that share the broker. Start one a machine.
 

@@ -14,7 +14,7 @@ import structlog
 
 from headway.core.throttle import Flow, room, share
 from headway.gateway.gateway import Gateway
-from headway.model import Capacity, ProcessInfo, Role
+from headway.model import Capacity, ProcessInfo
 from headway.ports import Fleet
 from headway.runtime.periodic import PULSE, Periodic
 from headway.runtime.supervisor import Supervisor
@@ -96,7 +96,5 @@ class CapacityWatcher:
         return [
             member
             for member in members
-            if member.role in (Role.GATEWAY, Role.SERVE)
-            and member.id != self._gateway.name
-            and newest - member.last_seen < SILENT_AFTER
+            if member.model and member.id != self._gateway.name and newest - member.last_seen < SILENT_AFTER
         ]

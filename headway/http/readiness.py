@@ -1,11 +1,11 @@
 """Whether this process lives, and whether it should get traffic: the routes every port has.
 
-Alive means that this process answers, whatever becomes of the broker. Ready depends on the role:
+Alive means that this process answers, whatever becomes of the broker. Ready depends on what it has:
 
-    gateway, serve   a healthy worker is known; while the broker is out of reach: requests are still held for it, or
-                     there is something to ask in its place
-    worker           one of its own slots is healthy
-    controller       the broker answers
+    a gateway      a healthy worker is known; while the broker is out of reach: requests are still held for it, or
+                   there is something to ask in its place
+    only batchers  one of its own slots is healthy
+    neither        the broker answers
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from headway.errors import BrokerUnavailable
-from headway.model import Role, WorkerInfo, WorkerStatus
+from headway.model import WorkerInfo, WorkerStatus
 from headway.ports import Registry
 
 SERVING = frozenset(("ok", "degraded"))
@@ -46,20 +46,22 @@ class Readiness:
     Attributes:
         broker: whose workers decide.
         leaving: whether the process is going down.
-        role: what it does.
         slots: ids of the workers it runs.
         direct: asked in the place of a broker that is away; None: nothing is.
         model: whose workers count; empty: those of every model.
         holding: whether requests would be held for a broker that does not answer now, as it may be back in time.
+        needs_workers: whether it is ready only while a worker is healthy.
+        needs_own: whether that has to be one of its own.
     """
 
     broker: Registry
     leaving: Callable[[], bool]
-    role: Role = Role.SERVE
     slots: Collection[str] = ()
     direct: Registry | None = None
     model: str = ""
     holding: Callable[[], bool] = _never
+    needs_workers: bool = True
+    needs_own: bool = False
     _last_seen: Sequence[WorkerInfo] = field(default=(), init=False)
     """The registry as the broker last told it."""
 
@@ -104,7 +106,7 @@ class Readiness:
         counted = [worker for worker in workers if self._counts(worker)]
         if self.leaving():
             return "draining", counted
-        if self.role is Role.CONTROLLER:
+        if not self.needs_workers:
             return "ok", counted
         healthy = sum(worker.status is WorkerStatus.HEALTHY for worker in counted)
         if not healthy:
@@ -120,7 +122,7 @@ class Readiness:
         if self.model and worker.model != self.model:
             return False
         own = worker.worker_id in self.slots
-        return own if self.role is Role.WORKER else own or worker.status is not WorkerStatus.OFFLINE
+        return own if self.needs_own else own or worker.status is not WorkerStatus.OFFLINE
 
 
 class _Glance:

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from headway.cli.role import CONTROLLER_SETTINGS, GATEWAY_SETTINGS, WORKER_SETTINGS
+from headway.app.roles import ROLES as PARTS
 from headway.config import FIELDS, flag
+from headway.model import Role
 from tests.cli.command import code_of, run
 
-ROLES = {"gateway": GATEWAY_SETTINGS, "worker": WORKER_SETTINGS, "controller": CONTROLLER_SETTINGS}
+ROLES = {role.value: parts.settings for role, parts in PARTS.items() if not parts.alone}
 TARGET = {"gateway": [], "worker": ["x:y"], "controller": []}
 
 
@@ -33,8 +34,9 @@ def test_every_setting_has_its_role() -> None:
     for name in ("broker", "broker_prefix", "shards", "name", "tiers", "max_batch_size", "admin_port", "log_level"):
         for settings in ROLES.values():
             assert name in settings
-    assert "port" not in WORKER_SETTINGS + CONTROLLER_SETTINGS
-    assert "workers" not in GATEWAY_SETTINGS + CONTROLLER_SETTINGS
+    assert "port" not in ROLES["worker"] + ROLES["controller"]
+    assert "workers" not in ROLES["gateway"] + ROLES["controller"]
+    assert set(PARTS[Role.SERVE].settings) == set(FIELDS)
 
 
 @pytest.mark.parametrize("role", ROLES)

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp
 from headway.admin import routes
 from headway.admin.process import ProcessView
 from headway.app.lifecycle import Service
+from headway.app.roles import ROLES
 from headway.brokers.memory.broker import MemoryBroker
 from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.brokers.memory.fleet import MemoryFleet
@@ -91,8 +92,15 @@ class Stand:
             direct: asked in the place of a broker that is away.
             ledger: where requests are recorded, if anywhere.
         """
-        slots = frozenset(batcher.slot.worker for batcher in self.batchers)
-        ready = Readiness(broker or self.broker, lambda: self.attendance.leaving, role, slots, direct)
+        slots, has = frozenset(batcher.slot.worker for batcher in self.batchers), ROLES[role]
+        ready = Readiness(
+            broker or self.broker,
+            lambda: self.attendance.leaving,
+            slots,
+            direct,
+            needs_workers=has.needs_workers,
+            needs_own=has.needs_own_workers,
+        )
         process = ProcessView(
             settings=self.settings,
             role=role,
@@ -103,7 +111,7 @@ class Stand:
             fleet=broker or self.fleet,
             clock=self._clock,
             now=self._now,
-            gateway=self.gateway if role in (Role.SERVE, Role.GATEWAY) else None,
+            gateway=self.gateway if has.gateway else None,
             ledger=ledger,
         )
         return routes.build(process, ready)

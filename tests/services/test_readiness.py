@@ -8,7 +8,6 @@ from collections.abc import Callable
 import pytest
 
 from headway.http.readiness import Readiness
-from headway.model import Role
 from tests.services.fake_backend import FakeBackend
 from tests.services.fleet import Fleet
 from tests.services.troubled import Connection
@@ -20,9 +19,7 @@ Clock = Callable[[], float]
 def readiness(fleet: Fleet, *, leaving: bool = False) -> Readiness:
     direct = fleet.direct.broker if fleet.direct is not None else None
     gateway = fleet.gateway
-    return Readiness(
-        Connection(fleet.server), lambda: leaving, Role.GATEWAY, direct=direct, holding=lambda: gateway.holding
-    )
+    return Readiness(Connection(fleet.server), lambda: leaving, direct=direct, holding=lambda: gateway.holding)
 
 
 @pytest.mark.parametrize("mode", ["refuse", "stall"])

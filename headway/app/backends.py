@@ -1,0 +1,148 @@
+"""Chooses the backend by the kind of the target: the only place that knows which backends there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import structlog
+
+from headway.backends.process.backend import ProcessBackend
+from headway.backends.process.group_guard import GroupGuard
+from headway.backends.process.host_memory import HostMemory
+from headway.config import Settings
+from headway.config.target import FileTarget, ModuleTarget, RemoteTarget, Target
+from headway.core import policies
+from headway.core.breaker import Breaker
+from headway.model import Slot
+from headway.ports import Backend, WorkSource
+from headway.runtime.counters import Counters
+from headway.worker.batcher import Batcher, Limits
+
+log = structlog.get_logger(__name__)
+
+BREAKER_THRESHOLD = 5
+"""Batches in a row that fail before a backend gets a rest."""
+BREAKER_COOLDOWN = 0.5
+"""Seconds of the first such rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotPlan:
+    """One slot, as its backend is built for it.
+
+    Attributes:
+        settings: by which it runs.
+        name: of its worker.
+        index: its number among the slots of this process.
+        breaker: keeps the rest that a remote API asks for; goes by `time.monotonic`.
+        guard: ends what workers have started if this process is killed.
+    """
+
+    settings: Settings
+    name: str
+    index: int
+    breaker: Breaker | None = None
+    guard: GroupGuard | None = None
+
+    @property
+    def start_timeout(self) -> float:
+        """Seconds until the slot has to be ready."""
+        return self.settings.start_timeout_ms / 1000
+
+
+@dataclass(frozen=True, slots=True)
+class BackendKind:
+    """How targets of one kind are run.
+
+    Attributes:
+        make: builds the backend of one slot.
+        slot: what a worker is called, before its number.
+        words: what the banner calls one slot, and several.
+        one_breaker: whether all slots share a breaker, as they ask the same service.
+    """
+
+    make: Callable[[Any, SlotPlan], Backend]
+    slot: str
+    words: tuple[str, str]
+    one_breaker: bool = False
+
+
+def _process(target: ModuleTarget | FileTarget, plan: SlotPlan) -> Backend:
+    settings = plan.settings
+    return ProcessBackend(
+        target,
+        worker=plan.name,
+        device=settings.device_ids[plan.index],
+        start_timeout=plan.start_timeout,
+        recycle_rss_bytes=settings.recycle_rss_mb << 20,
+        recycle_after=settings.recycle_after_s,
+        log=log,
+        guard=plan.guard,
+    )
+
+
+def _remote(target: RemoteTarget, plan: SlotPlan) -> Backend:
+    from headway.backends.http.backend import HttpBackend  # A third of a start's time, which local targets are spared.
+
+    return HttpBackend(
+        target,
+        format=plan.settings.remote_format,
+        token=plan.settings.remote_token,
+        start_timeout=plan.start_timeout,
+        breaker=plan.breaker,
+    )
+
+
+_LOCAL = BackendKind(_process, "gpu", ("GPU worker process", "GPU worker processes"))
+
+BACKENDS: Mapping[type[Target], BackendKind] = {
+    ModuleTarget: _LOCAL,
+    FileTarget: _LOCAL,
+    RemoteTarget: BackendKind(_remote, "remote", ("call in flight", "calls in flight"), one_breaker=True),
+}
+"""Each kind of target, and what runs it."""
+
+
+def worker_names(settings: Settings, target: Target) -> list[str]:
+    """One for each slot, unique in the whole fleet where there is one."""
+    place = f"{settings.name}/" if settings.broker else ""
+    return [f"{place}{BACKENDS[type(target)].slot}-{index}" for index in range(settings.workers)]
+
+
+def make_backend(target: Target, plan: SlotPlan) -> Backend:
+    """The backend that runs a target."""
+    return BACKENDS[type(target)].make(target, plan)
+
+
+def make_batchers(
+    settings: Settings,
+    names: Sequence[str],
+    target: Target,
+    broker: WorkSource,
+    counters: Counters,
+    clock: Callable[[], float],
+) -> list[Batcher]:
+    """One batcher for each name."""
+    policy = policies.build(settings.policy, None if settings.max_wait_ms is None else settings.max_wait_ms / 1000)
+    breakers = [Breaker(BREAKER_THRESHOLD, BREAKER_COOLDOWN) for _ in names]
+    if BACKENDS[type(target)].one_breaker:
+        breakers = breakers[:1] * len(names)
+    memory, guard = HostMemory(clock), GroupGuard()
+    plans = [SlotPlan(settings, name, index, breakers[index], guard) for index, name in enumerate(names)]
+    return [
+        Batcher(
+            Slot(plan.name, settings.model, settings.max_batch_size),
+            partial(make_backend, target, plan),
+            broker,
+            policy,
+            breaker,
+            Limits(settings.gpu_timeout_ms / 1000),
+            counters,
+            clock,
+            memory=memory.used,
+        )
+        for plan, breaker in zip(plans, breakers, strict=True)
+    ]

@@ -1,0 +1,124 @@
+"""Chooses the broker by the scheme of its URL: the only place that knows which brokers there are."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+from headway.app.lifecycle import Link
+from headway.brokers.memory.broker import MemoryBroker
+from headway.brokers.memory.dead_letters import DeadLetterBox
+from headway.brokers.memory.fleet import MemoryFleet
+from headway.config import Settings
+from headway.config.broker import SCHEMES
+from headway.core.queue import QueueLimits
+from headway.core.retention import KeptLimits
+from headway.errors import SettingError
+from headway.ports import Broker, DeadLetters, Fleet
+from headway.runtime.counters import Counters
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerBundle:
+    """Where entries wait, and what comes with it.
+
+    Attributes:
+        broker, letters, fleet: see `headway.ports`.
+        now: asks for the clock of all three.
+        link: the way there; None when they are in this process.
+    """
+
+    broker: Broker
+    letters: DeadLetters
+    fleet: Fleet
+    now: Callable[[], Awaitable[float]]
+    link: Link | None = None
+
+
+def make_brokerage(settings: Settings, counters: Counters, clock: Callable[[], float]) -> BrokerBundle:
+    """The broker whose URL is set, or one in this process."""
+    scheme = settings.broker.partition("://")[0]
+    return BROKERS[scheme](settings, counters, clock)
+
+
+def make_memory_broker(
+    settings: Settings, counters: Counters, clock: Callable[[], float], letters: DeadLetterBox | None = None
+) -> MemoryBroker:
+    """A broker in this process, for what is served under `settings`; its dead letters go into `letters`, or are lost."""
+    box, room = DeadLetterBox() if letters is None else letters, settings.max_queue_mb << 20
+    return MemoryBroker(_models(settings), box, counters, clock, random.random, _kept(settings), room)
+
+
+def _memory(settings: Settings, counters: Counters, clock: Callable[[], float]) -> BrokerBundle:
+    letters = DeadLetterBox()
+
+    async def now() -> float:
+        return clock()
+
+    return BrokerBundle(make_memory_broker(settings, counters, clock, letters), letters, MemoryFleet(clock), now)
+
+
+def _redis(settings: Settings, counters: Counters, clock: Callable[[], float]) -> BrokerBundle:
+    """The broker in Redis or Valkey. Imported only here, so that who needs none needs not install its client."""
+    try:
+        from headway.brokers.redis.broker import RedisBroker
+        from headway.brokers.redis.connection import RedisConnection
+        from headway.brokers.redis.dead_letters import RedisDeadLetters
+        from headway.brokers.redis.fleet import RedisFleet
+    except ModuleNotFoundError as exc:
+        if not (exc.name or "").partition(".")[0] == "redis":
+            raise
+        hint = "Install it: pip install 'headway[redis]'."
+        raise SettingError("broker", settings.broker_shown, "needs the package redis, which is not here", hint) from exc
+    models = _models(settings)
+    link = RedisConnection(settings.broker, settings.broker_prefix, settings.broker_timeout_ms / 1000)
+    lease, kept = settings.lease_ms / 1000, _kept(settings)
+    broker = RedisBroker(link, models, counters, random.random, settings.shards, lease, kept)
+    fleet = RedisFleet(link)
+
+    class Whole:
+        """The link with what must be closed before it."""
+
+        async def open(self) -> None:
+            await link.open()
+
+        async def close(self) -> None:
+            await broker.close()
+            await link.close()
+
+        @property
+        def rereads(self) -> str:
+            return "certificates" if settings.broker.startswith("rediss") else ""
+
+        async def reread(self) -> None:
+            await link.renew()
+
+    async def now() -> float:
+        """Some process, this one for instance, was seen within the last second."""
+        return max((member.last_seen for member in await fleet.members()), default=0.0)
+
+    return BrokerBundle(broker, RedisDeadLetters(link, models, settings.shards), fleet, now, Whole())
+
+
+BROKERS: Mapping[str, Callable[[Settings, Counters, Callable[[], float]], BrokerBundle]] = {
+    "": _memory,
+    **dict.fromkeys(SCHEMES, _redis),
+}
+"""What builds a broker, by the scheme of its URL; without a URL it is in this process."""
+
+
+def _models(settings: Settings) -> dict[str, QueueLimits]:
+    return {
+        settings.model: QueueLimits(
+            tiers=len(settings.tier_names),
+            max_batch=settings.max_batch_size,
+            reserved_share=settings.reserved_share,
+            max_queue=settings.max_queue,
+            shed_at=settings.shed_at,
+        )
+    }
+
+
+def _kept(settings: Settings) -> KeptLimits:
+    return KeptLimits.of(settings.kept_mb << 20, settings.kept_tenant_mb << 20)

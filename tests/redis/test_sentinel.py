@@ -165,13 +165,13 @@ async def test_a_primary_is_left_as_soon_as_the_sentinels_know_of_another(setup:
     for one in setup.sentinels:
         one.command("ACL", "SETUSER", "default", "resetchannels" if silenced else "allchannels")
         # For four times as long they let be who calls itself the primary. The leader has to see that first.
-        one.command("SENTINEL", "DEBUG", "PUBLISH-PERIOD", 1000)
+        one.command("SENTINEL", "DEBUG", "PUBLISH-PERIOD", 1000 if silenced else 5000)
     async with brokers(setup.url) as [broker]:
         reading = asyncio.create_task(reply(broker))
         listening = asyncio.create_task(broker.wait_for_work(slot(), None))
         while not waiting(first) >= {"blpop", "xread"}:  # noqa: ASYNC110 - only the server knows
             await asyncio.sleep(0.01)
-        setup.sentinels[0].command("SENTINEL", "FAILOVER", SERVICE)
+        setup.hand_over()
         await refused(listening, PATIENCE)
         entry = ask(id="a")
         assert await until(lambda: broker.enqueue([entry])) == [None]

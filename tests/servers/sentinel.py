@@ -66,6 +66,11 @@ class SentinelSetup:
         """From now on, and until it is asked who is the primary, one that does not answer is taken for gone."""
         self._take_for_gone_after(DOWN_AFTER)
 
+    def hand_over(self) -> None:
+        """Have the replica put in the primary's place, though that is well."""
+        replica = self.replica
+        wait_until(lambda: self._handed_over_to(replica))
+
     @property
     def replica(self) -> RedisServer:
         """The other one."""
@@ -112,6 +117,14 @@ class SentinelSetup:
                 if one.runs and not one.paused:
                     one.command("SENTINEL", "SET", SERVICE, "down-after-milliseconds", milliseconds)
         self._gone_after = milliseconds
+
+    def _handed_over_to(self, replica: RedisServer) -> bool:
+        with suppress(redis.ConnectionError):
+            if replica.command("ROLE")[0] == b"master":
+                return True
+            with suppress(redis.ResponseError):  # It is under way, or no replica has been heard of lately.
+                self.sentinels[0].command("SENTINEL", "FAILOVER", SERVICE)
+        return False
 
     def _found(self) -> RedisServer | None:
         with suppress(redis.ConnectionError):

@@ -1,4 +1,4 @@
-"""Dead letters over HTTP: listed, shown, replayed, purged. Inputs are shown only when one letter is asked for."""
+"""Dead letters over HTTP: listed, shown, replayed, purged. Inputs are shown only when one dead letter is asked for."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NUMBER = re.compile(r"[1-9][0-9]{0,4}")
 
 
 def routes(process: ProcessView) -> list[Route]:
-    """`/internal/dlq` and what is under it."""
+    """Routes `/internal/dlq` and below."""
     on = _Routes(process)
     return [
         Route("/internal/dlq", on.listing),
@@ -100,7 +100,7 @@ class _Routes:
 
 
 def _one(id: str, letters: Sequence[DeadLetter]) -> DeadLetter | None:
-    """The one letter that is meant by an id; ids are only each tenant's own."""
+    """Dead letter that is meant by an id. An id is unique only within a tenant."""
     if len(letters) > 1:
         tenants = ", ".join(sorted(repr(letter.entry.tenant) for letter in letters))
         raise BadRequest(f"{len(letters)} tenants have a dead letter {ID_PREFIX}{id}: {tenants}; say ?tenant= which")
@@ -108,7 +108,7 @@ def _one(id: str, letters: Sequence[DeadLetter]) -> DeadLetter | None:
 
 
 def _described(letter: DeadLetter, tiers: tuple[str, ...]) -> dict[str, Any]:
-    """A letter without its input."""
+    """Dead letter as JSON, without its input."""
     entry = letter.entry
     return {
         "id": ID_PREFIX + entry.id,

@@ -1,4 +1,4 @@
-"""One process as its admin port shows it."""
+"""View of one process, for its admin port."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from headway.runtime.counters import Counters
 
 @dataclass(frozen=True, slots=True)
 class ProcessView:
-    """What an admin port tells of.
+    """View of one process, from which its admin port answers.
 
     Attributes:
-        settings: the process's.
-        role: what it does.
-        id: its own in the fleet.
-        counters: its counters.
-        broker: whose queue and workers are shown.
+        settings: settings of the process.
+        role: role of the process.
+        id: id of the process in the fleet.
+        counters: counters of the process.
+        broker: broker whose queue and workers are shown.
         letters: the dead letters.
         fleet: the other processes.
         clock: monotonic seconds of this process.
-        now: asks for the broker's clock, on which all its instants are.
-        gateway: whose requests are shown and which replays dead letters; None where there is none.
-        ledger: what is known of requests beyond memory; None where nothing is recorded.
+        now: asks for the instant on the broker's clock, on which all its instants are.
+        gateway: gateway whose requests are shown and which replays dead letters; None where there is none.
+        ledger: ledger of requests that memory no longer holds; None where nothing is recorded.
     """
 
     settings: Settings

@@ -1,4 +1,4 @@
-"""The form in which the admin port writes: ids, instants, text, JSON."""
+"""Text forms of the admin port: ids, instants, text, JSON."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 ID_PREFIX = "req_"
-"""What stands before a request's id wherever people read it."""
+"""Prefix of a request's id wherever people read it."""
 
 
 def id_in(request: Request) -> str:
-    """The request id in a path, with or without its prefix."""
+    """Request id in a path, with or without its prefix."""
     id: str = request.path_params["id"]
     return id.removeprefix(ID_PREFIX)
 
 
 def text(text: str) -> str:
-    """`text` with what is no Unicode escaped, as it may come from a model."""
+    """`text` with lone surrogates escaped, as a model may return them."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -31,10 +31,10 @@ def instant(seconds: float) -> str:
 
 
 def as_json(content: Any, code: int = 200) -> Response:
-    """An answer in JSON."""
+    """Answer in JSON."""
     return Response(msgspec.json.encode(content), code, media_type="application/json")
 
 
 def tier_name(tier: int, tiers: Sequence[str]) -> str:
-    """The name of a tier by its index; its index where this process has been given fewer than others of the fleet."""
+    """Name of a tier by its index, or the index where this process has been given fewer tiers than others of the fleet."""
     return tiers[tier] if tier < len(tiers) else str(tier)

@@ -1,8 +1,9 @@
-"""What became of a request, by its id: `/internal/requests/{id}`.
+"""Status of a request by its id: `/internal/requests/{id}`.
 
-A gateway knows those that it holds and the last ones that it answered; the broker where one of another gateway stands, if its
-tenant is named; the ledger all that have their outcome. They are asked in this order, and the first that knows it answers.
-Of several tenants' with one id the newest is shown, unless `?tenant=` names one of them.
+A gateway knows its pending requests and the last that it answered. The broker knows the state of another gateway's
+request, if its tenant is named. The ledger knows all that have their outcome. They are asked in this order, and the
+first that knows the request answers. Of several tenants' requests with one id the newest is shown, unless `?tenant=`
+names one of them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from headway.ports import Ledger
 
 
 def routes(process: ProcessView) -> list[Route]:
-    """The route."""
+    """Route of the status of a request."""
     return [Route("/internal/requests/{id}", _Requests(process).request)]
 
 

@@ -45,11 +45,11 @@ _AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?")
 
 
 def build(process: ProcessView, ready: Readiness) -> ASGIApp:
-    """The admin application.
+    """Build the admin application.
 
     Arguments:
-        process: what is shown.
-        ready: whether it should get traffic.
+        process: view of the process.
+        ready: whether the process should get traffic.
     """
     on = _Routes(process, ready)
     app = Starlette(
@@ -70,7 +70,7 @@ def build(process: ProcessView, ready: Readiness) -> ASGIApp:
 
 
 class _Guard:
-    """Lets in who has a token; without one, who came by a loopback name. Nobody with a client's key."""
+    """Check of a request's token; without a token, of the loopback name that it came by. A client's key never passes."""
 
     def __init__(self, app: ASGIApp, tokens: str) -> None:
         self._app = app
@@ -107,13 +107,13 @@ class _Guard:
 
 
 def _host(header: str) -> str:
-    """The host in a Host header, without its port; empty when that is no host."""
+    """Host in a Host header, without its port; empty when that is no host."""
     found = _AUTHORITY.fullmatch(header)
     return found[1].strip("[]") if found is not None else ""
 
 
 def _foreign(headers: Headers, host: str) -> bool:
-    """Whether a browser says that it asks for a page from elsewhere than `host`; who is no browser says nothing."""
+    """Whether a browser asks for a page from elsewhere than `host`. Other clients send nothing that says so."""
     site = headers.get("sec-fetch-site")
     if site is not None:
         return site not in ("same-origin", "none")
@@ -149,7 +149,7 @@ class _Routes:
                         "dead_letters": dead})  # fmt: skip
 
     def _own(self) -> dict[str, Any]:
-        """What this process knows of itself."""
+        """State of this process, as it knows it by itself."""
         process = self._process
         gateway = process.gateway
         return {

@@ -114,7 +114,7 @@ COMMANDS: dict[str, tuple[Callable[[], Found], str, str]] = {
     "plan": (_plan, "Measure and plan", "Say how many GPUs a load and a promise need."),
     "simulate": (_simulate, "Measure and plan", "Run the production policies under virtual time."),
 }
-"""Name of each command to what imports it, the panel it is listed in, and one line on what it does."""
+"""Commands by name: the function that imports each, the panel that lists it, and one line on what it does."""
 
 
 class LazyCommand(TyperCommand):

@@ -1,4 +1,4 @@
-"""The admin port as the commands see it: one request, one answer, errors in plain words."""
+"""Client of the admin port, for commands: one request, one answer, errors in plain words."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class AdminError(HeadwayError):
 
 
 class Admin:
-    """Talks to one admin port.
+    """Client of one admin port.
 
     Arguments:
         url: http or https, host and port.
@@ -69,15 +69,15 @@ class Admin:
         self._header = {"authorization": f"Bearer {first}"} if first else {}
 
     def get(self, path: str, query: Mapping[str, int] | None = None) -> Any:
-        """The decoded answer to a GET. Raises AdminError, as the methods below do."""
+        """Answer to a GET, decoded. Raises AdminError, as the methods below do."""
         return self._ask("GET", f"{path}?{urlencode(query)}" if query else path, SHORT)
 
     def delete(self, path: str) -> Any:
-        """The decoded answer to a DELETE, None when it is empty."""
+        """Answer to a DELETE, decoded; None when it is empty."""
         return self._ask("DELETE", path, SHORT)
 
     def post(self, path: str) -> Any:
-        """The decoded answer to a POST without a body."""
+        """Answer to a POST without a body, decoded."""
         return self._ask("POST", path, LONG)
 
     def _ask(self, method: str, target: str, timeout: float) -> Any:
@@ -109,7 +109,7 @@ class Admin:
 
 
 def letter_path(id: str, tenant: str | None, act: str = "") -> str:
-    """Where the dead letter `id` lives, or what can be done with it; of a tenant, or of the only one that has it."""
+    """Path of the dead letter `id`, or of an act on it; of a tenant, or of the only tenant that has it."""
     of = "" if tenant is None else f"?{urlencode({'tenant': tenant})}"
     return f"/internal/dlq/{quote(id, safe='')}{act}{of}"
 
@@ -123,7 +123,7 @@ def pretty(answer: Any) -> str:
 
 
 def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    """Columns as wide as they need to be; nothing in a cell can steer a terminal."""
+    """Table whose columns are as wide as they need to be; nothing in a cell can steer a terminal."""
     from headway.runtime.log import escape
 
     lines = [head, *(tuple(escape(cell) for cell in row) for row in rows)]

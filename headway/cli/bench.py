@@ -168,7 +168,7 @@ def _content(path: Path | None) -> bytes | None:
 
 
 def _writable(path: Path | None) -> AbstractContextManager[IO[bytes] | None]:
-    """The file opened before the load begins, so that no result is lost for a wrong name."""
+    """Open the file before the load begins, so that no result is lost for a wrong name."""
     from headway.errors import SettingError
 
     try:

@@ -1,4 +1,4 @@
-"""`headway check`: is a target fit to be served, and what does a batch of it cost?"""
+"""`headway check`: tries whether a target is fit to be served, and measures the cost of its batches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SETTINGS = (
     "log_json",
 )
 _AMPLE = 2.0
-"""A deadline is ample when it is at least so many times what it must cover."""
+"""Least ratio of an ample deadline to what it must cover."""
 
 
 @with_settings(_SETTINGS)
@@ -77,7 +77,7 @@ def check(
 
 
 def _object(text: str) -> bytes:
-    """The text of a JSON object, checked."""
+    """Check the text of a JSON object."""
     if not text:
         return b""
     try:
@@ -99,7 +99,7 @@ async def _try_out(settings: Settings, target: str, inputs: list[str], parameter
 
 
 def _advice(settings: Settings, found: Findings) -> list[str]:
-    """What the measured times mean for the settings."""
+    """Advice on the settings that follows from the measured times."""
     if not found.runs:
         return []
     model, most = found.model, settings.max_batch_size
@@ -129,7 +129,7 @@ def _advice(settings: Settings, found: Findings) -> list[str]:
 
 
 def _medians(found: Findings, most: int) -> list[tuple[int, float]]:
-    """Batch size and median run time in ms."""
+    """Batch sizes, each with its median run time in ms."""
     return [
         (size, statistics.median(times) * 1000)
         for size in sizes(most)

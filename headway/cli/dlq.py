@@ -1,4 +1,4 @@
-"""`headway dlq`: the inputs that made the model fail."""
+"""`headway dlq`: dead letters, the inputs that made the model fail."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def purge(
 
 
 def _chosen(port: Admin, ids: list[str] | None, everything: bool, tenant: str | None) -> list[tuple[str, str | None]]:
-    """Ids, and whose they are as far as that is known."""
+    """Ids of the chosen dead letters, each with its tenant as far as that is known."""
     if bool(ids) == everything:
         raise typer.BadParameter("name ids, or give --all for every letter: one of the two")
     if ids:
@@ -116,7 +116,7 @@ def _chosen(port: Admin, ids: list[str] | None, everything: bool, tenant: str | 
 
 
 def _each(chosen: Sequence[tuple[str, str | None]], act: Callable[[str, str | None], None]) -> None:
-    """Act on every letter, also after one failed; an error that has to do with none of them ends it."""
+    """Act on every dead letter, also after one failed. An error that concerns none of them ends it."""
     failed = 0
     for id, tenant in chosen:
         try:

@@ -23,12 +23,13 @@ _Config = Annotated[
 def with_settings(
     names: Iterable[str] = tuple(FIELDS), **fixed: Any
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command a flag for each setting in `names`, and `--config`; those in `fixed` have that value, whatever
-    environment and file say.
+    """Give a command a flag for each setting in `names`, and `--config`.
+
+    Settings in `fixed` have that value, whatever environment and file say.
 
     The decorated function takes a keyword argument `settings`, which is filled with the Settings that flags,
-    environment and file come to. Values are parsed by `headway.config` and not by Typer, so that a bad one gets
-    the same message and exit code wherever it was written.
+    environment and file come to. Values are parsed by `headway.config` and not by Typer, so that a bad one gets the
+    same message and exit code wherever it was written.
     """
     chosen = tuple(names)
 

@@ -1,4 +1,4 @@
-"""`headway keys`: who may ask, and with which rights."""
+"""`headway keys`: API keys and their rights."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ _T = TypeVar("_T")
 
 _PLACE = ("keys", "ledger")
 _CHANGE = (*_PLACE, "keys_retention_days")
-"""Settings of commands that change keys, which remove long ended ones as well: services may be allowed to read only."""
+"""Settings of commands that change keys. These remove long ended keys as well, as services may be allowed to read only.
+"""
 _REMOVED = 10_000
 """Most keys that one command removes."""
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _LONGEST = 36_500 * 86_400.0
 _MOST_LIVE = 2
 _REVOKED = 0.0
-"""The end of a key that is not to be valid on any host, whatever its clock says."""
+"""End of a key that is not to be valid on any host, whatever its clock says."""
 
 keys = typer.Typer(
     name="keys",
@@ -50,7 +51,7 @@ _Expires = Annotated[
 
 
 class KeysError(HeadwayError):
-    """What was asked of a key cannot be done."""
+    """The change of a key that was asked for cannot be made."""
 
 
 @keys.command()
@@ -200,7 +201,7 @@ def duration(flag: str, text: str, least: float) -> float:
 
 
 def _rate(text: str) -> float:
-    """Requests a minute of `1000`, `1000/min` or `20/s`."""
+    """Requests per minute of `1000`, `1000/min` or `20/s`."""
     found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)(/min|/s)?", text)
     rate = float(found[1]) * (60.0 if found[2] == "/s" else 1.0) if found else -1.0
     if not 0 <= rate <= 1e9:
@@ -229,7 +230,7 @@ def _name(flag: str, text: str) -> str:
 
 
 def _id(text: str) -> str:
-    """The id that a user means, who may have pasted the whole key."""
+    """Id that a user means, who may have pasted the whole key."""
     found = parse(text.encode(errors="replace"))
     id = found[0] if found else text.removeprefix(LIVE.decode())
     if not is_id(id):  # It may be part of a secret: it is not shown.
@@ -245,7 +246,7 @@ async def _existing(store: KeyStore, id: str) -> ApiKey:
 
 
 def _check_rotation(old: ApiKey, all_keys: Sequence[ApiKey], now: float) -> None:
-    """Of keys that came from one another no more than two may live."""
+    """Check that no more than two keys that came from one another live."""
     if not _live(old, now):
         raise KeysError(f"{old.id} is {_state(old, now)}; make another with headway keys create")
     line = {old.id}
@@ -277,7 +278,7 @@ def _live(key: ApiKey, now: float) -> bool:
 
 
 def _fresh(attributes: ApiKey) -> tuple[str, ApiKey]:
-    """The text of a new key, and what is kept of it."""
+    """Make the text of a new key, and the key as it is stored."""
     text = generate(LIVE, os.urandom(NOISE))
     found = parse(text.encode())
     assert found is not None  # noqa: S101 - it was made just now; for the type checker
@@ -285,7 +286,7 @@ def _fresh(attributes: ApiKey) -> tuple[str, ApiKey]:
 
 
 def _hand_out(text: str, note: str) -> None:
-    """Print a secret alone on standard output, and what there is to say elsewhere."""
+    """Print a secret alone on standard output, and the note on standard error."""
     typer.echo(text)
     typer.echo(f"{note} It is shown this once.", err=True)
 
@@ -325,7 +326,7 @@ def _place(settings: Settings) -> str:
 def _changing(
     settings: Settings, work: Callable[[KeyStore], Awaitable[_T]]
 ) -> Callable[[KeyStore], Coroutine[Any, Any, _T]]:
-    """`work`, and then the removal of keys that ended long ago, which may fail."""
+    """Wrap `work` so that keys that ended long ago are removed afterwards, which may fail."""
 
     async def both(store: KeyStore) -> _T:
         done = await work(store)
@@ -338,7 +339,7 @@ def _changing(
 
 
 def _with(settings: Settings, work: Callable[[KeyStore], Awaitable[_T]], *, create: bool = False) -> _T:
-    """Do `work` with the store of keys."""
+    """Run `work` with the store of keys."""
     from headway.app import access
 
     store = access.make_key_store(settings, create=create)

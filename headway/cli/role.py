@@ -1,4 +1,4 @@
-"""Runs a role in this process: streams, log, event loop, exit code. What the commands `serve`, `gateway`, … have in common."""
+"""Runner of a role in this process: streams, log, event loop, exit code. The commands `serve`, `gateway`, … share it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,9 @@ def run(settings: Settings, role: Role, target: str = "") -> None:
 
 
 def _flushed() -> bool:
-    """Whether what was printed last is taken. If not, Python's own end would say 120, whatever became of the service."""
+    """Whether the last output was accepted. If not, Python's own end would exit with 120, whatever became of the
+    service.
+    """
     try:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -62,7 +64,7 @@ def _flushed() -> bool:
 
 
 def _open_missing_streams() -> None:
-    """Put /dev/null in the place of standard streams that came closed: a socket would else take their numbers."""
+    """Open /dev/null in the place of standard streams that came closed. A socket would otherwise take their numbers."""
     for number in range(3):
         try:
             os.fstat(number)

@@ -14,7 +14,7 @@ from headway.simulator.scenario import POLICIES
 _LOAD, _MODEL, _BATCHING, _FLEET = "Load", "Model and GPUs", "Batching", "Gateways and shards"
 _FAILURES, _RESULT = "Failures", "Results"
 _SETTLING = 75.0
-"""Batch times of warm-up unless it is set: a fleet that starts in step near saturation needs as many to spread."""
+"""Batch times of warm-up by default, as a fleet that starts in step near saturation needs so many to spread."""
 
 
 def simulate(

@@ -1,4 +1,4 @@
-"""`headway status`: how a running service and the fleet around it are doing."""
+"""`headway status`: shows the state of a running service and of the fleet around it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headway.cli.admin import DEFAULT_URL, Admin, AdminError, AdminUrl, AsJson, 
 
 _AWAY = 503
 STALE = 10.0
-"""Seconds after which what was published last is not taken for the present any more."""
+"""Seconds after which a published capacity is no longer taken for the present one."""
 
 
 def status(admin: AdminUrl = DEFAULT_URL, token: Token = "", json: AsJson = False) -> None:
@@ -28,10 +28,10 @@ def status(admin: AdminUrl = DEFAULT_URL, token: Token = "", json: AsJson = Fals
 
 
 def look(port: Admin) -> dict[str, Any]:
-    """What an admin port tells of its process and of the fleet; without the latter while the broker is away.
+    """Ask an admin port for its process and the fleet. While the broker is away the answer has no fleet.
 
     Raises:
-        AdminError: it does not answer, or its process does not serve for want of a broker.
+        AdminError: the port does not answer, or its process does not serve for want of a broker.
     """
     found = {**port.get("/internal/health"), "workers": [], "members": [], "capacities": []}
     try:
@@ -46,12 +46,12 @@ def look(port: Admin) -> dict[str, Any]:
 
 
 def serves(found: dict[str, Any]) -> bool:
-    """Whether the process takes requests, or does what else it is there for."""
+    """Whether the process takes requests, or does its role's other work."""
     return found["status"] in ("ok", "degraded")
 
 
 def overview(found: dict[str, Any]) -> str:
-    """All of it as text for people."""
+    """Answers of an admin port as text for people."""
     parts = [_summary(found)]
     if found["broker"] and found["members"]:
         parts.append(_members(found["members"]))

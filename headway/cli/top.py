@@ -1,4 +1,4 @@
-"""`headway top`: what `headway status` shows, live."""
+"""`headway top`: shows live what `headway status` shows."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _show_live(console: Console, port: Admin, title: str, interval: float) -> No
 
 
 def _now(port: Admin) -> str:
-    """The overview, or why there is none at the moment."""
+    """Overview, or the reason why there is none at the moment."""
     try:
         return overview(look(port))
     except AdminError as exc:

@@ -1,4 +1,4 @@
-"""Tries a target in batches of every size, judges it by the rules, and fits what a batch costs."""
+"""Trial of a target in batches of every size: judges it by the rules, and fits the cost of a batch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headway.runtime.request_id import new_id
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One batch: its size, and its run time in seconds."""
+    """A batch of the trial: its size, and its run time in seconds."""
 
     size: int
     seconds: float
@@ -24,14 +24,14 @@ class Run:
 
 @dataclass(slots=True)
 class Findings:
-    """What the trial brought to light.
+    """Findings of a trial.
 
     Attributes:
-        warm_up: run time of the warm-up batch, seconds.
-        runs: the batches that came to an end.
-        model: fitted to them.
+        warm_up: run time of the warm-up batch in seconds.
+        runs: batches that came to an end.
+        model: service model fitted to them.
         faults: rules that were broken; empty when the target is fit to serve.
-        notes: worth knowing, not wrong.
+        notes: remarks that are no faults.
     """
 
     warm_up: float = 0.0
@@ -52,14 +52,14 @@ def sizes(most: int) -> list[int]:
 
 
 class Trial:
-    """Runs batches on one backend, which it starts and leaves for its owner to stop.
+    """Trial of one backend, which it starts and leaves for its owner to stop.
 
     Arguments:
-        backend: not started yet.
-        inputs: what to send, one for each place of the largest batch.
-        parameters: the same for every input; text of a JSON object, or empty.
-        timeout: longest run of a batch, seconds.
-        model: name the target is served under.
+        backend: a backend that is not started yet.
+        inputs: inputs to send, one for each place of the largest batch.
+        parameters: parameters of every input; text of a JSON object, or empty.
+        timeout: longest run of a batch in seconds.
+        model: name that the target is served under.
         repeats: batches of each size.
         clock: monotonic seconds.
     """
@@ -108,7 +108,7 @@ class Trial:
         return found
 
     def _check_alone(self, alone: str, whole: list[str]) -> None:
-        """The first input's output alone and in the largest batch."""
+        """Compare the first input's output alone and in the largest batch."""
         if alone == whole[0]:
             return
         if alone in whole:
@@ -137,7 +137,7 @@ class Trial:
                 self._found.notes.append(_DEPENDS)
 
     async def _batch(self, inputs: Sequence[str]) -> list[str] | None:
-        """The outputs of one batch; None when there is not one for each input, which is then among the findings."""
+        """Outputs of one batch; None when there is not one for each input, which is then among the findings."""
         entries = [
             Entry(new_id(), self._model, text, 0, "check", "check", self._timeout, self._timeout, self._parameters)
             for text in inputs

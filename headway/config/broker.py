@@ -1,11 +1,11 @@
-"""The URL of a broker: which are understood, and how one is shown without its password."""
+"""URL of a broker: its forms, and its text without the password."""
 
 from __future__ import annotations
 
 import re
 
 SCHEMES = ("redis", "rediss", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster")
-"""With two s: through TLS."""
+"""Schemes of a broker's URL; with two s: through TLS."""
 OPTIONS = {
     "ssl_ca_certs": "file of authorities that are trusted besides the system's",
     "ssl_certfile": "file of this process's own certificate, for a server that asks for one",
@@ -14,9 +14,9 @@ OPTIONS = {
     "sentinel_username": "user for the Sentinels, if they ask; the one before the host is for the server",
     "sentinel_password": "its password",
 }
-"""What may follow a `?`, as NAME=VALUE, joined by `&`, and what it means."""
+"""Options that may follow a `?`, as NAME=VALUE, joined by `&`, and their meanings."""
 LAST_DATABASE = 2**31 - 1
-"""The highest number of a database that a server understands, however many it has."""
+"""Highest number of a database that a server understands, however many it has."""
 
 _EXAMPLE = "For example redis://127.0.0.1:6379/0."
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_.-]{1,253})(?::([0-9]{1,5}))?")
@@ -24,7 +24,7 @@ _PLACE = re.compile(r"[A-Za-z0-9_.:,\[\]%-]+(/[A-Za-z0-9_.:-]*)*")
 
 
 def fault(url: str) -> tuple[str, str] | None:
-    """What is wrong with a URL, and what to write instead; None when it can be a broker's. Never quotes it."""
+    """Fault of a URL, and a correct form; None when it can be a broker's. The text never quotes the URL."""
     scheme, colon, rest = url.partition("://")
     if not colon or scheme not in SCHEMES:
         return (

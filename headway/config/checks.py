@@ -1,4 +1,4 @@
-"""What a setting may be. Every refusal names the setting, its value, why, and how to mend it.
+"""Checks of settings. Every refusal names the setting, its value, why, and how to mend it.
 
 A setting is named as its user wrote it: `--max-batch-size`, `HEADWAY_MAX_BATCH_SIZE` or `headway.toml: max_batch_size`.
 The checks therefore write field names between backticks, and `sources.load`, which knows where each value came from,
@@ -162,7 +162,9 @@ def _shed_depths(settings: Settings) -> None:
 
 
 def _room(settings: Settings) -> None:
-    """One tenant gets half of it, and a character beyond ASCII counts four bytes."""
+    """Check that the queue has room for the largest body: a tenant gets half of it, and some characters count four
+    bytes.
+    """
     least = -(-8 * settings.max_body_bytes >> 20) + 1
     if settings.max_queue_mb < least and not settings.broker:
         reason = f"has no room for a request of `max_body_bytes` ({settings.max_body_bytes} bytes)"
@@ -211,8 +213,10 @@ IDLE_WITHOUT = {
 
 
 def idle(settings: Settings) -> list[tuple[str, str]]:
-    """Settings that were changed and have no effect, each with the one that it lacks. They are not refused: processes of
-    several roles may share one file."""
+    """Settings that were changed and have no effect, each with the one that it lacks.
+
+    They are not refused: processes of several roles may share one file.
+    """
     fields = settings.__dataclass_fields__
     return [
         (name, missing)
@@ -222,7 +226,7 @@ def idle(settings: Settings) -> list[tuple[str, str]]:
 
 
 def is_file(path: Path) -> bool:
-    """Whether there is such a file, for all that is known."""
+    """Whether there is such a file, as far as this process can see."""
     try:
         return path.is_file()
     except (OSError, ValueError):  # a name that is too long, holds a NUL, or may not be looked at

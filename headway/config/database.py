@@ -1,4 +1,4 @@
-"""The URL of the ledger's database: which are understood."""
+"""URL of the ledger's database: its forms."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _ESCAPES = "In a password / is written %2F, ? %3F, # %23, @ %40."
 
 
 def fault(url: str) -> tuple[str, str] | None:
-    """What is wrong with a URL, and what to write instead; None when it can be a database's. Never quotes it."""
+    """Fault of a URL, and a correct form; None when it can be a database's. The text never quotes the URL."""
     if re.fullmatch(r"sqlite:///.+|postgres(ql)?://.+", url) is None:
         return "is no URL of a database", _EXAMPLE
     scheme, _, rest = url.partition("://")
@@ -29,7 +29,7 @@ def fault(url: str) -> tuple[str, str] | None:
 
 
 def _ports(rest: str) -> Iterator[str]:
-    """All that stands where a port may stand, in what follows the scheme."""
+    """Texts that stand where a port may stand, in what follows the scheme."""
     place, _, query = rest.partition("?")
     hosts = place.partition("/")[0].rpartition("@")[2].split(",")
     for name, value in parse_qsl(query):

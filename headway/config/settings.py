@@ -14,7 +14,7 @@ from headway.config.checks import CHECKS
 from headway.core.policies import POLICIES
 
 PREFIX = "HEADWAY_"
-"""What the name of an environment variable starts with."""
+"""Prefix of the names of environment variables."""
 
 _SERVICE = "Service"
 _WORKERS = "Workers"
@@ -31,7 +31,7 @@ _ADMIN_LOG = "Administration and log"
 
 
 def _setting(default: Any, group: str, help_text: str, unit: str = "", show: Callable[[str], str] | None = None) -> Any:
-    """A field; `show` makes of a text with a secret in it what may be printed."""
+    """Field of Settings. `show` turns a text that holds a secret into what may be printed."""
     metadata = {"help": help_text, "unit": unit, "group": group, "show": show}
     return field(default=default, repr=show is None, metadata=metadata)
 
@@ -47,7 +47,7 @@ def _joined(words: Iterable[str], last: str) -> str:
 
 
 def _unset_wait() -> str:
-    """What each policy does when no wait is configured, those of one wait together."""
+    """Wait of each policy when none is configured; policies of one wait together."""
     named: dict[str, list[str]] = {}
     for name, policy in POLICIES.items():
         if not policy.own_waits:
@@ -57,7 +57,7 @@ def _unset_wait() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What one process does. Built by `load`, or directly in tests; a wrong value raises SettingError."""
+    """Settings of one process. Built by `load`, or directly in tests; a wrong value raises SettingError."""
 
     host: str = _setting("127.0.0.1", _SERVICE, "Address of the public port; 0.0.0.0 for every interface.")
     port: int = _setting(8000, _SERVICE, "Public port; 0 lets the system choose.")
@@ -261,7 +261,7 @@ class Settings:
 
     @property
     def tier_names(self) -> tuple[str, ...]:
-        """Tiers, highest first."""
+        """Names of the tiers, highest first."""
         return tuple(name.strip() for name in self.tiers.split(","))
 
     @property
@@ -270,7 +270,7 @@ class Settings:
         return self.tier_names.index(self.default_tier)
 
     def tier_rate(self, tier: str) -> float:
-        """Requests a minute of all users of a tier together, 0 for no limit."""
+        """Requests per minute of all users of a tier together; 0 for no limit."""
         rates = (part.strip().partition("=") for part in self.tier_rates.split(","))
         return next((float(rate) for name, _, rate in rates if name == tier), 0.0)
 
@@ -284,7 +284,7 @@ class Settings:
 
     @property
     def device_ids(self) -> tuple[str, ...]:
-        """One GPU id per worker."""
+        """GPU ids, one for each worker."""
         if self.devices:
             return tuple(part.strip() for part in self.devices.split(","))
         return tuple(str(number) for number in range(self.workers))
@@ -296,8 +296,9 @@ class Settings:
 
 
 FIELDS: dict[str, dataclasses.Field[Any]] = {f.name: f for f in dataclasses.fields(Settings)}
-"""The fields of Settings by name, in the order in which they are shown; metadata: `help`, `unit`, `group`, and `show`,
-which makes of a text with a secret in it what may be printed."""
+"""Fields of Settings by name, in the order in which they are shown. Metadata: `help`, `unit`, `group`, and `show`,
+which turns a text that holds a secret into what may be printed.
+"""
 
 _KINDS: dict[str, type] = {
     name: next(t for t in (typing.get_args(hint) or (hint,)) if t is not type(None))

@@ -1,4 +1,4 @@
-"""Where settings come from: flags, environment and file, merged, each value with the name under which it was written."""
+"""Sources of settings: flags, environment and file, merged, each value with the name under which it was written."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def load(
 
 
 def _speller(spelling: Mapping[str, str]) -> Callable[[str], str]:
-    """Replaces the field names between backticks by what their user wrote."""
+    """Make a function that replaces the field names between backticks by what their user wrote."""
     quoted = re.compile("`(" + "|".join(FIELDS) + ")`")
     return lambda text: quoted.sub(lambda match: spelling[match[1]], text)
 
@@ -112,7 +112,7 @@ _TRUTH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false":
 
 
 def _parsed(spelt: str, name: str, text: str) -> Any:
-    """The text of a flag or an environment variable as the type of field `name`."""
+    """Parse the text of a flag or an environment variable as the type of field `name`."""
     wanted = kind(name)
     if wanted is str:
         return text
@@ -130,7 +130,7 @@ def _parsed(spelt: str, name: str, text: str) -> Any:
 
 
 def _typed(spelt: str, name: str, value: Any) -> Any:
-    """The value of a file's key, which has a type already, as the type of field `name`."""
+    """Check the value of a file's key, which has a type already, against the type of field `name`."""
     wanted = kind(name)
     if wanted is float and type(value) is int and abs(value) < 1 << 62:
         return float(value)

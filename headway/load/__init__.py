@@ -1,17 +1,17 @@
 """The open-loop load generator behind `headway bench`.
 
-    spec        what was ordered: target, rate, arrivals, mix; checked when built
-    schedule    when each request is due (from `core.arrivals`, and trace files)
-    payload     the bytes of each request, all different, and what the right answer to each is
+    spec        order for a load test: target, rate, arrivals, mix; checked when built
+    schedule    due instants of the requests (from `core.arrivals`, and trace files)
+    payload     bytes of each request, all different, and the right answer to each
     answer      reads an HTTP answer of any form
-    connection  one keep-alive connection: one request, one answer at a time
-    pool        the connections, opened when wanted
+    connection  keep-alive connection: one request, one answer at a time
+    pool        connections, opened when wanted
     alarm       wakes the loop at an instant, to well under a millisecond
-    generator   sends what is due, never waiting for answers; each request gets one outcome
-    record      the outcomes as they come, cheap to write
+    generator   sends requests when they are due, never waiting for answers; each request gets one outcome
+    record      outcomes as they come, cheap to write
     report      percentiles and rates, made from the record when all is over
     table       shows a report to people
 
-Latency is counted from the instant a request was *due*, so a server that stalls cannot hide the requests
-it kept from being sent (coordinated omission; Gil Tene, "How NOT to Measure Latency").
+Latency is counted from the instant a request was *due*, so a server that stalls cannot hide the requests it kept from
+being sent (coordinated omission; Gil Tene, "How NOT to Measure Latency").
 """

@@ -1,4 +1,4 @@
-"""Wakes an event loop at an instant, to about 50 microseconds where the system can.
+"""Alarm that wakes an event loop at an instant, to about 50 microseconds where the system can.
 
 Timers of asyncio and uvloop are kept in whole milliseconds, which would put up to a millisecond of the
 generator's own lateness into every latency it reports. Linux has a better clock in timerfd(2): a file
@@ -92,7 +92,7 @@ class _Timer:
         self._settime(self.fileno, 0, self._address, None)
 
     def expired(self) -> bool:
-        """Whether it has gone off since it was last set; the same question again says no."""
+        """Whether it has gone off since it was last set. A second call says no."""
         try:
             os.read(self.fileno, 8)
         except BlockingIOError:

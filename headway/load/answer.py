@@ -1,4 +1,4 @@
-"""Reads one HTTP answer that came in any lawful form: in pieces, chunked, ended by closing, after an interim 1xx."""
+"""Reader of one HTTP answer in any lawful form: in pieces, chunked, ended by closing, after an interim 1xx."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import httptools
 
 
 class AnswerReader:
-    """Takes the bytes of one answer.
+    """Reader of the bytes of one answer.
 
     Attributes:
-        complete: the answer is all there.
-        malformed: it never will be; these bytes are no HTTP.
-        reusable: the connection may carry the next request; set when complete.
+        complete: whether the answer is all there.
+        malformed: whether the bytes are no HTTP, so that it will never be complete.
+        reusable: whether the connection may carry the next request; set when complete.
         status: HTTP status; set when complete.
         retry_after: whether it has a Retry-After header.
     """

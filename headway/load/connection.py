@@ -1,4 +1,4 @@
-"""One keep-alive connection of the load generator: one request out, one answer back.
+"""Keep-alive connection of the load generator: one request out, one answer back.
 
 An answer that arrives whole, with a length and nothing unusual about it, is cut apart by a few searches. Every
 other one goes through an AnswerReader, which costs more.
@@ -12,33 +12,40 @@ from typing import Protocol, cast
 from headway.load.answer import AnswerReader
 
 IDLE = -1
-"""In place of a request's number: none is in flight."""
+"""Number in place of a request's while none is in flight."""
 
 
 class Owner(Protocol):
-    """Whom a connection reports to."""
+    """Owner of a connection, to which it reports."""
 
     def ready(self, connection: Connection) -> None:
-        """It is open and free."""
+        """Note that a connection is open and free."""
         ...
 
     def answered(self, connection: Connection, status: int, body: bytes, retry_after: bool, reusable: bool) -> None:
-        """The request in flight got an answer. `retry_after`: whether it had that header; looked for in 429 and
-        503 only. `reusable`: whether the connection can carry the next request."""
+        """Note the answer to the request in flight.
+
+        Arguments:
+            connection: the connection.
+            status: HTTP status.
+            body: body of the answer.
+            retry_after: whether the answer had that header; looked for in 429 and 503 only.
+            reusable: whether the connection can carry the next request.
+        """
         ...
 
     def lost(self, connection: Connection, cause: str) -> None:
-        """It is closed. If a request was in flight, `cause` is what befell it."""
+        """Note that a connection is closed. `cause` says why, for the request in flight if there is one."""
         ...
 
 
 class Connection(asyncio.Protocol):
-    """Carries one request after the other for an Owner.
+    """Connection that carries one request after the other for an Owner.
 
     Attributes:
-        number, due, tier: of the request in flight, set by `send`; `number` is IDLE when there is none, which
-            the owner sets when the request has its outcome.
-        idle_since: when the owner put it aside; the owner's.
+        number, due, tier: number, due instant and tier of the request in flight, set by `send`; `number` is IDLE when
+        there is none, which the owner sets when the request has its outcome.
+        idle_since: instant at which the owner put it aside; the owner's.
         open: whether it can carry a request.
     """
 
@@ -61,7 +68,7 @@ class Connection(asyncio.Protocol):
         self.transport.write(request)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Asyncio's: it is open."""
+        """Asyncio's: the connection is open."""
         self.transport = cast(asyncio.Transport, transport)
         self.open = True
         self._owner.ready(self)
@@ -87,7 +94,7 @@ class Connection(asyncio.Protocol):
             self._hand_over(reader)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Asyncio's: it is closed."""
+        """Asyncio's: the connection is closed."""
         self.open = False
         cause = self._cause or ("closed" if exc is None else "reset")
         reader = self._reader
@@ -105,7 +112,7 @@ class Connection(asyncio.Protocol):
         self.transport.close()
 
     def close(self, cause: str) -> None:
-        """Cut off at once; `cause` is what befell the request in flight, if there is one."""
+        """Close at once. `cause` says why, for the request in flight if there is one."""
         self.open = False
         self._cause = self._cause or cause
         self.transport.abort()

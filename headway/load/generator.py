@@ -1,4 +1,4 @@
-"""Sends requests when they are due, and gives each exactly one outcome.
+"""Load generator: sends requests when they are due, and gives each exactly one outcome.
 
 The rules:
 
@@ -50,14 +50,14 @@ class _Problem(msgspec.Struct, gc=False):
 
 
 class Generator:
-    """One load test. Build it in a running loop and call `run` once.
+    """Load test. Build it in a running loop and call `run` once.
 
     Arguments:
         spec: the order.
         nonce: letters and digits that make this run's inputs differ from every other run's.
 
     Attributes:
-        record: what came of the requests so far.
+        record: outcomes of the requests so far.
         started_at: instant of `time.perf_counter` from which due instants count; infinite before the start.
 
     Raises:
@@ -113,14 +113,14 @@ class Generator:
         return record
 
     def stop(self) -> None:
-        """Send no more, and do not wait for what is in flight: it counts as `interrupted`."""
+        """Stop sending, and do not wait for what is in flight: it counts as `interrupted`."""
         self.record.interrupted = True
         self._due = inf
         self._give_up(inf, "interrupted", "interrupted")
         self._settle()
 
     def _pump(self) -> None:
-        """Send what is due."""
+        """Send the requests that are due."""
         times, tiers, record, idle = self._times, self._tiers, self.record, self._pool.idle
         due, start = self._due, self.started_at
         for _ in range(_MOST_AT_ONCE):
@@ -149,7 +149,7 @@ class Generator:
     # What connections report.
 
     def ready(self, connection: Connection) -> None:
-        """A connection is open."""
+        """Use a connection that is open."""
         pool, record = self._pool, self.record
         pool.open.add(connection)
         record.opened += 1
@@ -157,7 +157,7 @@ class Generator:
         self._reuse(connection, perf_counter())
 
     def answered(self, connection: Connection, status: int, body: bytes, retry_after: bool, reusable: bool) -> None:
-        """A request got its answer."""
+        """Record an answer."""
         now = perf_counter()
         number, record = connection.number, self.record
         connection.number = IDLE
@@ -183,7 +183,7 @@ class Generator:
             self._settle()
 
     def lost(self, connection: Connection, cause: str) -> None:
-        """A connection is closed."""
+        """Record the loss of a connection."""
         self._pool.open.discard(connection)
         if connection.number != IDLE:
             connection.number = IDLE
@@ -203,7 +203,7 @@ class Generator:
     # Requests that get no answer.
 
     def _tried(self, failure: str) -> None:
-        """An attempt to connect is over. If it failed, so has the oldest request that waits for a connection."""
+        """Note that an attempt to connect is over. If it failed, so has the oldest request that waits for a connection."""
         if failure and self._backlog:
             _, _, tier = self._backlog.popleft()
             self._fail(tier, failure)
@@ -211,7 +211,7 @@ class Generator:
             self._pool.grow(len(self._backlog))
 
     async def _sweep(self) -> None:
-        """Time out what is overdue, for ever."""
+        """Time out overdue requests, for ever."""
         timeout = self._spec.timeout
         while True:
             await asyncio.sleep(min(max(timeout / 50, 0.001), 0.05))
@@ -276,12 +276,12 @@ def run_load(spec: LoadSpec) -> Record:
 
 
 def _printable(text: str) -> str:
-    """What a server sent, safe to show in a terminal."""
+    """Text that a server sent, made safe to show in a terminal."""
     return "".join(c if c.isprintable() else "�" for c in text)
 
 
 def _tier_draws(spec: LoadSpec) -> Iterator[int]:
-    """Which tier each request is of: an endless stream of indices into `spec.tiers`."""
+    """Tier of each request: an endless stream of indices into `spec.tiers`."""
     weights = list(spec.mix.values())
     if len(weights) < 2:
         return repeat(0)

@@ -1,6 +1,6 @@
-"""The bytes of each request, all different, and what the right answer to each is.
+"""Bytes of each request, all different, and the right answer to each.
 
-All that is the same from request to request is put together once; a request then costs one formatting step.
+All that requests have in common is put together once; a request then costs one formatting step.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import msgspec
 from headway.load.spec import LoadSpec
 
 _HOLE = "0f8fad5bd9cb469fa165"
-"""Stands in the encoded body where the number of the request goes; long enough not to be there otherwise."""
+"""Placeholder of the request's number in the encoded body; long enough not to be there otherwise."""
 
 
 class _Answer(msgspec.Struct, gc=False):
@@ -18,7 +18,7 @@ class _Answer(msgspec.Struct, gc=False):
 
 
 class Payload:
-    """Makes requests and checks answers.
+    """Maker of requests, and checker of their answers.
 
     Arguments:
         spec: the order.

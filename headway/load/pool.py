@@ -1,4 +1,4 @@
-"""The connections of a load test: opened when wanted, the one used last is used next."""
+"""Pool of a load test's connections: opened when wanted; the one used last is used next."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Unreachable(HeadwayError):
 
 
 class Pool:
-    """Opens connections to one address, up to a number, and keeps the idle ones.
+    """Pool of connections to one address, up to a number.
 
     Arguments:
-        host, port: where to.
+        host, port: address.
         most: most connections at once; None for as many as the process may open files, up to 10,000.
         build: makes the protocol of a new connection.
-        tried: called when an attempt that `grow` began is over: with what went wrong, "" for nothing.
+        tried: called when an attempt that `grow` began is over: with the error's text, "" for none.
     """
 
     def __init__(
@@ -49,9 +49,9 @@ class Pool:
         self._build, self._tried = build, tried
         self._opening: set[asyncio.Task[None]] = set()
         self.open: set[Connection] = set()
-        """All open connections; who owns them adds and removes."""
+        """Open connections. Their owners add and remove them."""
         self.idle: list[Connection] = []
-        """Those free for a request, the one used last at the end; some may have been closed since."""
+        """Connections free for a request, the one used last at the end; some may have been closed since."""
 
     async def warm(self, count: int) -> None:
         """Open `count` connections or as many as may be; all of them go to the address that answered first.
@@ -119,7 +119,7 @@ class Pool:
 
 
 def _file_limit() -> int:
-    """How many files this process may open, after asking for as many as it can get."""
+    """Number of files this process may open, after asking for as many as it can get."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

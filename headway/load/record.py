@@ -1,4 +1,4 @@
-"""What came of each request, written as it comes.
+"""Record of a load test: the outcome of each request, written as it comes.
 
 Raw latencies go into flat arrays (8 bytes each); percentiles are made of them when the load is over, so that
 recording one costs a tenth of a microsecond.
@@ -14,7 +14,7 @@ from math import fsum, sqrt
 
 
 class Stream:
-    """The outcomes of one tier's requests. Latencies are seconds from the due instant to the answer's last byte."""
+    """Outcomes of one tier's requests. Latencies are seconds from the due instant to the answer's last byte."""
 
     __slots__ = ("answered", "failed", "name", "refused", "refused_without_retry_after")
 
@@ -31,20 +31,24 @@ class Stream:
 
 
 class Record:
-    """Everything a load test notes while it runs. Arguments: the names of the tiers."""
+    """Outcomes and measurements of a load test while it runs.
+
+    Arguments:
+        tiers: names of the tiers.
+    """
 
     def __init__(self, tiers: Sequence[str]) -> None:
         self.streams = [Stream(name) for name in tiers]
         self.sent = [0] * len(tiers)
         """Requests that fell due, by tier."""
         self.dues = array("d")
-        """When each request was due, in seconds from the start."""
+        """Due instants of the requests, in seconds from the start."""
         self.lags = array("d")
-        """How long after its due instant the generator got to each request, in seconds."""
+        """Seconds after its due instant at which the generator got to each request."""
         self.mismatches = 0
         """Answers with a 2xx status that are not the right answer to their request."""
         self.mismatched: list[str] = []
-        """The first few of them, to be read."""
+        """First few of the wrong answers, to be read."""
         self.waited = 0
         """Requests that found no free connection when they were due."""
         self.opened = 0

@@ -1,4 +1,4 @@
-"""What a load test found: percentiles, rates and outcomes, made from its record.
+"""Report of a load test: percentiles, rates and outcomes, made from its record.
 
 Times are in milliseconds here, as people read them. Percentiles come from HdrHistogram with three significant
 digits, so they are exact to 0.1 %.
@@ -33,21 +33,21 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Flow(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of the requests of one tier, or of all.
+    """Outcomes of the requests of one tier, or of all.
 
     Attributes:
-        requests: how many fell due.
-        answered: how many got a 2xx answer.
-        refused: how many got 429 or 503.
-        failed: how many got any other status, or no answer.
+        requests: requests that fell due.
+        answered: requests that got a 2xx answer.
+        refused: requests that got 429 or 503.
+        failed: requests that got any other status, or no answer.
         answered_rate: 2xx answers per second, until the last answer came.
         in_time: 2xx answers within the promise; null without a promise.
-        goodput: those per second of the load's duration; null without a promise.
-        latency_ms: of 2xx answers, from the due instant.
-        refusal_ms: of refusals, from the due instant.
+        goodput: answers within the promise per second of the load's duration; null without a promise.
+        latency_ms: milliseconds from the due instant to a 2xx answer.
+        refusal_ms: milliseconds from the due instant to a refusal.
         refused_without_retry_after: refusals that did not say when to come back.
-        outcomes: count of every outcome; `ok` for 2xx, else status and error code, or what befell the connection.
-            Their sum is `requests`.
+        outcomes: count of every outcome; `ok` for 2xx, else status and error code, or what befell the connection. Their
+            sum is `requests`.
     """
 
     requests: int
@@ -64,13 +64,13 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Self(msgspec.Struct, frozen=True, kw_only=True):
-    """What the generator has to say of itself.
+    """Measurements of the generator itself.
 
     Attributes:
-        lag_ms: how long after its due instant the generator got to each request; part of every latency.
+        lag_ms: milliseconds after its due instant at which the generator got to each request; part of every latency.
         cpu_us_per_request: CPU time, user and system, in microseconds.
         cpu_share: share of one core it used.
-        connections_opened, connections_peak: in all, and at once.
+        connections_opened, connections_peak: connections in all, and at once.
         waited_for_connection: requests that found no free connection when they were due.
     """
 
@@ -83,21 +83,21 @@ class Self(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """The results of a load test.
+    """Results of a load test.
 
     Attributes:
-        command: the command line, API keys left out.
+        command: command line, API keys left out.
         started_at: ISO 8601, UTC.
         url, rate, duration_s, arrivals, seed, promise_ms, expect: as ordered.
         interrupted: whether it was stopped before its time.
         arrivals_cv: coefficient of variation of the gaps between due instants: 0 even, about 1 Poisson.
         offered_rate: requests that fell due, per second.
-        elapsed_s: from the start until every request had its outcome.
-        total: of all requests.
-        tiers: of each tier, when there is a mix.
+        elapsed_s: seconds from the start until every request had its outcome.
+        total: figures of all requests.
+        tiers: figures of each tier, when there is a mix.
         mismatches: 2xx answers that are not the right answer to their request; null when not checked.
         mismatched: the first few of them.
-        generator: what the generator has to say of itself.
+        generator: measurements of the generator itself.
     """
 
     command: list[str]
@@ -128,7 +128,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_report(spec: LoadSpec, record: Record, command: Sequence[str], started_at: str) -> Report:
-    """The report of a finished load test. `command` and `started_at` are passed on as they are."""
+    """Make the report of a finished load test. `command` and `started_at` are passed on as they are."""
     seconds = min(spec.duration, record.elapsed) if record.interrupted else spec.duration
     until = max(seconds, record.last_answer)
     target, requests = spec.target, len(record.dues)
@@ -166,7 +166,7 @@ def make_report(spec: LoadSpec, record: Record, command: Sequence[str], started_
 
 
 def to_json(report: Report) -> bytes:
-    """The report as indented JSON, with a line feed at its end."""
+    """Report as indented JSON, with a line feed at its end."""
     return msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
 
 

@@ -1,4 +1,4 @@
-"""When each request of a load test is due."""
+"""Due instants of the requests of a load test."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from headway.load.spec import LoadSpec
 
 
 class TraceFile:
-    """The instants of a trace file in seconds; read anew, line by line, each time it is iterated.
+    """Instants of a trace file in seconds; read anew, line by line, each time it is iterated.
 
     Arguments:
         path: a CSV file as `headway.core.arrival_trace` describes it.
-        setting: what errors call the setting the path came from.
+        setting: name in errors of the setting that the path came from.
     """
 
     def __init__(self, path: Path, setting: str = "--arrivals") -> None:

@@ -1,4 +1,4 @@
-"""What a load test is to do: one frozen order, checked when it is built."""
+"""Order for a load test: one frozen object, checked when it is built."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MAX_REQUESTS = 500_000_000
 
 @dataclass(frozen=True)
 class Target:
-    """Where the requests go: `host` and `port` to connect to, `authority` for the Host header, and `path`."""
+    """Target of the requests: `host` and `port` to connect to, `authority` for the Host header, and `path`."""
 
     host: str
     port: int
@@ -36,21 +36,21 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadSpec:
-    """An order for a load test. Raises SettingError when a part of it cannot be.
+    """Order for a load test. Raises SettingError when a part of it cannot be.
 
     Attributes:
-        target: where the requests go.
+        target: target of the requests.
         rate: mean requests per second.
         duration: seconds during which requests fall due.
         arrivals: `poisson`, `uniform`, or the path of a trace file.
-        seed: of the dice for arrivals and tiers; the same seed gives the same load.
+        seed: seed of the draws of arrivals and tiers; the same seed gives the same load.
         mix: tier name to weight; the tier is sent as X-Request-Tier. Empty: no tier is sent.
         keys: tier name to API key; the key under "" serves all tiers.
         body: members of the JSON body; the member `member` is made different in each request.
         member: name of the body's member that holds the input; "" when it has none to vary.
         timeout: seconds from the due instant until a request counts as timed out.
         promise: latency promise in seconds, for goodput; None for none.
-        expect: what the answer's `output` must be: `none` (not checked), `upper` (the input in capitals) or `echo`.
+        expect: check of the answer's `output`: `none`, `upper` (the input in capitals) or `echo`.
         connections: most connections open at once; None for as many as the process may open, up to 10,000.
     """
 

@@ -1,4 +1,4 @@
-"""Shows the report of a load test to people."""
+"""Tables that show the report of a load test to people."""
 
 from __future__ import annotations
 

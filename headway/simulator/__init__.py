@@ -1,7 +1,7 @@
-"""The production core under virtual time, and the planner that asks it how many GPUs a load needs.
+"""The production core under virtual time, and a planner that finds with it how many GPUs a load needs.
 
-`scenario` what to run · `traffic` who comes when · `gateways` through which door · `fleet` the queue, whole or in shards,
-and its workers · `engine` the heap of instants that drives them · `record` what happened · `report` percentiles and
-shares of it · `eager` a policy and `preformed` a design for contrast · `planner` the least number of GPUs · `table` and
-`plot` for people
+`scenario` what to run · `traffic` who comes when · `gateways` through which door · `fleet` the queue, whole or in
+shards, and its workers · `engine` the heap of instants that drives them · `record` what happened · `report` percentiles
+and shares of it · `eager` a policy and `preformed` a design for contrast · `planner` the least number of GPUs · `table`
+and `plot` for people
 """

@@ -1,4 +1,4 @@
-"""`eager`: leave whenever a GPU is free. Not for production: it is what the others are measured against."""
+"""Policy `eager`: leave whenever a GPU is free. Not for production: the other policies are measured against it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from headway.core.departure import Load, Rule
 
 
 class Eager:
-    """Never holds a batch back."""
+    """Policy that never holds a batch back."""
 
     def rule(self, load: Load) -> Rule:
-        """A gap of 0: whatever waits leaves."""
+        """Rule with a gap of 0: whatever waits leaves."""
         return Rule(size=load.max_batch, headway=0.0)

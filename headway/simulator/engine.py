@@ -1,4 +1,4 @@
-"""Drives the production queue and policies from a heap of virtual instants: no event loop, no clock.
+"""Engine that drives the production queue and policies from a heap of virtual instants: no event loop, no clock.
 
 The queue is the one that brokers use, asked in the same order: an arrival is offered and rings the bell; a free
 worker claims, and when it is told to hold it goes idle and the bell is set. What is simulated is only the outside:
@@ -35,17 +35,17 @@ from headway.simulator.scenario import Kill, Scenario
 from headway.simulator.traffic import POISON, arrivals, callers
 
 REAP_EVERY = 1.0
-"""Most seconds between two looks for overdue entries, as brokers do it."""
+"""Most seconds between two reaps, as in brokers."""
 Choose = Callable[[Sequence[int], float], int]
-"""From the entries waiting in each shard in use, and the instant, the number of one shard."""
+"""Function from the entries waiting in each shard in use, and the instant, to the number of a shard."""
 _BELL = attrgetter("bell")
 
 
 def simulate(scenario: Scenario, choose: Choose | None = None) -> Record:
-    """Run a scenario to its end: until each request that came has had its outcome.
+    """Run a scenario until each request that came has had its outcome.
 
     Arguments:
-        scenario: what to run.
+        scenario: the scenario.
         choose: picks the shard that entries go to, for contrast; None for the production rule.
 
     Raises:
@@ -64,7 +64,7 @@ class _Simulation:
         self._workers = {name: Worker(name, self._shards[0], slow=name == names[0]) for name in names}
         self._slots, self._active = 0, 1
         self._came: dict[QueuedEntry, float] = {}
-        """When entries came that then gathered."""
+        """Instants at which entries came that then gathered."""
         self._heap: list[tuple[float, int, Callable[[float], None]]] = []
         self._order = itertools.count()
         self._bell = math.inf
@@ -115,21 +115,21 @@ class _Simulation:
                 self._reap(soonest)
 
     def _rng(self, what: str) -> random.Random:
-        """Chance of its own for each purpose, so that a change of policy leaves the arrivals alone."""
+        """Source of randomness for one purpose, so that a change of policy leaves the arrivals alone."""
         return random.Random(f"{self._scenario.seed}/{what}")  # noqa: S311 - the same seed, the same run
 
     def _at(self, instant: float, act: Callable[[float], None]) -> None:
         heapq.heappush(self._heap, (instant, next(self._order), act))
 
     def _close(self, now: float) -> None:
-        """The last request has come."""
+        """Note that the last request has come."""
         loads = [shard.queue.load(now) for shard in self._shards[: self._active]]
         rate = math.fsum(load.rate for load in loads)
         self._record.estimates = (rate, loads[0].alpha, loads[0].beta, loads[0].deviation)
         self._closed = True
 
     def _deal(self, now: float) -> None:
-        """Workers have come or gone: say how many are at home where, and who."""
+        """Deal workers that have come or gone out to their home shards."""
         alive = [worker.name for worker in self._workers.values() if worker.alive]
         self._slots, self._active = len(alive), shards.active(len(self._shards), len(alive))
         for shard in self._shards:
@@ -174,7 +174,7 @@ class _Simulation:
             self._ring(shard, now)
 
     def _ring(self, shard: Shard, now: float) -> None:
-        """Let idle workers claim while there is something for them; then set the bell for when there may be."""
+        """Let idle workers claim while there is something for them; then set the timer for when there may be."""
         idle, queue = shard.idle, shard.queue
         shard.bell = math.inf
         while idle:
@@ -189,7 +189,7 @@ class _Simulation:
         self._bell = shard.bell if len(self._shards) == 1 else min(map(_BELL, self._shards))
 
     def _free(self, worker: Worker, now: float) -> None:
-        """A worker is ready for a batch."""
+        """Free a worker for its next batch."""
         if not self._claim(worker, worker.home, now):
             self._go_idle(worker, now)
         self._ring(worker.home, now)
@@ -201,7 +201,7 @@ class _Simulation:
             self._look(worker, worker.rest, now)
 
     def _look(self, worker: Worker, rest: int, now: float) -> None:
-        """A worker looks whether the next other shard is behind, now and then while its rest lasts."""
+        """Have an idle worker look whether the next other shard is behind, now and then while its rest lasts."""
         home = worker.home
         if worker.rest != rest or worker.name not in home.idle:
             return
@@ -234,7 +234,7 @@ class _Simulation:
         return True
 
     def _answer(self, worker: Worker, life: int, seconds: float, now: float) -> None:
-        """A batch has come back, unless its worker died meanwhile."""
+        """End a batch that has come back, unless its worker died meanwhile."""
         departure = worker.departure
         if worker.life != life or departure is None:
             return
@@ -252,7 +252,7 @@ class _Simulation:
         self._free(worker, now)
 
     def _since(self, member: QueuedEntry) -> float:
-        """When an entry that is at its end came to its gateway."""
+        """Instant at which an entry that is at its end came to its gateway."""
         return self._came.pop(member, member.arrived)
 
     def _lose(self, member: QueuedEntry, kind: str, reason: str) -> None:
@@ -295,7 +295,7 @@ class _Simulation:
             self._plan_death(worker, 0.0)
 
     def _plan_death(self, worker: Worker, now: float) -> None:
-        """When this life of a worker ends by itself; nobody dies after the last request."""
+        """Plan the instant at which this life of a worker ends by itself. No worker dies after the last request."""
         if self._scenario.fail_every <= 0.0:
             return
         life, ends = worker.life, now + self._failures.expovariate(1.0 / self._scenario.fail_every)

@@ -1,4 +1,4 @@
-"""The simulated queue and its workers: what they are at an instant. `engine` moves them."""
+"""State of the simulated queue and its workers; `engine` moves them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headway.simulator.scenario import Scenario
 
 
 class Shard:
-    """A part of the queue, and the workers that wait at its bell."""
+    """Part of the queue, and the workers that wait for it."""
 
     __slots__ = ("bell", "idle", "number", "policy", "queue")
 
@@ -23,7 +23,9 @@ class Shard:
 
 
 class Worker:
-    """A GPU. `life` counts its lives, so that what was begun in an earlier one is known to be void; `rest` its rests."""
+    """A GPU. `life` counts its lives, so that work begun in an earlier one is known to be void; `rest` counts its
+    rests.
+    """
 
     __slots__ = ("alive", "departure", "died_at", "home", "life", "look", "name", "rest", "shard", "slow")
 
@@ -35,6 +37,6 @@ class Worker:
         self.died_at = 0.0
         self.home = self.shard = home
         self.departure: Departure | None = None
-        """Taken from `shard`; None when idle."""
+        """Departure that it runs, from `shard`; None when idle."""
         self.look = 0
         """Number of the shard that it looked at last."""

@@ -1,4 +1,4 @@
-"""The simulated gateways: where requests come in, gather, and go to a shard in turn, as those that serve have them go.
+"""Simulated gateways: requests come in, gather, and go to a shard in turn, as in production.
 
 come ──▶ gathered ──send──▶ part ──▶ shard in turn
              (at once, when the last call was long enough ago)
@@ -13,36 +13,36 @@ from headway.model import Entry
 from headway.simulator.scenario import Scenario
 
 Came = tuple[Entry, float]
-"""An entry, and the instant at which it came to its gateway."""
+"""Entry, and the instant at which it came to its gateway."""
 
 
 class Gateway:
-    """One gateway.
+    """Simulated gateway.
 
     Arguments:
-        scenario: says how long entries gather, and how large a batch is.
-        turn: whose turn it is first.
+        scenario: gives the seconds for which entries gather, and the size of a batch.
+        turn: number of the shard whose turn it is first.
     """
 
     __slots__ = ("_gather", "_max_batch", "_open_at", "_turn", "gathered")
 
     def __init__(self, scenario: Scenario, turn: int) -> None:
         self.gathered: list[Came] = []
-        """What waits for the next call."""
+        """Entries that wait for the next call."""
         self._gather = scenario.gather
         self._max_batch = scenario.max_batch
         self._open_at = 0.0
         self._turn = turn
 
     def come(self, entry: Entry, now: float) -> float | None:
-        """An entry comes. Returns the instant at which to `send`; None when that is known already."""
+        """Take an entry in. Returns the instant at which to `send`; None when that is known already."""
         self.gathered.append((entry, now))
         if now >= self._open_at:
             return now
         return now + self._gather if len(self.gathered) == 1 else None
 
     def send(self, slots: int, active: int, now: float) -> Iterator[tuple[int, list[Came]]]:
-        """What has gathered, by shard.
+        """Send the entries that have gathered, by shard.
 
         Arguments:
             slots: live workers.
@@ -58,10 +58,10 @@ class Gateway:
 
 
 def doors(scenario: Scenario, rng: Callable[[], float]) -> Callable[[], Gateway]:
-    """Draws the gateway of the next request.
+    """Make a function that draws the gateway of the next request.
 
     Arguments:
-        scenario: says how many there are.
+        scenario: gives the number of gateways.
         rng: uniform in [0, 1).
     """
     count = scenario.gateways

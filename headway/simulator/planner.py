@@ -1,4 +1,4 @@
-"""How many GPUs a load needs: the least number whose simulated percentiles meet the targets.
+"""Planner of GPUs for a load: the least number whose simulated percentiles meet the targets.
 
 The search begins at the least number that can carry the load at all, and goes up in growing steps and then by
 halves; what it finds is confirmed with several seeds. A request without an answer counts as later than any target.
@@ -22,23 +22,23 @@ SEEDS = 5
 SETTLING = 75.0
 """Batch times of warm-up: a fleet that starts in step near saturation needs as many to spread."""
 MEASURED = 50.0
-"""Least batch times measured,"""
+"""Least batch times measured."""
 MEASURED_REQUESTS = 25_000
-"""and least requests."""
+"""Least requests measured."""
 RATE_STEPS = 6
-"""Halvings in the search for the highest rate; it is then known to 1/64 of the spare capacity."""
+"""Halvings in the search for the highest rate, which is then known to 1/64 of the spare capacity."""
 STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
 """Student's t for a two-sided interval of 95 %, by number of values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """What is asked of a plan.
+    """Order for a plan.
 
     Attributes:
-        scenario: the load and the model; its number of workers, times and seed are the planner's to choose.
+        scenario: load and model; the planner chooses the number of workers, the times and the seed.
         p95: highest 95th percentile of latency in seconds; None for any.
-        p99: highest 99th percentile in seconds; None for any.
+        p99: highest 99th percentile of latency in seconds; None for any.
         gpu_hour_cost: price of a GPU for an hour, in any currency; None for none.
         max_gpus: most GPUs to consider.
     """
@@ -81,14 +81,14 @@ class Doubt(msgspec.Struct, frozen=True):
 
 
 class Outlook(msgspec.Struct, frozen=True, kw_only=True):
-    """What a number of GPUs is predicted to give at a rate.
+    """Prediction for a number of GPUs at a rate.
 
     Attributes:
-        gpus: how many.
+        gpus: number of GPUs.
         rate: requests per second.
-        p50_ms, p95_ms, p99_ms: of all requests; one without an answer counts as infinitely late, which is null
-            in JSON.
-        doubt_ms: how sure they are.
+        p50_ms, p95_ms, p99_ms: percentiles of all requests in milliseconds; one without an answer counts as infinitely
+        late, which is null in JSON.
+        doubt_ms: half-widths of their confidence intervals in milliseconds.
         unanswered: share of requests without an answer.
         fill: mean share of the largest batch that is used.
         utilisation: share of the GPUs' time in which they run batches.
@@ -106,22 +106,22 @@ class Outlook(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """In the currency of the price that was given."""
+    """Cost of a plan, in the currency of the price that was given."""
 
     per_hour: float
     per_million_requests: float
 
 
 class Plan(Outlook, frozen=True, kw_only=True):
-    """The answer: an outlook on the least number of GPUs, and what surrounds it.
+    """Result of a plan: the prediction for the least number of GPUs, and its surroundings.
 
     Attributes:
         capacity: most requests per second these GPUs can answer, all batches full.
         load: rate over capacity.
         arrivals_cv: coefficient of variation of the gaps between arrivals: 1 for Poisson, more is burstier.
         meets_up_to: highest rate at which these GPUs still meet the targets, requests per second.
-        one_less: the outlook on one GPU less; null when that could not carry the load at all.
-        cost: null without a price.
+        one_less: prediction for one GPU less; null when that could not carry the load at all.
+        cost: cost of the GPUs; null without a price.
         seeds: simulations behind the figures.
         requests: requests measured in all of them.
     """
@@ -140,8 +140,8 @@ def make_plan(goal: Goal, progress: Callable[[str], None] = lambda _: None) -> P
     """Find the least number of GPUs.
 
     Arguments:
-        goal: what is asked.
-        progress: told in words what is tried.
+        goal: the order.
+        progress: takes a line on each step.
 
     Raises:
         SettingError: no number of GPUs up to the limit meets the targets.
@@ -179,7 +179,7 @@ class _Planner:
         )
 
     def _least(self) -> int:
-        """The least number of GPUs that can carry the load."""
+        """Least number of GPUs that can carry the load."""
         goal, scenario = self._goal, self._goal.scenario
         busy = scenario.rate * scenario.cycle(scenario.max_batch) / scenario.max_batch
         least = max(1, math.floor(busy) + 1)
@@ -189,7 +189,7 @@ class _Planner:
         return least
 
     def _search(self, bound: int) -> int:
-        """The least number that meets the targets with one seed."""
+        """Least number of GPUs that meets the targets with one seed."""
         rate, most = self._goal.scenario.rate, self._goal.max_gpus
         below, gpus, step = bound - 1, bound, 1
         while not self._meets(gpus, rate, 1):
@@ -234,7 +234,7 @@ class _Planner:
         return self._known[key]
 
     def _with(self, gpus: int, rate: float, seed: int) -> Scenario:
-        """The scenario of one run. A trace is played once to settle and once to measure, from a start of its own."""
+        """Scenario of one run. A trace is played once to settle and once to measure, from a start of its own."""
         given = self._goal.scenario
         cycle = given.cycle(given.max_batch)
         patience = 2 * max(self._goal.p95 or 0.0, self._goal.p99 or 0.0)
@@ -297,7 +297,7 @@ def _doubt(values: Sequence[float]) -> float:
 
 
 def _turned(trace: tuple[float, ...], share: float) -> tuple[float, ...]:
-    """A trace begun at another place, its first part after its last one."""
+    """Trace begun at another place, its first part after its last one."""
     cut = int(len(trace) * share)
     if not cut:
         return trace

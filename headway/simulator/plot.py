@@ -20,8 +20,8 @@ def draw(records: Sequence[Record], path: Path) -> None:
     """Write a picture of the latency distributions and of the departures over time, one colour for each policy.
 
     Arguments:
-        records: of one scenario under one or more policies.
-        path: where to; the ending says in which format.
+        records: records of one scenario under one or more policies.
+        path: path of the picture; its ending decides the format.
 
     Raises:
         SettingError: matplotlib is missing, or the file cannot be written.

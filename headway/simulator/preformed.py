@@ -1,4 +1,4 @@
-"""Batches that each gateway forms by itself, as is usual: not for production, but what a shared queue is measured against.
+"""Batches that each gateway forms by itself, as is usual. Not for production: a shared queue is measured against them.
 
     gateway 1: size or time ──batch──▶ ┐
     gateway 2: size or time ──batch──▶ ├─ queue of batches ──▶ free GPU
@@ -22,11 +22,11 @@ from headway.simulator.traffic import arrivals
 
 
 def simulate_preformed(scenario: Scenario, window: float) -> Record:
-    """Run a scenario with batches formed by its gateways. Nobody is refused or expires, no worker dies.
+    """Run a scenario with batches formed by its gateways. No entry is refused or expires, no worker dies.
 
     Arguments:
-        scenario: its rate, arrivals, workers, batch time and gateways are used.
-        window: seconds after its oldest member at which a batch is closed that is not full; infinite for full ones only.
+        scenario: scenario whose rate, arrivals, workers, batch time and gateways are used.
+        window: seconds after its oldest member at which a batch closes that is not full; infinite for full ones only.
 
     Raises:
         SettingError: the trace has no rate.
@@ -46,7 +46,7 @@ def simulate_preformed(scenario: Scenario, window: float) -> Record:
 
 
 def _formed(scenario: Scenario, window: float, record: Record) -> list[tuple[float, list[float], str]]:
-    """The batches in the order in which they are closed: instant, instants at which the members came, reason."""
+    """Batches in the order in which they close: instant, instants at which the members came, reason."""
     rng = random.Random(f"{scenario.seed}/arrivals")  # noqa: S311 - the same seed, the same arrivals as elsewhere
     doors = random.Random(f"{scenario.seed}/doors")  # noqa: S311
     open_batches: list[list[float]] = [[] for _ in range(scenario.gateways)]
@@ -72,7 +72,7 @@ def _formed(scenario: Scenario, window: float, record: Record) -> list[tuple[flo
 def _closed(
     open_batches: list[list[float]], at: float, gateway: int, window: float
 ) -> list[tuple[float, list[float], str]]:
-    """The gateway's open batch, if it is still the one whose window ends at this instant."""
+    """Batch of a gateway that closes now, if it is still the one whose window ends at this instant."""
     members = open_batches[gateway]
     if not members or members[0] + window != at:
         return []

@@ -1,4 +1,4 @@
-"""What happened in a simulation, as it happened: flat arrays, so that a million requests fit easily."""
+"""Record of a simulation, in flat arrays, so that a million requests fit easily."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ class Record:
     """Outcomes of requests by the instant they came, and departures by the instant they left.
 
     Arguments:
-        scenario: what is simulated; its warm-up is left out of everything.
+        scenario: scenario that is simulated; its warm-up is left out of everything.
     """
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
         self.arrived = array("d")
-        """Of each answered request, the instant it came."""
+        """Instants at which the answered requests came."""
         self.latency = array("d")
-        """Of each answered request, seconds until its answer."""
+        """Latencies of the answered requests, in seconds."""
         self.tier = array("H")
-        """Of each answered request, the index of its tier."""
+        """Indices of the answered requests' tiers."""
         self.offered = [0] * len(scenario.mix)
         """Requests that came, by tier."""
         self.lost: Counter[tuple[str, str, int]] = Counter()
         """Requests that got no answer, by kind (refused, expired or failed), reason and tier."""
         self.poisonous = 0
-        """Requests that make any batch they are in fail; nobody can answer them."""
+        """Requests that make any batch they are in fail, and that can never be answered."""
         self.harmed = 0
-        """Other requests that got no answer."""
+        """Harmless requests that got no answer."""
         self.left_at = array("d")
-        """Of each departure, its instant."""
+        """Instants of the departures."""
         self.size = array("L")
-        """Of each departure, its entries."""
+        """Entries of the departures."""
         self.shard = array("H")
-        """Of each departure, the shard that it left."""
+        """Shards that the departures left."""
         self.stolen = 0
         """Departures with a worker that is at home in another shard."""
         self.reasons: Counter[str] = Counter()
-        """Why batches left."""
+        """Reasons of the departures."""
         self.busy = 0.0
         """Seconds that GPUs ran, by batches that left after the warm-up; overhead not counted."""
         self.down = 0.0
@@ -53,8 +53,8 @@ class Record:
         self.retried = 0
         """Entries that were queued again because their batch failed."""
         self.estimates = (0.0, 0.0, 0.0, 0.0)
-        """λ in requests per second; α, β and the deviation of a batch's time in seconds, as the queue believed them
-        when the last request came."""
+        """Estimates of the queue when the last request came: λ in requests per second; α, β and deviation in seconds.
+        """
         self._last = -math.inf
         self._gaps = 0
         self._gap_sum = 0.0
@@ -67,7 +67,7 @@ class Record:
         return 1.0 - self.harmed / good if good else 1.0
 
     def came(self, tier: int, now: float, poison: bool = False) -> None:
-        """A request came."""
+        """Note a request that came."""
         if now < self.scenario.warmup:
             return
         self.offered[tier] += 1
@@ -80,20 +80,20 @@ class Record:
             self._gap_squares += gap * gap
 
     def answered(self, tier: int, arrived: float, now: float) -> None:
-        """A request was answered."""
+        """Note a request that was answered."""
         if arrived >= self.scenario.warmup:
             self.arrived.append(arrived)
             self.latency.append(now - arrived)
             self.tier.append(tier)
 
     def lose(self, kind: str, reason: str, tier: int, arrived: float, poison: bool = False) -> None:
-        """A request ended without an answer."""
+        """Note a request that ended without an answer."""
         if arrived >= self.scenario.warmup:
             self.lost[kind, reason, tier] += 1
             self.harmed += not poison
 
     def departed(self, size: int, reason: str, now: float, shard: int = 0, stolen: bool = False) -> None:
-        """A batch left."""
+        """Note a batch that left."""
         if self.scenario.warmup <= now < self.scenario.duration:
             self.left_at.append(now)
             self.size.append(size)
@@ -102,11 +102,11 @@ class Record:
             self.reasons[reason] += 1
 
     def ran(self, since: float, seconds: float) -> None:
-        """A GPU ran for `seconds`; counts what falls between the warm-up and the end of arrivals."""
+        """Note that a GPU ran for `seconds`; counts the part between the warm-up and the end of arrivals."""
         self.busy += self._within(since, since + seconds)
 
     def was_down(self, since: float, until: float) -> None:
-        """A worker was dead between two instants."""
+        """Note that a worker was dead between two instants."""
         self.down += self._within(since, until)
 
     @property

@@ -1,4 +1,4 @@
-"""What a simulation found: percentiles, shares and rates, made from its record.
+"""Report of a simulation: percentiles, shares and rates, made from its record.
 
 Times are in milliseconds here, as people read them; percentiles are exact (nearest rank).
 """
@@ -18,18 +18,18 @@ from headway.simulator.scenario import Scenario
 
 
 class Flow(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of the requests of one tier, or of all. The four outcomes add up to `requests`.
+    """Outcomes of the requests of one tier, or of all. The four outcomes add up to `requests`.
 
     Attributes:
-        requests: how many came.
-        answered: how many were answered before their deadline.
-        refused: how many were refused at the door.
-        expired: how many were admitted and not answered before their deadline.
-        failed: how many were given up because their batches failed.
+        requests: requests that came.
+        answered: requests answered before their deadline.
+        refused: requests that were not admitted.
+        expired: requests that were admitted and not answered before their deadline.
+        failed: requests that were given up because their batches failed.
         reasons: the three kinds of loss by reason, such as `refused: shed`.
         in_time: answers within the promise; null without a promise.
-        goodput: those per second; without a promise, answers per second.
-        latency_ms: of answers.
+        goodput: answers within the promise per second; without a promise, answers per second.
+        latency_ms: latencies of answers in milliseconds.
     """
 
     requests: int
@@ -44,16 +44,17 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Batches(msgspec.Struct, frozen=True, kw_only=True):
-    """The departures.
+    """Figures of the departures.
 
     Attributes:
-        count: how many.
-        mean_size: entries in a batch.
+        count: number of batches.
+        mean_size: mean entries in a batch.
         fill: mean size over the largest size.
-        reasons: why they left.
-        gap_ms: mean gap between two departures.
+        reasons: number of batches by reason of the departure.
+        gap_ms: mean gap between two departures in milliseconds.
         gap_cv: coefficient of variation of those gaps: 0 for evenly spaced, 1 for random, more for bunched.
-        shard_gap_cv: the same within each shard, their mean; shards are not in step with one another. null without.
+        shard_gap_cv: mean of each shard's own `gap_cv`, as shards are not in step with one another; null without
+            shards.
         stolen: share of the batches that a worker took which is at home in another shard.
     """
 
@@ -68,7 +69,7 @@ class Batches(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Estimates(msgspec.Struct, frozen=True, kw_only=True):
-    """What the queue believed at the end: arrivals per second, and ℓ(n) = α + βn with its standard deviation."""
+    """Estimates of the queue at the end: arrivals per second, and ℓ(n) = α + βn with its standard deviation."""
 
     rate: float
     alpha_ms: float
@@ -77,22 +78,22 @@ class Estimates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """The results of one simulation, its warm-up left out.
+    """Results of one simulation, its warm-up left out.
 
     Attributes:
-        policy: which ran.
+        policy: name of the policy.
         workers: number of GPUs.
         capacity: most requests per second they can answer, all batches full.
         arrivals_cv: coefficient of variation of the gaps between arrivals: 0 even, 1 Poisson, more is burstier.
         offered_rate: requests that came, per second.
-        total: of all requests.
-        tiers: of each tier, highest first, when there are several.
-        batches: the departures.
+        total: figures of all requests.
+        tiers: figures of each tier, highest first, when there are several.
+        batches: figures of the departures.
         utilisation: share of the GPUs' time in which they ran batches.
         down: share of the GPUs' time in which they were dead.
-        deaths: how often a worker died.
+        deaths: number of deaths of workers.
         retried: entries that ran again because their batch failed.
-        estimates: what the queue believed at the end.
+        estimates: estimates of the queue at the end.
     """
 
     policy: str
@@ -111,7 +112,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_report(record: Record) -> Report:
-    """The report of a finished simulation."""
+    """Make the report of a finished simulation."""
     scenario = record.scenario
     seconds = scenario.duration - scenario.warmup
     tiers = range(len(scenario.mix))
@@ -139,14 +140,14 @@ def make_report(record: Record) -> Report:
 
 
 def percentile(ascending: Sequence[float], share: float) -> float:
-    """The value that `share` (0 to 1) of the values do not exceed, by nearest rank; NaN of none."""
+    """Value that `share` (0 to 1) of the values do not exceed, by nearest rank; NaN of none."""
     if not ascending:
         return math.nan
     return ascending[min(len(ascending) - 1, max(0, math.ceil(len(ascending) * share) - 1))]
 
 
 def latency_ms(seconds: Iterable[float]) -> Latency:
-    """The distribution of some latencies given in seconds."""
+    """Distribution in milliseconds of latencies given in seconds."""
     ascending = sorted(seconds)
     if not ascending:
         return Latency(count=0)
@@ -216,7 +217,7 @@ def _spacing(instants: Sequence[float]) -> tuple[float, float]:
 
 
 def _shard_variation(record: Record) -> float | None:
-    """The mean over the shards that had departures enough to have gaps."""
+    """Mean over the shards that had departures enough to have gaps."""
     left: dict[int, list[float]] = {}
     for instant, shard in zip(record.left_at, record.shard, strict=True):
         left.setdefault(shard, []).append(instant)
@@ -225,7 +226,7 @@ def _shard_variation(record: Record) -> float | None:
 
 
 def describe(scenario: Scenario) -> dict[str, object]:
-    """A scenario as plain values, for JSON; a trace is only counted."""
+    """Scenario as plain values, for JSON; of a trace only the length."""
     plain: dict[str, object] = msgspec.to_builtins(scenario)
     plain["trace"] = len(scenario.trace)
     return plain

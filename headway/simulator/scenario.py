@@ -1,4 +1,4 @@
-"""What to simulate: one frozen order, checked when it is built. All times are in seconds."""
+"""Scenario of a simulation: one frozen order, checked when it is built. All times are in seconds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MAX_SHARDS = 256
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """From instant `at` on, requests come at `rate` per second."""
+    """Change of the rate: from instant `at` on, requests come at `rate` per second."""
 
     at: float
     rate: float
@@ -36,7 +36,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """At instant `at`, `workers` of the workers die."""
+    """Death of workers: at instant `at`, `workers` of the workers die."""
 
     at: float
     workers: int
@@ -173,11 +173,11 @@ class Scenario:
         return self.alpha + self.beta * size + self.overhead
 
     def limits(self) -> QueueLimits:
-        """What bounds the queue."""
+        """Bounds of the queue."""
         return QueueLimits(len(self.mix), self.max_batch, self.reserved_share, self.max_queue)
 
     def make_policy(self) -> Policy:
-        """A fresh policy."""
+        """Make a fresh policy."""
         return Eager() if self.policy == "eager" else policies.build(self.policy, self.max_wait)
 
 

@@ -1,4 +1,4 @@
-"""Shows simulations to people."""
+"""Tables that show simulations to people."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def show(scenario: Scenario, reports: Sequence[Report], arrivals: str, console: 
     """Print the reports of one scenario under one or more policies.
 
     Arguments:
-        scenario: what was simulated.
-        reports: one for each policy.
-        arrivals: what the arrivals were, for example `poisson`.
-        console: where to; standard output when None.
+        scenario: scenario that was simulated.
+        reports: one report for each policy.
+        arrivals: name of the arrivals, for example `poisson`.
+        console: console to print on; standard output when None.
     """
     console = console or standard_console()
     first = reports[0]

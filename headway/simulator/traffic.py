@@ -1,4 +1,4 @@
-"""Who comes when."""
+"""Traffic of a simulation: its arrivals, and the entries that come."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from headway.model import Entry
 from headway.simulator.scenario import Scenario
 
 POISON = "poison"
-"""The input that makes a batch fail; any other is harmless."""
+"""Input that makes a batch fail; any other is harmless."""
 
 
 def read_trace(path: Path) -> tuple[float, ...]:
-    """The instants of a recorded trace, in seconds; `headway.core.arrival_trace` says what it looks like.
+    """Read the instants of a recorded trace, in seconds; `headway.core.arrival_trace` describes the format.
 
     Raises:
         SettingError: the file cannot be read, or is no trace.
@@ -61,7 +61,7 @@ def _steps(scenario: Scenario, rng: random.Random) -> Iterator[float]:
 
 
 def callers(scenario: Scenario, rng: random.Random) -> Callable[[], Entry]:
-    """Draws the next entry: its tier by the mix, its tenant evenly, and whether it is poison.
+    """Make a function that draws the next entry: its tier by the mix, its tenant evenly, and whether it is poison.
 
     Entries that are alike are one object; nothing that is simulated tells them apart by their id.
     """

@@ -1,6 +1,6 @@
-"""Who is let into ordinary routes of the public port: callers whom the identity knows.
+"""Authentication of ordinary routes of the public port: only known principals pass.
 
-The credential is looked at before the body is: a stranger's body is never waited for.
+The credential is checked before the body is read: a stranger's body is never waited for.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from headway.runtime.counters import Counters
 
 
 class Guard:
-    """Puts the caller into the request's state as `caller`, or refuses.
+    """Put the principal into the request's state as `caller`, or refuse.
 
     Arguments:
-        app: what is guarded.
-        identity: says who asks.
-        counters: refusals are counted here.
+        app: application behind the check.
+        identity: identity that knows the principals.
+        counters: counters of refusals.
     """
 
     def __init__(self, app: ASGIApp, identity: Identity, counters: Counters) -> None:
@@ -45,7 +45,7 @@ class Guard:
 
 
 def stranger(authorization: bytes) -> Unauthenticated:
-    """The error of a request by nobody known, whose `Authorization` had this value."""
+    """Error of a request without a known principal, whose `Authorization` had this value."""
     if authorization[7:].strip().startswith(SERVICE):
         return Unauthenticated("this is a service token, which is good on the admin port only: send a client's key")
     if authorization:

@@ -1,6 +1,6 @@
-"""How an ordinary route refuses: every error as a problem document, under the request's own id.
+"""Error responses of ordinary routes: every error as a problem document, under the request's own id.
 
-The door has put that id into the request's state as `request_id`, in the form in which clients see it.
+The listener has put that id into the request's state as `request_id`, in the form in which clients see it.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from headway.errors import BrokerUnavailable, RequestError, StoreUnavailable
 from headway.http.inference.codecs import problem, problem_body, problem_header
 
 UNFORESEEN = "an unexpected fault of the server; its log says more under this request's id"
-"""What a client reads of an exception that nobody foresaw."""
+"""Message that a client reads when the server raised an unforeseen exception."""
 
 Handler = Callable[[Request, Exception], Awaitable[Response]]
 
 
 def refusal(id: str, code: str, message: str, retry_after: float | None = None, reason: str = "") -> Response:
-    """The answer to a request that is refused.
+    """Response to a request that is refused.
 
     Arguments:
         id: the request's id as clients see it, `req_…`.
         code: a code of `headway.errors`.
         message: what is wrong, for the client to read.
-        retry_after: seconds.
-        reason: why a request was refused, one short label.
+        retry_after: seconds after which a retry makes sense; None when it does not, or is not known.
+        reason: short label for metrics of why the request is refused.
     """
     document = problem(code, message, id, retry_after)
     return Response(problem_body(document), errors.STATUS[code], problem_header(code, retry_after, reason))
 
 
 def handlers(hint: str = "") -> Mapping[Any, Handler]:
-    """Starlette's `exception_handlers`; `hint` is added to the message about a path where nothing is served."""
+    """Make Starlette's `exception_handlers`; `hint` is added to the message about a path where nothing is served."""
 
     async def refused(request: Request, exc: Exception) -> Response:
         if not isinstance(exc, RequestError):
@@ -48,7 +48,7 @@ def handlers(hint: str = "") -> Mapping[Any, Handler]:
         return refusal(request.state.request_id, errors.SERVICE_OVERLOADED, str(exc), 1.0, "broker")
 
     async def no_route(request: Request, exc: Exception) -> Response:
-        """Starlette's own refusals: no such route, or not with this method."""
+        """Answer Starlette's own refusals: no such route, or not with this method."""
         allowed = getattr(exc, "headers", None) or {}
         if "Allow" not in allowed:
             return refusal(request.state.request_id, errors.NOT_FOUND, f"nothing is served at {request.url.path}{hint}")

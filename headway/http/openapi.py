@@ -11,7 +11,7 @@ from headway.http.openapi_components import LIMITED, MARKED, components, header,
 from headway.http.tasks import LONGEST_WAIT, PATH
 
 _EXPECTED = tuple(name for name, code in errors.CODES.items() if code.native)
-"""Codes that a native route can answer with."""
+"""Error codes that a native route can answer with."""
 
 _ASKED = ("RequestId", "Timeout", "Tier", "Prefer", "IdempotencyKey", "CacheControl")
 """Parameters of a native route."""
@@ -28,7 +28,7 @@ _ACCEPTED = {
 
 
 def document(settings: Settings) -> dict[str, Any]:
-    """The contract under `settings`."""
+    """Contract under `settings`."""
     native = {
         "/v1/inference": _native(
             settings, "Ask a model", "InferenceRequest", "InferenceAnswer", {"input": "hello"}, "inference"
@@ -150,7 +150,7 @@ def _tasks(settings: Settings) -> dict[str, Any]:
 
 
 def _refusals(*codes: str) -> dict[str, Any]:
-    """One answer for each status of `codes`; the first code of a status stands for all of them."""
+    """Answers for the statuses of `codes`, one for each; the first code of a status stands for all of them."""
     return {str(errors.STATUS[code]): response(code) for code in reversed(codes)}
 
 

@@ -1,4 +1,4 @@
-"""The parts that the contract's routes refer to: schemas, parameters, fields of headers, and refusals."""
+"""Components of the contract: schemas, parameters, header fields, and refusals."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headway.http.inference.inference_head import MOST_KEY
 
 _NO_NUL = r"^[^\u0000]*$"
 KEY_PATTERN = r'^([!#-~]([ -~]{0,253}[!#-~])?|"([ !#-[\]-~]|\\["\\]){1,255}")$'
-"""Of an Idempotency-Key."""
+"""Pattern of an Idempotency-Key."""
 
 _NO_CONTROL = r"^[^\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f]*$"
 _TEXT = {"$ref": "#/components/schemas/Input"}
@@ -18,10 +18,10 @@ _LATENCY = {"type": "number", "description": "Milliseconds from the complete req
 _ID = {"type": "string", "pattern": "^req_[0-9a-f-]{36}$"}
 
 LIMITED = ("RateLimit-Policy", "RateLimit")
-"""Fields of every answer to a caller with rate limits."""
+"""Header fields of every answer to a principal with rate limits."""
 
 MARKED = ("Idempotency-Replayed", "X-Headway-Cache", "X-Headway-Kept")
-"""Fields of an answer that was made for another request, or that another request will not get."""
+"""Header fields of an answer that was made for another request, or that later requests will not get."""
 
 _HEADERS: dict[str, Any] = {
     "X-Request-Id": {"description": "The request's id.", "schema": _ID},
@@ -58,7 +58,7 @@ _HEADERS: dict[str, Any] = {
 
 
 def components(settings: Settings) -> dict[str, Any]:
-    """All of them under `settings`."""
+    """Components of the contract under `settings`."""
     return {
         "schemas": _schemas(settings),
         "parameters": _parameters(settings),
@@ -84,7 +84,7 @@ def response(code: str) -> dict[str, str]:
 
 
 def header(*names: str) -> dict[str, Any]:
-    """The fields of an answer's header, by reference."""
+    """References to fields of an answer's header."""
     return {name: {"$ref": f"#/components/headers/{name}"} for name in names}
 
 

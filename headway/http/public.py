@@ -1,7 +1,7 @@
-"""The ordinary routes of the public port: health, tasks, the contract, and its page.
+"""Ordinary routes of the public port: health, tasks, the contract, and its page.
 
-The native routes are listed here only so that a wrong method on them is told apart from a wrong path: their
-requests are answered by the hot lane and never get this far.
+The native routes are listed here only so that a wrong method on them is told apart from a wrong path: their requests
+are answered on the fast path and never get this far.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from headway.ports import Identity
 
 
 def build(gateway: Gateway, ready: Readiness, identity: Identity) -> ASGIApp:
-    """The application behind the public port.
+    """Build the application behind the public port.
 
     Arguments:
-        gateway: whose settings are published, and whose tasks are told of.
+        gateway: gateway whose settings are published, and whose tasks are served.
         ready: whether this process should get traffic.
-        identity: says who asks.
+        identity: identity that knows the principals.
     """
     on = _Routes(gateway)
     app = Starlette(
@@ -68,7 +68,7 @@ async def _never(request: Request) -> Response:
 
 
 def _read_page() -> tuple[str, str]:
-    """The page of the contract, and the policy under which a browser runs nothing but what is in it."""
+    """Read the page of the contract, and the policy under which a browser runs nothing but what is in it."""
     page = resources.files("headway.http").joinpath("docs.html").read_text(encoding="utf-8")
     sources = {
         tag: " ".join(f"'sha256-{_digest(text)}'" for text in re.findall(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL))

@@ -1,4 +1,4 @@
-"""What callers are told of their limits: the fields `RateLimit-Policy` and `RateLimit`.
+"""Header fields `RateLimit-Policy` and `RateLimit`, by which clients learn of their limits.
 
 They have the form of the IETF draft "RateLimit header fields for HTTP": each policy with its quota `q` for a window of
 `w` seconds, and, of the limit with the least left, the requests `r` that fit now and the seconds `t` until all of its
@@ -16,17 +16,17 @@ from headway.model import Limit
 from headway.ports import QueueCondition
 
 REMEMBERED = 10_000
-"""Sets of limits whose text is kept ready."""
+"""Most sets of limits whose text is kept ready."""
 
 
 class Charging(Protocol):
-    """What knows who charges the limits; the broker may change."""
+    """Owner of the broker that charges limits; the broker may change."""
 
     limiter: Limiter
 
     @property
     def broker(self) -> QueueCondition:
-        """The broker that does now."""
+        """Broker that charges limits now."""
         ...
 
     def counted(self, limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
@@ -35,24 +35,26 @@ class Charging(Protocol):
 
 
 _Terms = tuple[Limit, bytes, float, float]
-"""One limit; both lines up to the figures, if it is the one that is told of; its tolerance and its interval."""
+"""One limit; its item in both lines, up to the figures; its tolerance and its interval in seconds."""
 
 
 class RateLimitHeaders:
-    """Writes both fields.
+    """Writer of both fields.
 
     Arguments:
-        gateway: whose broker knows what is owed.
+        gateway: gateway whose broker knows the debts.
     """
 
     def __init__(self, gateway: Charging) -> None:
         self._gateway = gateway
         self._limiter = gateway.limiter
         self._known: dict[int, tuple[tuple[Limit, ...], tuple[_Terms, tuple[_Terms, ...]]]] = {}
-        """By identity, as callers keep theirs: to compare them takes longer than all the rest."""
+        """Texts by identity of the limits, as principals keep theirs. Comparing limits would take longer than all the
+        rest.
+        """
 
     def lines(self, limits: tuple[Limit, ...]) -> bytes:
-        """The two lines of a header, each with its end, for a caller with these limits; at least one."""
+        """Lines of both header fields, each with its end, for a principal with these limits; at least one limit."""
         limits = self._gateway.counted(limits)
         known = self._known.get(id(limits))
         terms = known[1] if known is not None and known[0] is limits else self._learn(limits)
@@ -70,7 +72,7 @@ class RateLimitHeaders:
         return b"%b%d;t=%d\r\n" % (text, whole if whole > 0 else 0, ceil(wait))
 
     def fields(self, limits: tuple[Limit, ...]) -> dict[str, str]:
-        """The same by name; empty for a caller without limits."""
+        """Both header fields by name; empty for a principal without limits."""
         lines = self.lines(limits).decode("ascii").splitlines() if limits else []
         return {name: value for name, _, value in (line.partition(": ") for line in lines)}
 
@@ -93,7 +95,7 @@ class RateLimitHeaders:
 
 
 def _policy(limit: Limit) -> str:
-    """One item: its quota is a whole number, so that a rate below one a minute has a longer window."""
+    """Policy item of a limit. Its quota is a whole number, so that a rate below one a minute has a longer window."""
     if limit.rate >= 1.0:
         return f'"{limit.name}";q={int(limit.rate)};w=60'
     return f'"{limit.name}";q=1;w={ceil(60.0 / limit.rate)}'

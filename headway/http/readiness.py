@@ -1,4 +1,4 @@
-"""Whether this process lives, and whether it should get traffic: the routes every port has.
+"""Liveness and readiness of this process: the routes that every port has.
 
 Alive means that this process answers, whatever becomes of the broker. Ready depends on what it has:
 
@@ -25,12 +25,12 @@ from headway.model import WorkerInfo, WorkerStatus
 from headway.ports import Registry
 
 SERVING = frozenset(("ok", "degraded"))
-"""The words that mean ready."""
+"""Words that mean ready."""
 
 AGE = 0.5
-"""Seconds for which an answer is good for others who ask: what is asked of the broker is not theirs to multiply."""
+"""Seconds for which an answer is good for all probes, so that probes do not multiply the calls to the broker."""
 PATIENCE = 0.8
-"""Seconds that a route waits for the broker: those who probe usually give up after 1."""
+"""Seconds that a route waits for the broker. Probes usually give up after 1."""
 
 T = TypeVar("T")
 
@@ -41,14 +41,14 @@ def _never() -> bool:
 
 @dataclass(slots=True)
 class Readiness:
-    """Judges one process.
+    """Readiness of one process.
 
     Attributes:
-        broker: whose workers decide.
+        broker: broker whose workers decide.
         leaving: whether the process is going down.
         slots: ids of the workers it runs.
-        direct: asked in the place of a broker that is away; None: nothing is.
-        model: whose workers count; empty: those of every model.
+        direct: fallback that serves in the place of a broker that is away; None: there is none.
+        model: name of the model whose workers count; empty: those of every model.
         holding: whether requests would be held for a broker that does not answer now, as it may be back in time.
         needs_workers: whether it is ready only while a worker is healthy.
         needs_own: whether that has to be one of its own.
@@ -63,10 +63,10 @@ class Readiness:
     needs_workers: bool = True
     needs_own: bool = False
     _last_seen: Sequence[WorkerInfo] = field(default=(), init=False)
-    """The registry as the broker last told it."""
+    """Registry as the broker last told it."""
 
     async def look(self) -> tuple[str, dict[str, Any]]:
-        """The word, and what it comes from. Waits for the broker, but not for long."""
+        """Word of readiness, and the workers that it comes from. Waits for the broker, but not for long."""
         try:
             workers = self._last_seen = await soon(self.broker.workers())
             return self._look_at(workers)
@@ -75,13 +75,15 @@ class Readiness:
             return self._alone(word), {**checks, "broker": "out of reach"}
 
     async def alone(self) -> str:
-        """The word while the broker is out of reach: `degraded` as long as requests are held for it, or if what is asked
-        in its place works."""
+        """Word of readiness while the broker is out of reach.
+
+        `degraded` as long as requests are held for the broker, or the fallback works.
+        """
         word, _ = self._judge(await self._in_its_place())
         return self._alone(word)
 
     def judge(self, workers: Sequence[WorkerInfo]) -> tuple[str, Sequence[WorkerInfo]]:
-        """The word, given the registry as the broker tells it now, and the workers that it comes from."""
+        """Word of readiness by the broker's present registry, and the workers that it comes from."""
         self._last_seen = workers
         return self._judge(workers)
 
@@ -92,13 +94,13 @@ class Readiness:
         return "degraded" if serves else "unavailable"
 
     async def _in_its_place(self) -> Sequence[WorkerInfo]:
-        """The workers that count while the broker is out of reach."""
+        """Workers that count while the broker is out of reach."""
         if self.holding() and self._last_seen:
             return self._last_seen
         return await self.direct.workers() if self.direct is not None else ()
 
     def _judge(self, workers: Sequence[WorkerInfo]) -> tuple[str, Sequence[WorkerInfo]]:
-        """The word, given some workers, and those of them that it comes from.
+        """Word of readiness by some workers, and those of them that it comes from.
 
         `ok`: all that there should be. `degraded`: not every worker is healthy. `unavailable`: none is. `draining`:
         shutting down. A worker elsewhere that is offline has left, or is given up: it is not waited for.
@@ -126,10 +128,10 @@ class Readiness:
 
 
 class _Glance:
-    """The last look at a process, for all who ask within AGE: whoever probes costs the broker nothing more.
+    """Last look at a process, shared by all probes within AGE, so that further probes cost the broker nothing.
 
     Arguments:
-        readiness: looks.
+        readiness: readiness of the process.
     """
 
     def __init__(self, readiness: Readiness) -> None:
@@ -139,7 +141,7 @@ class _Glance:
         self._leaving = False
 
     async def take(self) -> tuple[str, dict[str, Any]]:
-        """What `Readiness.look` has found, or finds now. That the process is leaving is told at once."""
+        """Result of the last `Readiness.look`, or of a new one. A process that is leaving says so at once."""
         loop, leaving = asyncio.get_running_loop(), self._readiness.leaving()
         looking, now = self._looking, loop.time()
         if looking is None or now - self._since > AGE or leaving != self._leaving:
@@ -149,7 +151,7 @@ class _Glance:
 
 
 def routes(readiness: Readiness) -> list[Route]:
-    """`/livez`, `/readyz` and `/healthz`, each with `?verbose`."""
+    """Routes `/livez`, `/readyz` and `/healthz`, each with `?verbose`."""
     glance = _Glance(readiness)
 
     async def live(request: Request) -> Response:
@@ -173,10 +175,10 @@ def _answer(request: Request, code: int, status: str, checks: dict[str, Any]) ->
 
 
 async def soon(asked: Awaitable[T]) -> T:
-    """What the broker answers.
+    """Answer of the broker.
 
     Raises:
-        BrokerUnavailable: it does not within PATIENCE.
+        BrokerUnavailable: the broker does not answer within PATIENCE.
     """
     try:
         return await asyncio.wait_for(asked, PATIENCE)

@@ -1,11 +1,11 @@
-"""What becomes of a task: `/v1/result/{task_id}`, to ask for it, to wait for it, and to forget it.
+"""Tasks over HTTP: `/v1/result/{task_id}`, to poll one, to wait for it, and to forget it.
 
-A tenant sees its own tasks. Of all others, those that never were, those that are forgotten, and those of other tenants,
-it hears the same: 404. That takes one look at the broker, by tenant and id together, whichever it is.
+A tenant sees its own tasks. All others, those that never were, those that are forgotten, and those of other tenants,
+are answered alike: 404. That takes one look at the broker, by tenant and id together.
 
-A wait ends with the outcome, its time, the client's departure, or this process's shutdown. Nothing here counts towards
-a limit of requests: the outcome was paid for when it was asked for. But each poll costs the broker a call or two, so a caller
-may only ask so often (`Limiter.poll`).
+A wait ends with the outcome, its time, the client's departure, or this process's shutdown. Polls do not count towards a
+limit of requests: the outcome was paid for when it was asked for. But each poll costs the broker a call or two, so
+polls have a limit of their own (`Limiter.poll`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from headway.model import EntryState, Failure, Principal, Reply
 from headway.ports import Identity
 
 PATH = "/v1/result"
-"""What stands before the id of a task."""
+"""Path before the id of a task."""
 
 LONGEST_WAIT = 60.0
 """Most seconds that one request waits for an outcome."""
@@ -41,7 +41,7 @@ _WAIT = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 
 
 class Result(msgspec.Struct, gc=False, omit_defaults=True):
-    """A task: where it stands, its output if there is one, or why there is none."""
+    """State of a task, with its output if there is one, or its failure."""
 
     task_id: str
     status: str
@@ -50,7 +50,7 @@ class Result(msgspec.Struct, gc=False, omit_defaults=True):
 
 
 def routes(gateway: Gateway, identity: Identity) -> list[Route]:
-    """The route, for those whom `identity` knows."""
+    """Route of tasks, for principals that `identity` knows."""
     tasks = _Tasks(gateway)
     guard = Middleware(Guard, identity, gateway.counters)
     return [Route(f"{PATH}/{{task_id}}", tasks.answer, methods=["GET", "DELETE"], middleware=[guard])]
@@ -88,7 +88,7 @@ class _Tasks:
         return self._told(caller, response)
 
     def _told(self, caller: Principal, response: Response) -> Response:
-        """The response with what its caller is told of its limits."""
+        """Add the principal's limits to a response."""
         response.headers.update(self._allowances.fields(caller.limits))
         response.headers["cache-control"] = "no-store"
         return response
@@ -110,7 +110,7 @@ class _Tasks:
         return response
 
     async def _follow(self, request: Request, tenant: str, id: str, wait: float) -> Reply | None:
-        """The outcome, if it comes before the wait has to end."""
+        """Outcome of a task, if it comes before the wait has to end."""
         following = asyncio.ensure_future(self._gateway.follow(tenant, id, wait))
         ends = [following, asyncio.ensure_future(_left(request)), asyncio.ensure_future(request.state.shut.wait())]
         try:
@@ -129,7 +129,7 @@ class _Tasks:
 
 
 async def _left(request: Request) -> None:
-    """Return when the client has."""
+    """Return when the client has left."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 

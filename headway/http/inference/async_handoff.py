@@ -1,4 +1,4 @@
-"""When a request that may become a task is handed over: its client gets the task's id in place of the answer.
+"""Handover of a request that may become a task: its client gets the task's id in place of the answer.
 
                  admitted                     answered
     (submitted) ──────────▶ admitted ─────────────────────▶ answered as ever
@@ -16,15 +16,15 @@ from collections.abc import Callable
 
 
 class AsyncHandoff:
-    """Decides it for one request.
+    """Handover of one request.
 
     Arguments:
-        loop: keeps the time.
-        wait: seconds for which the client waits for the answer; 0: it is due at once.
+        loop: event loop that keeps the time.
+        wait: seconds for which the client waits for the answer; 0: the handover is due at once.
         tell: hands the request over; called at most once, and not after `end`.
 
     Attributes:
-        due: the client has waited long enough.
+        due: whether the client has waited long enough.
     """
 
     __slots__ = ("_admitted", "_tell", "_timer", "due")
@@ -36,13 +36,13 @@ class AsyncHandoff:
         self._timer = None if self.due else loop.call_later(wait, self._expire)
 
     def admitted(self) -> None:
-        """The request will be answered, whoever waits for it."""
+        """Note that the request will be answered, whoever waits for it."""
         self._admitted = True
         if self.due:
             self._hand_over()
 
     def end(self) -> None:
-        """The request has been answered, or its client has left."""
+        """Note that the request has been answered, or its client has left."""
         self._tell = None
         if self._timer is not None:
             self._timer.cancel()

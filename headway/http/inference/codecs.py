@@ -1,4 +1,4 @@
-"""The three native request shapes, and what is answered to them: outputs and problem documents.
+"""Codecs of the three native routes: requests, outputs and problem documents.
 
 All three mean the same inside: a model, an input, parameters. A body is decoded once and an answer encoded
 once; whatever is wrong with a body becomes a BadRequest that names the member and what was expected of it. Of a
@@ -31,7 +31,7 @@ from headway.errors import (
 from headway.model import Failure
 
 MAX_DEPTH = 32
-"""Deepest nesting of `parameters`: a worker must be able to decode whatever was accepted at the door."""
+"""Deepest nesting of `parameters`, as a worker must be able to decode whatever was accepted."""
 
 _ABSENT = msgspec.Raw()
 _NUL = "the input contains U+0000, which not every model can hold; remove it"
@@ -40,10 +40,10 @@ _LONE_SURROGATE = re.compile(
 )
 _LABEL = re.compile(r"[a-z0-9_-]{1,40}")
 _CONTROL = re.compile("[\x01-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
-"""C0 without tab, line feed and carriage return; DEL; C1. U+0000 is refused before."""
+"""Control characters: C0 without tab, line feed and carriage return; DEL; C1. U+0000 is refused before."""
 
 Check = Callable[[str], str]
-"""Takes an input and returns what the model gets, or raises RequestError."""
+"""Function that takes an input and returns what the model gets, or raises RequestError."""
 
 
 class _Inference(msgspec.Struct, gc=False):
@@ -104,15 +104,15 @@ class Problem(msgspec.Struct, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """One native route.
+    """Codec of one native route.
 
     Attributes:
-        path: its path.
+        path: path of the route.
         read: body to (model or None, input, parameters as the text of a JSON object or empty). Raises RequestError.
         text: the input in a body that is the input itself. Raises RequestError.
-        write: (shown id, output, milliseconds, model version) to the body of the answer. Raises
-            UnicodeEncodeError when the output holds a lone surrogate.
-        octets: an `application/octet-stream` body is the input itself.
+        write: (shown id, output, milliseconds, model version) to the body of the answer. Raises UnicodeEncodeError when
+            the output holds a lone surrogate.
+        octets: whether an `application/octet-stream` body is the input itself.
     """
 
     path: str
@@ -161,7 +161,7 @@ def _text_reader(check: Check | None) -> Callable[[bytes], str]:
 
 
 def _checker(settings: Settings) -> Check | None:
-    """What inputs have to pass under these settings; None for nothing."""
+    """Make the check of inputs under these settings; None for nothing to check."""
     most, policy = settings.max_input_chars, settings.control_chars
     if not most and policy == "keep":
         return None
@@ -245,11 +245,11 @@ _NATIVE: tuple[tuple[str, type[Any], Callable[[str, str, float, str], bytes], bo
 )
 
 PATHS = tuple(path for path, *_ in _NATIVE)
-"""Where the native routes are."""
+"""Paths of the native routes."""
 
 
 def native(settings: Settings) -> tuple[Shape, ...]:
-    """The native routes, with the checks that these settings ask for."""
+    """Codecs of the native routes, with the checks that these settings ask for."""
     check = _checker(settings)
     text = _text_reader(check)
     return tuple(
@@ -266,18 +266,18 @@ def patience(code: str, retry_after: float | None) -> float | None:
 
 
 def anchor(code: str) -> str:
-    """Where on the page /docs an error is described."""
+    """Anchor on the page /docs that describes an error."""
     return code.lower().replace("_", "-")
 
 
 def problem(code: str, message: str, shown: str, retry_after: float | None = None) -> Problem:
-    """The document of one error.
+    """Problem document of one error.
 
     Arguments:
         code: a code of `headway.errors`.
         message: what happened, for the client to read.
         shown: the request's id as clients see it, `req_…`.
-        retry_after: seconds.
+        retry_after: seconds after which a retry makes sense; None when it does not, or is not known.
     """
     document = Problem(
         type=f"/docs#{anchor(code)}",
@@ -295,17 +295,17 @@ def problem(code: str, message: str, shown: str, retry_after: float | None = Non
 
 
 def no_text() -> Failure:
-    """Why a request gets no output although there is one."""
+    """Failure of a request whose output cannot be sent, as it is no proper text."""
     return Failure(BACKEND_ERROR, "the model's output contains a lone surrogate, which is no text")
 
 
 def escaped(text: str) -> str:
-    """`text` with what is no Unicode escaped, as it may come from a model."""
+    """`text` with lone surrogates escaped, as a model may return them."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def problem_body(document: Problem) -> bytes:
-    """The document as JSON. Text that is no Unicode, as it may come from a model, is escaped."""
+    """Problem document as JSON. Lone surrogates, as a model may return them, are escaped."""
     try:
         return _encode(document)
     except UnicodeEncodeError:
@@ -314,12 +314,12 @@ def problem_body(document: Problem) -> bytes:
 
 
 def problem_header(code: str, retry_after: float | None = None, reason: str = "") -> dict[str, str]:
-    """The header fields that go with an error.
+    """Header fields of an error.
 
     Arguments:
         code: a code of `headway.errors`.
-        retry_after: seconds.
-        reason: why a request was refused, one short label.
+        retry_after: seconds after which a retry makes sense; None when it does not, or is not known.
+        reason: short label for metrics of why the request is refused.
     """
     fields = {"content-type": "application/problem+json"}
     seconds = patience(code, retry_after)
@@ -346,9 +346,18 @@ def problem_response(
     close: bool = False,
     fields: bytes = b"",
 ) -> bytes:
-    """A whole HTTP/1.1 response with the document of one error, as `problem` and `problem_header` make them;
-    `date` is the value of its Date header, and with `close` it says that the connection ends. `fields` are more
-    lines of its header, each with its end."""
+    """Whole HTTP/1.1 response with the problem document of one error, as `problem` and `problem_header` make them.
+
+    Arguments:
+        code: a code of `headway.errors`.
+        message: what happened, for the client to read.
+        shown: the request's id as clients see it, `req_…`.
+        date: value of its Date header.
+        retry_after: seconds after which a retry makes sense; None when it does not, or is not known.
+        reason: short label for metrics of why the request is refused.
+        close: whether the response says that the connection ends.
+        fields: further lines of its header, each with its end.
+    """
     body = problem_body(problem(code, message, shown, retry_after))
     status = STATUS[code]
     lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ndate: {date.decode()}\r\nx-request-id: {shown}"]

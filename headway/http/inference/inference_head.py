@@ -1,7 +1,7 @@
-"""What the head of an inference request asks for: by whom, by when, how important, under which id, and how.
+"""Head of an inference request: principal, deadline, tier, id and options.
 
-It depends on the head alone and holds no instant, so that one serves every request of a connection that comes with the same
-head.
+It depends on the head alone and holds no instant, so that one serves all requests of a connection whose heads are
+equal.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _MILLISECONDS = re.compile(rb"[0-9]+(?:\.[0-9]+)?")
 
 
 class InferenceHead:
-    """One inference request but for its body.
+    """Inference request without its body.
 
     Attributes:
-        shape: the route.
+        shape: codec of its route.
         authorization: value of its header field, empty when there was none.
         id: UUID text the client chose, empty when it chose none.
-        options: how it is to be served.
+        options: options of the request.
         model: model named in the query of an octet-stream request.
-        octets: the body is the input itself.
-        expects: the client waits for `100 Continue` before it sends the body.
-        repeatable: another request with the same head, but for a Content-Length, means the same.
+        octets: whether the body is the input itself.
+        expects: whether the client waits for `100 Continue` before it sends the body.
+        repeatable: whether a request with an equal head, but for the Content-Length, means the same.
         wish: whether it may become a task.
         wait: seconds for which a client that has this wish waits for the answer.
     """
@@ -64,13 +64,13 @@ class InferenceHead:
 def read_inference_head(
     shape: Shape, head: Head, query: bytes, settings: Settings, origin: str | None
 ) -> InferenceHead:
-    """Read what a head asks for.
+    """Read an inference request's head.
 
     Arguments:
-        shape: the route it came to.
+        shape: codec of the route it came to.
         head: the head.
         query: query of its target.
-        settings: for the tiers, the longest timeout, and the largest body.
+        settings: settings of the tiers, the longest timeout, and the largest body.
         origin: see RequestOptions.
 
     Raises:
@@ -103,19 +103,19 @@ def read_inference_head(
 
 
 def too_large(settings: Settings) -> PayloadTooLarge:
-    """The error of a body beyond `max_body_bytes`."""
+    """Error of a body beyond `max_body_bytes`."""
     return PayloadTooLarge(f"the body is larger than {settings.max_body_bytes} bytes (max_body_bytes)")
 
 
 def chosen_id(head: Head) -> str:
-    """The UUID in its `X-Request-Id`, with or without the prefix, in lower case; empty for anything else."""
+    """UUID in the `X-Request-Id` of a head, with or without the prefix, in lower case; empty for anything else."""
     value = head.single.get(b"x-request-id")
     found = None if value is None else _ID.fullmatch(value)
     return found[1].decode().lower() if found else ""
 
 
 def _key(value: bytes) -> str:
-    """The key in the value of `Idempotency-Key`: a string in quotes, as the draft has it, or the bare key."""
+    """Key in the value of `Idempotency-Key`: a string in quotes, as the draft has it, or the bare key."""
     key, value = b"", value.strip(b" \t")
     if _KEY.fullmatch(value) is not None:
         key = _ESCAPED.sub(rb"\1", value[1:-1]) if value.startswith(b'"') else value

@@ -1,4 +1,4 @@
-"""What a client would like but does not insist on: the `Prefer` header (RFC 7240), as far as it is heeded here."""
+"""Preferences of a client: the `Prefer` header (RFC 7240), as far as Headway heeds it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SECONDS = re.compile(rb"[0-9]{1,30}")
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """The client will take the id of a task for an answer.
+    """Wish of a client that accepts the id of a task for an answer.
 
     Attributes:
         wait: seconds for which it would rather wait for the answer itself; 0: not at all.
@@ -23,9 +23,11 @@ class Wish:
 
 
 def read_prefer(value: bytes) -> Wish | None:
-    """Read `respond-async` and `wait` in the value of `Prefer`, several lines of it joined by commas. Whatever else is
-    there, or is malformed, is passed over; of a preference that is there twice the first counts. None: the answer is
-    to come as ever."""
+    """Read `respond-async` and `wait` in the value of `Prefer`, several lines of it joined by commas.
+
+    Other preferences, and malformed ones, are passed over; of a preference that is there twice the first counts. None:
+    the client waits for the answer.
+    """
     preferences: dict[bytes, bytes] = {}
     for preference in _PREFERENCE.findall(value):
         name, _, word = preference.partition(b";")[0].partition(b"=")

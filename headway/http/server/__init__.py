@@ -1,1 +1,1 @@
-"""Listeners and connections: where requests begin and end, and what they may cost."""
+"""Listeners and connections, on which requests begin and end, and the bounds of their cost."""

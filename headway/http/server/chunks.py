@@ -1,4 +1,4 @@
-"""A body in chunks, as it comes: what is content, where it ends, and that the wrapping and the work stay in proportion."""
+"""Reader of a chunked body: finds content and end, and keeps the wrapping and the work in proportion."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from headway.http.server.head import END
 
 _OPENING = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
 _WRAPPING = 8
-"""Bytes on the wire per byte of content that are taken for honest: a chunk of one byte needs six."""
+"""Bytes on the wire per byte of content that count as honest: a chunk of one byte needs six."""
 
 FREE_PIECES = 2_048
 """Pieces of content that any body may have, however small they are."""
 PIECE_BYTES = 64
 """Bytes of content that pay for each further piece. Clients send hundreds in a chunk, and more."""
 _CUT_PIECES = 16
-"""Pieces that cost as much as one cut at an empty line."""
+"""Pieces that one cut at an empty line costs."""
 _STRETCH = 8_192
 """Most bytes that the parser is fed between two looks at the proportions: they may hold a thousand pieces."""
 
 
 class Chunks:
-    """Unwraps one chunked body.
+    """Reader of one chunked body.
 
     Arguments:
         most: largest content, in bytes.
@@ -42,14 +42,15 @@ class Chunks:
 
     @property
     def done(self) -> bool:
-        """The body is complete."""
+        """Whether the body is complete."""
         return self._heard.complete
 
     def feed(self, data: bytes) -> tuple[bytes, bytes]:
-        """Take what has come; returns the content in it, and what lies behind the end of the body.
+        """Take the bytes that came. Returns their content, and the bytes behind the end of the body.
 
         Raises:
-            RequestError: malformed, larger than `most`, wrapped in far more than it contains, or cut into far too small pieces.
+            RequestError: the body is malformed, larger than `most` bytes, wrapped in far more than it contains, or cut
+                into far too small pieces.
         """
         # A body can only end behind an empty line: cut there, so that the parser never sees the next request.
         whole, heard = self._tail + data, self._heard
@@ -87,13 +88,13 @@ class Chunks:
 
 
 class _Ear:
-    """What the parser calls; it does not know its Chunks, so that no cycle keeps a body alive.
+    """Callbacks of the parser. They do not know their Chunks, so that no cycle keeps a body alive.
 
     Attributes:
-        pieces: the content that was found since it was taken last.
+        pieces: content that was found since it was taken last.
         size: bytes of content, in all.
-        count: what the work came to, in pieces.
-        complete: the body has ended.
+        count: the work so far, in pieces.
+        complete: whether the body has ended.
     """
 
     __slots__ = ("complete", "count", "pieces", "size")

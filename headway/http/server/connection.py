@@ -1,6 +1,6 @@
-"""One client connection of a door: where requests begin and end, what they may cost, and when it is over.
+"""Connection of one client: reads requests, writes answers, bounds their cost, and closes.
 
-    IDLE ──▶ HEAD ──▶ BODY ──▶ ASKED (the hot lane) ──▶ IDLE
+    IDLE ──▶ HEAD ──▶ BODY ──▶ ASKED (the fast path) ─▶ IDLE
       └───────┴────▶ APP (uvicorn's own cycle) ───────▶ IDLE
     DROP: the answer was given before the body had come.  BLOCKED: the last answer has not left yet.
     WAITING: a handful of its requests were answered in this turn of the event loop; it goes on in a later one.
@@ -12,7 +12,7 @@ The rules:
   so that answers leave in the order of the requests.
 - A head is parsed when it is complete, a counted body is only counted, a chunked one is unwrapped. No parser
   lives longer than one request, so nothing of a request can reach into the next.
-- No timers: the door looks at every connection now and then (`inspect`) and ends what takes too long.
+- No timers: the listener looks at every connection now and then (`inspect`) and ends what takes too long.
 - The end of the client's sending is its departure. A client that has closed its connection and one that
   has only shut down its sending side look the same until something is written to them, and by then a GPU
   would have worked for nobody.
@@ -49,21 +49,22 @@ HELD = 65_536
 """Bytes a client may send ahead of its answers; also the most of a refused body that is read to keep a connection."""
 
 FAR = 4 << 20
-"""Bytes that are read ahead of answers where they are counted: an end that lies behind them is seen. A system takes about as
-much from a client that leaves."""
+"""Bytes that are read ahead of answers where they are counted, so that an end behind them is seen. A system takes about
+as much from a client that leaves.
+"""
 
 UNCOUNTED = 4_096
-"""Bytes sent ahead that are too few to be counted with those of bodies."""
+"""Bytes sent ahead up to which they are not counted with those of bodies."""
 
 TURNED_AWAY = 64
 """Refused connections that may linger beyond the limit; further ones are cut off without an answer."""
 
 
 class Connection(HttpToolsProtocol):
-    """A connection whose requests all go to the ASGI app; the hot lane adds routes that do not.
+    """Connection whose requests all go to the ASGI app; the fast path adds routes that do not.
 
     Arguments:
-        desk: what it shares with the door's other connections.
+        desk: context shared with the listener's other connections.
 
     Attributes:
         far: bytes a client may send ahead of its answers.
@@ -138,12 +139,12 @@ class Connection(HttpToolsProtocol):
         self.desk.left()
 
     def pause_writing(self) -> None:
-        """The client does not take its answer."""
+        """Note that the client does not take its answer."""
         self.unread.begin(self.transport, monotonic())
         super().pause_writing()
 
     def resume_writing(self) -> None:
-        """The client has taken all of it."""
+        """Note that the client has taken all of its answer."""
         self.unread.since = 0.0
         super().resume_writing()
         if self.phase == BLOCKED:
@@ -219,23 +220,23 @@ class Connection(HttpToolsProtocol):
         return self.open
 
     def reserve(self, amount: int) -> bool:
-        """Whether the connection may hold so many bytes of bodies, in all. One that may, is counted with them."""
+        """Let the connection hold `amount` bytes of bodies, in all; False, and nothing is changed, when it may not."""
         return True
 
     def take(self, content: bytes) -> None:
-        """A piece of the body; what comes when no app is waiting for it is dropped."""
+        """Take a piece of the body. Without an app that waits for it, the piece is dropped."""
         if self.phase == APP:
             self.on_body(content)
 
     def complete(self) -> None:
-        """The body is complete."""
+        """Note that the body is complete."""
         if self.phase == APP:
             self.on_message_complete()
         else:
             self.finish()
 
     def on_response_complete(self) -> None:
-        """The app has answered."""
+        """Note that the app has answered."""
         self.server_state.total_requests += 1
         self.flow.resume_reading()
         if self.transport.is_closing():
@@ -253,7 +254,7 @@ class Connection(HttpToolsProtocol):
             self.advance()
 
     def finish(self) -> None:
-        """The answer is written: wait for the next request, or close."""
+        """End a request whose answer is written: wait for the next request, or close."""
         if self.last or self.desk.closing:
             if self.held:
                 self.linger()
@@ -268,8 +269,10 @@ class Connection(HttpToolsProtocol):
     # Refusals.
 
     def refuse(self, error: RequestError, head: Head, tier: str | None = "none") -> None:
-        """Answer an error to a request whose body has not been read; keep the connection if the rest is short. It is counted
-        under a tier; None: it has been counted."""
+        """Answer an error to a request whose body has not been read; keep the connection if the rest is short.
+
+        The refusal is counted under a tier; None: it has been counted.
+        """
         if head.expects or not 0 <= head.length <= HELD:
             self.reject(error, tier)
             return
@@ -301,7 +304,7 @@ class Connection(HttpToolsProtocol):
         self.linger()
 
     def fault(self, exc: Exception) -> None:
-        """Answer what nobody foresaw with 500, and log it once, under the request's id."""
+        """Answer an unforeseen exception with 500, and log it once, under the request's id."""
         self.id = self.id or self.desk.new_id()
         log.error("a request failed", request_id=SHOWN + self.id, exc_info=exc)
         try:
@@ -331,8 +334,11 @@ class Connection(HttpToolsProtocol):
         )
 
     def linger(self) -> None:
-        """Close for the client to see, yet read on for a moment: closing with bytes unread would reset the
-        connection and could take the answer away from a client that is still sending (RFC 9112, section 9.6)."""
+        """Close the sending side, yet read on for a moment.
+
+        Closing with bytes unread would reset the connection, and could take the answer away from a client that is still
+        sending (RFC 9112, section 9.6).
+        """
         self.phase = LINGERING
         self.since = monotonic()
         self.held, self.ahead = b"", None
@@ -371,7 +377,7 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
 
     def retire(self) -> None:
-        """The door is closing: the answer in hand is the last."""
+        """Let the answer in hand be the last, as the listener is closing."""
         if self.phase == APP:
             self.cycle.keep_alive = False
 
@@ -449,8 +455,11 @@ class Connection(HttpToolsProtocol):
             self.complete()
 
     def _keep_ahead(self) -> None:
-        """Keep what was sent ahead of the answer in hand, and read on, to see the client leave. Beyond what one connection may
-        hold nothing is read; beyond what its owner may hold it is thrown away, and the answer in hand is the last."""
+        """Keep the bytes that were sent ahead of the answer in hand, and read on, to see the client leave.
+
+        Beyond what one connection may hold nothing is read. Beyond what its owner may hold the bytes are thrown away,
+        and the answer in hand is the last.
+        """
         ahead = len(self.held) + (len(self.ahead) if self.ahead else 0)
         if ahead > UNCOUNTED and not self.reserve(ahead):
             if self.phase == WAITING:
@@ -468,7 +477,7 @@ class Connection(HttpToolsProtocol):
             self._read_on()
 
     def _fetch(self) -> bool:
-        """Take up some of what was sent far ahead; False when there is nothing."""
+        """Take up some of the bytes sent far ahead; False when there are none."""
         ahead = self.ahead
         if not ahead:
             return False

@@ -1,4 +1,4 @@
-"""What all connections of one door share: limits, templates, counters, and whether the door is closing."""
+"""Context shared by all connections of one listener: limits, templates, counters, and whether the listener is closing."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ from headway.runtime.counters import Counters
 log = structlog.get_logger(__name__)
 
 NewId = Callable[[], str]
-"""Makes the text of a fresh UUIDv7."""
+"""Function that makes the text of a fresh UUIDv7."""
 
 LINGER = 1.0
 """Seconds for which a refused client may go on sending before it is cut off."""
 
 GRACE = 1.0
-"""Seconds of silence after which a closing door leaves an idle client."""
+"""Seconds of silence after which a closing listener drops an idle client."""
 
 SPARE = 32
 """File descriptors kept from clients: the first half for refusing them, the second for workers, files and operators."""
 
 SLOWEST = 16_384
-"""Bytes per second at which a client has to take its answer."""
+"""Least bytes per second at which a client has to take its answer."""
 
 
 class Intake(Protocol):
@@ -91,8 +91,10 @@ class Intake(Protocol):
 
 
 class _Shelter:
-    """Keeps an app's faults from uvicorn: each is one line of the log, under the request's id, and its client gets an answer
-    unless a part of one has been sent."""
+    """Guard of an app's faults: each is one line of the log, under the request's id.
+
+    Its client gets an answer unless a part of one has been sent.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -181,16 +183,16 @@ class ConnectionContext:
             self.state.default_headers = [(b"date", date)]
 
     def retire(self) -> None:
-        """From now on every answer is its connection's last."""
+        """Make every answer its connection's last from now on."""
         self.closing = True
 
     def close(self) -> None:
-        """The port closes: what is idle goes as well."""
+        """Drop idle connections too, as the port closes."""
         self.retire()
         self.shut.set()
 
     def left(self) -> None:
-        """A connection has ended."""
+        """Note that a connection has ended."""
         if not self.state.connections:
             self._left.set()
 

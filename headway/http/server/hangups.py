@@ -1,11 +1,11 @@
-"""Hears that clients have hung up from whom nothing is read at the moment.
+"""Watch for clients that hang up while nothing is read from them.
 
-The end of what a client sends is its departure, and it is seen by reading. While more was sent ahead of an answer than one
-connection may hold, nothing is read; the system knows of the end all the same (EPOLLRDHUP), but an event loop does not ask for
-it. So there is one epoll for such connections, which the event loop watches like any other descriptor.
+The end of what a client sends is its departure, and it is seen by reading. While more was sent ahead of an answer than
+one connection may hold, nothing is read; the system knows of the end all the same (EPOLLRDHUP), but an event loop does
+not ask for it. So there is one epoll for such connections, which the event loop watches like any other descriptor.
 
-An end that lies behind more than the system's own buffer holds has not arrived, and is seen when it has. Where there is no
-epoll (outside of Linux) nothing is heard before reading goes on.
+An end that lies behind more than the system's own buffer holds has not arrived, and is seen when it has. Where there is
+no epoll (outside of Linux) nothing is heard before reading goes on.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from collections.abc import Callable
 
 
 class Hangups:
-    """The watch of one door.
+    """Watch of one listener's clients.
 
     Arguments:
-        loop: tells it; called within it alone.
+        loop: event loop that tells it; called within that loop alone.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -40,13 +40,13 @@ class Hangups:
         self._poll.register(descriptor, select.EPOLLRDHUP | select.EPOLLONESHOT)
 
     def forget(self, descriptor: int) -> None:
-        """Watch a socket no more; one that is not watched, too."""
+        """Stop watching a socket, also one that is not watched."""
         if self._watched.pop(descriptor, None) is not None and self._poll is not None:
             with contextlib.suppress(OSError):  # It is closed.
                 self._poll.unregister(descriptor)
 
     def close(self) -> None:
-        """Watch nothing any more."""
+        """Stop watching all sockets."""
         if self._poll is not None:
             self._loop.remove_reader(self._poll.fileno())
             self._poll.close()
@@ -64,6 +64,6 @@ class Hangups:
 
 
 def descriptor_of(transport: asyncio.Transport) -> int:
-    """The transport's descriptor. The system hands out the lowest free number, so it tells how many are in use."""
+    """Descriptor of a transport. The system hands out the lowest free number, so it tells how many are in use."""
     sock = transport.get_extra_info("socket")
     return -1 if sock is None else int(sock.fileno())

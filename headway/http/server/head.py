@@ -1,9 +1,8 @@
-"""What the head of a request says: the request line and the header, read once and checked strictly.
+"""Parser of a request's head: the request line and the header, read once and checked strictly.
 
-The syntax is llhttp's business (through httptools); this module adds what llhttp leaves open and what a
-proxy in front could understand differently: exactly one Host, one request line of three words, no
-transfer coding but `chunked`, no header twice where only one makes sense, no slash of the path written as %2F. A head is
-always parsed whole.
+The syntax is llhttp's business (through httptools); this module adds what llhttp leaves open and what a proxy in front
+could understand differently: exactly one Host, one request line of three words, no transfer coding but `chunked`, no
+header twice where only one makes sense, no slash of the path written as %2F. A head is always parsed whole.
 """
 
 from __future__ import annotations
@@ -44,18 +43,18 @@ _SINGLE = frozenset(
 
 
 class Head:
-    """One request's head.
+    """Head of one request.
 
     Attributes:
-        method: in capitals.
-        target: as it stands in the request line.
+        method: method in capitals.
+        target: target as it stands in the request line.
         version: `1.0` or `1.1`.
         fields: header fields in order, names in lower case.
         single: value of each header field that may come only once, and of those lists that are looked at, whose lines
             are joined by commas.
         length: bytes of the body; 0 when there is none, -1 when it is chunked.
-        keep: the connection may serve another request.
-        expects: the client waits for `100 Continue` before it sends the body.
+        keep: whether the connection may serve another request.
+        expects: whether the client waits for `100 Continue` before it sends the body.
     """
 
     __slots__ = ("expects", "fields", "keep", "length", "method", "single", "target", "version")
@@ -72,7 +71,7 @@ class Head:
 
 
 class Told:
-    """Answers what uvicorn's protocol asks its parser, from a head that was parsed before."""
+    """Stand-in for uvicorn's parser, which answers from a head that was parsed before."""
 
     __slots__ = ("_head",)
 
@@ -92,12 +91,12 @@ class Told:
         return self._head.keep
 
     def should_upgrade(self) -> bool:
-        """Never."""
+        """Whether the connection may be upgraded: never."""
         return False
 
 
 class _Scribe:
-    """Takes down what the parser calls out."""
+    """Callbacks of the parser, which take down what it finds."""
 
     __slots__ = ("complete", "fields")
 
@@ -116,7 +115,7 @@ def read_head(raw: bytes) -> Head:
     """Parse one head, from the request line up to and including its empty line.
 
     Raises:
-        RequestError: it is malformed or ambiguous; the connection cannot be used any further.
+        RequestError: the head is malformed or ambiguous; the connection cannot be used any further.
     """
     line = _REQUEST_LINE.match(raw)
     if line is None:
@@ -170,18 +169,18 @@ def _weigh(head: Head) -> None:
 
 
 def shorten(value: bytes) -> str:
-    """The beginning of a header field's value, as an error may show it."""
+    """Beginning of a header field's value, as an error may show it."""
     return repr(value[:60].decode("latin-1"))
 
 
 def suspect(partial: bytes, seen: int = 0) -> str | None:
-    """Why the beginning of a head can never become a good one; None when it still may.
+    """Reason why the beginning of a head can never become a good one; None when it still may.
 
     Without this, a client that speaks another protocol would be left waiting for the header deadline.
 
     Arguments:
-        partial: all that has come of the head.
-        seen: bytes of it that were found good before.
+        partial: all bytes of the head so far.
+        seen: number of them that were found good before.
     """
     newline = partial.find(b"\r\n")
     if newline < 0 or seen <= newline + 1:
@@ -199,11 +198,11 @@ def _about_line(raw: bytes) -> str:
 
 
 def past_blank(held: bytes) -> bytes:
-    """What follows the blank lines before a request."""
+    """Bytes after the blank lines before a request."""
     blank = _BLANK.match(held)
     return held[blank.end() if blank else 0 :]
 
 
 def too_long(most: int) -> RequestError:
-    """The error of a head of more than `most` bytes."""
+    """Error of a head of more than `most` bytes."""
     return RequestError(f"request line and header exceed {most} bytes (max_header_bytes)", code=HEADERS_TOO_LARGE)

@@ -1,14 +1,14 @@
-"""A door: a listening port, the connections through it, and the order in which it closes.
+"""Listener: a listening port, the connections through it, and the order in which it closes.
 
     open     bind → listen → look after the connections every now and then
     retire   every answer says `Connection: close`; new connections are taken all the same
     drain    stop listening → every answer says `Connection: close` → idle connections go → none is left
     close    cut what is left
 
-A door must outlive the system running out of file descriptors. It refuses connections with 503 while a few
-descriptors are left, so that there is something to refuse with; libuv keeps one more to accept and drop what
-comes when there is none; and if the listener dies all the same, a second handle on its socket has kept the
-queue of connections, and a new listener takes over.
+A listener must outlive the system running out of file descriptors. It refuses connections with 503 while a few
+descriptors are left, so that there is something to refuse with; libuv keeps one more to accept and drop what comes when
+there is none; and if the listening socket dies all the same, a second handle on it has kept the queue of connections,
+and a new one takes over.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ BACKLOG = 2048
 
 
 class Listener:
-    """One listening port.
+    """A listening port.
 
     Arguments:
         host: address to bind.
         port: port to bind, 0 to let the system choose.
-        prefix: what the names of these two settings begin with, for errors.
+        prefix: prefix of the names of these two settings, for errors.
         settings: limits and times.
-        make_desk: builds what the connections share; called within the event loop.
+        make_desk: builds the context that the connections share; called within the event loop.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Listener:
         new_id: NewId,
         counters: Counters,
     ) -> Listener:
-        """The door for clients: the hot lane, and `app` for all other routes."""
+        """Listener for clients: the fast path, and `app` for all other routes."""
         return cls(
             settings.host,
             settings.port,
@@ -88,7 +88,7 @@ class Listener:
 
     @classmethod
     def admin(cls, settings: Settings, app: ASGIApp, new_id: NewId, counters: Counters) -> Listener:
-        """The door for operators."""
+        """Listener for operators."""
         return cls(
             settings.admin_host,
             settings.admin_port,
@@ -169,7 +169,7 @@ class Listener:
         return [] if self._desk is None else cast(list[Connection], list(self._desk.state.connections))
 
     def _look_after(self) -> None:
-        """Sweep, and come back."""
+        """Sweep, and schedule the next sweep."""
         desk = self._desk
         if desk is None:
             return
@@ -183,8 +183,11 @@ class Listener:
         self._sweep = desk.loop.call_later(_interval(desk), self._look_after)
 
     def _sweep_soon(self, desk: ConnectionContext, now: float) -> None:
-        """Sweep when what has come by `now` has been read: this process may have stood still, and not its clients. Timers
-        come first after that, so this takes a turn to get behind them, and one in which is read."""
+        """Sweep when all that has come by `now` has been read, as this process may have stood still, and not its
+        clients.
+
+        Timers come first after a stand-still, so this takes a turn to get behind them, and one in which is read.
+        """
         loop = desk.loop
         loop.call_soon(loop.call_soon, self.sweep, now)
 
@@ -194,7 +197,7 @@ class Listener:
         self._listeners.clear()
 
     async def _bind(self, desk: ConnectionContext) -> list[_Listener]:
-        """One listener for each address that the host stands for, all on one port."""
+        """Make a listening socket for each address that the host stands for, all on one port."""
         try:
             found = await desk.loop.getaddrinfo(
                 self._host or None, self._wanted_port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -232,7 +235,7 @@ class Listener:
 
 
 class _Listener:
-    """One bound socket, and a second handle on it from which listening goes on if the event loop gives it up."""
+    """Bound socket, and a second handle on it from which listening goes on if the event loop gives it up."""
 
     def __init__(self, sock: socket.socket, desk: ConnectionContext) -> None:
         self._spare = sock

@@ -1,10 +1,11 @@
-"""What the clients of a public door may hold together, so that none of them keeps the others out: connections, and the bytes
-of bodies that are on their way and of answers that are not fetched.
+"""Quotas of the clients of a public port: connections, and bytes of bodies in flight and of answers that are not
+fetched.
 
-A connection is its tenant's from the first request on. Until then it is a stranger's, and all strangers together are one
-owner: when they have had their share, the one that came first and has not spoken makes room for the next, so that a flood of
-silent connections keeps nobody from speaking. Where nobody is asked who they are, the owner is the client's address. A proxy
-in front is then one owner, and its connections are only bounded if that is asked for.
+No client's share keeps the others out. A connection is its tenant's from the first request on. Until then it is a
+stranger's, and all strangers together are one owner: when they have had their share, the one that came first and has
+not spoken makes room for the next, so that a flood of silent connections keeps nobody from speaking. Without
+authentication, the owner is the client's address. A proxy in front is then one owner, and its connections are only
+bounded if that is asked for.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from headway.core.budget import GREED, Budget
 from headway.errors import RATE_LIMITED, SERVICE_OVERLOADED, RequestError
 
 STRANGERS = "\0"
-"""Owner of the connections on which nobody has spoken yet."""
+"""Owner of the connections on which no request has come yet."""
 
 _LOOKED_AT = 64
-"""Strangers that are looked at to find one that makes room."""
+"""Most strangers that are looked at to find one that makes room."""
 
 
 class Guest(Protocol):
-    """A connection, as it is counted here.
+    """Connection as the quotas count it.
 
     Attributes:
-        owner: whom it counts for; None when it is not counted.
+        owner: name of the owner it counts for; None when it is not counted.
         reserved: bytes of bodies that it holds.
         unfetched: bytes of answers that its client has not taken, as far as they are counted.
     """
@@ -38,7 +39,7 @@ class Guest(Protocol):
 
     @property
     def silent(self) -> bool:
-        """Whether no request of its client's is under way."""
+        """Whether no request of its client is under way."""
         ...
 
     def shutdown(self) -> None:
@@ -47,10 +48,10 @@ class Guest(Protocol):
 
 
 class Quotas:
-    """The budgets of one public door.
+    """Budgets of one public port.
 
     Arguments:
-        settings: for the bounds, and whether anybody is asked who they are.
+        settings: settings of the bounds, and whether clients are authenticated.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -84,7 +85,7 @@ class Quotas:
         """Count a connection for the tenant whose request has come on it.
 
         Raises:
-            RequestError: the tenant has too many; this one is counted no more, and must not be kept.
+            RequestError: the tenant has too many connections; this one is no longer counted, and must not be kept.
         """
         owner = guest.owner
         if not self._named or owner is None or owner == tenant:
@@ -95,7 +96,7 @@ class Quotas:
         guest.owner = tenant
 
     def leave(self, guest: Guest) -> None:
-        """Count a connection no more."""
+        """Stop counting a connection."""
         if guest.owner is not None:
             self.reserve(guest, 0)
             self.keep(guest, 0)
@@ -104,7 +105,7 @@ class Quotas:
             guest.owner = None
 
     def reserve(self, guest: Guest, amount: int) -> bool:
-        """Let a connection hold so many bytes in all; False, and nothing is changed, when its owner has too many."""
+        """Let a connection hold `amount` bytes in all; False, and nothing is changed, when its owner has too many."""
         more = amount - guest.reserved
         if guest.owner is not None and more:
             if more < 0:
@@ -115,8 +116,10 @@ class Quotas:
         return True
 
     def keep(self, guest: Guest, amount: int) -> None:
-        """Count so many bytes of answers that wait for a connection's client, in all, with the bodies of its owner. Where its
-        owner has too many, those of its connections are closed whose answers have waited longest."""
+        """Count `amount` bytes of answers that wait for a connection's client, in all, with the bodies of its owner.
+
+        An owner that has too many loses those connections whose answers have waited longest.
+        """
         owner = guest.owner
         if owner is None:
             return
@@ -139,7 +142,7 @@ class Quotas:
                 del self._slow[owner]
 
     def no_room(self, guest: Guest) -> RequestError:
-        """The error of a body that `reserve` has refused."""
+        """Error of a body that `reserve` has refused."""
         held = 0 if guest.owner is None else self._bodies.held(guest.owner)
         if not held:
             return RequestError(
@@ -153,6 +156,6 @@ class Quotas:
 
 
 def too_many(whose: str) -> RequestError:
-    """The error of a connection beyond its owner's; `whose` begins its message."""
+    """Error of a connection beyond its owner's; `whose` begins its message."""
     message = f"{whose} open already; use fewer (max_caller_connections)"
     return RequestError(message, code=RATE_LIMITED, retry_after=1.0, reason="connections")

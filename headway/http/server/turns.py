@@ -19,18 +19,18 @@ SEATS = 4
 
 
 class Patient(Protocol):
-    """A connection that waits in line."""
+    """Connection that waits in line."""
 
     def take_turn(self) -> None:
-        """Go on. It may have ended meanwhile."""
+        """Go on. The connection may have ended meanwhile."""
         ...
 
 
 class Turns:
-    """The line of one door: first come, first served.
+    """Line of one listener's connections: first come, first served.
 
     Arguments:
-        loop: gives the turns; called within it alone.
+        loop: event loop that gives the turns; called within it alone.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -1,4 +1,4 @@
-"""What a client leaves of its answers: how much waits for it, and whether it takes any of it."""
+"""Answers that a client has not taken: their bytes, and whether it takes any of them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 
 class Unread:
-    """The answers of one connection that its client has not taken.
+    """Answers of one connection that its client has not taken.
 
     Attributes:
         since: monotonic instant since which some wait, in seconds; 0.0 when none do.
@@ -19,7 +19,7 @@ class Unread:
         self._total = self._left = 0
 
     def begin(self, transport: asyncio.WriteTransport, now: float) -> None:
-        """Some wait from now on."""
+        """Note that answers wait from now on."""
         self.since = self._moved = now
         self._total = self._left = transport.get_write_buffer_size()
 

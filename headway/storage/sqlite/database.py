@@ -162,7 +162,7 @@ class SqliteDatabase:
 
     @contextlib.contextmanager
     def _fit(self) -> Iterator[None]:
-        """Turn errors that pass into StoreUnavailable, and others into SettingError."""
+        """Raise SettingError for errors of SQLite that do not pass by themselves."""
         try:
             yield
         except sqlite3.DatabaseError as exc:

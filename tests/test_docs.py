@@ -89,3 +89,19 @@ def test_every_source_file_that_is_named_exists(page: Path) -> None:
     named = re.findall(r"`((?:[\w.]+/)*\w+\.(?:py|lua))(?=[`:])", page.read_text(encoding="utf-8"))
     missing = {name for name in named if not any((place / name).exists() for place in places)}
     assert missing - FOREIGN_FILES == set()
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=lambda page: str(page.relative_to(ROOT))
+)
+def test_every_name_in_a_source_file_that_is_named_exists(page: Path) -> None:
+    ours = [path for folder in SOURCES for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".lua")]
+    named = re.findall(r"`([\w/.]+\.(?:py|lua)): ([\w.]+)`((?:, `\w+`)*)", page.read_text(encoding="utf-8"))
+    missing = []
+    for file, first, others in named:
+        texts = [path.read_text(encoding="utf-8") for path in ours if f"/{path}".endswith(f"/{file}")]
+        for name in (*first.split("."), *re.findall(r"\w+", others)):
+            defined = rf"(?:def|class|function|local) {name}\b|^\s*{name}\b.* = "
+            if not any(re.search(defined, text, re.MULTILINE) for text in texts):
+                missing.append((file, name))
+    assert missing == []

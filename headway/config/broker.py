@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 
 SCHEMES = ("redis", "rediss", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster")
 """Schemes of a broker's URL; with two s: through TLS."""
@@ -23,14 +24,21 @@ _HOST = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_.-]{1,253})(?::([0-9]{1,5})
 _PLACE = re.compile(r"[A-Za-z0-9_.:,\[\]%-]+(/[A-Za-z0-9_.:-]*)*")
 
 
-def fault(url: str) -> tuple[str, str] | None:
-    """Fault of a URL, and a correct form; None when it can be a broker's. The text never quotes the URL."""
-    scheme, colon, rest = url.partition("://")
-    if not colon or scheme not in SCHEMES:
-        return (
-            "is not the URL of a Redis or Valkey",
-            f"Begin it with {'://, '.join(SCHEMES[:-1])}:// or {SCHEMES[-1]}://.",
-        )
+Fault = tuple[str, str]
+"""Fault of a URL, and a correct form. The text never quotes the URL."""
+
+
+def fault(url: str) -> Fault | None:
+    """Fault of a URL; None when it can be a broker's."""
+    scheme, colon, _ = url.partition("://")
+    if not colon or scheme not in FAULTS:
+        *others, last = FAULTS
+        return "is not the URL of a Redis or Valkey", f"Begin it with {'://, '.join(others)}:// or {last}://."
+    return FAULTS[scheme](url)
+
+
+def _redis_fault(url: str) -> Fault | None:
+    scheme, _, rest = url.partition("://")
     if not (url.isascii() and url.isprintable()) or " " in url:
         return "holds a space or a character beyond ASCII", "Percent-encode it."
     authority, _, path = re.split("[?#]", rest)[0].partition("/")
@@ -56,7 +64,7 @@ def fault(url: str) -> tuple[str, str] | None:
     return _option_fault(scheme, rest)
 
 
-def _option_fault(scheme: str, rest: str) -> tuple[str, str] | None:
+def _option_fault(scheme: str, rest: str) -> Fault | None:
     if "#" in rest:
         return "holds a #", "In a password # is written %23."
     for option in filter(None, rest.partition("?")[2].split("&")):
@@ -71,6 +79,12 @@ def _option_fault(scheme: str, rest: str) -> tuple[str, str] | None:
         if name.startswith("sentinel_") and not scheme.endswith("sentinel"):
             return f"has the option {name} but names no Sentinels", "Leave it out."
     return None
+
+
+FAULTS: Mapping[str, Callable[[str], Fault | None]] = {
+    **dict.fromkeys(SCHEMES, _redis_fault),
+}
+"""Function that finds the fault of a URL, by the scheme of the broker."""
 
 
 def shown_url(url: str) -> str:

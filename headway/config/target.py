@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -53,6 +54,9 @@ class RemoteTarget:
 
 
 Target = ModuleTarget | FileTarget | RemoteTarget
+
+SCHEMES: Mapping[str, Callable[[str], Target]] = {"http": RemoteTarget, "https": RemoteTarget}
+"""Kind of target that the URL of a service names, by its scheme."""
 
 
 def parse_target(text: str) -> Target:
@@ -112,18 +116,19 @@ def _file(text: str, path: Path, attribute: str) -> FileTarget:
     return FileTarget(path, attribute)
 
 
-def _remote(text: str) -> RemoteTarget:
+def _remote(text: str) -> Target:
     try:
         parts = urlsplit(text)
         host, _ = parts.hostname, parts.port
     except ValueError:  # Its text may quote what stands where the port should.
         raise _error(text, "is not a valid URL", "Write http://host:port/path.") from None
-    if parts.scheme not in ("http", "https"):
-        raise _error(text, f"the scheme {parts.scheme!r} is not supported", "Use http:// or https://.")
+    if parts.scheme not in SCHEMES:
+        hint = f"Use {' or '.join(f'{scheme}://' for scheme in SCHEMES)}."
+        raise _error(text, f"the scheme {parts.scheme!r} is not supported", hint)
     if parts.username is not None or parts.password is not None:
         raise _error(text, "holds a user name or password", "Leave it out; a bearer token is set by remote_token.")
     if not host:
         raise _error(text, "names no host", "Write http://host:port/path.")
     if not text.isprintable() or " " in text:
         raise _error(text, "holds a space or control character", "Percent-encode it.")
-    return RemoteTarget(text)
+    return SCHEMES[parts.scheme](text)

@@ -1,0 +1,1 @@
+"""What docs/architecture.md says of additions, tried."""

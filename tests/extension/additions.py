@@ -1,0 +1,357 @@
+"""One addition of each kind, made as docs/architecture.md says: whole files that are new, and lines in files that are there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Addition:
+    """Everything that one addition touches.
+
+    Attributes:
+        kind: what is added, as the table names it.
+        files: the new files and their texts.
+        lines: file, a text that is there once, and what takes its place.
+        words: the same for documents and lists in tests.
+    """
+
+    kind: str
+    files: Mapping[str, str] = field(default_factory=dict)
+    lines: Sequence[tuple[str, str, str]] = ()
+    words: Sequence[tuple[str, str, str]] = ()
+
+    def make(self, root: Path) -> None:
+        """Make it in a copy of the repository."""
+        for name, text in self.files.items():
+            path = root / name
+            assert not path.exists(), name
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text.lstrip("\n"), encoding="utf-8")
+        for name, there, instead in (*self.lines, *self.words):
+            text = (root / name).read_text(encoding="utf-8")
+            assert text.count(there) == 1, (name, there)
+            (root / name).write_text(text.replace(there, instead), encoding="utf-8")
+
+
+def after(name: str, there: str, more: str) -> tuple[str, str, str]:
+    """`more` behind the text `there`."""
+    return name, there, there + more
+
+
+def before(name: str, there: str, more: str) -> tuple[str, str, str]:
+    """`more` in front of the text `there`."""
+    return name, there, more + there
+
+
+POLICY = Addition(
+    "policy",
+    {
+        "headway/core/policies/patient.py": '''
+"""`patient`: a batch leaves when it is full, or late."""
+
+from __future__ import annotations
+
+from headway.core.departure import Load, Rule
+
+
+class Patient:
+    """Waits at most `max_wait` seconds for a full batch."""
+
+    def __init__(self, max_wait: float) -> None:
+        self._window = max_wait
+
+    def rule(self, load: Load) -> Rule:
+        """Full at the largest batch, or when the window is over."""
+        return Rule(size=load.max_batch, window=self._window)
+'''
+    },
+    [
+        after(
+            "headway/core/policies/__init__.py",
+            "from headway.core.policies.paced import Paced\n",
+            "from headway.core.policies.patient import Patient\n",
+        ),
+        after(
+            "headway/core/policies/__init__.py",
+            '    "paced": Kind(Paced),\n',
+            '    "patient": Kind(Patient, wait=0.020),\n',
+        ),
+    ],
+)
+
+BROKER = Addition(
+    "broker",
+    {
+        "headway/brokers/kettle.py": '''
+"""A broker that is the one in memory under another name."""
+
+from __future__ import annotations
+
+from headway.brokers.memory.broker import MemoryBroker
+
+
+class KettleBroker(MemoryBroker):
+    """Keeps what waits warm."""
+'''
+    },
+    [
+        after(
+            "headway/config/broker.py",
+            "    **dict.fromkeys(SCHEMES, _redis_fault),\n",
+            '    "kettle": lambda url: None,\n',
+        ),
+        after("headway/app/brokers.py", "    **dict.fromkeys(SCHEMES, _redis),\n", '    "kettle": _kettle,\n'),
+        (
+            "headway/app/brokers.py",
+            "BROKERS: Mapping",
+            """def _kettle(settings: Settings, counters: Counters, clock: Callable[[], float]) -> BrokerBundle:
+    letters = DeadLetterBox()
+
+    async def now() -> float:
+        return clock()
+
+    broker = KettleBroker(_models(settings), letters, counters, clock, random.random, _kept(settings))
+    return BrokerBundle(broker, letters, MemoryFleet(clock), now)
+
+
+BROKERS: Mapping""",
+        ),
+        (
+            "headway/app/brokers.py",
+            "from headway.brokers.memory.broker import",
+            "from headway.brokers.kettle import KettleBroker\nfrom headway.brokers.memory.broker import",
+        ),
+    ],
+)
+
+BACKEND = Addition(
+    "backend",
+    {
+        "headway/backends/kettle.py": '''
+"""A backend that boils whatever it is given."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from headway.model import Entry, ItemResult
+
+
+class KettleBackend:
+    """One kettle."""
+
+    pid = 0
+
+    async def start(self) -> float:
+        """Fill it."""
+        return 0.001
+
+    async def run(self, entries: Sequence[Entry], timeout: float) -> Sequence[ItemResult]:
+        """Boil a batch."""
+        return [ItemResult(f"hot {entry.input}") for entry in entries]
+
+    async def gone(self) -> None:
+        """Never."""
+        await asyncio.Event().wait()
+
+    async def stop(self) -> None:
+        """Empty it."""
+'''
+    },
+    [
+        (
+            "headway/config/target.py",
+            "Target = ModuleTarget | FileTarget | RemoteTarget\n",
+            '''@dataclass(frozen=True, slots=True)
+class KettleTarget:
+    """A kettle."""
+
+    url: str
+
+    def __str__(self) -> str:
+        return self.url
+
+
+Target = ModuleTarget | FileTarget | RemoteTarget | KettleTarget
+''',
+        ),
+        (
+            "headway/config/target.py",
+            '"https": RemoteTarget}',
+            '"https": RemoteTarget, "kettle": KettleTarget}',
+        ),
+        (
+            "headway/app/backends.py",
+            "from headway.backends.process.backend import",
+            "from headway.backends.kettle import KettleBackend\nfrom headway.backends.process.backend import",
+        ),
+        (
+            "headway/app/backends.py",
+            "from headway.config.target import FileTarget,",
+            "from headway.config.target import FileTarget, KettleTarget,",
+        ),
+        after(
+            "headway/app/backends.py",
+            "    FileTarget: _LOCAL,\n",
+            '    KettleTarget: BackendKind(lambda target, plan: KettleBackend(), "kettle", ("kettle", "kettles")),\n',
+        ),
+    ],
+)
+
+ERROR = Addition(
+    "error",
+    {},
+    [
+        (
+            "headway/errors.py",
+            'CANCELLED = "CANCELLED"\n',
+            """TEAPOT = _code("TEAPOT", Code(418, "A teapot", "Coffee was asked for.", hopeless=True, refusal=True))
+CANCELLED = "CANCELLED"
+""",
+        )
+    ],
+    [
+        (
+            "docs/guide.md",
+            "| 429 | `SHED` |",
+            "| 418 | `TEAPOT` | coffee was asked for | ask for tea |\n| 429 | `SHED` |",
+        )
+    ],
+)
+
+METRIC = Addition(
+    "metric",
+    {},
+    [
+        before(
+            "headway/runtime/counters.py",
+            "        self.ledger_dropped = 0\n",
+            "        self.cups: defaultdict[str, int] = defaultdict(int)\n",
+        ),
+        (
+            "headway/telemetry/metrics.py",
+            '    yield _counter("retries",',
+            '    yield _counter("cups", "Cups poured.", ("model",), _keyed(counters.cups))\n    yield _counter("retries",',
+        ),
+    ],
+    [
+        (
+            "docs/operations.md",
+            "| `headway_retries_total` |",
+            "| `headway_cups_total` | model | cups poured |\n| `headway_retries_total` |",
+        ),
+        after("tests/test_metrics.py", "NAMES = {\n", '    "headway_cups": ("counter", {"model"}),\n'),
+        after("tests/test_metrics.py", "    counters.ledger_dropped = 8\n", '    counters.cups["m"] = 2\n'),
+    ],
+)
+
+SETTING = Addition(
+    "setting",
+    {},
+    [
+        (
+            "headway/config/settings.py",
+            "    reload: bool = _setting(",
+            '    steep_s: float = _setting(180.0, _SERVICE, "How long tea draws.", "s")\n    reload: bool = _setting(',
+        ),
+        after("headway/config/checks.py", '    _between("port", 0, 65_535),\n', '    _between("steep_s", 1, 600),\n'),
+    ],
+)
+
+ROUTE = Addition(
+    "route",
+    {
+        "headway/http/tea.py": '''
+"""GET /tea."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from headway import errors
+from headway.errors import RequestError
+
+
+def routes() -> list[Route]:
+    """The route."""
+    return [Route("/tea", _tea)]
+
+
+async def _tea(request: Request) -> Response:
+    if "coffee" in request.query_params:
+        raise RequestError("this is a teapot", code=errors.TEAPOT)
+    return JSONResponse({"tea": "hot"})
+'''
+    },
+    [
+        (
+            "headway/http/public.py",
+            "from headway.http import openapi, readiness, tasks\n",
+            "from headway.http import openapi, readiness, tasks, tea\n",
+        ),
+        after(
+            "headway/http/public.py",
+            "            *tasks.routes(gateway, identity),\n",
+            "            *tea.routes(),\n",
+        ),
+        (
+            "headway/http/openapi.py",
+            '        "/livez": _probe(',
+            '        "/tea": _probe("tea", "Ask for tea", "It is hot."),\n        "/livez": _probe(',
+        ),
+    ],
+    [
+        (
+            "tests/http/test_public.py",
+            '"/livez", "/readyz", "/healthz"\n        }',
+            '"/livez", "/readyz", "/healthz", "/tea"\n        }',
+        )
+    ],
+)
+
+ROLE = Addition(
+    "role",
+    {
+        "headway/cli/butler.py": '''
+"""`headway butler`: runs batches and looks after the workers."""
+
+from __future__ import annotations
+
+from headway.cli.role import TargetText, run, with_settings_of
+from headway.config import Settings
+from headway.model import Role
+
+
+@with_settings_of(Role.BUTLER)
+def butler(target: TargetText, settings: Settings) -> None:
+    """Run TARGET and look after the workers."""
+    run(settings, Role.BUTLER, target)
+'''
+    },
+    [
+        after("headway/model/fleet.py", '    CONTROLLER = "controller"\n', '    BUTLER = "butler"\n'),
+        before(
+            "headway/app/roles.py",
+            "    Role.CONTROLLER: Parts(",
+            '    Role.BUTLER: Parts("Headway butler {name} runs {target}", batchers=True, controller=True),\n',
+        ),
+        (
+            "headway/cli/__init__.py",
+            "def _check() -> Found:\n",
+            "def _butler() -> Found:\n    from headway.cli.butler import butler\n\n    return butler\n\n\ndef _check() -> Found:\n",
+        ),
+        (
+            "headway/cli/__init__.py",
+            '    "check": (_check,',
+            '    "butler": (_butler, "Serve", "Run TARGET and look after the workers."),\n    "check": (_check,',
+        ),
+    ],
+)
+
+ADDITIONS = (POLICY, BROKER, BACKEND, ERROR, METRIC, SETTING, ROUTE, ROLE)

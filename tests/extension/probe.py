@@ -1,0 +1,113 @@
+"""Runs a process of a house with additions, and prints what was seen of each as JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import json
+import sys
+import urllib.error
+import urllib.request
+from typing import Any
+
+import headway
+from headway import cli, errors
+from headway.app import wiring
+from headway.app.brokers import make_brokerage
+from headway.config import load
+from headway.core.policies import build
+from headway.errors import SettingError
+from headway.model import Role
+from headway.runtime.counters import Counters
+
+ANYWHERE = {"port": "0", "admin_port": "0", "broker": "kettle://here", "policy": "patient", "steep_s": "4"}
+
+
+def asked(port: int, path: str, body: dict[str, str] | None = None) -> tuple[int, str]:
+    """Status and text of the answer to a GET, or to a POST of `body`."""
+    data = None if body is None else json.dumps(body).encode()
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", data, timeout=20) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as refusal:
+        with refusal:
+            return refusal.code, refusal.read().decode()
+
+
+def shown(*arguments: str) -> str:
+    """What a command prints."""
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
+        cli.main(arguments)
+    return text.getvalue()
+
+
+def refusal(**flags: str) -> str:
+    """Why settings are refused."""
+    try:
+        load(flags, {})
+    except SettingError as exc:
+        return str(exc)
+    return ""
+
+
+async def serve(seen: dict[str, Any]) -> None:
+    """Start a process that has all of them, and ask it."""
+    process = wiring.build(load(ANYWHERE, {}), Role.SERVE, "kettle://boil")
+    await process.service.start()
+    try:
+        assert process.public is not None
+        ports = {"public": process.public.port, "admin": process.admin.port}
+
+        async def ask(door: str, path: str, body: dict[str, str] | None = None) -> tuple[int, Any]:
+            status, text = await asyncio.to_thread(asked, ports[door], path, body)
+            return status, json.loads(text) if text.startswith("{") else text
+
+        seen["backend"] = (await ask("public", "/v1/inference", {"input": "water"}))[1]["output"]
+        seen["route"] = await ask("public", "/tea")
+        seen["error"] = await ask("public", "/tea?coffee")
+        contract = (await ask("public", "/openapi.json"))[1]
+        seen["contract"] = [one for one in contract["x-headway-errors"] if one["error"] == "TEAPOT"]
+        seen["answers"] = sorted(contract["paths"]["/v1/inference"]["post"]["responses"])
+        seen["paths"] = sorted(contract["paths"])
+        seen["policy"] = (await ask("admin", "/internal/health"))[1]["policy"]
+        seen["metric"] = "# TYPE headway_cups_total counter" in (await ask("admin", "/metrics"))[1]
+    finally:
+        await process.service.stop()
+
+
+async def work(seen: dict[str, Any]) -> None:
+    """Start a process of the role that was added, and ask it."""
+    process = wiring.build(load(ANYWHERE, {}), Role("butler"), "kettle://boil")
+    await process.service.start()
+    try:
+        health = json.loads((await asyncio.to_thread(asked, process.admin.port, "/internal/health"))[1])
+        seen["role"] = (health["role"], (await asyncio.to_thread(asked, process.admin.port, "/readyz"))[0])
+        seen["port"] = process.public is not None
+    finally:
+        await process.service.stop()
+
+
+def main() -> None:
+    """Ask for one after the other."""
+    seen: dict[str, Any] = {"where": headway.__file__}
+    seen["rule"] = type(build("patient", None)).__name__
+    seen["broker"] = type(make_brokerage(load(ANYWHERE, {}), Counters(), lambda: 0.0).broker).__name__
+    seen["setting"] = load({}, {"HEADWAY_STEEP_S": "5"}).steep_s  # type: ignore[attr-defined]
+    seen["bounds"] = refusal(steep_s="601")
+    seen["unknown policy"] = refusal(policy="impatient")
+    seen["refusal"] = "TEAPOT" in errors.REFUSALS
+    seen["help"] = {name: shown(name, "--help") for name in ("serve", "simulate", "butler")}
+    seen["no broker"] = ""
+    try:
+        wiring.build(load({}, {}), Role("butler"), "kettle://boil")
+    except SettingError as exc:
+        seen["no broker"] = str(exc)
+    asyncio.run(serve(seen))
+    asyncio.run(work(seen))
+    sys.stdout.write(json.dumps(seen))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""Additions touch what docs/architecture.md says, and nothing else.
+
+A copy of the house gets one addition of each kind; then a process of it is started and asked.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.extension.additions import ADDITIONS, Addition
+from tests.test_floors import problems
+
+pytestmark = pytest.mark.processes
+
+ROOT = Path(__file__).parents[2]
+COPIED = ("headway", "docs", "tests")
+CHECKS = (
+    "tests/test_errors.py",
+    "tests/test_metrics.py",
+    "tests/http/test_public.py",
+    "tests/test_docs.py::test_the_table_of_settings_is_that_of_the_settings",
+    "tests/test_docs.py::test_every_error_is_in_the_guide_with_its_status",
+    "tests/test_docs.py::test_every_metric_is_in_the_operations_and_no_other",
+)
+"""Tests that compare lists of what there is; the additions must not need more than the table says to pass them."""
+
+
+def in_it(house: Path, *command: str) -> str:
+    """Output of a Python program that finds the copy as `headway`."""
+    outer = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "HEADWAY"))}
+    environment = {**outer, "PYTHONPATH": str(house)}
+    done = subprocess.run(
+        [sys.executable, *command], cwd=house, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the house with every addition."""
+    root = tmp_path_factory.mktemp("house")
+    for name in COPIED:
+        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", root)
+    for addition in ADDITIONS:
+        addition.make(root)
+    in_it(root, "docs/settings.py")
+    return root
+
+
+@pytest.fixture(scope="module")
+def seen(house: Path) -> dict[str, Any]:
+    """What a process with every addition shows."""
+    found: dict[str, Any] = json.loads(in_it(house, "-m", "tests.extension.probe").splitlines()[-1])
+    assert Path(found["where"]).is_relative_to(house)
+    return found
+
+
+def rows() -> dict[str, tuple[set[str], set[str]]]:
+    """Of each kind in the table: places to touch, and places to say so."""
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    found = re.findall(r"^\| an? ([a-z]+) \| (.*) \| (.*)\|$", text, re.MULTILINE)
+    return {kind: (places(touch), places(say)) for kind, touch, say in found}
+
+
+def places(cell: str) -> set[str]:
+    return {name for name in re.findall(r"`([\w./]+)`", cell) if "." in name or name.endswith("/")}
+
+
+@pytest.mark.parametrize("addition", ADDITIONS, ids=lambda addition: addition.kind)
+def test_the_table_names_all_that_an_addition_touches(addition: Addition) -> None:
+    touch, say = rows()[addition.kind]
+    new = {f"{Path(name).parent.relative_to('headway')}/" for name in addition.files}
+    changed = {str(Path(name).relative_to("headway")) for name, _, _ in addition.lines}
+    assert new | changed == touch
+    assert {name for name, _, _ in addition.words} <= say
+
+
+def test_the_table_has_no_other_rows() -> None:
+    assert set(rows()) == {addition.kind for addition in ADDITIONS}
+
+
+def test_a_policy_is_known_to_settings_commands_and_a_running_process(seen: dict[str, Any]) -> None:
+    assert seen["rule"] == "Patient"
+    assert seen["policy"] == "patient"
+    assert "Use patient." in seen["unknown policy"]
+    assert "paced|patient|window" in seen["help"]["simulate"]
+    assert "20 for patient" in " ".join(seen["help"]["serve"].replace("│", " ").split())
+
+
+def test_a_broker_is_chosen_by_the_scheme_of_its_url(seen: dict[str, Any]) -> None:
+    assert seen["broker"] == "KettleBroker"
+
+
+def test_a_backend_is_chosen_by_its_kind_of_target(seen: dict[str, Any]) -> None:
+    assert seen["backend"] == "hot water"
+
+
+def test_an_error_reaches_the_client_and_the_contract(seen: dict[str, Any]) -> None:
+    status, document = seen["error"]
+    assert status == 418
+    assert (document["error"], document["title"], document["message"]) == ("TEAPOT", "A teapot", "this is a teapot")
+    assert seen["refusal"]
+    assert "418" in seen["answers"]
+    [entry] = seen["contract"]
+    assert (entry["status"], entry["when"], entry["retry"]) == (418, "Coffee was asked for.", False)
+
+
+def test_a_metric_is_exported(seen: dict[str, Any]) -> None:
+    assert seen["metric"]
+
+
+def test_a_setting_has_flag_environment_and_bounds(seen: dict[str, Any]) -> None:
+    assert seen["setting"] == 5.0
+    assert "--steep-s = 601.0: must lie between 1 and 600 s" in seen["bounds"]
+    assert "--steep-s" in seen["help"]["serve"]
+
+
+def test_a_route_is_served_and_in_the_contract(seen: dict[str, Any]) -> None:
+    assert seen["route"] == [200, {"tea": "hot"}]
+    assert "/tea" in seen["paths"]
+
+
+def test_a_role_has_a_command_its_parts_and_its_word(seen: dict[str, Any]) -> None:
+    assert seen["role"] == ["butler", 200]
+    assert not seen["port"]
+    assert "--workers" in seen["help"]["butler"]
+    assert "--keep-alive-ms" not in seen["help"]["butler"]
+    assert "a butler without a broker has nobody to work with" in seen["no broker"]
+
+
+@pytest.mark.parametrize("addition", ADDITIONS, ids=lambda addition: addition.kind)
+def test_an_addition_keeps_the_rules_of_the_house(addition: Addition, house: Path) -> None:
+    for name in {*addition.files, *(name for name, _, _ in addition.lines)}:
+        module = name.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+        assert problems(module, (house / name).read_text(encoding="utf-8")) == [], name
+
+
+def test_the_tests_that_know_lists_pass_with_all_additions(house: Path) -> None:
+    in_it(house, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *CHECKS)

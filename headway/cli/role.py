@@ -27,7 +27,7 @@ TargetText = Annotated[
 
 
 def with_settings_of(role: Role) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command a flag for each setting that processes of a role go by; see `with_settings`."""
+    """Give a command a flag for each setting of a role; see `with_settings`."""
     parts = ROLES[role]
     return with_settings(parts.settings) if parts.gateway else with_settings(parts.settings, port=0)
 

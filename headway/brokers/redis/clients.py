@@ -38,7 +38,7 @@ class Client(Protocol):
     mode: str
 
     def watch(self) -> None:
-        """Hear from now on of who takes a server's place, if somebody tells that."""
+        """Start listening for a change of the primary, where Sentinels announce it."""
         ...
 
     async def call(self, key: str, *command: Any) -> Any:
@@ -67,12 +67,12 @@ class Client(Protocol):
 
 
 class Single:
-    """The client of one server, wherever it is.
+    """Client of one server, whose address may change.
 
     Arguments:
-        server: asked.
-        sentinels: know where that is, if somebody has to.
-        failovers: tells of those, where there are Sentinels.
+        server: client of the server.
+        sentinels: Sentinels that know its address; None when the address is fixed.
+        failovers: listener to those Sentinels, where there are any.
     """
 
     def __init__(self, server: Server, sentinels: Sentinels | None = None, failovers: Failovers | None = None) -> None:
@@ -122,12 +122,12 @@ class Single:
 
 
 def connect(url: str, timeout: float, count: int) -> Sequence[Client]:
-    """Clients for a URL, each with connections of its own. Those of Sentinels follow one primary together.
+    """Make clients for a URL, each with connections of its own. Those of Sentinels follow one primary together.
 
     Arguments:
-        url: of the broker.
-        timeout: longest time for a call, which is the time to connect as well, seconds; infinite for none.
-        count: how many.
+        url: URL of the broker.
+        timeout: longest time in seconds for a call, and for connecting; infinite for none.
+        count: number of clients.
 
     Raises:
         SettingError: a file that the URL names cannot be used.

@@ -1,7 +1,7 @@
-"""Failovers, as Sentinels tell of them.
+"""Failovers, as Sentinels announce them.
 
-A primary that was deposed goes on for seconds until it is told so, and takes what nobody will find. Sentinels publish each
-failover as soon as they know of it, so whoever listens to them leaves that server before it is told itself.
+A primary that was deposed goes on for seconds until it is told so, and takes what nobody will find. Sentinels publish
+each failover as soon as they know of it, so whoever listens to them leaves that server before it is told itself.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from redis.exceptions import RedisError
 from headway.brokers.redis.sentinels import Address, Sentinels
 
 CHANNELS = ("+promoted-slave", "+switch-master")
-"""What the Sentinel that leads a failover publishes first, and what every one does in the end."""
+"""Channels on which the Sentinel that leads a failover publishes first, and on which every one does in the end."""
 QUIET = 5.0
 """Seconds without a word after which a Sentinel is asked for one, and after which it is taken for gone."""
 AGAIN = 1.0
@@ -24,11 +24,11 @@ AGAIN = 1.0
 
 
 class Failovers:
-    """Listens to each Sentinel.
+    """Listener to each Sentinel.
 
     Arguments:
-        sentinels: of one set-up.
-        service: name of what they watch.
+        sentinels: Sentinels of one primary.
+        service: name of the primary in their configuration.
     """
 
     def __init__(self, sentinels: Sentinels, service: str) -> None:
@@ -37,26 +37,28 @@ class Failovers:
         self._tasks: list[asyncio.Task[None]] = []
 
     def watch(self) -> None:
-        """Listen from now on, if that is not done yet."""
+        """Start listening, if that is not done yet."""
         if not self._tasks:
             loop = asyncio.get_running_loop()
             self._tasks = [loop.create_task(self._follow(one)) for one in self._sentinels.sentinels]
 
     async def renew(self) -> None:
-        """Connect anew, with what the files hold now."""
+        """Connect anew, with the present content of the files of the URL."""
         if self._tasks:
             await self.close()
             self._tasks = []
             self.watch()
 
     async def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _follow(self, sentinel: Redis) -> None:
-        """Hear from one Sentinel; as long as it does not talk, or may not, all of them are asked again and again."""
+        """Listen to one Sentinel for ever. While it does not talk, or refuses this user, all Sentinels are asked again
+        and again.
+        """
         while True:
             with contextlib.suppress(RedisError, OSError, TimeoutError):
                 await self._listen(sentinel)
@@ -65,7 +67,7 @@ class Failovers:
             await asyncio.sleep(AGAIN)
 
     async def _listen(self, sentinel: Redis) -> None:
-        """Hear from one Sentinel until it falls silent."""
+        """Listen to one Sentinel until it falls silent."""
         connection = sentinel.connection_pool.make_connection()  # type: ignore[no-untyped-call]
         try:
             await connection.connect()
@@ -94,9 +96,9 @@ class Failovers:
 
 
 def deposed_by(event: str, service: str) -> Address | None:
-    """The address that is no longer the primary's, by what a Sentinel published; None if it tells of another service.
+    """Address that is no longer the primary's, by an event that a Sentinel published; None for another service.
 
-    These are `SERVICE HOST PORT HOST PORT`, the old one first, and `slave NAME HOST PORT @ SERVICE HOST PORT`.
+    The texts are `SERVICE HOST PORT HOST PORT`, the old address first, and `slave NAME HOST PORT @ SERVICE HOST PORT`.
     """
     words = event.partition(" @ ")[2].split() or event.split()[:3]
     return (words[1], int(words[2])) if words[0] == service else None

@@ -54,9 +54,9 @@ _FIGURES = (
     "size", "headway", "window", "rule_rate", "service", "pace", "lead", "gather", "quiet", "rule_at",
     "coming_until", "armed", "idle", "reaper_until", "swept_at", "latest", "last_tenant", "mixed_at", "counted",
 )  # fmt: skip
-"""What is stored of a queue besides its entries, each a double."""
+"""Names of a queue's figures in the server besides its entries, each a double."""
 _TIERED = ("depth", "next", "rough", "last_due", "rate_last", "rate_sum", "rate_unseen", "drain")
-"""What is stored of each of its tiers."""
+"""Names of the figures of each of its tiers."""
 
 _NUMBERS: dict[str, float] = {
     "RULE_AGE": RULE_AGE,

@@ -22,15 +22,15 @@ log = structlog.get_logger(__name__)
 Address = tuple[str, int]
 """Host and port of a server."""
 Vote = tuple[int, Address]
-"""Epoch, and the primary since then."""
+"""Epoch of a failover, and the primary since then."""
 
 
 class Sentinels(Sentinel):
-    """The Sentinels of one set-up.
+    """Sentinels of one primary.
 
     Arguments:
-        hosts: where they are.
-        asking: how they are connected to.
+        hosts: host and port of each.
+        asking: options of the connections to them.
         leave: closes the connections to an address, which is no longer the primary's.
     """
 
@@ -42,14 +42,14 @@ class Sentinels(Sentinel):
         self._refused: Address | None = None
         self._epoch = 0
         self._primary: Address | None = None
-        """The one that was named last."""
+        """Primary that was named last."""
 
     def avoid(self, address: Address) -> None:
         """Believe in another primary than this one, if any Sentinel does."""
         self._refused = address
 
     async def depose(self, address: Address) -> None:
-        """A Sentinel told that this is no longer the primary: whatever is connected to it asks for the new one."""
+        """Leave an address that a Sentinel says is no longer the primary's. Its clients ask for the new primary."""
         self.avoid(address)
         await self._leave(address)
 
@@ -60,13 +60,14 @@ class Sentinels(Sentinel):
             one.connection_pool._available_connections.clear()
 
     async def discover_master(self, service_name: str) -> Address:
-        """Address of the primary since the highest epoch that is told. A Sentinel that does not answer is not waited for
-        when most do. When it is another than before, everything leaves that one: it may still speak, and take requests
-        that no one will find.
+        """Address of the primary since the highest epoch that a Sentinel tells.
+
+        A Sentinel that does not answer is not waited for when most do. When the primary has changed, all connections to
+        the old one are closed: it may still speak, and take requests that no one will find.
 
         Raises:
-            MasterNotFoundError: none of them names one that is up.
-            ResponseError: what was asked is no Sentinel.
+            MasterNotFoundError: no Sentinel names a primary that is up.
+            ResponseError: a host that was asked is no Sentinel.
         """
         while True:
             known = self._epoch
@@ -104,7 +105,7 @@ class Sentinels(Sentinel):
         raise MasterNotFoundError(f"No master found for {service!r}{f' : {reasons}' if reasons else ''}")
 
     def _agreed(self, votes: Counter[Vote]) -> bool:
-        """Whether most name one who has not refused, and have not missed what is known here."""
+        """Whether most votes name a primary that has not refused, and have not missed what is known here."""
         believed = (
             count for (epoch, address), count in votes.items() if address != self._refused and epoch >= self._epoch
         )

@@ -361,7 +361,7 @@ class Queue:
         return self.link.clock_text(), self._settings[1]
 
     def _packed_settings(self, in_use: int, kept: KeptLimits) -> str:
-        """What bounds the queue, as the library takes it."""
+        """Bounds of the queue, as the library takes them."""
         shed_at = (-1, -1) if self._shed_at is None else [max(1, depth // in_use) for depth in self._shed_at]
         budgets = f"{kept.total},{kept.tenant},{kept.largest}"
         return " ".join(map(str, (*self._limits, *shed_at, budgets, self._counts_key)))

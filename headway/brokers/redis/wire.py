@@ -155,7 +155,7 @@ def name_of(tenant: str, id: str, nonce: int) -> bytes:
 
 
 def pack_head(entry: Entry) -> bytes:
-    """What the server has to know of an entry to queue it: tier, lengths of key and tenant, timeouts, nonce, key, gateway."""
+    """Pack what the server needs to queue an entry: tier, lengths of key and tenant, timeouts, nonce, key, gateway."""
     key = key_of(entry.tenant, entry.id)
     head = _HEAD.pack(entry.tier, len(key), key.rindex(0), entry.queue_timeout, entry.timeout, entry.nonce)
     return head + key + entry.gateway.encode()

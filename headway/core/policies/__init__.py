@@ -18,11 +18,11 @@ DEFAULT_WINDOW = 0.040
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """All that settings, banner and documents have to know of one policy.
+    """A policy as settings, banner and documents need to know it.
 
     Attributes:
         make: builds it for a wait in seconds.
-        wait: that wait when none is configured; infinite: as long as the policy likes.
+        wait: seconds of that wait when none is configured; infinite: as long as the policy likes.
         aims: whether it aims at that wait, which is no bound then.
         own_waits: whether it has waits of its own, so that none can be configured.
     """
@@ -39,17 +39,17 @@ POLICIES: dict[str, Kind] = {
     "table": Kind(lambda wait: Table(), own_waits=True),
     "pid": Kind(Pid, wait=DEFAULT_WINDOW, aims=True),
 }
-"""Every policy by the name that users write."""
+"""Policies by the names that users write."""
 
 NAMES = tuple(POLICIES)
 
 
 def build(name: str, max_wait: float | None) -> Policy:
-    """A fresh policy.
+    """Build a fresh policy.
 
     Arguments:
         name: one of NAMES.
-        max_wait: longest wait for batch-mates in seconds, or None for the policy's own.
+        max_wait: longest wait for batch-mates in seconds; None for the policy's own.
     """
     kind = POLICIES[name]
     return kind.make(kind.wait if max_wait is None else max_wait)

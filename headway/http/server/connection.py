@@ -49,9 +49,7 @@ HELD = 65_536
 """Bytes a client may send ahead of its answers; also the most of a refused body that is read to keep a connection."""
 
 FAR = 4 << 20
-"""Bytes that are read ahead of answers where they are counted, so that an end behind them is seen. A system takes about
-as much from a client that leaves.
-"""
+"""Bytes read ahead of answers where they are counted, to see an end behind them. A system buffers about as much."""
 
 UNCOUNTED = 4_096
 """Bytes sent ahead up to which they are not counted with those of bodies."""
@@ -269,10 +267,8 @@ class Connection(HttpToolsProtocol):
     # Refusals.
 
     def refuse(self, error: RequestError, head: Head, tier: str | None = "none") -> None:
-        """Answer an error to a request whose body has not been read; keep the connection if the rest is short.
-
-        The refusal is counted under a tier; None: it has been counted.
-        """
+        """Answer an error to a request whose body has not been read; keep the connection if the rest is short. The
+        refusal is counted under a tier; None: it has been counted."""
         if head.expects or not 0 <= head.length <= HELD:
             self.reject(error, tier)
             return
@@ -334,11 +330,8 @@ class Connection(HttpToolsProtocol):
         )
 
     def linger(self) -> None:
-        """Close the sending side, yet read on for a moment.
-
-        Closing with bytes unread would reset the connection, and could take the answer away from a client that is still
-        sending (RFC 9112, section 9.6).
-        """
+        """Close the sending side, yet read on for a moment. Closing with bytes unread would reset the connection, and
+        could take the answer away from a client that is still sending (RFC 9112, section 9.6)."""
         self.phase = LINGERING
         self.since = monotonic()
         self.held, self.ahead = b"", None
@@ -455,11 +448,8 @@ class Connection(HttpToolsProtocol):
             self.complete()
 
     def _keep_ahead(self) -> None:
-        """Keep the bytes that were sent ahead of the answer in hand, and read on, to see the client leave.
-
-        Beyond what one connection may hold nothing is read. Beyond what its owner may hold the bytes are thrown away,
-        and the answer in hand is the last.
-        """
+        """Keep bytes sent ahead of the answer in hand, and read on, to see the client leave. Beyond what one connection
+        may hold nothing is read. Beyond what its owner may hold the bytes are dropped, and the answer is the last."""
         ahead = len(self.held) + (len(self.ahead) if self.ahead else 0)
         if ahead > UNCOUNTED and not self.reserve(ahead):
             if self.phase == WAITING:

@@ -122,7 +122,10 @@ class WorkSource(Protocol):
         ...
 
     async def complete(self, lease: Lease, items: Sequence[ItemResult]) -> Completion:
-        """End a lease with one item per entry, in order."""
+        """End a lease with one item per entry, in order.
+
+        A broker may answer entries with large outputs in atomic steps of their own, before the one that ends the lease.
+        """
         ...
 
     async def release(self, lease: Lease, failure: BatchFailure | None = None) -> bool:

@@ -8,7 +8,8 @@ import pytest
 
 from headway import errors
 from headway.backends.process.frames import MAX_OUTPUT
-from headway.brokers.redis.completion import MOST_BYTES, fitting
+from headway.brokers.redis.completion import MOST_BYTES, fitting, parts
+from headway.errors import BrokerUnavailable
 from headway.model import Entry, EntryState, ItemResult, Lease, Reply
 from tests.contracts.brokers import ask, drained, story
 from tests.contracts.shares import admit, task
@@ -73,3 +74,80 @@ async def test_an_output_too_many_fails_and_the_rest_is_answered(
     kept: Reply | EntryState | None = await harness.broker.outcome("t", "large")
     assert isinstance(kept, Reply)
     assert kept.failure == failure
+
+
+def cut(sizes: list[int], most: int) -> list[list[int]]:
+    """Places of each part."""
+    return [list(part) for part in parts([ask() for _ in sizes], [ItemResult("x" * size) for size in sizes], most)]
+
+
+def test_outputs_are_cut_into_parts_in_order() -> None:
+    assert cut([10, 10, 10], 200) == [[0, 1, 2]]
+    assert cut([30, 30, 30, 10], 60) == [[0, 1], [2, 3]]
+    assert cut([100, 100], 60) == [[0], [1]], "one that is too large has a part of its own"
+    assert cut([10, 100, 10], 60) == [[0], [1], [2]]
+    assert cut([], 0) == [[]]
+    entries = [asked_with("first", task("first")), ask()]
+    assert len(parts(entries, [ItemResult("x" * 40), ItemResult("x" * 20)], 90)) == 2, "it is sent twice"
+
+
+@pytest.fixture
+def singly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every output is so large that it goes in a step of its own."""
+    monkeypatch.setattr("headway.brokers.redis.broker.parts", lambda entries, items: parts(entries, items, 1))
+
+
+@pytest.mark.usefixtures("singly")
+@story
+async def test_large_outputs_go_in_steps_and_each_is_answered_once(harness: Stand) -> None:
+    await admit(harness, asked_with("task", task("task")), *(ask(id=f"id {number}") for number in range(4)))
+    lease = await harness.claim()
+    assert isinstance(lease, Lease)
+    await harness.broker.withdraw([("t", "id 1", 0)], "g")
+    items = [ItemResult(None, "no") if entry.id == "id 2" else ItemResult(f"of {entry.id}") for entry in lease.entries]
+    settled = await harness.broker.complete(lease, items)
+    assert (settled.answered, settled.departed, settled.fenced) == (4, 1, False)
+    replies = await drained(harness)
+    assert {id: reply.output for id, reply in replies.items()} == {
+        "task": "of task",
+        "id 0": "of id 0",
+        "id 2": None,
+        "id 3": "of id 3",
+    }
+    kept = await harness.broker.outcome("t", "task")
+    assert isinstance(kept, Reply)
+    assert kept.output == "of task"
+    assert [letter.entry.id for letter in await harness.dead.list()] == ["id 2"]
+    assert harness.server.command("HLEN", harness.key("x")) == 0
+
+
+@pytest.mark.usefixtures("singly")
+@pytest.mark.parametrize("lost", ["deliver", "complete"])
+@story
+async def test_steps_whose_answers_are_lost_are_told_again_to_no_effect(harness: Stand, lost: str) -> None:
+    await admit(harness, *(ask(id=f"id {number}") for number in range(3)))
+    lease = await harness.claim()
+    with harness.losing(lost), pytest.raises(BrokerUnavailable):
+        await harness.answer(lease)
+    settled = await harness.broker.complete(lease, [ItemResult("told again") for _ in lease.entries])
+    assert settled.fenced is (lost == "complete")
+    outputs = [reply.output for reply in (await drained(harness)).values()]
+    assert outputs.count("told again") == (2 if lost == "deliver" else 0)
+    assert len(outputs) == 3
+
+
+@pytest.mark.usefixtures("singly")
+@story
+async def test_a_lease_that_ends_between_two_steps_runs_the_rest_again(harness: Stand) -> None:
+    await admit(harness, *(ask(id=f"id {number}") for number in range(3)))
+    lease = await harness.claim()
+    with harness.losing("deliver"), pytest.raises(BrokerUnavailable):
+        await harness.answer(lease)
+    await harness.reaping(harness.lease_seconds + 1.0)
+    assert (await harness.broker.complete(lease, [ItemResult("too late") for _ in lease.entries])).fenced
+    again = await harness.claim()
+    assert [entry.id for entry in again.entries] == ["id 1", "id 2"]
+    await harness.answer(again)
+    replies = await drained(harness)
+    assert {id: reply.attempts for id, reply in replies.items()} == {"id 0": 1, "id 1": 2, "id 2": 2}
+    assert "too late" not in {reply.output for reply in replies.values()}

@@ -14,22 +14,20 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-import msgspec
 import structlog
 import uuid_utils
 
 from headway.brokers.redis import wire
-from headway.brokers.redis.completion import fitting
+from headway.brokers.redis.completion import fitting, pack, parts
 from headway.brokers.redis.connection import RedisConnection
 from headway.brokers.redis.mailbox import Mailbox
 from headway.brokers.redis.registry import Registry
 from headway.brokers.redis.shard_queue import SHARDS, Granted, Look, Queue
 from headway.brokers.redis.shard_router import Places
-from headway.core import failures
 from headway.core import shards as sharding
 from headway.core.departure import Load, Policy
 from headway.core.queue import QueueLimits
-from headway.core.retention import KEPT, KeptLimits, weight
+from headway.core.retention import KEPT, KeptLimits
 from headway.errors import BrokerUnavailable
 from headway.model import (
     BatchFailure,
@@ -234,26 +232,19 @@ class RedisBroker:
             raise ValueError(f"{len(items)} items for a lease of {len(lease.entries)} entries: one each, in order")
         items = fitting(lease.entries, items)
         waited = self._waited.get((lease.slot.model, lease.fence)) or [0.0] * len(items)
-        runs: dict[str, list[wire.WireReply]] = {}
-        shared: list[tuple[int, int, int, bytes]] = []
-        bad: list[tuple[int, bytes]] = []
-        for place, (entry, item) in enumerate(zip(lease.entries, items, strict=True)):
-            failure = None
-            if item.output is None:
-                failure = failures.item_failure(item)
-                bad.append((place, wire.encode(wire.WireFailure("item", item.error or "", lease.slot.worker))))
-            reply = wire.WireReply(place, entry.id, entry.tenant, item.output, failure, waited[place], entry.nonce)
-            runs.setdefault(entry.gateway, []).append(reply)
-            if entry.shares:
-                alone = wire.WireRun(wire.SCHEMA, lease.slot.worker, [msgspec.structs.replace(reply, place=0)])
-                shared.append((place, wire.worth(failure), weight(item.output), wire.encode(alone)))
-        packed = {
-            gateway: wire.encode(wire.WireRun(wire.SCHEMA, lease.slot.worker, replies))
-            for gateway, replies in runs.items()
-        }
         queue, fence = self._queue_of(lease)
-        settled = await queue.complete(fence, packed, shared, bad)
+        *ahead, last = parts(lease.entries, items)
+        delivered = 0
+        for places in ahead:
+            answered = await queue.deliver(fence, pack(lease, items, waited, places))
+            if answered is None:
+                break  # The lease has ended, as the completion will say.
+            delivered += answered
+        settled = await queue.complete(fence, pack(lease, items, waited, last))
         self._waited.pop((lease.slot.model, lease.fence), None)
+        if delivered:
+            departed = max(settled.departed - delivered, 0)
+            settled = Completion(settled.answered + delivered, departed, settled.fenced)
         return settled
 
     async def release(self, lease: Lease, failure: BatchFailure | None = None) -> bool:

@@ -1,21 +1,29 @@
-"""Bound on the outputs of one completion.
+"""Outcomes of one batch as Redis takes them, and the bounds on their bytes.
 
 A server that takes or sends hundreds of MB does nothing else for seconds, and every process of the fleet takes it for
-gone.
+gone. So large outputs go in several steps, between which it serves others, and there is a bound on all of them.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+import msgspec
 import structlog
 
-from headway.model import Entry, ItemResult
+from headway.brokers.redis import wire
+from headway.core import failures
+from headway.core.retention import weight
+from headway.model import Entry, ItemResult, Lease
 
 log = structlog.get_logger(__name__)
 
 MOST_BYTES = 64 << 20
 """Most bytes of the outputs that one completion carries."""
+PART_BYTES = 8 << 20
+"""Bytes of outputs that one step carries. A larger output goes in a step of its own."""
 TOO_MUCH = "the outputs of its batch come to more than {most} MiB, and there was no room for this one; try again"
 
 
@@ -47,6 +55,58 @@ def fitting(entries: Sequence[Entry], items: Sequence[ItemResult], most: int = M
     failed = sum(after is not before for after, before in zip(fitted, items, strict=True))
     log.warning("outputs of a batch do not fit into one completion", size=len(items), failed=failed, bytes=sum(sizes))
     return fitted
+
+
+@dataclass(frozen=True, slots=True)
+class Outcomes:
+    """Outcomes of some entries of a lease, packed.
+
+    Attributes:
+        places: places of the entries in the lease.
+        runs: packed replies by gateway.
+        shared: for each entry with dedup keys: its place, the worth and the bytes of its outcome, and its packed reply.
+        bad: places of items that failed, and the packed failures.
+    """
+
+    places: Sequence[int]
+    runs: dict[str, bytes]
+    shared: Sequence[tuple[int, int, int, bytes]]
+    bad: Sequence[tuple[int, bytes]]
+
+
+def pack(lease: Lease, items: Sequence[ItemResult], waited: Sequence[float], places: Sequence[int]) -> Outcomes:
+    """Pack the outcomes of the entries at some places; `waited` are the seconds that each entry of the lease waited."""
+    runs: dict[str, list[wire.WireReply]] = {}
+    shared: list[tuple[int, int, int, bytes]] = []
+    bad: list[tuple[int, bytes]] = []
+    worker = lease.slot.worker
+    for place in places:
+        entry, item, failure = lease.entries[place], items[place], None
+        if item.output is None:
+            failure = failures.item_failure(item)
+            bad.append((place, wire.encode(wire.WireFailure("item", item.error or "", worker))))
+        reply = wire.WireReply(place, entry.id, entry.tenant, item.output, failure, waited[place], entry.nonce)
+        runs.setdefault(entry.gateway, []).append(reply)
+        if entry.shares:
+            alone = wire.WireRun(wire.SCHEMA, worker, [msgspec.structs.replace(reply, place=0)])
+            shared.append((place, wire.worth(failure), weight(item.output), wire.encode(alone)))
+    packed = {gateway: wire.encode(wire.WireRun(wire.SCHEMA, worker, replies)) for gateway, replies in runs.items()}
+    return Outcomes(places, packed, shared, bad)
+
+
+def parts(entries: Sequence[Entry], items: Sequence[ItemResult], most: int = PART_BYTES) -> Sequence[Sequence[int]]:
+    """Places of the items, in order, cut into parts of at most `most` bytes of outputs; one part where they fit."""
+    places = range(len(items))
+    if sum(_copies(entry) * 4 * len(item.output or "") for entry, item in zip(entries, items, strict=True)) <= most:
+        return [places]
+    begins, room = [0], most
+    for place, (entry, item) in enumerate(zip(entries, items, strict=True)):
+        size = _copies(entry) * _bytes(item.output)
+        if size > room and place > begins[-1]:
+            begins.append(place)
+            room = most
+        room -= size
+    return [places[begin:end] for begin, end in itertools.pairwise([*begins, len(items)])]
 
 
 def _copies(entry: Entry) -> int:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headway.brokers.redis import wire
+from headway.brokers.redis.completion import Outcomes
 from headway.brokers.redis.connection import OutOfMemory, RedisConnection
 from headway.brokers.redis.function_library import RULE_AGE
 from headway.brokers.redis.rate_limit_cache import Owed
@@ -219,36 +220,33 @@ class Queue:
                 return NoWork(None if math.isinf(until) else until)
         return NoWork(self.now() + RULE_AGE)
 
-    async def complete(
-        self,
-        fence: int,
-        runs: dict[str, bytes],
-        shared: Sequence[tuple[int, int, int, bytes]],
-        bad: Sequence[tuple[int, bytes]],
-    ) -> Completion:
-        """End a lease with outputs.
+    async def deliver(self, fence: int, outcomes: Outcomes) -> int | None:
+        """Answer some entries of a lease ahead of its completion.
 
-        Arguments:
-            fence: fence of the lease.
-            runs: packed replies by gateway.
-            shared: for each entry with dedup keys: its place, the worth and the bytes of its outcome, and its packed
-                reply.
-            bad: places of items that failed, and the packed failures.
+        Returns how many were answered, None when the lease was no longer valid.
         """
-        arguments: list[object] = [fence, len(runs)]
-        for gateway, run in runs.items():
-            arguments += (gateway, run)
-        arguments += (len(shared), int(not shared or not self.link.memory_pressure))
-        for one in shared:
-            arguments += one
-        for place, failure in bad:
-            arguments += (place, failure)
-        answer = await self._call("complete", *arguments)
+        answer = await self._call("deliver", fence, wire.encode(list(outcomes.places)), *self._arguments(outcomes))
+        return int(answer[0]) if answer else None
+
+    async def complete(self, fence: int, outcomes: Outcomes) -> Completion:
+        """End a lease with outputs: those of all entries that have not been answered."""
+        answer = await self._call("complete", fence, *self._arguments(outcomes))
         if not answer:
             return Completion(0, 0, fenced=True)
         answered, departed, load = answer
         self._learn(load)
         return Completion(answered, departed)
+
+    def _arguments(self, outcomes: Outcomes) -> list[object]:
+        arguments: list[object] = [len(outcomes.runs)]
+        for gateway, run in outcomes.runs.items():
+            arguments += (gateway, run)
+        arguments += (len(outcomes.shared), int(not outcomes.shared or not self.link.memory_pressure))
+        for one in outcomes.shared:
+            arguments += one
+        for place, failure in outcomes.bad:
+            arguments += (place, failure)
+        return arguments
 
     async def release(self, fence: int, failure: BatchFailure | None, rng: tuple[float, float]) -> int | None:
         """End a lease without outputs. Returns the number of entries that run again, None when the lease was no longer

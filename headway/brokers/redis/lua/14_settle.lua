@@ -1,26 +1,11 @@
 -- How a lease ends: completed, released, or outlived.
 
--- complete: a batch came back. Arguments after the head: fence, how many gateways, for each its name and its packed
+-- Give entries of a lease their outcomes. Arguments from a place on: how many gateways, for each its name and its packed
 -- replies; how many entries have shares, whether outcomes may be kept, for each such entry its place, what its outcome is
--- worth, what it weighs, and its packed reply alone; then for each item that failed by itself: its place and why. Returns answered, departed, load; or nothing.
-redis.register_function{function_name = VERSION .. '_complete', flags = {'allow-oom'}, callback = function(keys, args)
-  local s = open(keys, args)
-  local q, now = s.q, s.now
-  local lease = take_lease(s, args[HEAD + 1])
-  if not lease then
-    return {}
-  end
-  local entries = wanted(s, lease.members)
-  observe_batch(q, #lease.members, now - lease.left_at)
-  q.gate_at = -INF
-  local rest = suspects.let_go(s, lease.rest)
-  if #rest > 0 then
-    suspects.halve(s, rest, {ready_at = now, failures = lease.failures, attempts = lease.attempts - 1})
-  end
-  if lease.caller ~= '' then
-    culprits.ran(s, lease.caller, #lease.members, true)
-  end
-  local at = HEAD + 3
+-- worth, what it weighs, and its packed reply alone; then for each item that failed by itself: its place and why.
+local function give(s, lease, entries, args, at)
+  local now = s.now
+  local first, at = at, at + 1
   local present = {}
   for _, entry in ipairs(entries) do
     present[entry.gateway] = true
@@ -39,7 +24,7 @@ redis.register_function{function_name = VERSION .. '_complete', flags = {'allow-
     unwanted = cmsgpack.pack(places)
   end
   if #entries > 0 then
-    for _ = 1, tonumber(args[HEAD + 2]) do
+    for _ = 1, tonumber(args[first]) do
       if present[args[at]] then
         send(s, args[at], 'k', 'ran', 'd', args[at + 1], 't', exact(lease.left_at), 'e', exact(now),
           'n', #lease.members, 'a', lease.attempts, 'x', unwanted)
@@ -47,7 +32,7 @@ redis.register_function{function_name = VERSION .. '_complete', flags = {'allow-
       at = at + 2
     end
   end
-  at = HEAD + 3 + 2 * tonumber(args[HEAD + 2])
+  at = first + 1 + 2 * tonumber(args[first])
   local alone = {}
   s.scarce = args[at + 1] == '0'
   for i = at + 2, at + 1 + 4 * tonumber(args[at]), 4 do
@@ -74,6 +59,51 @@ redis.register_function{function_name = VERSION .. '_complete', flags = {'allow-
     end
   end
   mark(s, entries)
+end
+
+-- deliver: some of a batch's outcomes, ahead of its completion, which has the others: large outputs in one step would keep
+-- everybody waiting. Arguments after the head: fence, packed places of the entries, and their outcomes. Returns how many were
+-- answered; or nothing.
+redis.register_function{function_name = VERSION .. '_deliver', flags = {'allow-oom'}, callback = function(keys, args)
+  local s = open(keys, args)
+  local packed = redis.call('HGET', s.prefix .. 'x', args[HEAD + 1])
+  if not packed then
+    return {}
+  end
+  local lease, there, entries = cmsgpack.unpack(packed), {}, {}
+  for _, place in ipairs(cmsgpack.unpack(args[HEAD + 2])) do
+    there[place + 1] = true
+  end
+  for _, entry in ipairs(wanted(s, lease.members)) do
+    if there[entry.place] then
+      entries[#entries + 1] = entry
+    end
+  end
+  give(s, lease, entries, args, HEAD + 3)
+  save(s)
+  return {#entries}
+end}
+
+-- complete: a batch came back. Arguments after the head: fence, and the outcomes of its entries.
+-- Returns answered, departed, load; or nothing.
+redis.register_function{function_name = VERSION .. '_complete', flags = {'allow-oom'}, callback = function(keys, args)
+  local s = open(keys, args)
+  local q, now = s.q, s.now
+  local lease = take_lease(s, args[HEAD + 1])
+  if not lease then
+    return {}
+  end
+  local entries = wanted(s, lease.members)
+  observe_batch(q, #lease.members, now - lease.left_at)
+  q.gate_at = -INF
+  local rest = suspects.let_go(s, lease.rest)
+  if #rest > 0 then
+    suspects.halve(s, rest, {ready_at = now, failures = lease.failures, attempts = lease.attempts - 1})
+  end
+  if lease.caller ~= '' then
+    culprits.ran(s, lease.caller, #lease.members, true)
+  end
+  give(s, lease, entries, args, HEAD + 2)
   local told = load_of(s)
   save(s)
   return {#entries, #lease.members - #entries, told}

@@ -1,6 +1,6 @@
 """The controller: publishes the capacity of each model's workers. Of many controllers, one leads.
 
-follow ──lease is free──▶ lead ──not renewed in time──▶ follow
+follow ──lead is free──▶ lead ──not renewed in time──▶ follow
          (asked twice a second)
 """
 

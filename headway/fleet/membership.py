@@ -48,7 +48,7 @@ class Membership:
         self._slots = slots
         self._fleet = fleet
         self._describe = describe
-        self._pulse = Periodic("attendance", self._attend, clock)
+        self._pulse = Periodic("membership", self._attend, clock)
         self._entered = False
 
     async def enter(self) -> None:

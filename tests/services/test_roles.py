@@ -315,7 +315,7 @@ def test_a_leader_that_is_cut_off_is_followed_within_its_lease() -> None:
             await asyncio.sleep(5.0)
         assert (one.leads, two.leads) == (False, True)
         outages = [line["who"] for line in logs if line["event"] == "the broker is out of reach"]
-        assert sorted(outages) == ["attendance", "controller"]
+        assert sorted(outages) == ["controller", "membership"]
         lonely.away = False
         await asyncio.sleep(2.0)
         assert (one.leads, two.leads) == (False, True)

@@ -125,7 +125,7 @@ class Wakeups:
         try:
             at, load, worker = wire.read_bell(message)
         except wire.UNREADABLE as exc:
-            log.error("a bell cannot be read", error=wire.reason(exc))
+            log.error("a wake-up cannot be read", error=wire.reason(exc))
             return
         self._learn(load)
         sleeper = self._sleepers.get(worker)

@@ -37,7 +37,7 @@ from processes import family
 from headway.app.access import make_ledger
 from headway.config import Settings
 from headway.gateway.ledger_writer import LedgerWriter
-from headway.gateway.pending import Note
+from headway.gateway.pending import NOBODY, Ending, PendingRequest
 from headway.model import BatchRun, Entry, Principal, Reply
 from headway.runtime.counters import Counters
 from headway.runtime.request_id import new_id
@@ -126,7 +126,7 @@ async def _pour(url: str, seconds: float) -> tuple[int, float, float, float, int
     began, cpu, taken, stall = time.monotonic(), time.process_time(), 0, 0.0
     while (now := time.monotonic()) < began + seconds:
         if journal.waiting < BACKLOG:
-            journal.add(list(_notes(callers, taken, 100)))
+            journal.finished(list(_notes(callers, taken, 100)))
             taken += 100
         asked = time.monotonic()
         await asyncio.sleep(0 if journal.waiting < BACKLOG else 0.001)
@@ -139,11 +139,12 @@ async def _pour(url: str, seconds: float) -> tuple[int, float, float, float, int
     return taken, now - began, used, stall, counters.ledger_dropped
 
 
-def _notes(callers: list[Principal], first: int, count: int) -> Iterator[Note]:
+def _notes(callers: list[Principal], first: int, count: int) -> Iterator[PendingRequest]:
     ran = BatchRun("host-1/gpu-0", 32, 0.1, 0.0)
     for caller in itertools.islice(itertools.cycle(callers), first % len(callers), first % len(callers) + count):
         entry = Entry(new_id(), "default", "", caller.tier, caller.tenant, "gateway", 2.0, 4.0)
-        yield caller, entry, random.random(), Reply(entry.id, entry.tenant, "", None, ran)
+        reply = Reply(entry.id, entry.tenant, "", None, ran)
+        yield PendingRequest(NOBODY, caller, entry, 0.0, 4.0, None, False, reply, random.random(), Ending.REPLIED)
 
 
 def _count(postgres: PostgresServer, url: str) -> int:

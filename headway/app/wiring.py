@@ -195,7 +195,8 @@ def make_parts(
     if parts.gateway:
         direct = make_direct(settings, counters, clock)
         beside = direct.broker if direct is not None else None
-        gateway = Gateway(settings, [settings.model], place.broker, counters, clock, direct=beside, journal=journal)
+        observers = [journal] if journal is not None else []
+        gateway = Gateway(settings, [settings.model], place.broker, counters, clock, direct=beside, observers=observers)
     id = gateway.name if gateway is not None else settings.name
     batchers: Sequence[Batcher] = ()
     if target is not None:

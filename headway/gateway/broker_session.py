@@ -1,12 +1,12 @@
-"""A gateway's line to one broker: what goes out, what comes back, and what is done while it is cut.
+"""A gateway's session with one broker: what goes out, what comes back, and what is done while the broker is away.
 
-    submit ──▶ outbox ──intake──▶ enqueue          replies ──returns──▶ holder
+    submit ──▶ outbox ──intake──▶ enqueue          replies ──returns──▶ events
                  ▲                   │ no answer
                  └───────────────────┘ offered again, with what is left of the time
 
 What gathered while the last call was under way goes as one call. A call that was not answered may have been done;
 its entries are offered again under the same ids until that is known. While the broker is out of reach it is probed
-by the intake, with pauses that grow; how long it may be so before the holder is told is the line's patience.
+by the intake, with pauses that grow; how long it may be so before that is an event is the session's patience.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -24,6 +24,7 @@ from headway.core.retry import backoff
 from headway.core.service_model import ArrivalRate
 from headway.errors import NOT_FOUND, BrokerUnavailable
 from headway.gateway.outcome_reader import OutcomeReader
+from headway.gateway.pending import PendingTable
 from headway.gateway.resubmitter import CHUNK, Resubmitter
 from headway.model import Entry, Failure, Reply, Submission
 from headway.ports import RequestQueue
@@ -48,79 +49,75 @@ SCARCE = "memory"
 T = TypeVar("T")
 
 
-class Holder(Protocol):
-    """Who holds the requests that go over a line."""
+class Admitted(msgspec.Struct, frozen=True):
+    """The broker has an entry with dedup keys: queued, joined to another's answer, or answered already."""
 
-    def renewed(self, line: BrokerSession, entries: Sequence[Entry]) -> list[Entry]:
-        """Those of `entries` that still wait for an answer over `line`, with what is left of their time."""
-        ...
+    entry: Entry
 
-    def held_on(self, line: BrokerSession) -> list[Entry]:
-        """All entries that wait for an answer over `line`."""
-        ...
 
-    @property
-    def pending(self) -> int:
-        """How many requests it holds, on all lines."""
-        ...
+class Refused(msgspec.Struct, frozen=True):
+    """The broker refuses an entry."""
 
-    def admitted(self, line: BrokerSession, entry: Entry) -> None:
-        """The broker has an entry that has shares: queued, joined to another's answer, or answered already."""
-        ...
+    entry: Entry
+    failure: Failure
 
-    def refused(self, line: BrokerSession, entry: Entry, failure: Failure) -> None:
-        """The broker refuses an entry."""
-        ...
 
-    def brought(self, line: BrokerSession, replies: Sequence[Reply]) -> None:
-        """Replies came."""
-        ...
+class Replied(msgspec.Struct, frozen=True):
+    """Replies came."""
 
-    def away(self, line: BrokerSession) -> None:
-        """The broker has been out of reach for longer than the line's patience."""
-        ...
+    replies: Sequence[Reply]
 
-    def back(self, line: BrokerSession) -> None:
-        """After `away`: the broker answers again."""
-        ...
+
+class Down(msgspec.Struct, frozen=True):
+    """The broker has been out of reach for longer than the session's patience."""
+
+
+class Up(msgspec.Struct, frozen=True):
+    """After `Down`: the broker answers again."""
+
+
+SessionEvent = Admitted | Refused | Replied | Down | Up
 
 
 class BrokerSession:
-    """One gateway's line to one broker.
+    """One gateway's session with one broker.
 
     Arguments:
         broker: at its other end.
         gateway: id of the gateway, to which replies are addressed.
-        holder: told of what comes back.
+        pending: requests that the gateway holds, on all its sessions; read only.
+        on_event: hears, in order, what comes of entries and of the broker.
         room: most entries in the outbox.
-        patience: seconds for which the broker may be out of reach until the holder is told that it is away.
+        patience: seconds for which the broker may be out of reach until it counts as down.
         clock: monotonic seconds.
         rng: uniform in [0, 1).
 
     Attributes:
-        outbox: entries not handed to the broker yet, or handed to it in a call that was not answered.
-        room: most entries that may be added to the outbox; the holder's to set.
+        room: most entries that may wait to be handed on; the gateway's to set.
         rate: of entries handed over.
-        recall: asks the broker for a task's outcome; see Broker.
+        outcome: asks the broker for a task's outcome; see Broker.
     """
 
     def __init__(
         self,
         broker: RequestQueue,
         gateway: str,
-        holder: Holder,
+        pending: PendingTable,
+        on_event: Callable[[BrokerSession, SessionEvent], None],
         room: int,
         patience: float,
         clock: Callable[[], float],
         rng: Callable[[], float],
     ) -> None:
         self.broker = broker
-        self.outbox: list[Entry] = []
         self.room = room
+        self._outbox: list[Entry] = []
+        """Entries not handed to the broker yet, or handed to it in a call that was not answered."""
         self.rate = ArrivalRate()
         self.outcome = OutcomeReader(broker, lambda: self.unreachable_seconds > 0.0).outcome
         self._gateway = gateway
-        self._holder = holder
+        self._pending = pending
+        self._on_event = on_event
         self._patience = patience
         self._clock = clock
         self._rng = rng
@@ -184,25 +181,36 @@ class BrokerSession:
         wait = min(max(self.unreachable_seconds, least), most)
         return Failure(errors.SERVICE_OVERLOADED, "the queue is out of reach; try again later", wait, "broker")
 
-    def wake(self) -> None:
-        """The outbox is no longer empty."""
-        self._work.set()
+    @property
+    def full(self) -> bool:
+        """Whether no further entry may wait to be handed on."""
+        return len(self._outbox) >= self.room
+
+    def offer(self, entry: Entry) -> None:
+        """Have the broker asked for an entry's admission, with the next call."""
+        if not self._outbox:
+            self._work.set()
+        self._outbox.append(entry)
 
     def take_over(self, entries: Sequence[Entry]) -> None:
         """Take entries in that have waited elsewhere."""
-        self.outbox += entries
+        self._outbox += entries
         self._doubtful = True
-        self.wake()
+        self._work.set()
+
+    def give_up(self) -> None:
+        """Let go of what has not been handed on: another session has taken it over."""
+        self._outbox.clear()
 
     def withdraw(self, submission: Submission) -> None:
         """Have the broker let go of a submission as soon as it can be told."""
         self._departed.append(submission)
-        self.wake()
+        self._work.set()
 
     def cancel_later(self, tenant: str, id: str) -> None:
         """Have the broker forget a task that may be on its way, once it has arrived."""
         self._cancelled.append((tenant, id))
-        self.wake()
+        self._work.set()
 
     async def _intake(self) -> None:
         failures = 0
@@ -227,18 +235,18 @@ class BrokerSession:
         if probe:
             self._probe_due = False
             await self._let_go()
-        if not self.outbox:
+        if not self._outbox:
             return
         if not self._doubtful:
-            self.rate.observe(len(self.outbox), self._clock())
+            self.rate.observe(len(self._outbox), self._clock())
         if not probe and not self._doubtful:
-            entries, self.outbox = self.outbox, []
+            entries, self._outbox = self._outbox, []
             await self._offer(entries)
             return
-        entries, self.outbox = self.outbox[:CHUNK], self.outbox[CHUNK:]
-        self._doubtful = bool(self.outbox)
-        if self.outbox:
-            self.wake()
+        entries, self._outbox = self._outbox[:CHUNK], self._outbox[CHUNK:]
+        self._doubtful = bool(self._outbox)
+        if self._outbox:
+            self._work.set()
         await self._offer_again(entries)
 
     async def _let_go(self) -> None:
@@ -258,17 +266,17 @@ class BrokerSession:
         try:
             verdicts = await self._ask(self.broker.enqueue(entries))
         except (BrokerUnavailable, asyncio.CancelledError):
-            self.outbox = [*entries, *self.outbox]
+            self._outbox = [*entries, *self._outbox]
             self._doubtful = True
-            self.wake()
+            self._work.set()
             raise
         for entry, failure in zip(entries, verdicts, strict=True):
             if failure is not None:
                 if admitted and (failure.reason == SCARCE or failure.code == NOT_FOUND):
                     continue  # What somebody waits for may be offered again after the one who waits.
-                self._holder.refused(self, entry, _too_late(failure) if again and self._late else failure)
+                self._on_event(self, Refused(entry, _too_late(failure) if again and self._late else failure))
             elif entry.shares:
-                self._holder.admitted(self, entry)
+                self._on_event(self, Admitted(entry))
 
     async def _offer_again(self, entries: Sequence[Entry], admitted: bool = False) -> None:
         """Offer those that still wait. One that is answered meanwhile may have been taken for new: it is withdrawn, unless
@@ -278,20 +286,20 @@ class BrokerSession:
             entries: what is offered.
             admitted: they were admitted once, and are most likely still there.
         """
-        offered = self._holder.renewed(self, entries)
+        offered = self._pending.refreshed(self, entries, self._clock())
         if not offered:
             return
         if admitted:  # They have been charged.
             offered = [msgspec.structs.replace(entry, limits=()) if entry.limits else entry for entry in offered]
         await self._offer(offered, admitted, again=True)
-        wanted = {entry.submission for entry in self._holder.renewed(self, offered)}
+        wanted = {entry.submission for entry in self._pending.refreshed(self, offered, self._clock())}
         for entry in offered:
             if entry.submission not in wanted and not is_task(entry):
                 self.withdraw(entry.submission)
 
     def _offered(self) -> list[Entry]:
-        outside = {entry.submission for entry in self.outbox}
-        return [entry for entry in self._holder.held_on(self) if entry.submission not in outside]
+        outside = {entry.submission for entry in self._outbox}
+        return [one.entry for one in self._pending.on(self) if one.entry.submission not in outside]
 
     async def _returns(self) -> None:
         failures = 0
@@ -306,7 +314,7 @@ class BrokerSession:
             failures = 0
             if replies is not None:
                 self._found()
-                self._holder.brought(self, replies)
+                self._on_event(self, Replied(replies))
 
     async def _read(self) -> Sequence[Reply] | None:
         """The next replies; None when a new epoch began while it waited for them."""
@@ -327,9 +335,9 @@ class BrokerSession:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(LOOK_EVERY)
-            if self._holder.pending and self._clock() - self._answered >= LOOK_EVERY:
+            if self._pending and self._clock() - self._answered >= LOOK_EVERY:
                 self._probe_due = True
-                self.wake()
+                self._work.set()
 
     async def _ask(self, call: Awaitable[T]) -> T:
         """One call; whether it is answered is noted."""
@@ -348,11 +356,11 @@ class BrokerSession:
         if self._verdict is None and not self._away:
             pause = max(began + self._patience - self._clock(), SECOND_CHANCE)
             self._verdict = asyncio.get_running_loop().call_later(pause, self._give_up)
-        self.wake()
+        self._work.set()
 
     def _give_up(self) -> None:
         self._verdict, self._away = None, True
-        self._holder.away(self)
+        self._on_event(self, Down())
 
     def _found(self) -> None:
         """A call was answered. If it is the first since one was not, or if it shows that the broker has lost what
@@ -371,7 +379,7 @@ class BrokerSession:
             self._verdict = None
         if self._away:
             self._away = False
-            self._holder.back(self)
+            self._on_event(self, Up())
         self._redo.ask()
 
     def _rewind(self) -> None:

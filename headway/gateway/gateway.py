@@ -24,9 +24,10 @@ from headway.config import Settings
 from headway.core import failures
 from headway.core.dedup import digest, shares_of, unkept
 from headway.errors import BrokerUnavailable
-from headway.gateway.broker_session import BrokerSession
+from headway.gateway.broker_session import Admitted, BrokerSession, Down, Refused, Replied, SessionEvent, Up
 from headway.gateway.limiter import CHARGED, Limiter
-from headway.gateway.pending import NOBODY, FutureSink, Journal, Note, PendingRequest, ReplySink
+from headway.gateway.outcome_counts import OutcomeCounts
+from headway.gateway.pending import NOBODY, Ending, FutureSink, Observer, PendingRequest, PendingTable, ReplySink
 from headway.gateway.recent_requests import RecentRequests, waiting
 from headway.model import (
     DedupKey,
@@ -41,7 +42,7 @@ from headway.model import (
     RequestStatus,
 )
 from headway.ports import RequestQueue
-from headway.runtime.counters import Answers, Counters
+from headway.runtime.counters import Counters
 from headway.runtime.request_id import new_id
 from headway.runtime.supervisor import Supervisor
 from headway.runtime.timing_wheel import DEADLINE_GRAIN, TimingWheel
@@ -59,7 +60,7 @@ class Gateway:
         counters: counts outcomes.
         clock: monotonic seconds.
         direct: where they go while `broker` is away; without it they are refused then.
-        journal: told of every outcome, if anybody is.
+        observers: hear of every request that has ended.
         rng: uniform in [0, 1), for pauses.
 
     Attributes:
@@ -77,7 +78,7 @@ class Gateway:
         clock: Callable[[], float],
         *,
         direct: RequestQueue | None = None,
-        journal: Journal | None = None,
+        observers: Sequence[Observer] = (),
         rng: Callable[[], float] = random.random,
     ) -> None:
         self.settings = settings
@@ -90,17 +91,19 @@ class Gateway:
         self._tiers = settings.tier_names
         self._queue_timeout = settings.queue_timeout_ms / 1000
         self._sharing = settings.cache or settings.collapse
-        self._journal = journal
-        self._held: dict[tuple[str, str], PendingRequest] = {}
+        self._pending = PendingTable()
         self._submissions = itertools.count(1)
         self._deadlines = TimingWheel(clock, self._overdue)
-        self._answered = RecentRequests(clock)
+        self._recent = RecentRequests(clock)
+        counts = OutcomeCounts(counters, self._tiers, self._models)
+        self._observers: Sequence[Observer] = (counts, self._recent, *observers)
         self._emptied = asyncio.Event()
-        rest = self.name, self, settings.max_queue, settings.broker_timeout_ms / 1000, clock, rng
+        patience = settings.broker_timeout_ms / 1000
+        rest = self.name, self._pending, self.on_event, settings.max_queue, patience, clock, rng
         self._shared = BrokerSession(broker, *rest)
         self._direct = BrokerSession(direct, *rest) if direct else None
-        self._line = self._shared
-        """The line that new requests go over."""
+        self._session = self._shared
+        """The session that new requests go over."""
         self.broker = broker
 
     def start(self, supervisor: Supervisor) -> None:
@@ -112,7 +115,7 @@ class Gateway:
     @property
     def pending(self) -> int:
         """Requests held now."""
-        return len(self._held)
+        return len(self._pending)
 
     @property
     def holding(self) -> bool:
@@ -122,7 +125,7 @@ class Gateway:
     @property
     def requests_per_second(self) -> float:
         """Requests handed on, averaged over about a second."""
-        return sum(line.rate.at(self._clock()) for line in (self._shared, self._direct) if line is not None)
+        return sum(session.rate.at(self._clock()) for session in (self._shared, self._direct) if session is not None)
 
     def submit(
         self,
@@ -154,53 +157,51 @@ class Gateway:
             shares = shares_of(self.settings, id, asked, options)
             known = asked if options.chosen and not options.task else b""
         limits = principal.limits
-        if limits and self._line is not self._shared:
+        if limits and self._session is not self._shared:
             limits = self.limiter.parts(limits)
         entry = Entry(
             id, model, input, tier, principal.tenant, self.name, timeout if options.task else self._queue_timeout, timeout,
             parameters, limits, shares, next(self._submissions), known, principal.user if origin is None else origin,
         )  # fmt: skip
-        failure = self._objection(principal, entry)
+        failure = self._check(principal, entry)
         if failure is not None:
             self._refuse(sink, principal, entry, failure)
         else:
-            self._hold(sink, principal, entry, self._line, options.task)
+            self._hold(sink, principal, entry, self._session, options.task)
 
     def counted(self, limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
         """Limits as they are counted now: whole by the broker that all share, in part while this gateway is alone."""
-        return limits if self._line is self._shared else self.limiter.parts(limits)
+        return limits if self._session is self._shared else self.limiter.parts(limits)
 
     def _hold(
         self,
         sink: ReplySink,
         principal: Principal | None,
         entry: Entry,
-        line: BrokerSession,
+        session: BrokerSession,
         unadmitted: bool = False,
     ) -> None:
         now = self._clock()
-        key = (entry.tenant, entry.id)
-        held = PendingRequest(sink, principal, entry, now, now + entry.timeout, line, unadmitted)
-        self._held[key] = held
-        self._deadlines.watch(key, held.deadline)
-        outbox = line.outbox
-        if not outbox:
-            line.wake()
-        outbox.append(entry)
+        key = entry.tenant, entry.id
+        deadline = now + entry.timeout
+        self._pending[key] = PendingRequest(sink, principal, entry, now, deadline, session, unadmitted)
+        self._deadlines.watch(key, deadline)
+        session.offer(entry)
 
     def detach(self, tenant: str, id: str) -> None:
         """Nobody waits for a task any more; it goes on."""
-        if (held := self._held.get((tenant, id))) is not None:
-            held.sink = NOBODY
+        if (pending := self._pending.get((tenant, id))) is not None:
+            pending.sink = NOBODY
 
     def abandon(self, sink: ReplySink, tenant: str, id: str) -> None:
         """The client left: its sink hears nothing more, and the broker decides what becomes of the entry. A task that was
         not handed over is none."""
-        held = self._held.get((tenant, id))
-        if held is None or held.sink is not sink:
+        pending = self._pending.get((tenant, id))
+        if pending is None or pending.sink is not sink:
             return
-        self._let_go(held)
-        held.line.withdraw(held.entry.submission)
+        pending.sink = NOBODY
+        self._leave(pending)
+        self._withdraw(pending)
 
     async def ask(
         self, principal: Principal, id: str, options: RequestOptions, model: str, input: str, parameters: bytes
@@ -223,13 +224,13 @@ class Gateway:
         Raises:
             BrokerUnavailable: that cannot be told now.
         """
-        held = self._held.get((tenant, id))
-        if held is not None and held.task:
-            line, told = held.line, not held.unadmitted
-            found = await line.outcome(tenant, id)
-            if found is None and not told:
+        pending = self._pending.get((tenant, id))
+        if pending is not None and pending.task and (session := pending.session) is not None:
+            admitted = not pending.unadmitted
+            found = await session.outcome(tenant, id)
+            if found is None and not admitted:
                 return EntryState.QUEUED
-            if found is None and not line.in_sync:  # It may be lost and offered again soon, or cancelled elsewhere.
+            if found is None and not session.in_sync:  # It may be lost and offered again soon, or cancelled elsewhere.
                 raise BrokerUnavailable("what the broker has lost is being offered again")
             return found
         if self._direct is not None and (found := await self._direct.outcome(tenant, id)) is not None:
@@ -243,8 +244,8 @@ class Gateway:
             new_id(), self.settings.model, "", 0, tenant, self.name, seconds, seconds,
             shares=(DedupKey(DedupKind.TASK, id),), nonce=next(self._submissions),
         )  # fmt: skip
-        sink, task = FutureSink(), self._held.get((tenant, id))
-        self._hold(sink, None, entry, task.line if task is not None else self._line)
+        sink, task = FutureSink(), self._pending.get((tenant, id))
+        self._hold(sink, None, entry, (task.session if task is not None else None) or self._session)
         reply = await self._outcome(sink, tenant, entry.id)
         return reply if reply.shared is not None else None
 
@@ -254,208 +255,194 @@ class Gateway:
         Raises:
             BrokerUnavailable: it may not have been forgotten.
         """
-        held = self._held.get((tenant, id))
-        if held is not None and held.task:
-            self._let_go(held)
-            if held.unadmitted or held.line is not self._shared:
-                for one in {held.line, self._shared}:
-                    one.cancel_later(tenant, id)
-            self._tell(held.sink, Reply(id, tenant, None, failures.no_task()))
-        for line in (self._direct, self._shared):
-            if line is not None and (held is None or held.line is line):
-                await line.broker.cancel_task(tenant, id)
+        pending = self._pending.get((tenant, id))
+        if pending is not None and pending.task:
+            self._leave(pending, Reply(id, tenant, None, failures.no_task()))
+            if pending.unadmitted or pending.session is not self._shared:
+                for session in {pending.session or self._shared, self._shared}:
+                    session.cancel_later(tenant, id)
+        for one in (self._direct, self._shared):
+            if one is not None and (pending is None or pending.session is one):
+                await one.broker.cancel_task(tenant, id)
 
     def out_of_reach(self) -> Failure:
-        """What a client hears when `recall` or `cancel` could not reach the broker."""
+        """What a client hears when `outcome` or `cancel` could not reach the broker."""
         return self._shared.out_of_reach()
 
     async def emptied(self) -> None:
         """Return as soon as no request is held."""
-        while self._held:
+        while self._pending:
             self._emptied.clear()
             await self._emptied.wait()
 
     def refuse_all(self, failure: Failure) -> None:
         """Answer every held request with `failure`; for a shutdown that may not wait."""
-        for held in list(self._held.values()):
-            self._settle(held, failure)
+        for pending in list(self._pending.values()):
+            self._answer(pending, failure, Ending.TIMED_OUT)
 
     async def status(self, id: str, tenant: str | None = None) -> RequestStatus | None:
         """What is known of request `id`, of the newest where several tenants have one and none is named; None when it
         is not held and not among the last ones answered."""
-        for held in reversed(self._held.values()):
-            if held.entry.id == id and tenant in (None, held.entry.tenant):
-                stage = None
+        for pending in reversed(self._pending.values()):
+            if pending.entry.id == id and tenant in (None, pending.entry.tenant):
+                state = None
                 with contextlib.suppress(BrokerUnavailable):
-                    stage = await held.line.broker.state(held.entry.tenant, id)
-                return waiting(held, stage, self._clock())
-        return self._answered.find(id, tenant)
+                    if pending.session is not None:
+                        state = await pending.session.broker.state(pending.entry.tenant, id)
+                return waiting(pending, state, self._clock())
+        return self._recent.find(id, tenant)
 
-    def _objection(self, principal: Principal, entry: Entry) -> Failure | None:
-        model, line = entry.model, self._line
+    def _check(self, principal: Principal, entry: Entry) -> Failure | None:
+        """Why a request is refused at once; None when it is not."""
+        model, session = entry.model, self._session
         if self.closed:
             return Failure(errors.DRAINING, "shutting down; ask another instance", 1.0, "draining")
-        if entry.limits and (over := self.limiter.excess(entry.limits, line.broker)) is not None:
+        if entry.limits and (over := self.limiter.excess(entry.limits, session.broker)) is not None:
             return over
         if model not in self._models:
             return failures.no_model(model, self._models)
         if principal.models and model not in principal.models:
             return failures.no_model_for(model, principal.models)
-        if (entry.tenant, entry.id) in self._held:
+        if (entry.tenant, entry.id) in self._pending:
             return failures.conflict()
-        if len(line.outbox) >= line.room:
-            return line.no_room()
-        return self.limiter.check(entry, line is self._direct)
+        if session.full:
+            return session.no_room()
+        return self.limiter.check(entry, session is self._direct)
 
     def _refuse(self, sink: ReplySink, principal: Principal, entry: Entry, failure: Failure) -> None:
         if failure.code in CHARGED:
             self.limiter.charge(entry.limits)
-        self.note_refusal(principal, entry, failure)
-        reply = Reply(entry.id, entry.tenant, None, failure)
+        reply = self.note_refusal(principal, entry, failure)
         asyncio.get_running_loop().call_soon(sink.answer, reply)
 
-    def note_refusal(self, principal: Principal, entry: Entry, failure: Failure) -> None:
-        """Count and record a request that was refused here, or at the door for its principal's limits."""
-        label, tier = entry.model if entry.model in self._models else "", self._tiers[entry.tier]
-        self.counters.requests[label, tier, failure.code.lower()] += 1
-        if failure.reason:
-            self.counters.refusals[failure.reason, tier] += 1
-        if self._journal is not None:
-            self._journal.add([(principal, entry, 0.0, Reply(entry.id, entry.tenant, None, failure))])
-
-    def admitted(self, line: BrokerSession, entry: Entry) -> None:
-        """See Holder."""
-        if (held := self._found(entry)) is not None and held.unadmitted:
-            held.unadmitted = False
-            held.sink.admitted()
-
-    def renewed(self, line: BrokerSession, entries: Sequence[Entry]) -> list[Entry]:
-        """See Holder. What the broker was away for counts as time, but not as time in the queue."""
-        now, fresh = self._clock(), []
-        for entry in entries:
-            held = self._found(entry)
-            if held is not None and held.line is line and held.deadline > now:
-                fresh.append(held.renewed(now))
-        return fresh
-
-    def held_on(self, line: BrokerSession) -> list[Entry]:
-        """See Holder."""
-        return [held.entry for held in self._held.values() if held.line is line]
-
-    def refused(self, line: BrokerSession, entry: Entry, failure: Failure) -> None:
-        """See Holder."""
-        held = self._found(entry)
-        if held is not None and held.line is line:
-            if failure.reason and held.principal is not None:
-                self.counters.refusals[failure.reason, self._tiers[entry.tier]] += 1
-            self._settle(held, failure, admitted=False)
-
-    def away(self, line: BrokerSession) -> None:
-        """See Holder. What is held goes direct at once, or waits on for the broker."""
-        if line is not self._shared:
-            return
-        if self._direct is None:
-            line.room = 0
-            log.warning("requests are refused until the broker is back", held=len(self._held))
-            return
-        self._line, self.broker = self._direct, self._direct.broker
-        log.warning("direct mode until the broker is back", held=len(self._held))
-        moved = [held for held in self._held.values() if held.line is line]
-        for held in moved:
-            held.line = self._direct
-            if held.entry.limits:  # It may have been charged; a burst that was let in is not refused now.
-                held.entry = msgspec.structs.replace(held.entry, limits=())
-            if not held.task:  # A task may be asked for at any gateway; so may a key, which the broker sees to.
-                line.withdraw(held.entry.submission)
-        line.outbox.clear()
-        self._direct.take_over([held.entry for held in moved])
-
-    def back(self, line: BrokerSession) -> None:
-        """See Holder. What went direct is answered there."""
-        if line is self._shared:
-            line.room = self.settings.max_queue
-            self._line, self.broker = line, line.broker
-
-    def brought(self, line: BrokerSession, replies: Sequence[Reply]) -> None:
-        """See Holder. Tells each sink; what is counted is counted for all of them together."""
+    def note_refusal(self, principal: Principal, entry: Entry, failure: Failure) -> Reply:
+        """Count and record a request that was refused here, or at the door for its principal's limits; its reply."""
         now = self._clock()
-        overdue = now - DEADLINE_GRAIN
-        told, notes = dict[tuple[str, int], Answers](), list[Note]()
-        sampled, strays = None, 0
+        refused = PendingRequest(NOBODY, principal, entry, now, now, None)
+        reply = Reply(entry.id, entry.tenant, None, failure)
+        self._finish([(refused, reply)], Ending.TURNED_AWAY)
+        return reply
+
+    def on_event(self, session: BrokerSession, event: SessionEvent) -> None:
+        """Take note of what a session tells."""
+        match event:
+            case Replied(replies):
+                self._take(session, replies)
+            case Admitted(entry):
+                if (pending := self._pending.of(entry)) is not None and pending.unadmitted:
+                    pending.unadmitted = False
+                    pending.sink.admitted()
+            case Refused(entry, failure):
+                pending = self._pending.of(entry)
+                if pending is not None and pending.session is session:
+                    self._answer(pending, failure, Ending.REFUSED)
+            case Down():
+                self._go_down(session)
+            case Up():
+                if session is self._shared:
+                    session.room = self.settings.max_queue
+                    self._session, self.broker = session, session.broker
+
+    def _go_down(self, session: BrokerSession) -> None:
+        """The broker is away. What is held goes direct at once, or waits on for the broker."""
+        if session is not self._shared:
+            return
+        direct = self._direct
+        if direct is None:
+            session.room = 0
+            log.warning("requests are refused until the broker is back", held=len(self._pending))
+            return
+        self._session, self.broker = direct, direct.broker
+        log.warning("direct mode until the broker is back", held=len(self._pending))
+        moved = self._pending.on(session)
+        for pending in moved:
+            pending.session = direct
+            if pending.entry.limits:  # It may have been charged; a burst that was let in is not refused now.
+                pending.entry = msgspec.structs.replace(pending.entry, limits=())
+            if not pending.task:  # A task may be asked for at any gateway; so may a key, which the broker sees to.
+                session.withdraw(pending.entry.submission)
+        session.give_up()
+        direct.take_over([pending.entry for pending in moved])
+
+    def _take(self, session: BrokerSession, replies: Sequence[Reply]) -> None:
+        """Match replies with the requests that wait for them. A request that has been answered, or whose client has left,
+        or whose id is used again, waits for none."""
+        overdue = self._clock() - DEADLINE_GRAIN
+        ended: list[tuple[PendingRequest, Reply]] = []
+        strays = 0
         for reply in replies:
-            key = reply.tenant, reply.id
-            held = self._held.pop(key, None)
-            if held is None or (entry := held.entry).nonce != reply.nonce:
-                strays += 1  # Answered by its deadline or by another line, the client left, or the id is used again.
-                if held is not None:
-                    self._held[key] = held
+            pending = self._pending.get((reply.tenant, reply.id))
+            if pending is None or (entry := pending.entry).nonce != reply.nonce:
+                strays += 1
                 continue
-            if (held.line is not line or held.deadline < overdue) and not self._fits(held, reply, overdue):
+            if (pending.session is not session or pending.deadline < overdue) and not self._fits(
+                pending, reply, overdue
+            ):
                 continue
-            latency, principal, failure, ran = now - held.since, held.principal, reply.failure, reply.ran
-            if principal is None or (failure is not None and failure.reason == failures.CANCELLED):
-                self._note_cancelled(held)
-                self._tell(held.sink, reply)
+            failure = reply.failure
+            if failure is not None and failure.reason == failures.CANCELLED:
+                self._leave(pending, reply)
                 continue
-            if self._journal is not None:
-                notes.append((principal, entry, latency, reply))
-            if reply.shared is not None:
-                self.counters.shared[entry.model, reply.shared.value, "kept" if reply.kept else "joined"] += 1
-                self.limiter.not_run(entry)
-            series = told.get((entry.model, entry.tier))
-            if series is None:
-                series = told[entry.model, entry.tier] = Answers([], [])
-            series.latencies.append(latency)
-            series.waits.append(0.0 if reply.kept else reply.queued)
-            if failure is not None:
-                series.failed += 1
-                self._count(held, failure.code.lower())
-            if ran is not sampled and ran is not None and reply.shared is None:
-                sampled = ran
-                self.counters.overhead_seconds.observe(max(0.0, latency - reply.queued - sampled.seconds))
-            self._answered.add(principal, entry, now, latency, reply)
+            del self._pending[reply.tenant, reply.id]
             answer = reply
-            if entry.shares and unkept(entry, reply, line.broker.kept):
-                answer = msgspec.structs.replace(reply, unkept=True)
-            self._tell(held.sink, answer)
-        for (model, tier), series in told.items():
-            self.counters.answered(model, self._tiers[tier], series, line is self._direct)
-        if notes and self._journal is not None:
-            self._journal.add(notes)
+            if entry.shares and pending.principal is not None:
+                if reply.shared is not None:
+                    self.limiter.not_run(entry)
+                if unkept(entry, reply, session.broker.kept):
+                    answer = msgspec.structs.replace(reply, unkept=True)
+            ended.append((pending, answer))
+        self._finish(ended, Ending.REPLIED)
+        if session is self._direct:
+            for pending, _ in ended:
+                self.counters.direct[pending.entry.model] += pending.principal is not None
         if strays:
             log.debug("replies that nobody waits for", count=strays)
-        if not self._held:
-            self._emptied.set()
 
-    def _fits(self, held: PendingRequest, reply: Reply, overdue: float) -> bool:
+    def _fits(self, pending: PendingRequest, reply: Reply, overdue: float) -> bool:
         """Whether a reply that is not what was expected will do; if not, its request is held on or gets its 504."""
-        self._held[held.entry.tenant, held.entry.id] = held
-        if held.deadline < overdue:  # This process stood still; its client has long given up.
-            self._expire(held)
+        if pending.deadline < overdue:  # This process stood still; its client has long given up.
+            self._expire(pending)
             return False
-        if reply.failure is not None:  # It comes by the line that the request has left; the other may do better.
+        if reply.failure is not None:  # It comes by the session that the request has left; the other may do better.
             return False
-        del self._held[held.entry.tenant, held.entry.id]
-        held.line.withdraw(held.entry.submission)
+        self._withdraw(pending)
         return True
 
-    def _settle(self, held: PendingRequest, failure: Failure, admitted: bool = True) -> None:
-        """Answer a held request on the gateway's own account. A refusal at the door is no latency: it takes no
-        time, and in an overload there are so many that they would hide how slow the others are."""
-        entry = held.entry
-        if self._held.pop((entry.tenant, entry.id), None) is None:
-            return
-        latency = self._clock() - held.since
-        reply = Reply(entry.id, entry.tenant, None, failure)
-        self._count(held, failure.code.lower())
-        if held.principal is not None:
-            self._answered.add(held.principal, entry, held.since + latency, latency, reply)
-            if admitted:
-                self.counters.request_seconds[entry.model, self._tiers[entry.tier]].observe(latency)
-            if self._journal is not None:
-                self._journal.add([(held.principal, entry, latency, reply)])
-        self._tell(held.sink, reply)
-        if not self._held:
+    def _answer(self, pending: PendingRequest, failure: Failure, ending: Ending) -> None:
+        """End a request with a failure of the gateway's own account."""
+        entry = pending.entry
+        if self._pending.of(entry) is pending:
+            del self._pending[entry.tenant, entry.id]
+            self._finish([(pending, Reply(entry.id, entry.tenant, None, failure))], ending)
+
+    def _leave(self, pending: PendingRequest, told: Reply | None = None) -> None:
+        """End a request that nobody wants any more; `told`: what whoever waits for it still hears."""
+        entry, sink = pending.entry, pending.sink
+        pending.sink = NOBODY
+        del self._pending[entry.tenant, entry.id]
+        left = Reply(entry.id, entry.tenant, None, Failure(errors.CANCELLED, "the client left"))
+        self._finish([(pending, left)], Ending.LEFT)
+        if told is not None:
+            self._tell(sink, told)
+
+    def _finish(self, ended: Sequence[tuple[PendingRequest, Reply]], ending: Ending) -> None:
+        """End requests that have left the table: observers hear of them, and sinks get the answers. Every request comes here
+        once, whatever its end."""
+        now = self._clock()
+        observed = []
+        for pending, reply in ended:
+            pending.reply = reply
+            pending.ended_at = now
+            pending.ending = ending
+            if pending.principal is not None:
+                observed.append(pending)
+        for observer in self._observers:
+            observer.finished(observed)
+        for pending, reply in ended:
+            sink = pending.sink
+            pending.sink = NOBODY
+            self._tell(sink, reply)
+        if not self._pending:
             self._emptied.set()
 
     def _tell(self, sink: ReplySink, reply: Reply) -> None:
@@ -464,36 +451,18 @@ class Gateway:
         except Exception:
             log.exception("an answer could not be written", request_id=reply.id)
 
-    def _count(self, held: PendingRequest, outcome: str) -> None:
-        if held.principal is not None:
-            self.counters.requests[held.entry.model, self._tiers[held.entry.tier], outcome] += 1
-
-    def _note_cancelled(self, held: PendingRequest) -> None:
-        self._count(held, "cancelled")
-        if self._journal is not None and held.principal is not None:
-            left = Reply(held.entry.id, held.entry.tenant, None, Failure(errors.CANCELLED, "the client left"))
-            self._journal.add([(held.principal, held.entry, self._clock() - held.since, left)])
-
-    def _found(self, entry: Entry) -> PendingRequest | None:
-        """The record of an entry that is held."""
-        held = self._held.get((entry.tenant, entry.id))
-        return held if held is not None and held.entry.nonce == entry.nonce else None
-
-    def _let_go(self, held: PendingRequest) -> None:
-        """Its client waits no longer."""
-        del self._held[held.entry.tenant, held.entry.id]
-        self._note_cancelled(held)
-        if not self._held:
-            self._emptied.set()
+    def _withdraw(self, pending: PendingRequest) -> None:
+        if pending.session is not None:
+            pending.session.withdraw(pending.entry.submission)
 
     def _overdue(self, keys: Sequence[tuple[str, str]]) -> None:
         now = self._clock()
-        for held in filter(None, map(self._held.get, keys)):
-            if held.deadline <= now:
-                self._expire(held)
+        for pending in filter(None, map(self._pending.get, keys)):
+            if pending.deadline <= now:
+                self._expire(pending)
 
-    def _expire(self, held: PendingRequest) -> None:
-        message = f"the total deadline of {held.entry.timeout * 1000:.0f} ms passed"
-        self._settle(held, Failure(errors.DEADLINE_EXCEEDED, message, None, "total"))
-        if held.unadmitted or not held.task:  # Of a task that was admitted the broker tells who asks later.
-            held.line.withdraw(held.entry.submission)
+    def _expire(self, pending: PendingRequest) -> None:
+        message = f"the total deadline of {pending.entry.timeout * 1000:.0f} ms passed"
+        self._answer(pending, Failure(errors.DEADLINE_EXCEEDED, message, None, "total"), Ending.TIMED_OUT)
+        if pending.unadmitted or not pending.task:  # Of a task that was admitted the broker tells who asks later.
+            self._withdraw(pending)

@@ -1,6 +1,6 @@
 """Tells the ledger of every request, off the way that requests take.
 
-    gateway ─add─▶ notes ─4 times a second, or when there are many─▶ records ─in bulk─▶ ledger
+    gateway ─finished─▶ notes ─4 times a second, or when there are many─▶ records ─in bulk─▶ ledger
 
 To add a note costs next to nothing, and never waits. Notes hold inputs and outputs, so they are soon made into records,
 which do not, whether the ledger answers or not; most refusals are only counted (`core/refused.py`). While it is slow or
@@ -28,7 +28,7 @@ from headway.core.records import record_of, size_of
 from headway.core.refused import Refused
 from headway.core.retry import backoff
 from headway.errors import SettingError, StoreUnavailable
-from headway.gateway.pending import Note
+from headway.gateway.pending import PendingRequest
 from headway.model import LedgerRecord
 from headway.ports import Ledger
 from headway.runtime.availability import Availability
@@ -61,7 +61,7 @@ _DAY = 86_400.0
 
 
 class LedgerWriter:
-    """The journal of one gateway; see `headway.gateway.pending.Journal` and `headway.app.lifecycle.Resource`.
+    """The journal of one gateway; see `headway.gateway.pending.Observer` and `headway.app.lifecycle.Resource`.
 
     Arguments:
         ledger: where records go.
@@ -91,7 +91,7 @@ class LedgerWriter:
         self._clock = clock
         self._wall = wall
         self._rng = rng
-        self._notes: deque[tuple[float, Sequence[Note]]] = deque()
+        self._notes: deque[tuple[float, Sequence[PendingRequest]]] = deque()
         self._noted = 0
         """Notes that are not records yet."""
         self._refusals = Refused()
@@ -117,10 +117,10 @@ class LedgerWriter:
         """Requests whose records are not written yet."""
         return self._noted + len(self._records)
 
-    def add(self, notes: Sequence[Note]) -> None:
-        """Take notes; never waits."""
-        self._notes.append((self._wall(), notes))
-        self._noted += len(notes)
+    def finished(self, requests: Sequence[PendingRequest]) -> None:
+        """Note requests that have ended; never waits."""
+        self._notes.append((self._wall(), requests))
+        self._noted += len(requests)
         if self._noted >= BULK or self._noted + len(self._records) > self._bound:
             self._crowd()
 
@@ -193,8 +193,12 @@ class LedgerWriter:
             at, notes = self._notes.popleft()
             self._noted -= len(notes)
             now = self._clock()
-            for note in notes:
-                record = record_of(*note, at, self._tiers, self._content)
+            for request in notes:
+                caller, reply = request.principal, request.reply
+                if caller is None or reply is None:
+                    continue
+                seconds = request.ended_at - request.since
+                record = record_of(caller, request.entry, seconds, reply, at, self._tiers, self._content)
                 if not self._refusals.count(record, now):
                     self._keep(record)
             turn += len(notes)

@@ -1,20 +1,23 @@
-"""A request that a gateway holds: who waits for it, until when, over which line; and who hears what became of it."""
+"""Requests that a gateway holds: who waits for each, until when, and what became of it."""
 
 from __future__ import annotations
 
 import asyncio
+import enum
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from headway.core.dedup import is_task
-from headway.gateway.broker_session import BrokerSession
 from headway.model import Entry, Principal, Reply
+
+if TYPE_CHECKING:
+    from headway.gateway.broker_session import BrokerSession
 
 
 class ReplySink(Protocol):
-    """Where an answer goes."""
+    """Destination of an answer."""
 
     def answer(self, reply: Reply) -> None:
         """Take the answer; called once, on a later turn of the loop than the `submit`."""
@@ -40,41 +43,8 @@ class FutureSink:
         """Take no note of it."""
 
 
-class PendingRequest(msgspec.Struct, eq=False):
-    """One request whose client waits.
-
-    Attributes:
-        sink: gets the answer.
-        principal: who asked; None for who only waits for another's outcome: that is no request, and not counted.
-        entry: what was handed on.
-        since: instant of its arrival, in seconds.
-        deadline: instant by which it is answered, in seconds.
-        line: over which it went.
-        unadmitted: whether it is a task that the broker is not known to have.
-    """
-
-    sink: ReplySink
-    principal: Principal | None
-    entry: Entry
-    since: float
-    deadline: float
-    line: BrokerSession
-    unadmitted: bool = False
-
-    def renewed(self, now: float) -> Entry:
-        """The entry with what is left of its time at instant `now`."""
-        left = self.deadline - now
-        wait = min(self.entry.queue_timeout, left)
-        return msgspec.structs.replace(self.entry, timeout=left, queue_timeout=wait)
-
-    @property
-    def task(self) -> bool:
-        """Whether its outcome is asked for by its id, so that the broker keeps it."""
-        return is_task(self.entry)
-
-
 class _Nobody:
-    """The sink of a task that nobody waits for."""
+    """Sink of a request that nobody waits for."""
 
     def answer(self, reply: Reply) -> None:
         pass
@@ -85,13 +55,89 @@ class _Nobody:
 
 NOBODY = _Nobody()
 
-Note = tuple[Principal, Entry, float, Reply]
-"""A request that has its outcome: who asked, what, how long it took in seconds, and what came of it."""
+
+class Ending(enum.Enum):
+    """How a request came to its end."""
+
+    REPLIED = "replied"
+    """The broker brought its outcome."""
+    TIMED_OUT = "timed out"
+    """The gateway answered it: its deadline passed, or the process ends."""
+    REFUSED = "refused"
+    """The broker did not admit it."""
+    TURNED_AWAY = "turned away"
+    """The gateway or the door refused it at once; it was never pending."""
+    LEFT = "left"
+    """Its client left, or deleted it."""
 
 
-class Journal(Protocol):
-    """Is told of every request that has its outcome."""
+class PendingRequest(msgspec.Struct, eq=False):
+    """One request from its submission to its end.
 
-    def add(self, notes: Sequence[Note]) -> None:
-        """Take notes; never waits."""
+    Attributes:
+        sink: gets the answer.
+        principal: who asked; None for a subscription to another request's outcome, which is not counted.
+        entry: what was handed on.
+        since: instant of its arrival, in seconds.
+        deadline: instant by which it is answered, in seconds.
+        session: over which it went; None for one that was turned away.
+        unadmitted: whether it is a task that the broker is not known to have.
+        reply: its outcome, once it has ended.
+        ended_at: instant of its end, in seconds.
+        ending: how it ended.
+    """
+
+    sink: ReplySink
+    principal: Principal | None
+    entry: Entry
+    since: float
+    deadline: float
+    session: BrokerSession | None
+    unadmitted: bool = False
+    reply: Reply | None = None
+    ended_at: float = 0.0
+    ending: Ending | None = None
+
+    @property
+    def task(self) -> bool:
+        """Whether its outcome is asked for by its id, so that the broker keeps it."""
+        return is_task(self.entry)
+
+    def refreshed(self, now: float) -> Entry:
+        """The entry with what is left of its time at instant `now`."""
+        left = self.deadline - now
+        wait = min(self.entry.queue_timeout, left)
+        return msgspec.structs.replace(self.entry, timeout=left, queue_timeout=wait)
+
+
+class PendingTable(dict[tuple[str, str], PendingRequest]):
+    """All requests that a gateway holds, by tenant and id. The gateway changes it; its sessions read it."""
+
+    def of(self, entry: Entry) -> PendingRequest | None:
+        """The request of an entry, unless another submission has its id by now."""
+        pending = self.get((entry.tenant, entry.id))
+        return pending if pending is not None and pending.entry.nonce == entry.nonce else None
+
+    def on(self, session: BrokerSession) -> list[PendingRequest]:
+        """All requests that wait for an answer over a session."""
+        return [pending for pending in self.values() if pending.session is session]
+
+    def refreshed(self, session: BrokerSession, entries: Sequence[Entry], now: float) -> list[Entry]:
+        """Those of `entries` that still wait for an answer over a session, with what is left of their time.
+
+        What the broker was away for counts as time, but not as time in the queue.
+        """
+        left = []
+        for entry in entries:
+            pending = self.of(entry)
+            if pending is not None and pending.session is session and pending.deadline > now:
+                left.append(pending.refreshed(now))
+        return left
+
+
+class Observer(Protocol):
+    """Hears of every request that has ended."""
+
+    def finished(self, requests: Sequence[PendingRequest]) -> None:
+        """Take note of requests that have ended; never waits."""
         ...

@@ -1,19 +1,21 @@
-"""The last requests that a gateway answered: what of them, and for how long, is still known without a ledger."""
+"""The last requests that a gateway answered: what is still known of them without a ledger."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from headway.gateway.pending import PendingRequest
-from headway.model import BatchRun, Entry, EntryState, Failure, Principal, Reply, RequestStatus
+from headway.gateway.pending import Ending, PendingRequest
+from headway.model import BatchRun, EntryState, Failure, Principal, RequestStatus
 
 REMEMBERED = 10_000
 """Answered requests that are still known; their inputs and outputs are not kept."""
 
+_FORGOTTEN = frozenset((Ending.LEFT, Ending.TURNED_AWAY))
+
 
 class RecentRequests:
-    """Remembers the last REMEMBERED of them.
+    """Observer that remembers the last REMEMBERED answers.
 
     Arguments:
         clock: monotonic seconds.
@@ -25,24 +27,28 @@ class RecentRequests:
             maxlen=REMEMBERED
         )
 
-    def add(self, caller: Principal, entry: Entry, now: float, seconds: float, reply: Reply) -> None:
-        """A request was answered at instant `now`, after so many seconds."""
-        self._last.append((entry.id, caller, entry.model, entry.tier, now, seconds, reply.failure, reply.ran))
+    def finished(self, requests: Sequence[PendingRequest]) -> None:
+        """Remember requests that were answered."""
+        for request in requests:
+            entry, reply, principal, now = request.entry, request.reply, request.principal, request.ended_at
+            if reply is not None and principal is not None and request.ending not in _FORGOTTEN:
+                self._last.append(
+                    (entry.id, principal, entry.model, entry.tier, now, now - request.since, reply.failure, reply.ran)
+                )
 
     def find(self, id: str, tenant: str | None) -> RequestStatus | None:
         """The last one of this id, of this tenant if one is named."""
-        for answered, caller, model, tier, at, seconds, failure, ran in reversed(self._last):
-            if answered == id and tenant in (None, caller.tenant):
-                stage = EntryState.COMPLETED if failure is None else EntryState.FAILED
+        for answered, principal, model, tier, at, seconds, failure, ran in reversed(self._last):
+            if answered == id and tenant in (None, principal.tenant):
+                state = EntryState.COMPLETED if failure is None else EntryState.FAILED
                 since = self._clock() - at
-                return RequestStatus(stage, seconds, failure, caller.tenant, caller.user, model, tier, since, ran)
+                return RequestStatus(state, seconds, failure, principal.tenant, principal.user, model, tier, since, ran)
         return None
 
 
-def waiting(held: PendingRequest, stage: EntryState | None, now: float) -> RequestStatus:
-    """A request that is held at instant `now`, in a stage if that can be told."""
-    entry = held.entry
-    user = held.principal.user if held.principal is not None else ""
-    return RequestStatus(
-        stage or EntryState.QUEUED, now - held.since, None, entry.tenant, user, entry.model, entry.tier
-    )
+def waiting(pending: PendingRequest, state: EntryState | None, now: float) -> RequestStatus:
+    """Status of a request that is held at instant `now`, in a state if that can be told."""
+    entry = pending.entry
+    user = pending.principal.user if pending.principal is not None else ""
+    seconds = now - pending.since
+    return RequestStatus(state or EntryState.QUEUED, seconds, None, entry.tenant, user, entry.model, entry.tier)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 SECONDS = (
     0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.125, 0.15, 0.18, 0.2,
@@ -49,15 +48,6 @@ class Histogram:
 
 def _seconds() -> Histogram:
     return Histogram(SECONDS)
-
-
-@dataclass(slots=True)
-class Answers:
-    """Counts for the answers of one model and tier that came together."""
-
-    latencies: list[float]
-    waits: list[float]
-    failed: int = 0
 
 
 class Counters:
@@ -101,11 +91,3 @@ class Counters:
         """State of the breaker by backend: 0 closed, 1 half open, 2 open."""
         self.worker_restarts: defaultdict[str, int] = defaultdict(int)
         """Restarts by worker."""
-
-    def answered(self, model: str, tier: str, answers: Answers, direct: bool) -> None:
-        """Count answers of one model and tier; `direct`: of the gateway's own fallback."""
-        self.request_seconds[model, tier].observe_all(answers.latencies)
-        self.queue_seconds[model, tier].observe_all(answers.waits)
-        self.requests[model, tier, "ok"] += len(answers.latencies) - answers.failed
-        if direct:
-            self.direct[model] += len(answers.latencies)

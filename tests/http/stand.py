@@ -148,8 +148,9 @@ class EchoGateway:
         self.waiting = [asked for asked in self.waiting if (asked.caller.tenant, asked.id) != (tenant, id)]
         self._news.set()
 
-    def note_refusal(self, principal: Principal, entry: Entry, failure: Failure) -> None:
+    def note_refusal(self, principal: Principal, entry: Entry, failure: Failure) -> Reply:
         self.refusals.append((entry.id, failure))
+        return Reply(entry.id, entry.tenant, None, failure)
 
     def detach(self, tenant: str, id: str) -> None:
         self.detached.append((tenant, id))

@@ -16,8 +16,8 @@ from headway.core.queue import QueueLimits
 from headway.errors import BrokerUnavailable
 from headway.gateway.fallback import Fallback
 from headway.gateway.gateway import Gateway
-from headway.gateway.pending import Note
-from headway.model import Principal, Reply, RequestOptions, Slot
+from headway.gateway.pending import PendingRequest
+from headway.model import Entry, Principal, Reply, RequestOptions, Slot
 from headway.ports import Broker
 from headway.runtime.counters import Counters
 from headway.runtime.request_id import new_id
@@ -67,18 +67,20 @@ class Asked:
 
 
 class Notes:
-    """A journal that takes everything down."""
+    """An observer that takes everything down."""
 
     def __init__(self) -> None:
-        self.notes: list[Note] = []
+        self.notes: list[tuple[Entry, float, Reply]] = []
 
-    def add(self, notes: Sequence[Note]) -> None:
-        self.notes += notes
+    def finished(self, requests: Sequence[PendingRequest]) -> None:
+        for request in requests:
+            assert request.reply is not None
+            self.notes.append((request.entry, request.ended_at - request.since, request.reply))
 
     @property
     def outcomes(self) -> list[tuple[str, str]]:
         """Inputs and what came of them: `ok` or the code of the failure."""
-        return [(entry.input, reply.failure.code if reply.failure else "ok") for _, entry, _, reply in self.notes]
+        return [(entry.input, reply.failure.code if reply.failure else "ok") for entry, _, reply in self.notes]
 
 
 class Fleet:
@@ -122,7 +124,7 @@ class Fleet:
                 self.counters,
                 clock,
                 direct=self.direct.broker if self.direct else None,
-                journal=journal,
+                observers=[journal],
                 rng=self._rng,
             )
             for journal in self.journals

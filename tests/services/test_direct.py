@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from headway import errors
+from headway.gateway.broker_session import Down, Up
 from tests.services.fake_backend import FakeBackend
 from tests.services.fleet import Fleet
 from tests.virtual_time import run
@@ -42,9 +43,9 @@ def test_a_broker_that_comes_and_goes_in_one_moment_costs_nobody_an_answer() -> 
             await gone_direct(fleet)
             gateway = fleet.gateway
             direct = fleet.ask("direct")
-            gateway.back(gateway._shared)
+            gateway.on_event(gateway._shared, Up())
             shared = fleet.ask("shared")
-            gateway.away(gateway._shared)
+            gateway.on_event(gateway._shared, Down())
             assert await fleet.answered(direct, shared) == ["ok", "ok"]
 
     run(main)

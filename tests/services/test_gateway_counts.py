@@ -34,12 +34,12 @@ def test_each_outcome_is_counted_and_noted_with_the_time_that_it_took() -> None:
             await fleet.answered(answered, *expired)
             counts = {"ok": 1, "deadline_exceeded": 2, "cancelled": 2}
             assert fleet.counters.requests == {("m", "paid", outcome): count for outcome, count in counts.items()}
-            took = {entry.input: seconds for _, entry, seconds, _ in fleet.journals[0].notes}
+            took = {entry.input: seconds for entry, seconds, _ in fleet.journals[0].notes}
             assert took == pytest.approx(
                 {"answered": 1.0, "expired 0": 0.5, "expired 1": 0.5, "gone 0": 0.2, "gone 1": 0.2}, abs=GRAIN
             )
             assert all(
-                (reply.id, reply.tenant) == (entry.id, entry.tenant) for _, entry, _, reply in fleet.journals[0].notes
+                (reply.id, reply.tenant) == (entry.id, entry.tenant) for entry, _, reply in fleet.journals[0].notes
             )
             latencies = fleet.counters.request_seconds["m", "paid"]
             assert latencies.count == 3 and latencies.sum == pytest.approx(2.0, abs=2 * GRAIN)

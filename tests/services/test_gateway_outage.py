@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from headway import errors
 from headway.core.retry import BACKOFF_BASE
-from headway.gateway.broker_session import LOOK_EVERY
+from headway.gateway.broker_session import LOOK_EVERY, Replied
 from headway.gateway.resubmitter import CHUNK, SPREAD
 from headway.model import Entry, EntryState, Failure, Limit, Principal, Reply
 from headway.runtime.request_id import new_id
@@ -405,7 +405,7 @@ def test_an_answer_that_comes_long_after_the_deadline_is_not_given() -> None:
             await asyncio.sleep(0.1)
             loop: Any = asyncio.get_running_loop()
             loop.now += 2.0  # The process stood still; the answer and the end of the deadline come together.
-            fleet.gateway.brought(fleet.gateway._shared, [Reply(offered(fleet)[0].id, ANYBODY.tenant, "X")])
+            fleet.gateway.on_event(fleet.gateway._shared, Replied([Reply(offered(fleet)[0].id, ANYBODY.tenant, "X")]))
             assert await fleet.answered(asked) == [errors.DEADLINE_EXCEEDED]
 
     run(main)
@@ -581,7 +581,7 @@ def test_a_failure_by_the_line_that_a_request_has_left_is_not_its_answer() -> No
             gateway = fleet.gateway
             [id] = [entry.id for entry in offered(fleet) if entry.input == "moved"]
             late = Reply(id, ANYBODY.tenant, None, Failure(errors.DEADLINE_EXCEEDED, "too late", None, "queue"))
-            gateway.brought(gateway._shared, [late])
+            gateway.on_event(gateway._shared, Replied([late]))
             assert not moved.replies
             await fleet.server.become("fine")
             assert await fleet.answered(moved) == ["ok"]
@@ -642,7 +642,7 @@ def test_a_reply_that_is_read_again_is_not_told_again() -> None:
         async with Fleet(clock, FakeBackend(0.1)) as fleet:
             asked = fleet.ask("x")
             await fleet.answered(asked)
-            fleet.gateway.brought(fleet.gateway._shared, asked.replies * 3)
+            fleet.gateway.on_event(fleet.gateway._shared, Replied(asked.replies * 3))
             assert await fleet.answered(asked) == ["ok"]
             assert fleet.counters.requests == {("m", "paid", "ok"): 1}
 

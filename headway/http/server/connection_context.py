@@ -24,7 +24,7 @@ from headway.http.server.hangups import Hangups
 from headway.http.server.quotas import Quotas
 from headway.http.server.turns import Turns
 from headway.identity.anonymous import AnonymousIdentity
-from headway.model import Entry, Failure, Limit, Principal, RequestOptions
+from headway.model import Entry, Failure, Limit, Principal, Reply, RequestOptions
 from headway.ports import Identity, QueueCondition
 from headway.runtime.counters import Counters
 
@@ -85,7 +85,7 @@ class Intake(Protocol):
         """Forget a request whose client has left."""
         ...
 
-    def note_refusal(self, principal: Principal, entry: Entry, failure: Failure) -> None:
+    def note_refusal(self, principal: Principal, entry: Entry, failure: Failure) -> Reply:
         """Count and record a request that the door has refused for its caller's limits."""
         ...
 

@@ -126,7 +126,7 @@ async def _pour(url: str, seconds: float) -> tuple[int, float, float, float, int
     began, cpu, taken, stall = time.monotonic(), time.process_time(), 0, 0.0
     while (now := time.monotonic()) < began + seconds:
         if journal.waiting < BACKLOG:
-            journal.finished(list(_notes(callers, taken, 100)))
+            journal.finished(list(_notes(callers, taken, 100)), Ending.REPLIED, 1.0)
             taken += 100
         asked = time.monotonic()
         await asyncio.sleep(0 if journal.waiting < BACKLOG else 0.001)
@@ -144,7 +144,7 @@ def _notes(callers: list[Principal], first: int, count: int) -> Iterator[Pending
     for caller in itertools.islice(itertools.cycle(callers), first % len(callers), first % len(callers) + count):
         entry = Entry(new_id(), "default", "", caller.tier, caller.tenant, "gateway", 2.0, 4.0)
         reply = Reply(entry.id, entry.tenant, "", None, ran)
-        yield PendingRequest(NOBODY, caller, entry, 0.0, 4.0, None, False, reply, random.random(), Ending.REPLIED)
+        yield PendingRequest(NOBODY, caller, entry, random.random(), 4.0, None, False, reply)
 
 
 def _count(postgres: PostgresServer, url: str) -> int:

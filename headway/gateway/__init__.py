@@ -1,7 +1,8 @@
 """The client's side of a request.
 
 gateway            takes requests in, and answers each once
-pending            a request that is held
+pending            requests that are held: the table of them, their sinks, how they end, who observes that
+outcome_counts     counts what became of requests
 broker_session     what goes to a broker, and what comes back
 resubmitter        offers again what a broker may have lost
 outcome_reader     asks the broker what became of tasks

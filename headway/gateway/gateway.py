@@ -3,9 +3,9 @@
 Per request there is one small record and two dictionary operations; no task, no future, no timer of its own. The
 record carries the way back, so that the answer is written by whoever brings it.
 
-Requests go over a `BrokerSession` to the broker that the fleet shares. While that is away, they go over the direct line to
-one of the gateway's own, if there is one, and are refused otherwise. A request is answered once whatever its lines
-bring: the answer that comes first takes the record away.
+Requests go over a `BrokerSession` to the broker that the fleet shares. While that is away, they go over another session to
+a broker of the gateway's own, if there is one, and are refused otherwise. A request ends once, in `_finish`, whatever its
+sessions bring: the first answer takes the record away.
 """
 
 from __future__ import annotations
@@ -318,9 +318,8 @@ class Gateway:
     def note_refusal(self, principal: Principal, entry: Entry, failure: Failure) -> Reply:
         """Count and record a request that was refused here, or at the door for its principal's limits; its reply."""
         now = self._clock()
-        refused = PendingRequest(NOBODY, principal, entry, now, now, None)
         reply = Reply(entry.id, entry.tenant, None, failure)
-        self._finish([(refused, reply)], Ending.TURNED_AWAY)
+        self._finish([PendingRequest(NOBODY, principal, entry, now, now, None, False, reply)], Ending.TURNED_AWAY)
         return reply
 
     def on_event(self, session: BrokerSession, event: SessionEvent) -> None:
@@ -368,7 +367,7 @@ class Gateway:
         """Match replies with the requests that wait for them. A request that has been answered, or whose client has left,
         or whose id is used again, waits for none."""
         overdue = self._clock() - DEADLINE_GRAIN
-        ended: list[tuple[PendingRequest, Reply]] = []
+        ended: list[PendingRequest] = []
         strays = 0
         for reply in replies:
             pending = self._pending.get((reply.tenant, reply.id))
@@ -384,16 +383,16 @@ class Gateway:
                 self._leave(pending, reply)
                 continue
             del self._pending[reply.tenant, reply.id]
-            answer = reply
+            pending.reply = reply
             if entry.shares and pending.principal is not None:
                 if reply.shared is not None:
                     self.limiter.not_run(entry)
                 if unkept(entry, reply, session.broker.kept):
-                    answer = msgspec.structs.replace(reply, unkept=True)
-            ended.append((pending, answer))
+                    pending.reply = msgspec.structs.replace(reply, unkept=True)
+            ended.append(pending)
         self._finish(ended, Ending.REPLIED)
         if session is self._direct:
-            for pending, _ in ended:
+            for pending in ended:
                 self.counters.direct[pending.entry.model] += pending.principal is not None
         if strays:
             log.debug("replies that nobody waits for", count=strays)
@@ -413,35 +412,30 @@ class Gateway:
         entry = pending.entry
         if self._pending.of(entry) is pending:
             del self._pending[entry.tenant, entry.id]
-            self._finish([(pending, Reply(entry.id, entry.tenant, None, failure))], ending)
+            pending.reply = Reply(entry.id, entry.tenant, None, failure)
+            self._finish([pending], ending)
 
     def _leave(self, pending: PendingRequest, told: Reply | None = None) -> None:
         """End a request that nobody wants any more; `told`: what whoever waits for it still hears."""
         entry, sink = pending.entry, pending.sink
         pending.sink = NOBODY
         del self._pending[entry.tenant, entry.id]
-        left = Reply(entry.id, entry.tenant, None, Failure(errors.CANCELLED, "the client left"))
-        self._finish([(pending, left)], Ending.LEFT)
+        pending.reply = Reply(entry.id, entry.tenant, None, Failure(errors.CANCELLED, "the client left"))
+        self._finish([pending], Ending.LEFT)
         if told is not None:
             self._tell(sink, told)
 
-    def _finish(self, ended: Sequence[tuple[PendingRequest, Reply]], ending: Ending) -> None:
+    def _finish(self, ended: Sequence[PendingRequest], ending: Ending) -> None:
         """End requests that have left the table: observers hear of them, and sinks get the answers. Every request comes here
         once, whatever its end."""
         now = self._clock()
-        observed = []
-        for pending, reply in ended:
-            pending.reply = reply
-            pending.ended_at = now
-            pending.ending = ending
-            if pending.principal is not None:
-                observed.append(pending)
+        observed = [pending for pending in ended if pending.principal is not None]
         for observer in self._observers:
-            observer.finished(observed)
-        for pending, reply in ended:
+            observer.finished(observed, ending, now)
+        for pending in ended:
             sink = pending.sink
             pending.sink = NOBODY
-            self._tell(sink, reply)
+            self._tell(sink, pending.reply)
         if not self._pending:
             self._emptied.set()
 

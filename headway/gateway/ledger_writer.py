@@ -28,7 +28,7 @@ from headway.core.records import record_of, size_of
 from headway.core.refused import Refused
 from headway.core.retry import backoff
 from headway.errors import SettingError, StoreUnavailable
-from headway.gateway.pending import PendingRequest
+from headway.gateway.pending import Ending, PendingRequest
 from headway.model import LedgerRecord
 from headway.ports import Ledger
 from headway.runtime.availability import Availability
@@ -91,7 +91,7 @@ class LedgerWriter:
         self._clock = clock
         self._wall = wall
         self._rng = rng
-        self._notes: deque[tuple[float, Sequence[PendingRequest]]] = deque()
+        self._notes: deque[tuple[float, float, Sequence[PendingRequest]]] = deque()
         self._noted = 0
         """Notes that are not records yet."""
         self._refusals = Refused()
@@ -117,9 +117,9 @@ class LedgerWriter:
         """Requests whose records are not written yet."""
         return self._noted + len(self._records)
 
-    def finished(self, requests: Sequence[PendingRequest]) -> None:
+    def finished(self, requests: Sequence[PendingRequest], ending: Ending, now: float) -> None:
         """Note requests that have ended; never waits."""
-        self._notes.append((self._wall(), requests))
+        self._notes.append((self._wall(), now, requests))
         self._noted += len(requests)
         if self._noted >= BULK or self._noted + len(self._records) > self._bound:
             self._crowd()
@@ -168,12 +168,12 @@ class LedgerWriter:
         """Have many notes made into records soon, and drop those for which there is no room."""
         excess = self._noted + len(self._records) - self._bound
         if excess > 0:
-            at, notes = self._notes.pop()
+            at, ended, notes = self._notes.pop()
             kept = notes[: max(0, len(notes) - excess)]
             self._noted -= len(notes) - len(kept)
             self._counters.ledger_dropped += len(notes) - len(kept)
             if kept:
-                self._notes.append((at, kept))
+                self._notes.append((at, ended, kept))
         self._many.set()
 
     async def _gather_on(self) -> None:
@@ -190,15 +190,14 @@ class LedgerWriter:
         """Make records of all notes."""
         turn = 0
         while self._notes:
-            at, notes = self._notes.popleft()
+            at, ended, notes = self._notes.popleft()
             self._noted -= len(notes)
             now = self._clock()
             for request in notes:
-                caller, reply = request.principal, request.reply
-                if caller is None or reply is None:
+                if (caller := request.principal) is None:
                     continue
-                seconds = request.ended_at - request.since
-                record = record_of(caller, request.entry, seconds, reply, at, self._tiers, self._content)
+                seconds = ended - request.since
+                record = record_of(caller, request.entry, seconds, request.reply, at, self._tiers, self._content)
                 if not self._refusals.count(record, now):
                     self._keep(record)
             turn += len(notes)

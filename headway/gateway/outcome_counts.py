@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from headway.gateway.pending import Ending, PendingRequest
-from headway.model import BatchRun, Reply
+from headway.model import BatchRun, Entry
 from headway.runtime.counters import Counters
 
 
@@ -33,30 +33,30 @@ class OutcomeCounts:
         self._tiers = tiers
         self._models = models
 
-    def finished(self, requests: Sequence[PendingRequest]) -> None:
+    def finished(self, requests: Sequence[PendingRequest], ending: Ending, now: float) -> None:
         """Count requests that have ended; answers that came together are counted together."""
+        if ending is not Ending.REPLIED:
+            for request in requests:
+                self._count_other(request, ending, now)
+            return
         told: dict[tuple[str, int], _Answers] = {}
         sampled: BatchRun | None = None
         for request in requests:
-            reply = request.reply
-            if request.ending is not Ending.REPLIED or reply is None:
-                self._count_other(request)
-                continue
-            entry, ran = request.entry, reply.ran
-            latency = request.ended_at - request.since
-            answers = told.get((entry.model, entry.tier))
+            entry, reply, latency = request.entry, request.reply, now - request.since
+            key = entry.model, entry.tier
+            answers = told.get(key)
             if answers is None:
-                answers = told[entry.model, entry.tier] = _Answers()
+                answers = told[key] = _Answers()
             answers.latencies.append(latency)
             answers.waits.append(0.0 if reply.kept else reply.queued)
             if reply.failure is not None:
                 answers.failed += 1
-                self._count(request, reply.failure.code.lower())
+                self._count(entry, reply.failure.code.lower())
             if reply.shared is not None:
                 self._counters.shared[entry.model, reply.shared.value, "kept" if reply.kept else "joined"] += 1
-            elif ran is not sampled and ran is not None:
-                sampled = ran
-                self._counters.overhead_seconds.observe(max(0.0, latency - reply.queued - ran.seconds))
+            elif reply.ran is not sampled and reply.ran is not None:
+                sampled = reply.ran
+                self._counters.overhead_seconds.observe(max(0.0, latency - reply.queued - sampled.seconds))
         for (model, tier), answers in told.items():
             self._count_answers(model, self._tiers[tier], answers)
 
@@ -66,22 +66,20 @@ class OutcomeCounts:
         counters.queue_seconds[model, tier].observe_all(answers.waits)
         counters.requests[model, tier, "ok"] += len(answers.latencies) - answers.failed
 
-    def _count_other(self, request: PendingRequest) -> None:
+    def _count_other(self, request: PendingRequest, ending: Ending, now: float) -> None:
         """Count one that did not end by a reply. A refusal is no latency: it takes no time, and in an overload there are so
         many that they would hide how slow the others are."""
-        if request.ending is Ending.LEFT:
-            self._count(request, "cancelled")
-            return
-        reply: Reply | None = request.reply
-        if reply is None or reply.failure is None:
-            return
-        self._count(request, reply.failure.code.lower())
-        tier = self._tiers[request.entry.tier]
-        if request.ending is Ending.TIMED_OUT:
-            self._counters.request_seconds[request.entry.model, tier].observe(request.ended_at - request.since)
-        elif reply.failure.reason:
-            self._counters.refusals[reply.failure.reason, tier] += 1
+        entry, failure = request.entry, request.reply.failure
+        if ending is Ending.LEFT:
+            self._count(entry, "cancelled")
+        elif failure is not None:
+            self._count(entry, failure.code.lower())
+            tier = self._tiers[entry.tier]
+            if ending is Ending.TIMED_OUT:
+                self._counters.request_seconds[entry.model, tier].observe(now - request.since)
+            elif failure.reason:
+                self._counters.refusals[failure.reason, tier] += 1
 
-    def _count(self, request: PendingRequest, outcome: str) -> None:
-        model = request.entry.model if request.entry.model in self._models else ""
-        self._counters.requests[model, self._tiers[request.entry.tier], outcome] += 1
+    def _count(self, entry: Entry, outcome: str) -> None:
+        model = entry.model if entry.model in self._models else ""
+        self._counters.requests[model, self._tiers[entry.tier], outcome] += 1

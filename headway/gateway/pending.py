@@ -71,6 +71,9 @@ class Ending(enum.Enum):
     """Its client left, or deleted it."""
 
 
+_UNANSWERED = Reply("", "")
+
+
 class PendingRequest(msgspec.Struct, eq=False):
     """One request from its submission to its end.
 
@@ -83,8 +86,6 @@ class PendingRequest(msgspec.Struct, eq=False):
         session: over which it went; None for one that was turned away.
         unadmitted: whether it is a task that the broker is not known to have.
         reply: its outcome, once it has ended.
-        ended_at: instant of its end, in seconds.
-        ending: how it ended.
     """
 
     sink: ReplySink
@@ -94,9 +95,7 @@ class PendingRequest(msgspec.Struct, eq=False):
     deadline: float
     session: BrokerSession | None
     unadmitted: bool = False
-    reply: Reply | None = None
-    ended_at: float = 0.0
-    ending: Ending | None = None
+    reply: Reply = _UNANSWERED
 
     @property
     def task(self) -> bool:
@@ -138,6 +137,12 @@ class PendingTable(dict[tuple[str, str], PendingRequest]):
 class Observer(Protocol):
     """Hears of every request that has ended."""
 
-    def finished(self, requests: Sequence[PendingRequest]) -> None:
-        """Take note of requests that have ended; never waits."""
+    def finished(self, requests: Sequence[PendingRequest], ending: Ending, now: float) -> None:
+        """Take note of requests that ended together; never waits.
+
+        Arguments:
+            requests: each with its reply and its principal.
+            ending: how they ended.
+            now: instant of their end, in seconds.
+        """
         ...

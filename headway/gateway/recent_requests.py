@@ -27,13 +27,16 @@ class RecentRequests:
             maxlen=REMEMBERED
         )
 
-    def finished(self, requests: Sequence[PendingRequest]) -> None:
+    def finished(self, requests: Sequence[PendingRequest], ending: Ending, now: float) -> None:
         """Remember requests that were answered."""
+        if ending in _FORGOTTEN:
+            return
         for request in requests:
-            entry, reply, principal, now = request.entry, request.reply, request.principal, request.ended_at
-            if reply is not None and principal is not None and request.ending not in _FORGOTTEN:
+            if (principal := request.principal) is not None:
+                entry, reply = request.entry, request.reply
+                seconds = now - request.since
                 self._last.append(
-                    (entry.id, principal, entry.model, entry.tier, now, now - request.since, reply.failure, reply.ran)
+                    (entry.id, principal, entry.model, entry.tier, now, seconds, reply.failure, reply.ran)
                 )
 
     def find(self, id: str, tenant: str | None) -> RequestStatus | None:

@@ -16,7 +16,7 @@ from headway.core.queue import QueueLimits
 from headway.errors import BrokerUnavailable
 from headway.gateway.fallback import Fallback
 from headway.gateway.gateway import Gateway
-from headway.gateway.pending import PendingRequest
+from headway.gateway.pending import Ending, PendingRequest
 from headway.model import Entry, Principal, Reply, RequestOptions, Slot
 from headway.ports import Broker
 from headway.runtime.counters import Counters
@@ -72,10 +72,8 @@ class Notes:
     def __init__(self) -> None:
         self.notes: list[tuple[Entry, float, Reply]] = []
 
-    def finished(self, requests: Sequence[PendingRequest]) -> None:
-        for request in requests:
-            assert request.reply is not None
-            self.notes.append((request.entry, request.ended_at - request.since, request.reply))
+    def finished(self, requests: Sequence[PendingRequest], ending: Ending, now: float) -> None:
+        self.notes += [(request.entry, now - request.since, request.reply) for request in requests]
 
     @property
     def outcomes(self) -> list[tuple[str, str]]:

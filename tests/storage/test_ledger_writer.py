@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -34,6 +34,7 @@ Clock = Callable[[], float]
 
 ALICE = Principal("alice", "acme", 0)
 NOW = 1_790_000_000.0
+ENDED = 1000.0
 RAN = BatchRun("gpu-0", 32, 0.1, 5.0)
 
 
@@ -43,7 +44,7 @@ def note(
     entry = Entry(f"id-{number}", model, "secret input", 2, caller.tenant, "g", 1.0, 1.0)
     given: dict[str, Any] = {"output": "secret output", "ran": RAN} | reply
     ended = Reply(entry.id, entry.tenant, **given)
-    return PendingRequest(NOBODY, caller, entry, 0.0, 4.0, None, False, ended, seconds, Ending.REPLIED)
+    return PendingRequest(NOBODY, caller, entry, ENDED - seconds, 4.0, None, False, ended)
 
 
 def notes(count: int, first: int = 0) -> list[PendingRequest]:
@@ -59,6 +60,9 @@ class Stand:
         self.journal = LedgerWriter(
             self.ledger, Settings(**settings), self.counters, clock, lambda: self.wall, rng=lambda: 0.5
         )
+
+    def noted(self, requests: Sequence[PendingRequest]) -> None:
+        self.journal.finished(requests, Ending.REPLIED, ENDED)
 
     async def stop(self) -> None:
         await self.supervisor.stop()
@@ -85,7 +89,7 @@ async def keeping(clock: Clock, *, away: bool = False, **settings: Any) -> Async
 def test_a_note_becomes_a_record() -> None:
     async def main(clock: Clock) -> None:
         async with keeping(clock) as it:
-            it.journal.finished([note()])
+            it.noted([note()])
             it.wall += 100.0
             await asyncio.sleep(INTERVAL)
         [record] = it.ledger.records
@@ -109,7 +113,7 @@ def test_a_note_becomes_a_record() -> None:
 def test_a_failure_is_recorded_by_the_code_that_clients_read_and_never_by_its_text(code: str, shown: str) -> None:
     async def main(clock: Clock) -> None:
         async with keeping(clock) as it:
-            it.journal.finished([note(output=None, ran=None, failure=Failure(code, "secret text"))])
+            it.noted([note(output=None, ran=None, failure=Failure(code, "secret text"))])
         [record] = it.ledger.records
         assert (record.status, record.error, record.batch_size, record.worker) == ("failed", shown, 0, "")
         assert "secret" not in repr(record)
@@ -120,7 +124,7 @@ def test_a_failure_is_recorded_by_the_code_that_clients_read_and_never_by_its_te
 def test_who_got_anothers_answer_never_ran() -> None:
     async def main(clock: Clock) -> None:
         async with keeping(clock) as it:
-            it.journal.finished([note(shared=DedupKind.SAME)])
+            it.noted([note(shared=DedupKind.SAME)])
         [record] = it.ledger.records
         assert (record.status, record.batch_size, record.worker) == ("completed", 0, "")
 
@@ -130,7 +134,7 @@ def test_who_got_anothers_answer_never_ran() -> None:
 def test_content_is_recorded_where_that_is_asked_for_and_made_storable() -> None:
     async def main(clock: Clock) -> None:
         async with keeping(clock, ledger_content=True) as it:
-            it.journal.finished([note(output="nul \0 and \ud800")])
+            it.noted([note(output="nul \0 and \ud800")])
         [record] = it.ledger.records
         assert (record.input, record.output) == ("secret input", "nul \\x00 and \\ud800")
 
@@ -140,7 +144,7 @@ def test_content_is_recorded_where_that_is_asked_for_and_made_storable() -> None
 def test_a_name_that_a_client_made_up_is_cut_and_made_storable() -> None:
     async def main(clock: Clock) -> None:
         async with keeping(clock) as it:
-            it.journal.finished([note(model="\0\ud800" + "m" * 1000)])
+            it.noted([note(model="\0\ud800" + "m" * 1000)])
         [record] = it.ledger.records
         assert record.model == "\\x00\\ud800" + "m" * (NAME_LENGTH - 2)
 
@@ -151,7 +155,7 @@ def test_records_are_written_in_bulk_four_times_a_second() -> None:
     async def main(clock: Clock) -> None:
         async with keeping(clock) as it:
             for number in range(100):
-                it.journal.finished([note(number)])
+                it.noted([note(number)])
                 await asyncio.sleep(INTERVAL / 50)
             await asyncio.sleep(INTERVAL)
             assert it.ids == list(range(100))
@@ -164,7 +168,7 @@ def test_many_notes_do_not_wait_for_the_interval() -> None:
     async def main(clock: Clock) -> None:
         async with keeping(clock) as it:
             began = clock()
-            it.journal.finished(notes(BULK * 3))
+            it.noted(notes(BULK * 3))
             await asyncio.sleep(0.001)
             assert it.ids == list(range(BULK * 3))
             assert {len(batch) for batch in it.ledger.batches} <= set(range(1, BULK + 1))
@@ -179,14 +183,14 @@ def test_while_the_ledger_is_away_records_wait_up_to_the_bound_and_what_comes_th
             async with keeping(clock, ledger_buffer=1000) as it:
                 it.ledger.away = True
                 for first in range(0, 3000, 30):
-                    it.journal.finished(notes(30, first))
+                    it.noted(notes(30, first))
                     await asyncio.sleep(0.1)
                     assert it.journal.waiting <= 1000
                 assert it.counters.ledger_dropped == 2000
                 it.ledger.away = False
                 await asyncio.sleep(1.0)
                 assert it.ids == list(range(1000))
-                it.journal.finished(notes(1000, 5000))
+                it.noted(notes(1000, 5000))
                 await asyncio.sleep(INTERVAL)
                 assert it.ids[1000:] == list(range(5000, 6000))
                 assert it.counters.ledger_dropped == 2000
@@ -202,14 +206,14 @@ def test_the_bound_holds_for_notes_that_come_at_once_and_while_a_batch_is_under_
     async def main(clock: Clock) -> None:
         async with keeping(clock, ledger_buffer=1000) as it:
             it.ledger.slow = 1.0
-            it.journal.finished(notes(1700))
+            it.noted(notes(1700))
             assert it.journal.waiting == 1000
             await asyncio.sleep(0.5)
-            it.journal.finished(notes(10, 2000))
+            it.noted(notes(10, 2000))
             assert (it.journal.waiting, it.counters.ledger_dropped) == (1000, 710)
             await asyncio.sleep(1000 / FIRST_BULK)
             assert it.ids == list(range(1000))
-            it.journal.finished(notes(10, 3000))
+            it.noted(notes(10, 3000))
             assert (it.journal.waiting, it.counters.ledger_dropped) == (10, 710)
 
     virtual_time.run(main)
@@ -219,7 +223,7 @@ def test_a_ledger_that_is_away_is_asked_again_ever_more_seldom_but_at_least_each
     async def main(clock: Clock) -> None:
         async with keeping(clock) as it:
             it.ledger.away = True
-            it.journal.finished(notes(1))
+            it.noted(notes(1))
             await asyncio.sleep(60.0)
             assert 60 <= it.ledger.calls <= 200
             it.ledger.away = False
@@ -232,7 +236,7 @@ def test_a_ledger_that_is_away_is_asked_again_ever_more_seldom_but_at_least_each
 def test_a_process_starts_without_its_ledger_and_finds_it_later() -> None:
     async def main(clock: Clock) -> None:
         async with keeping(clock, away=True) as it:
-            it.journal.finished(notes(5))
+            it.noted(notes(5))
             await asyncio.sleep(5.0)
             assert (it.ledger.opened, it.ledger.calls) == (0, 0)
             it.ledger.away = False
@@ -261,7 +265,7 @@ def test_a_record_that_the_ledger_cannot_take_costs_no_other_one() -> None:
         with structlog.testing.capture_logs() as logs:
             async with keeping(clock) as it:
                 it.ledger.unloved = {"id-7", "id-500"}
-                it.journal.finished(notes(3000))
+                it.noted(notes(3000))
                 await asyncio.sleep(1.0)
                 assert it.ids == [number for number in range(3000) if number not in (7, 500)]
                 assert it.counters.ledger_dropped == 2
@@ -275,7 +279,7 @@ def test_a_slow_ledger_is_drained_as_fast_as_it_goes() -> None:
     async def main(clock: Clock) -> None:
         async with keeping(clock) as it:
             it.ledger.row_seconds = 1 / 230
-            it.journal.finished(notes(3006))
+            it.noted(notes(3006))
             await asyncio.sleep(3006 / 230 + 1.0)
             assert it.ids == list(range(3006))
             assert it.ledger.calls == len(it.ledger.batches), "one was not taken in time"
@@ -288,11 +292,11 @@ def test_what_a_ledger_cannot_take_in_time_it_is_given_in_halves() -> None:
 
     async def main(clock: Clock) -> None:
         async with keeping(clock) as it:
-            it.journal.finished(notes(3 * BULK))
+            it.noted(notes(3 * BULK))
             await asyncio.sleep(INTERVAL)
             assert max(map(len, it.ledger.batches)) == BULK
             it.ledger.row_seconds = 1 / 10
-            it.journal.finished(notes(1000, 3 * BULK))
+            it.noted(notes(1000, 3 * BULK))
             await asyncio.sleep(200.0)
             assert it.ids == list(range(3 * BULK + 1000))
 
@@ -302,10 +306,10 @@ def test_what_a_ledger_cannot_take_in_time_it_is_given_in_halves() -> None:
 def test_at_the_end_a_slow_ledger_gets_the_rows_that_it_can_take() -> None:
     async def main(clock: Clock) -> None:
         async with keeping(clock) as it:
-            it.journal.finished(notes(3 * BULK))
+            it.noted(notes(3 * BULK))
             await asyncio.sleep(INTERVAL)
             it.ledger.row_seconds = 1 / 230
-            it.journal.finished(notes(3006, 3 * BULK))
+            it.noted(notes(3006, 3 * BULK))
             await asyncio.sleep(2 * INTERVAL)
         written = len(it.ledger.records) - 3 * BULK
         assert written > 0.95 * 230 * FLUSH_WITHIN
@@ -319,7 +323,7 @@ def test_a_record_that_was_refused_once_is_tried_again(count: int) -> None:
     async def main(clock: Clock) -> None:
         async with keeping(clock) as it:
             it.ledger.refusals = 1
-            it.journal.finished(notes(count))
+            it.noted(notes(count))
             await asyncio.sleep(1.0)
             assert it.ids == list(range(count))
             assert it.counters.ledger_dropped == 0
@@ -330,7 +334,7 @@ def test_a_record_that_was_refused_once_is_tried_again(count: int) -> None:
 def test_at_the_end_all_that_waits_is_written() -> None:
     async def main(clock: Clock) -> None:
         async with keeping(clock) as it:
-            it.journal.finished(notes(BULK * 2 + 5))
+            it.noted(notes(BULK * 2 + 5))
         assert it.ids == list(range(BULK * 2 + 5))
         assert (it.counters.ledger_dropped, it.ledger.closed) == (0, 1)
 
@@ -341,7 +345,7 @@ def test_a_batch_that_was_under_way_when_the_loops_ended_is_not_lost() -> None:
     async def main(clock: Clock) -> None:
         async with keeping(clock) as it:
             it.ledger.slow = 1.0
-            it.journal.finished(notes(10))
+            it.noted(notes(10))
             await asyncio.sleep(INTERVAL + 0.5)
             assert it.ledger.calls == 1
         assert it.ids == list(range(10))
@@ -356,7 +360,7 @@ def test_the_end_waits_for_a_ledger_that_is_away_only_so_long_and_counts_what_is
             await stand.journal.open()
             stand.journal.start(stand.supervisor)
             stand.ledger.away = True
-            stand.journal.finished(notes(10))
+            stand.noted(notes(10))
             began = clock()
             await stand.stop()
             assert clock() - began <= FLUSH_WITHIN + 0.001
@@ -375,12 +379,12 @@ def test_waiting_content_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None
     async def main(clock: Clock) -> None:
         async with keeping(clock, ledger_content=True) as it:
             it.ledger.away = True
-            it.journal.finished(notes(15))
+            it.noted(notes(15))
             await asyncio.sleep(5.0)
             assert (it.journal.waiting, it.counters.ledger_dropped) == (10, 5)
             it.ledger.away = False
             await asyncio.sleep(1.0)
-            it.journal.finished(notes(10, 20))
+            it.noted(notes(10, 20))
             await asyncio.sleep(INTERVAL)
             assert it.ids == [*range(10), *range(20, 30)]
             assert it.counters.ledger_dropped == 5
@@ -430,7 +434,7 @@ def test_refusals_of_one_caller_are_counted_in_one_row_a_minute() -> None:
     async def main(clock: Clock) -> None:
         async with keeping(clock, ledger_content=True) as it:
             for number in range(1200):
-                it.journal.finished([refused(10 * number + more) for more in range(10)])
+                it.noted([refused(10 * number + more) for more in range(10)])
                 it.wall += 0.1
                 await asyncio.sleep(0.1)
             rows = [(record.requests, record.error, record.input) for record in it.ledger.records]
@@ -451,11 +455,9 @@ def test_refusals_are_counted_by_caller_and_code_and_nothing_else_is() -> None:
     async def main(clock: Clock) -> None:
         bob = Principal("bob", "acme", 0)
         async with keeping(clock) as it:
-            it.journal.finished(
-                [refused(0, model="a"), refused(1, model="a"), refused(2, model="b"), refused(3, caller=bob)]
-            )
-            it.journal.finished([refused(4, errors.NOT_FOUND), refused(5, errors.NOT_FOUND)])
-            it.journal.finished([refused(6, errors.CANCELLED), refused(7, errors.CANCELLED), note(8), note(9)])
+            it.noted([refused(0, model="a"), refused(1, model="a"), refused(2, model="b"), refused(3, caller=bob)])
+            it.noted([refused(4, errors.NOT_FOUND), refused(5, errors.NOT_FOUND)])
+            it.noted([refused(6, errors.CANCELLED), refused(7, errors.CANCELLED), note(8), note(9)])
             await asyncio.sleep(2 * INTERVAL)
             assert it.ids == [0, 3, 4, 6, 7, 8, 9]
             assert all(record.requests == 1 for record in it.ledger.records)
@@ -474,7 +476,7 @@ def test_callers_without_number_are_refused_in_bounded_memory(monkeypatch: pytes
         async with keeping(clock) as it:
             for number in range(100):
                 caller = Principal(f"user-{number}", "acme", 0)
-                it.journal.finished([refused(3 * number + more, caller=caller) for more in range(3)])
+                it.noted([refused(3 * number + more, caller=caller) for more in range(3)])
             await asyncio.sleep(2 * INTERVAL)
             assert sum(record.requests for record in it.ledger.records) == 3 * 90 + 10
         assert sum(record.requests for record in it.ledger.records) == 300

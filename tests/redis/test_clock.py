@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import Iterator
 from typing import Any
 
@@ -156,7 +157,7 @@ async def test_no_rule_is_from_a_later_instant_than_that_of_its_claim(
 
     async def noted(link: RedisConnection, *arguments: Any) -> Any:
         [name] = [place for place, one in enumerate(arguments) if isinstance(one, str) and "\0" in one]
-        made_at.append(arguments[name + 4])
+        made_at.append(struct.unpack_from("<d", arguments[name + 4])[0])
         return await claim(link, *arguments)
 
     monkeypatch.setattr(RedisConnection, "claim", noted)

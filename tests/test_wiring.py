@@ -16,7 +16,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from headway.app import wiring
-from headway.app.backends import make_batchers, worker_names
+from headway.app.backends import make_pool, worker_name
 from headway.app.brokers import make_brokerage
 from headway.app.wiring import Process
 from headway.backends.process.group_guard import GroupGuard
@@ -83,9 +83,12 @@ def test_a_host_name_of_any_characters_makes_a_name(monkeypatch: pytest.MonkeyPa
 def test_workers_are_told_apart_over_a_broker() -> None:
     local, remote = parse_target(TARGET), parse_target("http://127.0.0.1:9100/batch")
     alone, shared = Settings(workers=2, name="host"), Settings(workers=2, name="host", broker=BROKER)
-    assert worker_names(alone, local) == ["gpu-0", "gpu-1"]
-    assert worker_names(shared, local) == ["host/gpu-0", "host/gpu-1"]
-    assert worker_names(shared, remote) == ["host/remote-0", "host/remote-1"]
+    for settings, target, names in (
+        (alone, local, ["gpu-0", "gpu-1"]),
+        (shared, local, ["host/gpu-0", "host/gpu-1"]),
+        (shared, remote, ["host/remote-0", "host/remote-1"]),
+    ):
+        assert [worker_name(settings, target, number) for number in range(2)] == names
 
 
 def test_a_target_that_is_none_is_found_out_before_anything_starts() -> None:
@@ -143,8 +146,8 @@ def backends_of(target: str) -> list[Any]:
     """The backends of two slots."""
     counters, clock = Counters(), time.monotonic
     broker = MemoryBroker({}, DeadLetterBox(), counters, clock, lambda: 0.5)
-    batchers = make_batchers(Settings(workers=2), ["one", "two"], parse_target(target), broker, counters, clock)
-    return [batcher._make_backend() for batcher in batchers]
+    pool = make_pool(Settings(workers=2), parse_target(target), broker, counters, clock)
+    return [batcher._make_backend() for batcher in pool.batchers]
 
 
 def test_workers_share_the_guard_of_what_they_start() -> None:

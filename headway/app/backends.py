@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,6 +13,7 @@ from headway.backends.process.backend import ProcessBackend
 from headway.backends.process.group_guard import GroupGuard
 from headway.backends.process.host_memory import HostMemory
 from headway.config import Settings
+from headway.config.checks import MOST_WORKERS
 from headway.config.target import FileTarget, ModuleTarget, RemoteTarget, Target
 from headway.core import policies
 from headway.core.breaker import Breaker
@@ -20,6 +21,7 @@ from headway.model import Slot
 from headway.ports import Backend, WorkSource
 from headway.runtime.counters import Counters
 from headway.worker.batcher import Batcher, Limits
+from headway.worker.pool import WorkerPool
 
 log = structlog.get_logger(__name__)
 
@@ -46,6 +48,11 @@ class SlotPlan:
     index: int
     breaker: Breaker | None = None
     guard: GroupGuard | None = None
+
+    @property
+    def device(self) -> str:
+        """Id of its GPU: as the settings name it, else its number."""
+        return self.settings.device_ids[self.index] if self.settings.devices else str(self.index)
 
     @property
     def start_timeout(self) -> float:
@@ -75,7 +82,7 @@ def _process(target: ModuleTarget | FileTarget, plan: SlotPlan) -> Backend:
     return ProcessBackend(
         target,
         worker=plan.name,
-        device=settings.device_ids[plan.index],
+        device=plan.device,
         start_timeout=plan.start_timeout,
         recycle_rss_bytes=settings.recycle_rss_mb << 20,
         recycle_after=settings.recycle_after_s,
@@ -106,10 +113,10 @@ BACKENDS: Mapping[type[Target], BackendKind] = {
 """Each kind of target, and what runs it."""
 
 
-def worker_names(settings: Settings, target: Target) -> list[str]:
-    """One for each slot, unique in the whole fleet where there is one."""
+def worker_name(settings: Settings, target: Target, index: int) -> str:
+    """Name of the worker of a slot, unique in the whole fleet where there is one."""
     place = f"{settings.name}/" if settings.broker else ""
-    return [f"{place}{BACKENDS[type(target)].slot}-{index}" for index in range(settings.workers)]
+    return f"{place}{BACKENDS[type(target)].slot}-{index}"
 
 
 def make_backend(target: Target, plan: SlotPlan) -> Backend:
@@ -117,23 +124,23 @@ def make_backend(target: Target, plan: SlotPlan) -> Backend:
     return BACKENDS[type(target)].make(target, plan)
 
 
-def make_batchers(
+def make_pool(
     settings: Settings,
-    names: Sequence[str],
     target: Target,
     broker: WorkSource,
     counters: Counters,
     clock: Callable[[], float],
-) -> list[Batcher]:
-    """One batcher for each name."""
+    name: Callable[[Settings, Target, int], str] = worker_name,
+) -> WorkerPool:
+    """Build the pool of workers that run a target; it can grow as far as there are devices for them."""
     policy = policies.build(settings.policy, None if settings.max_wait_ms is None else settings.max_wait_ms / 1000)
-    breakers = [Breaker(BREAKER_THRESHOLD, BREAKER_COOLDOWN) for _ in names]
-    if BACKENDS[type(target)].one_breaker:
-        breakers = breakers[:1] * len(names)
+    one_breaker = Breaker(BREAKER_THRESHOLD, BREAKER_COOLDOWN) if BACKENDS[type(target)].one_breaker else None
     memory, guard = HostMemory(clock), GroupGuard()
-    plans = [SlotPlan(settings, name, index, breakers[index], guard) for index, name in enumerate(names)]
-    return [
-        Batcher(
+
+    def make(index: int) -> Batcher:
+        breaker = one_breaker or Breaker(BREAKER_THRESHOLD, BREAKER_COOLDOWN)
+        plan = SlotPlan(settings, name(settings, target, index), index, breaker, guard)
+        return Batcher(
             Slot(plan.name, settings.model, settings.max_batch_size),
             partial(make_backend, target, plan),
             broker,
@@ -144,5 +151,5 @@ def make_batchers(
             clock,
             memory=memory.used,
         )
-        for plan, breaker in zip(plans, breakers, strict=True)
-    ]
+
+    return WorkerPool(make, settings.workers, settings.workers if settings.devices else MOST_WORKERS)

@@ -32,7 +32,7 @@ from headway.gateway.gateway import Gateway
 from headway.model import Failure
 from headway.ports import Broker
 from headway.runtime.supervisor import Supervisor
-from headway.worker.batcher import Batcher
+from headway.worker.pool import WorkerPool
 
 log = structlog.get_logger(__name__)
 
@@ -108,7 +108,7 @@ class Service:
         settings: for the lame-duck period and the drain's time-out.
         broker: shared by all.
         gateway: holds the clients; None where there are none.
-        batchers: one for each slot.
+        pool: workers, if there are any.
         doors: where there is a gateway, the public one first; the last to close is the last.
         controller: if there is one.
         attendance: the process's place in the fleet, if it has one.
@@ -122,7 +122,7 @@ class Service:
         settings: Settings,
         broker: Broker,
         gateway: Gateway | None,
-        batchers: Sequence[Batcher],
+        pool: WorkerPool | None,
         doors: Sequence[Door],
         *,
         controller: Controller | None = None,
@@ -134,7 +134,7 @@ class Service:
         self._settings = settings
         self._broker = broker
         self._gateway = gateway
-        self._batchers = batchers
+        self._pool = pool
         self._doors = doors
         self._controller = controller
         self._attendance = attendance
@@ -145,7 +145,6 @@ class Service:
         self._there = False
         """It may speak for its slots: who stops before must not mark another's of the same name as gone."""
         self._supervisor = Supervisor()
-        self._serving: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         """Come up.
@@ -159,8 +158,8 @@ class Service:
         try:
             met = await self._connect()
             await self._open_resources()
-            if met:
-                await self._start_workers()
+            if met and self._pool is not None:
+                await self._pool.start()
             self._supervisor.start("reaper", partial(reap_on, self._broker))
             if self._direct is not None:
                 self._direct.start(self._supervisor)
@@ -194,9 +193,8 @@ class Service:
                     await self._gateway.emptied()
                 if self._direct is not None:
                     await self._direct.drain()
-                for batcher in self._batchers:
-                    batcher.drain()
-                await asyncio.gather(*map(_finished, self._batchers, self._serving))
+                if self._pool is not None:
+                    await self._pool.drain()
                 if self._attendance is not None:
                     await self._attendance.end()
                 for door in doors:
@@ -216,7 +214,8 @@ class Service:
         if self._direct is not None:
             await self._direct.stop()
         if self._there:
-            await asyncio.gather(*(batcher.stop() for batcher in self._batchers))
+            if self._pool is not None:
+                await self._pool.stop()
             if self._attendance is not None:
                 await self._attendance.end()
         while self._opened:
@@ -227,8 +226,8 @@ class Service:
 
     async def replace_workers(self) -> None:
         """Swap every worker for a fresh one, one after the other; the first that fails ends it, the rest go on."""
-        for batcher in self._batchers:
-            await batcher.replace()
+        if self._pool is not None:
+            await self._pool.replace()
 
     async def reread(self) -> None:
         """Read the files again that resources and the link go by; one that will not do changes nothing."""
@@ -264,7 +263,8 @@ class Service:
 
     def _take_part(self) -> None:
         """Start what needs the broker."""
-        self._serving = [batcher.run(self._supervisor) for batcher in self._batchers]
+        if self._pool is not None:
+            self._pool.run(self._supervisor)
         if self._controller is not None:
             self._controller.start(self._supervisor)
 
@@ -292,22 +292,6 @@ class Service:
             await _patiently(resource.open)
         for resource in self._resources:
             resource.start(self._supervisor)
-
-    async def _start_workers(self) -> None:
-        starts = [asyncio.ensure_future(batcher.start()) for batcher in self._batchers]
-        try:
-            await asyncio.gather(*starts)
-        except BaseException:
-            for start in starts:
-                start.cancel()
-            await asyncio.gather(*starts, return_exceptions=True)
-            raise
-
-
-async def _finished(batcher: Batcher, serving: asyncio.Task[None]) -> None:
-    """The slot is offline as soon as its last batch is done: others wait for none of its batches any more."""
-    await asyncio.shield(serving)  # A drain that is given up ends the wait; the loop itself is its supervisor's to end.
-    await batcher.stop()
 
 
 async def _patiently(ask: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -14,7 +14,7 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from headway import __version__
 from headway.admin import routes as admin
 from headway.admin.process import ProcessView
 from headway.app.access import look_for_unused_keys, make_identity, make_ledger
-from headway.app.backends import make_batchers, worker_names
+from headway.app.backends import make_pool
 from headway.app.banner import banner
 from headway.app.brokers import BrokerBundle, make_brokerage, make_memory_broker
 from headway.app.lifecycle import Resource, Service
@@ -48,7 +48,7 @@ from headway.model import ProcessInfo, Role
 from headway.runtime import file_watcher
 from headway.runtime.counters import Counters
 from headway.runtime.request_id import new_id
-from headway.worker.batcher import Batcher
+from headway.worker.pool import WorkerPool
 
 log = structlog.get_logger(__name__)
 
@@ -64,13 +64,13 @@ class Components:
     id: str
     gateway: Gateway | None
     direct: Fallback | None
-    batchers: Sequence[Batcher]
+    pool: WorkerPool | None
     controller: Controller | None
 
     @property
-    def slots(self) -> frozenset[str]:
+    def slots(self) -> Collection[str]:
         """Ids of the workers it runs."""
-        return frozenset(batcher.slot.worker for batcher in self.batchers)
+        return self.pool.slots if self.pool is not None else frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ def build(settings: Settings, role: Role, target_text: str = "") -> Process:
         settings,
         place.broker,
         gateway,
-        made.batchers,
+        made.pool,
         [admin_door] if public_door is None else [public_door, admin_door],
         controller=made.controller,
         attendance=attendance,
@@ -198,12 +198,10 @@ def make_parts(
         observers = [journal] if journal is not None else []
         gateway = Gateway(settings, [settings.model], place.broker, counters, clock, direct=beside, observers=observers)
     id = gateway.name if gateway is not None else settings.name
-    batchers: Sequence[Batcher] = ()
-    if target is not None:
-        batchers = make_batchers(settings, worker_names(settings, target), target, place.broker, counters, clock)
+    pool = None if target is None else make_pool(settings, target, place.broker, counters, clock)
     if parts.controller:
         controller = Controller(id, place.broker, place.fleet, settings.target_utilisation, clock)
-    return Components(id, gateway, direct, batchers, controller)
+    return Components(id, gateway, direct, pool, controller)
 
 
 def _member(settings: Settings, role: Role, made: Components, admin_port: int) -> ProcessInfo:
@@ -261,8 +259,11 @@ def make_direct(settings: Settings, counters: Counters, clock: Callable[[], floa
     slots = settings.fallback_concurrency
     own = dataclasses.replace(settings, workers=slots, devices=",".join(["cpu"] * slots))
     broker = make_memory_broker(settings, counters, clock)
-    names = [f"{settings.name}/fallback-{index}" for index in range(slots)]
-    return Fallback(broker, make_batchers(own, names, target, broker, counters, clock))
+    return Fallback(broker, make_pool(own, target, broker, counters, clock, _fallback_name))
+
+
+def _fallback_name(settings: Settings, target: Target, index: int) -> str:
+    return f"{settings.name}/fallback-{index}"
 
 
 async def _end(task: asyncio.Task[None]) -> None:

@@ -29,6 +29,7 @@ CONTROL_CHARS = ("keep", "strip", "refuse")
 
 MAX_REQUEST_TIMEOUT_MS = 30_000.0
 MAX_BATCH = 100
+MOST_WORKERS = 256
 
 
 def is_loopback(host: str) -> bool:
@@ -240,7 +241,7 @@ _TOKEN = (r"[!-~]{0,4096}", "must be printable ASCII without spaces", "Choose le
 CHECKS: tuple[Callable[[Settings], None], ...] = (
     _between("port", 0, 65_535),
     _between("admin_port", 0, 65_535),
-    _between("workers", 1, 256),
+    _between("workers", 1, MOST_WORKERS),
     _between("broker_timeout_ms", 10, 60_000),
     _between("lease_ms", 1500, 600_000),
     _between("shards", 1, 256),

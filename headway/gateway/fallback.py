@@ -8,14 +8,12 @@ and again and keeps no gateway from starting.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
 from functools import partial
 
 from headway.fleet.reaper import reap_on
 from headway.ports import Broker
 from headway.runtime.supervisor import Supervisor
-from headway.worker.batcher import Batcher
+from headway.worker.pool import WorkerPool
 
 
 class Fallback:
@@ -23,25 +21,22 @@ class Fallback:
 
     Arguments:
         broker: in this process; the gateway's `direct`.
-        batchers: over it, one for each batch that may run at once.
+        pool: workers over it, one for each batch that may run at once.
     """
 
-    def __init__(self, broker: Broker, batchers: Sequence[Batcher]) -> None:
+    def __init__(self, broker: Broker, pool: WorkerPool) -> None:
         self.broker = broker
-        self._batchers = batchers
-        self._serving: list[asyncio.Task[None]] = []
+        self.pool = pool
 
     def start(self, supervisor: Supervisor) -> None:
         """Start its loops, which bring the backends up."""
         supervisor.start("direct reaper", partial(reap_on, self.broker))
-        self._serving = [batcher.run(supervisor) for batcher in self._batchers]
+        self.pool.run(supervisor)
 
     async def drain(self) -> None:
         """Return when the batches that run now are done; no other is begun."""
-        for batcher in self._batchers:
-            batcher.drain()
-        await asyncio.gather(*map(asyncio.shield, self._serving))
+        await self.pool.drain()
 
     async def stop(self) -> None:
         """Let go of the backends, after the loops have been stopped."""
-        await asyncio.gather(*(batcher.stop() for batcher in self._batchers))
+        await self.pool.stop()

@@ -20,22 +20,24 @@ class Supervisor:
     """Supervisor of named loops, which run until `stop`."""
 
     def __init__(self) -> None:
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        """Tasks that have not ended, in the order in which they were started."""
         self._stopping = False
 
     def start(self, name: str, loop: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
         """Run `loop()` again and again; returns the task that does so."""
         task = asyncio.get_running_loop().create_task(self._keep(name, loop), name=f"supervisor of {name}")
-        self._tasks.append(task)
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
         return task
 
     async def stop(self) -> None:
         """Cancel all loops and wait until they are gone."""
         self._stopping = True
-        for task in self._tasks:
+        tasks = tuple(self._tasks)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks.clear()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _keep(self, name: str, loop: Callable[[], Awaitable[None]]) -> None:
         failures = 0

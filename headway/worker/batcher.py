@@ -424,7 +424,8 @@ class Batcher:
         self._status = status
         await self._beat()
 
-    async def _beat(self) -> None:
+    async def _beat(self) -> bool:
+        """Send a heartbeat; False when the broker is out of reach."""
         self._counters.breaker_state[self.slot.worker] = self._breaker.state(self._clock())
         memory = self._memory()
         status, reason = self._standing(memory)
@@ -439,8 +440,11 @@ class Batcher:
             memory=memory,
             reason=reason,
         )
-        with contextlib.suppress(BrokerUnavailable):  # The next one will tell.
+        try:
             await self._broker.heartbeat(beat)
+        except BrokerUnavailable:  # The next one will tell.
+            return False
+        return True
 
     def _standing(self, memory: float) -> tuple[WorkerStatus, str]:
         """Status of the slot, and the reason for which it is not healthy."""
@@ -460,11 +464,15 @@ class Batcher:
         return self._status, ""
 
     async def _beat_on(self) -> None:
-        """Send a heartbeat twice a second. It renews the lease of the running batch, and reports the busy share."""
+        """Send a heartbeat twice a second, until the last one has told that the drained slot is offline.
+
+        It renews the lease of the running batch, and reports the busy share.
+        """
         last = self._clock()
         counted = self._busy
         while True:
-            await self._beat()
+            if await self._beat() and self._draining and self._status is WorkerStatus.OFFLINE:
+                return
             await asyncio.sleep(BEAT_EVERY)
             if self._lease is not None:
                 with contextlib.suppress(BrokerUnavailable):

@@ -23,6 +23,7 @@ from headway.runtime.counters import Counters
 from headway.runtime.request_id import new_id
 from headway.runtime.supervisor import Supervisor
 from headway.worker.batcher import Batcher, Limits
+from headway.worker.pool import WorkerPool
 from tests.services.fake_backend import FakeBackend
 from tests.services.troubled import Connection, Server
 
@@ -90,6 +91,7 @@ class Fleet:
         *backends: FakeBackend,
         gateways: int = 1,
         fallback: FakeBackend | None = None,
+        spares: Sequence[FakeBackend] = (),
         max_batch: int = 8,
         seed: int = 0,
         **settings: object,
@@ -113,7 +115,7 @@ class Fleet:
         self.direct: Fallback | None = None
         if fallback is not None:
             own = MemoryBroker({"m": limits}, DeadLetterBox(), self.counters, clock, self._rng)
-            self.direct = Fallback(own, [self._batcher("fallback-0", fallback, own)])
+            self.direct = Fallback(own, self._fallback_pool(own, [fallback, *spares]))
         self.gateways = [
             Gateway(
                 self.settings,
@@ -127,6 +129,9 @@ class Fleet:
             )
             for journal in self.journals
         ]
+
+    def _fallback_pool(self, own: MemoryBroker, backends: Sequence[FakeBackend]) -> WorkerPool:
+        return WorkerPool(lambda index: self._batcher(f"fallback-{index}", backends[index], own), 1, len(backends))
 
     @property
     def gateway(self) -> Gateway:

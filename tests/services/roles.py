@@ -22,6 +22,7 @@ from headway.ports import Fleet
 from headway.runtime.counters import Counters
 from headway.runtime.request_id import new_id
 from headway.worker.batcher import Batcher, Limits
+from headway.worker.pool import WorkerPool
 from tests.services.fake_backend import FakeBackend
 
 ANYBODY = Principal("anonymous", "default", 0)
@@ -128,7 +129,7 @@ class Fleets:
             self.settings,
             self.broker,
             gateway,
-            batchers,
+            WorkerPool(batchers.__getitem__, len(batchers), len(batchers)),
             doors,
             controller=controller,
             attendance=attendance,

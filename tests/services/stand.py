@@ -28,13 +28,15 @@ from headway.ports import Broker, Ledger
 from headway.runtime.counters import Counters
 from headway.runtime.request_id import new_id
 from headway.worker.batcher import Batcher, Limits
+from headway.worker.pool import WorkerPool
 from tests.services.fake_backend import FakeBackend
 
 ANYBODY = Principal("anonymous", "default", 0)
 
 
 class Stand:
-    """Builds a Service over `backends`, one slot each; `ask` sends one request. Slots share `breaker`, if there is one."""
+    """Builds a Service over `backends`, one slot each; `ask` sends one request. Slots share `breaker`, if there is one.
+    `slots` is how many of them there are at first, all unless it is set."""
 
     def __init__(
         self,
@@ -42,6 +44,7 @@ class Stand:
         *backends: FakeBackend,
         max_batch: int = 8,
         breaker: Breaker | None = None,
+        slots: int | None = None,
         **settings: object,
     ):
         self.settings = Settings(max_batch_size=max_batch, workers=len(backends), **settings)  # type: ignore[arg-type]
@@ -54,20 +57,8 @@ class Stand:
         self.gateway = Gateway(self.settings, ["m"], self.broker, self.counters, clock, rng=lambda: 0.5)
         wait = None if self.settings.max_wait_ms is None else self.settings.max_wait_ms / 1000
         self.policy = policies.build(self.settings.policy, wait)
-        self.batchers = [
-            Batcher(
-                Slot(f"gpu-{index}", "m", max_batch),
-                lambda backend=backend: backend,  # type: ignore[misc]
-                self.broker,
-                self.policy,
-                breaker or Breaker(5, 0.5),
-                Limits(self.settings.gpu_timeout_ms / 1000),
-                self.counters,
-                clock,
-                rng=lambda: 0.5,
-            )
-            for index, backend in enumerate(backends)
-        ]
+        self._breaker = breaker
+        self.pool = WorkerPool(self._batcher, len(backends) if slots is None else slots, len(backends))
         self.fleet = MemoryFleet(clock)
         self.attendance = Membership(self.fleet, self._member, clock, self.broker)
         self.controller = Controller(self.gateway.name, self.broker, self.fleet, 0.7, clock)
@@ -75,10 +66,23 @@ class Stand:
             self.settings,
             self.broker,
             self.gateway,
-            self.batchers,
+            self.pool,
             [_NoDoor()],
             controller=self.controller,
             attendance=self.attendance,
+        )
+
+    def _batcher(self, index: int) -> Batcher:
+        return Batcher(
+            Slot(f"gpu-{index}", "m", self.settings.max_batch_size),
+            lambda: self.backends[index],
+            self.broker,
+            self.policy,
+            self._breaker or Breaker(5, 0.5),
+            Limits(self.settings.gpu_timeout_ms / 1000),
+            self.counters,
+            self._clock,
+            rng=lambda: 0.5,
         )
 
     def admin_app(
@@ -92,11 +96,11 @@ class Stand:
             direct: asked in the place of a broker that is away.
             ledger: where requests are recorded, if anywhere.
         """
-        slots, has = frozenset(batcher.slot.worker for batcher in self.batchers), ROLES[role]
+        has = ROLES[role]
         ready = Readiness(
             broker or self.broker,
             lambda: self.attendance.leaving,
-            slots,
+            self.pool.slots,
             direct,
             needs_workers=has.needs_workers,
             needs_own=has.needs_own_workers,

@@ -69,7 +69,7 @@ class Door:
 
 def service(clock: Clock, notes: list[str], *resources: Noting) -> Service:
     stand = Stand(clock, FakeBackend(0.1))
-    return Service(Settings(), stand.broker, stand.gateway, stand.batchers, [Door(notes)], resources=resources)
+    return Service(Settings(), stand.broker, stand.gateway, stand.pool, [Door(notes)], resources=resources)
 
 
 def test_resources_are_there_before_the_first_request_and_until_after_the_last() -> None:

@@ -1,0 +1,121 @@
+"""Pool of batchers, one for each slot, that can become more or fewer while they serve.
+
+    run ──▶ slot 0, slot 1, … ── grow ──▶ a further slot, which brings its backend up by itself
+                              ── shrink ─▶ the last slot claims no more, finishes its batch, goes offline
+
+A slot that leaves loses nothing: what it runs is answered, and what it has not claimed waits for the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from headway.runtime.supervisor import Supervisor
+from headway.worker.batcher import Batcher
+
+log = structlog.get_logger(__name__)
+
+
+class WorkerPool:
+    """Batchers of one process over one broker.
+
+    Arguments:
+        make: builds the batcher of the slot with a number, counted from 0.
+        size: slots at first.
+        most: most slots that there can ever be, as each needs a device.
+
+    Attributes:
+        batchers: batchers that serve, by the number of their slot.
+        slots: ids of their slots; the same set for as long as the pool lives.
+    """
+
+    def __init__(self, make: Callable[[int], Batcher], size: int, most: int) -> None:
+        self._make = make
+        self._most = most
+        self.batchers = [make(number) for number in range(size)]
+        self.slots = {batcher.slot.worker for batcher in self.batchers}
+        self._leaving: list[Batcher] = []
+        self._serving: dict[Batcher, asyncio.Task[None]] = {}
+        self._supervisor: Supervisor | None = None
+        self._resizing = asyncio.Lock()
+        self._draining = False
+
+    async def start(self) -> None:
+        """Start all backends; the first that fails ends the attempt.
+
+        Raises:
+            TargetError: a backend does not start.
+        """
+        starts = [asyncio.ensure_future(batcher.start()) for batcher in self.batchers]
+        try:
+            await asyncio.gather(*starts)
+        except BaseException:
+            for start in starts:
+                start.cancel()
+            await asyncio.gather(*starts, return_exceptions=True)
+            raise
+
+    def run(self, supervisor: Supervisor) -> None:
+        """Start serving. A backend that has not been started is started, again and again if need be."""
+        self._supervisor = supervisor
+        for batcher in self.batchers:
+            self._serving[batcher] = batcher.run(supervisor)
+
+    async def resize(self, size: int) -> None:
+        """Serve with `size` slots from now on; changes nothing once the pool drains.
+
+        Slots that leave are those with the highest numbers. Returns when their batches are done. Backends of new slots
+        start in the background.
+
+        Raises:
+            ValueError: there cannot be so many, or the pool does not serve yet.
+        """
+        if not 0 <= size <= self._most:
+            raise ValueError(f"{size} slots: must lie between 0 and {self._most}")
+        if self._supervisor is None:
+            raise ValueError("a pool that does not serve yet cannot be resized")
+        async with self._resizing:
+            if self._draining or size == len(self.batchers):
+                return
+            log.info("the pool of workers changes", slots=size, before=len(self.batchers))
+            for number in range(len(self.batchers), size):
+                batcher = self._make(number)
+                self.batchers.append(batcher)
+                self.slots.add(batcher.slot.worker)
+                self._serving[batcher] = batcher.run(self._supervisor)
+            self._leaving.extend(self.batchers[size:])
+            del self.batchers[size:]
+            for batcher in self._leaving:
+                self.slots.discard(batcher.slot.worker)
+                batcher.drain()
+            await asyncio.gather(*map(self._finished, self._leaving))
+            self._leaving.clear()
+
+    async def replace(self) -> None:
+        """Swap every backend for a fresh one, one after the other; the first that fails ends it, the rest go on."""
+        for batcher in tuple(self.batchers):
+            await batcher.replace()
+
+    async def drain(self) -> None:
+        """Begin no other batch; returns when those that run are done and all slots are offline."""
+        self._draining = True
+        everyone = [*self.batchers, *self._leaving]
+        for batcher in everyone:
+            batcher.drain()
+        await asyncio.gather(*map(self._finished, everyone))
+
+    async def stop(self) -> None:
+        """Stop all backends, after the loops have been stopped or drained."""
+        self._draining = True
+        await asyncio.gather(*(batcher.stop() for batcher in (*self.batchers, *self._leaving)))
+
+    async def _finished(self, batcher: Batcher) -> None:
+        """Take a slot offline as soon as its last batch is done: others wait for none of its batches any more."""
+        serving = self._serving.get(batcher)
+        if serving is not None:
+            await asyncio.shield(serving)  # Who gives up waiting ends no loop: that is the supervisor's.
+        await batcher.stop()
+        self._serving.pop(batcher, None)

@@ -90,6 +90,9 @@ def _label(number: int) -> bytes:
 
 
 _UNENDED = _ask("b" * 1_000_000)[:-1]
+_CHUNKED = _post(b"").replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
+_TINY = _CHUNKED + b"1\r\na\r\n" * 50_000
+_EMPTY = _CHUNKED + (b"1000\r\n" + b"\r\n" * 2048 + b"\r\n") * 100
 
 WORST = {
     "queue": Worst("asks more than there is capacity", lambda n: _ask(f"flood {n}"), 300, limited=False),
@@ -101,6 +104,7 @@ WORST = {
     "memory": Worst("inputs of 0.9 MB", lambda n: _ask("m" * 900_000 + str(n)), 64, limited=False),
     "connections": Worst("as many connections as it gets, idle", lambda n: _ask(f"c {n}"), 3000, every=600.0),
     "bodies": Worst("1 MB of a body, never ended", lambda n: _UNENDED, 300, waits=False),
+    "chunks": Worst("bodies in chunks of one byte, and of empty lines", lambda n: (_TINY, _EMPTY)[n % 2], 16, limited=False),
     "ledger": Worst("an unknown model, as fast as it goes", lambda n: _ask("x", model="none"), 50),
     "metric labels": Worst("other models, tiers, routes and methods", _label, 50),
     "dead letters": Worst("inputs that the model refuses", lambda n: _ask(f"REJECT {n}"), 16, every=0.5),

@@ -89,7 +89,10 @@ PARTS = {
             "tests/http/test_tasks.py",
         ),
     ),
-    "http": Part(("headway/http/**/*.py", "headway/admin/*.py"), ("tests/http", "tests/services/test_readiness.py")),
+    "http": Part(
+        ("headway/http/*.py", "headway/http/*/*.py", "headway/admin/*.py"),
+        ("tests/http", "tests/services/test_readiness.py"),
+    ),
 }
 
 

@@ -20,7 +20,7 @@ import stand
 import structlog
 from findings import OUT, Findings
 
-from headway.app.wiring import COLLECT_AFTER
+from headway.app.runner import COLLECT_AFTER
 from headway.backends.process.backend import ProcessBackend
 from headway.backends.process.child_process import Output
 from headway.config.target import FileTarget

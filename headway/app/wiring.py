@@ -1,41 +1,33 @@
-"""Puts a process together, whatever its role: connects what `brokers`, `backends` and `access` choose, and runs it.
+"""Puts a process together, whatever its role: connects what `brokers`, `backends` and `access` choose.
 
 Every role is the same `Service` with some of its parts left out; `roles` says which.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import dataclasses
-import gc
 import os
 import re
 import socket
-import sys
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from pathlib import Path
 
 import structlog
-import typer
 
 from headway import __version__
 from headway.admin import routes as admin
 from headway.admin.process import ProcessView
 from headway.app.access import look_for_unused_keys, make_identity, make_ledger
 from headway.app.backends import make_pool
-from headway.app.banner import banner
 from headway.app.brokers import BrokerBundle, make_brokerage, make_memory_broker
 from headway.app.lifecycle import Resource, Service
 from headway.app.roles import ROLES, Parts
-from headway.app.signals import until_signalled
 from headway.config import Settings, flag, idle, shown_url
-from headway.config.target import FileTarget, Target, parse_target
+from headway.config.target import Target, parse_target
 from headway.controller.controller import Controller
 from headway.core.throttle import Flow
-from headway.errors import HeadwayError, SettingError, TargetError
+from headway.errors import SettingError, TargetError
 from headway.fleet.membership import Membership
 from headway.gateway.capacity_watcher import CapacityWatcher
 from headway.gateway.fallback import Fallback
@@ -45,16 +37,11 @@ from headway.http import public
 from headway.http.readiness import Readiness
 from headway.http.server.listener import Listener
 from headway.model import ProcessInfo, Role
-from headway.runtime import file_watcher
 from headway.runtime.counters import Counters
 from headway.runtime.request_id import new_id
 from headway.worker.pool import WorkerPool
 
 log = structlog.get_logger(__name__)
-
-COLLECT_AFTER = (20_000, 20, 50)
-"""Garbage collector thresholds once everything is up. Requests make no reference cycles: looking for them
-seldom saves time, and freezing what start-up made keeps each look short."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,39 +72,8 @@ class Process:
     public: Listener | None
 
 
-async def run(settings: Settings, role: Role, target: str = "", reopen_log: Callable[[], bool] = lambda: False) -> int:
-    """Run a process of a role to its end; returns the exit code.
-
-    Arguments:
-        settings: by which it runs.
-        role: what it does.
-        target: TARGET of those that run batches.
-        reopen_log: opens the log anew; False when it goes to no file.
-
-    Raises:
-        SettingError: a setting cannot be met, for example a port that is taken.
-        TargetError: the target cannot be loaded or breaks the rules.
-        BrokerUnavailable: the broker does not come up.
-    """
-    house = build(settings, role, target)
-    async with contextlib.AsyncExitStack() as stack:
-
-        def ready() -> None:
-            gc.collect()
-            gc.freeze()
-            gc.set_threshold(*COLLECT_AFTER)
-            port = house.public.port if house.public is not None else 0
-            announce(banner(house.settings, role, house.target, port, house.admin.port))
-            if settings.reload and house.target is not None:
-                watcher = asyncio.create_task(_replace_on_change(house.service, house.target))
-                stack.push_async_callback(_end, watcher)
-
-        await until_signalled(house.service, ready, reopen_log)
-    return 0
-
-
 def build(settings: Settings, role: Role, target_text: str = "") -> Process:
-    """Put a process together; for the arguments and what it raises see `run`."""
+    """Put a process together; for the arguments and what it raises see `runner.run`."""
     parts = ROLES[role]
     if not (settings.broker or parts.alone):
         raise _no_broker(role)
@@ -264,32 +220,3 @@ def make_direct(settings: Settings, counters: Counters, clock: Callable[[], floa
 
 def _fallback_name(settings: Settings, target: Target, index: int) -> str:
     return f"{settings.name}/fallback-{index}"
-
-
-async def _end(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-
-
-async def _replace_on_change(service: Service, target: Target) -> None:
-    """Replace the workers whenever the target's file changes; one that does not load leaves the last good ones."""
-    if not isinstance(target, FileTarget):
-        log.warning("reload needs a target of the form path/file.py:attr", target=str(target))
-        return
-    async for _ in file_watcher.watch([target.path]):
-        try:
-            await service.replace_workers()
-            log.info("target reloaded", target=str(target))
-        except HeadwayError as exc:
-            log.error("the changed target does not load; the last good one serves on", error=str(exc))
-
-
-def announce(text: str) -> None:
-    """Print `text` if somebody takes it; a service does not end because its reader has gone or a disk is full."""
-    try:
-        typer.echo(text)
-    except OSError as exc:
-        log.warning("the banner cannot be printed", error=str(exc))
-        # What is still in the buffer would fail once more at the end, and change the exit code.
-        with Path(os.devnull).open("w") as nowhere:
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())

@@ -36,16 +36,16 @@ def run(settings: Settings, role: Role, target: str = "") -> None:
     """Run until a signal comes, and exit."""
     import uvloop
 
-    from headway.app import signals, wiring
+    from headway.app import runner, signals
     from headway.runtime import log
 
     signals.ignore_until_ready()
     _open_missing_streams()
     with (
         log.running(settings.log_level, json=settings.log_json) as writer,
-        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop,
     ):
-        code = runner.run(wiring.run(settings, role, target, writer.reopen))
+        code = loop.run(runner.run(settings, role, target, writer.reopen))
     if writer.write_blocked or not _flushed():
         os._exit(code)
     raise typer.Exit(code)

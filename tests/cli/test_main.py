@@ -41,7 +41,7 @@ def test_the_command_line_itself_does_not_import_its_looks() -> None:
 
 @pytest.mark.processes
 def test_what_serves_a_function_does_not_import_the_http_client() -> None:
-    assert "aiohttp" not in modules_after("import headway.app.wiring")
+    assert "aiohttp" not in modules_after("import headway.app.runner")
 
 
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,90 @@
+"""Runs a process to its end: banner, garbage collector, and the watch on the target's file."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+import typer
+
+from headway.app.banner import banner
+from headway.app.lifecycle import Service
+from headway.app.signals import until_signalled
+from headway.app.wiring import build
+from headway.config import Settings
+from headway.config.target import FileTarget, Target
+from headway.errors import HeadwayError
+from headway.model import Role
+from headway.runtime import file_watcher
+
+log = structlog.get_logger(__name__)
+
+COLLECT_AFTER = (20_000, 20, 50)
+"""Garbage collector thresholds once everything is up. Requests make no reference cycles: looking for them
+seldom saves time, and freezing what start-up made keeps each look short."""
+
+
+async def run(settings: Settings, role: Role, target: str = "", reopen_log: Callable[[], bool] = lambda: False) -> int:
+    """Run a process of a role to its end; returns the exit code.
+
+    Arguments:
+        settings: by which it runs.
+        role: what it does.
+        target: TARGET of those that run batches.
+        reopen_log: opens the log anew; False when it goes to no file.
+
+    Raises:
+        SettingError: a setting cannot be met, for example a port that is taken.
+        TargetError: the target cannot be loaded or breaks the rules.
+        BrokerUnavailable: the broker does not come up.
+    """
+    house = build(settings, role, target)
+    async with contextlib.AsyncExitStack() as stack:
+
+        def ready() -> None:
+            gc.collect()
+            gc.freeze()
+            gc.set_threshold(*COLLECT_AFTER)
+            port = house.public.port if house.public is not None else 0
+            announce(banner(house.settings, role, house.target, port, house.admin.port))
+            if settings.reload and house.target is not None:
+                watcher = asyncio.create_task(_replace_on_change(house.service, house.target))
+                stack.push_async_callback(_end, watcher)
+
+        await until_signalled(house.service, ready, reopen_log)
+    return 0
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def _replace_on_change(service: Service, target: Target) -> None:
+    """Replace the workers whenever the target's file changes; one that does not load leaves the last good ones."""
+    if not isinstance(target, FileTarget):
+        log.warning("reload needs a target of the form path/file.py:attr", target=str(target))
+        return
+    async for _ in file_watcher.watch([target.path]):
+        try:
+            await service.replace_workers()
+            log.info("target reloaded", target=str(target))
+        except HeadwayError as exc:
+            log.error("the changed target does not load; the last good one serves on", error=str(exc))
+
+
+def announce(text: str) -> None:
+    """Print `text` if somebody takes it; a service does not end because its reader has gone or a disk is full."""
+    try:
+        typer.echo(text)
+    except OSError as exc:
+        log.warning("the banner cannot be printed", error=str(exc))
+        # What is still in the buffer would fail once more at the end, and change the exit code.
+        with Path(os.devnull).open("w") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())

@@ -37,7 +37,9 @@ settings.register_profile(
 providers._get_local_constants = Constants
 
 MOST_WORKERS = 8
-"""Of `-n auto`: more cost more servers and memory than they bring, and some machines show cores that they do not lend."""
+"""Most workers of `-n auto`: more cost more servers and memory than they bring, and some machines show cores that they
+do not lend.
+"""
 PROCESSES = "processes"
 """Mark of the tests that start processes, servers among them."""
 OF_PROCESSES = ("tests/e2e/", "tests/redis/", "tests/servers/")
@@ -48,7 +50,7 @@ SERVERS = frozenset(KINDS) | (DATABASES.keys() | POOLED.keys()) - {"sqlite"}
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """How many workers `-n auto` means: tests wait for half of their time, so two for each core."""
+    """Number of workers of `-n auto`: tests wait for half of their time, so two for each core."""
     return 1 if FOREIGN in os.environ else min(2 * (os.cpu_count() or 1), MOST_WORKERS)
 
 

@@ -30,7 +30,7 @@ FIRST = "core"
 """The part that is tried when none is named."""
 NOTICED = ("killed", "timeout", "segfault", "suspicious")
 UNNOTICED = ("survived", "no tests")
-"""What mutmut says of mutants that the tests notice, and of others. The rest was not tried, as it was interrupted."""
+"""Words of mutmut for mutants that no test noticed. Mutants with neither these nor their opposite were interrupted."""
 Z = 1.96
 """Standard deviations on both sides of the mean that hold 95 % of a normal distribution."""
 
@@ -51,7 +51,7 @@ class Part:
 
 
 SERVERS = tuple(f"headway/brokers/redis/{name}.py" for name in ("clients", "cluster", "sentinels", "server"))
-"""How one server, Sentinels and clusters are reached."""
+"""Modules that reach one server, Sentinels and clusters."""
 VALKEY = ("-k", "not redis] and not redis-")
 """One kind of server stands for both: the code under test is the same."""
 PARTS = {

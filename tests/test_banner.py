@@ -1,4 +1,4 @@
-"""What start-up prints is true of the settings it was started with."""
+"""Banner of start-up, which is true of the settings it was started with."""
 
 from __future__ import annotations
 

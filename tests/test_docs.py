@@ -1,4 +1,4 @@
-"""What the documents say of names, numbers and places is so."""
+"""Documents whose names, numbers and places are true."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ PURE = frozenset((
     "__future__", "abc", "bisect", "collections", "copy", "csv", "dataclasses", "datetime", "decimal", "enum", "fractions",
     "functools", "hashlib", "heapq", "itertools", "math", "operator", "statistics", "string", "types", "typing", "msgspec", "headway",
 ))  # fmt: skip
-"""All that core may import."""
+"""Packages that core may import."""
 
 IMPURE_CALLS = frozenset(["__import__", "eval", "exec", "input", "open", "print"])
 CLOCK_CALLS = frozenset(["monotonic", "now", "perf_counter", "sleep", "time", "today", "utcnow"])
@@ -61,10 +61,11 @@ USER_CODE = "headway.backends.process.usercode"
 """The only module that imports by name: it loads user code, inside the child process."""
 
 CHILD_ONLY = {USER_CODE: "headway.backends.process.child", "headway.backends.process.child": None}
-"""What runs inside the child process, and the only module that imports it: user code never reaches a server."""
+"""Modules that run inside the child process, and the only module that imports each: user code never reaches a server.
+"""
 
 ROLE_MODULES = ("headway.model.fleet", "headway.app.roles")
-"""Where roles are named, besides the commands that start one."""
+"""Modules in which roles are named, besides the commands that start one."""
 
 LOADERS = ("importlib.import_module", "importlib.machinery", "importlib.util", "runpy")
 MEANINGLESS = frozenset(["common", "helper", "helpers", "misc", "shared", "util", "utils"])
@@ -183,7 +184,7 @@ def check_length(name: str, source: str) -> Iterator[str]:
 
 
 def problems(name: str, source: str) -> list[str]:
-    """All that is wrong with a module of this name and source."""
+    """Problems of a module of this name and source."""
     tree = ast.parse(source)
     checks = (check_direction, check_purity, check_adapters, check_user_code, check_roles, check_names)
     return [*(found for check in checks for found in check(name, tree)), *check_length(name, source)]

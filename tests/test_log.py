@@ -24,7 +24,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def logged(write: Callable[[], object], level: str = "debug", json: bool = False) -> str:
-    """What reaches the stream when `write` logs."""
+    """Text that reaches the stream when `write` logs."""
     stream = io.StringIO()
     with log.running(level, json=json, stream=stream):
         write()

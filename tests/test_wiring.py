@@ -1,4 +1,4 @@
-"""What a process of each role is put together of."""
+"""Parts of a process of each role."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 def within_a_loop(act: Callable[[], T]) -> T:
-    """What `act` returns in a running event loop."""
+    """Result of `act` in a running event loop."""
 
     async def main() -> T:
         return act()

@@ -35,7 +35,7 @@ _UNDER_WAY = re.compile(
     rb"|^.* flags=(?![^ ]*b).* (?:qbuf|argv-mem)=[1-9].* cmd=(?!client\|list)",
     re.MULTILINE,
 )
-"""What the list of clients shows of the commands and answers that take several rounds."""
+"""Words in the list of clients for commands and answers that take several rounds."""
 
 
 class _Selector(selectors.DefaultSelector):
@@ -89,7 +89,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         await settling
 
     def settled(self) -> bool:
-        """Nothing can run: go on with who waits for that; False when nobody does."""
+        """Whether nothing can run. Goes on with what waits for that; False when nothing does."""
         settling, self._settling = self._settling, []
         for one in settling:
             if not one.done():

@@ -22,7 +22,7 @@ class Recorder:
         self.info(event, **fields)
 
     def lines(self, stream: str) -> list[str]:
-        """What a child has printed there."""
+        """Lines that a child has printed on a stream."""
         return [
             fields["line"] for event, fields in self.events if event == "worker output" and fields["stream"] == stream
         ]

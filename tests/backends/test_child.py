@@ -1,4 +1,4 @@
-"""How what user code returns is judged, without a process."""
+"""Judgement of what user code returns, without a process."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_length_is_that_of_the_inputs_as_they_were_sent() -> None:
 
 
 class Rude(BaseException):
-    """What nobody catches, without a text."""
+    """Exception that no handler of Exception catches, and whose text cannot be made."""
 
     def __str__(self) -> str:
         raise Rude

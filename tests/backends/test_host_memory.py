@@ -1,4 +1,4 @@
-"""How full the memory is, read from control groups of both versions and from the machine."""
+"""Share of the memory in use, read from control groups of both versions and from the machine."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def alive(pid: int) -> bool:
 
 
 def outputs(target: ModuleTarget | FileTarget, *inputs: str, **settings: Any) -> list[str | None]:
-    """What a started target answers to one batch."""
+    """Outputs of a started target for one batch."""
     found: list[str | None] = []
     parameters = settings.pop("parameters", ())
 

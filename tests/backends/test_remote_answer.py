@@ -1,4 +1,4 @@
-"""How the answer of a remote API is read: what it may be, and what it may cost."""
+"""Reading of a remote API's answer: its forms, and its cost."""
 
 from __future__ import annotations
 

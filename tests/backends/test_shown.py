@@ -1,5 +1,7 @@
-"""What a client may read of a failed run: how it ended and what its own input raised; not which worker that was, nor what
-that one wrote, which may be about others."""
+"""Text of a failed run that a client may read: the end of the run and the error of the client's own input.
+
+It names no worker, and quotes nothing that the worker wrote, which may be about others.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ pytestmark = pytest.mark.processes
 
 
 def fails_with(word: str, kind: type[BackendError], timeout: float) -> BackendError:
-    """What a batch of this word comes to."""
+    """Error of a batch of this word."""
 
     async def main() -> BackendError:
         target = ModuleTarget("tests.targets.faults", "answer")

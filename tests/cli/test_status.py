@@ -1,4 +1,4 @@
-"""What `headway status` and `headway top` make of what an admin port tells."""
+"""`headway status` and `headway top`: the text that they make of an admin port's answers."""
 
 from __future__ import annotations
 

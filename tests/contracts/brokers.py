@@ -1,7 +1,7 @@
-"""What the broker suite runs on: one harness for each adapter, with its own event loop and its own clock.
+"""Harnesses of the broker suite: one for each adapter, with its own event loop and its own clock.
 
-A new broker is one class here and one line in HARNESSES; the tests know nothing but the ports. Redis and Valkey are real
-servers: all their steps take no time on the loop's clock, which the adapter has them use in place of their own.
+A new broker is one class here and one line in HARNESSES; the tests know nothing but the ports. Redis and Valkey are
+real servers: all their steps take no time on the loop's clock, which the adapter has them use in place of their own.
 """
 
 from __future__ import annotations
@@ -94,11 +94,11 @@ class Harness(ABC):
 
     @abstractmethod
     def peer(self) -> Broker:
-        """The same broker as another process sees it."""
+        """View of another process on the broker."""
         return self.broker
 
     def endless(self) -> list[str]:
-        """What is stored outside the process and never ends."""
+        """Names of what is stored outside the process and never ends."""
         return []
 
     def close(self) -> None:
@@ -270,13 +270,13 @@ def crowd(count: int) -> list[Entry]:
 
 
 async def leave(broker: Broker, *entries: Entry) -> None:
-    """Nobody waits for these entries any more, at whatever gateways."""
+    """Withdraw entries, at whatever gateways."""
     for gateway in {entry.gateway for entry in entries}:
         await broker.withdraw([entry.submission for entry in entries if entry.gateway == gateway], gateway)
 
 
 def output(input: str) -> str:
-    """What the black box makes of an input."""
+    """Output of the black box for an input."""
     return f"<{input}>"
 
 

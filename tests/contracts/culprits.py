@@ -1,4 +1,4 @@
-"""What a naive model says of inputs that failed alone, for the state machines of the broker suite."""
+"""Naive model of inputs that failed alone, for the state machines of the broker suite."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def postgres_database(folder: Path, postgres: SharedPostgres) -> Database:
 
 
 def pooled_database(mode: str, folder: Path, postgres: SharedPostgres) -> Database:
-    """As users have it who put a PgBouncer in front."""
+    """Database behind a PgBouncer."""
     behind = postgres_database(folder, postgres)
     return replace(behind, url=postgres.pooled(mode).front_of(behind.url))
 

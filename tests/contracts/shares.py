@@ -53,7 +53,7 @@ async def refused(harness: Harness, entry: Entry) -> Failure:
 
 
 async def nothing_runs(harness: Harness, model: str = "m") -> None:
-    """There is nothing to claim, and nothing is counted as waiting."""
+    """Check that there is nothing to claim, and nothing is counted as waiting."""
     holds(await harness.broker.claim(slot("nobody", model), AT_ONCE))
     assert sum(one.depth for one in await harness.broker.depths()) == 0
 

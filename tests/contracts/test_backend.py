@@ -1,4 +1,4 @@
-"""What every backend promises, asked of each with a black box that goes wrong on demand."""
+"""Promises of every backend, asked of each with a black box that goes wrong on demand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every broker promises: who is admitted, who rides, and that each answer comes back once."""
+"""Promises of every broker: which entries are admitted, which ride, and that each answer comes back once."""
 
 from __future__ import annotations
 

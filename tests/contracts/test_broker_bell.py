@@ -144,7 +144,7 @@ async def test_work_given_back_rings(harness: Harness) -> None:
 
 @story
 async def test_a_lost_lease_rings(harness: Harness) -> None:
-    """Nothing else may happen on a quiet system: the slots that are left must hear of it."""
+    """Without any other event on a quiet system, the remaining slots must hear of the lost lease."""
     await harness.broker.enqueue([ask()])
     await harness.claim("gpu-0")
     listeners = await idle(harness, "gpu-1")

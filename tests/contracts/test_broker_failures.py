@@ -1,4 +1,4 @@
-"""What every broker does when things go wrong: lost leases, failed batches, deadlines that pass."""
+"""Behaviour of every broker when things go wrong: lost leases, failed batches, deadlines that pass."""
 
 from __future__ import annotations
 

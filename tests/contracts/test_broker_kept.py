@@ -1,4 +1,4 @@
-"""What every broker promises of the memory that kept outcomes take: budgets by tenant and in all."""
+"""Promises of every broker on the memory of kept outcomes: budgets by tenant and in all."""
 
 from __future__ import annotations
 

@@ -49,14 +49,14 @@ T = TypeVar("T")
 GATEWAYS = ("g1", "g2")
 WORKERS = ("gpu-0", "gpu-1", "gpu-2")
 TENANTS, CALLERS, TEXTS = "ab", ("ann", "bob", ""), ("poison", "venom")
-"""Who asks, and what several ask; a replay has no caller."""
+"""Tenants, callers, and texts that several callers ask; a replay has no caller."""
 EXPLORE = settings(max_examples=60, stateful_step_count=50)
 EXPLORE_SERVER = settings(EXPLORE, max_examples=20)
 """Each step is a round trip, and looking at all entries is one for each."""
 
 
 class Waiting:
-    """What the model knows of an entry that was let in."""
+    """An admitted entry, as the model knows it."""
 
     def __init__(self, entry: Entry, since: float) -> None:
         self.entry = entry
@@ -67,7 +67,7 @@ class Waiting:
 
 
 class Held:
-    """What the model knows of a lease."""
+    """A lease, as the model knows it."""
 
     def __init__(self, lease: Lease, expires_at: float) -> None:
         self.lease = lease
@@ -143,7 +143,9 @@ class BrokerLaws(RuleBasedStateMachine):
         self.ask_the_same(asked, peer)
 
     def ask_the_same(self, asked: list[tuple[str, str, str, str, str]], peer: bool) -> None:
-        """What failed alone is answered without a run, for its tenant and while that is known; `note` holds it to that."""
+        """Ask an input that failed alone: its tenant gets an answer without a run while that is known. `note` checks
+        it.
+        """
         entries = [
             ask(text, id=f"id-{next(self.numbers)}", tenant=tenant, caller=caller, model=model, gateway=gateway)
             for text, tenant, caller, model, gateway in asked
@@ -420,7 +422,7 @@ class BrokerLaws(RuleBasedStateMachine):
     @precondition(lambda self: self.failed)
     @rule()
     def outlive_what_is_known(self) -> None:
-        """All of it runs again."""
+        """Wait until nothing is known of failed inputs, so that all of them run again."""
         self.do(self.harness.advance(KNOWN_SECONDS + 0.1))
         self.ask_the_same(
             [(text, tenant, CALLERS[0], MODELS[0], GATEWAYS[0]) for text in TEXTS for tenant in TENANTS], False
@@ -437,7 +439,7 @@ class BrokerLaws(RuleBasedStateMachine):
 
     @invariant()
     def everything_is_somewhere(self) -> None:
-        """What is let in waits, runs, or has its outcome; depths count the waiting and leases the running."""
+        """Every admitted entry waits, runs, or has its outcome; depths count the waiting and leases the running."""
         now = self.harness.now()
         stages, depths = self.do(self._look())
         waiting = [one for one, stage in stages.items() if stage is EntryState.QUEUED]

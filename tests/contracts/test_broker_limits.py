@@ -1,4 +1,4 @@
-"""What every broker promises of rate limits: exact whoever asks, all charged or none, and only for what is let in."""
+"""Promises of every broker on rate limits: exact across gateways, all charged or none, and only for admitted entries."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ EXACT = 1e-3
 
 
 def over(verdict: Failure | None) -> float:
-    """When to come again; the verdict must be that the entry is over a limit."""
+    """Seconds after which to come again; the verdict must be that the entry is over a limit."""
     assert verdict is not None
     assert (verdict.code, verdict.reason) == (errors.RATE_LIMITED, "rate")
     assert verdict.retry_after is not None

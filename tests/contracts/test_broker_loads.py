@@ -1,4 +1,4 @@
-"""What a broker knows of the load of its models."""
+"""Load of its models, as a broker knows it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one caller's failures cost another, on every broker: nothing but a fair share of the GPUs."""
+"""Cost of one caller's failures for another, on every broker: nothing but a fair share of the GPUs."""
 
 from __future__ import annotations
 

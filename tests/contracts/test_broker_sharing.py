@@ -1,4 +1,4 @@
-"""What every broker promises of answers in common: who leads, who joins, what is kept."""
+"""Promises of every broker on answers in common: which entry leads, which join, what is kept."""
 
 from __future__ import annotations
 
@@ -288,7 +288,7 @@ async def test_each_kind_keeps_what_is_of_use_later(harness: Harness, kind: Dedu
 @pytest.mark.parametrize("kind", KINDS)
 @story
 async def test_a_verdict_after_retries_is_passed_on(harness: Harness, kind: DedupKind, cause: Cause) -> None:
-    """That the model rejects an input is kept under a key; that the backend failed, with tasks alone."""
+    """A rejection by the model is kept under a key; a failure of the backend with tasks alone."""
     await admit(harness, sharing("first", share(kind)))
     await admit(harness, poll("joined", "first") if kind is DedupKind.TASK else sharing("joined", share(kind)))
     await fail_for_good(harness, "first", cause)

@@ -1,4 +1,4 @@
-"""What every broker promises when an id is used again: each submission has its own outcome, and nobody else's."""
+"""Promises of every broker when an id is used again: each submission has its own outcome, and nobody else's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.contracts.shares import admit, came_by, code, nothing_runs, poll, ref
 
 
 def again(entry: Entry, text: str = "other", **how: object) -> Entry:
-    """Another submission under the id of an entry."""
+    """Make a second submission under the id of an entry."""
     return ask(text, id=entry.id, tenant=entry.tenant, nonce=entry.nonce + 1, **how)  # type: ignore[arg-type]
 
 

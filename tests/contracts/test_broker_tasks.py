@@ -1,4 +1,4 @@
-"""What every broker promises of tasks: asked for by id, waited for, forgotten."""
+"""Promises of every broker on tasks: polled by id, waited for, forgotten."""
 
 from __future__ import annotations
 

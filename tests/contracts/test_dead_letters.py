@@ -1,4 +1,4 @@
-"""What every keeper of dead letters promises: bounded, newest first."""
+"""Promises of all dead letters: bounded, newest first."""
 
 from __future__ import annotations
 

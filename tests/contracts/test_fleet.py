@@ -1,4 +1,4 @@
-"""What every fleet promises: who is there, one leader at a time, and what was published last."""
+"""Promises of every fleet: its processes, one leader at a time, and the last publication."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every Identity promises."""
+"""Promises of every Identity."""
 
 from __future__ import annotations
 

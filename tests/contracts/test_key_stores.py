@@ -1,7 +1,7 @@
-"""What every store of API keys promises, whether it is a file or a database.
+"""Promises of every store of API keys, whether it is a file or a database.
 
-A new store is a line in STORES: what makes, from a folder and a server of PostgreSQL, a function that makes one more store
-of the same place each time it is called. Databases come from `tests.contracts.ledgers`.
+A new store is a line in STORES: what makes, from a folder and a server of PostgreSQL, a function that makes one more
+store of the same place each time it is called. Databases come from `tests.contracts.ledgers`.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def opened(place: Maker, story: Callable[..., Awaitable[None]], count: int = 1) 
 
 
 async def told(store: KeyStore, since: KeyMark) -> tuple[list[ApiKey], KeyMark]:
-    """All that has changed since then."""
+    """Keys that have changed since a mark, and the last mark."""
     found = await store.changes(since, 1000)
     assert found is not None
     assert not found.more
@@ -235,7 +235,7 @@ def test_an_unknown_key_that_is_to_end_is_no_change(place: Maker) -> None:
 
 
 def test_long_ended_keys_are_removed_and_only_they(place: Maker) -> None:
-    """From a file nothing is removed: its owner wrote it."""
+    """A file keeps its ended keys: its owner wrote it."""
 
     async def story(store: KeyStore) -> None:
         now = time.time()
@@ -295,7 +295,7 @@ def in_database(database: Database, story: Callable[[KeyStore], Awaitable[None]]
 
 
 def test_a_revision_that_is_used_again_is_another_change(database: Database) -> None:
-    """As after a failover that lost the last change, of which a reader had heard."""
+    """A failover loses the last change, of which a reader had heard."""
 
     async def story(store: KeyStore) -> None:
         await store.add(key("a"))
@@ -341,7 +341,7 @@ def test_a_reader_that_is_far_behind_reads_all(database: Database, monkeypatch: 
 
 
 def test_keys_from_before_there_were_marks_are_told_and_kept(database: Database) -> None:
-    """As a process of the version before adds and revokes them while this one reads."""
+    """A process of the version before adds and revokes keys while this one reads."""
 
     async def story(store: KeyStore) -> None:
         await store.add(key("a"))

@@ -1,4 +1,4 @@
-"""What every ledger promises: rows come whole, once, and are found by their id."""
+"""Promises of every ledger: rows come whole, once, and are found by their id."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_what_is_there_already_is_left_as_it_is(database: Database) -> None:
 
 
 def test_of_two_requests_with_one_id_each_has_a_record(database: Database) -> None:
-    """As when a client chooses its ids, and one twice: once while the first waits, and once afterwards."""
+    """A client chooses one id for two requests: once while the first waits, and once afterwards."""
 
     async def story(ledger: Ledger) -> None:
         id = new_id()

@@ -161,7 +161,7 @@ class Pair:
             self.queue.set_slots(look.load.slots)
 
     def note(self, members: list[QueuedEntry]) -> None:
-        """These have had their outcome, or will find none any more."""
+        """Note entries that have had their outcome, or will find none any more."""
         for member in members:
             if self.known.pop(member.entry.id, None) is not None:
                 self.ended.add(member.entry.id)

@@ -1,4 +1,4 @@
-"""What becomes of the promises when the server loses its data, its functions, or its connections."""
+"""Promises of the broker when the server loses its data, its functions, or its connections."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def dumped(server: RedisServer) -> dict[bytes, bytes]:
 
 
 def restore(server: RedisServer, keys: dict[bytes, bytes]) -> None:
-    """Nothing has happened since."""
+    """Put back a copy of the server's keys, as if nothing had happened since."""
     server.flush()
     for key, value in keys.items():
         server.command("RESTORE", key, 0, value)

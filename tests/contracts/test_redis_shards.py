@@ -56,7 +56,7 @@ class Play:
             self._working[worker] = asyncio.create_task(self._work(worker, host))
 
     async def kill(self, *workers: str) -> None:
-        """They fall silent, whatever they do."""
+        """Silence workers, whatever they do."""
         gone = [tasks.pop(worker) for worker in workers for tasks in (self._working, self._beating)]
         await ended(gone)
 
@@ -67,7 +67,7 @@ class Play:
         self.asked |= {entry.id: entry for entry, verdict in zip(entries, verdicts, strict=True) if verdict is None}
 
     async def close(self) -> None:
-        """Everything has been answered, once and rightly, and nothing is left."""
+        """Check that every entry has been answered, once and rightly, and nothing is left."""
         assert set(self.replies) == set(self.asked)
         for id, reply in self.replies.items():
             assert reply.output == output(self.asked[id].input)

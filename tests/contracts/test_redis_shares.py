@@ -43,7 +43,7 @@ from tests.virtual_time import ServedLoop
 
 LIMITS = QueueLimits(tiers=3, max_batch=4, reserved_share=0.2, max_queue=12, shed_at=(5, 8))
 KEPT = KeptLimits.of(40_000, 24_000)
-"""Some 15 outcomes: tenants lose some to themselves and to all."""
+"""Budgets of some 15 outcomes, with which tenants lose some to themselves and to all."""
 STEPS = 150
 SEEDS = range(10)
 GATEWAYS = ("g1", "g2")

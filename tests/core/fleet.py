@@ -16,7 +16,7 @@ STEP = 0.001
 
 @dataclass
 class Seen:
-    """What happened: batches as (left at, size, wait of the oldest); entries as (arrived, answered, entry)."""
+    """Events of a run: batches as (left at, size, wait of the oldest); entries as (arrived, answered, entry)."""
 
     batches: list[tuple[float, int, float]] = field(default_factory=list)
     answered: list[tuple[float, float, Entry]] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Who gets in: nobody who cannot be served in time, the lowest tier refused first, an idle system open to all."""
+"""Admission: no entry that cannot be served in time, the lowest tier refused first, an idle system open to all."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ NOW = 1000.0
 PLENTY = KeptLimits.of(1 << 30, 1 << 30)
 FlightKey = tuple[str, DedupKind, str]
 Heard = tuple[str, str | None, Failure | None, DedupKind | None, bool]
-"""Who hears, what, and by what share."""
+"""Reply as a client hears it: id, output, failure, kind of the dedup key, and whether it was kept."""
 
 OUTCOMES: dict[str, tuple[str | None, Failure | None]] = {
     "output": ("fine", None),
@@ -51,13 +51,13 @@ ASKERS = st.tuples(
 
 
 class Asker:
-    """What the model knows of an entry.
+    """An entry, as the model knows it.
 
     Attributes:
-        follows: whose outcome it waits for, and under which key.
-        leads: the keys that it leads.
-        left: it was cancelled; it may run on for others.
-        over: it has its outcome, or is gone.
+        follows: entry whose outcome it waits for, and under which key.
+        leads: keys that it leads.
+        left: whether it was cancelled; it may run on for others.
+        over: whether it has its outcome, or is gone.
     """
 
     def __init__(self, queued: QueuedEntry, at: int) -> None:
@@ -148,7 +148,7 @@ class SharingLaws(RuleBasedStateMachine):
     def ended(
         self, asker: Asker, output: str | None, failure: Failure | None, late: bool
     ) -> tuple[list[Heard], list[Asker]]:
-        """Who hears what, and who is offered anew."""
+        """Replies that follow from an end, and entries that are offered anew."""
         heard: list[Heard] = []
         anew: list[Asker] = []
         for key in asker.leads:
@@ -183,7 +183,7 @@ class SharingLaws(RuleBasedStateMachine):
         return heard, anew
 
     def drop(self) -> set[QueuedEntry]:
-        """Those that nobody needs are gone; which of them would have run."""
+        """Drop entries that nobody needs; those of them that would have run."""
         idle = set()
         while gone := [asker for asker in self.alive() if not self.needed(asker)]:
             idle |= {asker.queued for asker in gone if asker.follows is None}
@@ -369,7 +369,9 @@ class SharingLaws(RuleBasedStateMachine):
             assert self.sharing.unwanted(asker.queued) == asker.left
 
     def teardown(self) -> None:
-        """Everybody hears once, but for who left; and when all that was kept is forgotten, nothing is remembered."""
+        """Check that every entry but the withdrawn ones heard once, and that nothing is remembered when all kept is
+        forgotten.
+        """
         self.full = False
         while running := self.running():
             self.finish(running[0], "fine", None)
@@ -386,7 +388,7 @@ def keyed(entry: Entry, share: DedupKey) -> FlightKey:
 
 
 def left_over(sharing: Dedup) -> dict[str, object]:
-    """What is remembered of anybody."""
+    """All that the flights remember."""
     state = vars(sharing)
     return {name: value for name, value in state.items() if (value if isinstance(value, Sized | int) else 0)}
 

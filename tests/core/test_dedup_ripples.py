@@ -1,4 +1,4 @@
-"""What follows for others when an entry that they share an answer with ends, is late or is called off."""
+"""Consequences for others when an entry that they share an answer with ends, is late or is cancelled."""
 
 from __future__ import annotations
 

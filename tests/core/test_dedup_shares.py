@@ -1,4 +1,4 @@
-"""Which answers a request may have in common with others, and what of them is of use later."""
+"""Dedup keys of a request, and the outcomes that are kept for later."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a batch leaves: `decide`, on every kind of rule."""
+"""Departures: `decide`, on every kind of rule."""
 
 from __future__ import annotations
 

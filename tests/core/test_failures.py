@@ -1,4 +1,4 @@
-"""What clients are told, word for word: they read it, and both brokers say it."""
+"""Failures, word for word: clients read them, and both brokers say them."""
 
 from __future__ import annotations
 

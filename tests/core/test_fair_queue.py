@@ -1,4 +1,4 @@
-"""Who rides: lanes that are fair, due lines in order, and the turns of the tiers."""
+"""Fair queueing: tier queues that are fair, deadline queues in order, and the turns of the tiers."""
 
 from __future__ import annotations
 
@@ -264,7 +264,7 @@ class TestDueLine:
 class TestTurns:
     @staticmethod
     def ride(depths: list[int], limit: int, share: float, arrived: Callable[[int, int], float]) -> list[int]:
-        """How many of each tier ride, where entry `n` of tier `t` came at `arrived(t, n)`."""
+        """Entries of each tier that ride, where entry `n` of tier `t` came at `arrived(t, n)`."""
         lanes = [TierQueue() for _ in depths]
         for tier, depth in enumerate(depths):
             for number in range(depth):
@@ -369,7 +369,7 @@ def test_what_is_served_before_an_entry_is_never_more_than_a_lane_says(steps: li
 
 
 def served_before(waiting: list[QueuedEntry], tenant: str, lane: TierQueue) -> int:
-    """How many of those that wait are in rounds up to the one in which the tenant's next entry would be."""
+    """Waiting entries in rounds up to the one in which the tenant's next entry would be."""
     own = max((queued.round for queued in waiting if queued.entry.tenant == tenant), default=0) + 1
     return sum(queued.round <= max(own, lane._next) for queued in waiting)
 

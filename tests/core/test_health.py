@@ -1,4 +1,4 @@
-"""How fresh a worker is."""
+"""Freshness of a worker."""
 
 from __future__ import annotations
 

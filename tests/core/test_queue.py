@@ -366,7 +366,7 @@ class TestFailing:
             assert (after.again, after.dead, after.spent, after.late) == (0, [], [], [])
 
     def test_an_outage_is_not_amplified(self) -> None:
-        """When every batch fails, retries end at the reserve and the share of first runs they may add."""
+        """Retries end at the reserve and the share of first runs they may add, although every batch fails."""
         queue, now, retries, firsts = make(max_batch=1), 0.0, 0, 0
         spent = []
         for number in range(400):

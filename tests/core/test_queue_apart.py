@@ -1,4 +1,4 @@
-"""What waits apart from the lanes of a queue: who gets in, what goes first, and what a search leaves behind."""
+"""Entries that wait apart from the tier queues: which get in, which go first, and what a search leaves behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a queue goes by when it lets an entry in, refuses it, or reports how busy its GPUs are."""
+"""Figures by which a queue admits an entry, refuses it, or reports how busy its GPUs are."""
 
 from __future__ import annotations
 

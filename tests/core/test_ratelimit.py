@@ -43,7 +43,7 @@ class Bucket:
 
 @dataclass
 class Verdict:
-    """What became of one request by one limit, and the number to remember."""
+    """Verdict of one limit on one request, and the number to remember."""
 
     allowed: bool
     tat: float
@@ -128,7 +128,7 @@ def test_a_thousand_a_minute_is_that() -> None:
 
 @given(st.lists(QUOTAS, min_size=1, max_size=3), GAPS)
 def test_several_limits_are_charged_all_or_none(quotas: list[Limit], gaps: list[int]) -> None:
-    """As each would judge by itself; of those it does not conform to, the one that takes longest is named."""
+    """Several limits judge as each would by itself. Of those exceeded, the one that takes longest is named."""
     limits = [Limit(f"u{place}", quota.name, quota.rate, quota.burst) for place, quota in enumerate(quotas)]
     tats: dict[str, float] = {}
     now = 100.0

@@ -1,4 +1,4 @@
-"""What is owed to limits, and what of it is remembered."""
+"""Debts of limits, and which of them are remembered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ledger keeps of a request."""
+"""Ledger records of requests."""
 
 from __future__ import annotations
 

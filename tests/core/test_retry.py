@@ -1,4 +1,4 @@
-"""What becomes of a batch that failed: who gets a further run, backoff, and the budgets."""
+"""Retries of a batch that failed: further runs, backoff, and the budgets."""
 
 from __future__ import annotations
 

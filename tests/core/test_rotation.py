@@ -1,4 +1,4 @@
-"""Which API keys may be added to those that are there."""
+"""Check of new API keys against those that are there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model costs and how much is asked of it, learnt from noisy data."""
+"""Cost and arrival rate of a model, learnt from noisy data."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ class Asked:
         self.connection.send(request(body, "/v1/inference", f"X-Request-Id: req_{self.id}", *fields))
 
     def answer(self) -> Answer:
-        """Its answer, which must be its own: its id, and the output of its input or a proper error."""
+        """Answer of the request, which must be its own: its id, and the output of its input or a proper error."""
         answer = self.connection.answer()
         assert answer.header["x-request-id"] == answer.json["request_id"] == f"req_{self.id}"
         if answer.status == 200:
@@ -170,7 +170,7 @@ class Asked:
         return answer
 
     def output(self) -> str:
-        """Its output; it must get one."""
+        """Output of the request, which must get one."""
         answer = self.answer()
         assert answer.status == 200, answer.body
         return str(answer.json["output"])
@@ -191,11 +191,11 @@ class Asked:
 
 
 class Gate:
-    """Where batches of the target `gates` wait: a FIFO that is closed when they may go on.
+    """Gate at which batches of the target `gates` wait: a FIFO that is closed when they may go on.
 
     Arguments:
-        folder: where the FIFO is made.
-        name: its name there.
+        folder: folder in which the FIFO is made.
+        name: name of the FIFO.
     """
 
     def __init__(self, folder: Path, name: str = "") -> None:

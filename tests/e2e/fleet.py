@@ -35,20 +35,20 @@ TARGET = "tests.targets.journal:Journaled"
 DEADLINE = 30.0
 """Seconds after which a patient gateway's requests are too late; as many as there may be."""
 PATIENT = ("--queue-timeout-ms", f"{DEADLINE * 1000:g}", "--request-timeout-ms", f"{DEADLINE * 1000:g}")
-"""Of a gateway that nothing is too late for."""
+"""Flags of a gateway for which nothing is too late."""
 HARDY = ("--gpu-timeout-ms", "30000", "--lease-ms", "60000")
-"""Of a worker whose batches may wait at a gate, and whose leases outlive whatever befalls it and the server."""
+"""Flags of a worker whose batches may wait at a gate, and whose leases outlive whatever befalls it and the server."""
 LEASE = 5.0
 """Seconds after which what a silent worker runs is given to another, where that is what matters. A machine that stands
 still for some seconds takes no lease away from a worker that lives."""
 FORGETFUL = ("--gpu-timeout-ms", "30000", "--lease-ms", f"{LEASE * 1000:g}")
-"""Of a worker that may be killed, or cut off, while a batch runs."""
+"""Flags of a worker that may be killed, or cut off, while a batch runs."""
 LATE = 10.0
 """Seconds that a busy machine may take for what is due."""
 CUT_OFF = {"the broker is out of reach"}
-"""What a process says that cannot reach the server for a while."""
+"""Log events of a process that cannot reach the server for a while."""
 AWAY = CUT_OFF | {"requests are refused until the broker is back"}
-"""What a gateway says when that takes longer."""
+"""Log events of a gateway when that takes longer."""
 SPARE = 16
 """Descriptors that a process may hold beyond those at its start: connections to the server are kept for the next call."""
 
@@ -201,14 +201,15 @@ class Fleet:
         return f"{self._ids[worker]}/gpu-0"
 
     def retries(self, cause: str) -> int:
-        """How many entries were queued again for this reason, as all processes together tell."""
+        """Entries that were queued again for this reason, as all processes together tell."""
         return int(sum(one.metrics().value("retries_total", cause=cause) for one in self.everybody()))
 
     # What is left.
 
     def kept(self) -> dict[str, int]:
-        """How much the server holds that it should not when nobody waits, by kind of key. What a gateway that is gone was
-        told last stays for a while."""
+        """Number of leftovers in the server when nobody waits, by kind of key. The last state of a vanished gateway
+        stays for a while.
+        """
         kept: Counter[str] = Counter()
         gone = [*self._gone, *self._left]
         dead = [id.encode() for id in gone]
@@ -223,11 +224,11 @@ class Fleet:
         return {kind: count for kind, count in kept.items() if count}
 
     def leases(self) -> int:
-        """How many batches run, as the server sees it."""
+        """Batches that run, as the server sees it."""
         return sum(self.redis.command("HLEN", key) for key in self.redis.command("KEYS", "headway:{default:*}:x"))
 
     def unread(self, gateway: Server) -> int:
-        """How many batches of answers wait for a gateway in the server."""
+        """Batches of answers that wait for a gateway in the server."""
         keys = self.redis.command("KEYS", f"headway:{{default:*}}:r:{self._ids[gateway]}")
         return sum(self.redis.command("XLEN", key) for key in keys)
 

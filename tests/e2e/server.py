@@ -56,8 +56,9 @@ HELD_UP = frozenset(
         "memory is scarce",
     )
 )
-"""What a process may say at any time, on a machine that is busy: it, or its child, is not run for seconds, or others take
-the memory."""
+"""Log events of any process on a machine that is busy: it, or its child, is not run for seconds, or others take the
+memory.
+"""
 
 _PUBLIC = re.compile(r"public +http://127\.0\.0\.1:(\d+)")
 _ADMIN = re.compile(r"admin +http://127\.0\.0\.1:(\d+)")
@@ -214,7 +215,9 @@ class Server:
         return letters
 
     def _shared(self, path: str) -> Any:
-        """What an admin route tells of what the broker knows; it does not wait long for that, so it is asked again."""
+        """Answer of an admin route from what the broker knows. The route does not wait long for that, so it is asked
+        again.
+        """
         return wait_until(lambda: answer if (answer := self.admin(path)).status == 200 else None).json
 
     def metrics(self) -> Metrics:
@@ -267,7 +270,7 @@ class Server:
         return self.process.wait(PATIENCE)
 
     def check_rest(self) -> None:
-        """Nothing is held, waits or runs, and the metrics tell of the same outcomes as the clients."""
+        """Check that nothing is held, waits or runs, and that the metrics tell of the same outcomes as the clients."""
         assert all(asked.outcome for asked in self.asked), "a request was neither answered nor left"
         wait_until(lambda: (health := self.health())["pending"] == health.get("queue_depth") == 0)
         seen = Counter(asked.outcome.lower() for asked in self.asked if asked.outcome not in AT_THE_DOOR)
@@ -290,7 +293,7 @@ class Server:
                 connection.close()
 
     def check_end(self, code: int = 0) -> None:
-        """It has ended as it should, said nothing alarming, and left nothing behind, on the wire or running."""
+        """Check that it has ended in order, logged nothing alarming, and left nothing behind, on the wire or running."""
         assert self.ended() == code, self.log_text()
         wait_until(lambda: not self.processes())
         self.check_wire()
@@ -306,7 +309,7 @@ class Server:
         wait_until(lambda: self.descriptors() <= self._descriptors)
 
     def descriptors(self) -> int:
-        """How many file descriptors it holds."""
+        """File descriptors that it holds."""
         return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))
 
     def processes(self) -> list[int]:

@@ -22,7 +22,7 @@ from tests.storage.test_sqlite_locks import descriptors, locks
 
 SERVICES = 2
 CONNECTIONS = 4
-"""Of a service: its ledger and its keys each read and write."""
+"""Connections of a service: its ledger and its keys each read and write."""
 WHO = ("--user", "alice", "--tenant", "acme", "--tier", "paid")
 _COUNT = "SELECT count(*) FROM headway_requests"
 _FLAGS = ("--keys", "ledger", "--user-rate", "0")
@@ -30,16 +30,16 @@ _FLAGS = ("--keys", "ledger", "--user-rate", "0")
 
 @dataclass
 class Seen:
-    """What a drill has seen so far.
+    """Observations of a drill so far.
 
     Attributes:
-        requests: that were answered.
-        kills: of services.
-        commands: that opened and closed the file.
+        requests: requests that were answered.
+        kills: services that were killed.
+        commands: commands that opened and closed the file.
         lost: rows that were there before a service was killed, and were not afterwards.
         damaged: whether SQLite found fault with the file at some time.
-        unlocked: times when a service that had the file open was found without SQLite's locks on it, or with a descriptor of
-            it beyond those of its connections.
+        unlocked: times when a service that had the file open was found without SQLite's locks on it, or with a
+            descriptor of it beyond those of its connections.
         unknown: live keys that a service refused for longer than PATIENCE.
         slowest: seconds until the last service refused a revoked key, at most.
     """

@@ -21,7 +21,7 @@ def throttle(gateway: Server) -> float:
 
 
 def usable(gateway: Server, healthy: int) -> float:
-    """What so many healthy workers should carry, once the throttle goes by that; 0 before."""
+    """Items per second that `healthy` workers should carry, once the throttle goes by that; 0 before."""
     answer = gateway.admin("/internal/fleet")
     for capacity in answer.json["capacities"] if answer.status == 200 else ():
         told = float(capacity["usable_per_second"])
@@ -73,7 +73,7 @@ def test_a_flood_of_the_lowest_tier_is_held_and_the_others_pass(tmp_path: Path) 
 
 
 def test_a_worker_whose_memory_runs_out_works_on_and_says_so(tmp_path: Path) -> None:
-    """Its process reads a machine's memory that the test has made up."""
+    """The worker's process reads a machine's memory that the test has made up."""
     meminfo = tmp_path / "machine" / "proc" / "meminfo"
     meminfo.parent.mkdir(parents=True)
 

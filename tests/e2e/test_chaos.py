@@ -1,4 +1,4 @@
-"""Everything at once, in an order that a seed decides: every request still comes to its own right end."""
+"""All faults at once, in an order that a seed decides: every request still comes to its own right end."""
 
 from __future__ import annotations
 

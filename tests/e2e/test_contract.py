@@ -30,7 +30,7 @@ UNLINKED = "--phases", "examples,coverage,fuzzing"
 
 
 def explore(server: Server, folder: Path, *flags: str) -> str:
-    """What schemathesis writes of the service, in which it finds nothing wrong."""
+    """Report of schemathesis on the service, in which it finds nothing wrong."""
     config, seen = folder / "schemathesis.toml", folder / "seen.har"
     config.write_text(CONFIG)
     command = [

@@ -88,7 +88,7 @@ def test_a_batch_whose_worker_process_is_killed_runs_again_and_its_host_lives_on
 def test_a_worker_killed_before_it_could_hand_in_its_answers_leaves_one_answer_to_each(
     tmp_path: Path, redis: RedisServer
 ) -> None:
-    """Its call is held up on the way, and comes after another worker has answered: that changes nothing."""
+    """The worker's call is held up on the way, and comes after another worker has answered: that changes nothing."""
     with ChaosProxy(redis.port) as network, fleet(tmp_path, redis, workers=1, worker_flags=FORGETFUL) as it:
         [gateway], [other] = it.gateways, it.workers
         it.expected |= CUT_OFF

@@ -45,7 +45,7 @@ def test_over_a_slow_network_all_is_answered(tmp_path: Path, redis: RedisServer,
 def test_a_gateway_that_hears_nothing_any_more_answers_by_the_deadline(
     tmp_path: Path, redis: RedisServer, network: ChaosProxy
 ) -> None:
-    """Its answers come when the network is back: they are nobody's by then."""
+    """Answers come when the network is back, and find no request any more."""
     with fleet(tmp_path, redis, workers=1) as it:
         it.expected |= AWAY
         other = it.gateways[0]

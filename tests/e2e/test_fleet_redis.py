@@ -174,7 +174,7 @@ def test_without_the_server_and_a_fallback_requests_are_refused_at_once(tmp_path
 def test_without_the_server_a_gateway_asks_its_fallback_so_many_batches_at_once_and_no_more(
     tmp_path: Path, durable: RedisServer
 ) -> None:
-    """What was in the queue is taken back: when the server returns it has been answered, and does not run again."""
+    """Queued requests are taken back: when the server returns they have been answered, and do not run again."""
     fallback = ("--fallback", TARGET, "--fallback-concurrency", "1", *PATIENT)
     with fleet(tmp_path, durable, workers=1, gateway_flags=fallback, patience=BRIEF) as it:
         it.expected |= CUT_OFF | {"direct mode until the broker is back"}

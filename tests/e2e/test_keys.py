@@ -17,12 +17,12 @@ from tests.servers.postgres import SharedPostgres
 KNOWN_WITHIN = 5.0
 """Seconds after which every gateway must know that a key was revoked, unless its machine is held up."""
 UNLIMITED = ("--user-rate", "0")
-"""For who asks again and again until something is known."""
+"""Flags for clients that ask again and again until something is known."""
 WHO = ("--user", "alice", "--tenant", "acme", "--tier", "paid")
 
 
 def keys(folder: Path, *arguments: str) -> str:
-    """What `headway keys …` prints."""
+    """Output of `headway keys …`."""
     done = run(["keys", *arguments], folder)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

@@ -18,7 +18,7 @@ from tests.servers.postgres import PostgresServer, SharedPostgres
 from tests.servers.redis import SharedServers
 
 AWAY = {"the ledger is out of reach"}
-"""What a process says whose database does not answer in time, as on a disk that is busy."""
+"""Log events of a process whose database does not answer in time, as on a disk that is busy."""
 COUNT = "SELECT count(*) FROM headway_requests"
 LEAST = 100
 """Least rows that `--ledger-buffer` makes room for."""
@@ -113,7 +113,7 @@ def test_a_database_that_stands_still_or_is_killed_fails_no_request(tmp_path: Pa
         return int(own.query(COUNT, url=url)[0][0])
 
     def written() -> int:
-        """How many rows there are; 0 as long as the service may not know that it has written them."""
+        """Rows of the ledger; 0 as long as the service may not know that it has written them."""
         busy = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'headway' AND state <> 'idle'"
         found = rows()
         return 0 if own.query(busy)[0][0] else found

@@ -27,7 +27,7 @@ class Movement:
         self.after = before
 
     def of(self, name: str, **labels: str) -> float:
-        """How much the samples have grown."""
+        """Growth of the samples."""
         return self.after.value(name, **labels) - self.before.value(name, **labels)
 
 
@@ -93,7 +93,7 @@ def refusals_move(server: Server) -> None:
 
 
 def departures_move(server: Server, folder: Path) -> None:
-    """Those who leave, and those who may not wait so long as the queue is."""
+    """Requests whose clients leave, and requests that may not wait so long as the queue is."""
     with watched(server) as moved:
         gate = Gate(folder)
         leaving = server.ask(gate.text())

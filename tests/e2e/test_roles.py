@@ -39,7 +39,7 @@ def leader(server: Server) -> str:
 
 
 def shown(server: Server, folder: Path, *arguments: str) -> str:
-    """What a command shows once it finds that the process serves."""
+    """Output of a command once it finds that the process serves."""
 
     def output() -> str:
         ended = run_cli(server, folder, *arguments)
@@ -112,7 +112,7 @@ def test_top_shows_what_changes_until_ctrl_c(tmp_path: Path, redis: RedisServer)
 
 
 def _rest(descriptor: int) -> bytes:
-    """All that is written until the other end is closed."""
+    """Bytes that are written until the other end is closed."""
     rest = b""
     try:
         while data := os.read(descriptor, 65536):

@@ -1,4 +1,4 @@
-"""What is secret is seen nowhere: keys, tokens and inputs are looked for in all that a service says and writes."""
+"""Secrets are seen nowhere: keys, tokens and inputs are searched in all that a service says and writes."""
 
 from __future__ import annotations
 

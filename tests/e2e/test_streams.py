@@ -1,4 +1,4 @@
-"""Nobody takes what the service prints and logs: it serves on, and ends as it should."""
+"""A service whose prints and log nobody takes serves on, and ends in order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Where = Callable[[], AbstractContextManager[int]]
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    """One that nobody else is given."""
+    """Port that no other test is given."""
     held = Port()
     yield held.number
     held.close()

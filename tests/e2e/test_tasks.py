@@ -21,7 +21,7 @@ def ask(connection: Connection, text: str, *fields: str) -> Answer:
 
 
 def task(connection: Connection, text: str, *fields: str) -> str:
-    """Where to ask for a new task."""
+    """Path of a new task's outcome."""
     answer = ask(connection, text, ASYNC, *fields)
     assert answer.status == 202, answer.body
     assert answer.json == {"task_id": answer.header["x-request-id"], "status": "PENDING"}

@@ -67,7 +67,7 @@ class Stage:
 
 
 class Adversaries(RuleBasedStateMachine):
-    """What the two may do. Each history begins with tenants' state left by the one before, so names are fresh."""
+    """Steps of the two tenants. Each history begins with tenants' state left by the one before, so names are fresh."""
 
     stage: Stage
     histories = 0
@@ -85,7 +85,7 @@ class Adversaries(RuleBasedStateMachine):
         self.turn = 0
 
     def send(self, tenant: str, method: str, path: str, body: bytes = b"", **fields: str) -> Answer:
-        """By either key of the tenant, through either gateway, in turn."""
+        """Send a request by either key of the tenant, through either gateway, in turn."""
         stage, self.turn = self.stage, self.turn + 1
         key = stage.keys[tenant][self.turn % 2]
         port = stage.ports[self.turn // 2 % len(stage.ports)]
@@ -177,7 +177,7 @@ class Adversaries(RuleBasedStateMachine):
 
     @invariant()
     def others_keep_what_is_theirs(self) -> None:
-        """What one did has taken nothing from the other."""
+        """Check that one tenant has taken nothing from the other."""
         if self.turn % 5 != 0:
             return
         for tenant in TENANTS:

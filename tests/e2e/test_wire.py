@@ -24,7 +24,7 @@ def few_descriptors() -> None:
 
 
 def fate(connection: Connection) -> str:
-    """What becomes of a client, which stays: `200`, `503`, or `cut`."""
+    """Fate of a client, which stays: `200`, `503`, or `cut`."""
     try:
         connection.send(request(BODY))
         return str(connection.answer().status)

@@ -26,15 +26,15 @@ _rest = threading.Event()
 
 
 class Troubles:
-    """What befalls a fleet.
+    """Faults that befall a fleet.
 
     Arguments:
         it: the fleet.
         redis: its server; writes are on disk before they are answered, and DEBUG is allowed.
-        proxy: between them.
-        doors: to its gateways; follows what becomes of these.
-        history: where faults are noted.
-        seed: of the dice.
+        proxy: proxy between them.
+        doors: addresses of its gateways, with their fates.
+        history: history in which faults are noted.
+        seed: seed of the random choices.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Troubles:
         self._rng = random.Random(f"troubles {seed}")
 
     def make(self, names: Sequence[str], seconds: float) -> None:
-        """One of these after the other, in order and again, for so long; each is over before the next begins."""
+        """Make faults one after the other, in order and again, for `seconds`; each is over before the next begins."""
         end = time.monotonic() + seconds
         while True:
             for name in names:

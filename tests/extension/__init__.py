@@ -1,1 +1,1 @@
-"""What docs/architecture.md says of additions, tried."""
+"""Additions as docs/architecture.md describes them, tried."""

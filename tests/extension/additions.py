@@ -9,10 +9,10 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Addition:
-    """Everything that one addition touches.
+    """Files and lines that one addition touches.
 
     Attributes:
-        kind: what is added, as the table names it.
+        kind: kind of the addition, as the table names it.
         files: the new files and their texts.
         lines: file, a text that is there once, and what takes its place.
         words: the same for documents and lists in tests.

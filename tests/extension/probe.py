@@ -36,7 +36,7 @@ def asked(port: int, path: str, body: dict[str, str] | None = None) -> tuple[int
 
 
 def shown(*arguments: str) -> str:
-    """What a command prints."""
+    """Output of a command."""
     text = io.StringIO()
     with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
         cli.main(arguments)
@@ -44,7 +44,7 @@ def shown(*arguments: str) -> str:
 
 
 def refusal(**flags: str) -> str:
-    """Why settings are refused."""
+    """Reason for which settings are refused."""
     try:
         load(flags, {})
     except SettingError as exc:

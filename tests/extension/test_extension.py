@@ -60,14 +60,14 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def seen(house: Path) -> dict[str, Any]:
-    """What a process with every addition shows."""
+    """Answers of a process with every addition."""
     found: dict[str, Any] = json.loads(in_it(house, "-m", "tests.extension.probe").splitlines()[-1])
     assert Path(found["where"]).is_relative_to(house)
     return found
 
 
 def rows() -> dict[str, tuple[set[str], set[str]]]:
-    """Of each kind in the table: places to touch, and places to say so."""
+    """Rows of the table, by kind: places to touch, and places to say so."""
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     found = re.findall(r"^\| an? ([a-z]+) \| (.*) \| (.*)\|$", text, re.MULTILINE)
     return {kind: (places(touch), places(say)) for kind, touch, say in found}

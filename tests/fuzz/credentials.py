@@ -1,4 +1,4 @@
-"""What says who asks: keys, tokens, key sets, and the files that name who is believed."""
+"""Authentication: keys, tokens, key sets, and the files that name trusted issuers."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ TOML_WORDS = (
 
 
 def check_key(data: bytes) -> None:
-    """What is taken for a key has the one form that a key can have."""
+    """Check that a parsed key has the one form that a key can have."""
     found = credential.parse(data)
     if found is not None:
         id, secret = found
@@ -120,7 +120,7 @@ def check_key(data: bytes) -> None:
 
 
 def check_token(data: bytes) -> None:
-    """Nobody is let in with anything but a genuine token."""
+    """Check that only a genuine token lets anybody in."""
     try:
         caller = _EITHER.identify(data)
     except RequestError as exc:

@@ -28,7 +28,7 @@ _VALUES: tuple[Any, ...] = (
 
 @dataclass(frozen=True)
 class Codec:
-    """How trees of values become bytes and come out of them."""
+    """Codec between trees of values and bytes."""
 
     read: Callable[[bytes], Any]
     write: Callable[[Any], bytes]

@@ -19,14 +19,14 @@ from tests.fuzz.mutation import Codec, Mutator
 
 @dataclass(frozen=True)
 class Parser:
-    """What is fuzzed.
+    """Parser that is fuzzed.
 
     Attributes:
-        name: what it reads.
+        name: name of its input.
         check: feeds it one input.
         seeds: good inputs.
         words: pieces that mean something to it.
-        codec: how they are read, if they are trees of values.
+        codec: codec of its inputs, if they are trees of values.
     """
 
     name: str
@@ -48,10 +48,10 @@ REPLY = Codec(wire.unpacked_fields, wire.packed_fields)
 
 
 def parsers(folder: Path) -> list[Parser]:
-    """All of them.
+    """Parsers that are fuzzed.
 
     Arguments:
-        folder: for those that read files.
+        folder: folder for those that read files.
     """
     issuers, keys = credentials.Files(folder / "issuers.toml"), credentials.Files(folder / "keys.toml")
     return [

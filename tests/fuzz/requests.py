@@ -1,4 +1,4 @@
-"""What comes from clients: heads, header values, and bodies."""
+"""Input of clients: heads, header values, and bodies."""
 
 from __future__ import annotations
 
@@ -220,6 +220,6 @@ def _check_text(text: str, settings: Settings) -> None:
 
 
 def _check_error(exc: RequestError) -> None:
-    """What a client reads fits into one answer."""
+    """Check that the text of an error fits into one answer."""
     assert len(exc.message) < 1000
     exc.message.encode()

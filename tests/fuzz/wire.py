@@ -1,4 +1,4 @@
-"""What is read out of Redis: written by our own, or by a release to come, or by nobody who is meant to."""
+"""Data read out of Redis: written by this release, or by a release to come, or by something foreign."""
 
 from __future__ import annotations
 

@@ -59,10 +59,10 @@ PATIENCE = 30.0
 """Seconds after which a test that hangs is given up."""
 INSTANT = 1000.0
 KEPT_LIMITS = KeptLimits.of(400_000, 100_000)
-"""When everything happens at the door."""
+"""Budgets with which every case of kept outcomes happens."""
 
 Keys = Mapping[str, Mapping[str, Any]]
-"""By the text of a key: what is known of its caller, as `make_caller` takes it; user, tenant and tier may be left out."""
+"""Principals' data by the text of a key, as `make_caller` takes it; user, tenant and tier may be left out."""
 
 
 class Bearers:
@@ -250,11 +250,11 @@ class Client:
 
 @dataclass
 class Stand:
-    """What a test works with.
+    """Tools that a test works with.
 
     Attributes:
         runs: inputs that reached the worker of a whole service.
-        go: cleared, its batches wait before they run.
+        go: event without which its batches wait before they run.
     """
 
     door: Listener

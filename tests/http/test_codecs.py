@@ -179,7 +179,7 @@ def test_a_message_that_is_no_unicode_is_escaped() -> None:
 
 
 def reading(**settings: Any) -> Callable[[str], str]:
-    """What the model gets of an input under these settings, whichever way it comes."""
+    """Input as the model gets it under these settings, whichever way it comes."""
     shapes = native(Settings(**settings))
 
     def read(text: str) -> str:

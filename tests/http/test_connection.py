@@ -1,4 +1,4 @@
-"""What a connection may cost: limits, framing, deadlines, slow and departing clients, uvicorn's seam."""
+"""Cost of a connection: limits, framing, deadlines, slow and departing clients, uvicorn's seam."""
 
 from __future__ import annotations
 

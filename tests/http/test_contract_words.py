@@ -23,7 +23,7 @@ WORDS = {
     "minItems maxItems minLength maxLength minProperties maxProperties minimum maximum additionalProperties propertyNames "
     "default",
 }
-"""What each kind of object may say; a reader ignores any other word."""
+"""Words that each kind of object may have; a reader ignores any other word."""
 METHODS = ("get", "post", "delete")
 PLACES = ("path", "query", "header")
 TYPES = {"string", "integer", "number", "boolean", "object", "array", "null"}

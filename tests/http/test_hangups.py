@@ -35,7 +35,7 @@ async def pending(stand: Stand) -> Client:
 
 
 async def far_ahead(stand: Stand) -> Client:
-    """One that has sent so much more that nothing is read from it."""
+    """Client that has sent so much more that nothing is read from it."""
     client = await pending(stand)
     await client.send(AHEAD)
     (connection,) = stand.door._connections()
@@ -84,7 +84,7 @@ def test_the_departure_of_a_client_is_seen_while_nothing_is_read_from_it(how: st
 
 @pytest.mark.parametrize("number", [1, 30, 90])
 def test_who_stays_gets_every_answer_in_order(number: int) -> None:
-    """Some are held, some far ahead, some not read yet."""
+    """Clients whose input is held, is far ahead, or is not read yet."""
 
     async def main(stand: Stand) -> None:
         client = await pending(stand)

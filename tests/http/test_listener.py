@@ -36,7 +36,7 @@ def admin_door(app: ASGIApp, **settings: Any) -> Listener:
 
 
 def behind_app(app: ASGIApp, request: bytes) -> Answer:
-    """What an open admin door with this app behind it answers to one request."""
+    """Answer of an open admin listener with this app behind it to one request."""
     answers: list[Answer] = []
 
     async def main(door: Listener, client: Client) -> None:

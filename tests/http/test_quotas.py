@@ -1,4 +1,4 @@
-"""What one client may cost the others: rates that are looked at early, bytes of bodies, and connections."""
+"""Cost of one client for the others: rates that are checked early, bytes of bodies, and connections."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def quotas(stand: Stand) -> Quotas:
 
 
 def none_is_held(stand: Stand) -> None:
-    """Nothing was lost or made of the budgets."""
+    """Check that nothing was lost or made of the budgets."""
     held = quotas(stand)
     assert held._connections.free == stand.settings.max_connections
     assert held._bodies.free == stand.settings.max_bodies_mb * MEBIBYTE

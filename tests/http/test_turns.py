@@ -1,4 +1,4 @@
-"""Whose turn it is, when some connections have sent many requests at once."""
+"""Turns of connections that have sent many requests at once."""
 
 from __future__ import annotations
 

@@ -79,13 +79,13 @@ def issuer(algorithm: str = "ES256", jwks: str = "https://login.example.com/jwks
 
 
 class Publisher:
-    """What a server for key sets answers, and how often it was asked.
+    """Server for key sets, with its answers and the number of requests.
 
     Attributes:
         body, status, header: the answer.
         asked: paths of all requests.
         gate: closed, it holds answers back.
-        url: where it is.
+        url: its address.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""How the ring reads its store: changes first and always, all keys apart, on virtual time."""
+"""Readings of the store by the cache: changes first and always, all keys apart, on virtual time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a file of issuers may say."""
+"""Files of issuers: the forms that are accepted."""
 
 from __future__ import annotations
 

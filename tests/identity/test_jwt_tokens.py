@@ -1,4 +1,4 @@
-"""Who asks, by token: what is taken, what is refused, and what becomes of it with time."""
+"""Authentication by token: what is accepted, what is refused, and what becomes of it with time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is asked, with issuers named and not."""
+"""Identities of a process, with issuers named and not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a file of keys must say, and how it is written."""
+"""Files of keys: the forms that are accepted, and how they are written."""
 
 from __future__ import annotations
 

@@ -28,14 +28,14 @@ def id_of(name: str) -> str:
 
 
 def digest_of(name: str) -> bytes:
-    """What is kept of the secret of the key called so."""
+    """Stored digest of the secret of key `name`."""
     found = parse(key_of(name).encode())
     assert found is not None
     return digest(found[1])
 
 
 def entry(name: str, user: str = "ada", tenant: str = "acme", tier: str = "paid", more: str = "") -> str:
-    """How the key called so stands in a file of keys."""
+    """Entry of key `name` in a file of keys."""
     return (
         f'[[keys]]\nid = "{id_of(name)}"\nsha256 = "{digest_of(name).hex()}"\nuser = "{user}"\ntenant = "{tenant}"\n'
         f'tier = "{tier}"\n{more}\n'

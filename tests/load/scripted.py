@@ -67,7 +67,7 @@ class Exchange(asyncio.Protocol):
 
 
 class Scripted:
-    """What the server saw: every `Call`, and every connection."""
+    """Events that the server saw: every `Call`, and every connection."""
 
     def __init__(self, script: Script, hangs_up: bool) -> None:
         self.script, self.hangs_up = script, hangs_up

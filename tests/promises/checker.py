@@ -86,12 +86,12 @@ def _may_rerun(history: History, since: float, until: float) -> bool:
 
 
 def text_of(output: str) -> str:
-    """What the model function was asked for, as an output tells it."""
+    """Input of the model function, as an output tells it."""
     return output.rpartition("|")[0]
 
 
 def mark_of(output: str) -> str:
-    """Which place in which run an output is of."""
+    """Run of an output, and its place in that run."""
     return output.rpartition("|")[2]
 
 
@@ -148,7 +148,7 @@ def _search(search: Search[Standing] | Search[Flight], under: Sequence[Operation
 
 
 def _promise(blamed: Operation, under: Sequence[Operation]) -> str:
-    """What is most likely broken, in the words of the promises."""
+    """Promise that is most likely broken, in its own words."""
     before = [one for one in under if one is not blamed and one.called < (blamed.returned or 0.0)]
     if blamed.turned_down:
         return "turned down in place of what is kept"
@@ -177,7 +177,7 @@ def _story(under: Sequence[Operation], blamed: Operation) -> str:
 
 
 class _Runs:
-    """What ran, beside what was asked and answered."""
+    """Runs, beside the requests and answers."""
 
     def __init__(self, history: History) -> None:
         self._history = history
@@ -218,7 +218,7 @@ class _Runs:
                 yield Violation("answer to another request", f"{one}\n    {owner}")
 
     def _rejections(self) -> Iterator[Violation]:
-        """Nothing is answered as rejected that never ran."""
+        """Inputs that are answered as rejected and never ran."""
         for one in self._history.operations:
             if one.kind not in ASKS or one.code != "REJECTED_BY_MODEL" or one.returned is None:
                 continue
@@ -248,14 +248,14 @@ class _Runs:
                     yield Violation("second run under a key", f"{tenant} {key}: runs {runs}; {story}")
 
     def _deleted(self, asking: Sequence[Operation], before: float) -> list[Operation]:
-        """What may have deleted tasks of these: while a task is under way, its key is forgotten with it."""
+        """Operations that may have deleted tasks of these. While a task is under way, its key is forgotten with it."""
         tasks = {(one.tenant, one.id) for one in asking if one.kind is Kind.TASK and one.id}
         return [
             one for one in self._forgets if (one.tenant, one.id) in tasks and one.status != 404 and one.called < before
         ]
 
     def _departed(self) -> Iterator[Violation]:
-        """What was not sent whole never runs; what was deleted in time does not begin to."""
+        """Runs of requests that were not sent whole, or that were deleted in time."""
         texts = Counter(one.text for one in self._history.operations if one.kind in ASKS)
         deleted: dict[tuple[str, str], list[Operation]] = defaultdict(list)
         for one in self._history.operations:
@@ -279,7 +279,7 @@ class _Runs:
 
 
 class _Groups:
-    """Who may be answered by one run: the same id, the same key, or identical requests where these are shared."""
+    """Groups of requests that one run may answer: one id, one key, or identical requests where these are shared."""
 
     def __init__(self, history: History) -> None:
         self._parents: dict[object, object] = {}
@@ -302,7 +302,7 @@ class _Groups:
         return _name(one) in self._parents
 
     def first_call(self, one: Operation) -> float:
-        """When the first of those was asked who may be answered with this."""
+        """Instant of the first request that may share the answer of `one`."""
         return self._first[self._root(_name(one))]
 
     def _join(self, one: object, other: object, called: float) -> None:

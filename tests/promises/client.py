@@ -18,7 +18,7 @@ _RESET = struct.pack("ii", 1, 0)
 
 
 class Standing(Enum):
-    """Where a gateway stands, in the eyes of its clients."""
+    """State of a gateway, in the eyes of its clients."""
 
     OPEN = "open"
     ENDING = "ending"
@@ -44,7 +44,7 @@ class Door:
 
 
 class Point(Enum):
-    """How far a client gets with a request before it leaves."""
+    """Points of a request at which a client leaves."""
 
     HEAD = "within the head"
     BODY = "within the body"
@@ -55,7 +55,9 @@ class Point(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """When and how a client leaves: by closing (`close`), by a reset (`reset`), or by ending its side (`half`)."""
+    """Departure of a client: its point, and its way, by closing (`close`), a reset (`reset`), or ending its side
+    (`half`).
+    """
 
     point: Point = Point.END
     way: str = "close"
@@ -107,7 +109,7 @@ class Connection(asyncio.Protocol):
             self._transport.write(data)
 
     def expect(self) -> None:
-        """From now on an answer is due."""
+        """Expect an answer from now on."""
         self.head, self.body = self._loop.create_future(), self._loop.create_future()
         for future in (self.head, self.body):
             future.add_done_callback(lambda done: done.cancelled() or done.exception())

@@ -32,11 +32,11 @@ WEIGHTS = {
     "ask": 26, "task": 16, "poll": 18, "wait": 6, "forget": 4, "reuse": 8, "keyed": 6, "again": 10, "common": 8,
     "foreign": 3, "knock": 1,
 }  # fmt: skip
-"""How often clients do what, relative to each other."""
+"""Weights of the clients' operations, relative to each other."""
 LEAVES = {Point.HEAD: 1, Point.BODY: 1, Point.WAIT: 10, Point.ANSWER: 2, Point.END: 90}
 WAYS = ("close", "reset", "half")
 RECENT = 60
-"""So many ids and keys of each tenant may be used again."""
+"""Most ids and keys of each tenant that may be used again."""
 MOST_USES = 7
 """Times that an id or a key is used, so that its history can be judged."""
 KEYED_POISON = 8.0

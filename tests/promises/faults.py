@@ -1,4 +1,4 @@
-"""What each fault may cost. Whatever is not said here is promised in spite of it.
+"""Costs of each fault. A promise that no cost excuses holds in spite of the fault.
 
 A fault never excuses an answer that belongs to another request or another tenant.
 """
@@ -13,13 +13,13 @@ REDO_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a fault may cost.
+    """Cost of a fault.
 
     Attributes:
-        loses: acknowledged state: a task may be unknown (404) or pending once more, a key or a kept answer be forgotten, a
-            deleted task be back if a gateway still held it.
+        loses: acknowledged state: a task may be unknown (404) or pending once more, a key or a kept answer be
+            forgotten, a deleted task be back if a gateway still held it.
         reruns: an input that ran may run again, also under an idempotency key.
-        says: why, for people.
+        says: reason, for people.
     """
 
     loses: bool
@@ -50,17 +50,17 @@ COSTS = {
     "connections cut": Cost(False, True, "calls are repeated; a worker that is cut off may lose its lease"),
     "connections slow": Cost(False, True, "as above"),
 }
-"""By name of the fault."""
+"""Costs by name of the fault."""
 
 
 @dataclass(slots=True)
 class Fault:
-    """Something that was done to the service.
+    """Fault of the service.
 
     Attributes:
-        what: one of COSTS.
-        began: when.
-        ended: when the service was whole again; None: not yet.
+        what: name of the fault, one of COSTS.
+        began: instant of its beginning.
+        ended: instant at which the service was whole again; None: not yet.
         whom: name of the process.
     """
 
@@ -71,5 +71,5 @@ class Fault:
 
     @property
     def cost(self) -> Cost:
-        """What it may cost."""
+        """Cost of this fault."""
         return COSTS[self.what]

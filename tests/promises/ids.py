@@ -116,7 +116,7 @@ class Id:
             yield ABSENT if known else state, DONE
 
     def _submit(self, state: Standing, asked: Operation) -> Iterator[Step[Standing]]:
-        """What a submission meets."""
+        """Steps of a submission at its arrival."""
         status, open_ = asked.status, asked.ends is None
         if open_ or (400 <= status < 500 and status not in (404, 409, 422)):
             yield state, DONE  # It was refused, or never arrived.
@@ -143,7 +143,7 @@ class Id:
             yield state._replace(outcome=asked.outcome), DONE
 
     def _wait(self, state: Standing, asked: Operation, progress: str) -> Iterator[Step[Standing]]:
-        """What becomes of a submission that is or was the id's."""
+        """Steps of a submission that is or was the id's."""
         own = state.owner == asked.number
         if asked.kind is Kind.ASK:
             yield from self._wait_for_answer(state, asked, progress, own)

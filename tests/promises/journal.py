@@ -1,4 +1,4 @@
-"""What the model function `tests/targets/marked.py` wrote down."""
+"""Journal that the model function `tests/targets/marked.py` wrote."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from tests.promises.search import CALLED, DONE, Step
 
 JOINED = "joined"
 KEPT = ("=", "!REJECTED_BY_MODEL")
-"""How outcomes begin that are kept under a key."""
+"""Beginnings of outcomes that are kept under a key."""
 
 
 class Flight(NamedTuple):

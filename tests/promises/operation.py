@@ -1,4 +1,4 @@
-"""What is known of a history: operations of clients, runs of the model function, faults.
+"""Records of a history: operations of clients, runs of the model function, faults.
 
 All instants are seconds of the host's monotonic clock, which clients and model functions share.
 """
@@ -16,11 +16,13 @@ INDEFINITE = frozenset((500, 503, 504))
 
 
 BAD = ("reject", "poison")
-"""How inputs begin that the model function rejects: the first fail by themselves, the others with all that ride with them."""
+"""Beginnings of inputs that the model function rejects: the first fail by themselves, the others with all that ride
+with them.
+"""
 
 
 class Kind(Enum):
-    """What a client did."""
+    """Kinds of operations."""
 
     ASK = "asks"
     TASK = "hands over"
@@ -74,12 +76,12 @@ class Operation:
 
     @property
     def ends(self) -> float | None:
-        """When its effect is sure to have come, or not to come; None: never."""
+        """Instant by which its effect is sure to have come, or not to come; None: never."""
         return None if self.status in INDEFINITE else self.returned
 
     @property
     def outcome(self) -> str:
-        """What came of the run as it is told here, in one word; empty if this tells nothing of it."""
+        """Outcome of the run in one word, as it is told here; empty if this tells nothing of it."""
         if self.output is not None:
             return f"={self.output}"
         told = self.kind is Kind.POLL and self.status == 200 and self.code
@@ -110,13 +112,13 @@ class Run:
 
 @dataclass(slots=True)
 class History:
-    """All that was noted.
+    """Notes of a whole history.
 
     Attributes:
-        operations: of all clients.
-        runs: of the model function.
-        faults: what was done to the service.
-        shares: identical requests of a tenant may get one answer (`--cache`, `--collapse`).
+        operations: operations of all clients.
+        runs: runs of the model function.
+        faults: faults of the service.
+        shares: whether identical requests of a tenant may get one answer (`--cache`, `--collapse`).
         unasked: bytes that came when no answer was due, in words.
     """
 

@@ -15,7 +15,7 @@ from typing import Generic, Protocol, TypeVar
 from tests.promises.operation import Operation
 
 CALLED, DONE = "called", "done"
-"""How far an operation has come, at first and in the end; what is between is the object's."""
+"""Progress of an operation at first and in the end; the object names what is between."""
 MOST = 50_000
 """Configurations beyond which a history is too complex to be judged."""
 
@@ -25,7 +25,7 @@ Step = tuple[State, str]
 
 
 class Object(Protocol[State]):
-    """What operations act on."""
+    """Object that operations act on."""
 
     @property
     def initial(self) -> State:
@@ -33,11 +33,11 @@ class Object(Protocol[State]):
         ...
 
     def steps(self, state: State, operation: Operation, progress: str) -> Iterable[Step[State]]:
-        """What an operation may do next, given the answer that it got, or any that it may have got."""
+        """Next steps of an operation, given the answer that it got, or any that it may have got."""
         ...
 
     def turns(self, state: State) -> Iterable[State]:
-        """What may become of the state by itself."""
+        """States into which a state may turn by itself."""
         ...
 
 
@@ -79,7 +79,7 @@ class Search(Generic[State]):
     def _closed(
         self, found: set[tuple[State, frozenset[tuple[int, str]]]]
     ) -> set[tuple[State, frozenset[tuple[int, str]]]]:
-        """All that may have come of these by now."""
+        """States that may have come of these by now."""
         closed, open_ = set(found), list(found)
         while open_:
             state, under_way = open_.pop()

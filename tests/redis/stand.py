@@ -1,4 +1,4 @@
-"""What the tests of the Redis broker stand on: processes of one fleet, in real time or on virtual time."""
+"""Stand of the Redis broker's tests: processes of one fleet, in real time or on virtual time."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Stand(RedisHarness):
             yield
 
     def keys(self, model: str = "m", shard: int = 0) -> set[str]:
-        """What a queue is made of now, without its prefix."""
+        """Keys of a queue now, without the prefix."""
         prefix = self.key("", shard, model)
         return {key.decode().removeprefix(prefix) for key in self.server.command("KEYS", f"{prefix}*")}
 
@@ -90,11 +90,11 @@ class Stand(RedisHarness):
         return self.key(f"b:{self._links[0].process}")
 
     def held(self, model: str = "m") -> list[int]:
-        """How many payloads each shard holds."""
+        """Payloads that each shard holds."""
         return [self.server.command("HLEN", self.key("p", shard, model)) for shard in range(self.shards)]
 
     def idle(self, shard: int = 0) -> int:
-        """How many slots wait for the bell of a shard."""
+        """Slots that wait for a wake-up of a shard."""
         found: int = self.server.command("ZCARD", self.key("i", shard))
         return found
 
@@ -107,9 +107,9 @@ class Stand(RedisHarness):
 TIMEOUT = 0.4
 """Longest time for a call while a server is silent on purpose, in real seconds."""
 GRACE = 2.0
-"""How much later a timeout may be seen, in seconds in which this process was not kept from running."""
+"""Seconds by which a timeout may be seen late, in which this process was not kept from running."""
 TICK = 0.02
-"""What a pause in which it was counts for at most, in seconds."""
+"""Most seconds that a pause in which it was counts for."""
 
 T = TypeVar("T")
 

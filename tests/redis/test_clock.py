@@ -1,4 +1,4 @@
-"""Somebody sets the server's clock: nothing is held up, and nothing is remembered wrongly for long."""
+"""Changes of the server's clock: nothing is held up, and nothing is remembered wrongly for long."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ async def test_slots_that_are_gone_do_not_count_although_the_clock_was_put_back(
 
 @story
 async def test_failed_batches_run_again_although_the_clock_was_put_back(harness: Stand) -> None:
-    """There is a budget for that, which fills with time."""
+    """The retry budget fills with time."""
     for _ in range(3):
         await harness.broker.enqueue([ask(id="a")])
         await harness.broker.release(await harness.claim(), failed())

@@ -45,13 +45,13 @@ def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture
 def clock() -> Steady:
-    """Of the servers: slots that do not beat for a moment would have no home any more."""
+    """Clock of the servers: slots without a heartbeat for a moment would have no home any more."""
     return Steady()
 
 
 @pytest.fixture
 def cluster(running: ClusterSetup, monkeypatch: pytest.MonkeyPatch) -> ClusterSetup:
-    """With nothing in it. Workers are counted each time: nobody should have to wait for the next census."""
+    """Empty cluster. Workers are counted each time, so that no test waits for the next census."""
     monkeypatch.setattr(shard_router, "CENSUS_AGE", 0.0)
     for server in running.servers:
         server.command("FLUSHALL")
@@ -174,7 +174,7 @@ async def test_a_slot_on_its_way_is_left_alone_until_it_has_arrived(cluster: Clu
 
 @real
 async def test_another_node_in_the_place_of_one_that_is_silent_is_found(cluster: ClusterSetup, clock: Steady) -> None:
-    """As after a failover, of which the old primary says nothing."""
+    """A failover happens, of which the old primary says nothing."""
     async with brokers(cluster.url, shards=SHARDS, clock=clock) as [broker]:
         await beaten(broker)
         source, target = nodes_of(cluster)[2], cluster.servers[0]

@@ -1,4 +1,4 @@
-"""Which node of a cluster is asked, by the map that its nodes tell."""
+"""Nodes of a cluster that are asked, by the map that its nodes tell."""
 
 from __future__ import annotations
 

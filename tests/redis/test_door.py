@@ -1,4 +1,4 @@
-"""What the adapter demands of a server before it uses it, and what it says when that is not so."""
+"""Demands of the adapter on a server before it uses it, and its words when they are not met."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.servers.tls import PASSWORD, Authority, TlsServer
 
 
 def refusal(url: str) -> SettingError:
-    """Why a server is not taken; the password is told to nobody."""
+    """Error for a server that is refused; it never shows the password."""
 
     async def act() -> None:
         async with opened(url):

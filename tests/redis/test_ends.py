@@ -1,4 +1,4 @@
-"""Everything that is stored in the server has an end, so that nothing of a fleet whose last process is gone stays for ever."""
+"""Ends of all that is stored in the server, so that nothing of a fleet whose last process is gone stays for ever."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ async def test_whoever_is_there_keeps_what_is_stored(harness: Stand) -> None:
 
 @story
 async def test_a_queue_whose_figures_have_ended_begins_anew(harness: Stand) -> None:
-    """What is left of it, as it ends later, is not taken for what waits now."""
+    """Leftovers, which end later, are not taken for what waits now."""
     await harness.broker.enqueue([ask(id=f"old {number}") for number in range(3)])
     await harness.claim(limit=1)
     harness.server.command("DEL", harness.key("q"))
@@ -142,7 +142,7 @@ ENDS = ("LIFE_SECONDS", "FIGURES_SECONDS", "STREAM_SECONDS", "ACCOUNT_SECONDS", 
 
 @pytest.fixture
 def short_lived(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that is stored ends after two seconds."""
+    """Let all that is stored end after two seconds."""
     for name in ENDS:
         monkeypatch.setitem(function_library._NUMBERS, name, 2)
     monkeypatch.setattr(function_library, "_BODY", function_library._body())

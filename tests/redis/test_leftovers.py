@@ -1,4 +1,4 @@
-"""What is left in the server when everything has been answered, and when processes vanish; and what waiting costs."""
+"""Leftovers in the server when everything has been answered, and when processes vanish; and the cost of waiting."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.servers.redis import KINDS, RedisServer
 
 FIGURES = {"q"}
 HOUSEKEEPING = {"m", "f", "c", "g", "h"}
-"""Who reaps, who is on watch, who was woken, which gateways and healthy slots there are."""
+"""Keys of the reaper, the watch, the woken slots, the gateways and the healthy slots."""
 LETTERS = {"z", "zl", "o", "on", "u", "oc", "ou", "o:t"}
 
 
@@ -96,7 +96,7 @@ async def test_dead_letters_are_all_that_is_left_of_the_dead(harness: Stand) -> 
 
 
 async def rest(harness: Stand, seconds: float) -> None:
-    """Nobody does anything, but for a reaper in the end, who waits a little before it sweeps."""
+    """Let time pass without any call, but for a reaper in the end, which waits a little before it sweeps."""
     await harness.advance(seconds - 11.0)
     for _ in range(4):
         await harness.reaping(0.2)
@@ -106,7 +106,7 @@ async def rest(harness: Stand, seconds: float) -> None:
 
 @story
 async def test_a_gateway_that_vanished_is_swept_away_with_its_replies(harness: Stand) -> None:
-    """It asked, and never read."""
+    """The gateway asked, and never read."""
     await harness.broker.enqueue([ask(gateway="gone"), ask(gateway="here")])
     await harness.answer(await harness.claim())
     await rest(harness, 40.0)
@@ -187,7 +187,7 @@ async def test_workers_that_vanished_leave_the_registry(harness: Stand) -> None:
 
 
 def calls(harness: Stand) -> dict[str, int]:
-    """How often each command was called since the statistics were reset, but for what the tests themselves ask."""
+    """Calls of each command since the statistics were reset, but for what the tests themselves ask."""
     found = harness.server.command("INFO", "commandstats")
     ours = ("cmdstat_fcall", "cmdstat_blpop", "cmdstat_xread", "cmdstat_function|load")
     return {name.removeprefix("cmdstat_"): found[name]["calls"] for name in ours if name in found}

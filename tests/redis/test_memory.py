@@ -45,7 +45,7 @@ def harness(server: RedisServer) -> Iterator[Stand]:
 
 
 def fill(server: RedisServer, share: float) -> None:
-    """So much of its memory is in use from now on; 0: there is no limit."""
+    """Let `share` of the server's memory be in use from now on; 0: there is no limit."""
     limit = int(server.command("INFO", "memory")["used_memory"] / share) if share else 0
     server.command("CONFIG", "SET", "maxmemory", limit)
 
@@ -107,7 +107,7 @@ async def test_what_was_taken_in_comes_to_its_end(harness: Stand, server: RedisS
 
 @story
 async def test_an_idle_system_finds_out_by_itself(harness: Stand, server: RedisServer) -> None:
-    """Nobody looked before the first request."""
+    """No look was taken before the first request."""
     fill(server, 2.0)
     entry = ask()
     [verdict] = await harness.broker.enqueue([entry])

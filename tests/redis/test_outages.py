@@ -22,7 +22,7 @@ from tests.servers.proxy import ChaosProxy
 from tests.servers.redis import KINDS, RedisServer, client
 
 BLOCK = 0.3
-"""How long a blocking read waits here, in seconds."""
+"""Seconds of a blocking read here."""
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +54,7 @@ def sleeping(server: RedisServer) -> Iterator[None]:
 
 
 def ended(server: RedisServer) -> list[int]:
-    """How many blocking reads have come to their end."""
+    """Blocking reads that have come to their end."""
     found = server.command("INFO", "commandstats")
     return [found.get(f"cmdstat_{command}", {"calls": 0})["calls"] for command in ("xread", "blpop")]
 

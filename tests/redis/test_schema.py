@@ -1,4 +1,4 @@
-"""What other releases have written, and what nobody should have."""
+"""Data that other releases have written, and data that none should have."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pack_entry = wire.pack_entry
 
 
 def of_release(later: int) -> Callable[[Entry], bytes]:
-    """How a release so much later packs an entry: with members that are not known yet."""
+    """Packer of a release `later` releases on: with members that are not known yet."""
 
     def pack(entry: Entry) -> bytes:
         schema, *members = msgspec.msgpack.decode(pack_entry(entry))
@@ -117,7 +117,7 @@ async def test_a_dead_letter_that_cannot_be_read_hides_no_other(
 
 @story
 async def test_letters_that_an_earlier_release_kept_are_listed(harness: Stand) -> None:
-    """It kept the letters alone, and nothing apart of what is listed."""
+    """The earlier release kept the letters alone, and no list of them."""
     for id in ("old", "new"):
         await harness.broker.enqueue([ask(id=id)])
         for _ in range(2):

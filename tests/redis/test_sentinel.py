@@ -130,7 +130,9 @@ async def test_a_deposed_primary_that_still_speaks_is_left_with_its_first_refusa
 async def test_a_primary_that_only_stalls_while_it_is_deposed_is_left_by_every_connection(
     setup: SentinelSetup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It answers nothing for a while, and then as if nothing had been: a blocking read could stay there for ever."""
+    """The primary answers nothing for a while, and then as if nothing had been: a blocking read could stay there for
+    ever.
+    """
     monkeypatch.setattr(Failovers, "watch", lambda failovers: None)  # Nobody tells.
     async with brokers(setup.url) as [broker]:
         entry = ask(id="a")

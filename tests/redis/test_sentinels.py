@@ -1,4 +1,4 @@
-"""Whom the Sentinels are believed to name."""
+"""Primary that the Sentinels are believed to name."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from tests.redis.stand import Stand
 from tests.servers.redis import KINDS, RunningServer, SharedServers
 
 WORKERS = tuple(f"gpu-{number:02}" for number in range(16))
-"""So many that four shards have four each."""
+"""Workers enough for four shards to have four each."""
 
 
 @pytest.fixture(params=KINDS)
@@ -160,7 +160,7 @@ async def test_a_slot_that_moves_after_its_claim_claims_again_before_it_sleeps(h
 
 
 async def pile(stand: Stand, count: int) -> None:
-    """So many entries in the first shard, although there are two in use."""
+    """Put `count` entries into the first shard, although there are two in use."""
     before = stand.held()[0]
     await (await stand.another(shards=1)).enqueue([ask(gateway="pile") for _ in range(count)])
     assert stand.held()[0] == before + count

@@ -27,7 +27,7 @@ def harness(request: pytest.FixtureRequest, own: Callable[[str], RedisServer]) -
 
 
 async def heard(broker: Broker, gateway: str) -> dict[str, Reply]:
-    """What a gateway hears of next; there must be something."""
+    """Next replies to a gateway; there must be some."""
     replies, _ = await broker.replies(gateway, 0)
     return {reply.id: reply for reply in replies}
 
@@ -80,7 +80,7 @@ async def test_after_a_loss_the_first_that_comes_again_leads(harness: Stand) -> 
 
 @story
 async def test_a_leader_that_ended_unnoticed_leads_nobody(harness: Stand) -> None:
-    """As when a worker of an earlier release has answered it."""
+    """A worker of an earlier release has answered the leader."""
     await admit(harness, sharing("first", same()), sharing("second", same()))
     await harness.claim()
     harness.server.command("HSET", harness.key("e"), wire.key_of("t", "first"), b"!g")

@@ -1,4 +1,4 @@
-"""Who runs the servers that do not run as root."""
+"""User of the servers that do not run as root."""
 
 from __future__ import annotations
 

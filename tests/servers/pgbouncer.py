@@ -21,7 +21,7 @@ from tests.servers.reaper import the_reaper
 from tests.servers.redis import lacking
 
 MODES = ("session", "transaction")
-"""What it keeps a connection to the server for. It has a third mode, in which there are no transactions."""
+"""Times for which it keeps a connection to the server. In its third mode there are no transactions."""
 
 _CONFIG = """
 [databases]

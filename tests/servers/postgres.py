@@ -96,7 +96,7 @@ class PostgresServer(RunningPostgres):
 
     @property
     def log(self) -> str:
-        """All that it has said."""
+        """Log so far."""
         return (self._folder / "log").read_text(encoding="utf-8", errors="replace")
 
     def start(self) -> None:
@@ -114,7 +114,7 @@ class PostgresServer(RunningPostgres):
 
     @property
     def pid(self) -> int:
-        """Its process id while it runs."""
+        """Process id while the server runs."""
         assert self._process, "it does not run"
         return self._process.pid
 

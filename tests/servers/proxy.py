@@ -41,11 +41,11 @@ class ChaosProxy:
         self._thread = threading.Thread(target=self._run, name="chaos-proxy", daemon=True)
 
     def delay(self, seconds: float) -> None:
-        """From now on everything takes so long, each way."""
+        """Delay everything by `seconds` from now on, each way."""
         self._do(self._set(seconds, self.open.is_set()))
 
     def black_hole(self) -> None:
-        """From now on connections are accepted, and nothing passes in either direction (half-open)."""
+        """Accept connections from now on, and pass nothing in either direction (half-open)."""
         self._do(self._set(self.latency, False))
 
     def normal(self) -> None:

@@ -32,7 +32,7 @@ class Reaper:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True)
 
     def watch(self, pid: int) -> None:
-        """From now on `pid` does not outlive us."""
+        """End `pid` when this process ends."""
         self._tell(f"+{pid}")
 
     def forget(self, pid: int) -> None:

@@ -145,7 +145,7 @@ class RedisServer(RunningServer):
 
     @property
     def pid(self) -> int:
-        """Its process id while it runs."""
+        """Process id while the server runs."""
         assert self._process, "it does not run"
         return self._process.pid
 
@@ -156,7 +156,7 @@ class RedisServer(RunningServer):
 
     @property
     def log(self) -> str:
-        """All that it has said."""
+        """Log so far."""
         return (self.folder / "server.log").read_text(encoding="utf-8", errors="replace")
 
     def start(self) -> None:

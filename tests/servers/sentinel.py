@@ -16,7 +16,7 @@ SERVICE = "headway"
 DOWN_AFTER = 1_000
 """Milliseconds after which a server that does not answer is taken for gone, while somebody waits for that."""
 NEVER = 3_600_000
-"""The same at all other times: a server may be as late as it likes on a busy machine."""
+"""Milliseconds of silence at all other times: a server may be as late as it likes on a busy machine."""
 
 
 class SentinelSetup:
@@ -63,7 +63,7 @@ class SentinelSetup:
         return found
 
     def fail_over(self) -> None:
-        """From now on, and until it is asked who is the primary, one that does not answer is taken for gone."""
+        """Take a primary that does not answer for gone, until Sentinels are asked for the primary."""
         self._take_for_gone_after(DOWN_AFTER)
 
     def hand_over(self) -> None:
@@ -73,7 +73,7 @@ class SentinelSetup:
 
     @property
     def replica(self) -> RedisServer:
-        """The other one."""
+        """Server that is not the primary."""
         primary = self.primary
         return next(server for server in self.servers if server is not primary)
 
@@ -157,4 +157,4 @@ _IMPATIENT = (
     # Who stood still for so long trusts nothing that it has seen, but usually does so for half a minute.
     *("TILT-TRIGGER", 900, "TILT-PERIOD", 1000),
 )
-"""How often Sentinels look and tell, in milliseconds: usually seconds pass."""
+"""Milliseconds between the Sentinels' looks and words, which are usually seconds."""

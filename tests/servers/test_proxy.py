@@ -57,7 +57,7 @@ def exactly(end: socket.socket, size: int) -> bytes:
 
 
 def silent(end: socket.socket) -> bool:
-    """Nothing comes, and the connection is open."""
+    """Whether nothing comes, and the connection is open."""
     end.settimeout(0.05)
     try:
         end.recv(1)

@@ -13,7 +13,7 @@ from tests.servers.redis import RedisServer, lacking
 PASSWORD = "only/for:tests@loopback"  # It has to be quoted in a URL.
 ADMIN = "admin"
 RULES = "~headway:* &headway:* +@all -@dangerous +info +config|get +function|load"
-"""What a user may do unless a test says otherwise."""
+"""Rights of a user unless a test says otherwise."""
 
 
 class Authority:

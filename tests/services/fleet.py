@@ -178,7 +178,7 @@ class Fleet:
         await self._supervisors[gateway].stop()
 
     async def answered(self, *asked: Asked) -> list[str]:
-        """Their outcomes, when all are there."""
+        """Outcomes of the requests, when all are there."""
         for one in asked:
             await one.told.wait()
         return [one.outcome for one in asked]

@@ -88,13 +88,13 @@ class Stand:
     def admin_app(
         self, role: Role = Role.SERVE, broker: Any = None, direct: Broker | None = None, ledger: Ledger | None = None
     ) -> ASGIApp:
-        """What the admin port of this process answers with; only `serve` and `gateway` have a gateway.
+        """Admin app of this process; only `serve` and `gateway` have a gateway.
 
         Arguments:
-            role: of the process.
+            role: role of the process.
             broker: stands for broker, dead letters and fleet.
-            direct: asked in the place of a broker that is away.
-            ledger: where requests are recorded, if anywhere.
+            direct: broker asked in the place of one that is away.
+            ledger: ledger of the requests, if there is one.
         """
         has = ROLES[role]
         ready = Readiness(

@@ -1,4 +1,4 @@
-"""What a gateway answers by itself because it is wrong counts towards the limits of its caller, like any request."""
+"""Wrong requests that a gateway answers by itself count towards the limits of their principal, like any request."""
 
 from __future__ import annotations
 

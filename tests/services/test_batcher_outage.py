@@ -1,4 +1,4 @@
-"""What a batcher does while the broker is out of reach, and when it is back."""
+"""Behaviour of a batcher while the broker is out of reach, and when it is back."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def test_all_workers_gone_and_back_while_the_broker_stays() -> None:
 
 
 def test_a_batch_whose_slot_was_silent_for_too_long_goes_to_another_and_is_answered_once() -> None:
-    """As when a process is stopped and goes on later: its completion is fenced off."""
+    """A process is stopped and goes on later: its completion is fenced off."""
 
     async def main(clock: Clock) -> None:
         def paused(entries: Sequence[Entry]) -> None:

@@ -1,4 +1,4 @@
-"""What a gateway's own broker does while the one that the fleet shares is away, as for any queue."""
+"""Direct mode: a gateway's own broker while the shared one is away."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a gateway counts, notes and remembers of requests that are answered, expire, are refused, or whose clients leave."""
+"""Counts, records and memory of requests that are answered, expire, are refused, or whose clients leave."""
 
 from __future__ import annotations
 

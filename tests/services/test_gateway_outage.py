@@ -1,4 +1,4 @@
-"""What a gateway does while its broker is out of reach, and when it is back."""
+"""Behaviour of a gateway while its broker is out of reach, and when it is back."""
 
 from __future__ import annotations
 

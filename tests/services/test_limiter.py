@@ -20,7 +20,7 @@ FREE = 2
 
 
 async def admitted(fleet: Fleet, rate: float, seconds: float) -> int:
-    """How many of a caller's requests are answered, that come evenly."""
+    """Answered requests of a principal, which come evenly."""
     asked = []
     for number in range(int(rate * seconds)):
         asked.append(fleet.ask(f"text {number}", caller=LIMITED))

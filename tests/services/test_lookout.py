@@ -256,7 +256,7 @@ def test_a_worker_whose_memory_is_scarce_works_on_and_counts_as_lost_capacity() 
         await entrance.start()
 
         async def seen() -> tuple[float, dict[str, tuple[str, str]]]:
-            """What the throttle lets in, and what is told of the workers, once figures have settled."""
+            """Rate that the throttle lets in, and reports on the workers, once figures have settled."""
             await flood(gateway, FREE, 100.0, 3.0)
             workers = {one.worker_id: (one.status.value, one.reason) for one in await fleets.broker.workers()}
             return gateway.limiter.throttle.rate, workers

@@ -27,14 +27,14 @@ from tests.virtual_time import run
 Clock = Callable[[], float]
 
 IN_TROUBLE = {errors.SERVICE_OVERLOADED, errors.DEADLINE_EXCEEDED, errors.NO_WORKERS, errors.SHED}
-"""What a client may hear instead of an answer while the broker is in trouble."""
+"""Codes that a client may hear instead of an answer while the broker is in trouble."""
 SETTLED = 3.0
 """Seconds after the trouble after which nobody may notice anything of it."""
 
 
 @dataclass(frozen=True)
 class Phase:
-    """How calls end for `seconds`; what breaks at its beginning."""
+    """Ends of calls for `seconds`, and what breaks at its beginning."""
 
     mode: str
     seconds: float
@@ -120,7 +120,7 @@ class Story:
         return heard
 
     def runs(self) -> Counter[str]:
-        """How often each input ran on the fleet's own backends."""
+        """Runs of each input on the fleet's own backends."""
         return Counter(text for backend in self.fleet.backends for batch in backend.batches for text in batch)
 
 
@@ -155,7 +155,7 @@ def test_an_outage_shorter_than_the_patience_of_the_door_costs_nobody_an_answer(
 
 @pytest.fixture
 def open_door(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everybody is admitted: a batch whose end could not be told for seconds makes the model look slow for a while."""
+    """Admit every entry: a batch whose end could not be told for seconds makes the model look slow for a while."""
     monkeypatch.setattr(AdmissionLimits, "judge", lambda *_: None)
 
 

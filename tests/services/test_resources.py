@@ -1,4 +1,4 @@
-"""What a process opens beside its broker: when it is there, and when it is let go of."""
+"""Resources of a process beside its broker: when they are open, and when they are closed."""
 
 from __future__ import annotations
 

@@ -411,7 +411,7 @@ def test_two_processes_may_not_have_one_name() -> None:
 
 
 def test_two_processes_may_not_have_slots_of_one_name() -> None:
-    """As two of `serve` would, whose ids are those of their gateways."""
+    """Two processes of `serve` have slots named after their gateways."""
 
     async def scene(fleets: Fleets) -> None:
         first = fleets.worker("host", FakeBackend(), id="host-1")

@@ -255,7 +255,7 @@ def test_a_worker_that_is_killed_while_it_starts_is_started_again_soon() -> None
 
 
 class Trace:
-    """Something that a failed start had in its hands."""
+    """Object that a failed start had in its hands."""
 
 
 def test_starts_that_fail_leave_nothing_for_the_garbage_collector() -> None:

@@ -1,4 +1,4 @@
-"""What must hold of every simulation, whatever its scenario."""
+"""Invariants of every simulation, whatever its scenario."""
 
 from __future__ import annotations
 

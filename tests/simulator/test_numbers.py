@@ -41,7 +41,7 @@ def test_the_99th_percentile_at_89_percent_load() -> None:
 
 
 def test_a_fleet_at_98_percent_load_comes_out_of_step() -> None:
-    """It starts in step, since the batch time is not known yet; near saturation nearly every batch is full."""
+    """The fleet starts in step, since the batch time is not known yet; near saturation nearly every batch is full."""
     report = run(2_500, 8, 0.200, 64, duration=24, warmup=16)
     assert report.offered_rate / report.capacity > 0.96
     assert report.batches.gap_cv < 0.35

@@ -92,7 +92,7 @@ class TestHelp:
         assert len(record.latency) == sum(record.offered)
 
     def test_and_soon(self, record: Record) -> None:
-        """What ran with those that died runs again; nothing else waits longer than a look and a gap or two."""
+        """Entries that ran with those that died run again; nothing else waits longer than a look and a gap or two."""
         then = [seconds for at, seconds in zip(record.arrived, record.latency, strict=True) if 2.0 <= at < 2.5]
         assert percentile(sorted(then), 0.95) < 0.3
 

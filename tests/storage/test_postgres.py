@@ -1,4 +1,4 @@
-"""What only PostgreSQL has: privileges, constraints, levels of isolation, a pool in front, and a stream that is damaged."""
+"""Peculiarities of PostgreSQL: privileges, constraints, levels of isolation, a pool in front, and a damaged stream."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Story = Callable[[PostgresLedger], Coroutine[Any, Any, None]]
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What answers is waited for, however busy the machine is."""
+    """Wait for any answer, however busy the machine is."""
     monkeypatch.setattr(connection_pair, "CALL_WITHIN", LONG)
     monkeypatch.setattr(connection_pair, "CLOSE_WITHIN", LONG)
 

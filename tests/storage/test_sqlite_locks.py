@@ -28,7 +28,7 @@ _hooked = False
 
 @contextmanager
 def opened_by_python(folder: Path) -> Iterator[list[str]]:
-    """What Python itself opens in a folder, in the order in which it does."""
+    """Files that Python itself opens in a folder, in the order in which it does."""
     global _hooked
     if not _hooked:  # A hook cannot be taken away again.
         _hooked = True
@@ -50,7 +50,7 @@ def _note(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def locks(path: Path, pid: int | None = None) -> int:
-    """How many POSIX locks a process has on a file; this one, if none is named."""
+    """POSIX locks of a process on a file; of this one, if none is named."""
     inode = str(path.stat().st_ino)
     rows = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
     return sum(
@@ -59,7 +59,7 @@ def locks(path: Path, pid: int | None = None) -> int:
 
 
 def descriptors(path: Path, pid: int | None = None) -> int:
-    """How many descriptors of a file a process has; this one, if none is named."""
+    """Descriptors of a file in a process; in this one, if none is named."""
     found = 0
     for entry in Path(f"/proc/{pid or os.getpid()}/fd").iterdir():
         try:
@@ -70,7 +70,7 @@ def descriptors(path: Path, pid: int | None = None) -> int:
 
 
 def test_the_locks_outlast_whatever_opens_and_closes_the_file_beside(tmp_path: Path) -> None:
-    """As in a service with `--keys ledger`: a ledger and a store of keys, one opened after the other."""
+    """A service with `--keys ledger` has a ledger and a store of keys, one opened after the other."""
     path = tmp_path / "ledger.db"
 
     async def main() -> None:

@@ -1,4 +1,4 @@
-"""Another file takes the place of a ledger's that is in use, as a copy that is put back: all go by the one that is there."""
+"""Replacement of a ledger's file that is in use, as by a copy that is put back: all go by the one that is there."""
 
 from __future__ import annotations
 

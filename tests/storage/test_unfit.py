@@ -1,4 +1,4 @@
-"""What cannot be a ledger is refused when it is opened, and what does not answer is told as that."""
+"""Files that cannot be a ledger are refused when opened, and one that does not answer is reported as that."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def opened(url: str) -> Ledger:
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What answers is waited for, however busy the machine is."""
+    """Wait for any answer, however busy the machine is."""
     for name in ("CALL_WITHIN", "CLOSE_WITHIN"):
         for module in (connection_thread, connection_pair):
             monkeypatch.setattr(module, name, LONG)

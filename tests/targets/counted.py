@@ -21,7 +21,7 @@ class Counted(Gated):
 
 
 def runs_in(folder: Path) -> list[str]:
-    """What a service in `folder` has run, without its warm-up."""
+    """Inputs that a service in `folder` has run, without its warm-up."""
     from headway.model import WARM_UP
 
     return [text for text in (folder / RUNS).read_text().splitlines() if text != WARM_UP]

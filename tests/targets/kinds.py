@@ -50,7 +50,7 @@ class Model:
 
 
 class AsyncModel:
-    """Its setup, its calls and the tasks it starts share one event loop."""
+    """Model whose setup, calls and tasks share one event loop."""
 
     def __init__(self) -> None:
         self.loop: asyncio.AbstractEventLoop | None = None

@@ -30,7 +30,7 @@ FIRST = "core"
 """The part that is tried when none is named."""
 NOTICED = ("killed", "timeout", "segfault", "suspicious")
 UNNOTICED = ("survived", "no tests")
-"""Words of mutmut for mutants that no test noticed. Mutants with neither these nor their opposite were interrupted."""
+"""Verdicts of mutmut on mutants that no test notices; NOTICED are those on others. The rest was interrupted."""
 Z = 1.96
 """Standard deviations on both sides of the mean that hold 95 % of a normal distribution."""
 

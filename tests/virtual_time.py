@@ -89,7 +89,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         await settling
 
     def settled(self) -> bool:
-        """Whether nothing can run. Goes on with what waits for that; False when nothing does."""
+        """Resume what waits until nothing can run; False when nothing does."""
         settling, self._settling = self._settling, []
         for one in settling:
             if not one.done():

@@ -59,7 +59,7 @@ PATIENCE = 30.0
 """Seconds after which a test that hangs is given up."""
 INSTANT = 1000.0
 KEPT_LIMITS = KeptLimits.of(400_000, 100_000)
-"""Budgets with which every case of kept outcomes happens."""
+"""Budgets of kept outcomes."""
 
 Keys = Mapping[str, Mapping[str, Any]]
 """Principals' data by the text of a key, as `make_caller` takes it; user, tenant and tier may be left out."""

@@ -1,4 +1,4 @@
-"""Chooses what says who may ask, and where keys and records are stored."""
+"""Choice of identity, key store and ledger by the settings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from headway.storage.sqlite.ledger import SqliteLedger
 
 
 def make_identity(settings: Settings, counters: Counters) -> tuple[Identity, Sequence[Resource]]:
-    """Who asks, and what must be open for that: who has a key or a token, whichever is configured, or else anybody."""
+    """Make the identity for the configured keys or tokens, or the anonymous one, and the resources that it needs."""
     if not (settings.keys or settings.jwt):
         return AnonymousIdentity(settings.default_tier_index), ()
     if not settings.jwt:
@@ -42,7 +42,7 @@ def _keys(settings: Settings, counters: Counters) -> tuple[Identity, Sequence[Re
 
 
 def look_for_unused_keys(settings: Settings) -> Sequence[Resource]:
-    """What tells of keys in the ledger that nobody is asked for."""
+    """Make the resource that warns of keys in the ledger that no setting asks for, if it is needed."""
     if not settings.ledger or settings.keys == "ledger":
         return ()
     others = " and ".join(filter(None, (settings.keys, settings.jwt)))
@@ -52,10 +52,10 @@ def look_for_unused_keys(settings: Settings) -> Sequence[Resource]:
 
 
 def make_key_store(settings: Settings, *, create: bool = False) -> KeyStore:
-    """Where API keys are, not yet open.
+    """Make the store of API keys, not yet open.
 
     Arguments:
-        settings: name a file of keys, or the ledger's database, which is taken when `keys` names nothing.
+        settings: settings that name a file of keys, or the ledger's database, which is used when `keys` names nothing.
         create: whether a file may be missing until the first key is added, or is made as that of the ledger.
 
     Raises:
@@ -72,7 +72,7 @@ def make_key_store(settings: Settings, *, create: bool = False) -> KeyStore:
 
 
 def _tokens(settings: Settings) -> tuple[Identity, Sequence[Resource]]:
-    """Imported only here, so that who takes no tokens needs not install what checks them."""
+    """Make the identity of tokens. Its package is imported only here, as only installations with tokens need it."""
     try:
         from headway.identity.jwt.issuers import read_issuers
         from headway.identity.jwt.keysets import KeySet
@@ -95,7 +95,7 @@ def _tokens(settings: Settings) -> tuple[Identity, Sequence[Resource]]:
 
 
 def make_ledger(url: str) -> Ledger:
-    """The ledger in the database of a URL, not yet open."""
+    """Make the ledger in the database of a URL, not yet open."""
     if url.startswith("sqlite:"):
         return SqliteLedger(url)
     with _postgres(url):
@@ -111,7 +111,7 @@ def _postgres_keys(url: str) -> KeyStore:
 
 @contextlib.contextmanager
 def _postgres(url: str) -> Iterator[None]:
-    """Imports what needs the client of PostgreSQL, which who has another database needs not install."""
+    """Turn a missing client of PostgreSQL into SettingError, as only installations with PostgreSQL need it."""
     try:
         yield
     except ModuleNotFoundError as exc:

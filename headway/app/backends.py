@@ -33,12 +33,12 @@ BREAKER_COOLDOWN = 0.5
 
 @dataclass(frozen=True, slots=True)
 class SlotPlan:
-    """One slot, as its backend is built for it.
+    """Plan of one slot, by which its backend is built.
 
     Attributes:
-        settings: by which it runs.
-        name: of its worker.
-        index: its number among the slots of this process.
+        settings: settings of the process.
+        name: name of its worker.
+        index: number of the slot among those of this process.
         breaker: keeps the rest that a remote API asks for; goes by `time.monotonic`.
         guard: ends what workers have started if this process is killed.
     """
@@ -62,12 +62,12 @@ class SlotPlan:
 
 @dataclass(frozen=True, slots=True)
 class BackendKind:
-    """How targets of one kind are run.
+    """Way in which targets of one kind are run.
 
     Attributes:
         make: builds the backend of one slot.
-        slot: what a worker is called, before its number.
-        words: what the banner calls one slot, and several.
+        slot: name of a worker, before its number.
+        words: banner's words for one slot, and for several.
         one_breaker: whether all slots share a breaker, as they ask the same service.
     """
 
@@ -110,7 +110,7 @@ BACKENDS: Mapping[type[Target], BackendKind] = {
     FileTarget: _LOCAL,
     RemoteTarget: BackendKind(_remote, "remote", ("call in flight", "calls in flight"), one_breaker=True),
 }
-"""Each kind of target, and what runs it."""
+"""Backends by the kind of target."""
 
 
 def worker_name(settings: Settings, target: Target, index: int) -> str:
@@ -120,7 +120,7 @@ def worker_name(settings: Settings, target: Target, index: int) -> str:
 
 
 def make_backend(target: Target, plan: SlotPlan) -> Backend:
-    """The backend that runs a target."""
+    """Make the backend of a target."""
     return BACKENDS[type(target)].make(target, plan)
 
 

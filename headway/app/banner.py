@@ -1,4 +1,4 @@
-"""What start-up prints: what this process does, where, by which rules, and one line to try."""
+"""Banner that start-up prints: role, addresses and rules of this process, and one line to try."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from headway.core.policies import POLICIES
 from headway.model import Role
 
 READY = "Ready."
-"""The last line of a process that no client asks."""
+"""Last line of a process that has no clients."""
 
 
 def banner(settings: Settings, role: Role, target: Target | None, port: int, admin_port: int) -> str:
-    """The text.
+    """Text of the banner.
 
     Arguments:
-        settings: by which it runs.
-        role: what it does.
-        target: what its workers run, None when it has none.
+        settings: settings of the process.
+        role: role of the process.
+        target: target of its workers; None when it has none.
         port: the public port; 0 when it has none.
         admin_port: the admin port.
     """
@@ -77,14 +77,14 @@ def _slots(settings: Settings, target: Target) -> str:
 
 
 def _who(settings: Settings) -> str:
-    """Whose credentials are taken."""
+    """Line on the credentials that are accepted."""
     keys = f"keys from {settings.keys}" if settings.keys else ""
     tokens = f"tokens of {settings.jwt}" if settings.jwt else ""
     return " and ".join(filter(None, (keys, tokens))) or f"no keys: everybody is {settings.default_tier}"
 
 
 def _credential(settings: Settings) -> str:
-    """The header field that a request needs, as curl takes it."""
+    """Header field that a request needs, as curl takes it."""
     if not (settings.keys or settings.jwt):
         return ""
     return f" -H 'Authorization: Bearer {'YOUR_KEY' if settings.keys else 'YOUR_TOKEN'}'"

@@ -21,12 +21,12 @@ from headway.runtime.counters import Counters
 
 @dataclass(frozen=True, slots=True)
 class BrokerBundle:
-    """Where entries wait, and what comes with it.
+    """Broker of a process, and its companions.
 
     Attributes:
         broker, letters, fleet: see `headway.ports`.
-        now: asks for the clock of all three.
-        link: the way there; None when they are in this process.
+        now: asks for the instant on the clock of all three.
+        link: connection to them; None when they are in this process.
     """
 
     broker: Broker
@@ -37,7 +37,7 @@ class BrokerBundle:
 
 
 def make_brokerage(settings: Settings, counters: Counters, clock: Callable[[], float]) -> BrokerBundle:
-    """The broker whose URL is set, or one in this process."""
+    """Make the broker whose URL is set, or one in this process."""
     scheme = settings.broker.partition("://")[0]
     return BROKERS[scheme](settings, counters, clock)
 
@@ -45,7 +45,7 @@ def make_brokerage(settings: Settings, counters: Counters, clock: Callable[[], f
 def make_memory_broker(
     settings: Settings, counters: Counters, clock: Callable[[], float], letters: DeadLetterBox | None = None
 ) -> MemoryBroker:
-    """A broker in this process, for what is served under `settings`; its dead letters go into `letters`, or are lost."""
+    """Make a broker in this process under `settings`. Its dead letters go into `letters`, or are lost."""
     box, room = DeadLetterBox() if letters is None else letters, settings.max_queue_mb << 20
     return MemoryBroker(_models(settings), box, counters, clock, random.random, _kept(settings), room)
 
@@ -60,7 +60,9 @@ def _memory(settings: Settings, counters: Counters, clock: Callable[[], float]) 
 
 
 def _redis(settings: Settings, counters: Counters, clock: Callable[[], float]) -> BrokerBundle:
-    """The broker in Redis or Valkey. Imported only here, so that who needs none needs not install its client."""
+    """Make the broker in Redis or Valkey. Its client is imported only here, as only installations with a broker need
+    it.
+    """
     try:
         from headway.brokers.redis.broker import RedisBroker
         from headway.brokers.redis.connection import RedisConnection
@@ -78,7 +80,7 @@ def _redis(settings: Settings, counters: Counters, clock: Callable[[], float]) -
     fleet = RedisFleet(link)
 
     class Whole:
-        """The link with what must be closed before it."""
+        """Connection to the broker, with all that must be closed before it."""
 
         async def open(self) -> None:
             await link.open()
@@ -95,7 +97,7 @@ def _redis(settings: Settings, counters: Counters, clock: Callable[[], float]) -
             await link.renew()
 
     async def now() -> float:
-        """Some process, this one for instance, was seen within the last second."""
+        """Instant on the broker's clock, up to a second old: some process, such as this one, was seen since."""
         return max((member.last_seen for member in await fleet.members()), default=0.0)
 
     return BrokerBundle(broker, RedisDeadLetters(link, models, settings.shards), fleet, now, Whole())
@@ -105,7 +107,7 @@ BROKERS: Mapping[str, Callable[[Settings, Counters, Callable[[], float]], Broker
     "": _memory,
     **dict.fromkeys(SCHEMES, _redis),
 }
-"""What builds a broker, by the scheme of its URL; without a URL it is in this process."""
+"""Functions that make a broker, by the scheme of its URL; without a URL it is in this process."""
 
 
 def _models(settings: Settings) -> dict[str, QueueLimits]:

@@ -1,6 +1,7 @@
-"""The order in which a process comes up and goes down, whatever part of the house is in it.
+"""Lifecycle of a process: the order in which its parts come up and go down.
 
-    up     the broker answers → the fleet is told → resources open → workers load and pass their warm-up batch → loops start → ports open
+    up     the broker answers → the fleet is told → resources open → workers load and pass their warm-up batch → loops
+    start → ports open
     down   not ready, but serving on for the lame-duck period → no new lead is asked for → the public port takes no new
            connection → what is held is answered → workers finish, go offline and end → the fleet is told → the admin
            port closes → loops stop → resources close → the broker is let go
@@ -8,8 +9,8 @@
 A process with a fallback does not wait for the broker: it comes up in direct mode, and does what needs the broker, its
 workers too, when that is there.
 
-A process has those steps that it has parts for: a gateway no workers, a worker no public port, a controller neither.
-A second signal while going down answers what is still held with 503 and ends at once.
+A process has those steps that it has parts for: a gateway no workers, a worker no public port, a controller neither. A
+second signal while going down answers what is still held with 503 and ends at once.
 """
 
 from __future__ import annotations
@@ -53,51 +54,57 @@ class Door(Protocol):
         ...
 
     async def close(self) -> None:
-        """Cut what is left."""
+        """Close all connections."""
         ...
 
 
 class Link(Protocol):
-    """The way to a broker in another process."""
+    """Connection to a broker in another process."""
 
     async def open(self) -> None:
-        """Reach it. Raises BrokerUnavailable when it does not answer, SettingError when it will not do."""
+        """Reach the broker. Raises BrokerUnavailable when it does not answer, SettingError when it cannot be used."""
         ...
 
     async def close(self) -> None:
-        """Let go of it."""
+        """Close the connection."""
         ...
 
 
 class Resource(Protocol):
-    """What a process needs beside broker and workers, such as its store of keys or its ledger. It is open before the
-    first request comes, and until the last one has its answer."""
+    """Resource of a process beside broker and workers, such as its store of keys or its ledger.
+
+    It is open before the first request comes, and until the last one has its answer.
+    """
 
     async def open(self) -> None:
-        """Get ready. Raises StoreUnavailable when it cannot yet, which is tried again for some seconds; SettingError when
-        it never will."""
+        """Get ready.
+
+        Raises:
+            StoreUnavailable: it is not ready yet; another call is made for some seconds.
+            SettingError: it will never be ready.
+        """
         ...
 
     def start(self, supervisor: Supervisor) -> None:
-        """Begin its loops, if it has any; they have ended when `close` is called."""
+        """Start its loops, if it has any. They have ended when `close` is called."""
         ...
 
     async def close(self) -> None:
-        """Finish what is left in bounded time, and let go. Called once after `open`, also when that failed."""
+        """Finish the remaining work in bounded time, and close. Called once after `open`, also when that failed."""
         ...
 
 
 @runtime_checkable
 class Rereadable(Protocol):
-    """A resource, or a link, that goes by files which an operator may change."""
+    """Resource, or link, with files that an operator may change."""
 
     @property
     def rereads(self) -> str:
-        """What is in the files, as the log names it; empty when there are none."""
+        """Content of the files, as the log names it; empty when there are none."""
         ...
 
     async def reread(self) -> None:
-        """Read them again. Raises HeadwayError when they will not do; what was read before goes on."""
+        """Read the files again. Raises HeadwayError when they cannot be used; what was read before goes on."""
         ...
 
 
@@ -143,17 +150,19 @@ class Service:
         self._resources = resources
         self._opened: list[Resource] = []
         self._there = False
-        """It may speak for its slots: who stops before must not mark another's of the same name as gone."""
+        """Whether the process may report its slots. A process that stops before must not mark a namesake's slots as
+        gone.
+        """
         self._supervisor = Supervisor()
 
     async def start(self) -> None:
-        """Come up.
+        """Start the process.
 
         Raises:
             BrokerUnavailable: the broker does not answer.
-            StoreUnavailable: what keeps keys or records does not answer.
-            TargetError: a worker does not come up.
-            SettingError: the broker will not do, another process has the name, or a port cannot be had.
+            StoreUnavailable: the store of keys, or the ledger, does not answer.
+            TargetError: a worker does not start.
+            SettingError: the broker cannot be used, another process has the name, or a port cannot be had.
         """
         try:
             met = await self._connect()
@@ -176,7 +185,7 @@ class Service:
             raise
 
     async def drain(self) -> None:
-        """Go down without failing a request: within the drain time-out once the lame-duck period is over."""
+        """Drain the process without failing a request: within the drain time-out once the lame-duck period is over."""
         doors = list(self._doors)
         if self._attendance is not None:
             self._attendance.leaving = True
@@ -204,7 +213,7 @@ class Service:
             log.warning("drain time-out: answering what is left with 503", held=held)
 
     async def stop(self) -> None:
-        """End at once: answer what is held with 503, kill the workers, close the ports."""
+        """End at once: answer pending requests with 503, kill the workers, close the ports."""
         if self._gateway is not None:
             self._gateway.closed = True
             self._gateway.refuse_all(Failure(errors.DRAINING, "shutting down; ask another instance", 1.0, "draining"))
@@ -225,12 +234,12 @@ class Service:
             await self._link.close()
 
     async def replace_workers(self) -> None:
-        """Swap every worker for a fresh one, one after the other; the first that fails ends it, the rest go on."""
+        """Swap every worker for a fresh one, one after the other. The first that fails ends it, and the rest go on."""
         if self._pool is not None:
             await self._pool.replace()
 
     async def reread(self) -> None:
-        """Read the files again that resources and the link go by; one that will not do changes nothing."""
+        """Read the files of resources and the link again. A file that cannot be used changes nothing."""
         everything: list[object] = [*self._resources, self._link]
         for one in everything:
             if isinstance(one, Rereadable) and one.rereads:
@@ -241,8 +250,10 @@ class Service:
                     log.error("cannot be read again; what was known goes on", what=one.rereads, error=str(exc))
 
     async def _connect(self) -> bool:
-        """Reach the broker, which may be starting up like this process, and take a place in the fleet. False when it is
-        not there and there is a fallback."""
+        """Reach the broker, which may be starting up like this process, and join the fleet.
+
+        False when the broker is not there and there is a fallback.
+        """
         if self._direct is None:
             await _patiently(self._enter)
             return True
@@ -262,14 +273,14 @@ class Service:
         self._there = True
 
     def _take_part(self) -> None:
-        """Start what needs the broker."""
+        """Start the parts that need the broker."""
         if self._pool is not None:
             self._pool.run(self._supervisor)
         if self._controller is not None:
             self._controller.start(self._supervisor)
 
     async def _meet_late(self) -> None:
-        """Try until the broker is there and will do, and take part from then on."""
+        """Try until the broker is there and can be used, and start the parts that need it."""
         told = ""
         while self._attendance is None or not self._attendance.leaving:
             try:
@@ -298,7 +309,7 @@ async def _patiently(ask: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Call `ask` again and again until the broker, or the store, answers.
 
     Raises:
-        BrokerUnavailable, StoreUnavailable: it did not for CONNECT_WITHIN seconds.
+        BrokerUnavailable, StoreUnavailable: it did not answer for CONNECT_WITHIN seconds.
     """
     loop = asyncio.get_running_loop()
     until, told = loop.time() + CONNECT_WITHIN, False
@@ -322,4 +333,4 @@ CONNECT_WITHIN = 30.0
 CONNECT_EVERY = 0.5
 """Seconds between two attempts to reach it."""
 MEND_WITHIN = 5.0
-"""Seconds between two attempts while what is there will not do."""
+"""Seconds between two attempts while the broker that is there cannot be used."""

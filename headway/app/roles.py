@@ -1,4 +1,4 @@
-"""The table of roles: what a process of each role has. Nothing else in Headway asks for the role of a process.
+"""Table of roles, with the parts of each. Nothing else in Headway asks for the role of a process.
 
 Every process has an admin port, a place in the fleet and the loop that reaps, whatever its role.
 """
@@ -63,7 +63,7 @@ class Parts:
 
     @property
     def settings(self) -> tuple[str, ...]:
-        """Names of the settings that such a process goes by; how batches run matters to a gateway's fallback, too."""
+        """Names of the settings of such a process. Those of batches matter to a gateway's fallback, too."""
         unused = (
             *(() if self.gateway else _OF_CLIENTS),
             *(() if self.batchers else _OF_SLOTS),

@@ -1,7 +1,8 @@
-"""What a process makes of signals.
+"""Reactions of a process to signals.
 
     SIGTERM, SIGINT    drain, and end; a second one ends the drain
-    SIGHUP             open the log anew; read keys, issuers and certificates again. When the terminal that it logs to has
+    SIGHUP             open the log anew; read keys, issuers and certificates again. When the terminal that it logs to
+    has
                        been closed, which is told by the same signal: drain, and end
     SIGUSR1, SIGUSR2   nothing
 
@@ -29,7 +30,7 @@ _STDERR = 2
 
 
 def ignore_until_ready() -> None:
-    """Have no signal but those that end a process end it before `until_signalled` listens."""
+    """Let no other signal than those that end a process end it before `until_signalled` listens."""
     for number in (signal.SIGHUP, *_IDLE):
         signal.signal(number, signal.SIG_IGN)
 
@@ -37,16 +38,17 @@ def ignore_until_ready() -> None:
 async def until_signalled(
     service: Service, ready: Callable[[], None], reopen_log: Callable[[], bool] = lambda: False
 ) -> None:
-    """Come up, call `ready`, serve until SIGTERM or SIGINT, then drain; a second signal ends the drain. Signals are
-    ignored afterwards: the process is on its way out, and one that comes late must not change its exit code.
+    """Start, call `ready`, serve until SIGTERM or SIGINT, then drain; a second signal ends the drain.
+
+    Signals are ignored afterwards: the process is on its way out, and a late one must not change its exit code.
 
     Arguments:
-        service: runs meanwhile.
+        service: service that runs meanwhile.
         ready: called when it is up.
         reopen_log: opens the log anew; False when it goes to no file.
 
     Raises:
-        HeadwayError: the service does not come up.
+        HeadwayError: the service does not start.
     """
     loop = asyncio.get_running_loop()
     first, second = asyncio.Event(), asyncio.Event()
@@ -78,12 +80,12 @@ async def until_signalled(
 
 
 class _Hangups:
-    """Does what SIGHUP asks for.
+    """Reaction to SIGHUP.
 
     Arguments:
-        service: reads its files again.
+        service: service that reads its files again.
         reopen_log: opens the log anew.
-        end: has the process end.
+        end: ends the process.
 
     Attributes:
         up: whether the service is up, and not on its way out.
@@ -99,7 +101,7 @@ class _Hangups:
         self._task: asyncio.Task[None] | None = None
 
     def came(self) -> None:
-        """The signal has come."""
+        """React to the signal."""
         if self._on_terminal and not os.isatty(_STDERR):
             self._end()
             return
@@ -111,13 +113,13 @@ class _Hangups:
                 self._task = asyncio.get_running_loop().create_task(self._reread())
 
     async def end(self) -> None:
-        """Give up what is under way."""
+        """Stop the work that is under way."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _reread(self) -> None:
-        """Once for all that was asked before it began."""
+        """Read the files again, once for all signals that came before it began."""
         while self._asked:
             self._asked = 0
             try:
@@ -131,7 +133,7 @@ def _say_nothing_is_done(number: signal.Signals) -> None:
 
 
 async def _unless(signalled: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Do `work`, but give it up when the signal comes first; True when it was done."""
+    """Run `work`, but stop it when the signal comes first; True when it was done."""
     doing, waiting = asyncio.ensure_future(work), asyncio.ensure_future(signalled.wait())
     try:
         await asyncio.wait({doing, waiting}, return_when=asyncio.FIRST_COMPLETED)

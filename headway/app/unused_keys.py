@@ -1,6 +1,7 @@
-"""Tells at the start that there are API keys in the ledger's database which nobody is asked for.
+"""Warning at the start of API keys in the ledger's database that no setting asks for.
 
-Who has made keys there most likely wants them to be asked for, and a forgotten setting would let everybody in unseen.
+An operator who has made keys there most likely wants them to be asked for, and a forgotten setting would let everybody
+in unseen.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ AGAIN = 10.0
 
 
 class UnusedKeys:
-    """A `lifecycle.Resource` that counts the keys once, and says how many there are. It keeps nothing from starting.
+    """A `lifecycle.Resource` that counts the keys once, and logs their number. It keeps nothing from starting.
 
     Arguments:
         store: builds the store of the ledger's database.
-        who: is let in without them, in words.
-        wall: Unix time, by which keys expire.
+        who: words for those who are let in without keys.
+        wall: Unix time in seconds, by which keys expire.
     """
 
     def __init__(self, store: Callable[[], KeyStore], who: str, wall: Callable[[], float]) -> None:
@@ -37,14 +38,14 @@ class UnusedKeys:
         self._wall = wall
 
     async def open(self) -> None:
-        """See Resource: nothing is needed."""
+        """See Resource. Nothing is needed."""
 
     def start(self, supervisor: Supervisor) -> None:
-        """Begin to look."""
+        """Start counting."""
         supervisor.start("unused keys", self._look)
 
     async def close(self) -> None:
-        """See Resource: nothing is held."""
+        """See Resource. Nothing is held."""
 
     async def _look(self) -> None:
         while True:
@@ -61,7 +62,7 @@ class UnusedKeys:
             return
 
     async def _count(self) -> int:
-        """How many keys there are that have not ended."""
+        """Number of keys that have not ended."""
         store, count, mark = self._store(), 0, KeyMark()
         try:
             await store.open()

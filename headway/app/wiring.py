@@ -46,7 +46,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Components:
-    """What a process has of the services; `id` is its own in the fleet."""
+    """Services of a process; `id` is its own in the fleet."""
 
     id: str
     gateway: Gateway | None
@@ -62,7 +62,7 @@ class Components:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process put together, not yet started. `public` is None where no client comes."""
+    """Process put together, not yet started. `public` is None without a public port."""
 
     settings: Settings
     role: Role
@@ -187,7 +187,7 @@ def _member(settings: Settings, role: Role, made: Components, admin_port: int) -
 
 
 def warn_of_idle(settings: Settings) -> None:
-    """Say which settings have no effect, as another is missing."""
+    """Log the settings that have no effect, as another is missing."""
     for name, missing in idle(settings):
         log.warning("a setting has no effect", setting=flag(name), without=flag(missing))
 
@@ -204,7 +204,7 @@ def _default_name() -> str:
 
 
 def make_direct(settings: Settings, counters: Counters, clock: Callable[[], float]) -> Fallback | None:
-    """What a gateway asks while a broker elsewhere is away, if a fallback is set. Its processes get no GPU."""
+    """Make the fallback that a gateway asks while a broker elsewhere is away, if one is set. Its processes get no GPU."""
     if not (settings.broker and settings.fallback):
         return None
     try:

@@ -1,13 +1,13 @@
-"""Puts a process together, starts it, and ends it in order.
+"""Application: puts a process together, starts it, and ends it in order.
 
-roles         the table of roles, and what each has
+roles         table of roles, and the parts of each
 wiring        connects the parts of a process
 runner        runs a process to its end
 brokers       chooses the broker
 backends      chooses what runs batches
-access        chooses what says who may ask, and where keys and records are stored
-lifecycle     the order of start and drain
-signals       what a process makes of signals
-banner        what start-up prints
-unused_keys   warns of keys that nobody is asked for
+access        chooses identity, key store and ledger
+lifecycle     order of start and drain
+signals       reactions to signals
+banner        text that start-up prints
+unused_keys   warning of keys that no setting asks for
 """

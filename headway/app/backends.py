@@ -1,4 +1,4 @@
-"""Chooses the backend by the kind of the target: the only place that knows which backends there are."""
+"""Choice of the backend by the kind of the target: the only place that knows which backends there are."""
 
 from __future__ import annotations
 

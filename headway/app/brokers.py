@@ -1,4 +1,4 @@
-"""Chooses the broker by the scheme of its URL: the only place that knows which brokers there are."""
+"""Choice of the broker by the scheme of its URL: the only place that knows which brokers there are."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Lifecycle of a process: the order in which its parts come up and go down.
 
-    up     the broker answers → the fleet is told → resources open → workers load and pass their warm-up batch → loops
-    start → ports open
+    up     the broker answers → the fleet is told → resources open → workers load and pass their warm-up batch →
+           loops start → ports open
     down   not ready, but serving on for the lame-duck period → no new lead is asked for → the public port takes no new
            connection → what is held is answered → workers finish, go offline and end → the fleet is told → the admin
            port closes → loops stop → resources close → the broker is let go
@@ -109,19 +109,19 @@ class Rereadable(Protocol):
 
 
 class Service:
-    """One process: what it has of gateway, batchers and controller, and its doors, over one broker.
+    """Service of one process: its parts of gateway, workers and controller, and its listeners, over one broker.
 
     Arguments:
-        settings: for the lame-duck period and the drain's time-out.
-        broker: shared by all.
-        gateway: holds the clients; None where there are none.
-        pool: workers, if there are any.
-        doors: where there is a gateway, the public one first; the last to close is the last.
-        controller: if there is one.
-        attendance: the process's place in the fleet, if it has one.
-        direct: what the gateway asks while the broker is away, if anything.
-        link: opened first and closed last; None when the broker is in this process.
-        resources: opened in this order and closed in the other one.
+        settings: settings of the lame-duck period and the drain's time-out.
+        broker: broker shared by all parts.
+        gateway: gateway of the clients; None where there are none.
+        pool: workers; None where there are none.
+        doors: listeners, the public one first where there is a gateway; they close in this order.
+        controller: controller; None where there is none.
+        attendance: membership of the process in the fleet; None without a fleet.
+        direct: fallback that the gateway asks while the broker is away; None without one.
+        link: connection opened first and closed last; None when the broker is in this process.
+        resources: resources, opened in this order and closed in the other one.
     """
 
     def __init__(

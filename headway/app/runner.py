@@ -1,4 +1,4 @@
-"""Runs a process to its end: banner, garbage collector, and the watch on the target's file."""
+"""Runner of a process to its end: banner, garbage collector, and the watch on the target's file."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ seldom saves time, and freezing what start-up made keeps each look short."""
 
 
 async def run(settings: Settings, role: Role, target: str = "", reopen_log: Callable[[], bool] = lambda: False) -> int:
-    """Run a process of a role to its end; returns the exit code.
+    """Run a process of a role to its end. Returns the exit code.
 
     Arguments:
-        settings: by which it runs.
-        role: what it does.
-        target: TARGET of those that run batches.
+        settings: settings of the process.
+        role: role of the process.
+        target: TARGET of a process that runs batches.
         reopen_log: opens the log anew; False when it goes to no file.
 
     Raises:
         SettingError: a setting cannot be met, for example a port that is taken.
         TargetError: the target cannot be loaded or breaks the rules.
-        BrokerUnavailable: the broker does not come up.
+        BrokerUnavailable: the broker does not answer.
     """
     house = build(settings, role, target)
     async with contextlib.AsyncExitStack() as stack:
@@ -67,7 +67,7 @@ async def _end(task: asyncio.Task[None]) -> None:
 
 
 async def _replace_on_change(service: Service, target: Target) -> None:
-    """Replace the workers whenever the target's file changes; one that does not load leaves the last good ones."""
+    """Replace the workers whenever the target's file changes. A file that does not load leaves the last good workers."""
     if not isinstance(target, FileTarget):
         log.warning("reload needs a target of the form path/file.py:attr", target=str(target))
         return
@@ -80,7 +80,7 @@ async def _replace_on_change(service: Service, target: Target) -> None:
 
 
 def announce(text: str) -> None:
-    """Print `text` if somebody takes it; a service does not end because its reader has gone or a disk is full."""
+    """Print `text` if somebody reads it. A service does not end because its reader has gone or a disk is full."""
     try:
         typer.echo(text)
     except OSError as exc:

@@ -1,4 +1,4 @@
-"""Puts a process together, whatever its role: connects what `brokers`, `backends` and `access` choose.
+"""Wiring of a process, whatever its role: connects what `brokers`, `backends` and `access` choose.
 
 Every role is the same `Service` with some of its parts left out; `roles` says which.
 """

@@ -1,8 +1,7 @@
 """Ledger records of refused requests. One caller may have thousands of requests a second refused, without filling the
 ledger.
 
-    first of a caller ──▶ a record of its own ──▶ the next ones are counted for MINUTE seconds ──▶ one record for all of
-    them
+    first of a caller ──▶ a record of its own ──▶ next ones: counted for MINUTE seconds ──▶ one record for all of them
 
 Each tier and each code of a refusal is counted apart, as there are few of them. A model may be called anything.
 """

@@ -1,7 +1,7 @@
-"""The promises between services and adapters: small Protocols, each kept by one contract suite.
+"""Protocols between services and adapters: small, and each held by one contract suite.
 
-Time is in seconds. Every method of Broker is one atomic step. A broker, its dead letters and its fleet may be in another
-process: each of their methods may raise `BrokerUnavailable`, and may then have been done or not.
+Time is in seconds. Every method of Broker is one atomic step. A broker, its dead letters and its fleet may be in
+another process: each of their methods may raise `BrokerUnavailable`, and may then have been done or not.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from headway.model import (
 
 
 class QueueCondition(Protocol):
-    """The condition of a queue as this process last heard of it; no call is made for it."""
+    """Condition of a queue as this process last heard of it; no call is made for it."""
 
     @property
     def linger(self) -> float:
@@ -61,8 +61,9 @@ class QueueCondition(Protocol):
     def kept(self) -> KeptLimits:
         """Byte budgets of kept outcomes.
 
-        What one tenant keeps costs no other tenant an outcome, and nobody the admission. An outcome that is larger than the
-        budgets allow is not kept; a failure that says so takes the place of a task's."""
+        The kept outcomes of one tenant cost no other tenant an outcome, and none the admission. An outcome that is
+        larger than the budgets allow is not kept; a failure that says so takes the place of a task's.
+        """
         ...
 
     def rate_limit_debt(self, limit: Limit) -> float:
@@ -84,27 +85,32 @@ class RequestQueue(QueueCondition, Protocol):
     async def withdraw(self, submissions: Sequence[Submission], gateway: str) -> None:
         """Let go of submissions of `gateway` that nobody waits for any more; their ids are free.
 
-        A queued one never reaches a GPU, and a running one gets no reply. One that others have joined runs on for them, and
-        the first under an idempotency key runs on for whoever sends the key again. What has its outcome stays as it is, and
-        so does what another submission or gateway holds under the same id."""
+        A queued one never reaches a GPU, and a running one gets no reply. One that others have joined runs on for them,
+        and the first under an idempotency key runs on for later requests with that key. Nothing changes for a
+        submission that has its outcome, or for other submissions and gateways under the same id.
+        """
         ...
 
     async def cancel_task(self, tenant: str, id: str) -> None:
-        """Forget a task. One that has not run never does, its outcome is not kept, and whoever waits for it gets a reply
-        that says so. Without such a task, nothing happens."""
+        """Forget a task. Without such a task, nothing happens.
+
+        A task that has not run never does. Its outcome is not kept, and whoever waits for it gets a reply that says so.
+        """
         ...
 
     async def replies(self, gateway: str, after: int) -> tuple[Sequence[Reply], int]:
-        """Wait for replies to `gateway` that come after cursor `after` (0 at first); returns them with the
-        new cursor. Asking with a cursor acknowledges all up to it; asking again with the same one repeats."""
+        """Wait for replies to `gateway` that come after cursor `after` (0 at first). Returns them with the new cursor.
+
+        A call with a cursor acknowledges all replies up to it. A call with the same cursor again repeats them.
+        """
         ...
 
     async def state(self, tenant: str, id: str) -> EntryState | None:
-        """Where an entry stands; None when it has its outcome, or is not known."""
+        """State of an entry; None when it has its outcome, or is not known."""
         ...
 
     async def outcome(self, tenant: str, id: str) -> Reply | EntryState | None:
-        """The outcome that is kept of a task, or where it stands; None when nothing is known of it."""
+        """Kept outcome of a task, or its state while it has none; None when nothing is known of it."""
         ...
 
 
@@ -112,7 +118,7 @@ class WorkSource(Protocol):
     """The batcher's side of a broker: batches go out, their outcomes come in."""
 
     async def claim(self, slot: Slot, policy: Policy) -> Lease | NoWork:
-        """The batch that leaves now for `slot`, or when to ask again."""
+        """Claim the batch that leaves now for `slot`, or learn when to claim again."""
         ...
 
     async def wait_for_work(self, slot: Slot, until: float | None) -> None:
@@ -188,10 +194,10 @@ class Broker(RequestQueue, WorkSource, Registry, Maintenance, Protocol):
 
 
 class Fleet(Protocol):
-    """The processes of a fleet, their leader, and what the fleet can carry."""
+    """The processes of a fleet, their leader, and the capacities."""
 
     async def heartbeat(self, member: ProcessInfo) -> None:
-        """Record that a process is there; it is forgotten some seconds after it was last said."""
+        """Record that a process lives. Some seconds after its last heartbeat it is forgotten."""
         ...
 
     async def leave(self, id: str) -> None:
@@ -199,58 +205,59 @@ class Fleet(Protocol):
         ...
 
     async def members(self) -> Sequence[ProcessInfo]:
-        """The processes that were there of late."""
+        """Processes with a recent heartbeat."""
         ...
 
     async def acquire_leadership(self, candidate: str, seconds: float) -> bool:
-        """Be the one controller for so many seconds, or renew that; False while another one is."""
+        """Take the lead of the controllers for `seconds`, or renew it; False while another controller has it."""
         ...
 
     async def publish(self, capacity: Capacity) -> None:
-        """Tell all what a model's workers can carry."""
+        """Publish the capacity of a model's workers."""
         ...
 
     async def capacities(self) -> Sequence[Capacity]:
-        """What was last published for each model."""
+        """Last published capacity of each model."""
         ...
 
 
 class DeadLetters(Protocol):
-    """Keeps the entries that made the model fail, bounded; the oldest goes first.
+    """Dead letters, bounded; the oldest goes first.
 
-    An entry is known by its tenant and id. Who asks by the id alone means whatever tenants have one of that id."""
+    An entry is known by its tenant and id. An id without a tenant means the entries of all tenants with that id.
+    """
 
     async def add(self, letter: DeadLetter) -> None:
-        """Keep a letter, in the place of an earlier one of the same entry."""
+        """Keep a dead letter, in the place of an earlier one of the same entry."""
         ...
 
     async def list(self, limit: int = 100) -> Sequence[DeadLetter]:
-        """The newest letters, their inputs and parameters left out: these are empty."""
+        """Newest dead letters, with empty inputs and parameters."""
         ...
 
     async def find(self, id: str, tenant: str | None = None) -> Sequence[DeadLetter]:
-        """The letters of entry `id`."""
+        """Dead letters of entry `id`."""
         ...
 
     async def remove(self, id: str, tenant: str | None = None) -> int:
-        """Purge the letters of entry `id`; how many there were."""
+        """Purge the dead letters of entry `id`. Returns their number."""
         ...
 
     async def count(self) -> int:
-        """How many are kept."""
+        """Number of dead letters."""
         ...
 
 
 class Backend(Protocol):
-    """One slot's way to the black box: runs one batch at a time."""
+    """Way of one slot to the black box; runs one batch at a time."""
 
     @property
     def pid(self) -> int:
-        """Process id of the child that runs batches, 0 when there is none."""
+        """Process id of the child that runs batches; 0 when there is none."""
         ...
 
     async def start(self) -> float:
-        """Make it ready, warm-up batch included; returns the warm-up's run time in seconds.
+        """Start the backend, warm-up batch included. Returns the warm-up's run time in seconds.
 
         Raises:
             TargetError: the target cannot be loaded, or fails its warm-up batch.
@@ -261,16 +268,16 @@ class Backend(Protocol):
         """Run a batch; one item per entry.
 
         Raises:
-            BackendError: the whole batch failed. After WorkerCrashed and BatchTimeout it must be started anew.
+            BackendError: the whole batch failed. After WorkerCrashed and BatchTimeout the backend must be started anew.
         """
         ...
 
     async def gone(self) -> None:
-        """Return when the child has died or wants to be replaced; never, while it is well."""
+        """Return when the child has died or is to be replaced; never, while it is well."""
         ...
 
     async def stop(self) -> None:
-        """Let go of it: end the child. Safe to call at any time, more than once."""
+        """End the child. Safe to call at any time, more than once."""
         ...
 
 
@@ -278,10 +285,10 @@ class Identity(Protocol):
     """Authentication: from a credential to its principal."""
 
     def identify(self, authorization: bytes) -> Principal | None:
-        """The principal of an `Authorization` header's value (empty: none was sent); None when not valid.
+        """Principal of an `Authorization` header's value (empty: none was sent); None when not valid.
 
         Raises:
-            RequestError: it cannot be told yet; says when to ask again.
+            RequestError: the credential cannot be checked yet; says when to ask again.
         """
         ...
 
@@ -290,8 +297,9 @@ class KeyMark(msgspec.Struct, frozen=True):
     """One change in the history of a store of keys.
 
     Attributes:
-        revision: grows with every change; 0: before the first one.
-        mark: tells the change from another that got the same revision, as after a failover; empty where that is not known.
+        revision: number that grows with every change; 0: before the first one.
+        mark: random text that tells the change from another of the same revision, as after a failover; empty where it
+            is not known.
     """
 
     revision: int = 0
@@ -299,10 +307,10 @@ class KeyMark(msgspec.Struct, frozen=True):
 
 
 class KeyChanges(msgspec.Struct, frozen=True):
-    """What has become of keys since a change.
+    """Keys that have changed since a change.
 
     Attributes:
-        keys: as they are now, in the order of their last changes.
+        keys: keys as they are now, in the order of their last changes.
         upto: the last of these changes.
         more: whether there may be further ones.
     """
@@ -320,49 +328,55 @@ class KeyHistory(Protocol):
         ...
 
     async def changes(self, since: KeyMark, limit: int) -> KeyChanges | None:
-        """Keys that were added or changed after `since`, at most `limit`. None when that change is not, or not for
-        certain, part of the history of what the store holds now: then all keys are to be read again, from KeyMark()."""
+        """Keys that were added or changed after `since`, at most `limit`.
+
+        None when that change is not, or not for certain, part of the history of what the store holds now. Then all keys
+        are to be read again, from KeyMark().
+        """
         ...
 
     async def latest(self) -> KeyMark:
-        """The last change."""
+        """Return the last change."""
         ...
 
 
 class KeyStore(KeyHistory, Protocol):
-    """Keeps API keys. Each method raises StoreUnavailable when the store does not answer."""
+    """Store of API keys. Each method raises StoreUnavailable when the store does not answer."""
 
     async def open(self) -> None:
-        """Reach the store, and bring its tables up to date. Raises SettingError when it will not do."""
+        """Reach the store, and bring its tables up to date. Raises SettingError when it cannot be used."""
         ...
 
     async def add(self, key: ApiKey) -> None:
-        """Keep a new key. Raises ValueError when its id is taken, or when what it replaces has a living replacement."""
+        """Add a new key. Raises ValueError when its id is taken, or when the key it replaces has a living replacement."""
         ...
 
     async def get(self, id: str) -> ApiKey | None:
-        """The key of an id."""
+        """Key of an id."""
         ...
 
     async def expire(self, id: str, at: float) -> bool:
-        """Have a key end at Unix time `at`, or when it would anyway if that is sooner; False for an unknown id."""
+        """End a key at Unix time `at`, or when it would end anyway if that is sooner; False for an unknown id."""
         ...
 
     async def remove_ended(self, before: float, limit: int) -> int:
-        """Remove at most `limit` keys that ended, and were last changed, before Unix time `before`; how many. No change
-        tells of it: they were refused already."""
+        """Remove at most `limit` keys that ended, and were last changed, before Unix time `before`. Returns their
+        number.
+
+        No change tells of it, as these keys were refused already.
+        """
         ...
 
     async def close(self) -> None:
-        """Let go of it."""
+        """Close the store."""
         ...
 
 
 class Ledger(Protocol):
-    """Keeps a record of every request. Each method raises StoreUnavailable when the store does not answer."""
+    """Ledger, with a record of every request. Each method raises StoreUnavailable when the store does not answer."""
 
     async def open(self) -> None:
-        """Reach the store, and bring its tables up to date. Raises SettingError when it will not do."""
+        """Reach the store, and bring its tables up to date. Raises SettingError when it cannot be used."""
         ...
 
     async def write(self, records: Sequence[LedgerRecord]) -> None:
@@ -370,13 +384,13 @@ class Ledger(Protocol):
         ...
 
     async def find(self, id: str) -> Sequence[LedgerRecord]:
-        """The records of a request id, of whatever tenants."""
+        """Records of a request id, of all tenants."""
         ...
 
     async def prune(self, before: float, limit: int) -> int:
-        """Remove at most `limit` records completed before Unix time `before`; how many."""
+        """Remove at most `limit` records completed before Unix time `before`. Returns their number."""
         ...
 
     async def close(self) -> None:
-        """Let go of it."""
+        """Close the ledger."""
         ...

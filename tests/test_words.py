@@ -45,13 +45,8 @@ def riddles(source: str) -> list[str]:
     return [f"line {line}: {text.strip()[:60]}" for line, text in found if _RIDDLE.match(text.strip())]
 
 
-LEFT = {"gateway", "app", "ports.py"}
-
-
 @pytest.mark.parametrize("path", MODULES, ids=[str(path.relative_to(ROOT)) for path in MODULES])
 def test_docstrings_begin_with_what_they_are_about(path: Path) -> None:
-    if path.relative_to(ROOT).parts[0] in LEFT or path.name == "connection_context.py":
-        return
     assert riddles(path.read_text(encoding="utf-8")) == []
 
 

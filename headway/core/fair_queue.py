@@ -308,7 +308,7 @@ def turns(lanes: Sequence[TierQueue], limit: int, share: float) -> Iterator[Tier
     """Tier queue of each next place of the batch, until the batch is full or nothing waits.
 
     Tiers in order; but when more waits than fits, the last `reserved_places` go to the tiers below the
-    highest one that waits, the longest wait first. The caller pops one entry from each lane it is given.
+    highest one that waits, the longest wait first. The caller pops one entry from each queue it is given.
     """
     waiting = [lane for lane in lanes if lane.depth]
     lower = waiting[1:]

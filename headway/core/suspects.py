@@ -12,8 +12,8 @@ of a caller that rides apart. While a batch has several callers it is cut betwee
 first, so that the innocent are answered before anything is halved. Nothing that was only inferred ends an entry: each
 runs alone before it is given up.
 
-Pools and probes share the GPUs with the lanes: while those have a batch they get a tenant's fair share for each caller
-with a pool, a caller with recent culprits only part of it, and whatever the lanes leave. Between themselves they take
+Pools and probes share the GPUs with the tier queues: while those have a batch they get a tenant's fair share for each caller
+with a pool, a caller with recent culprits only part of it, and whatever the tier queues leave. Between themselves they take
 turns by GPU time.
 """
 
@@ -105,7 +105,7 @@ class Suspects:
 
     @property
     def callers(self) -> int:
-        """Callers that share the GPUs with the lanes, at least one."""
+        """Callers that share the GPUs with the tier queues, at least one."""
         return len(self._pools) or 1
 
     def add(self, group: Group) -> None:

@@ -1,12 +1,12 @@
-"""A gateway's session with one broker: what goes out, what comes back, and what is done while the broker is away.
+"""Session of a gateway with one broker: what goes out, what comes back, and what is done while the broker is away.
 
     submit ──▶ outbox ──intake──▶ enqueue          replies ──returns──▶ events
                  ▲                   │ no answer
                  └───────────────────┘ offered again, with what is left of the time
 
-What gathered while the last call was under way goes as one call. A call that was not answered may have been done;
-its entries are offered again under the same ids until that is known. While the broker is out of reach it is probed
-by the intake, with pauses that grow; how long it may be so before that is an event is the session's patience.
+Entries that gathered while the last call was under way go as one call. A call that was not answered may have been done;
+its entries are offered again under the same ids until that is known. While the broker is out of reach the intake probes
+it, with pauses that grow. The session's patience says for how long that may last before it is an event.
 """
 
 from __future__ import annotations
@@ -32,70 +32,71 @@ from headway.runtime.availability import Availability
 from headway.runtime.supervisor import Supervisor
 
 RETRY_AFTER = (1.0, 30.0)
-"""Least and most seconds after which a client is told to try again while the broker is away: as long as that lasts."""
+"""Least and most seconds after which a client should try again while the broker is away: as long as that has lasted."""
 WORTH_GATHERING = 2.0
-"""Entries gather between calls to the broker only when at least so many arrive meanwhile: a lone one goes at once."""
+"""Least arrivals between two calls to the broker for which entries gather; a lone entry goes at once."""
 LOOK_EVERY = 0.5
-"""Seconds without an answered call after which a broker that holds requests is probed: it may have lost them unseen."""
+"""Seconds without an answered call after which a broker that holds requests is probed, as it may have lost them unseen.
+"""
 SECOND_CHANCE = 0.1
-"""Least seconds between the first call that fails and the verdict that the broker is away: one call may be lost."""
+"""Least seconds between the first call that fails and the verdict that the broker is away, as one call may be lost."""
 
 AFTERMATH = 5.0
-"""Seconds after an outage in which the refusal of what is offered again is put down to it."""
+"""Seconds after an outage in which the refusal of an entry that is offered again is put down to the outage."""
 
 SCARCE = "memory"
-"""Reason of a refusal that may also meet what the broker has already: without memory it cannot even look."""
+"""Reason of a refusal that an entry may get although the broker has it: without memory the broker cannot even look."""
 
 T = TypeVar("T")
 
 
 class Admitted(msgspec.Struct, frozen=True):
-    """The broker has an entry with dedup keys: queued, joined to another's answer, or answered already."""
+    """Event: the broker has an entry with dedup keys: queued, joined to another's answer, or answered already."""
 
     entry: Entry
 
 
 class Refused(msgspec.Struct, frozen=True):
-    """The broker refuses an entry."""
+    """Event: the broker refuses an entry."""
 
     entry: Entry
     failure: Failure
 
 
 class Replied(msgspec.Struct, frozen=True):
-    """Replies came."""
+    """Event: replies came."""
 
     replies: Sequence[Reply]
 
 
 class Down(msgspec.Struct, frozen=True):
-    """The broker has been out of reach for longer than the session's patience."""
+    """Event: the broker has been out of reach for longer than the session's patience."""
 
 
 class Up(msgspec.Struct, frozen=True):
-    """After `Down`: the broker answers again."""
+    """Event after `Down`: the broker answers again."""
 
 
 SessionEvent = Admitted | Refused | Replied | Down | Up
 
 
 class BrokerSession:
-    """One gateway's session with one broker.
+    """Session of one gateway with one broker.
 
     Arguments:
-        broker: at its other end.
+        broker: the broker.
         gateway: id of the gateway, to which replies are addressed.
         pending: requests that the gateway holds, on all its sessions; read only.
-        on_event: hears, in order, what comes of entries and of the broker.
+        on_event: takes the events of entries and of the broker, in order.
         room: most entries in the outbox.
         patience: seconds for which the broker may be out of reach until it counts as down.
         clock: monotonic seconds.
         rng: uniform in [0, 1).
 
     Attributes:
-        room: most entries that may wait to be handed on; the gateway's to set.
-        rate: of entries handed over.
-        outcome: asks the broker for a task's outcome; see Broker.
+        room: most entries in the outbox; the gateway's to set.
+        rate: rate of entries handed over, per second.
+        outcome: reads a task's outcome from the broker; see RequestQueue.
     """
 
     def __init__(
@@ -123,9 +124,9 @@ class BrokerSession:
         self._rng = rng
         self._work = asyncio.Event()
         self._gathered = 0.0
-        """Until this instant it may pay to wait for more before the broker is called again."""
+        """Instant until which it may pay to wait for more entries before the broker is called again."""
         self._doubtful = False
-        """Entries of the outbox may have been offered before, or have lost time in it."""
+        """Whether entries of the outbox may have been offered before, or have lost time in it."""
         self._departed: list[Submission] = []
         self._cancelled: list[tuple[str, str]] = []
         self._cursor = 0
@@ -140,10 +141,10 @@ class BrokerSession:
         self._redo = Resubmitter(self._offered, lambda entries: self._offer_again(entries, admitted=True), rng)
 
     def start(self, supervisor: Supervisor, name: str) -> None:
-        """Start its loops: what goes to the broker, what comes back, and what is offered again."""
+        """Start the loops: what goes to the broker, what comes back, and what is offered again."""
         supervisor.start(f"{name} intake", self._intake)
         supervisor.start(f"{name} returns", self._returns)
-        supervisor.start(f"{name} redo", self._redo.run)
+        supervisor.start(f"{name} resubmitter", self._redo.run)
         supervisor.start(f"{name} watch", self._watch)
 
     @property
@@ -154,40 +155,42 @@ class BrokerSession:
 
     @property
     def away(self) -> bool:
-        """Whether the broker has been out of reach for longer than the line's patience."""
+        """Whether the broker has been out of reach for longer than the session's patience."""
         return self._away
 
     @property
     def in_sync(self) -> bool:
-        """Whether the broker has all that it took and has not ended, as far as is known: it has lost nothing that is
-        not offered again yet."""
+        """Whether the broker has all that it took and has not ended, as far as is known.
+
+        It has then lost nothing that is not offered again yet.
+        """
         return not (self._doubtful or self._redo.open or self._outage.since) and self.broker.epoch == self._epoch
 
     @property
     def _late(self) -> bool:
-        """Whether what is offered again may have been held while the broker was out of reach."""
+        """Whether entries that are offered again may have been held while the broker was out of reach."""
         return self._clock() - self._back_at < AFTERMATH
 
     def no_room(self) -> Failure:
-        """The refusal of a request that there is no room for. An outage is taken to last as long again as it has."""
+        """Refusal of a request that there is no room for. An outage is expected to last as long again as it has."""
         if self.unreachable_seconds > 0.0:
             return self.out_of_reach()
         message = "more requests wait than can be handed on"
         return Failure(errors.SERVICE_OVERLOADED, message, RETRY_AFTER[0], "overloaded")
 
     def out_of_reach(self) -> Failure:
-        """What is said of a broker that does not answer: not where it is, since clients read it."""
+        """Failure for a broker that does not answer. It does not name the broker's address, since clients read it."""
         least, most = RETRY_AFTER
         wait = min(max(self.unreachable_seconds, least), most)
         return Failure(errors.SERVICE_OVERLOADED, "the queue is out of reach; try again later", wait, "broker")
 
     @property
     def full(self) -> bool:
-        """Whether no further entry may wait to be handed on."""
+        """Whether the outbox has no room for a further entry."""
         return len(self._outbox) >= self.room
 
     def offer(self, entry: Entry) -> None:
-        """Have the broker asked for an entry's admission, with the next call."""
+        """Offer an entry to the broker with the next call."""
         if not self._outbox:
             self._work.set()
         self._outbox.append(entry)
@@ -199,16 +202,16 @@ class BrokerSession:
         self._work.set()
 
     def give_up(self) -> None:
-        """Let go of what has not been handed on: another session has taken it over."""
+        """Drop the outbox, as another session has taken it over."""
         self._outbox.clear()
 
     def withdraw(self, submission: Submission) -> None:
-        """Have the broker let go of a submission as soon as it can be told."""
+        """Withdraw a submission as soon as the broker can be told."""
         self._departed.append(submission)
         self._work.set()
 
     def cancel_later(self, tenant: str, id: str) -> None:
-        """Have the broker forget a task that may be on its way, once it has arrived."""
+        """Cancel a task that may be on its way, once it has arrived."""
         self._cancelled.append((tenant, id))
         self._work.set()
 
@@ -230,7 +233,9 @@ class BrokerSession:
                 await asyncio.sleep(backoff(failures, self._rng()))
 
     async def _flush(self) -> None:
-        """Withdraw what has departed, so that it cannot be among what is offered, and offer what gathered."""
+        """Withdraw submissions whose clients have left, so that they cannot be among the offered ones, and offer what
+        gathered.
+        """
         probe = bool(self._departed or self._cancelled) or self._probe_due or self._outage.since is not None
         if probe:
             self._probe_due = False
@@ -279,12 +284,14 @@ class BrokerSession:
                 self._on_event(self, Admitted(entry))
 
     async def _offer_again(self, entries: Sequence[Entry], admitted: bool = False) -> None:
-        """Offer those that still wait. One that is answered meanwhile may have been taken for new: it is withdrawn, unless
-        its outcome is of use to who asks later.
+        """Offer entries again that still wait.
+
+        An entry that is answered meanwhile may have been taken for new. It is withdrawn, unless later requests can use
+        its outcome.
 
         Arguments:
-            entries: what is offered.
-            admitted: they were admitted once, and are most likely still there.
+            entries: entries to offer.
+            admitted: whether they were admitted once, and are most likely still there.
         """
         offered = self._pending.refreshed(self, entries, self._clock())
         if not offered:
@@ -317,7 +324,7 @@ class BrokerSession:
                 self._on_event(self, Replied(replies))
 
     async def _read(self) -> Sequence[Reply] | None:
-        """The next replies; None when a new epoch began while it waited for them."""
+        """Read the next replies; None when a new epoch began meanwhile."""
         try:
             async with asyncio.timeout(None) as reading:
                 self._reading = reading
@@ -340,7 +347,7 @@ class BrokerSession:
                 self._work.set()
 
     async def _ask(self, call: Awaitable[T]) -> T:
-        """One call; whether it is answered is noted."""
+        """Make one call, and note whether it is answered."""
         began = self._clock()
         try:
             answer = await call
@@ -351,7 +358,7 @@ class BrokerSession:
         return answer
 
     def _lost(self, began: float, error: BrokerUnavailable) -> None:
-        """A call was not answered. The intake finds out when the broker is back."""
+        """Note that a call was not answered. The intake finds out when the broker is back."""
         self._outage.failed(began, error)
         if self._verdict is None and not self._away:
             pause = max(began + self._patience - self._clock(), SECOND_CHANCE)
@@ -363,8 +370,11 @@ class BrokerSession:
         self._on_event(self, Down())
 
     def _found(self) -> None:
-        """A call was answered. If it is the first since one was not, or if it shows that the broker has lost what
-        it had, everything is offered again."""
+        """Note that a call was answered.
+
+        If it is the first since one was not, or if it shows that the broker has lost its state, everything is offered
+        again.
+        """
         self._answered = self._clock()
         if self.broker.epoch != self._epoch:
             known, self._epoch = self._epoch, self.broker.epoch
@@ -391,8 +401,10 @@ class BrokerSession:
 
 
 def _too_late(failure: Failure) -> Failure:
-    """What is said of an entry that was held while the broker was out of reach, and is refused when offered at last: nobody
-    is shed for a load that there was not when it came."""
+    """Failure of an entry that was held during an outage, and is refused when offered at last.
+
+    No client is shed for a load that was not there when its request came.
+    """
     if failure.code != errors.SHED:
         return failure
     message = "the queue was out of reach, and can no longer answer in time"

@@ -1,7 +1,7 @@
-"""Looks twice a second at what the fleet can carry and who else takes requests in, and sets the gateway's throttle by it.
+"""Watcher of the fleet's capacity and gateways, which sets this gateway's throttle twice a second.
 
-What it goes by may be out of reach, or published by nobody any more: after some seconds without news the throttle opens,
-and only what the broker itself refuses is refused.
+The fleet may be out of reach, or no controller may publish any more. After some seconds without news the throttle
+opens, and only the broker itself refuses.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ LOOK_EVERY = 0.5
 STALE_AFTER = 10.0
 """Seconds without a newly published capacity after which the last one is no longer believed."""
 SILENT_AFTER = 3 * PULSE
-"""Seconds since it last told of itself after which another gateway counts no more."""
+"""Seconds since its last heartbeat after which another gateway counts no more."""
 
 
 class CapacityWatcher:
-    """One gateway's view of the fleet.
+    """Watcher of the fleet for one gateway.
 
     Arguments:
-        gateway: its throttle is set; it is told how many gateways there are.
-        fleet: what is looked at.
+        gateway: gateway whose throttle is set, and which learns the number of gateways.
+        fleet: fleet that is watched.
         clock: monotonic seconds.
     """
 
@@ -42,20 +42,20 @@ class CapacityWatcher:
         self._gateway = gateway
         self._fleet = fleet
         self._clock = clock
-        self._pulse = Periodic("lookout", self._look, clock, every=LOOK_EVERY)
+        self._pulse = Periodic("capacity watcher", self._look, clock, every=LOOK_EVERY)
         self._published = -math.inf
         """Broker instant at which the capacity was last published."""
         self._heard_at = clock()
 
     async def open(self) -> None:
-        """See Resource: nothing is needed."""
+        """See Resource. Nothing is needed."""
 
     def start(self, supervisor: Supervisor) -> None:
-        """Begin to look."""
+        """Start watching."""
         self._pulse.start(supervisor)
 
     async def close(self) -> None:
-        """See Resource: nothing is held."""
+        """See Resource. Nothing is held."""
 
     async def _look(self) -> None:
         try:
@@ -91,7 +91,7 @@ class CapacityWatcher:
             gateway.counters.throttle.pop(gateway.settings.model, None)
 
     def _others(self, members: Sequence[ProcessInfo]) -> list[ProcessInfo]:
-        """The other gateways that are there. Instants are the broker's, so the newest one is the measure."""
+        """Other live gateways. Instants are the broker's, so the newest one is the measure."""
         newest = max((member.last_seen for member in members), default=0.0)
         return [
             member

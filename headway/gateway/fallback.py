@@ -1,9 +1,9 @@
-"""Direct mode: what a gateway needs to get answers by itself while the broker that the fleet shares is gone.
+"""Direct mode: a gateway answers by itself while the broker that the fleet shares is away.
 
 It is the machinery of a single process, started beside: a broker of its own, batchers, and the loop that expires what
-is overdue. So batching, retries, isolation of bad inputs and admission are the same there as everywhere. Its
-backends come up with the gateway, to be warm when they are needed; a fallback that does not come up is tried again
-and again and keeps no gateway from starting.
+is overdue. So batching, retries, isolation of bad inputs and admission are the same there as everywhere. Its backends
+come up with the gateway, to be warm when they are needed; a fallback that does not come up is tried again and again and
+keeps no gateway from starting.
 """
 
 from __future__ import annotations

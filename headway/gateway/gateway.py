@@ -1,11 +1,11 @@
-"""The gateway holds the client's side: who waits for what, until when.
+"""The gateway: the client's side of requests, from submission to answer.
 
-Per request there is one small record and two dictionary operations; no task, no future, no timer of its own. The
-record carries the way back, so that the answer is written by whoever brings it.
+Per request there is one small record and two dictionary operations; no task, no future, no timer of its own. The record
+carries the way back, so that the answer is written by whoever brings it.
 
-Requests go over a `BrokerSession` to the broker that the fleet shares. While that is away, they go over another session to
-a broker of the gateway's own, if there is one, and are refused otherwise. A request ends once, in `_finish`, whatever its
-sessions bring: the first answer takes the record away.
+Requests go over a `BrokerSession` to the broker that the fleet shares. While that is away, they go over another session
+to a broker of the gateway's own, if there is one, and are refused otherwise. A request ends once, in `_finish`,
+whatever its sessions bring: the first answer takes the record away.
 """
 
 from __future__ import annotations
@@ -51,22 +51,22 @@ log = structlog.get_logger(__name__)
 
 
 class Gateway:
-    """Takes requests in, hands them to the broker, and brings each answer to its sink.
+    """Gateway of one process: takes requests in, hands them to the broker, and brings each answer to its sink.
 
     Arguments:
-        settings: for time-outs, bounds and tier names.
-        models: names that are served.
-        broker: where entries go.
-        counters: counts outcomes.
+        settings: settings of time-outs, bounds and tier names.
+        models: names of the models that are served.
+        broker: broker that entries go to.
+        counters: counters of outcomes.
         clock: monotonic seconds.
-        direct: where they go while `broker` is away; without it they are refused then.
-        observers: hear of every request that has ended.
+        direct: broker that entries go to while `broker` is away; without it they are refused then.
+        observers: observers of every request that has ended.
         rng: uniform in [0, 1), for pauses.
 
     Attributes:
-        closed: every further request is refused.
-        limiter: refuses what goes over a limit or the fleet's capacity.
-        broker: where requests that come now go: the shared one or, in direct mode, the gateway's own.
+        closed: whether every further request is refused.
+        limiter: refuses requests over a limit or the fleet's capacity.
+        broker: broker that new requests go to: the shared one or, in direct mode, the gateway's own.
     """
 
     def __init__(
@@ -103,23 +103,23 @@ class Gateway:
         self._shared = BrokerSession(broker, *rest)
         self._direct = BrokerSession(direct, *rest) if direct else None
         self._session = self._shared
-        """The session that new requests go over."""
+        """Session that new requests go over."""
         self.broker = broker
 
     def start(self, supervisor: Supervisor) -> None:
-        """Start its loops: what goes to the brokers, and what comes back."""
+        """Start the loops: what goes to the brokers, and what comes back."""
         self._shared.start(supervisor, "gateway")
         if self._direct is not None:
             self._direct.start(supervisor, "gateway direct")
 
     @property
     def pending(self) -> int:
-        """Requests held now."""
+        """Number of pending requests."""
         return len(self._pending)
 
     @property
     def holding(self) -> bool:
-        """Whether requests that come now are held for the shared broker, whether it answers now or not."""
+        """Whether new requests are held for the shared broker, whether it answers now or not."""
         return not self._shared.away
 
     @property
@@ -141,10 +141,10 @@ class Gateway:
 
         Arguments:
             sink: gets the reply, exactly once unless the request is abandoned.
-            principal: who asks; limits are per principal.
-            id: UUIDv7 text, unique within the tenant while the request is held.
-            options: how the request is to be served.
-            model: must be one that is served.
+            principal: principal of the request, whose limits apply.
+            id: UUIDv7 text, unique within the tenant while the request is pending.
+            options: options of the request.
+            model: name of a model that is served.
             input: the text for the model.
             parameters: text of a JSON object, or empty.
         """
@@ -189,13 +189,14 @@ class Gateway:
         session.offer(entry)
 
     def detach(self, tenant: str, id: str) -> None:
-        """Nobody waits for a task any more; it goes on."""
+        """Stop waiting for a task, which goes on."""
         if (pending := self._pending.get((tenant, id))) is not None:
             pending.sink = NOBODY
 
     def abandon(self, sink: ReplySink, tenant: str, id: str) -> None:
-        """The client left: its sink hears nothing more, and the broker decides what becomes of the entry. A task that was
-        not handed over is none."""
+        """Drop a request whose client left. The broker decides what becomes of the entry. A task not handed over is
+        none.
+        """
         pending = self._pending.get((tenant, id))
         if pending is None or pending.sink is not sink:
             return
@@ -206,7 +207,7 @@ class Gateway:
     async def ask(
         self, principal: Principal, id: str, options: RequestOptions, model: str, input: str, parameters: bytes
     ) -> Reply:
-        """`submit` for coroutines. A cancelled call abandons the request."""
+        """Submit a request, and wait for its reply. A cancelled call abandons the request."""
         sink = FutureSink()
         self.submit(sink, principal, id, options, model, input, parameters)
         return await self._outcome(sink, principal.tenant, id)
@@ -219,10 +220,10 @@ class Gateway:
             raise
 
     async def outcome(self, tenant: str, id: str) -> Reply | EntryState | None:
-        """The outcome of a task, or where it stands; None when it is unknown, forgotten, or no task of the tenant's.
+        """Outcome or state of a task; None when it is unknown, forgotten, or no task of the tenant's.
 
         Raises:
-            BrokerUnavailable: that cannot be told now.
+            BrokerUnavailable: the broker does not answer now.
         """
         pending = self._pending.get((tenant, id))
         if pending is not None and pending.task and (session := pending.session) is not None:
@@ -238,8 +239,7 @@ class Gateway:
         return await self._shared.outcome(tenant, id)
 
     async def follow(self, tenant: str, id: str, seconds: float) -> Reply | None:
-        """The outcome of a task, waited for as long as it takes but at most so many seconds; None when it is not known
-        by then."""
+        """Outcome of a task, waited for at most `seconds` seconds; None when it is not known by then."""
         entry = Entry(
             new_id(), self.settings.model, "", 0, tenant, self.name, seconds, seconds,
             shares=(DedupKey(DedupKind.TASK, id),), nonce=next(self._submissions),
@@ -253,7 +253,7 @@ class Gateway:
         """Forget a task and its outcome; if it is not on a GPU yet, it never gets there.
 
         Raises:
-            BrokerUnavailable: it may not have been forgotten.
+            BrokerUnavailable: the task may not have been forgotten.
         """
         pending = self._pending.get((tenant, id))
         if pending is not None and pending.task:
@@ -266,23 +266,24 @@ class Gateway:
                 await one.broker.cancel_task(tenant, id)
 
     def out_of_reach(self) -> Failure:
-        """What a client hears when `outcome` or `cancel` could not reach the broker."""
+        """Failure that a client reads when `outcome` or `cancel` could not reach the broker."""
         return self._shared.out_of_reach()
 
     async def emptied(self) -> None:
-        """Return as soon as no request is held."""
+        """Return as soon as no request is pending."""
         while self._pending:
             self._emptied.clear()
             await self._emptied.wait()
 
     def refuse_all(self, failure: Failure) -> None:
-        """Answer every held request with `failure`; for a shutdown that may not wait."""
+        """Answer every pending request with `failure`; for a shutdown that may not wait."""
         for pending in list(self._pending.values()):
             self._answer(pending, failure, Ending.TIMED_OUT)
 
     async def status(self, id: str, tenant: str | None = None) -> RequestStatus | None:
-        """What is known of request `id`, of the newest where several tenants have one and none is named; None when it
-        is not held and not among the last ones answered."""
+        """Status of request `id`, of the newest where several tenants have one; None when it is neither pending nor
+        recent.
+        """
         for pending in reversed(self._pending.values()):
             if pending.entry.id == id and tenant in (None, pending.entry.tenant):
                 state = None
@@ -293,7 +294,7 @@ class Gateway:
         return self._recent.find(id, tenant)
 
     def _check(self, principal: Principal, entry: Entry) -> Failure | None:
-        """Why a request is refused at once; None when it is not."""
+        """Failure for which a request is refused at once; None when it is not."""
         model, session = entry.model, self._session
         if self.closed:
             return Failure(errors.DRAINING, "shutting down; ask another instance", 1.0, "draining")
@@ -316,14 +317,14 @@ class Gateway:
         asyncio.get_running_loop().call_soon(sink.answer, reply)
 
     def note_refusal(self, principal: Principal, entry: Entry, failure: Failure) -> Reply:
-        """Count and record a request that was refused here, or at the door for its principal's limits; its reply."""
+        """Count and record a request that was refused here, or by its connection for its principal's limits; its reply."""
         now = self._clock()
         reply = Reply(entry.id, entry.tenant, None, failure)
         self._finish([PendingRequest(NOBODY, principal, entry, now, now, None, False, reply)], Ending.TURNED_AWAY)
         return reply
 
     def on_event(self, session: BrokerSession, event: SessionEvent) -> None:
-        """Take note of what a session tells."""
+        """Handle an event of a session."""
         match event:
             case Replied(replies):
                 self._take(session, replies)
@@ -343,7 +344,7 @@ class Gateway:
                     self._session, self.broker = session, session.broker
 
     def _go_down(self, session: BrokerSession) -> None:
-        """The broker is away. What is held goes direct at once, or waits on for the broker."""
+        """Handle an outage: pending requests go direct at once, or wait on for the broker."""
         if session is not self._shared:
             return
         direct = self._direct
@@ -364,8 +365,7 @@ class Gateway:
         direct.take_over([pending.entry for pending in moved])
 
     def _take(self, session: BrokerSession, replies: Sequence[Reply]) -> None:
-        """Match replies with the requests that wait for them. A request that has been answered, or whose client has left,
-        or whose id is used again, waits for none."""
+        """Match replies with pending requests. A request that has ended, or whose id is used again, takes none."""
         overdue = self._clock() - DEADLINE_GRAIN
         ended: list[PendingRequest] = []
         strays = 0
@@ -398,7 +398,7 @@ class Gateway:
             log.debug("replies that nobody waits for", count=strays)
 
     def _fits(self, pending: PendingRequest, reply: Reply, overdue: float) -> bool:
-        """Whether a reply that is not what was expected will do; if not, its request is held on or gets its 504."""
+        """Whether an unexpected reply will do. If not, its request stays pending or gets its 504."""
         if pending.deadline < overdue:  # This process stood still; its client has long given up.
             self._expire(pending)
             return False
@@ -408,7 +408,7 @@ class Gateway:
         return True
 
     def _answer(self, pending: PendingRequest, failure: Failure, ending: Ending) -> None:
-        """End a request with a failure of the gateway's own account."""
+        """End a request with a failure of the gateway's own."""
         entry = pending.entry
         if self._pending.of(entry) is pending:
             del self._pending[entry.tenant, entry.id]
@@ -416,7 +416,7 @@ class Gateway:
             self._finish([pending], ending)
 
     def _leave(self, pending: PendingRequest, told: Reply | None = None) -> None:
-        """End a request that nobody wants any more; `told`: what whoever waits for it still hears."""
+        """End a request that nobody wants any more. `told`: reply that its sink still gets."""
         entry, sink = pending.entry, pending.sink
         pending.sink = NOBODY
         del self._pending[entry.tenant, entry.id]
@@ -426,8 +426,7 @@ class Gateway:
             self._tell(sink, told)
 
     def _finish(self, ended: Sequence[PendingRequest], ending: Ending) -> None:
-        """End requests that have left the table: observers hear of them, and sinks get the answers. Every request comes here
-        once, whatever its end."""
+        """End requests that have left the table, each once: observers hear of them, and sinks get the answers."""
         now = self._clock()
         observed = [pending for pending in ended if pending.principal is not None]
         for observer in self._observers:

@@ -1,15 +1,15 @@
-"""Tells the ledger of every request, off the way that requests take.
+"""Writer of the ledger: records every request, off the way that requests take.
 
     gateway ─finished─▶ notes ─4 times a second, or when there are many─▶ records ─in bulk─▶ ledger
 
 To add a note costs next to nothing, and never waits. Notes hold inputs and outputs, so they are soon made into records,
 which do not, whether the ledger answers or not; most refusals are only counted (`core/refused.py`). While it is slow or
-away records wait for it, in the order in which they came. There is room for so many, those under way included; what comes
-when it is full is dropped, and counted.
+away records wait for it, in the order in which they came. There is room for so many, those under way included; what
+comes when it is full is dropped, and counted.
 
 A bulk is forgotten only when it is written. One that was written unheard is written again, which changes nothing. How
-large the next one is follows from the last: twice as large where that was quick, half where it was not taken, for want of
-time or for a row in it. So a slow ledger gets what it can take, and a row that it cannot take soon stands alone.
+large the next one is follows from the last: twice as large where that was quick, half where it was not taken, for want
+of time or for a row in it. So a slow ledger gets what it can take, and a row that it cannot take soon stands alone.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ log = structlog.get_logger(__name__)
 INTERVAL = 0.25
 """Seconds after which notes are made into records, and written."""
 BULK = 2000
-"""Most records in one bulk; as many notes do not wait for the interval."""
+"""Most records in one bulk. As many notes do not wait for the interval."""
 FIRST_BULK = 100
-"""Most in the first one, and in the first when a process ends: how fast the ledger is has to be found out."""
+"""Most records in the first bulk, and in the first at the end of a process, as the ledger's speed has to be found out.
+"""
 SWIFT = 0.5
 """Seconds that a full bulk may take for the next one to be twice as large."""
 BITE = 250
@@ -54,20 +55,20 @@ FLUSH_WITHIN = 5.0
 PRUNE_EVERY = 60.0
 """Seconds between two looks for records that are too old."""
 PRUNE_BITE = 1000
-"""Records removed at once, so that none that is written waits for long,"""
+"""Most records removed at once, so that a record that is written does not wait for long."""
 PRUNE_PAUSE = 0.05
-"""and seconds before the next are."""
+"""Seconds between two removals."""
 _DAY = 86_400.0
 
 
 class LedgerWriter:
-    """The journal of one gateway; see `headway.gateway.pending.Observer` and `headway.app.lifecycle.Resource`.
+    """Ledger writer of one gateway; see `headway.gateway.pending.Observer` and `headway.app.lifecycle.Resource`.
 
     Arguments:
-        ledger: where records go.
-        settings: for the bound, the age at which records are removed, the names of tiers, and whether inputs and outputs
-            are recorded.
-        counters: counts what is dropped.
+        ledger: ledger that gets the records.
+        settings: settings of the bound, the age at which records are removed, the names of tiers, and whether inputs
+            and outputs are recorded.
+        counters: counters of dropped records.
         clock: monotonic seconds.
         wall: Unix time in seconds.
         rng: uniform in [0, 1), for pauses.
@@ -93,7 +94,7 @@ class LedgerWriter:
         self._rng = rng
         self._notes: deque[tuple[float, float, Sequence[PendingRequest]]] = deque()
         self._noted = 0
-        """Notes that are not records yet."""
+        """Number of notes that are not records yet."""
         self._refusals = Refused()
         self._records: deque[LedgerRecord] = deque()
         """Records that are not written yet, those under way in front."""
@@ -105,7 +106,7 @@ class LedgerWriter:
         self._suspect: LedgerRecord | None = None
         """First record of the last bulk that was refused."""
         self._failures = 0
-        """How often in a row the ledger has not answered."""
+        """Number of times in a row that the ledger has not answered."""
         self._many = asyncio.Event()
         self._there_are_records = asyncio.Event()
         self._opened = False
@@ -125,10 +126,10 @@ class LedgerWriter:
             self._crowd()
 
     async def open(self) -> None:
-        """Reach the ledger; when it is away, that is tried again while requests are served.
+        """Reach the ledger. When it is away, that is tried again while requests are served.
 
         Raises:
-            SettingError: it will not do.
+            SettingError: the ledger cannot be used.
         """
         try:
             await self._ledger.open()
@@ -137,14 +138,14 @@ class LedgerWriter:
             self._outage.failed(self._clock(), exc)
 
     def start(self, supervisor: Supervisor) -> None:
-        """Start its loops."""
+        """Start the loops."""
         supervisor.start("ledger records", self._gather_on)
         supervisor.start("ledger", self._write_on)
         if self._retention:
             supervisor.start("ledger retention", self._prune_on)
 
     async def close(self) -> None:
-        """Write what is left, within FLUSH_WITHIN; the rest is dropped and counted. Then let go of the ledger."""
+        """Write the remaining records, within FLUSH_WITHIN; the rest is dropped and counted. Then close the ledger."""
         self._bulk = min(self._bulk, FIRST_BULK)
         until = self._clock() + FLUSH_WITHIN
         try:
@@ -165,7 +166,7 @@ class LedgerWriter:
         await self._ledger.close()
 
     def _crowd(self) -> None:
-        """Have many notes made into records soon, and drop those for which there is no room."""
+        """Have notes made into records soon when there are many, and drop those for which there is no room."""
         excess = self._noted + len(self._records) - self._bound
         if excess > 0:
             at, ended, notes = self._notes.pop()
@@ -227,7 +228,7 @@ class LedgerWriter:
             self._there_are_records.clear()
 
     async def _write(self) -> None:
-        """Write one bulk; or find that it is not taken now, pause if the ledger does not answer, and halve the next."""
+        """Write one bulk. If the ledger does not take it now, pause, and halve the next bulk."""
         bulk = list(islice(self._records, self._bulk))
         began = self._clock()
         try:
@@ -253,8 +254,11 @@ class LedgerWriter:
                 self._bulk = min(self._bulk * 2, BULK)
 
     def _refused(self, bulk: Sequence[LedgerRecord], error: Exception) -> None:
-        """The ledger cannot take some record of a bulk: the next ones are smaller, until it stands alone. Then it is tried
-        once more, as it may have been damaged on its way."""
+        """Handle a bulk with a record that the ledger cannot take.
+
+        The next bulks are smaller, until that record stands alone. Then it is tried once more, as it may have been
+        damaged on its way.
+        """
         if len(bulk) > 1 or bulk[0] is not self._suspect:
             self._suspect = bulk[0]
             self._bulk = max(1, len(bulk) // 2)
@@ -270,8 +274,11 @@ class LedgerWriter:
             self._content_size -= sum(map(size_of, bulk))
 
     async def _prune_on(self) -> None:
-        """Remove what is too old, in bites. The first look is at any time of the first minute: gateways that start
-        together need not look together."""
+        """Remove old records, in bites.
+
+        The first removal is at a random time of the first minute, so that gateways that start together do not remove
+        together.
+        """
         await asyncio.sleep(PRUNE_EVERY * self._rng())
         while True:
             removed = await self._prune() if self._outage.since is None else 0

@@ -1,10 +1,11 @@
-"""What one gateway refuses by rate before it asks the broker: callers by their limits, the lowest tier by the capacity.
+"""Refusals by rate of one gateway before it asks the broker: principals by their limits, the lowest tier by the
+capacity.
 
-The broker counts the limits for all gateways and charges them with the enqueue; here they are only compared with what is
-known of it, so that a flood over a limit is not handed on. While each gateway goes on alone it counts its part of them.
+The broker counts the limits for all gateways and charges them with the enqueue. Here they are only compared with the
+known debts, so that a flood over a limit is not handed on. While each gateway goes on alone it counts its part of them.
 
-What a gateway answers by itself because it is wrong (no JSON, an unknown model) never gets to the broker. It counts towards
-the same limits, but is counted here, by each gateway for itself.
+A request that a gateway answers by itself because it is wrong (no JSON, an unknown model) never gets to the broker. It
+counts towards the same limits, but is counted here, by each gateway for itself.
 """
 
 from __future__ import annotations
@@ -19,28 +20,28 @@ from headway.model import Entry, Failure, Limit
 from headway.ports import QueueCondition
 
 REMEMBERED = 10_000
-"""Sets of limits whose parts are kept ready; limits that something is owed to for what was answered here."""
+"""Most sets of limits whose parts are kept ready, and most limits with a debt for what was answered here."""
 
 POLLS = 30
-"""Polls of tasks for each request that a caller may send: one a second, for as long as a task may take."""
+"""Polls of tasks for each request that a principal may send: one a second, for as long as a task may take."""
 POLLS_AT_ONCE = 60
 """Polls at once beyond those."""
 
 CHARGED = frozenset((errors.NOT_FOUND, errors.FORBIDDEN, errors.IDEMPOTENCY_CONFLICT))
-"""Errors of the client's that a gateway tells by itself, and that count like the request that they were meant to be."""
+"""Error codes of wrong requests that a gateway answers by itself, and that count as requests."""
 
 
 class Limiter:
-    """One gateway's.
+    """Limiter of one gateway.
 
     Arguments:
-        tiers: how many there are; the throttle is for the last of several.
+        tiers: number of tiers; the throttle is for the last of several.
         clock: monotonic seconds.
 
     Attributes:
-        throttle: of the lowest tier; open until somebody sets its rate.
-        gateways: how many there are, this one included, as far as it was told.
-        debts: by id of a limit, the theoretical arrival time of what was answered here.
+        throttle: throttle of the lowest tier; open until its rate is set.
+        gateways: number of gateways, this one included, as far as is known.
+        debts: theoretical arrival time by id of the limit, for what was answered here.
     """
 
     def __init__(self, tiers: int, clock: Callable[[], float]) -> None:
@@ -55,7 +56,7 @@ class Limiter:
         self._polls: dict[str, float] = {}
 
     def parts(self, limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
-        """This gateway's parts of limits, for as long as nobody counts for all."""
+        """Parts of limits that this gateway counts, for as long as no broker counts for all."""
         if self._parts_of != self.gateways or len(self._parts) >= REMEMBERED:
             self._parts, self._parts_of = {}, self.gateways
         parts = self._parts.get(limits)
@@ -64,11 +65,11 @@ class Limiter:
         return parts
 
     def owed_by(self, broker: QueueCondition) -> Callable[[Limit], float]:
-        """Says how many seconds are owed to a limit: to the broker, and for what was answered here."""
+        """Make a function that returns the seconds owed to a limit: to the broker, and for what was answered here."""
         return lambda limit: broker.rate_limit_debt(limit) + self._debt(limit)
 
     def excess(self, limits: tuple[Limit, ...], broker: QueueCondition) -> Failure | None:
-        """Why a request with these limits is refused by rate; None when it is not. Nothing is charged."""
+        """Refusal of a request with these limits by rate; None when it may go on. Nothing is charged."""
         owed_to = self.owed_by(broker) if self.debts else broker.rate_limit_debt
         for limit in limits:
             owed = owed_to(limit)
@@ -77,7 +78,7 @@ class Limiter:
         return None
 
     def charge(self, limits: tuple[Limit, ...]) -> None:
-        """Count a request that is answered here, because it is wrong."""
+        """Charge a request that is answered here, because it is wrong."""
         now, debts = self._clock(), self.debts
         if len(debts) >= REMEMBERED:
             paid = [id for id, tat in debts.items() if tat <= now] or list(debts)
@@ -95,8 +96,11 @@ class Limiter:
                 self._debt(limit)
 
     def poll(self, limits: tuple[Limit, ...]) -> Failure | None:
-        """Why somebody who asks for a task is refused by rate; None when it is not, and counted. Each gateway counts by itself.
-        What a tier may send together is no measure: one that polls much would keep the others of its tier from it."""
+        """Refusal of a poll by rate; None when it is allowed, and counted. Each gateway counts by itself.
+
+        The limit of a tier does not bound polls: a principal that polls much would keep the others of its tier from
+        polling.
+        """
         if len(self._polls) >= REMEMBERED:
             self._polls.clear()
         own = [
@@ -111,11 +115,11 @@ class Limiter:
         return None
 
     def check(self, entry: Entry, alone: bool) -> Failure | None:
-        """Why an entry is not handed on for the fleet's capacity; None when it is, and counted.
+        """Refusal of an entry for the fleet's capacity; None when it may go on, and counted.
 
         Arguments:
-            entry: not known to the broker, and within its limits.
-            alone: it goes to a broker of this gateway's own: the fleet's capacity does not bound it.
+            entry: entry that the broker does not know, within its limits.
+            alone: whether it goes to a broker of this gateway's own, which the fleet's capacity does not bound.
         """
         if entry.tier < self._lowest:
             self.throttle.higher += 1
@@ -124,8 +128,10 @@ class Limiter:
         return None
 
     def _debt(self, limit: Limit) -> float:
-        """Seconds that are owed to a limit for what was answered here. All that is paid is forgotten once in a while, as
-        requests cost more while there is any."""
+        """Seconds owed to a limit for what was answered here.
+
+        Paid debts are forgotten once in a while, as requests cost more while there are any.
+        """
         now = self._clock()
         if now >= self._settled + 1.0:
             self._settled = now
@@ -134,7 +140,7 @@ class Limiter:
         return max(self.debts.get(limit.id, now) - now, 0.0)
 
     def not_run(self, entry: Entry) -> None:
-        """Another's answer was good for an entry: it took nothing of the capacity."""
+        """Note that an entry got another's answer, and so took nothing of the capacity."""
         if entry.tier < self._lowest:
             self.throttle.higher -= 1
         else:

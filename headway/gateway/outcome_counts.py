@@ -1,4 +1,4 @@
-"""Counts what became of requests."""
+"""Counts of the outcomes of requests."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class OutcomeCounts:
     """Observer that writes counters.
 
     Arguments:
-        counters: of the process.
+        counters: counters of the process.
         tiers: names of the tiers.
-        models: names that are served; other names are labels of no series.
+        models: names of the models that are served; other names get no series.
     """
 
     def __init__(self, counters: Counters, tiers: Sequence[str], models: Collection[str]) -> None:
@@ -67,8 +67,11 @@ class OutcomeCounts:
         counters.requests[model, tier, "ok"] += len(answers.latencies) - answers.failed
 
     def _count_other(self, request: PendingRequest, ending: Ending, now: float) -> None:
-        """Count one that did not end by a reply. A refusal is no latency: it takes no time, and in an overload there are so
-        many that they would hide how slow the others are."""
+        """Count a request that did not end by a reply.
+
+        A refusal is no latency: it takes no time, and an overload has so many that they would hide the others'
+        latencies.
+        """
         entry, failure = request.entry, request.reply.failure
         if ending is Ending.LEFT:
             self._count(entry, "cancelled")

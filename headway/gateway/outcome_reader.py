@@ -1,4 +1,4 @@
-"""Recalls of kept outcomes, a few at a time: an outcome may be 16 MiB, and a broker sends nothing else meanwhile.
+"""Reader of kept outcomes, a few at a time: an outcome may be 16 MiB, and a broker sends nothing else meanwhile.
 
 Calls for one outcome never run side by side. Those that come while one is under way share the next one: it begins after
 all of them asked, so what it brings is true for each. The tenants take turns.
@@ -21,18 +21,19 @@ Asking = asyncio.Future[Recalled]
 
 
 class OutcomeReader:
-    """A gateway's recalls at one broker.
+    """Reader of kept outcomes at one broker.
 
     Arguments:
-        broker: has the outcomes.
-        out_of_reach: whether the broker is known not to answer. Then all recalls that wait fail with the first call that does.
+        broker: broker that has the outcomes.
+        out_of_reach: whether the broker is known not to answer. Then all waiting reads fail with the first call that
+            does.
     """
 
     def __init__(self, broker: RequestQueue, out_of_reach: Callable[[], bool]) -> None:
         self._broker = broker
         self._out_of_reach = out_of_reach
         self._waiting: dict[str, dict[str, list[Asking]]] = {}
-        """By tenant and id; the tenant whose turn it is comes first."""
+        """Waiting reads by tenant and id; the tenant whose turn it is comes first."""
         self._calls: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     async def outcome(self, tenant: str, id: str) -> Recalled:
@@ -55,7 +56,7 @@ class OutcomeReader:
                 self._calls[key] = loop.create_task(self._call(key, asking))
 
     def _next(self) -> tuple[str, str] | None:
-        """The first outcome, by the turns of the tenants, that no call is under way for."""
+        """First outcome, by the turns of the tenants, that no call is under way for."""
         outcomes = ((tenant, id) for tenant, ids in self._waiting.items() for id in ids)
         return next((key for key in outcomes if key not in self._calls), None)
 

@@ -1,4 +1,4 @@
-"""Requests that a gateway holds: who waits for each, until when, and what became of it."""
+"""Pending requests: their sinks, their deadlines, and their ends."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ReplySink(Protocol):
         ...
 
     def admitted(self) -> None:
-        """Hear that a task is in the broker: its outcome will be kept, whoever waits for it."""
+        """Note that the broker has the task: its outcome will be kept, whoever waits for it."""
         ...
 
 
@@ -40,7 +40,7 @@ class FutureSink:
             self.reply.set_result(reply)
 
     def admitted(self) -> None:
-        """Take no note of it."""
+        """Do nothing."""
 
 
 class _Nobody:
@@ -57,18 +57,18 @@ NOBODY = _Nobody()
 
 
 class Ending(enum.Enum):
-    """How a request came to its end."""
+    """Ways in which a request ends."""
 
     REPLIED = "replied"
-    """The broker brought its outcome."""
+    """The broker brought the outcome."""
     TIMED_OUT = "timed out"
-    """The gateway answered it: its deadline passed, or the process ends."""
+    """The gateway answered: the deadline passed, or the process ends."""
     REFUSED = "refused"
-    """The broker did not admit it."""
+    """The broker did not admit the request."""
     TURNED_AWAY = "turned away"
-    """The gateway or the door refused it at once; it was never pending."""
+    """The gateway, or the connection, refused the request at once; it was never pending."""
     LEFT = "left"
-    """Its client left, or deleted it."""
+    """The client left, or deleted the request."""
 
 
 _UNANSWERED = Reply("", "")
@@ -78,12 +78,12 @@ class PendingRequest(msgspec.Struct, eq=False):
     """One request from its submission to its end.
 
     Attributes:
-        sink: gets the answer.
-        principal: who asked; None for a subscription to another request's outcome, which is not counted.
-        entry: what was handed on.
+        sink: sink that gets the answer.
+        principal: principal of the request; None for a subscription to another request's outcome, which is not counted.
+        entry: entry that was handed on.
         since: instant of its arrival, in seconds.
         deadline: instant by which it is answered, in seconds.
-        session: over which it went; None for one that was turned away.
+        session: session over which it went; None for one that was turned away.
         unadmitted: whether it is a task that the broker is not known to have.
         reply: its outcome, once it has ended.
     """
@@ -99,11 +99,11 @@ class PendingRequest(msgspec.Struct, eq=False):
 
     @property
     def task(self) -> bool:
-        """Whether its outcome is asked for by its id, so that the broker keeps it."""
+        """Whether its outcome is fetched by its id, so that the broker keeps it."""
         return is_task(self.entry)
 
     def refreshed(self, now: float) -> Entry:
-        """The entry with what is left of its time at instant `now`."""
+        """Entry with what is left of its time at instant `now`."""
         left = self.deadline - now
         wait = min(self.entry.queue_timeout, left)
         return msgspec.structs.replace(self.entry, timeout=left, queue_timeout=wait)
@@ -113,7 +113,7 @@ class PendingTable(dict[tuple[str, str], PendingRequest]):
     """All requests that a gateway holds, by tenant and id. The gateway changes it; its sessions read it."""
 
     def of(self, entry: Entry) -> PendingRequest | None:
-        """The request of an entry, unless another submission has its id by now."""
+        """Pending request of an entry, unless another submission has its id by now."""
         pending = self.get((entry.tenant, entry.id))
         return pending if pending is not None and pending.entry.nonce == entry.nonce else None
 
@@ -122,9 +122,9 @@ class PendingTable(dict[tuple[str, str], PendingRequest]):
         return [pending for pending in self.values() if pending.session is session]
 
     def refreshed(self, session: BrokerSession, entries: Sequence[Entry], now: float) -> list[Entry]:
-        """Those of `entries` that still wait for an answer over a session, with what is left of their time.
+        """Entries of `entries` that still wait for an answer over a session, with what is left of their time.
 
-        What the broker was away for counts as time, but not as time in the queue.
+        An outage counts as time, but not as time in the queue.
         """
         left = []
         for entry in entries:
@@ -135,7 +135,7 @@ class PendingTable(dict[tuple[str, str], PendingRequest]):
 
 
 class Observer(Protocol):
-    """Hears of every request that has ended."""
+    """Observer of every request that has ended."""
 
     def finished(self, requests: Sequence[PendingRequest], ending: Ending, now: float) -> None:
         """Take note of requests that ended together; never waits.

@@ -1,4 +1,4 @@
-"""The last requests that a gateway answered: what is still known of them without a ledger."""
+"""Last requests that a gateway answered, which it knows without a ledger."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headway.gateway.pending import Ending, PendingRequest
 from headway.model import BatchRun, EntryState, Failure, Principal, RequestStatus
 
 REMEMBERED = 10_000
-"""Answered requests that are still known; their inputs and outputs are not kept."""
+"""Most answered requests that are known; their inputs and outputs are not kept."""
 
 _FORGOTTEN = frozenset((Ending.LEFT, Ending.TURNED_AWAY))
 
@@ -40,7 +40,7 @@ class RecentRequests:
                 )
 
     def find(self, id: str, tenant: str | None) -> RequestStatus | None:
-        """The last one of this id, of this tenant if one is named."""
+        """Status of the last request of this id, of this tenant if one is named."""
         for answered, principal, model, tier, at, seconds, failure, ran in reversed(self._last):
             if answered == id and tenant in (None, principal.tenant):
                 state = EntryState.COMPLETED if failure is None else EntryState.FAILED

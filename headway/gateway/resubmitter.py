@@ -1,4 +1,4 @@
-"""The gateway is the redo log: what it holds is offered again when the broker may have lost it.
+"""Resubmitter: offers pending requests again when the broker may have lost them.
 
 Offering is idempotent by (tenant, id), so what the broker still has stays as it is. All gateways of a fleet learn of
 the same return; each waits a random part of SPREAD first and then offers one chunk after the other, so that a broker
@@ -16,16 +16,16 @@ from headway.model import Entry
 SPREAD = 0.25
 """Longest random wait in seconds before the first chunk."""
 REST = 1.0
-"""Least seconds between the end of one redo and the next, should the broker come and go."""
+"""Least seconds between the end of one pass and the next, should the broker come and go."""
 CHUNK = 256
 """Most entries in one call."""
 
 
 class Resubmitter:
-    """Offers again what is held, once each time it is asked for.
+    """Loop that offers pending entries again, once for each time it is asked.
 
     Arguments:
-        held: all entries that have been offered before and still wait for their answer.
+        held: returns all entries that have been offered before and still wait for their answer.
         offer: offers some of them again.
         rng: uniform in [0, 1).
     """
@@ -41,15 +41,15 @@ class Resubmitter:
         self._rng = rng
         self._due = asyncio.Event()
         self.open = False
-        """Whether it has been asked for and is not done."""
+        """Whether it has been asked and is not done."""
 
     def ask(self) -> None:
-        """Have everything offered again soon."""
+        """Ask for everything to be offered again soon."""
         self.open = True
         self._due.set()
 
     async def run(self) -> None:
-        """Serve what is asked for, for ever."""
+        """Offer again whenever it is asked, for ever."""
         while True:
             await self._due.wait()
             await asyncio.sleep(self._rng() * SPREAD)

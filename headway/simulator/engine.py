@@ -1,14 +1,14 @@
 """Engine that drives the production queue and policies from a heap of virtual instants: no event loop, no clock.
 
-The queue is the one that brokers use, asked in the same order: an arrival is offered and rings the bell; a free
-worker claims, and when it is told to hold it goes idle and the bell is set. What is simulated is only the outside:
+The queue is the one that brokers use, asked in the same order: an arrival is offered and wakes a worker; a free
+worker claims, and when it is told to hold it goes idle and a timer is set. What is simulated is only the outside:
 who comes, how long a batch runs, who dies.
 
     idle ──claim──▶ running ──answer──▶ idle
       │                │
       └──────die───────┴──▶ dead ──restart──▶ idle
 
-A queue that is cut into shards is a queue, a policy and a bell for each. A worker claims from the shard where it is at
+A queue that is cut into shards is a queue, a policy and a timer for each. A worker claims from the shard where it is at
 home, and while it is idle looks at another now and then.
 """
 

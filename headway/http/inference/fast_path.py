@@ -1,12 +1,12 @@
-"""The hot lane: the three native routes answered on the connection itself, all else left to the app.
+"""Fast path: the three native routes answered on the connection itself, all other routes left to the app.
 
-A hot request costs one lookup of the caller, one decode, one submit, one encode and one write: no ASGI scope,
-no task, no future, no timer. The connection is the waiter, since it has one request in hand at a time.
+A request costs one lookup of the principal, one decode, one submit, one encode and one write: no ASGI scope, no task,
+no future, no timer. The connection is the reply sink, since it has one request in hand at a time.
 
-A client on a kept connection sends the same head with every request, but for its Content-Length. So a head
-that was once parsed and found good is remembered as the bytes around that number; a request that begins with
-the same bytes means the same, and is not parsed again. Nothing is remembered beyond the connection, and the
-credential is looked up every time.
+A client on a kept connection sends the same head with every request, but for its Content-Length. So a head that was
+once parsed and found good is remembered as the bytes around that number; a request that begins with the same bytes
+means the same, and is not parsed again. Nothing is remembered beyond the connection, and the credential is looked up
+every time.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ _SHARED = {
 
 
 class FastPathConnection(Connection):
-    """A connection of the public door.
+    """Connection of the public port.
 
     Arguments:
-        lane: what it shares with the door's other connections.
+        lane: context shared with the listener's other connections.
     """
 
     far = FAR
@@ -75,11 +75,11 @@ class FastPathConnection(Connection):
 
     @property
     def silent(self) -> bool:
-        """Whether no request of its client's is under way."""
+        """Whether no request of its client is under way."""
         return self.phase not in (BODY, ASKED, APP)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take the connection in, or refuse it when there are too many, in all or of its client's."""
+        """Take the connection in, or refuse it when there are too many, in all or of its client."""
         super().connection_made(transport)
         if self.phase == IDLE and self in self.connections:
             address = str((transport.get_extra_info("peername") or ("",))[0])
@@ -88,7 +88,7 @@ class FastPathConnection(Connection):
                 self.reject(too_many("too many connections of this client are"))
 
     def data_received(self, data: bytes) -> None:
-        """Take what the client has sent; a whole request under a known head goes straight on."""
+        """Take the bytes that came. A whole request under a known head goes straight on."""
         if self.phase == IDLE and data.startswith(self.before):
             order = self.memo
             begin = len(self.before)
@@ -105,7 +105,7 @@ class FastPathConnection(Connection):
         super().data_received(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Give up what the client was waiting for."""
+        """Abandon the request in hand."""
         try:
             if self.phase == ASKED:
                 self.lane.intake.abandon(self, self.caller.tenant, self.id)
@@ -118,12 +118,12 @@ class FastPathConnection(Connection):
             super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """The client does not take its answer."""
+        """Note that the client does not take its answer."""
         super().pause_writing()
         self._count_unfetched()
 
     def resume_writing(self) -> None:
-        """The client has taken all of it."""
+        """Note that the client has taken all of its answer."""
         self.lane.quotas.keep(self, 0)
         super().resume_writing()
 
@@ -189,11 +189,11 @@ class FastPathConnection(Connection):
             super().serve(head, raw)
 
     def reserve(self, amount: int) -> bool:
-        """Whether the connection may hold so many bytes of bodies, in all. One that may, is counted with them."""
+        """Let the connection hold `amount` bytes of bodies, in all; False, and nothing is changed, when it may not."""
         return amount == self.reserved or self.lane.quotas.reserve(self, amount)
 
     def take(self, content: bytes) -> None:
-        """A piece of the body."""
+        """Take a piece of the body."""
         if self.order is None:
             super().take(content)
         elif self.chunks is None or self.reserve(self.reserved + len(content)):
@@ -202,7 +202,7 @@ class FastPathConnection(Connection):
             self.reject(self.lane.quotas.no_room(self))
 
     def complete(self) -> None:
-        """The body is complete."""
+        """Note that the body is complete."""
         order = self.order
         if order is None:
             super().complete()
@@ -218,7 +218,7 @@ class FastPathConnection(Connection):
     def write_error(
         self, code: str, message: str, retry_after: float | None = None, reason: str = "", fields: bytes = b""
     ) -> None:
-        """Write the answer of an error, with what its caller is told of its limits."""
+        """Write the answer of an error, with the principal's limits."""
         if self.caller.limits:
             fields += self.lane.allowances.lines(self.caller.limits)
         self.caller = _NOBODY
@@ -306,10 +306,10 @@ class FastPathConnection(Connection):
             self._ask(order, body)
 
     def _belong(self, caller: Principal | None, authorization: bytes) -> Principal:
-        """Count the connection for its caller's tenant from now on, if a caller it is.
+        """Count the connection for its principal's tenant from now on.
 
         Raises:
-            RequestError: it is nobody known, or a tenant with too many connections: this one is not kept.
+            RequestError: the principal is not known, or its tenant has too many connections: this one is not kept.
         """
         if caller is None:
             raise stranger(authorization)
@@ -322,7 +322,7 @@ class FastPathConnection(Connection):
         return caller
 
     def _tell_owner(self, head: Head) -> None:
-        """Count the connection for the tenant that asks for an ordinary route. Whether it may is that route's business."""
+        """Count the connection for the tenant that asks for an ordinary route. The route decides whether it may ask."""
         authorization = head.single.get(b"authorization", b"")
         caller = None
         if authorization:
@@ -332,7 +332,7 @@ class FastPathConnection(Connection):
             self._belong(caller, authorization)
 
     def _excess(self) -> RequestError | None:
-        """The refusal of the request in hand when its caller is over a limit. The gateway hears of it."""
+        """Refusal of the request in hand when its principal is over a limit. The gateway counts it."""
         caller, intake = self.caller, self.lane.intake
         if not caller.limits:
             return None
@@ -343,7 +343,7 @@ class FastPathConnection(Connection):
         return RequestError(failure.message, code=failure.code, retry_after=failure.retry_after, reason=failure.reason)
 
     def _charge(self) -> RequestError | None:
-        """Count a request that is wrong towards its caller's limits; the refusal when it is over one."""
+        """Count a wrong request towards its principal's limits; the refusal when it is over one."""
         over = self._excess()
         if over is None and self.caller.limits:
             intake = self.lane.intake
@@ -371,12 +371,12 @@ class FastPathConnection(Connection):
         lane.submit(self, caller, self.id, order.options, model or lane.model, text, parameters)
 
     def admitted(self) -> None:
-        """Take note that the request in hand will have its outcome, whoever waits for it."""
+        """Note that the request in hand will have its outcome, whoever waits for it."""
         if self.handover is not None:
             self.handover.admitted()
 
     def _hand_over(self) -> None:
-        """The request in hand has become a task: its client gets the id."""
+        """Answer with the id of the task that the request in hand has become."""
         try:
             self._give_id()
         except Exception as exc:
@@ -407,7 +407,7 @@ class FastPathConnection(Connection):
             self.handover = None
 
     def _rest_from(self, now: float) -> None:
-        """The request in hand has been answered."""
+        """End the request in hand, which has been answered."""
         self.order = None
         if self.last or self.lane.closing or self.unread.since:
             self.finish()

@@ -47,7 +47,7 @@ SLOWEST = 16_384
 
 
 class Intake(Protocol):
-    """What a door needs of the gateway.
+    """Part of the gateway that a listener needs.
 
     Attributes:
         limiter: refuses by rate.
@@ -57,7 +57,7 @@ class Intake(Protocol):
 
     @property
     def broker(self) -> QueueCondition:
-        """Where requests that come now go."""
+        """Broker that new requests go to."""
         ...
 
     def counted(self, limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
@@ -78,7 +78,7 @@ class Intake(Protocol):
         ...
 
     def detach(self, tenant: str, id: str) -> None:
-        """Nobody waits for a task any more; it goes on."""
+        """Stop waiting for a task, which goes on."""
         ...
 
     def abandon(self, sink: ReplySink, tenant: str, id: str) -> None:
@@ -86,7 +86,7 @@ class Intake(Protocol):
         ...
 
     def note_refusal(self, principal: Principal, entry: Entry, failure: Failure) -> Reply:
-        """Count and record a request that the door has refused for its caller's limits."""
+        """Count and record a request that its connection has refused for its principal's limits."""
         ...
 
 
@@ -123,19 +123,20 @@ class _Shelter:
 
 
 class ConnectionContext:
-    """The shared side of a door's connections.
+    """Context shared by a listener's connections.
 
     Arguments:
-        app: the ASGI app behind the ordinary routes.
+        app: ASGI app behind the ordinary routes.
         settings: limits and times.
         new_id: makes request ids.
-        counters: refusals at the door are counted here.
+        counters: counters of refusals.
 
     Attributes:
-        hangups: tells of clients that leave while nothing is read from them.
-        turns: the line of those who have sent many requests at once.
-        closing: every answer is its connection's last.
-        shut: the port has closed, too: who is idle is left, and who only waits for news is answered.
+        hangups: watch for clients that leave while nothing is read from them.
+        turns: line of the connections that have sent many requests at once.
+        closing: whether every answer is its connection's last.
+        shut: whether the port has closed, too: idle clients are dropped, and those that only wait for news are
+            answered.
         spare: file descriptors that its connections leave to others.
         fd_ceiling: first descriptor number at which a connection is refused.
         fd_brink: first descriptor number at which it is cut off without an answer.
@@ -176,7 +177,7 @@ class ConnectionContext:
         self.refresh()
 
     def refresh(self) -> None:
-        """Bring the Date header up to date; the door calls it now and then."""
+        """Bring the Date header up to date. The listener calls it now and then."""
         date = formatdate(usegmt=True).encode()
         if date != self.date:
             self.date = date
@@ -209,15 +210,15 @@ class ConnectionContext:
 
 
 class InferenceContext(ConnectionContext):
-    """A desk with hot routes.
+    """Context of a listener with inference routes.
 
     Arguments:
-        app: the ASGI app behind the ordinary routes.
+        app: ASGI app behind the ordinary routes.
         settings: limits and times.
         new_id: makes request ids.
-        counters: refusals at the door are counted here.
+        counters: counters of refusals.
         intake: the gateway.
-        identity: says who asks.
+        identity: identity that knows the principals.
     """
 
     spare = SPARE

@@ -91,6 +91,10 @@ class RequestQueue(QueueCondition, Protocol):
         """
         ...
 
+    async def probe(self, gateway: str) -> None:
+        """Find out, for a gateway, whether the broker takes changes; none is made."""
+        ...
+
     async def cancel_task(self, tenant: str, id: str) -> None:
         """Forget a task. Without such a task, nothing happens.
 

@@ -255,14 +255,13 @@ class BrokerSession:
         await self._offer_again(entries)
 
     async def _let_go(self) -> None:
-        """Withdraw; when there is nothing to withdraw, something that was never there: it tells whether the broker
-        takes changes, which a look at it would not. Cancel the tasks that may have been on their way."""
-        while True:
+        """Withdraw what has departed, cancel the tasks that may have been on their way, and probe where there is neither."""
+        if not self._departed and not self._cancelled:
+            await self._ask(self.broker.probe(self._gateway))
+        while self._departed:
             departed = self._departed[:CHUNK]
-            await self._ask(self.broker.withdraw(departed or [("", self._gateway, 0)], self._gateway))
+            await self._ask(self.broker.withdraw(departed, self._gateway))
             del self._departed[: len(departed)]
-            if not self._departed:
-                break
         while self._cancelled:
             await self._ask(self.broker.cancel_task(*self._cancelled[0]))
             del self._cancelled[0]

@@ -179,3 +179,13 @@ async def test_who_asks_the_same_under_the_id_of_a_kept_task_gets_its_outcome(ha
     reply = (await drained(harness, "g2"))["first"]
     assert (reply.nonce, reply.output, came_by(reply)) == (2, output("asked"), (DedupKind.TASK, True))
     assert isinstance(await harness.broker.outcome("t", "first"), Reply)
+
+
+@story
+async def test_a_probe_finds_a_broker_that_takes_changes_and_makes_none(harness: Harness) -> None:
+    await admit(harness, ask("asked", id="first", gateway="g"))
+    await harness.broker.probe("g")
+    await harness.peer().probe("nobody")
+    assert await harness.broker.state("t", "first") is EntryState.QUEUED
+    await run_alone(harness, "first")
+    assert [reply.output for reply in (await drained(harness)).values()] == [output("asked")]

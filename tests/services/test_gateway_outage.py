@@ -71,7 +71,7 @@ def test_a_broker_that_answers_is_asked_once_for_a_request_and_not_probed() -> N
         async with Fleet(clock, FakeBackend(0.1)) as fleet:
             assert await fleet.answered(fleet.ask("hello")) == ["ok"]
             assert len(fleet.server.named("enqueue")) == 1
-            assert fleet.server.named("withdraw", "cancel_task") == []
+            assert fleet.server.named("withdraw", "cancel_task", "probe") == []
 
     run(main)
 
@@ -84,7 +84,7 @@ def test_pauses_between_attempts_grow_up_to_a_bound() -> None:
             await fleet.server.become("refuse")
             fleet.ask("x", timeout=30.0)
             await asyncio.sleep(10)
-            attempts = [at for at, _, _ in fleet.server.named("withdraw", "enqueue") if at >= since]
+            attempts = [at for at, _, _ in fleet.server.named("withdraw", "probe", "enqueue") if at >= since]
             gaps = [later - sooner for sooner, later in itertools.pairwise(attempts)]
             assert gaps[0] <= BACKOFF_BASE
             assert min(gaps[8:]) >= 0.25 and max(gaps) <= 0.5

@@ -212,6 +212,9 @@ class Connection:
     async def withdraw(self, submissions: Sequence[Submission], gateway: str) -> None:
         await self._call("withdraw", list(submissions), lambda inner: inner.withdraw(submissions, gateway))
 
+    async def probe(self, gateway: str) -> None:
+        await self._call("probe", gateway, lambda inner: inner.probe(gateway))
+
     async def cancel_task(self, tenant: str, id: str) -> None:
         await self._call("cancel_task", (tenant, id), lambda inner: inner.cancel_task(tenant, id))
 

@@ -158,7 +158,7 @@ class MemoryBroker:
         now = self._clock()
         queue = self._queues[slot.model]
         self._bells[slot.model].coming.discard(slot.worker)
-        self._expire(slot.model, now)
+        self._send_late(queue, queue.expire(now), now)
         departure = queue.depart(slot.worker, slot.max_batch, policy, now)
         if isinstance(departure, Hold):
             self._ring(slot.model, now)
@@ -251,6 +251,9 @@ class MemoryBroker:
             if queued.entry.nonce == nonce and queued.entry.gateway == gateway:
                 self._let_go(queued)
 
+    async def probe(self, gateway: str) -> None:
+        """See Broker. A broker in this process is never away."""
+
     async def cancel_task(self, tenant: str, id: str) -> None:
         """See Broker."""
         now = self._clock()
@@ -333,7 +336,7 @@ class MemoryBroker:
                 self._end([(queued, reply_to(queued, now, None, lateness_of(queued, 1, now), None))], now, late=True)
                 self._ripple(left, now)
         for model, queue in self._queues.items():
-            self._expire(model, now)
+            self._send_late(queue, queue.expire(now), now)
             self._count_slots(model, now)
             self._bells[model].coming.clear()  # A worker that was woken and died must not keep others asleep.
             self._ring(model, now)
@@ -436,10 +439,6 @@ class MemoryBroker:
         self._send_late(queue, after.late, now)
         for member in after.dead:
             await self._dead.add(letter_of(member, failure.message, failure.cause.value, failure.worker))
-
-    def _expire(self, model: str, now: float) -> None:
-        queue = self._queues[model]
-        self._send_late(queue, queue.expire(now), now)
 
     def _send_late(self, queue: ModelQueue, late: list[QueuedEntry], now: float) -> None:
         replies = [reply_to(m, now, None, lateness_of(m, queue.slots, now), None) for m in late]

@@ -270,6 +270,10 @@ class RedisBroker:
         await _all(*(queue.withdraw(names, gateway) for queue, names in groups.items()))
         self._places.forget(submission[:2] for submission in submissions)
 
+    async def probe(self, gateway: str) -> None:
+        """See Broker. To withdraw what was never there is a write that changes nothing."""
+        await self.withdraw([("", gateway, 0)], gateway)
+
     async def cancel_task(self, tenant: str, id: str) -> None:
         """See Broker."""
         await _all(*(queue.cancel_task(wire.key_of(tenant, id)) for queue in self._places.where((tenant, id))))

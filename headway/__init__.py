@@ -9,18 +9,18 @@ The map of the house. Imports only point down the list, from package to package,
     telemetry    metrics, named in one place
     simulator    the production policies under virtual time
     load         the load generator
-    gateway      the client's side: takes a request in, holds it until its answer comes
+    gateway      the client's side: takes a request in, and holds it until its answer comes
     worker       the batcher, one for each GPU: claim, run, complete
-    controller   publishes what the workers can carry
-    fleet        who is there, and whose leases have ended
+    controller   publishes the capacity of the workers
+    fleet        membership of the processes, and reaping of ended leases
     brokers      where entries wait: in memory, over Redis
     backends     ways to the black box: a child process, a remote API
-    identity     who asks: API keys, JSON Web Tokens
+    identity     authentication: API keys, JSON Web Tokens
     storage      SQLite and PostgreSQL: the ledger and the keys
     runtime      what every loop uses: supervision, periods, deadlines, counters, the log
     ports        the Protocols between services and adapters
     config       all settings, and the target that is served
-    core         the pure rules: when a batch leaves, who rides, who gets in, what a failure leads to
+    core         the pure rules: departures, fair queueing, admission, retries
     model        the nouns: plain data
     errors       the tree of errors
 """

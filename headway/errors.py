@@ -3,18 +3,18 @@
     HeadwayError
     ├── SettingError            a setting is wrong: names setting, value, reason, mend (exit code 3)
     ├── TargetError             the target cannot be loaded or broke the rules when tried
-    │   └── StartKilled         somebody else killed the worker process while it started
+    │   └── StartKilled         the worker process was killed from outside while it started
     ├── BrokerUnavailable       the broker cannot be reached, or does not answer in time
     ├── StoreUnavailable        the database of ledger or keys cannot be reached, or does not answer in time
-    │   └── StoreCorrupted      what it holds makes no sense any more
+    │   └── StoreCorrupted      the database is damaged
     ├── BackendError            the black box failed on a whole batch
     │   ├── BatchRaised         user code raised
     │   ├── WorkerCrashed       the worker process died
-    │   │   └── WorkerAbsent    it was gone before it could be given the batch
+    │   │   └── WorkerAbsent    the worker process was gone before the batch
     │   ├── BatchTimeout        no answer by the GPU deadline; the worker was killed
     │   ├── BadOutput           wrong number or shape of outputs
     │   ├── RemoteError         the remote API failed, its tries spent
-    │   └── RemoteRefused       the remote API turned down what was in the batch
+    │   └── RemoteRefused       the remote API rejected an input of the batch, or all
     └── RequestError            one request gets an error answer; knows its `code`
         ├── BadRequest          not JSON, not UTF-8, a wrong type, a missing member
         ├── Unauthenticated     no credential, or a bad one
@@ -38,7 +38,7 @@ class Code:
     """Facts about one error code.
 
     Attributes:
-        status: of HTTP.
+        status: HTTP status.
         title: one short line, the `title` of its problem document.
         when: one sentence for the contract, on when a client meets it.
         hopeless: whether the same request will fail again.
@@ -203,8 +203,9 @@ class HeadwayError(Exception):
 
 
 class SettingError(HeadwayError):
-    """A setting that cannot be used. The text names the setting, its value, why it cannot be, and what to write
-    instead.
+    """A setting that cannot be used.
+
+    The text names the setting, its value, why it cannot be, and what to write instead.
 
     Arguments:
         setting: name of the setting as the user wrote it, for example `--max-batch-size`.
@@ -223,9 +224,7 @@ class TargetError(HeadwayError):
 
 
 class StartKilled(TargetError):
-    """A worker process that was killed from outside while it started, as by an operator or by the kernel for want of
-    memory.
-    """
+    """A worker process was killed from outside while it started, as by an operator, or for want of memory."""
 
 
 class BrokerUnavailable(HeadwayError):

@@ -364,8 +364,9 @@ class KeyStore(KeyHistory, Protocol):
         ...
 
     async def remove_ended(self, before: float, limit: int) -> int:
-        """Remove at most `limit` keys that ended, and were last changed, before Unix time `before`. Returns their
-        number.
+        """Remove at most `limit` keys that ended, and were last changed, before Unix time `before`.
+
+        Returns their number.
 
         No change tells of it, as these keys were refused already.
         """

@@ -60,8 +60,9 @@ def _memory(settings: Settings, counters: Counters, clock: Callable[[], float]) 
 
 
 def _redis(settings: Settings, counters: Counters, clock: Callable[[], float]) -> BrokerBundle:
-    """Make the broker in Redis or Valkey. Its client is imported only here, as only installations with a broker need
-    it.
+    """Make the broker in Redis or Valkey.
+
+    Its client is imported only here, as only installations with a broker need it.
     """
     try:
         from headway.brokers.redis.broker import RedisBroker

@@ -150,8 +150,9 @@ class Service:
         self._resources = resources
         self._opened: list[Resource] = []
         self._there = False
-        """Whether the process may report its slots. A process that stops before must not mark a namesake's slots as
-        gone.
+        """Whether the process may report its slots.
+
+        A process that stops before must not mark a namesake's slots as gone.
         """
         self._supervisor = Supervisor()
 

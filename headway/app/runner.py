@@ -26,8 +26,11 @@ from headway.runtime import file_watcher
 log = structlog.get_logger(__name__)
 
 COLLECT_AFTER = (20_000, 20, 50)
-"""Garbage collector thresholds once everything is up. Requests make no reference cycles: looking for them
-seldom saves time, and freezing what start-up made keeps each look short."""
+"""Garbage collector thresholds once everything is up.
+
+Requests make no reference cycles: looking for them seldom saves time, and freezing what start-up made keeps each look
+short.
+"""
 
 
 async def run(settings: Settings, role: Role, target: str = "", reopen_log: Callable[[], bool] = lambda: False) -> int:

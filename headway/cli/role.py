@@ -52,8 +52,9 @@ def run(settings: Settings, role: Role, target: str = "") -> None:
 
 
 def _flushed() -> bool:
-    """Whether the last output was accepted. If not, Python's own end would exit with 120, whatever became of the
-    service.
+    """Whether the last output was accepted.
+
+    If not, Python's own end would exit with 120, whatever became of the service.
     """
     try:
         sys.stdout.flush()

@@ -163,8 +163,9 @@ def _shed_depths(settings: Settings) -> None:
 
 
 def _room(settings: Settings) -> None:
-    """Check that the queue has room for the largest body: a tenant gets half of it, and some characters count four
-    bytes.
+    """Check that the queue has room for the largest body.
+
+    A tenant gets half of the room, and some characters count four bytes.
     """
     least = -(-8 * settings.max_body_bytes >> 20) + 1
     if settings.max_queue_mb < least and not settings.broker:

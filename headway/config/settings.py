@@ -296,8 +296,9 @@ class Settings:
 
 
 FIELDS: dict[str, dataclasses.Field[Any]] = {f.name: f for f in dataclasses.fields(Settings)}
-"""Fields of Settings by name, in the order in which they are shown. Metadata: `help`, `unit`, `group`, and `show`,
-which turns a text that holds a secret into what may be printed.
+"""Fields of Settings by name, in the order in which they are shown.
+
+Metadata: `help`, `unit`, `group`, and `show`, which turns a text that holds a secret into what may be printed.
 """
 
 _KINDS: dict[str, type] = {

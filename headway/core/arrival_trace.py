@@ -1,4 +1,4 @@
-"""Reads the arrival instants of a recorded trace: text lines in, seconds out.
+"""Reader of the arrival instants of a recorded trace: text lines in, seconds out.
 
 A trace is CSV, of one of two shapes: with a header line that names a `TIMESTAMP` column, whose cells are ISO 8601
 times (`2023-11-16 18:17:03.9799600`, as in the Azure LLM inference traces) or seconds; or one bare column of
@@ -22,8 +22,8 @@ def instants(lines: Iterable[str], name: str, setting: str = "--arrivals") -> It
 
     Arguments:
         lines: the text of the trace, line by line.
-        name: what errors call the trace, for example its path.
-        setting: what errors call the setting it came from.
+        name: name of the trace in errors, for example its path.
+        setting: name in errors of the setting that it came from.
 
     Raises:
         SettingError: while iterating: no TIMESTAMP column, an instant that cannot be read, or one that is

@@ -1,5 +1,6 @@
-"""Budgets that several owners share: connections, or bytes in flight. The greediest owner leaves something for the
-others.
+"""Budgets that several owners share: connections, or bytes in flight.
+
+The greediest owner leaves something for the others.
 
 Dynamic thresholds (Choudhury and Hahne, 1998): an owner may hold at most g times what is free. One owner alone gets g /
 (1 + g) of all. Each of n greedy ones gets g / (1 + n · g), and 1 / (1 + n · g) stays free: enough for those who come

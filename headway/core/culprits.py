@@ -31,8 +31,11 @@ ALL_GENERATIONS = -1
 PRIOR = 32.0
 """Inputs that a caller is credited with before its first culprit, as if they had run clean."""
 EXPECTED = 0.3
-"""Culprits to expect in a batch of a caller that rides apart. A run tells most at ln 2, where half of the batches are clean,
-but finding a culprit in a larger batch takes longer runs: less than half of that carried most in simulations."""
+"""Culprits to expect in a batch of a caller that rides apart.
+
+A run tells most at ln 2, where half of the batches are clean, but finding a culprit in a larger batch takes longer
+runs: less than half of that carried most in simulations.
+"""
 MEMORY = 1024.0
 """Inputs of a caller after which its counts are halved, so that later inputs weigh more than earlier ones."""
 
@@ -134,8 +137,9 @@ class Culprits:
         return generation in (self._generation, ALL_GENERATIONS)
 
     def renew(self) -> None:
-        """Note that another worker serves. It forgets inputs that only raised: their worker, or old code, may have been
-        at fault.
+        """Note that another worker serves.
+
+        It forgets inputs that only raised: their worker, or old code, may have been at fault.
         """
         self._generation += 1
 

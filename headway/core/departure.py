@@ -91,8 +91,7 @@ class Rule:
 
 
 class QueueSnapshot(msgspec.Struct, frozen=True, gc=False):
-    """State of a queue by which a departure is decided: entries, their oldest, the earliest deadline, the last
-    departure.
+    """State of a queue that decides a departure: entries, their oldest, the earliest deadline, the last departure.
 
     `newest` is the instant of the latest arrival. `schedule` is the instant at which the next batch would leave if all
     so far had kept the rule's pace.

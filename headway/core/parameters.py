@@ -11,8 +11,9 @@ CANONICAL = 1 << 16
 
 
 def _number(text: str) -> float:
-    """Read a number with a fraction or an exponent. msgspec's own reading of extreme numbers (1e308) costs up to 14 µs
-    each, so that a body of 1 MB would take seconds.
+    """Read a number with a fraction or an exponent.
+
+    msgspec's own reading of extreme numbers (1e308) costs up to 14 µs each, so that a body of 1 MB would take seconds.
     """
     value = float(text)
     if math.isinf(value):
@@ -33,8 +34,9 @@ def decode(text: bytes) -> object:
 
 
 def canonical(text: bytes) -> bytes:
-    """Canonical text of parameters: it is equal for parameters that mean the same. A text longer than CANONICAL stays
-    as it is.
+    """Canonical text of parameters: it is equal for parameters that mean the same.
+
+    A text longer than CANONICAL stays as it is.
     """
     if not text or len(text) > CANONICAL:
         return text

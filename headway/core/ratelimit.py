@@ -22,8 +22,9 @@ LEAST_TATS = 10_000
 
 
 def part(limit: Limit, of: int) -> Limit:
-    """Share of a limit for one of `of` gateways that count alone. Together they let in what the limit allows, as long
-    as each sees an even part of the traffic.
+    """Share of a limit for one of `of` gateways that count alone.
+
+    Together they let in what the limit allows, as long as each sees an even part of the traffic.
     """
     return Limit(limit.id, limit.name, limit.rate / of, max(limit.burst / of, 1.0))
 

@@ -1,5 +1,6 @@
-"""Ledger records of refused requests. One caller may have thousands of requests a second refused, without filling the
-ledger.
+"""Ledger records of refused requests.
+
+One caller may have thousands of requests a second refused, without filling the ledger.
 
     first of a caller ──▶ a record of its own ──▶ next ones: counted for MINUTE seconds ──▶ one record for all of them
 

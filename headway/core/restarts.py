@@ -33,9 +33,7 @@ class RestartPauses:
         return min(FIRST_PAUSE * 2.0 ** min(self._failures - 1, 16), KILLED_CAP if killed else PAUSE_CAP)
 
     def died_idle(self, lived: float) -> float:
-        """Seconds to wait after a backend ended that was given nothing in the `lived` seconds of its life; 0 after the
-        first.
-        """
+        """Seconds to wait after a backend ended that ran nothing in the `lived` seconds of its life; 0 after the first."""
         if lived >= STEADY_LIFE:
             self._failures = 0
             return 0.0

@@ -103,8 +103,9 @@ class Retention(Generic[T]):
         self._places: dict[T, _Place] = {}
         self._tenants: dict[str, _Tenant[T]] = {}
         self._ends: list[tuple[float, int]] = []
-        """Numbers of items by the instant at which they end. Those of items that went before are dropped when there are
-        many.
+        """Numbers of items by the instant at which they end.
+
+        Those of items that went before are dropped when there are many.
         """
         self._numbered: dict[int, T] = {}
         self._heaviest: list[tuple[int, str]] = []

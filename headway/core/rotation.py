@@ -8,8 +8,7 @@ from headway.model import ApiKey
 
 
 def check_new(key: ApiKey, alike: Iterable[ApiKey]) -> None:
-    """Check that a new key has an id of its own, and that no other key replaces the same one: of two rotations at once
-    one loses.
+    """Check that a new key has an id of its own, and that no other key replaces the same one.
 
     Arguments:
         key: a key that is not kept yet.

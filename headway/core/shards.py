@@ -26,12 +26,16 @@ from collections.abc import Sequence
 SLOTS_EACH = 4
 """Least slots at home in each shard, while there is more than one. The cut then costs at most a quarter of α."""
 BEHIND = 1.5
-"""Full batches waiting, from which a shard is behind. At even spacing a slot comes free just when its home needs it, so
-a slot that helps where it is not needed is missed at home.
+"""Full batches waiting, from which a shard is behind.
+
+At even spacing a slot comes free just when its home needs it, so a slot that helps where it is not needed is missed at
+home.
 """
 LOOK_EVERY = 0.05
-"""Seconds between two looks of an idle slot at shards where it is not at home. The first look comes at once: near
-saturation no rest lasts as long as this."""
+"""Seconds between two looks of an idle slot at shards where it is not at home.
+
+The first look comes at once: near saturation no rest lasts as long as this.
+"""
 PART = 0.25
 """Share of a full batch that one call puts into one shard: more makes batches lumpy, less makes more calls."""
 
@@ -101,8 +105,9 @@ def part(max_batch: int) -> int:
 
 
 def parts(count: int, max_batch: int) -> int:
-    """Number of parts, alike in size, into which a group of `count` entries is cut. Each goes to the next shard in
-    turn.
+    """Number of parts, alike in size, into which a group of `count` entries is cut.
+
+    Each goes to the next shard in turn.
 
     A full part and a rest would not do: with an even number of shards, the rests would all go to the same ones.
     """

@@ -37,8 +37,9 @@ LEAST_COST = 0.001
 APART_PRICE = 4.0
 """Divisor of the fair share of the GPUs that a caller with recent culprits gets while others wait."""
 PROBE_PRICE = 3.0
-"""Seconds of pools for each second of probes while both wait. Fresh work keeps its share when many culprits are
-searched.
+"""Seconds of pools for each second of probes while both wait.
+
+Fresh work keeps its share when many culprits are searched.
 """
 MOST_CREDIT = 2.0
 """Full batches of GPU time that groups may save up while the tier queues go first."""

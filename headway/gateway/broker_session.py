@@ -233,9 +233,7 @@ class BrokerSession:
                 await asyncio.sleep(backoff(failures, self._rng()))
 
     async def _flush(self) -> None:
-        """Withdraw submissions whose clients have left, so that they cannot be among the offered ones, and offer what
-        gathered.
-        """
+        """Withdraw submissions whose clients have left, and then offer what gathered, so that none of them is offered."""
         probe = bool(self._departed or self._cancelled) or self._probe_due or self._outage.since is not None
         if probe:
             self._probe_due = False

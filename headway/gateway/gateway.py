@@ -194,8 +194,8 @@ class Gateway:
             pending.sink = NOBODY
 
     def abandon(self, sink: ReplySink, tenant: str, id: str) -> None:
-        """Drop a request whose client left. The broker decides what becomes of the entry. A task not handed over is
-        none.
+        """Drop a request whose client left; the broker decides what becomes of the entry. Before the handover it is no
+        task.
         """
         pending = self._pending.get((tenant, id))
         if pending is None or pending.sink is not sink:
@@ -281,9 +281,7 @@ class Gateway:
             self._answer(pending, failure, Ending.TIMED_OUT)
 
     async def status(self, id: str, tenant: str | None = None) -> RequestStatus | None:
-        """Status of request `id`, of the newest where several tenants have one; None when it is neither pending nor
-        recent.
-        """
+        """Status of request `id`; of several tenants' the newest; None when it is neither pending nor recent."""
         for pending in reversed(self._pending.values()):
             if pending.entry.id == id and tenant in (None, pending.entry.tenant):
                 state = None

@@ -1,5 +1,4 @@
-"""Refusals by rate of one gateway before it asks the broker: principals by their limits, the lowest tier by the
-capacity.
+"""Refusals by rate of one gateway: principals by their limits, the lowest tier by the capacity.
 
 The broker counts the limits for all gateways and charges them with the enqueue. Here they are only compared with the
 known debts, so that a flood over a limit is not handed on. While each gateway goes on alone it counts its part of them.

@@ -142,7 +142,7 @@ class Observer(Protocol):
 
         Arguments:
             requests: each with its reply and its principal.
-            ending: how they ended.
+            ending: way in which they ended.
             now: instant of their end, in seconds.
         """
         ...

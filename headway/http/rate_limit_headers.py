@@ -49,8 +49,9 @@ class RateLimitHeaders:
         self._gateway = gateway
         self._limiter = gateway.limiter
         self._known: dict[int, tuple[tuple[Limit, ...], tuple[_Terms, tuple[_Terms, ...]]]] = {}
-        """Texts by identity of the limits, as principals keep theirs. Comparing limits would take longer than all the
-        rest.
+        """Texts by identity of the limits, as principals keep theirs.
+
+        Comparing limits would take longer than all the rest.
         """
 
     def lines(self, limits: tuple[Limit, ...]) -> bytes:

@@ -23,7 +23,7 @@ class Alarm:
 
     Arguments:
         loop: the running loop.
-        ring: what to call.
+        ring: function to call.
         precise: False to use the loop's own timer even where there is a better one.
     """
 

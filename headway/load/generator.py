@@ -39,8 +39,9 @@ _TICK = 0.001
 _MOST_AT_ONCE = 256
 """Sends in one go before answers are looked at again, when the generator is behind."""
 _WARM_SECONDS = 0.25
-"""Connections are opened beforehand for answers that take this long, so that the load does not begin with a
-burst of connecting."""
+"""Seconds of an answer for which connections are opened beforehand, so that the load begins without a burst of
+connecting.
+"""
 _MOST_WARM = 2_500
 _SHOWN_MISMATCHES = 3
 

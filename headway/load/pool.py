@@ -12,14 +12,18 @@ from headway.load.connection import Connection
 
 _MOST = 10_000
 _MOST_OPENING = 64
-"""Attempts under way at once: fewer than the 100 or more that servers let wait to be accepted. Past that number an
-attempt is dropped, and repeated a second later."""
+"""Attempts under way at once: fewer than the 100 or more that servers let wait to be accepted.
+
+Past that number an attempt is dropped, and repeated a second later.
+"""
 _SPARE_FILES = 64
 _PATIENCE = 5.0
 """Seconds an attempt to connect may take."""
 _STALE = 4.0
-"""Seconds after which an idle connection is not used again: servers close theirs after 5 or more, and a request
-sent at that instant would be lost through no fault of the server."""
+"""Seconds after which an idle connection is not used again.
+
+Servers close theirs after 5 or more, and a request sent at that instant would be lost through no fault of the server.
+"""
 
 
 class Unreachable(HeadwayError):

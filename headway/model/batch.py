@@ -75,7 +75,9 @@ class ItemResult(msgspec.Struct, frozen=True, gc=False):
     output: str | None
     error: str | None = None
     fault: bool = False
-    """True when the black box broke its contract, as with an output that is no text. False when it rejected the input.
+    """True when the black box broke its contract, as with an output that is no text.
+
+    False when it rejected the input.
     """
 
 

@@ -13,12 +13,14 @@ class DedupKind(enum.Enum):
     """Kinds of answers that several requests of a tenant may have in common. The kind decides which outcomes are kept."""
 
     TASK = "task"
-    """Task whose outcome is fetched later by its id. Every outcome is kept. An entry whose id is not the key only waits
-    for it.
+    """Task whose outcome is fetched later by its id.
+
+    Every outcome is kept. An entry whose id is not the key only waits for it.
     """
     KEY = "key"
-    """Idempotency key under which requests are sent again. Outputs are kept, and the verdict that the model rejects the
-    input.
+    """Idempotency key under which requests are sent again.
+
+    Outputs are kept, and the verdict that the model rejects the input.
     """
     SAME = "same"
     """Identical request to the same model. Only outputs are kept."""

@@ -57,8 +57,7 @@ class Counters:
         self.requests: defaultdict[tuple[str, str, str], int] = defaultdict(int)
         """Requests by (model, tier, outcome): outcome is `ok`, an error code in lower case, or `cancelled`."""
         self.request_seconds: defaultdict[tuple[str, str], Histogram] = defaultdict(_seconds)
-        """Seconds from the decoded request to its answer by (model, tier), of requests that were not refused at once.
-        """
+        """Seconds from the decoded request to its answer by (model, tier); requests refused at once are left out."""
         self.queue_seconds: defaultdict[tuple[str, str], Histogram] = defaultdict(_seconds)
         """Seconds from the enqueue to the claim by (model, tier)."""
         self.batch_size: defaultdict[str, Histogram] = defaultdict(lambda: Histogram(SIZES))

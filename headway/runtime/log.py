@@ -44,7 +44,7 @@ def running(level: str = "info", json: bool = False, stream: TextIO | None = Non
     Arguments:
         level: least important level that is logged: debug, info, warning or error.
         json: one JSON object a line, instead of text for people.
-        stream: where to; None for standard error.
+        stream: stream to write to; None for standard error.
     """
     target = stream or sys.stderr
     root = logging.getLogger()

@@ -23,9 +23,7 @@ class Shard:
 
 
 class Worker:
-    """A GPU. `life` counts its lives, so that work begun in an earlier one is known to be void; `rest` counts its
-    rests.
-    """
+    """A GPU. `life` counts its lives, so that work of an earlier one is known to be void; `rest` counts its rests."""
 
     __slots__ = ("alive", "departure", "died_at", "home", "life", "look", "name", "rest", "shard", "slow")
 

@@ -53,8 +53,7 @@ class Record:
         self.retried = 0
         """Entries that were queued again because their batch failed."""
         self.estimates = (0.0, 0.0, 0.0, 0.0)
-        """Estimates of the queue when the last request came: λ in requests per second; α, β and deviation in seconds.
-        """
+        """Estimates of the queue at the last request: λ in requests per second; α, β and deviation in seconds."""
         self._last = -math.inf
         self._gaps = 0
         self._gap_sum = 0.0

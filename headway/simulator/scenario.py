@@ -53,7 +53,7 @@ class Scenario:
         beta: seconds for each entry in the batch (β).
         max_batch: most entries in a batch.
         jitter: standard deviation of a batch's time relative to its mean; the times are log-normal.
-        slow: how many times as long as the others the first worker takes for a batch.
+        slow: factor by which the first worker takes longer for a batch than the others.
         overhead: seconds between a GPU's answer and its next batch; half of it lies before the run of a batch and
             half after, and it is part of every latency.
         policy: one of POLICIES.
@@ -78,7 +78,7 @@ class Scenario:
         gather: seconds after a gateway's call to the queue for which entries gather into its next; part of every
             latency. 0: each entry goes at once.
         shards: into how many the queue may be cut (`headway.core.shards`).
-        seed: of all chance; the same seed gives the same arrivals under every policy.
+        seed: seed of all randomness; the same seed gives the same arrivals under every policy.
     """
 
     rate: float

@@ -388,7 +388,7 @@ def keyed(entry: Entry, share: DedupKey) -> FlightKey:
 
 
 def left_over(sharing: Dedup) -> dict[str, object]:
-    """All that the flights remember."""
+    """Memory of the flights."""
     state = vars(sharing)
     return {name: value for name, value in state.items() if (value if isinstance(value, Sized | int) else 0)}
 

@@ -115,7 +115,7 @@ async def test_a_lease_that_lapsed_unheard_is_granted_anew(harness: Stand) -> No
 @pytest.mark.parametrize("shards", [2])
 @story
 async def test_a_guest_asks_again_where_it_asked_before(harness: Stand) -> None:
-    """Its home shard does not know that lease."""
+    """The guest's home shard does not know that lease."""
     workers = [f"gpu-{number}" for number in range(8)]
     for _ in range(4):
         for worker in workers:

@@ -267,8 +267,9 @@ class ProcessBackend:
         return ["file", str(self._spec.path), self._spec.attribute]
 
     def _environment(self) -> dict[str, str]:
-        """Environment of the child: ours, without Headway's settings. They hold passwords and tokens, and the target
-        needs none.
+        """Environment of the child: ours, without Headway's settings.
+
+        They hold passwords and tokens, and the target needs none.
         """
         environment = {name: value for name, value in os.environ.items() if not name.upper().startswith("HEADWAY_")}
         environment["CUDA_VISIBLE_DEVICES"] = "" if self._device == "cpu" else self._device
@@ -287,8 +288,9 @@ class ProcessBackend:
         self._ticker = asyncio.get_running_loop().call_later(_CHECK_EVERY, self._tick)
 
     def _check_limits(self) -> None:
-        """Ask for a replacement when a limit is exceeded. The limits are checked at most once a second, and not during
-        a batch.
+        """Ask for a replacement when a limit is exceeded.
+
+        The limits are checked at most once a second, and not during a batch.
         """
         child, now = self._child, asyncio.get_running_loop().time()
         if child is None or self._busy or now < self._check_at or child.gone.is_set():

@@ -13,8 +13,9 @@ _Key = tuple[str, str]
 
 
 class DeadLetterBox:
-    """Dead letters in memory. Too many: the tenant with most of them loses its oldest. Too large: the one with most
-    bytes does.
+    """Dead letters in memory.
+
+    Too many: the tenant with most of them loses its oldest. Too large: the one with most bytes does.
 
     Arguments:
         capacity: most dead letters.

@@ -365,8 +365,9 @@ class RedisBroker:
         return claimed.lease
 
     async def _refuse_batch(self, claimed: Granted) -> NoWork:
-        """Give back a batch with an entry that this release cannot read. The retry plan finds the entry, or a worker
-        that can.
+        """Give back a batch with an entry that this release cannot read.
+
+        The retry plan finds the entry, or a worker that can.
         """
         worker = claimed.lease.slot.worker
         log.error("a batch cannot be read", worker=worker, error=claimed.unreadable)

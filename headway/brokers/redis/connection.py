@@ -262,8 +262,9 @@ class RedisConnection:
         raise BrokerUnavailable(f"the broker at {self._shown} loses its functions again and again")
 
     async def _load(self, client: Client, key: str, known: Mapping[str, int]) -> None:
-        """Load the library into the server that has `key`, after a restart or a flush. Of many calls that miss it, one
-        does so.
+        """Load the library into the server that has `key`, after a restart or a flush.
+
+        Of many calls that miss it, one does so.
         """
         async with self._loading:
             place = client.place_of(key)

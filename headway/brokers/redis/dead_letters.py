@@ -50,9 +50,7 @@ class RedisDeadLetters:
         return found[:limit]
 
     async def find(self, id: str, tenant: str | None = None) -> Sequence[DeadLetter]:
-        """See DeadLetters. An entry that died again in another shard has a dead letter there, too: the newest is the
-        one.
-        """
+        """See DeadLetters. Of an entry that died again in another shard the newest dead letter counts."""
         found = await self._ask("letters_of", *_whose(id, tenant))
         letters = [letter for packed in found for one in packed if (letter := _read(one)) is not None]
         letters.sort(key=lambda letter: letter.died_at)

@@ -56,8 +56,9 @@ class Failovers:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _follow(self, sentinel: Redis) -> None:
-        """Listen to one Sentinel for ever. While it does not talk, or refuses this user, all Sentinels are asked again
-        and again.
+        """Listen to one Sentinel for ever.
+
+        While it does not talk, or refuses this user, all Sentinels are asked again and again.
         """
         while True:
             with contextlib.suppress(RedisError, OSError, TimeoutError):

@@ -1,5 +1,6 @@
-"""Mailbox of one gateway. It reads each queue's stream on from the last id, and keeps replies until the gateway asks
-on.
+"""Mailbox of one gateway.
+
+It reads each queue's stream on from the last id, and keeps replies until the gateway asks on.
 """
 
 from __future__ import annotations

@@ -12,8 +12,7 @@ from headway.brokers.redis.sentinels import Address
 
 
 class Deposed(RedisError):
-    """Error of a server that takes no writes: it is no primary, or not any more, or has lost its replicas, or still
-    loads.
+    """Error of a server that takes no writes: no primary, deposed, without its replicas, or still loading.
 
     Arguments:
         text: text of its answer.

@@ -249,8 +249,9 @@ class Queue:
         return arguments
 
     async def release(self, fence: int, failure: BatchFailure | None, rng: tuple[float, float]) -> int | None:
-        """End a lease without outputs. Returns the number of entries that run again, None when the lease was no longer
-        valid.
+        """End a lease without outputs.
+
+        Returns the number of entries that run again, None when the lease was no longer valid.
         """
         rest = () if failure is None else (wire.pack_failure(failure), *rng)
         answer = await self._call("release", fence, *rest)
@@ -308,9 +309,7 @@ class Queue:
         return depth, slots
 
     async def reap(self, rng: tuple[float, float], shards: int = 1) -> tuple[float, int]:
-        """Reap. Returns the seconds until the next call is due, and the number of entries of lost leases that run
-        again.
-        """
+        """Reap. Returns the seconds until the next call, and the number of entries of lost leases that run again."""
         due, again, now, born = await self._call("reap", self.link.process, *rng, shards)
         self._note(now, born)
         return float(due), int(again)

@@ -76,8 +76,9 @@ class Wakeups:
         self._rung.pop(worker, None)
 
     async def sleep(self, worker: str, until: float | None) -> None:
-        """Return when the slot is woken, or at instant `until`. Raises BrokerUnavailable when the server is out of
-        reach.
+        """Return when the slot is woken, or at instant `until`.
+
+        Raises BrokerUnavailable when the server is out of reach.
         """
         self.start()
         sleeper = self._sleepers[worker] = _Sleeper()

@@ -183,8 +183,7 @@ class Listener:
         self._sweep = desk.loop.call_later(_interval(desk), self._look_after)
 
     def _sweep_soon(self, desk: ConnectionContext, now: float) -> None:
-        """Sweep when all that has come by `now` has been read, as this process may have stood still, and not its
-        clients.
+        """Sweep when all that has come by `now` has been read: this process may have stood still, and not its clients.
 
         Timers come first after a stand-still, so this takes a turn to get behind them, and one in which is read.
         """

@@ -1,5 +1,4 @@
-"""Quotas of the clients of a public port: connections, and bytes of bodies in flight and of answers that are not
-fetched.
+"""Quotas of the clients of a public port: connections, and bytes of unfinished bodies and unread answers.
 
 No client's share keeps the others out. A connection is its tenant's from the first request on. Until then it is a
 stranger's, and all strangers together are one owner: when they have had their share, the one that came first and has

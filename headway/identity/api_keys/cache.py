@@ -70,9 +70,7 @@ _DAMAGED = "API keys cannot be checked, as the place where they are kept is dama
 
 @dataclass(slots=True, eq=False)
 class _Good:
-    """A key as it came: its id, its packed form, its principal, its end, and the table's changes up to which that
-    holds.
-    """
+    """A key as it came: its id, packed form, principal and end, and the table's changes up to which that holds."""
 
     id: str
     kept: bytes

@@ -173,8 +173,9 @@ class KeysFile:
         return await asyncio.to_thread(self._read_in_use)
 
     def _read_in_use(self) -> dict[str, ApiKey]:
-        """Read the keys of the file. A key that has become wrong while the file is in use counts as a store that does
-        not answer.
+        """Read the keys of the file.
+
+        A key that has become wrong while the file is in use counts as a store that does not answer.
         """
         try:
             return self._read(self._create)

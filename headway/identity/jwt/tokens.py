@@ -121,8 +121,9 @@ class Tokens:
         return "issuers" if self._again is not None else ""
 
     async def reread(self) -> None:
-        """Read the issuers again, and the keys of all. Tokens of an issuer that is gone or has changed are no longer
-        accepted.
+        """Read the issuers again, and the keys of all.
+
+        Tokens of an issuer that is gone or has changed are no longer accepted.
 
         Raises:
             SettingError: the file, or the file of a key set, cannot be used.

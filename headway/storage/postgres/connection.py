@@ -177,8 +177,9 @@ class PostgresConnection:
 
 
 async def _leave(connection: asyncpg.Connection, within: float) -> None:
-    """Close a connection. What the server still does for it is undone, as a second try to write the rows would fail on
-    them.
+    """Close a connection.
+
+    What the server still does for it is undone, as a second try to write the rows would fail on them.
     """
     try:
         await connection.close(timeout=within)

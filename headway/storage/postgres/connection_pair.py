@@ -109,8 +109,7 @@ class ConnectionPair:
 
 
 def _check_files(url: str) -> None:
-    """Try the files for TLS that a URL names. asyncpg does not say which of them is wrong, and reads them again and
-    again.
+    """Try the files for TLS that a URL names, since asyncpg does not say which of them is wrong.
 
     Raises:
         SettingError: a file cannot be used.

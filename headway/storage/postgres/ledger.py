@@ -47,8 +47,9 @@ WITH removed AS (DELETE FROM headway_requests WHERE ctid = ANY (ARRAY (
     SELECT ctid FROM headway_requests WHERE completed_at < $1 ORDER BY completed_at LIMIT $2
 )) RETURNING 1) SELECT count(*) FROM removed
 """
-"""Statement that removes old rows. It needs no FOR UPDATE, whose privilege nothing else needs: of two removals one
-waits.
+"""Statement that removes old rows.
+
+It needs no FOR UPDATE, whose privilege nothing else needs: of two removals one waits.
 """
 
 _from_unix = datetime.fromtimestamp

@@ -110,8 +110,9 @@ class SqliteDatabase:
     async def _done(
         self, hand: ConnectionThread, other: ConnectionThread, work: Callable[[sqlite3.Connection], T]
     ) -> T:
-        """Result of `work` on thread `hand`. The other thread, which may be idle, lets go of a file that has been
-        replaced, too.
+        """Result of `work` on thread `hand`.
+
+        The other thread, which may be idle, lets go of a file that has been replaced, too.
         """
         moves = hand.moves
         outcome = await hand.do(work)
@@ -210,8 +211,9 @@ def _version(connection: sqlite3.Connection) -> int | None:
 
 @contextlib.contextmanager
 def _transaction(connection: sqlite3.Connection, begin: str = "BEGIN IMMEDIATE") -> Iterator[None]:
-    """Run the block in one transaction. Unless another `begin` says otherwise, it is the only writer from its
-    beginning.
+    """Run the block in one transaction.
+
+    Unless another `begin` says otherwise, it is the only writer from its beginning.
     """
     connection.execute(begin)
     try:

@@ -70,8 +70,9 @@ def _link_in(path: str) -> None:
 
 
 def remove_log(path: str) -> None:
-    """Remove the log and its index of a database that no longer lies here. The present database would take them for its
-    own.
+    """Remove the log and its index of a database that no longer lies here.
+
+    The present database would take them for its own.
     """
     real = os.path.realpath(path)
     for suffix in ("-wal", "-shm"):

@@ -34,7 +34,7 @@ from findings import Findings
 from generators import Measured, open_loop
 from processes import family
 
-from headway.app.access import make_ledger
+from headway.app.stores import make_ledger
 from headway.config import Settings
 from headway.gateway.ledger_writer import LedgerWriter
 from headway.gateway.pending import NOBODY, Ending, PendingRequest

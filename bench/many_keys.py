@@ -28,7 +28,7 @@ import stand
 import uvloop
 from findings import Findings
 
-from headway.app.access import make_key_store
+from headway.app.stores import make_key_store
 from headway.config import Settings
 from headway.identity.api_keys.cache import ApiKeyCache
 from headway.identity.api_keys.credential import LIVE, NOISE, digest, generate, parse

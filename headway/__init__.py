@@ -3,24 +3,25 @@
 The map of the house. Imports only point down the list, from package to package, which a test enforces.
 
     cli          the commands, one file each
-    app          puts a process together, starts it, and ends it in order; the only place that chooses adapters
+    app          puts a process together by its role, starts it, and ends it in order; the only place that chooses adapters
     admin        the admin port of every process
-    http         the public port: its listener and connections, the inference routes, the ordinary ones
+    http         a door: the public port, its listener and connections, the inference routes, the ordinary ones. Another
+                 door would be a package beside it
     telemetry    metrics, named in one place
     simulator    the production policies under virtual time
     load         the load generator
-    gateway      the client's side: takes a request in, and holds it until its answer comes
-    worker       the batcher, one for each GPU: claim, run, complete
+    gateway      the client's side: takes a request in, and holds it until its answer comes, also while the broker is away
+    worker       the batcher, one for each GPU: claims a batch, runs it, completes it
     controller   publishes the capacity of the workers
     fleet        membership of the processes, and reaping of ended leases
     brokers      where entries wait: in memory, over Redis
     backends     ways to the black box: a child process, a remote API
-    identity     authentication: API keys, JSON Web Tokens
+    identity     authentication: who asks and what they may ask, by API key or JSON Web Token
     storage      SQLite and PostgreSQL: the ledger and the keys
     runtime      what every loop uses: supervision, periods, deadlines, counters, the log
-    ports        the Protocols between services and adapters
+    ports        the Protocols between services and adapters (no TCP port is meant)
     config       all settings, and the target that is served
-    core         the pure rules: departures, fair queueing, admission, retries
+    core         the pure rules: departures (a batch is born in `queue`), fair queueing, admission, retries
     model        the nouns: plain data
     errors       the tree of errors
 """

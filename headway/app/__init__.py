@@ -5,7 +5,7 @@ wiring        connects the parts of a process
 runner        runs a process to its end
 brokers       chooses the broker
 backends      chooses what runs batches
-access        chooses identity, key store and ledger
+stores        chooses identity, key store and ledger
 lifecycle     order of start and drain
 signals       reactions to signals
 banner        text that start-up prints

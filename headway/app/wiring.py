@@ -18,11 +18,11 @@ import structlog
 from headway import __version__
 from headway.admin import routes as admin
 from headway.admin.process import ProcessView
-from headway.app.access import look_for_unused_keys, make_identity, make_ledger
 from headway.app.backends import make_pool
 from headway.app.brokers import BrokerBundle, make_brokerage, make_memory_broker
 from headway.app.lifecycle import Resource, Service
 from headway.app.roles import ROLES, Parts
+from headway.app.stores import look_for_unused_keys, make_identity, make_ledger
 from headway.config import Settings, flag, idle, shown_url
 from headway.config.target import Target, parse_target
 from headway.controller.controller import Controller

@@ -340,9 +340,9 @@ def _changing(
 
 def _with(settings: Settings, work: Callable[[KeyStore], Awaitable[_T]], *, create: bool = False) -> _T:
     """Run `work` with the store of keys."""
-    from headway.app import access
+    from headway.app import stores
 
-    store = access.make_key_store(settings, create=create)
+    store = stores.make_key_store(settings, create=create)
 
     async def whole() -> _T:
         try:

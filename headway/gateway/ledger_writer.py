@@ -3,7 +3,7 @@
     gateway ─finished─▶ notes ─4 times a second, or when there are many─▶ records ─in bulk─▶ ledger
 
 To add a note costs next to nothing, and never waits. Notes hold inputs and outputs, so they are soon made into records,
-which do not, whether the ledger answers or not; most refusals are only counted (`core/refused.py`). While it is slow or
+which do not, whether the ledger answers or not; most refusals are only counted (`core/refusal_rows.py`). While it is slow or
 away records wait for it, in the order in which they came. There is room for so many, those under way included; what
 comes when it is full is dropped, and counted.
 
@@ -24,8 +24,8 @@ from itertools import islice
 import structlog
 
 from headway.config import Settings
-from headway.core.records import record_of, size_of
-from headway.core.refused import Refused
+from headway.core.ledger_records import record_of, size_of
+from headway.core.refusal_rows import Refused
 from headway.core.retry import backoff
 from headway.errors import SettingError, StoreUnavailable
 from headway.gateway.pending import Ending, PendingRequest

@@ -6,7 +6,17 @@ broker is therefore a duration in seconds (`queue_timeout`, `timeout`), never an
 
 from __future__ import annotations
 
-from headway.model.batch import WARM_UP, BatchFailure, BatchRun, Cause, Completion, ItemResult, Lease, NoWork, Slot
+from headway.model.batch import (
+    WARM_UP,
+    BatchFailure,
+    BatchRun,
+    Cause,
+    Completion,
+    ItemResult,
+    Lease,
+    NoWork,
+    Slot,
+)
 from headway.model.entry import DeadLetter, DedupKey, DedupKind, Entry, EntryState, Submission
 from headway.model.fleet import Capacity, ProcessInfo, Role, TierDepth, WorkerInfo, WorkerStatus
 from headway.model.identity import ApiKey, Limit, Principal

@@ -42,7 +42,18 @@ from headway.errors import (
     WorkerAbsent,
     WorkerCrashed,
 )
-from headway.model import WARM_UP, BatchFailure, Cause, Entry, ItemResult, Lease, NoWork, Slot, WorkerInfo, WorkerStatus
+from headway.model import (
+    WARM_UP,
+    BatchFailure,
+    Cause,
+    Entry,
+    ItemResult,
+    Lease,
+    NoWork,
+    Slot,
+    WorkerInfo,
+    WorkerStatus,
+)
 from headway.ports import Backend, WorkSource
 from headway.runtime.availability import Availability
 from headway.runtime.counters import Counters

@@ -27,7 +27,18 @@ from hypothesis.stateful import (
 from headway import errors
 from headway.core.culprits import KNOWN_SECONDS
 from headway.core.retry import BLAMED
-from headway.model import Cause, Entry, EntryState, Failure, ItemResult, Lease, NoWork, Reply, Submission, TierDepth
+from headway.model import (
+    Cause,
+    Entry,
+    EntryState,
+    Failure,
+    ItemResult,
+    Lease,
+    NoWork,
+    Reply,
+    Submission,
+    TierDepth,
+)
 from tests.contracts.brokers import (
     AT_ONCE,
     HARNESSES,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from headway import errors
-from headway.core.room import SMALL
+from headway.core.memory_room import SMALL
 from headway.model import Entry, ItemResult, Limit
 from tests.contracts.brokers import MemoryHarness, ask, drained, failed, leave, story
 from tests.contracts.shares import admit, key, poll, refused, same, sharing, task

@@ -12,13 +12,7 @@ from hypothesis import strategies as st
 
 from headway.config import Settings
 from headway.errors import HOPELESS, SHOWN, STATUS, TITLE, BadRequest, PayloadTooLarge
-from headway.http.inference.codecs import (
-    native,
-    problem,
-    problem_body,
-    problem_header,
-    problem_response,
-)
+from headway.http.inference.codecs import native, problem, problem_body, problem_header, problem_response
 
 SHAPES = INFERENCE, PLAIN, PREDICT = native(Settings())
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from headway.core.rotation import check_new
+from headway.core.key_rotation import check_new
 from headway.errors import StoreUnavailable
 from headway.model import ApiKey
 from headway.ports import KeyChanges, KeyMark

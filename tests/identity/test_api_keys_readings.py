@@ -10,7 +10,14 @@ import pytest
 
 from headway.config import Settings
 from headway.errors import RequestError, StoreCorrupted, StoreUnavailable
-from headway.identity.api_keys.cache import AFRESH_EVERY, ANSWER_WITHIN, BITE, RETIRE_EVERY, TRY_AGAIN, ApiKeyCache
+from headway.identity.api_keys.cache import (
+    AFRESH_EVERY,
+    ANSWER_WITHIN,
+    BITE,
+    RETIRE_EVERY,
+    TRY_AGAIN,
+    ApiKeyCache,
+)
 from headway.identity.api_keys.table import KeyTable
 from headway.model import ApiKey
 from headway.ports import KeyChanges, KeyMark

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.app import access
+from headway.app import stores
 from headway.config import Settings
 from headway.errors import SettingError
 from headway.identity.combined import CombinedIdentity
@@ -29,7 +29,7 @@ def issuers(tmp_path: Path) -> str:
 
 def test_tokens_alone(issuers: str) -> None:
     async def main() -> None:
-        identity, resources = access.make_identity(Settings(jwt=issuers), Counters())
+        identity, resources = stores.make_identity(Settings(jwt=issuers), Counters())
         assert isinstance(identity, Tokens)
         assert list(resources) == [identity]
         for resource in resources:
@@ -45,7 +45,7 @@ def test_tokens_beside_keys(issuers: str, tmp_path: Path) -> None:
     keys.write_text("keys = []\n")
 
     async def main() -> None:
-        identity, resources = access.make_identity(Settings(jwt=issuers, keys=str(keys)), Counters())
+        identity, resources = stores.make_identity(Settings(jwt=issuers, keys=str(keys)), Counters())
         assert isinstance(identity, CombinedIdentity)
         assert any(isinstance(resource, Tokens) for resource in resources)
 
@@ -62,4 +62,4 @@ def test_without_what_checks_tokens_naming_issuers_is_a_bad_setting(
     with pytest.raises(
         SettingError, match=r"PyJWT\[crypto\], which is not here. Install it: pip install 'headway\[jwt\]'"
     ):
-        access.make_identity(Settings(jwt=issuers), Counters())
+        stores.make_identity(Settings(jwt=issuers), Counters())

@@ -23,7 +23,17 @@ from headway.errors import (
     WorkerCrashed,
 )
 from headway.gateway.pending import FutureSink
-from headway.model import WARM_UP, Entry, Failure, ItemResult, Limit, Principal, Reply, RequestOptions, WorkerStatus
+from headway.model import (
+    WARM_UP,
+    Entry,
+    Failure,
+    ItemResult,
+    Limit,
+    Principal,
+    Reply,
+    RequestOptions,
+    WorkerStatus,
+)
 from headway.runtime.request_id import new_id
 from tests.services.fake_backend import FakeBackend
 from tests.services.stand import ANYBODY, Stand

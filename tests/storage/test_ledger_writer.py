@@ -10,8 +10,8 @@ import structlog
 
 from headway import errors
 from headway.config import Settings
-from headway.core.records import NAME_LENGTH
-from headway.core.refused import MINUTE
+from headway.core.ledger_records import NAME_LENGTH
+from headway.core.refusal_rows import MINUTE
 from headway.errors import SettingError
 from headway.gateway import ledger_writer
 from headway.gateway.ledger_writer import (
@@ -470,7 +470,7 @@ def test_refusals_are_counted_by_caller_and_code_and_nothing_else_is() -> None:
 
 
 def test_callers_without_number_are_refused_in_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headway.core.refused.MOST", 10)
+    monkeypatch.setattr("headway.core.refusal_rows.MOST", 10)
 
     async def main(clock: Clock) -> None:
         async with keeping(clock) as it:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from headway.app import access
-from headway.app.access import make_ledger
+from headway.app import stores
 from headway.app.lifecycle import Resource
+from headway.app.stores import make_ledger
 from headway.cli import EXIT_SETTING
 from headway.config import Settings
 from headway.errors import SettingError, StoreUnavailable
@@ -115,7 +115,7 @@ def test_a_service_and_a_first_key_make_the_file(tmp_path: Path) -> None:
             await resource.close()
 
     served, first = tmp_path / "served.db", tmp_path / "first.db"
-    asyncio.run(main(*access.make_identity(Settings(keys="ledger", ledger=f"sqlite:///{served}"), Counters())))
+    asyncio.run(main(*stores.make_identity(Settings(keys="ledger", ledger=f"sqlite:///{served}"), Counters())))
     who = ("--user", "alice", "--tenant", "acme", "--tier", "paid")
     assert code_of(["keys", "create", *who, "--ledger", f"sqlite:///{first}"]) == 0
     for path in (served, first):
@@ -335,7 +335,7 @@ def test_a_missing_client_is_named_with_its_mend(monkeypatch: pytest.MonkeyPatch
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "asyncpg", None)
     with pytest.raises(SettingError, match=r"pip install 'headway\[postgres\]'") as caught:
-        access.make_ledger(UNREACHABLE)
+        stores.make_ledger(UNREACHABLE)
     assert "canary" not in str(caught.value)
 
 

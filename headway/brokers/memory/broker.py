@@ -25,10 +25,10 @@ from headway.core.dedup import Dedup, Ripple
 from headway.core.departure import Hold, Load, Policy
 from headway.core.fair_queue import FOLLOWS, GONE, RUNNING, QueuedEntry, entries_of, queued_at
 from headway.core.health import believed
+from headway.core.memory_room import SMALL, Place, Room
 from headway.core.queue import ModelQueue, QueueLimits
 from headway.core.ratelimit import Book, Over, charge
 from headway.core.retention import KEPT, KeptLimits
-from headway.core.room import SMALL, Place, Room
 from headway.model import (
     BatchFailure,
     BatchRun,

@@ -12,7 +12,7 @@ from urllib.parse import parse_qs
 from headway.config import Settings
 from headway.errors import BadRequest, PayloadTooLarge
 from headway.http.inference.codecs import Shape
-from headway.http.inference.prefer import Wish, read_prefer
+from headway.http.inference.prefer_header import Wish, read_prefer
 from headway.http.server.head import Head, shorten
 from headway.model import RequestOptions
 

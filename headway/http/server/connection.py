@@ -38,8 +38,8 @@ from headway.http.server.chunks import Chunks
 from headway.http.server.connection_context import GRACE, LINGER, SLOWEST, ConnectionContext
 from headway.http.server.hangups import descriptor_of
 from headway.http.server.head import END, Head, Told, past_blank, read_head, suspect, too_long
-from headway.http.server.turns import HANDFUL
-from headway.http.server.unread import Unread
+from headway.http.server.read_turns import HANDFUL
+from headway.http.server.unread_answers import Unread
 
 log = structlog.get_logger(__name__)
 

@@ -22,7 +22,7 @@ from headway.http.inference.codecs import native
 from headway.http.rate_limit_headers import RateLimitHeaders
 from headway.http.server.hangups import Hangups
 from headway.http.server.quotas import Quotas
-from headway.http.server.turns import Turns
+from headway.http.server.read_turns import Turns
 from headway.identity.anonymous import AnonymousIdentity
 from headway.model import Entry, Failure, Limit, Principal, Reply, RequestOptions
 from headway.ports import Identity, QueueCondition

@@ -32,7 +32,7 @@ from pathlib import Path
 
 import msgspec
 
-from headway.core.rotation import check_new
+from headway.core.key_rotation import check_new
 from headway.errors import SettingError, StoreUnavailable
 from headway.identity.api_keys.credential import is_id
 from headway.model import ApiKey

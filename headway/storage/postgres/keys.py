@@ -10,7 +10,7 @@ from typing import Any
 
 import structlog
 
-from headway.core.rotation import check_new
+from headway.core.key_rotation import check_new
 from headway.model import ApiKey
 from headway.ports import KeyChanges, KeyMark
 from headway.storage.key_rows import (

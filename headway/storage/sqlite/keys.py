@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from headway.core.rotation import check_new
+from headway.core.key_rotation import check_new
 from headway.errors import StoreCorrupted
 from headway.model import ApiKey
 from headway.ports import KeyChanges, KeyMark

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.core.room import OVERHEAD, Place, Room
+from headway.core.memory_room import OVERHEAD, Place, Room
 from headway.model import Entry
 
 MOST = 1_000_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headway import errors
-from headway.core.records import NAME_LENGTH, record_of, size_of
+from headway.core.ledger_records import NAME_LENGTH, record_of, size_of
 from headway.model import BatchRun, DedupKind, Entry, Failure, LedgerRecord, Principal, Reply
 
 TIERS = ("enterprise", "paid", "free")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headway.http.server.connection import HELD, WAITING
-from headway.http.server.turns import HANDFUL, SEATS
+from headway.http.server.read_turns import HANDFUL, SEATS
 from tests.http.stand import Client, Stand, get, post, served, settled
 
 BODY = '{"input": "a"}'

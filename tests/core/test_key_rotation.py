@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headway.core.rotation import check_new
+from headway.core.key_rotation import check_new
 from headway.model import ApiKey
 
 

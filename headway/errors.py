@@ -1,7 +1,7 @@
 """All errors of Headway: one tree of classes, and one table of the codes that clients meet.
 
     HeadwayError
-    ├── SettingError            a setting is wrong: names setting, value, reason, mend (exit code 3)
+    ├── SettingError            a setting is wrong: names setting, value, reason, hint (exit code 3)
     ├── TargetError             the target cannot be loaded or broke the rules when tried
     │   └── StartKilled         the worker process was killed from outside while it started
     ├── BrokerUnavailable       the broker cannot be reached, or does not answer in time

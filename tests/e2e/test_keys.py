@@ -127,7 +127,7 @@ def test_keys_that_nobody_is_asked_for_are_told_at_the_start(tmp_path: Path) -> 
         server.expected = {"API keys in the ledger are not used"}
         told = server.logged("API keys in the ledger are not used")
         assert (told["keys"], told["let_in"]) == (2, "everybody")
-        assert "--keys ledger" in told["mend"]
+        assert "--keys ledger" in told["hint"]
         server.ask("anybody").output()
 
 

@@ -309,3 +309,13 @@ def holds(claimed: Lease | NoWork) -> NoWork:
     """The claim's answer, which must be to wait."""
     assert isinstance(claimed, NoWork)
     return claimed
+
+
+async def measure(harness: Harness, seconds: float, workers: tuple[str, ...] = ("gpu-0",)) -> None:
+    """Let the broker see batches that take so long."""
+    await harness.healthy(*workers)
+    for _ in range(3):
+        await harness.broker.enqueue([ask(gateway="nobody") for _ in range(MAX_BATCH)])
+        lease = await harness.claim()
+        await harness.advance(seconds)
+        await harness.answer(lease)

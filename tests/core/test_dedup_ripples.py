@@ -11,7 +11,7 @@ from headway.core.dedup import Dedup, Ripple, keeps
 from headway.core.fair_queue import QueuedEntry, queued_at
 from headway.core.retention import KeptLimits, weight
 from headway.model import BatchRun, DedupKey, DedupKind, Entry, Failure, Reply
-from tests.core.test_dedup import LATE, NOW, PLENTY, answer, lead, left_over, make, same
+from tests.core.flights import LATE, NOW, PLENTY, answer, lead, left_over, make, same
 
 
 def key(name: str) -> DedupKey:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from starlette.types import ASGIApp
@@ -158,3 +158,7 @@ class _NoDoor:
     async def drain(self) -> None: ...
 
     async def close(self) -> None: ...
+
+
+def codes(replies: Sequence[Reply]) -> list[str]:
+    return [reply.failure.code if reply.failure else "ok" for reply in replies]

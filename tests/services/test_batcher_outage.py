@@ -13,9 +13,9 @@ from headway import errors
 from headway.core.policies.paced import Paced
 from headway.errors import BatchRaised
 from headway.model import Entry, Lease, WorkerStatus
+from tests.services.calls import once
 from tests.services.fake_backend import FakeBackend
 from tests.services.fleet import Fleet
-from tests.services.test_gateway_outage import once
 from tests.virtual_time import run
 
 Clock = Callable[[], float]

@@ -1,0 +1,136 @@
+"""Starts of a worker's process: targets that cannot be served, and starts that hang, fail or are cut short."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import weakref
+
+import pytest
+
+from headway.backends.process.backend import ProcessBackend
+from headway.backends.process.child_process import Lifetime
+from headway.config.target import ModuleTarget
+from headway.errors import StartKilled, TargetError
+from headway.model import ItemResult
+from tests.backends.entries import batch
+from tests.backends.recorder import Recorder
+from tests.backends.worker_process import LONG, alive, build, kind, started, without_collector
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        (ModuleTarget("tests.targets.nowhere", "f"), "there is no module 'tests.targets.nowhere'"),
+        (ModuleTarget("nowhere.at.all", "f"), "there is no module 'nowhere'"),
+        (ModuleTarget("tests.targets.raises", "f"), "importing it raised RuntimeError: no such luck"),
+        (ModuleTarget("tests.targets.lacks", "f"), "importing it raised ModuleNotFoundError: No module named 'no_such"),
+        (kind("plian"), "Did you mean 'plain'?"),
+        (kind("plain.deeper"), "has no 'deeper'"),
+        (kind("NOT_CALLABLE"), "it is of type int"),
+        (kind("NoCall"), "the class has no __call__"),
+        (kind("NeedsArguments"), "building it without arguments raised TypeError"),
+        (kind("BadSetup"), r"raised RuntimeError: no GPU here"),
+        (kind("DyingSetup"), "ended with exit code 7"),
+        (kind("needs_two"), "its signature is (inputs: 'list[str]', other: 'str')"),
+        (kind("takes_none"), "its signature is ()"),
+        (kind("refuses_all"), "the warm-up batch ['warm-up'] failed: ValueError: not my kind of text"),
+        (kind("gives_numbers"), "returned int for this input"),
+        (kind("gives_none"), "returned NoneType, expected a list of 1 outputs"),
+    ],
+    ids=str,
+)
+def test_a_target_that_cannot_be_served_is_refused_with_the_reason(target: ModuleTarget, says: str) -> None:
+    async def main() -> None:
+        log = Recorder()
+        backend = build(target, log)
+        with pytest.raises(TargetError) as caught:
+            await backend.start()
+        assert says in str(caught.value)
+        assert str(target) in str(caught.value)
+        assert not alive(backend.pid)
+        await backend.stop()
+
+    asyncio.run(main())
+
+
+def test_the_traceback_of_a_failed_import_is_in_the_log() -> None:
+    async def main() -> None:
+        log = Recorder()
+        backend = build(ModuleTarget("tests.targets.raises", "f"), log)
+        with pytest.raises(TargetError):
+            await backend.start()
+        assert any("raises.py" in line for line in log.lines("stderr"))
+        assert log.of("worker output")[0]["worker"] == "gpu-0"
+
+    asyncio.run(main())
+
+
+def test_a_target_that_is_not_ready_in_time_is_refused_and_killed() -> None:
+    async def main() -> None:
+        backend = build(kind("HangingSetup"), Recorder(), start_timeout=0.1)
+        with pytest.raises(TargetError, match=r"not ready within 0\.1 s.*raise start_timeout_ms"):
+            await backend.start()
+        assert not alive(backend.pid)
+
+    asyncio.run(main())
+
+
+def test_a_kill_from_outside_while_it_starts_is_told_from_a_target_that_does_not_load() -> None:
+    async def main() -> None:
+        backend = build(kind("HangingSetup"), Recorder())
+        starting = asyncio.ensure_future(backend.start())
+        await asyncio.sleep(0)
+        os.kill(backend.pid, signal.SIGKILL)
+        with pytest.raises(StartKilled, match="died of SIGKILL"):
+            await starting
+        with pytest.raises(TargetError, match="exit code 7") as caught:
+            await build(kind("DyingSetup"), Recorder()).start()
+        assert not isinstance(caught.value, StartKilled)
+
+    asyncio.run(main())
+
+
+def test_a_start_that_is_cancelled_leaves_no_process() -> None:
+    async def main() -> None:
+        log = Recorder()
+        backend = build(kind("HangingSetup"), log)
+        starting = asyncio.ensure_future(backend.start())
+        await asyncio.sleep(0)
+        assert alive(backend.pid)
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        assert not alive(backend.pid)
+
+    asyncio.run(main())
+
+
+def test_a_target_that_turns_down_the_warm_up_text_is_served() -> None:
+    async def act(backend: ProcessBackend, log: Recorder) -> None:
+        assert await backend.run(batch("a"), LONG) == [ItemResult(None, "ValueError: not my kind of text")]
+
+    started(kind("refuses_each"), act)
+
+
+@pytest.mark.parametrize("name", ["DyingSetup", "refuses_all"])
+def test_a_start_that_failed_leaves_nothing_for_the_garbage_collector(name: str) -> None:
+    async def main() -> None:
+        backend = build(kind(name), Recorder())
+        starting = asyncio.ensure_future(backend.start())
+        await asyncio.sleep(0)
+        child: Lifetime | None = backend._child
+        assert child is not None
+        left = weakref.ref(child)
+        with contextlib.suppress(TargetError):
+            await starting
+        del starting, child
+        await backend.stop()
+        await asyncio.sleep(0)
+        assert left() is None
+
+    without_collector(main)

@@ -1,0 +1,65 @@
+"""Worker processes that tests start: on which targets, for how long, and what is left of them."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from headway.backends.process.backend import ProcessBackend
+from headway.config.target import FileTarget, ModuleTarget
+from tests.backends.recorder import Recorder
+
+LONG = 30.0
+FAULTS = ModuleTarget("tests.targets.faults", "answer")
+Act = Callable[[ProcessBackend, Recorder], Awaitable[None]]
+
+
+def kind(name: str) -> ModuleTarget:
+    return ModuleTarget("tests.targets.kinds", name)
+
+
+def build(target: ModuleTarget | FileTarget, log: Recorder, **settings: Any) -> ProcessBackend:
+    arguments = {"worker": "gpu-0", "device": "0", "start_timeout": LONG, **settings}
+    return ProcessBackend(target, log=log, **arguments)
+
+
+def started(target: ModuleTarget | FileTarget, act: Act, **settings: Any) -> None:
+    """Run `act` on a started backend, and see that nothing is left of it."""
+
+    async def main() -> None:
+        log = Recorder()
+        backend = build(target, log, **settings)
+        await backend.start()
+        pid = backend.pid
+        assert alive(pid)
+        try:
+            await act(backend, log)
+        finally:
+            last = backend.pid
+            await backend.stop()
+        assert not alive(pid)
+        assert not last or not alive(last)
+
+    asyncio.run(main())
+
+
+def alive(pid: int) -> bool:
+    """Whether the process is there, be it as a zombie."""
+    return Path(f"/proc/{pid}").exists()
+
+
+def without_collector(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run `main` while nothing looks for reference cycles."""
+    gc.disable()
+    try:
+        asyncio.run(main())
+    finally:
+        gc.enable()
+
+
+def descriptors() -> int:
+    gc.collect()  # What others have left behind is not to go in between.
+    return len(list(Path("/proc/self/fd").iterdir()))

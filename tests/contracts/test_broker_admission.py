@@ -1,0 +1,98 @@
+"""Promises of every broker about what it admits, what it refuses, and what it knows already."""
+
+from __future__ import annotations
+
+from headway import errors
+from tests.contracts.brokers import AT_ONCE, MAX_QUEUE, Harness, ask, crowd, drained, holds, measure, slot, story
+
+
+@story
+async def test_verdicts_come_in_the_order_of_the_entries(harness: Harness) -> None:
+    await harness.broker.enqueue(crowd(MAX_QUEUE - 1))
+    verdicts = await harness.broker.enqueue([ask(), ask(), ask(model="other")])
+    assert [verdict is None for verdict in verdicts] == [True, False, True]
+
+
+@story
+async def test_a_full_queue_refuses_and_says_for_how_long(harness: Harness) -> None:
+    await harness.broker.enqueue([ask() for _ in range(MAX_QUEUE)])
+    refused = ask()
+    [verdict] = await harness.broker.enqueue([refused])
+    assert verdict is not None
+    assert verdict.code == errors.SERVICE_OVERLOADED
+    assert verdict.reason
+    assert verdict.retry_after is not None
+    assert verdict.retry_after > 0.0
+    assert await harness.broker.state(refused.tenant, refused.id) is None
+    assert await drained(harness) == {}
+
+
+@story
+async def test_a_refused_entry_may_ask_again(harness: Harness) -> None:
+    await harness.broker.enqueue([ask() for _ in range(MAX_QUEUE)])
+    refused = ask()
+    assert list(await harness.broker.enqueue([refused])) != [None]
+    await harness.claim()
+    assert list(await harness.broker.enqueue([refused])) == [None]
+
+
+@story
+async def test_what_cannot_be_answered_in_time_is_refused_at_the_door(harness: Harness) -> None:
+    """One GPU of 8 in 100 ms drains 80 a second: within 500 ms it takes some 31 that wait, and not 60."""
+    await measure(harness, 0.1)
+    verdicts = await harness.broker.enqueue([ask(timeout=0.5) for _ in range(MAX_QUEUE)])
+    admitted = [verdict is None for verdict in verdicts]
+    assert admitted == sorted(admitted, reverse=True)
+    assert 20 <= sum(admitted) <= 32
+    assert all(verdict is None or verdict.retry_after for verdict in verdicts)
+
+
+@story
+async def test_the_lowest_tier_is_shed_while_the_highest_is_admitted(harness: Harness) -> None:
+    await measure(harness, 0.1)
+    await harness.broker.enqueue([ask(timeout=0.5, tier=2) for _ in range(MAX_QUEUE)])
+    free, enterprise = await harness.broker.enqueue([ask(timeout=0.5, tier=2), ask(timeout=0.5, tier=0)])
+    assert free is not None
+    assert free.code == errors.SHED
+    assert enterprise is None
+
+
+@story
+async def test_an_idle_system_admits_whatever_it_believes(harness: Harness) -> None:
+    await measure(harness, 5.0)
+    assert list(await harness.broker.enqueue([ask(timeout=0.05, tier=2)])) == [None]
+
+
+@story
+async def test_enqueue_is_idempotent_by_tenant_and_id(harness: Harness) -> None:
+    entry, foreign = ask(id="same", tenant="a"), ask(id="same", tenant="b")
+    assert list(await harness.broker.enqueue([entry, entry, foreign])) == [None, None, None]
+    assert list(await harness.peer().enqueue([entry])) == [None]
+    lease = await harness.claim()
+    assert sorted(rider.tenant for rider in lease.entries) == ["a", "b"]
+    assert list(await harness.broker.enqueue([entry])) == [None]  # While it runs.
+    holds(await harness.broker.claim(slot("gpu-1"), AT_ONCE))
+    await harness.answer(lease)
+    assert list(await harness.broker.enqueue([entry])) == [None]  # Answered, but nobody has read it.
+    holds(await harness.broker.claim(slot("gpu-1"), AT_ONCE))
+    replies, _ = await harness.broker.replies("g", 0)
+    assert sorted((reply.tenant, reply.id) for reply in replies) == [("a", "same"), ("b", "same")]
+
+
+@story
+async def test_what_is_in_flight_at_another_gateway_is_refused_and_can_be_asked_anew_once_it_is_answered(
+    harness: Harness,
+) -> None:
+    here, there = ask(id="same", gateway="g1"), ask(id="same", gateway="g2")
+    await harness.broker.enqueue([here])
+    [while_it_waits] = await harness.peer().enqueue([there])
+    lease = await harness.claim()
+    [while_it_runs] = await harness.peer().enqueue([there])
+    for verdict in (while_it_waits, while_it_runs):
+        assert verdict is not None
+        assert verdict.code == errors.IDEMPOTENCY_CONFLICT
+    await harness.answer(lease)
+    assert list(await harness.peer().enqueue([there])) == [None]
+    await harness.answer(await harness.claim())
+    assert list(await drained(harness, "g1")) == ["same"]
+    assert list(await drained(harness, "g2")) == ["same"]

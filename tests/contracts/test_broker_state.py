@@ -1,0 +1,130 @@
+"""What every broker tells of itself: stages, depths, workers, loads and its epoch."""
+
+from __future__ import annotations
+
+import pytest
+
+from headway.core.departure import Load, Rule
+from headway.model import EntryState, WorkerInfo, WorkerStatus
+from tests.contracts.brokers import MAX_BATCH, MODELS, Harness, ask, drained, failed, holds, measure, slot, story
+
+
+@story
+async def test_the_stage_of_an_entry(harness: Harness) -> None:
+    stage = harness.broker.state
+    assert await stage("t", "a") is None
+    await harness.broker.enqueue([ask(id="a")])
+    assert await stage("t", "a") is EntryState.QUEUED
+    assert await stage("other tenant", "a") is None
+    lease = await harness.claim()
+    assert await stage("t", "a") is EntryState.PROCESSING
+    await harness.broker.release(lease, failed())
+    assert await stage("t", "a") is EntryState.QUEUED
+    await harness.advance(1.0)
+    await harness.answer(await harness.claim())
+    assert await stage("t", "a") is None
+
+
+@story
+async def test_depths_by_model_and_tier(harness: Harness) -> None:
+    await harness.broker.enqueue([ask(tier=0), ask(tier=2)])
+    await harness.advance(1.5)
+    await harness.broker.enqueue([ask(tier=2), ask(tier=1, model="other")])
+    depths = {(one.model, one.tier): one for one in await harness.peer().depths()}
+    assert {key: one.depth for key, one in depths.items()} == {
+        ("m", 0): 1,
+        ("m", 1): 0,
+        ("m", 2): 2,
+        ("other", 0): 0,
+        ("other", 1): 1,
+        ("other", 2): 0,
+    }
+    assert depths["m", 2].oldest_seconds == pytest.approx(1.5, abs=harness.grain)
+    assert depths["m", 1].oldest_seconds == 0.0
+    lease = await harness.claim()
+    assert sum(one.depth for one in await harness.broker.depths()) == 1
+    await harness.broker.release(lease)
+    assert sum(one.depth for one in await harness.broker.depths()) == 4
+
+
+@story
+async def test_the_registry_goes_by_the_last_heartbeat(harness: Harness) -> None:
+    await harness.broker.heartbeat(
+        WorkerInfo(
+            worker_id="gpu-0",
+            model="m",
+            status=WorkerStatus.HEALTHY,
+            utilisation=0.5,
+            in_flight=1,
+            last_heartbeat=-1.0,
+            restarts=2,
+            pid=77,
+        )
+    )
+    await harness.broker.heartbeat(WorkerInfo(worker_id="gpu-1", model="m", status=WorkerStatus.STARTING))
+    first = {one.worker_id: one for one in await harness.peer().workers()}
+    assert first["gpu-0"].last_heartbeat == pytest.approx(harness.now(), abs=harness.grain)
+    assert (first["gpu-0"].utilisation, first["gpu-0"].in_flight) == (0.5, 1)
+    assert (first["gpu-0"].restarts, first["gpu-0"].pid) == (2, 77)
+    seen = []
+    for seconds in (1.4, 0.2, 8.3, 0.2):
+        await harness.advance(seconds)
+        seen.append({one.worker_id: one.status.value for one in await harness.broker.workers()})
+    assert [one["gpu-0"] for one in seen] == ["healthy", "degraded", "degraded", "offline"]
+    assert [one["gpu-1"] for one in seen] == ["starting", "starting", "starting", "offline"]
+    await harness.healthy("gpu-0")
+    assert {one.worker_id: one.status.value for one in await harness.broker.workers()}["gpu-0"] == "healthy"
+
+
+@story
+async def test_only_healthy_workers_are_capacity(harness: Harness) -> None:
+    told = []
+
+    class Curious:
+        def rule(self, load: Load) -> Rule:
+            told.append(load.slots)
+            return Rule(size=1)
+
+    async def slots() -> int:
+        holds(await harness.broker.claim(slot(), Curious()))
+        return told[-1]
+
+    await harness.healthy("gpu-0", "gpu-1")
+    await harness.healthy("elsewhere", model="other")
+    await harness.broker.heartbeat(WorkerInfo(worker_id="gpu-2", model="m", status=WorkerStatus.STARTING))
+    assert await slots() == 2
+    await harness.broker.heartbeat(WorkerInfo(worker_id="gpu-1", model="m", status=WorkerStatus.DEGRADED))
+    assert await slots() == 1
+    await harness.reaping(4.0)
+    assert await slots() == 0
+
+
+@story
+async def test_what_policies_go_by_is_told_to_all(harness: Harness) -> None:
+    idle = await harness.peer().loads()
+    assert set(idle) == set(MODELS)
+    assert [(one.rate, one.alpha, one.slots, one.depth, one.departures) for one in idle.values()] == [
+        (0, 0, 0, 0, 0)
+    ] * 2
+    await measure(harness, 0.1, workers=("gpu-0", "gpu-1"))
+    await harness.broker.enqueue([ask() for _ in range(5)])
+    load = (await harness.peer().loads())["m"]
+    assert (load.slots, load.depth, load.departures, load.max_batch) == (2, 5, 3, MAX_BATCH)
+    assert load.rate > 0.0
+    assert load.batch_seconds(MAX_BATCH) == pytest.approx(0.1, rel=0.05)
+    assert 0.0 < load.utilisation <= 1.0
+    other = (await harness.broker.loads())["other"]
+    assert (other.rate, other.slots, other.depth, other.departures) == (0.0, 0, 0, 0)
+
+
+@story
+async def test_the_epoch_stands_while_nothing_is_lost(harness: Harness) -> None:
+    seen = set()
+    for _ in range(3):
+        await harness.broker.enqueue([ask()])
+        await harness.answer(await harness.claim())
+        await drained(harness)
+        await harness.reaping(1.0)
+        seen.add(harness.broker.epoch)
+    assert len(seen) == 1
+    assert seen != {""}

@@ -1,0 +1,40 @@
+"""Entries that share an outcome, as tests of it make, lead and answer them."""
+
+from __future__ import annotations
+
+from collections.abc import Sized
+
+from headway import errors
+from headway.core.dedup import Dedup, Ripple
+from headway.core.fair_queue import QueuedEntry, queued_at
+from headway.core.retention import KeptLimits
+from headway.model import DedupKey, DedupKind, Entry, Failure, Reply
+
+NOW = 1000.0
+PLENTY = KeptLimits.of(1 << 30, 1 << 30)
+LATE = Failure(errors.DEADLINE_EXCEEDED, "too late")
+
+
+def make(id: str, *shares: DedupKey, tenant: str = "t", timeout: float = 60.0, input: str = "asked") -> Entry:
+    return Entry(id, "m", input, 1, tenant, "g", timeout, timeout, b"", (), shares)
+
+
+def left_over(sharing: Dedup) -> dict[str, object]:
+    """Memory of the flights."""
+    state = vars(sharing)
+    return {name: value for name, value in state.items() if (value if isinstance(value, Sized | int) else 0)}
+
+
+def lead(sharing: Dedup, entry: Entry, now: float = NOW) -> QueuedEntry:
+    queued = queued_at(entry, now)
+    assert sharing.join(queued, now) is None
+    sharing.lead(queued, now)
+    return queued
+
+
+def answer(sharing: Dedup, queued: QueuedEntry, output: str, now: float = NOW) -> Ripple:
+    return sharing.end(queued, Reply(queued.entry.id, queued.entry.tenant, output), now)
+
+
+def same(key: str = "s", keep: float = 60.0) -> DedupKey:
+    return DedupKey(DedupKind.SAME, key, b"", keep)

@@ -57,35 +57,26 @@ async def test_an_id_is_free_again_when_its_request_has_its_outcome(harness: Har
     assert len(replies) == (1 if read else 2)
 
 
+@pytest.mark.parametrize("acknowledged", [False, True])
 @story
-async def test_who_has_read_of_an_id_s_first_outcome_has_not_read_of_its_second(harness: Harness) -> None:
+async def test_who_has_read_an_id_s_first_outcome_still_hears_of_its_second(
+    harness: Harness, acknowledged: bool
+) -> None:
     first = ask("first", id="a", nonce=1)
     await admit(harness, first)
     await run_alone(harness, "a")
     _, cursor = await harness.broker.replies("g", 0)
     second = again(first)
     await admit(harness, second)
+    if acknowledged:
+        assert await drained(harness, after=cursor) == {}  # This acknowledges the first.
+        await harness.advance(1.0)
+        assert await harness.broker.state("t", "a") is EntryState.QUEUED
     await run_alone(harness, "a")
     [reply] = (await drained(harness, after=cursor)).values()
     assert (reply.nonce, reply.output) == (2, output("other"))
+    await harness.advance(1.0)
     await admit(harness, second)  # Known still, so it does not run again.
-    await nothing_runs(harness)
-
-
-@story
-async def test_reading_the_first_outcome_forgets_nothing_of_the_second_submission(harness: Harness) -> None:
-    first = ask("first", id="a", nonce=1)
-    await admit(harness, first)
-    await run_alone(harness, "a")
-    _, cursor = await harness.broker.replies("g", 0)
-    second = again(first)
-    await admit(harness, second)
-    assert await drained(harness, after=cursor) == {}  # This acknowledges the first.
-    await harness.advance(1.0)
-    assert await harness.broker.state("t", "a") is EntryState.QUEUED
-    await run_alone(harness, "a")
-    await harness.advance(1.0)
-    await admit(harness, second)
     await nothing_runs(harness)
 
 

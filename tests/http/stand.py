@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import socket
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from time import monotonic
@@ -274,6 +275,16 @@ class Stand:
         reader, writer = await asyncio.open_connection(limit=1 << 24, **options)
         client = Client(reader, writer)
         self.clients.append(client)
+        return client
+
+    async def connect_deaf(self) -> Client:
+        """A client for which the system buffers little, and which reads nothing until it is told to."""
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", self.door.port))
+        client = await self.connect(sock=sock)
+        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
         return client
 
     async def ask(self, *pieces: bytes) -> Answer:

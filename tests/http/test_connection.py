@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import socket
 
 import pytest
 
@@ -220,12 +219,7 @@ def test_a_client_may_not_send_far_ahead_of_its_answers() -> None:
 async def _stuck(stand: Stand) -> Client:
     """A client that asks for more than the system buffers, and does not read."""
     stand.gateway.output = "x" * 8_000_000
-    sock = socket.socket()
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    sock.setblocking(False)
-    await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", stand.door.port))
-    client = await stand.connect(sock=sock)
-    client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+    client = await stand.connect_deaf()
     await client.send(post(BODY) * 3)
     await stand.gateway.until(lambda: bool(stand.gateway.asked))
     (connection,) = stand.door._connections()

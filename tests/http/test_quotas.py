@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from typing import Any
 
 import pytest
@@ -372,12 +371,7 @@ def test_few_bytes_ahead_are_not_counted() -> None:
 
 async def deaf(stand: Stand, key: str) -> Client:
     """A client that asks for more than the system buffers, and reads nothing until it is told to."""
-    sock = socket.socket()
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    sock.setblocking(False)
-    await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", stand.door.port))
-    client = await stand.connect(sock=sock)
-    client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+    client = await stand.connect_deaf()
     asked = len(stand.gateway.asked)
     await client.send(by(key))
     await stand.gateway.until(lambda: len(stand.gateway.asked) > asked)

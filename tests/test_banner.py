@@ -56,7 +56,7 @@ def test_the_wait_is_told_as_the_policy_takes_it(policy: str, words: str) -> Non
     assert "40 ms" not in banner(Settings(policy=policy), Role.SERVE, LOCAL, 8000, 9000)
 
 
-def test_one_is_not_many() -> None:
+def test_the_banner_says_one_process_and_several_processes() -> None:
     assert "; 1 GPU worker process\n" in banner(Settings(), Role.SERVE, LOCAL, 8000, 9000)
     assert "; 2 GPU worker processes\n" in banner(Settings(workers=2), Role.SERVE, LOCAL, 8000, 9000)
     assert "; 1 call in flight\n" in banner(Settings(), Role.SERVE, REMOTE, 8000, 9000)

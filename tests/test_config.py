@@ -172,7 +172,7 @@ def test_secrets_are_never_shown(tmp_path: Path) -> None:
         assert "canary" not in str(caught.value)
 
 
-def test_derived_settings() -> None:
+def test_tiers_and_devices_are_derived_from_their_settings() -> None:
     settings = Settings(tiers="gold, silver", default_tier="silver", workers=2, devices="3, 5")
     assert settings.tier_names == ("gold", "silver")
     assert settings.default_tier_index == 1
@@ -180,7 +180,7 @@ def test_derived_settings() -> None:
     assert Settings(workers=3).device_ids == ("0", "1", "2")
 
 
-def test_loopback() -> None:
+def test_only_loopback_hosts_count_as_loopback() -> None:
     assert [is_loopback(host) for host in ("127.0.0.1", "127.9.9.9", "::1", "localhost")] == [True] * 4
     assert [is_loopback(host) for host in ("0.0.0.0", "::", "10.0.0.1", "localhost.evil.example", "")] == [False] * 5
 

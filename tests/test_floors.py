@@ -266,7 +266,7 @@ def test_nothing_is_loose_but_errors_and_ports() -> None:
         ("headway.ports", "\n" * 501, "has 501 lines"),
     ],
 )
-def test_the_check_catches(name: str, source: str, part: str) -> None:
+def test_a_broken_rule_of_the_house_is_found(name: str, source: str, part: str) -> None:
     assert any(part in found for found in problems(name, source)), problems(name, source)
 
 
@@ -288,5 +288,5 @@ def test_the_check_catches(name: str, source: str, part: str) -> None:
         ("headway.ports", "\n" * 500),
     ],
 )
-def test_the_check_allows(name: str, source: str) -> None:
+def test_what_the_rules_of_the_house_allow_passes(name: str, source: str) -> None:
     assert problems(name, source) == []

@@ -37,7 +37,7 @@ def everything() -> None:
     logging.getLogger("asyncio").debug("selector")
 
 
-def test_lines_for_people() -> None:
+def test_log_lines_for_people_have_level_event_logger_and_fields() -> None:
     lines = logged(everything).splitlines()
     assert [line.split(" ", 1)[1] for line in lines] == [
         "[info     ] started [ours] worker='gpu-0' batch=32",
@@ -47,7 +47,7 @@ def test_lines_for_people() -> None:
     assert all(line.startswith("20") for line in lines)
 
 
-def test_lines_for_machines() -> None:
+def test_log_lines_for_machines_are_json_objects() -> None:
     lines = [json.loads(line) for line in logged(everything, json=True).splitlines()]
     assert all(line.pop("timestamp") for line in lines)
     assert lines == [
@@ -68,7 +68,7 @@ def test_the_level_holds_for_both_ways_in() -> None:
     ] * 2
 
 
-def test_warnings_are_logged() -> None:
+def test_warnings_of_python_are_logged() -> None:
     def write() -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("always")

@@ -109,7 +109,7 @@ def test_every_metric_has_its_name_type_and_labels() -> None:
         ("breaker_state", {"backend": "gpu-0"}, 2),
     ],
 )
-def test_values_arrive(family: str, labels: dict[str, str], value: float) -> None:
+def test_every_metric_shows_the_value_it_was_given(family: str, labels: dict[str, str], value: float) -> None:
     samples = scraped(full_state())[f"headway_{family}"].samples
     assert [sample.value for sample in samples if sample.labels == labels] == [value]
 

@@ -8,19 +8,19 @@ from headway.config.target import FileTarget, ModuleTarget, RemoteTarget, parse_
 from headway.errors import TargetError
 
 
-def test_module() -> None:
+def test_a_module_and_an_attribute_are_read_as_a_module_target() -> None:
     assert parse_target("app.models:predict") == ModuleTarget("app.models", "predict")
     assert str(parse_target("app:small.predict")) == "app:small.predict"
 
 
-def test_file(tmp_path: Path) -> None:
+def test_a_path_and_an_attribute_are_read_as_a_file_target(tmp_path: Path) -> None:
     path = tmp_path / "my model.py"
     path.touch()
     assert parse_target(f"{path}:predict") == FileTarget(path, "predict")
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9100/batch", "https://models.example/v1?key=1", "http://[::1]/"])
-def test_remote(url: str) -> None:
+def test_an_http_url_is_read_as_a_remote_target(url: str) -> None:
     assert parse_target(url) == RemoteTarget(url)
 
 

@@ -63,7 +63,7 @@ def test_docstrings_begin_with_what_they_are_about(path: Path) -> None:
         '"""Who, and when."""',
     ],
 )
-def test_a_riddle_is_found(source: str) -> None:
+def test_a_docstring_that_begins_with_a_riddle_is_found(source: str) -> None:
     assert len(riddles(source)) == 1
 
 
@@ -79,5 +79,5 @@ def test_a_riddle_is_found(source: str) -> None:
         'def f():\n    """Formerly in use."""',
     ],
 )
-def test_a_plain_beginning_passes(source: str) -> None:
+def test_a_docstring_that_begins_plainly_passes(source: str) -> None:
     assert riddles(source) == []

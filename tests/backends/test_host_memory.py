@@ -79,7 +79,7 @@ def test_a_path_that_is_not_to_be_seen_from_inside_is_that_of_the_root(place: Pl
     assert place.memory().used() == pytest.approx(0.88)
 
 
-def test_what_is_fuller_decides(place: Place) -> None:
+def test_memory_is_as_full_as_the_fuller_of_group_and_machine(place: Place) -> None:
     place.write("proc/self/cgroup", "0::/")
     place.group_v2("", 1000, 500)
     place.machine(available=50)
@@ -103,5 +103,5 @@ def test_slots_of_one_process_share_a_reading(place: Place) -> None:
     assert memory.used() == pytest.approx(0.9)
 
 
-def test_this_machine_tells() -> None:
+def test_this_machine_tells_how_full_its_memory_is() -> None:
     assert 0.0 < HostMemory(lambda: 0.0).used() < 1.0

@@ -121,7 +121,7 @@ def test_a_passing_failure_is_tried_again(code: int) -> None:
     assert len(remote.bodies) == 3
 
 
-def test_tries_are_counted() -> None:
+def test_the_error_says_at_which_try_a_call_failed() -> None:
     async def act(backend: HttpBackend) -> None:
         with pytest.raises(RemoteError, match=r"failed at try 3: HTTP 503$"):
             await backend.run(batch("a"), LONG)

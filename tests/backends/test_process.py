@@ -269,7 +269,7 @@ def test_within_its_limits_a_process_stays() -> None:
     started(FAULTS, act, recycle_after=3600.0, recycle_rss_bytes=1 << 40)
 
 
-def test_it_works_on_uvloop() -> None:
+def test_a_worker_process_works_on_uvloop() -> None:
     import uvloop
 
     async def main() -> None:

@@ -94,7 +94,7 @@ def test_the_list_has_no_secrets(keys: Any) -> None:
         assert secret not in table + listed
 
 
-def test_an_empty_list(keys: Any) -> None:
+def test_keys_list_says_that_there_are_no_keys(keys: Any) -> None:
     Path("keys.toml").write_text("")
     assert keys("list").out == "no keys\n"
     assert json.loads(keys("list", "--json").out) == {"keys": []}
@@ -211,7 +211,7 @@ def test_what_is_wrong_is_said_with_value_and_mend(keys: Any, arguments: Sequenc
 
 
 @pytest.mark.parametrize("action", ["revoke", "rotate"])
-def test_an_unknown_id(keys: Any, action: str) -> None:
+def test_revoking_or_rotating_an_unknown_key_fails_and_names_it(keys: Any, action: str) -> None:
     keys("create", *WHO)
     done = keys(action, "a" * 12)
     assert (done.code, done.out) == (1, "")
@@ -247,12 +247,12 @@ def test_a_service_token_is_kept_nowhere(keys: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "seconds"), [("90d", 7_776_000), ("12h", 43_200), ("30m", 1800), ("45s", 45), ("1.5h", 5400)]
 )
-def test_durations(text: str, seconds: float) -> None:
+def test_a_time_to_expiry_is_read_in_days_hours_minutes_or_seconds(text: str, seconds: float) -> None:
     assert command.duration("--expires", text, 1.0) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "90", "d", "90 d", "1h30m", "\N{ARABIC-INDIC DIGIT ONE}d", "1e3s", "nan", "-1s"])
-def test_no_durations(text: str) -> None:
+def test_a_time_to_expiry_in_another_form_is_refused(text: str) -> None:
     with pytest.raises(SettingError):
         command.duration("--expires", text, 0.0)
 

@@ -61,7 +61,7 @@ def test_the_example_in_the_help_can_be_served(capsys: pytest.CaptureFixture[str
     assert f"class {name}" in (ROOT / path).read_text()
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert code_of(["--version"]) == 0
     assert capsys.readouterr().out == f"headway {headway.__version__}\n"
 

@@ -152,7 +152,9 @@ def test_replay_removes_what_succeeds_and_keeps_what_fails(
     assert capsys.readouterr().out == "no dead letters\n"
 
 
-def test_purge(service: Running, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dlq_purge_removes_the_letters_named_or_all(
+    service: Running, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     ids = service.bury("poison one", "poison two", "poison three")
     assert code_of(["dlq", "purge", ids[0], "req_unknown"]) == 1
     shown = capsys.readouterr()
@@ -215,7 +217,7 @@ def test_a_url_that_is_none_is_a_bad_setting(url: str, capsys: pytest.CaptureFix
     assert capsys.readouterr().err.startswith(f"headway: --admin = {url!r}: is not")
 
 
-def test_nobody_there_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_says_that_nobody_answers_at_the_admin_address(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # Nobody listens there, and nobody else can.
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"

@@ -75,7 +75,7 @@ async def test_who_is_over_may_come_when_it_was_told_to_and_no_sooner(harness: H
 
 
 @story
-async def test_who_is_over_is_not_there(harness: Harness) -> None:
+async def test_an_entry_over_its_limit_leaves_nothing_in_the_broker(harness: Harness) -> None:
     await harness.broker.enqueue([counted() for _ in range(5)])
     refused = counted()
     over((await harness.broker.enqueue([refused]))[0])

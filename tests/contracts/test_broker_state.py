@@ -10,7 +10,7 @@ from tests.contracts.brokers import MAX_BATCH, MODELS, Harness, ask, drained, fa
 
 
 @story
-async def test_the_stage_of_an_entry(harness: Harness) -> None:
+async def test_the_state_of_an_entry_goes_from_queued_to_processing_and_ends(harness: Harness) -> None:
     stage = harness.broker.state
     assert await stage("t", "a") is None
     await harness.broker.enqueue([ask(id="a")])
@@ -26,7 +26,7 @@ async def test_the_stage_of_an_entry(harness: Harness) -> None:
 
 
 @story
-async def test_depths_by_model_and_tier(harness: Harness) -> None:
+async def test_depths_and_oldest_ages_are_told_by_model_and_tier(harness: Harness) -> None:
     await harness.broker.enqueue([ask(tier=0), ask(tier=2)])
     await harness.advance(1.5)
     await harness.broker.enqueue([ask(tier=2), ask(tier=1, model="other")])

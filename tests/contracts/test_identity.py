@@ -66,6 +66,6 @@ def test_always_says_the_same_of_the_same_and_never_raises(maker: str) -> None:
     assert all(identity.identify(authorization) is not None for authorization in GOOD)
 
 
-def test_open_takes_everybody() -> None:
+def test_without_keys_everybody_is_the_same_anonymous_user() -> None:
     assert AnonymousIdentity(2).identify(b"") == Principal(user="anonymous", tenant="default", tier=2)
     assert AnonymousIdentity(2).identify(b"Bearer whatever") == AnonymousIdentity(2).identify(b"")

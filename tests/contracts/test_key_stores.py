@@ -119,7 +119,7 @@ def test_a_key_comes_back_as_it_was(place: Maker) -> None:
     opened(place, again)
 
 
-def test_an_empty_store(place: Maker) -> None:
+def test_an_empty_store_has_no_keys_and_notices_its_first(place: Maker) -> None:
     async def story(store: KeyStore) -> None:
         assert list(await store.keys()) == []
         assert await store.get(id_of("a")) is None

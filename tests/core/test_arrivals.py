@@ -45,12 +45,12 @@ def test_poisson_counts_per_window_spread_as_much_as_they_count() -> None:
     assert pstdev(counts) ** 2 == pytest.approx(20.0, rel=0.15)
 
 
-def test_seeds_differ() -> None:
+def test_poisson_arrivals_differ_by_seed() -> None:
     assert next(poisson(1.0, random.Random(1))) != next(poisson(1.0, random.Random(2)))
 
 
 @given(RATES)
-def test_uniform_is_even(rate: float) -> None:
+def test_uniform_arrivals_are_evenly_spaced(rate: float) -> None:
     instants = list(islice(uniform(rate), 100))
     assert instants[0] == 0
     assert instants[-1] == pytest.approx(99 / rate)

@@ -30,7 +30,7 @@ def view(depth: int = 1, oldest: float = 0.0, due: float = 100.0, last_departure
     return QueueSnapshot(depth, oldest, due, last_departure)
 
 
-def test_nothing_waits_nothing_leaves() -> None:
+def test_from_an_empty_queue_no_batch_leaves() -> None:
     assert decide(Rule(1, headway=0.0), view(depth=0, oldest=math.inf, due=math.inf), 0.0) == Hold(math.inf)
 
 

@@ -338,7 +338,7 @@ class TestTurns:
         assert reserved_places(limit, share) == places
 
 
-def test_states_are_told_apart() -> None:
+def test_the_states_of_a_queued_entry_differ() -> None:
     assert len({QUEUED, RUNNING, GONE}) == 3
 
 

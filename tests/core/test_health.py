@@ -28,7 +28,7 @@ HEALTHY, DEGRADED, OFFLINE, STARTING = (
         (OFFLINE, 0.0, OFFLINE),
     ],
 )
-def test_silence_is_not_health(said: WorkerStatus, age: float, believed: WorkerStatus) -> None:
+def test_a_silent_worker_is_not_believed_healthy(said: WorkerStatus, age: float, believed: WorkerStatus) -> None:
     assert judged(said, age) is believed
 
 

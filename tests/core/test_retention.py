@@ -58,7 +58,7 @@ class Naive:
 
 
 @given(STEPS)
-def test_the_same_items_go_as_when_all_are_looked_through(steps: list[tuple[object, ...]]) -> None:
+def test_retention_lets_go_of_the_items_that_a_naive_model_lets_go_of(steps: list[tuple[object, ...]]) -> None:
     retention: Retention[int] = Retention(LIMITS)
     naive, numbers, now = Naive(), itertools.count(), 0
     for step in steps:

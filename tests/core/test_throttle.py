@@ -113,7 +113,7 @@ def test_an_open_throttle_begins_with_a_whole_burst_when_it_is_set_again() -> No
     assert admitted(throttle, iter([2.0] * 1000)) == 100
 
 
-def test_so_it_does_when_it_was_open_for_no_time() -> None:
+def test_a_throttle_that_was_open_for_no_time_begins_with_a_whole_burst() -> None:
     throttle = Throttle()
     throttle.set_rate(100.0, 0.0)
     admitted(throttle, iter([0.0] * 1000))

@@ -53,7 +53,7 @@ def limited(server: Server, limit: int) -> Iterator[None]:
     resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_more_clients_than_descriptors(tmp_path: Path) -> None:
+def test_more_clients_than_descriptors_are_refused_or_cut_off_and_the_server_goes_on(tmp_path: Path) -> None:
     with serving(tmp_path, before=few_descriptors, lawful=False) as server:
         at_rest = len(descriptors(server))
         for _ in range(2):

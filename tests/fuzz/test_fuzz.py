@@ -35,7 +35,7 @@ def parser(name: str, folder: Path) -> Parser:
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("name", NAMES)
-def test_damaged_inputs(name: str, seed: int, tmp_path: Path) -> None:
+def test_damaged_inputs_break_no_promise_of_a_parser(name: str, seed: int, tmp_path: Path) -> None:
     chosen = parser(name, tmp_path)
     for data in itertools.islice(chosen.inputs(seed), CASES):
         try:
@@ -46,7 +46,7 @@ def test_damaged_inputs(name: str, seed: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_any_bytes(name: str, tmp_path: Path) -> None:
+def test_any_bytes_break_no_promise_of_a_parser(name: str, tmp_path: Path) -> None:
     chosen = parser(name, tmp_path)
 
     @settings(max_examples=50)
@@ -63,7 +63,7 @@ _TREES = st.recursive(_SCALARS, lambda inner: st.lists(inner, max_size=3) | st.d
 
 @settings(max_examples=40)
 @given(st.dictionaries(st.sampled_from([*claims(), "nbf", "iat"]), _TREES))
-def test_any_claims(changed: dict[str, Any]) -> None:
+def test_any_claims_break_no_promise_of_the_token_reader(changed: dict[str, Any]) -> None:
     credentials.check_claims(json.dumps({**claims(), **changed}).encode())
 
 

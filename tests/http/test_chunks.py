@@ -38,7 +38,7 @@ def test_knows_every_form_of_the_end(end: bytes) -> None:
      b"3 \r\nabc\r\n", b"3\r\nabc\n", b"3;\0\r\n", b"0\r\nA: b\nC: d\r\n\r\n", b"0\r\n A: b\r\n\r\n", b"0\r\nA : b\r\n\r\n",
      b"\r\n3\r\nabc\r\n"],
 )  # fmt: skip
-def test_refuses_bad_framing(raw: bytes) -> None:
+def test_chunks_with_bad_framing_are_refused(raw: bytes) -> None:
     with pytest.raises(RequestError) as caught:
         Chunks(100, 100).feed(raw)
     assert caught.value.code == "BAD_REQUEST"
@@ -68,7 +68,7 @@ def test_takes_chunks_of_one_byte() -> None:
 
 
 @given(st.lists(st.binary(max_size=20), max_size=6), st.lists(st.integers(0, 150), max_size=12), st.booleans())
-def test_splits_do_not_matter(pieces: list[bytes], cuts: list[int], trailer: bool) -> None:
+def test_chunks_are_read_alike_however_they_are_split(pieces: list[bytes], cuts: list[int], trailer: bool) -> None:
     raw = wrapped(pieces, b"X-T: 1\r\n" if trailer else b"") + REST
     chunks = Chunks(1000, 200)
     content = rest = b""

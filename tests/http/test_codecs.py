@@ -17,7 +17,7 @@ from headway.http.inference.codecs import native, problem, problem_body, problem
 SHAPES = INFERENCE, PLAIN, PREDICT = native(Settings())
 
 
-def test_reads_the_three_shapes() -> None:
+def test_bodies_of_all_three_shapes_are_read() -> None:
     body = b'{"input": "a", "model": "m", "parameters": {"k": [1, 2]}, "client_id": "me", "more": [{}]}'
     assert INFERENCE.read(body) == ("m", "a", b'{"k": [1, 2]}')
     assert PLAIN.read(b'{"input": "a", "model": 3}') == (None, "a", b"")
@@ -25,7 +25,7 @@ def test_reads_the_three_shapes() -> None:
 
 
 @pytest.mark.parametrize("parameters", [b"", b', "parameters": null', b', "parameters": {}'])
-def test_no_parameters_are_nothing(parameters: bytes) -> None:
+def test_absent_null_and_empty_parameters_are_read_as_none(parameters: bytes) -> None:
     assert INFERENCE.read(b'{"input": ""' + parameters + b"}") == (None, "", b"")
 
 
@@ -100,7 +100,7 @@ def test_octets_are_the_input_itself() -> None:
 
 
 @given(st.text(alphabet=st.characters(exclude_characters="\0", exclude_categories=["Cs"])), st.booleans())
-def test_any_text_comes_through(text: str, escaped: bool) -> None:
+def test_any_text_is_read_and_written_unchanged(text: str, escaped: bool) -> None:
     body = json.dumps({"input": text}, ensure_ascii=escaped).encode()
     assert INFERENCE.read(body) == (None, text, b"")
     assert json.loads(INFERENCE.write("req_1", text, 1.5, "v"))["output"] == text
@@ -116,7 +116,7 @@ def test_any_bytes_are_taken_or_refused(noise: bytes) -> None:
                 assert exc.message
 
 
-def test_writes_the_three_answers() -> None:
+def test_answers_of_all_three_shapes_are_written() -> None:
     assert json.loads(INFERENCE.write("req_1", "A", 1.5, "7")) == {
         "request_id": "req_1",
         "output": "A",

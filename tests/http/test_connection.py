@@ -56,7 +56,7 @@ def test_what_cannot_be_served_is_answered_and_the_connection_ended(request_: by
     served(main)
 
 
-def test_the_limits_are_exact() -> None:
+def test_heads_and_bodies_are_refused_from_the_first_byte_over_the_limit() -> None:
     async def main(stand: Stand) -> None:
         def head(size: int) -> bytes:
             start = b"GET /livez HTTP/1.1\r\nHost: a\r\nX: "
@@ -146,7 +146,7 @@ def test_blank_lines_between_requests_in_any_pieces() -> None:
     served(main)
 
 
-def test_100_continue() -> None:
+def test_a_client_that_expects_100_continue_gets_it_before_its_body() -> None:
     async def main(stand: Stand) -> None:
         client = await stand.connect()
         for path in ("/v1/inference", "/v1/inference"):

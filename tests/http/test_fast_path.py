@@ -14,7 +14,7 @@ from tests.http.stand import INSTANT, Stand, get, post, served
 UUID = "0189f7a4-1111-7222-8333-444455556666"
 
 
-def test_answers_the_three_shapes() -> None:
+def test_requests_of_all_three_shapes_are_answered() -> None:
     async def main(stand: Stand) -> None:
         first = await stand.ask(post('{"input": "hé"}'))
         assert (first.status, first.header["content-type"]) == (200, "application/json")

@@ -12,7 +12,7 @@ from headway.http.server.head import read_head, suspect
 GOOD = b"POST /v1/inference HTTP/1.1\r\nHost: a\r\n"
 
 
-def test_reads_what_a_head_says() -> None:
+def test_a_head_is_read_into_method_target_version_and_fields() -> None:
     head = read_head(b"POST /x?y=1 HTTP/1.1\r\nHOST: a\r\nContent-Length: 0012\r\nX-A: \tb c \r\n\r\n")
     assert (head.method, head.target, head.version) == (b"POST", b"/x?y=1", "1.1")
     assert head.fields == [(b"host", b"a"), (b"content-length", b"0012"), (b"x-a", b"b c ")]
@@ -34,7 +34,9 @@ def test_reads_what_a_head_says() -> None:
         (GOOD + b"Cookie: a\r\nCookie: b\r\nX: \xff\r\n\r\n", 0, True, False),
     ],
 )
-def test_reads_length_and_persistence(raw: bytes, length: int, keep: bool, expects: bool) -> None:
+def test_a_head_says_the_bodys_length_and_whether_the_connection_stays(
+    raw: bytes, length: int, keep: bool, expects: bool
+) -> None:
     head = read_head(raw)
     assert (head.length, head.keep, head.expects) == (length, keep, expects)
 

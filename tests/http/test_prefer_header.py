@@ -41,12 +41,12 @@ AT_ONCE = Wish(0.0, b"respond-async")
         (b'x="respond-async', None),
     ],
 )
-def test_what_is_understood(value: bytes, wish: Wish | None) -> None:
+def test_a_prefer_header_is_read_as_a_wish_or_ignored(value: bytes, wish: Wish | None) -> None:
     assert read_prefer(value) == wish
 
 
 @given(st.binary(max_size=200))
-def test_nothing_is_an_error(value: bytes) -> None:
+def test_no_bytes_in_a_prefer_header_raise(value: bytes) -> None:
     wish = read_prefer(value)
     assert wish is None or (wish.wait >= 0.0 and wish.applied.startswith(b"respond-async"))
 
@@ -92,7 +92,7 @@ def test_after_a_wait_it_takes_both(first: str) -> None:
     assert told == [""] and subject.due
 
 
-def test_nothing_follows_the_end() -> None:
+def test_a_handover_that_ended_is_neither_timed_nor_told() -> None:
     subject, clockwork, told = handover(2.0)
     subject.end()
     assert clockwork.cancelled

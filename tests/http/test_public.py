@@ -18,7 +18,7 @@ from tests.http.stand import Answer, Stand, get, post, served
 
 
 @pytest.mark.parametrize("path", ["/livez", "/readyz", "/healthz"])
-def test_health(path: str) -> None:
+def test_health_routes_answer_ok_and_list_their_checks(path: str) -> None:
     async def main(stand: Stand) -> None:
         answer = await stand.ask(get(path))
         assert (answer.status, answer.json) == (200, {"status": "ok"})
@@ -72,7 +72,9 @@ def test_ready_means_a_warm_worker_and_not_draining(monkeypatch: pytest.MonkeyPa
         ("OPTIONS", "/nowhere", 404, None),
     ],
 )
-def test_wrong_routes_and_methods(method: str, path: str, status: int, allow: str | None) -> None:
+def test_a_wrong_route_is_a_404_and_a_wrong_method_a_405_that_names_the_right_ones(
+    method: str, path: str, status: int, allow: str | None
+) -> None:
     async def main(stand: Stand) -> None:
         answer = await stand.ask(get(path, method=method))
         assert answer.status == status

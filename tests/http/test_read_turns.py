@@ -120,7 +120,7 @@ def test_a_closing_door_answers_once_more() -> None:
     served(main, keys=KEYS)
 
 
-def test_who_leaves_loses_the_turn() -> None:
+def test_requests_of_a_client_that_left_are_not_answered_in_later_turns() -> None:
     async def main(stand: Stand) -> None:
         (client,) = await crowd(stand, DENIED)
         client.writer.transport.abort()

@@ -118,7 +118,7 @@ def test_the_id_of_a_task_is_the_last_answer_where_its_client_wants_no_other(end
     served(main, whole=True)
 
 
-def test_it_is_handed_over_when_it_is_admitted_and_not_before() -> None:
+def test_a_request_is_handed_over_when_it_is_admitted_and_not_before() -> None:
     async def main(stand: Stand) -> None:
         gateway = stand.gateway
         gateway.hold = True

@@ -84,5 +84,5 @@ def test_too_little_randomness_is_refused() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "short", "hw_live_0123", "0123456789a-", "0123456789ab\n", "٠١٢٣٤٥٦٧٨٩٠١"])
-def test_what_is_no_id(text: str) -> None:
+def test_a_text_of_another_form_is_no_id_of_a_key(text: str) -> None:
     assert not is_id(text)

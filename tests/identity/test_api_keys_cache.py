@@ -91,7 +91,7 @@ def test_the_scheme_is_written_as_one_likes(form: str) -> None:
     played(scene, key("a"))
 
 
-def test_others_are_nobody() -> None:
+def test_a_credential_that_is_no_known_key_identifies_nobody() -> None:
     async def scene(stage: Scene) -> None:
         text = key_of("a")
         other = key_of("b")

@@ -29,7 +29,7 @@ def read(folder: Path, text: str | bytes) -> list[Issuer]:
     return read_issuers(path, TIERS)
 
 
-def test_defaults(tmp_path: Path) -> None:
+def test_an_issuer_that_sets_nothing_has_the_default_claims_and_leeway(tmp_path: Path) -> None:
     (one,) = read(tmp_path, row())
     assert (one.leeway_s, one.user_claim, one.tenant_claim, one.tier_claim) == (30.0, "sub", "tenant", "tier")
     assert (one.tenant, one.default_tier, one.models_claim) == (None, None, None)

@@ -121,7 +121,7 @@ def test_what_is_no_key_set(text: bytes) -> None:
         read_keys(text, "ES256")
 
 
-def test_it_is_read_again_every_few_minutes_and_soon_after_a_failure() -> None:
+def test_an_issuers_keys_are_read_again_every_few_minutes_and_soon_after_a_failure() -> None:
     async def main(clock: Callable[[], float]) -> None:
         shelf = Shelf(clock, jwks(jwk("ES256")))
         keyset = KeySet(issuer(), shelf, clock)

@@ -69,7 +69,7 @@ def test_nobody_is_waited_for_longer_than_the_timeout(monkeypatch: pytest.Monkey
             read(publisher)
 
 
-def test_nobody_is_there() -> None:
+def test_keys_of_an_address_where_nobody_listens_are_unreadable() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # Nobody listens there, and nobody else can.
         with pytest.raises(Unreadable, match="cannot be fetched"):
@@ -77,7 +77,7 @@ def test_nobody_is_there() -> None:
 
 
 @pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf", b"\x00" * 100])
-def test_what_is_no_answer(answer: bytes) -> None:
+def test_keys_in_an_answer_that_is_not_http_or_is_cut_short_are_unreadable(answer: bytes) -> None:
     async def main() -> None:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.readuntil(b"\r\n\r\n")

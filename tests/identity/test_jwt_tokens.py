@@ -236,7 +236,7 @@ def test_a_token_lives_to_the_second(leeway: float) -> None:
     assert len(world.tokens) == 0
 
 
-def test_that_it_has_expired_is_told_only_of_a_genuine_token(world: World) -> None:
+def test_only_a_genuine_token_is_said_to_have_expired(world: World) -> None:
     assert "signature" in world.why_not(token("ES256", "other", header={"kid": "first"}, exp=1))
     assert "audience" in world.why_not(token(exp=1, aud="other"))
 

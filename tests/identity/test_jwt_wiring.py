@@ -27,7 +27,7 @@ def issuers(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_tokens_alone(issuers: str) -> None:
+def test_issuers_without_keys_make_an_identity_of_tokens(issuers: str) -> None:
     async def main() -> None:
         identity, resources = stores.make_identity(Settings(jwt=issuers), Counters())
         assert isinstance(identity, Tokens)
@@ -40,7 +40,7 @@ def test_tokens_alone(issuers: str) -> None:
     asyncio.run(main())
 
 
-def test_tokens_beside_keys(issuers: str, tmp_path: Path) -> None:
+def test_issuers_beside_keys_make_an_identity_of_both(issuers: str, tmp_path: Path) -> None:
     keys = tmp_path / "keys.toml"
     keys.write_text("keys = []\n")
 

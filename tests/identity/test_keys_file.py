@@ -168,7 +168,7 @@ def test_what_is_written_is_read_the_same(made: ApiKey, tmp_path: Path) -> None:
     assert run(store.get(made.id)) == made
 
 
-def test_writers_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_that_are_added_at_once_are_all_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folder_lock, "LOCK_WITHIN", 60.0)
     path = tmp_path / "keys.toml"
     names = [f"key{letter}" for letter in "abcdefghijkl"]

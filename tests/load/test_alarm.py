@@ -30,7 +30,7 @@ def run(request: pytest.FixtureRequest, precise: bool) -> Callable[[Body], None]
     return run
 
 
-def test_it_rings_once_and_not_too_early(run: Callable[[Body], None]) -> None:
+def test_an_alarm_rings_once_and_not_too_early(run: Callable[[Body], None]) -> None:
     async def body(make: Callable[[Callable[[], None]], Alarm]) -> None:
         rung: list[float] = []
         first = asyncio.Event()

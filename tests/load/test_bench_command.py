@@ -45,7 +45,9 @@ def bench(*arguments: str) -> int:
     return int(ended.value.code or 0)
 
 
-def test_a_table_by_tier(server: tuple[Scripted, str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_prints_a_table_by_tier_and_exits_with_0(
+    server: tuple[Scripted, str], capsys: pytest.CaptureFixture[str]
+) -> None:
     scripted, address = server
     code = bench(address, "--mix", "paid=1,free=1", "--expect", "upper", "--promise", "9999", "--seed", "4")
     out = capsys.readouterr().out
@@ -93,7 +95,9 @@ def test_wrong_answers_make_it_fail(server: tuple[Scripted, str], capsys: pytest
     assert json.loads(capsys.readouterr().out)["mismatches"] > 20
 
 
-def test_refusals_alone_do_not(server: tuple[Scripted, str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_exits_with_0_when_requests_are_only_refused(
+    server: tuple[Scripted, str], capsys: pytest.CaptureFixture[str]
+) -> None:
     server[0].script = lambda call: call.answer(status=429, headers="Retry-After: 1\r\n", error="SHED")
     assert bench(server[1]) == 0
     assert "all with Retry-After" in capsys.readouterr().out

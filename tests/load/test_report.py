@@ -138,7 +138,7 @@ def test_wrong_answers_and_a_late_generator_are_said() -> None:
     assert report_of(order(), record).mismatches is None
 
 
-def test_json_holds_it_all() -> None:
+def test_the_report_in_json_has_command_url_tiers_and_generator() -> None:
     spec = order(mix={"paid": 1.0})
     found = msgspec.json.decode(to_json(report_of(spec, record_of(spec, [0.1] * 50))))
     assert found["command"] == ["headway", "bench"]

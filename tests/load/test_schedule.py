@@ -22,7 +22,7 @@ def test_dues_end_with_the_duration() -> None:
     assert 60 < len(poisson) < 140
 
 
-def test_the_seed_decides() -> None:
+def test_one_seed_gives_one_schedule_and_another_seed_another() -> None:
     assert list(due_times(order("poisson"))) == list(due_times(order("poisson")))
     assert list(due_times(order("poisson"))) != list(due_times(order("poisson", seed=2)))
 

@@ -43,14 +43,14 @@ def refused(promise: str) -> Callable[[Story], Story]:
 
 
 @pytest.mark.parametrize("story", ALLOWED, ids=lambda story: story.__name__)
-def test_allowed(story: Story) -> None:
+def test_a_history_that_keeps_the_promises_is_accepted(story: Story) -> None:
     scribe = Scribe()
     story(scribe)
     assert check(scribe.history) == []
 
 
 @pytest.mark.parametrize(("promise", "story"), REFUSED, ids=lambda one: getattr(one, "__name__", ""))
-def test_refused(promise: str, story: Story) -> None:
+def test_a_history_that_breaks_a_promise_is_found_out(promise: str, story: Story) -> None:
     scribe = Scribe()
     story(scribe)
     assert {violation.promise for violation in check(scribe.history)} == {promise}

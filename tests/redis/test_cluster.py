@@ -84,7 +84,9 @@ def nodes_of(cluster: ClusterSetup) -> list[RedisServer]:
 
 
 @real
-async def test_everything_works_across_nodes(cluster: ClusterSetup, clock: Steady) -> None:
+async def test_entries_on_all_nodes_of_a_cluster_are_run_withdrawn_and_answered(
+    cluster: ClusterSetup, clock: Steady
+) -> None:
     assert set(nodes_of(cluster)) == set(cluster.servers)
     async with brokers(cluster.url, count=2, shards=SHARDS, clock=clock) as [here, there]:
         await beaten(there)

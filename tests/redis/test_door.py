@@ -80,7 +80,7 @@ def test_a_wrong_password_is_refused(tls: TlsServer) -> None:
     assert "redis://USER:PASSWORD@" in refused.hint
 
 
-def test_nobody_is_refused(tls: TlsServer) -> None:
+def test_a_url_without_a_user_is_refused_where_redis_asks_for_one(tls: TlsServer) -> None:
     url = tls.url_of()
     refused = refusal("rediss://" + url.partition("@")[2])
     assert "refuses this user: Authentication required" in refused.reason

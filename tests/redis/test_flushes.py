@@ -130,7 +130,9 @@ class Traffic:
 
 @pytest.mark.parametrize("command", [("SCRIPT", "FLUSH"), ("FUNCTION", "FLUSH"), ("FUNCTION", "DELETE")], ids=" ".join)
 @story
-async def test_flushes_are_not_seen(harness: Stand, command: tuple[str, str]) -> None:
+async def test_requests_do_not_notice_that_scripts_or_functions_were_flushed(
+    harness: Stand, command: tuple[str, str]
+) -> None:
     flush = (*command, function_library.VERSION) if command[1] == "DELETE" else command
 
     def disturb() -> None:

@@ -41,7 +41,7 @@ def test_a_call_that_was_not_answered_is_made_again_under_the_same_id_with_the_t
     run(main)
 
 
-def test_so_it_is_when_another_call_has_shown_meanwhile_that_the_broker_is_there() -> None:
+def test_a_call_is_made_again_with_the_time_left_when_another_call_found_the_broker_there() -> None:
     async def main(clock: Clock) -> None:
         async with Fleet(clock, FakeBackend(0.1)) as fleet:
             first = fleet.ask("first")

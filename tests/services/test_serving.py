@@ -123,7 +123,7 @@ def test_stop_refuses_what_is_left() -> None:
     run(main)
 
 
-def test_refusals_at_the_door() -> None:
+def test_an_unknown_model_a_repeated_id_and_a_spent_limit_are_refused() -> None:
     async def main(clock: Clock) -> None:
         async with Stand(clock, FakeBackend(0.1)) as stand:
             unknown = await stand.gateway.ask(ANYBODY, new_id(), RequestOptions(1.0, 1), "other", "x", b"")

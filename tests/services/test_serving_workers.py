@@ -166,7 +166,7 @@ def test_starts_that_fail_leave_nothing_for_the_garbage_collector() -> None:
     run(main)
 
 
-def test_all_workers_gone_and_back() -> None:
+def test_requests_are_refused_while_no_worker_starts_and_answered_when_one_does() -> None:
     async def main(clock: Clock) -> None:
         backend = FakeBackend(0.1)
         async with Stand(clock, backend) as stand:

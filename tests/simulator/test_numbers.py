@@ -27,7 +27,7 @@ def run(rate: float, workers: int, alpha: float, max_batch: int, duration: float
     ],
     ids=["1,000/s on 2 of 100 ms", "10,000/s on 11 of 100 ms", "1,000/s on 2 of 50 ms", "10,000/s on 17 of 50 ms"],
 )
-def test_the_95th_percentile(
+def test_the_simulated_95th_percentile_is_within_what_was_promised(
     rate: float, workers: int, alpha: float, max_batch: int, p95: float, duration: float
 ) -> None:
     report = run(rate, workers, alpha, max_batch, duration)
@@ -48,7 +48,7 @@ def test_a_fleet_at_98_percent_load_comes_out_of_step() -> None:
     assert report.total.latency_ms.p95 <= 260
 
 
-def test_the_same_without_holding_is_in_step() -> None:
+def test_without_holding_batches_are_uneven_and_the_95th_percentile_is_higher() -> None:
     scenario = Scenario(rate=1_000, workers=2, alpha=0.1, max_batch=100, duration=15, policy="eager")
     report = make_report(simulate(scenario))
     assert report.batches.gap_cv > 0.5

@@ -58,7 +58,7 @@ def test_a_bursty_trace_takes_more_than_poisson() -> None:
     assert found.arrivals_cv > 5
 
 
-def test_the_cost() -> None:
+def test_a_plan_tells_its_cost_per_hour_and_per_million_requests() -> None:
     found = make_plan(Goal(scenario=MODEL, p95=0.2, gpu_hour_cost=3.6))
     assert found.cost is not None
     assert found.cost.per_hour == pytest.approx(7.2)

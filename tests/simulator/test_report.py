@@ -43,7 +43,7 @@ def test_latencies_are_in_milliseconds() -> None:
     assert found.mean == pytest.approx(200.0)
 
 
-def test_the_tiers_add_up() -> None:
+def test_the_tiers_of_a_report_add_up_to_its_total() -> None:
     report = make_report(simulate(HARD))
     for name in ("requests", "answered", "refused", "expired", "failed", "in_time"):
         assert getattr(report.total, name) == sum(getattr(flow, name) for flow in report.tiers.values()), name

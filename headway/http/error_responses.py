@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from headway import errors
 from headway.errors import BrokerUnavailable, RequestError, StoreUnavailable
-from headway.http.inference.codecs import problem, problem_body, problem_header
+from headway.http.problem import encode_problem
 
 UNFORESEEN = "an unexpected fault of the server; its log says more under this request's id"
 """Message that a client reads when the server raised an unforeseen exception."""
@@ -32,8 +32,8 @@ def refusal(id: str, code: str, message: str, retry_after: float | None = None, 
         retry_after: seconds after which a retry makes sense; None when it does not, or is not known.
         reason: short label for metrics of why the request is refused.
     """
-    document = problem(code, message, id, retry_after)
-    return Response(problem_body(document), errors.STATUS[code], problem_header(code, retry_after, reason))
+    fields, body = encode_problem(code, message, id, retry_after, reason)
+    return Response(body, errors.STATUS[code], fields)
 
 
 def handlers(hint: str = "") -> Mapping[Any, Handler]:

@@ -6,8 +6,8 @@ from typing import Any
 
 from headway import __version__, errors
 from headway.config import Settings
-from headway.http.inference.codecs import anchor
 from headway.http.openapi_components import LIMITED, MARKED, components, header, parameter, response, schema
+from headway.http.problem import anchor
 from headway.http.tasks import LONGEST_WAIT, PATH
 
 _EXPECTED = tuple(name for name, code in errors.CODES.items() if code.native)

@@ -1,6 +1,6 @@
 """Ordinary routes of the public port: health, tasks, the contract, and its page.
 
-The native routes are listed here only so that a wrong method on them is told apart from a wrong path: their requests
+The inference routes are listed here only so that a wrong method on them is told apart from a wrong path: their requests
 are answered on the fast path and never get this far.
 """
 
@@ -22,7 +22,7 @@ from starlette.types import ASGIApp
 from headway.gateway.gateway import Gateway
 from headway.http import openapi, readiness, tasks
 from headway.http.error_responses import handlers
-from headway.http.inference.codecs import PATHS
+from headway.http.inference.routes import ROUTES
 from headway.http.readiness import Readiness
 from headway.ports import Identity
 
@@ -42,7 +42,7 @@ def build(gateway: Gateway, ready: Readiness, identity: Identity) -> ASGIApp:
             *tasks.routes(gateway, identity),
             Route("/openapi.json", on.contract),
             Route("/docs", on.page),
-            *(Route(path, _never, methods=["POST"]) for path in PATHS),
+            *(Route(path, _never, methods=["POST"]) for path in ROUTES),
         ],
         exception_handlers=handlers("; /docs lists what is"),
     )

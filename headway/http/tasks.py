@@ -24,8 +24,9 @@ from headway.errors import INTERNAL, BadRequest, BrokerUnavailable, NotFound, Re
 from headway.gateway.gateway import Gateway
 from headway.http.authentication import Guard
 from headway.http.error_responses import refusal
-from headway.http.inference.codecs import Problem, escaped, no_text, problem
+from headway.http.inference.codecs import no_text
 from headway.http.inference.inference_head import SHOWN
+from headway.http.problem import Problem, escaped, problem
 from headway.http.rate_limit_headers import RateLimitHeaders
 from headway.model import EntryState, Failure, Principal, Reply
 from headway.ports import Identity

@@ -315,6 +315,59 @@ async def _tea(request: Request) -> Response:
     ],
 )
 
+INFERENCE_ROUTE = Addition(
+    "inference route",
+    {
+        "headway/http/inference/brew.py": '''
+"""Codec of POST /brew, whose errors are an object with one member."""
+
+from __future__ import annotations
+
+import msgspec
+
+from headway.config import Settings
+from headway.http.inference.bodies import ABSENT, body_reader, text_reader
+from headway.http.inference.codecs import Codec
+
+
+class _Order(msgspec.Struct, gc=False):
+    input: str = msgspec.field(name="leaves")
+    model: str | None = None
+    parameters: msgspec.Raw = ABSENT
+
+
+def brew(settings: Settings) -> Codec:
+    """Make the codec."""
+    return Codec(body_reader(_Order, settings), text_reader(settings), _write, encode_error=_encode_error)
+
+
+def _write(shown: str, output: str, milliseconds: float, version: str) -> bytes:
+    return msgspec.json.encode({"cup": output})
+
+
+def _encode_error(
+    code: str, message: str, shown: str, retry_after: float | None, reason: str
+) -> tuple[dict[str, str], bytes]:
+    text = message.encode("utf-8", "backslashreplace").decode()
+    return {"content-type": "application/json"}, msgspec.json.encode({"spilt": text})
+'''
+    },
+    [
+        (
+            "headway/http/inference/routes.py",
+            "from headway.http.inference.codecs import Codec,",
+            "from headway.http.inference.brew import brew\nfrom headway.http.inference.codecs import Codec,",
+        ),
+        after("headway/http/inference/routes.py", '    "/v1/predict": predict,\n', '    "/brew": brew,\n'),
+        after(
+            "headway/http/openapi.py",
+            '        "/v1/predict": _predict(settings),\n',
+            '        "/brew": {"post": {"operationId": "brew", "responses": {"200": {"description": "A cup."}}}},\n',
+        ),
+    ],
+    [before("tests/http/test_public.py", '"/v1/result/{task_id}", "/livez"', '"/brew", ')],
+)
+
 ROLE = Addition(
     "role",
     {
@@ -354,4 +407,4 @@ def butler(target: TargetText, settings: Settings) -> None:
     ],
 )
 
-ADDITIONS = (POLICY, BROKER, BACKEND, ERROR, METRIC, SETTING, ROUTE, ROLE)
+ADDITIONS = (POLICY, BROKER, BACKEND, ERROR, METRIC, SETTING, ROUTE, INFERENCE_ROUTE, ROLE)

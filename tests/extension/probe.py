@@ -65,6 +65,9 @@ async def serve(seen: dict[str, Any]) -> None:
             return status, json.loads(text) if text.startswith("{") else text
 
         seen["backend"] = (await ask("public", "/v1/inference", {"input": "water"}))[1]["output"]
+        seen["inference route"] = await ask("public", "/brew", {"leaves": "oolong"})
+        seen["inference error"] = await ask("public", "/brew", {"leaves": "oolong", "model": "nobody's"})
+        seen["native error"] = (await ask("public", "/v1/inference", {"leaves": "oolong"}))[1]["error"]
         seen["route"] = await ask("public", "/tea")
         seen["error"] = await ask("public", "/tea?coffee")
         contract = (await ask("public", "/openapi.json"))[1]

@@ -69,7 +69,7 @@ def seen(house: Path) -> dict[str, Any]:
 def rows() -> dict[str, tuple[set[str], set[str]]]:
     """Rows of the table, by kind: places to touch, and places to say so."""
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    found = re.findall(r"^\| an? ([a-z]+) \| (.*) \| (.*)\|$", text, re.MULTILINE)
+    found = re.findall(r"^\| an? ([a-z ]+) \| (.*) \| (.*)\|$", text, re.MULTILINE)
     return {kind: (places(touch), places(say)) for kind, touch, say in found}
 
 
@@ -129,6 +129,14 @@ def test_a_setting_has_flag_environment_and_bounds(seen: dict[str, Any]) -> None
 def test_a_route_is_served_and_in_the_contract(seen: dict[str, Any]) -> None:
     assert seen["route"] == [200, {"tea": "hot"}]
     assert "/tea" in seen["paths"]
+
+
+def test_an_inference_route_has_its_own_answers_and_errors(seen: dict[str, Any]) -> None:
+    assert seen["inference route"] == [200, {"cup": "hot oolong"}]
+    status, document = seen["inference error"]
+    assert (status, list(document)) == (404, ["spilt"])
+    assert seen["native error"] == "BAD_REQUEST"
+    assert "/brew" in seen["paths"]
 
 
 def test_a_role_has_a_command_its_parts_and_its_word(seen: dict[str, Any]) -> None:

@@ -7,9 +7,9 @@ import uuid
 
 from headway.config import Settings
 from headway.errors import RequestError
-from headway.http.inference.codecs import native
 from headway.http.inference.fast_path import _split
 from headway.http.inference.inference_head import MOST_KEY, InferenceHead, read_inference_head
+from headway.http.inference.routes import codecs
 from headway.http.server.chunks import Chunks
 from headway.http.server.head import END, Head, read_head, suspect
 
@@ -18,7 +18,7 @@ _SETTINGS = (
     Settings(control_chars="strip", max_input_chars=100, max_parameters=3),
     Settings(control_chars="refuse"),
 )
-_SHAPES = native(_SETTINGS[0])
+_CODECS = tuple(codecs(_SETTINGS[0]).values())
 _MOST = 4096
 _SLACK = 512
 
@@ -135,9 +135,9 @@ def check_values(data: bytes) -> None:
 
 
 def _check_orders(head: Head, query: bytes) -> None:
-    for shape in _SHAPES:
+    for codec in _CODECS:
         try:
-            order = read_inference_head(shape, head, query, _SETTINGS[0], None)
+            order = read_inference_head(codec, head, query, _SETTINGS[0], None)
         except RequestError as exc:
             _check_error(exc)
         else:
@@ -191,24 +191,24 @@ def _unwrapped(pieces: list[bytes]) -> tuple[bytes, bytes, bool] | None:
 
 def check_body(data: bytes) -> None:
     """An input that is let through is text, and its parameters are what a worker can read."""
-    for settings, shapes in _BODY_SHAPES:
-        for shape in shapes:
+    for settings, natives in _BODY_CODECS:
+        for codec in natives:
             try:
-                model, text, parameters = shape.read(data)
+                model, text, parameters = codec.read(data)
             except RequestError as exc:
                 _check_error(exc)
                 continue
             assert model is None or isinstance(model, str)
             _check_text(text, settings)
             assert parameters == b"" or isinstance(json.loads(parameters), dict)
-    for settings, shapes in _BODY_SHAPES:
+    for settings, natives in _BODY_CODECS:
         try:
-            _check_text(shapes[0].text(data), settings)
+            _check_text(natives[0].text(data), settings)
         except RequestError as exc:
             _check_error(exc)
 
 
-_BODY_SHAPES = [(settings, native(settings)) for settings in _SETTINGS]
+_BODY_CODECS = [(settings, tuple(codecs(settings).values())) for settings in _SETTINGS]
 
 
 def _check_text(text: str, settings: Settings) -> None:

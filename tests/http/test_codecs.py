@@ -1,4 +1,4 @@
-"""Bodies in, answers and problem documents out."""
+"""Bodies in, answers and errors out."""
 
 from __future__ import annotations
 
@@ -12,9 +12,18 @@ from hypothesis import strategies as st
 
 from headway.config import Settings
 from headway.errors import HOPELESS, SHOWN, STATUS, TITLE, BadRequest, PayloadTooLarge
-from headway.http.inference.codecs import native, problem, problem_body, problem_header, problem_response
+from headway.http.inference.codecs import Codec
+from headway.http.inference.routes import codecs
+from headway.http.problem import encode_problem, problem, problem_body, problem_header
+from headway.http.server.framing import frame_error
 
-SHAPES = INFERENCE, PLAIN, PREDICT = native(Settings())
+
+def native(settings: Settings) -> tuple[Codec, ...]:
+    """Codecs of `/v1/inference`, `/api/inference` and `/v1/predict`."""
+    return tuple(codecs(settings).values())
+
+
+CODECS = INFERENCE, PLAIN, PREDICT = native(Settings())
 
 
 def test_bodies_of_all_three_shapes_are_read() -> None:
@@ -108,10 +117,10 @@ def test_any_text_is_read_and_written_unchanged(text: str, escaped: bool) -> Non
 
 @given(st.binary(max_size=60))
 def test_any_bytes_are_taken_or_refused(noise: bytes) -> None:
-    for shape in SHAPES:
+    for codec in CODECS:
         for body in (noise, b'{"input": "' + noise + b'"}', b'{"input": "a", "parameters": ' + noise + b"}"):
             try:
-                shape.read(body)
+                codec.read(body)
             except BadRequest as exc:
                 assert exc.message
 
@@ -165,7 +174,8 @@ def test_a_reason_that_could_break_the_header_is_left_out() -> None:
 
 
 def test_a_message_that_is_no_unicode_is_escaped() -> None:
-    raw = problem_response("REJECTED_BY_MODEL", "bad \ud800", "req_1", date=b"now", close=True)
+    encoded = encode_problem("REJECTED_BY_MODEL", "bad \ud800", "req_1")
+    raw = frame_error("REJECTED_BY_MODEL", "req_1", encoded, date=b"now", close=True)
     head, _, body = raw.partition(b"\r\n\r\n")
     assert json.loads(body)["message"] == "bad \\ud800"
     assert b"\r\ncontent-length: %d" % len(body) in head
@@ -174,12 +184,12 @@ def test_a_message_that_is_no_unicode_is_escaped() -> None:
 
 def reading(**settings: Any) -> Callable[[str], str]:
     """Input as the model gets it under these settings, whichever way it comes."""
-    shapes = native(Settings(**settings))
+    natives = native(Settings(**settings))
 
     def read(text: str) -> str:
         bodies = [{"input": text}, {"input": text}, {"model_id": "m", "input_data": text}]
-        inputs = {shape.read(json.dumps(body).encode())[1] for shape, body in zip(shapes, bodies, strict=True)}
-        inputs.add(shapes[2].text(text.encode()))
+        inputs = {codec.read(json.dumps(body).encode())[1] for codec, body in zip(natives, bodies, strict=True)}
+        inputs.add(natives[2].text(text.encode()))
         (input,) = inputs
         return input
 

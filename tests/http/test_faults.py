@@ -9,7 +9,7 @@ import pytest
 import structlog
 from starlette.types import Receive, Scope, Send
 
-from headway.http.inference.codecs import Shape
+from headway.http.inference.codecs import Codec
 from headway.http.inference.fast_path import FastPathConnection
 from headway.http.server.connection import Connection
 from tests.http.stand import Answer, Stand, get, post, served
@@ -33,11 +33,11 @@ def check(answer: Answer, logs: Logs) -> None:
 
 
 def break_decoding(patch: pytest.MonkeyPatch, stand: Stand) -> None:
-    patch.setattr(Shape, "read", raises)
+    patch.setattr(Codec, "read", raises)
 
 
 def break_encoding(patch: pytest.MonkeyPatch, stand: Stand) -> None:
-    patch.setattr(Shape, "write", raises)
+    patch.setattr(Codec, "write", raises)
 
 
 def break_identity(patch: pytest.MonkeyPatch, stand: Stand) -> None:

@@ -1,4 +1,4 @@
-"""Fast path: the three native routes answered on the connection itself, all other routes left to the app.
+"""Fast path: the inference routes answered on the connection itself, all other routes left to the app.
 
 A request costs one lookup of the principal, one decode, one submit, one encode and one write: no ASGI scope, no task,
 no future, no timer. The connection is the reply sink, since it has one request in hand at a time.
@@ -23,7 +23,7 @@ import msgspec
 from headway.errors import INTERNAL, RequestError
 from headway.http.authentication import stranger
 from headway.http.inference.async_handoff import AsyncHandoff
-from headway.http.inference.codecs import Shape, no_text
+from headway.http.inference.codecs import Codec, no_text
 from headway.http.inference.inference_head import SHOWN, InferenceHead, read_inference_head
 from headway.http.server.connection import APP, ASKED, BODY, FAR, HELD, IDLE, Connection
 from headway.http.server.connection_context import InferenceContext
@@ -155,7 +155,7 @@ class FastPathConnection(Connection):
                 try:
                     milliseconds = int((now - self.begun) * 1e6) / 1000
                     shown = SHOWN + self.id
-                    body = order.shape.write(shown, reply.output, milliseconds, lane.version)
+                    body = order.codec.write(shown, reply.output, milliseconds, lane.version)
                 except UnicodeEncodeError:
                     self._fail(no_text(), shared)
                 else:
@@ -174,12 +174,13 @@ class FastPathConnection(Connection):
             self.fault(exc)
 
     def serve(self, head: Head, raw: bytes) -> None:
-        """Start on a request: the native routes here, all others in the app."""
+        """Start on a request: the inference routes here, all others in the app."""
         if head.method == b"POST":
             path, query = _split(head.target)
-            shape = self.lane.shapes.get(path)
-            if shape is not None:
-                self._serve_hot(shape, head, query, raw)
+            codec = self.lane.codecs.get(path)
+            if codec is not None:
+                self.encode_error = codec.encode_error
+                self._serve_hot(codec, head, query, raw)
                 return
         try:
             self._tell_owner(head)
@@ -235,13 +236,14 @@ class FastPathConnection(Connection):
 
     def crowd_out(self) -> None:
         """End a connection between two requests, since its owner holds too much."""
+        self.encode_error = self.lane.encode_error
         self.reject(self.lane.quotas.no_room(self))
 
     def _count_unfetched(self) -> None:
         left = self.transport.get_write_buffer_size()
         self.lane.quotas.keep(self, left if left > HELD else 0)
 
-    def _serve_hot(self, shape: Shape, head: Head, query: bytes, raw: bytes) -> None:
+    def _serve_hot(self, codec: Codec, head: Head, query: bytes, raw: bytes) -> None:
         lane = self.lane
         authorization = head.single.get(b"authorization", b"")
         try:
@@ -253,7 +255,7 @@ class FastPathConnection(Connection):
             return
         self.caller = caller
         try:
-            order = read_inference_head(shape, head, query, lane.settings, self.origin)
+            order = read_inference_head(codec, head, query, lane.settings, self.origin)
         except RequestError as exc:
             over = self._charge()
             if over is None:
@@ -294,6 +296,7 @@ class FastPathConnection(Connection):
         """Start on a request that came whole, under the remembered head."""
         lane = self.lane
         self.id = order.id or lane.new_id()
+        self.encode_error = order.codec.encode_error
         try:
             caller = self.known
             if (found := lane.identify(order.authorization)) is not caller:
@@ -354,9 +357,9 @@ class FastPathConnection(Connection):
         self.begun = monotonic()
         try:
             if order.octets:
-                model, text, parameters = order.model, order.shape.text(body), b""
+                model, text, parameters = order.model, order.codec.text(body), b""
             else:
-                model, text, parameters = order.shape.read(body)
+                model, text, parameters = order.codec.read(body)
         except RequestError as exc:
             over = self._charge()
             if over is None:

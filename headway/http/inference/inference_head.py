@@ -11,7 +11,7 @@ from urllib.parse import parse_qs
 
 from headway.config import Settings
 from headway.errors import BadRequest, PayloadTooLarge
-from headway.http.inference.codecs import Shape
+from headway.http.inference.codecs import Codec
 from headway.http.inference.prefer_header import Wish, read_prefer
 from headway.http.server.head import Head, shorten
 from headway.model import RequestOptions
@@ -32,7 +32,7 @@ class InferenceHead:
     """Inference request without its body.
 
     Attributes:
-        shape: codec of its route.
+        codec: codec of its route.
         authorization: value of its header field, empty when there was none.
         id: UUID text the client chose, empty when it chose none.
         options: options of the request.
@@ -45,11 +45,11 @@ class InferenceHead:
     """
 
     __slots__ = (
-        "authorization", "expects", "id", "model", "octets", "options", "repeatable", "shape", "wait", "wish",
+        "authorization", "codec", "expects", "id", "model", "octets", "options", "repeatable", "wait", "wish",
     )  # fmt: skip
 
-    def __init__(self, shape: Shape, head: Head, id: str, options: RequestOptions) -> None:
-        self.shape = shape
+    def __init__(self, codec: Codec, head: Head, id: str, options: RequestOptions) -> None:
+        self.codec = codec
         self.options = options
         self.authorization = head.single.get(b"authorization", b"")
         self.id = id
@@ -62,12 +62,12 @@ class InferenceHead:
 
 
 def read_inference_head(
-    shape: Shape, head: Head, query: bytes, settings: Settings, origin: str | None
+    codec: Codec, head: Head, query: bytes, settings: Settings, origin: str | None
 ) -> InferenceHead:
     """Read an inference request's head.
 
     Arguments:
-        shape: codec of the route it came to.
+        codec: codec of the route it came to.
         head: the head.
         query: query of its target.
         settings: settings of the tiers, the longest timeout, and the largest body.
@@ -92,9 +92,9 @@ def read_inference_head(
         timeout = min(timeout, _seconds(single[b"x-request-timeout-ms"]))
     tier = _tier(single[b"x-request-tier"], settings.tier_names) if b"x-request-tier" in single else 0
     options = RequestOptions(timeout, tier, key, wish is not None, fresh, bool(id), origin)
-    asked = InferenceHead(shape, head, id, options)
+    asked = InferenceHead(codec, head, id, options)
     asked.wish, asked.wait = wish, min(wait, timeout)
-    if shape.octets:
+    if codec.octets:
         kind = single.get(b"content-type", b"").split(b";", 1)[0].strip().lower()
         if kind == b"application/octet-stream":
             asked.octets = True

@@ -32,10 +32,10 @@ from uvicorn.protocols.utils import get_local_addr, get_remote_addr
 
 from headway.errors import INTERNAL, REQUEST_TIMEOUT, SERVICE_OVERLOADED, BadRequest, RequestError
 from headway.http.error_responses import UNFORESEEN
-from headway.http.inference.codecs import problem_response
 from headway.http.inference.inference_head import SHOWN, chosen_id, too_large
 from headway.http.server.chunks import Chunks
 from headway.http.server.connection_context import GRACE, LINGER, SLOWEST, ConnectionContext
+from headway.http.server.framing import frame_error
 from headway.http.server.hangups import descriptor_of
 from headway.http.server.head import END, Head, Told, past_blank, read_head, suspect, too_long
 from headway.http.server.read_turns import HANDFUL
@@ -66,12 +66,13 @@ class Connection(HttpToolsProtocol):
 
     Attributes:
         far: bytes a client may send ahead of its answers.
+        encode_error: encoder of errors of the request in hand; the listener's own until its route is known.
     """
 
     far = HELD
 
     __slots__ = (
-        "ahead", "chunks", "descriptor", "desk", "expects", "held", "id", "last", "missing", "open", "paused", "phase", "seen", "since",
+        "ahead", "chunks", "descriptor", "desk", "encode_error", "expects", "held", "id", "last", "missing", "open", "paused", "phase", "seen", "since",
         "unread",
     )  # fmt: skip
 
@@ -86,6 +87,7 @@ class Connection(HttpToolsProtocol):
         self.ahead: bytearray | None = None
         self.seen = 0
         self.id = ""
+        self.encode_error = desk.encode_error
         self.last = False
         self.paused = False
         self.open = False
@@ -316,18 +318,10 @@ class Connection(HttpToolsProtocol):
         self, code: str, message: str, retry_after: float | None = None, reason: str = "", fields: bytes = b""
     ) -> None:
         """Write the answer of an error, with further lines of its header."""
-        self.transport.write(
-            problem_response(
-                code,
-                message,
-                SHOWN + self.id,
-                date=self.desk.date,
-                retry_after=retry_after,
-                reason=reason,
-                close=self.last or self.desk.closing,
-                fields=fields,
-            )
-        )
+        desk, shown = self.desk, SHOWN + self.id
+        encoded = self.encode_error(code, message, shown, retry_after, reason)
+        close = self.last or desk.closing
+        self.transport.write(frame_error(code, shown, encoded, date=desk.date, close=close, fields=fields))
 
     def linger(self) -> None:
         """Close the sending side, yet read on for a moment. Closing with bytes unread would reset the connection, and
@@ -358,7 +352,7 @@ class Connection(HttpToolsProtocol):
                 self.transport.close()
         elif phase == HEAD:
             if waited > desk.header_timeout:
-                self.id = ""
+                self.id, self.encode_error = "", desk.encode_error
                 self._late("header", desk.settings.header_timeout_ms)
         elif phase == DROP:
             if waited > desk.body_timeout:
@@ -392,7 +386,7 @@ class Connection(HttpToolsProtocol):
                 return False
         end = held.find(END, max(self.seen - 3, 0)) + len(END)
         if end > self.desk.most_header or (end < len(END) and len(held) > self.desk.most_header):
-            self.id = ""
+            self.id, self.encode_error = "", self.desk.encode_error
             self.reject(too_long(self.desk.most_header))
             return True
         if end < len(END):
@@ -403,7 +397,7 @@ class Connection(HttpToolsProtocol):
         self.reserve(0)
         self.seen = 0
         self.since = monotonic()
-        self.id = ""
+        self.id, self.encode_error = "", self.desk.encode_error
         try:
             head = read_head(raw)
         except RequestError as exc:
@@ -417,7 +411,7 @@ class Connection(HttpToolsProtocol):
     def _await_head(self, held: bytes) -> None:
         why = suspect(held, self.seen)
         if why is not None:
-            self.id = ""
+            self.id, self.encode_error = "", self.desk.encode_error
             self.reject(BadRequest(why))
             return
         self.seen = len(held)

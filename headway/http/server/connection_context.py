@@ -18,8 +18,10 @@ from headway.errors import INTERNAL, RequestError
 from headway.gateway.limiter import Limiter
 from headway.gateway.pending import ReplySink
 from headway.http.error_responses import UNFORESEEN, refusal
-from headway.http.inference.codecs import native
+from headway.http.inference.routes import codecs
+from headway.http.problem import encode_problem
 from headway.http.rate_limit_headers import RateLimitHeaders
+from headway.http.server.framing import EncodeError
 from headway.http.server.hangups import Hangups
 from headway.http.server.quotas import Quotas
 from headway.http.server.read_turns import Turns
@@ -134,6 +136,7 @@ class ConnectionContext:
     Attributes:
         hangups: watch for clients that leave while nothing is read from them.
         turns: line of the connections that have sent many requests at once.
+        encode_error: encoder of errors where no inference route is known.
         closing: whether every answer is its connection's last.
         shut: whether the port has closed, too: idle clients are dropped, and those that only wait for news are
             answered.
@@ -147,6 +150,7 @@ class ConnectionContext:
     def __init__(self, app: ASGIApp, settings: Settings, new_id: NewId, counters: Counters) -> None:
         self.settings = settings
         self.new_id = new_id
+        self.encode_error: EncodeError = encode_problem
         self.counters = counters
         self.most_header = settings.max_header_bytes
         self.most_body = settings.max_body_bytes
@@ -238,7 +242,7 @@ class InferenceContext(ConnectionContext):
         self.submit = intake.submit
         self.identify = identity.identify
         self.anonymous = isinstance(identity, AnonymousIdentity)
-        self.shapes = {shape.path.encode(): shape for shape in native(settings)}
+        self.codecs = {path.encode(): codec for path, codec in codecs(settings).items()}
         self.allowances = RateLimitHeaders(intake)
         self.quotas = Quotas(settings)
         self.model = settings.model

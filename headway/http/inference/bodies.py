@@ -1,0 +1,141 @@
+"""Bodies of inference requests: what decodes and checks them, for every codec.
+
+A body is decoded once; whatever is wrong with it becomes a BadRequest that names the member and what was expected of
+it. Of a member that is there twice the last one counts, here and in the workers alike.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from headway.config import Settings
+from headway.core.parameters import decode as decode_parameters
+from headway.errors import BadRequest, PayloadTooLarge
+
+MAX_DEPTH = 32
+"""Deepest nesting of `parameters`, as a worker must be able to decode whatever was accepted."""
+
+ABSENT = msgspec.Raw()
+"""Value of `parameters` where a body has none."""
+
+_NUL = "the input contains U+0000, which not every model can hold; remove it"
+_LONE_SURROGATE = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..)\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+)
+_CONTROL = re.compile("[\x01-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+"""Control characters: C0 without tab, line feed and carriage return; DEL; C1. U+0000 is refused before."""
+
+Check = Callable[[str], str]
+"""Function that takes an input and returns what the model gets, or raises RequestError."""
+
+
+def body_reader(kind: type[Any], settings: Settings) -> Callable[[bytes], tuple[str | None, str, bytes]]:
+    """Make the function that reads JSON bodies into (model or None, input, parameters); see `Codec.read`.
+
+    Arguments:
+        kind: msgspec Struct of a body, with `model`, `input` and `parameters`, the last as Raw.
+        settings: bounds of inputs and parameters.
+    """
+    decode, check, most_parameters = msgspec.json.Decoder(kind).decode, _checker(settings), settings.max_parameters
+
+    def read(body: bytes) -> tuple[str | None, str, bytes]:
+        try:
+            if not body.isascii():
+                body.decode()
+            asked = decode(body)
+            raw = asked.parameters
+            parameters = b"" if raw is ABSENT else _parameters(raw, most_parameters)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+            raise BadRequest(_why(exc, body)) from None
+        text = asked.input
+        if "\x00" in text:
+            raise BadRequest(_NUL)
+        return asked.model, text if check is None else check(text), parameters
+
+    return read
+
+
+def text_reader(settings: Settings) -> Callable[[bytes], str]:
+    """Make the function that reads bodies that are the input itself."""
+    check = _checker(settings)
+
+    def read(body: bytes) -> str:
+        try:
+            text = body.decode()
+        except UnicodeDecodeError as exc:
+            raise BadRequest(_why(exc, body)) from None
+        if "\x00" in text:
+            raise BadRequest(_NUL)
+        return text if check is None else check(text)
+
+    return read
+
+
+def _checker(settings: Settings) -> Check | None:
+    """Make the check of inputs under these settings; None for nothing to check."""
+    most, policy = settings.max_input_chars, settings.control_chars
+    if not most and policy == "keep":
+        return None
+
+    def check(text: str) -> str:
+        if most and len(text) > most:
+            raise PayloadTooLarge(f"the input has {len(text)} characters; at most {most} are taken (max_input_chars)")
+        if policy == "keep" or text.isprintable():
+            return text
+        if policy == "strip":
+            return _CONTROL.sub("", text)
+        found = _CONTROL.search(text)
+        if found is not None:
+            where = f"U+{ord(found[0]):04X} at character {found.start()}"
+            raise BadRequest(f"the input contains the control character {where}; remove it (control_chars)")
+        return text
+
+    return check
+
+
+def _parameters(raw: msgspec.Raw, most: int) -> bytes:
+    text = bytes(raw)
+    if text == b"null":
+        return b""
+    tree = decode_parameters(text)
+    if not isinstance(tree, dict):
+        raise BadRequest("Expected `object | null` - at `$.parameters`")
+    if len(tree) > most:
+        raise BadRequest(f"`$.parameters` has {len(tree)} members; at most {most} are taken (max_parameters)")
+    if text.count(b"{") + text.count(b"[") > MAX_DEPTH and _deeper(tree, MAX_DEPTH):
+        raise BadRequest(f"`$.parameters` is nested deeper than {MAX_DEPTH} levels")
+    return text if tree else b""
+
+
+def _deeper(tree: object, levels: int) -> bool:
+    """True when `tree` has more than `levels` levels."""
+    layer = [tree]
+    for _ in range(levels):
+        below: list[object] = []
+        for node in layer:
+            if isinstance(node, dict):
+                below.extend(node.values())
+            elif isinstance(node, list):
+                below.extend(node)
+        layer = [node for node in below if isinstance(node, dict | list)]
+        if not layer:
+            return False
+    return True
+
+
+def _why(exc: Exception, body: bytes) -> str:
+    if isinstance(exc, UnicodeDecodeError):
+        return f"the body is not UTF-8: {exc.reason} at byte {exc.start}"
+    if isinstance(exc, RecursionError):
+        return "the body is nested too deeply"
+    if isinstance(exc, msgspec.ValidationError):
+        return str(exc)
+    if not body:
+        return "the body is empty; expected a JSON object"
+    if _LONE_SURROGATE.search(body):
+        return r"the body contains a lone surrogate (\ud800 to \udfff without its other half), which is no text"
+    return f"the body is not JSON: {exc}"

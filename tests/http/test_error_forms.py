@@ -1,0 +1,158 @@
+"""Errors of an inference route come in the form of its codec, and all others as problem documents."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from headway.config import Settings
+from headway.errors import REJECTED_BY_MODEL
+from headway.http.inference import routes
+from headway.http.inference.codecs import Codec, inference
+from headway.http.server.framing import Encoded
+from headway.http.server.read_turns import HANDFUL
+from headway.model import Failure
+from tests.http.stand import Answer, Keys, Stand, get, post, served, settled
+
+OWN = "/own/inference"
+NATIVE = "/v1/inference"
+GOOD = '{"input": "a"}'
+WRONG = '{"input": 1}'
+KEY = "Authorization: Bearer key"
+KEYS: Keys = {"key": {}}
+
+
+def encode(code: str, message: str, shown: str, retry_after: float | None, reason: str) -> Encoded:
+    text = json.dumps({"error": {"message": message, "type": code, "id": shown, "wait": retry_after, "why": reason}})
+    return {"content-type": "application/json", "x-own": "yes"}, text.encode()
+
+
+def own(settings: Settings) -> Codec:
+    return dataclasses.replace(inference(settings), encode_error=encode)
+
+
+@pytest.fixture(autouse=True)
+def route() -> Iterator[None]:
+    """A further route, whose errors have another form."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(routes, "ROUTES", {**routes.ROUTES, OWN: own})
+        yield
+
+
+def check(answer: Answer, status: int, code: str) -> None:
+    """An error in the route's own form, with the status and the id that any form has."""
+    assert answer.status == status
+    assert (answer.header["content-type"], answer.header["x-own"]) == ("application/json", "yes")
+    assert answer.json["error"]["type"] == code
+    assert answer.json["error"]["id"] == answer.header["x-request-id"]
+
+
+@pytest.mark.parametrize(
+    ("request_", "status", "code"),
+    [
+        (post(WRONG, OWN, KEY), 400, "BAD_REQUEST"),
+        (post(GOOD, OWN), 401, "UNAUTHENTICATED"),
+        (post(GOOD, OWN, KEY, "X-Request-Timeout-Ms: soon"), 400, "BAD_REQUEST"),
+        (post("", OWN, KEY, length=9_000_000), 413, "PAYLOAD_TOO_LARGE"),
+        (post(b"x\r\n", OWN, KEY).replace(b"Content-Length: 3", b"Transfer-Encoding: chunked"), 400, "BAD_REQUEST"),
+    ],
+    ids=["body", "key", "header", "length", "chunk"],
+)
+def test_a_refusal_has_the_form_of_its_route(request_: bytes, status: int, code: str) -> None:
+    async def main(stand: Stand) -> None:
+        check(await stand.ask(request_), status, code)
+        native = await stand.ask(request_.replace(OWN.encode(), NATIVE.encode()))
+        assert (native.status, native.error) == (status, code)
+
+    served(main, KEYS)
+
+
+def test_a_limit_and_a_failure_have_the_form_of_their_route() -> None:
+    async def main(stand: Stand) -> None:
+        client = await stand.connect()
+        stand.gateway.failure = Failure(REJECTED_BY_MODEL, "bad", reason="why")
+        for _ in range(2):
+            await client.send(post(GOOD, OWN, KEY))
+            answer = await client.answer()
+            check(answer, 422, REJECTED_BY_MODEL)
+            assert "ratelimit" in answer.header
+            assert (answer.json["error"]["message"], answer.json["error"]["why"]) == ("bad", "why")
+
+    served(main, {"key": {"rate": 60, "burst": 3}})
+
+
+def test_a_body_that_is_late_and_a_fault_have_the_form_of_their_route(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(stand: Stand) -> None:
+        client = await stand.connect()
+        await client.send(post("", OWN, "Expect: 100-continue", length=5))
+        assert (await client.answer()).status == 100
+        stand.later(100.0)
+        check(await client.answer(), 408, "REQUEST_TIMEOUT")
+        monkeypatch.setattr(stand.door._desk, "submit", None)
+        check(await stand.ask(post(GOOD, OWN)), 500, "INTERNAL")
+
+    served(main)
+
+
+def test_the_form_changes_with_the_route_on_one_connection() -> None:
+    async def main(stand: Stand) -> None:
+        client = await stand.connect()
+        for _ in range(2):  # The second time under known heads.
+            for _ in range(2):
+                await client.send(post(WRONG, OWN))
+                check(await client.answer(), 400, "BAD_REQUEST")
+            for request in (post(WRONG), post(WRONG), get("/nothing"), get(OWN)):
+                await client.send(post(GOOD, OWN))
+                assert (await client.answer()).status == 200
+                await client.send(request)
+                assert (await client.answer()).error in ("BAD_REQUEST", "NOT_FOUND")
+
+    served(main)
+
+
+@pytest.mark.parametrize(
+    ("rest", "error"),
+    [
+        (b"nonsense\r\n\r\n", "BAD_REQUEST"),
+        (b"\x16\x03\x01", "BAD_REQUEST"),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 100_000, "HEADERS_TOO_LARGE"),
+        (b"GET /livez HTTP/1.1\r\n", "REQUEST_TIMEOUT"),
+        (post("", "/livez", length=9_000_000), "PAYLOAD_TOO_LARGE"),
+        (b"POST /livez HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nx\r\n", "BAD_REQUEST"),
+    ],
+    ids=["head", "line", "long", "late", "length", "chunk"],
+)
+def test_an_error_before_a_route_is_known_is_a_problem_document(rest: bytes, error: str) -> None:
+    """Also on a connection whose last request had another form."""
+
+    async def main(stand: Stand) -> None:
+        client = await stand.connect()
+        await client.send(post(GOOD, OWN))
+        assert (await client.answer()).status == 200
+        await client.send(rest)
+        if error == "REQUEST_TIMEOUT":
+            (connection,) = stand.door._connections()
+            await settled(lambda: bool(connection.held))
+            stand.later(100.0)
+        assert (await client.answer()).error == error
+
+    served(main)
+
+
+def test_the_end_of_a_connection_between_two_requests_is_a_problem_document() -> None:
+    """Its owner holds too much, so that the next request is not read."""
+
+    async def main(stand: Stand) -> None:
+        desk: Any = stand.door._desk
+        client = await stand.connect()
+        desk.quotas._bodies.take("another", desk.quotas._bodies.free - 1)
+        client.writer.write(post("", OWN) * 1000)
+        for _ in range(HANDFUL):
+            check(await client.answer(), 401, "UNAUTHENTICATED")
+        assert (await client.answer()).error == "SERVICE_OVERLOADED"
+
+    served(main, KEYS)

@@ -103,12 +103,12 @@ def test_an_output_that_is_too_large_to_keep_is_told_in_megabytes() -> None:
 
 
 class TestLateness:
-    def test_without_a_worker_that_is_the_cause(self) -> None:
+    def test_lateness_without_a_worker_names_that_as_its_cause(self) -> None:
         assert failures.lateness(0.25, 3, 0, True) == Failure(
             errors.NO_WORKERS, "no healthy worker came up within 250 ms", 1.0, "no_workers"
         )
 
-    def test_after_failed_runs_those_are(self) -> None:
+    def test_lateness_after_failed_runs_names_them_as_its_cause(self) -> None:
         assert failures.lateness(1.5, 1, 1, True) == Failure(
             errors.DEADLINE_EXCEEDED, "the total deadline passed after 1500 ms and 1 failed runs", None, "total"
         )
@@ -116,7 +116,7 @@ class TestLateness:
     @pytest.mark.parametrize(
         ("queue_due", "which"), [(True, "the queue deadline passed"), (False, "no run would end by the total deadline")]
     )
-    def test_without_a_run_the_wait_is(self, queue_due: bool, which: str) -> None:
+    def test_lateness_without_a_run_names_the_wait_as_its_cause(self, queue_due: bool, which: str) -> None:
         assert failures.lateness(1.5, 0, 1, queue_due) == Failure(
             errors.DEADLINE_EXCEEDED, f"{which}: waited 1500 ms for a GPU", None, "queue"
         )

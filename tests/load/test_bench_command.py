@@ -89,7 +89,9 @@ def test_body_model_and_key_reach_the_server_and_the_key_no_result(
     assert json.loads(out)["command"][-3:] == ["…", "--json", "--key=…"]
 
 
-def test_wrong_answers_make_it_fail(server: tuple[Scripted, str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_exits_with_1_when_answers_are_wrong(
+    server: tuple[Scripted, str], capsys: pytest.CaptureFixture[str]
+) -> None:
     server[0].script = lambda call: call.answer("wrong")
     assert bench(server[1], "--expect", "echo", "--json") == 1
     assert json.loads(capsys.readouterr().out)["mismatches"] > 20

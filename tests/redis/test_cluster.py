@@ -112,7 +112,7 @@ async def test_entries_on_all_nodes_of_a_cluster_are_run_withdrawn_and_answered(
 
 
 @real
-async def test_the_fleet_and_the_dead_letters_are_there_too(cluster: ClusterSetup, clock: Steady) -> None:
+async def test_the_fleet_and_dead_letters_work_on_a_cluster_too(cluster: ClusterSetup, clock: Steady) -> None:
     async with brokers(cluster.url, shards=SHARDS, clock=clock) as [broker], opened(cluster.url, clock=clock) as link:
         fleet, letters = RedisFleet(link), RedisDeadLetters(link, ["m"], SHARDS)
         await fleet.heartbeat(ProcessInfo(id="a", role=Role.GATEWAY, host="h", pid=1))

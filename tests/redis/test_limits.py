@@ -25,7 +25,7 @@ def harness(request: pytest.FixtureRequest, own: Callable[[str], RedisServer]) -
 
 
 @story
-async def test_four_processes_count_as_one(harness: Stand) -> None:
+async def test_four_processes_share_one_rate_limit(harness: Stand) -> None:
     brokers = [harness.broker, harness.peer(), await harness.another(), await harness.another()]
     admitted = 0
     for step in range(100):

@@ -25,7 +25,7 @@ def short_plans(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class TestSimulate:
-    def test_shows_tables(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_simulate_prints_tables(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert code_of(SIMULATE) == 0
         out = capsys.readouterr().out
         for part in ("on 2 GPUs", "variation of gaps", "p95", "left because"):
@@ -55,12 +55,12 @@ class TestSimulate:
         assert code_of([*SIMULATE, *options]) == 0
         assert "in a shard" in capsys.readouterr().out
 
-    def test_draws(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_simulate_draws_a_picture(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         picture = tmp_path / "run.svg"
         assert code_of([*SIMULATE, "--compare", "--promise", "50", "--plot", str(picture)]) == 0
         assert picture.read_bytes().startswith(b"<?xml")
 
-    def test_says_how_to_get_what_drawing_needs(
+    def test_simulate_says_how_to_install_what_drawing_needs(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setitem(sys.modules, "matplotlib", None)
@@ -117,14 +117,16 @@ class TestPlan:
         for part in ("1 GPU for 500 requests/s", "p95", "±", "headroom", "could not carry the load", "an hour"):
             assert part in out
 
-    def test_as_json(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_plan_prints_json(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert code_of([*PLAN, "--p95", "30", "--p99", "40", "--json"]) == 0
         found = json.loads(capsys.readouterr().out)
         assert found["gpus"] >= 2
         assert found["p95_ms"] <= 30
         assert found["one_less"]["gpus"] == found["gpus"] - 1
 
-    def test_of_a_trace_says_what_it_does_not_know(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    def test_a_plan_of_a_trace_says_that_other_days_may_be_burstier(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    ) -> None:
         trace = tmp_path / "monday.csv"
         trace.write_text("\n".join(str(number * 0.01) for number in range(500)))
         assert code_of([*PLAN, "--p95", "100", "--trace", str(trace)]) == 0

@@ -75,16 +75,16 @@ class TestOverload:
             )
         )
 
-    def test_goodput_is_the_capacity(self, record: Record) -> None:
+    def test_goodput_under_overload_is_the_capacity(self, record: Record) -> None:
         report = make_report(record)
         assert report.total.goodput >= 0.95 * report.capacity
 
-    def test_the_highest_tier_is_unharmed(self, record: Record) -> None:
+    def test_the_highest_tier_is_unharmed_under_overload(self, record: Record) -> None:
         highest = make_report(record).tiers["enterprise"]
         assert highest.answered == highest.requests
         assert highest.latency_ms.p95 <= 155
 
-    def test_the_lowest_tier_pays(self, record: Record) -> None:
+    def test_the_lowest_tier_is_refused_under_overload(self, record: Record) -> None:
         tiers = make_report(record).tiers
         assert tiers["paid"].answered == tiers["paid"].requests
         assert tiers["free"].refused > 0.4 * tiers["free"].requests

@@ -60,7 +60,7 @@ def test_of_no_requests_there_is_a_report_as_well() -> None:
     assert (report.total.requests, report.batches.count, report.utilisation) == (0, 0, 0.0)
 
 
-def test_json_holds_all_of_it() -> None:
+def test_the_json_of_a_simulation_holds_its_whole_report() -> None:
     report = make_report(simulate(HARD))
     assert msgspec.json.decode(msgspec.json.encode(report), type=Report) == report
     assert describe(HARD)["workers"] == 2

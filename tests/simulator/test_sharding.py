@@ -27,7 +27,7 @@ class TestShards:
         assert cut.total.latency_ms.p95 == pytest.approx(100 * (1 + 0.95 / 4) + 1.5 + 2, abs=3)
         assert cut.total.answered == cut.total.requests
 
-    def test_each_is_evenly_spaced(self) -> None:
+    def test_batches_of_each_shard_are_evenly_spaced(self) -> None:
         cut, whole = report(shards=2).batches, report(shards=1).batches
         assert cut.shard_gap_cv is not None
         assert cut.shard_gap_cv < 0.05
@@ -39,7 +39,7 @@ class TestShards:
     def test_in_the_calm_nothing_is_stolen(self) -> None:
         assert report(shards=2).batches.stolen < 0.02
 
-    def test_too_few_slots_are_not_cut(self) -> None:
+    def test_a_fleet_with_too_few_slots_is_not_cut_into_shards(self) -> None:
         """Seven slots make one shard, however many there may be."""
         few = replace(FLEET, workers=7, rate=6_000.0)
         whole, cut = simulate(few), simulate(replace(few, shards=16))
@@ -91,12 +91,12 @@ class TestHelp:
         assert sum(record.lost.values()) == 0
         assert len(record.latency) == sum(record.offered)
 
-    def test_and_soon(self, record: Record) -> None:
+    def test_what_waits_in_a_shard_out_of_use_is_taken_soon(self, record: Record) -> None:
         """Entries that ran with those that died run again; nothing else waits longer than a look and a gap or two."""
         then = [seconds for at, seconds in zip(record.arrived, record.latency, strict=True) if 2.0 <= at < 2.5]
         assert percentile(sorted(then), 0.95) < 0.3
 
-    def test_afterwards_all_is_as_before(self, record: Record) -> None:
+    def test_latency_is_as_before_once_dead_workers_are_back(self, record: Record) -> None:
         calm, after = (
             percentile(sorted(s for at, s in zip(record.arrived, record.latency, strict=True) if a <= at < b), 0.95)
             for a, b in ((1.5, 1.9), (2.7, 3.0))
@@ -105,7 +105,7 @@ class TestHelp:
 
 
 class TestGateways:
-    def test_the_queue_does_not_know_them(self) -> None:
+    def test_the_number_of_gateways_changes_no_latency(self) -> None:
         one, three = (simulate(replace(FLEET, gather=0.0, gateways=count)) for count in (1, 3))
         assert one.latency == three.latency
 

@@ -32,6 +32,7 @@ from headway.model import (
     Reply,
     Slot,
     Submission,
+    Subscription,
     TierDepth,
     WorkerInfo,
 )
@@ -82,8 +83,16 @@ class RequestQueue(QueueCondition, Protocol):
         time. Only an admitted entry is charged, to all its limits."""
         ...
 
+    async def subscribe(self, subscriptions: Sequence[Subscription]) -> Sequence[Failure | None]:
+        """Subscribe to the outcomes of tasks; the result is in the same order, None for a subscription that stands.
+
+        A subscription ends with one reply: the outcome, at once if it is kept, or a failure when the task is forgotten
+        or the subscription's time is over. It never runs, counts towards no limit and leaves the task as it is. Without
+        such a task of the tenant's it is refused. A repeated call for the same submission changes nothing."""
+        ...
+
     async def withdraw(self, submissions: Sequence[Submission], gateway: str) -> None:
-        """Let go of submissions of `gateway` that nobody waits for any more; their ids are free.
+        """Let go of submissions and subscriptions of `gateway` that nobody waits for any more; their ids are free.
 
         A queued one never reaches a GPU, and a running one gets no reply. One that others have joined runs on for them,
         and the first under an idempotency key runs on for later requests with that key. Nothing changes for a

@@ -30,7 +30,7 @@ from headway.core.fair_queue import QueuedEntry
 from headway.core.parameters import canonical
 from headway.core.retention import KeptLimits, Retention, weight
 from headway.errors import REJECTED_BY_MODEL
-from headway.model import DedupKey, DedupKind, Entry, Failure, Reply, RequestOptions
+from headway.model import DedupKey, DedupKind, Entry, Failure, Reply, RequestOptions, Subscription
 
 FlightKey = tuple[str, DedupKind, str]
 """Tenant, kind and key."""
@@ -108,6 +108,22 @@ def unkept(entry: Entry, reply: Reply, limits: KeptLimits) -> bool:
 def is_task(entry: Entry) -> bool:
     """Whether the outcome of an entry may be fetched by its id. An entry that only waits for a task is none."""
     return any(share.kind is DedupKind.TASK and share.key == entry.id for share in entry.shares)
+
+
+def follower(subscription: Subscription) -> Entry:
+    """Entry that stands for a subscription inside a broker: it follows the task's flight, and never runs."""
+    return Entry(
+        id=subscription.id,
+        model=subscription.model,
+        input="",
+        tier=0,
+        tenant=subscription.tenant,
+        gateway=subscription.gateway,
+        queue_timeout=subscription.timeout,
+        timeout=subscription.timeout,
+        shares=(DedupKey(DedupKind.TASK, subscription.task),),
+        nonce=subscription.nonce,
+    )
 
 
 def passed_on(reply: Reply, to: QueuedEntry, kind: DedupKind, kept: bool) -> Reply:

@@ -2,6 +2,7 @@
 
 gateway            takes requests in, and answers each once
 pending            pending requests: their table, their sinks, how they end, who observes that
+subscriptions      waits for the outcomes of tasks that were submitted before
 outcome_counts     counts the outcomes of requests
 broker_session     dealings with one broker: what goes out, and what comes back
 resubmitter        offers again what a broker may have lost

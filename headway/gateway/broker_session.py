@@ -4,6 +4,8 @@
                  ▲                   │ no answer
                  └───────────────────┘ offered again, with what is left of the time
 
+Subscriptions go out beside the outbox, each after the entries that were there before it.
+
 Entries that gathered while the last call was under way go as one call. A call that was not answered may have been done;
 its entries are offered again under the same ids until that is known. While the broker is out of reach the intake probes
 it, with pauses that grow. The session's patience says for how long that may last before it is an event.
@@ -22,11 +24,12 @@ from headway import errors
 from headway.core.dedup import is_task
 from headway.core.retry import backoff
 from headway.core.service_model import ArrivalRate
-from headway.errors import NOT_FOUND, BrokerUnavailable
+from headway.errors import BrokerUnavailable
 from headway.gateway.outcome_reader import OutcomeReader
 from headway.gateway.pending import PendingTable
 from headway.gateway.resubmitter import CHUNK, Resubmitter
-from headway.model import Entry, Failure, Reply, Submission
+from headway.gateway.subscriptions import SubscriptionTable
+from headway.model import Entry, Failure, Reply, Submission, Subscription
 from headway.ports import RequestQueue
 from headway.runtime.availability import Availability
 from headway.runtime.supervisor import Supervisor
@@ -63,6 +66,12 @@ class Refused(msgspec.Struct, frozen=True):
     failure: Failure
 
 
+class SubscriptionRefused(msgspec.Struct, frozen=True):
+    """Event: the broker refuses a subscription; there may be no such task."""
+
+    subscription: Subscription
+
+
 class Replied(msgspec.Struct, frozen=True):
     """Event: replies came."""
 
@@ -77,7 +86,7 @@ class Up(msgspec.Struct, frozen=True):
     """Event after `Down`: the broker answers again."""
 
 
-SessionEvent = Admitted | Refused | Replied | Down | Up
+SessionEvent = Admitted | Refused | SubscriptionRefused | Replied | Down | Up
 
 
 class BrokerSession:
@@ -87,6 +96,7 @@ class BrokerSession:
         broker: the broker.
         gateway: id of the gateway, to which replies are addressed.
         pending: requests that the gateway holds, on all its sessions; read only.
+        subscriptions: subscriptions that the gateway holds, on all its sessions; read only.
         on_event: takes the events of entries and of the broker, in order.
         room: most entries in the outbox.
         patience: seconds for which the broker may be out of reach until it counts as down.
@@ -104,6 +114,7 @@ class BrokerSession:
         broker: RequestQueue,
         gateway: str,
         pending: PendingTable,
+        subscriptions: SubscriptionTable,
         on_event: Callable[[BrokerSession, SessionEvent], None],
         room: int,
         patience: float,
@@ -114,10 +125,13 @@ class BrokerSession:
         self.room = room
         self._outbox: list[Entry] = []
         """Entries not handed to the broker yet, or handed to it in a call that was not answered."""
+        self._subscribing: dict[Submission, Subscription] = {}
+        """Subscriptions of which the same holds."""
         self.rate = ArrivalRate()
         self.outcome = OutcomeReader(broker, lambda: self.unreachable_seconds > 0.0).outcome
         self._gateway = gateway
         self._pending = pending
+        self._subscriptions = subscriptions
         self._on_event = on_event
         self._patience = patience
         self._clock = clock
@@ -138,7 +152,7 @@ class BrokerSession:
         self._back_at = -math.inf
         self._away = False
         self._verdict: asyncio.TimerHandle | None = None
-        self._redo = Resubmitter(self._offered, lambda entries: self._offer_again(entries, admitted=True), rng)
+        self._redo = Resubmitter(self._handed_over, self._hand_over_again, rng)
 
     def start(self, supervisor: Supervisor, name: str) -> None:
         """Start the loops: what goes to the broker, what comes back, and what is offered again."""
@@ -195,6 +209,11 @@ class BrokerSession:
             self._work.set()
         self._outbox.append(entry)
 
+    def subscribe(self, subscriptions: Sequence[Subscription]) -> None:
+        """Subscribe with the next call, after the entries that are in the outbox by then."""
+        self._subscribing.update((one.submission, one) for one in subscriptions)
+        self._work.set()
+
     def take_over(self, entries: Sequence[Entry]) -> None:
         """Take entries in that have waited elsewhere."""
         self._outbox += entries
@@ -202,8 +221,9 @@ class BrokerSession:
         self._work.set()
 
     def give_up(self) -> None:
-        """Drop the outbox, as another session has taken it over."""
+        """Drop the outbox and the subscriptions, as another session has taken them over."""
         self._outbox.clear()
+        self._subscribing.clear()
 
     def withdraw(self, submission: Submission) -> None:
         """Withdraw a submission as soon as the broker can be told."""
@@ -238,8 +258,18 @@ class BrokerSession:
         if probe:
             self._probe_due = False
             await self._let_go()
-        if not self._outbox:
-            return
+        subscriptions = list(self._subscribing.values())[:CHUNK]  # The tasks of later ones may not have gone out.
+        if self._outbox:
+            await self._hand_over(probe)
+        if subscriptions and not self._doubtful:
+            for one in subscriptions:
+                self._subscribing.pop(one.submission, None)
+            await self._subscribe(subscriptions)
+        if self._subscribing:
+            self._work.set()
+
+    async def _hand_over(self, probe: bool) -> None:
+        """Offer what gathered; a part of it, where it may have been offered before."""
         if not self._doubtful:
             self.rate.observe(len(self._outbox), self._clock())
         if not probe and not self._doubtful:
@@ -274,8 +304,8 @@ class BrokerSession:
             raise
         for entry, failure in zip(entries, verdicts, strict=True):
             if failure is not None:
-                if admitted and (failure.reason == SCARCE or failure.code == NOT_FOUND):
-                    continue  # What somebody waits for may be offered again after the one who waits.
+                if admitted and failure.reason == SCARCE:
+                    continue  # Without memory the broker cannot even look whether it has the entry.
                 self._on_event(self, Refused(entry, _too_late(failure) if again and self._late else failure))
             elif entry.shares:
                 self._on_event(self, Admitted(entry))
@@ -301,9 +331,32 @@ class BrokerSession:
             if entry.submission not in wanted and not is_task(entry):
                 self.withdraw(entry.submission)
 
-    def _offered(self) -> list[Entry]:
-        outside = {entry.submission for entry in self._outbox}
-        return [one.entry for one in self._pending.on(self) if one.entry.submission not in outside]
+    async def _subscribe(self, subscriptions: Sequence[Subscription], again: bool = False) -> None:
+        """Subscribe for those who still wait. `again`: the subscriptions stood once, and most likely still do."""
+        wanted = self._subscriptions.refreshed(self, subscriptions, self._clock())
+        if not wanted:
+            return
+        try:
+            verdicts = await self._ask(self.broker.subscribe(wanted))
+        except (BrokerUnavailable, asyncio.CancelledError):
+            self.subscribe(wanted)
+            raise
+        for subscription, failure in zip(wanted, verdicts, strict=True):
+            if failure is not None and not again:  # A task may be offered again after those who wait for it.
+                self._on_event(self, SubscriptionRefused(subscription))
+            elif again and (subscription.tenant, subscription.id) not in self._subscriptions:
+                self.withdraw(subscription.submission)
+
+    def _handed_over(self) -> list[Entry | Subscription]:
+        """Entries and subscriptions that were handed over and still wait; the entries first, as they may be subscribed to."""
+        outside = {entry.submission for entry in self._outbox} | self._subscribing.keys()
+        held: list[Entry | Subscription] = [one.entry for one in self._pending.on(self)]
+        held += [one.subscription for one in self._subscriptions.on(self)]
+        return [one for one in held if one.submission not in outside]
+
+    async def _hand_over_again(self, handed: Sequence[Entry | Subscription]) -> None:
+        await self._offer_again([one for one in handed if isinstance(one, Entry)], admitted=True)
+        await self._subscribe([one for one in handed if isinstance(one, Subscription)], again=True)
 
     async def _returns(self) -> None:
         failures = 0
@@ -339,7 +392,7 @@ class BrokerSession:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(LOOK_EVERY)
-            if self._pending and self._clock() - self._answered >= LOOK_EVERY:
+            if (self._pending or self._subscriptions) and self._clock() - self._answered >= LOOK_EVERY:
                 self._probe_due = True
                 self._work.set()
 

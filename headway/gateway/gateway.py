@@ -24,14 +24,23 @@ from headway.config import Settings
 from headway.core import failures
 from headway.core.dedup import digest, shares_of, unkept
 from headway.errors import BrokerUnavailable
-from headway.gateway.broker_session import Admitted, BrokerSession, Down, Refused, Replied, SessionEvent, Up
+from headway.gateway.broker_session import (
+    Admitted,
+    BrokerSession,
+    Down,
+    Refused,
+    Replied,
+    SessionEvent,
+    SubscriptionRefused,
+    Up,
+)
 from headway.gateway.limiter import CHARGED, Limiter
 from headway.gateway.outcome_counts import OutcomeCounts
 from headway.gateway.pending import NOBODY, Ending, FutureSink, Observer, PendingRequest, PendingTable, ReplySink
 from headway.gateway.recent_requests import RecentRequests, waiting
+from headway.gateway.subscriptions import PendingSubscription, SubscriptionTable
 from headway.model import (
     DedupKey,
-    DedupKind,
     Entry,
     EntryState,
     Failure,
@@ -40,6 +49,7 @@ from headway.model import (
     Reply,
     RequestOptions,
     RequestStatus,
+    Subscription,
 )
 from headway.ports import RequestQueue
 from headway.runtime.counters import Counters
@@ -92,6 +102,7 @@ class Gateway:
         self._queue_timeout = settings.queue_timeout_ms / 1000
         self._sharing = settings.cache or settings.collapse
         self._pending = PendingTable()
+        self._subscriptions = SubscriptionTable()
         self._submissions = itertools.count(1)
         self._deadlines = TimingWheel(clock, self._overdue)
         self._recent = RecentRequests(clock)
@@ -99,7 +110,8 @@ class Gateway:
         self._observers: Sequence[Observer] = (counts, self._recent, *observers)
         self._emptied = asyncio.Event()
         patience = settings.broker_timeout_ms / 1000
-        rest = self.name, self._pending, self.on_event, settings.max_queue, patience, clock, rng
+        held = self._pending, self._subscriptions
+        rest = self.name, *held, self.on_event, settings.max_queue, patience, clock, rng
         self._shared = BrokerSession(broker, *rest)
         self._direct = BrokerSession(direct, *rest) if direct else None
         self._session = self._shared
@@ -114,8 +126,8 @@ class Gateway:
 
     @property
     def pending(self) -> int:
-        """Number of pending requests."""
-        return len(self._pending)
+        """Number of pending requests, and of subscriptions to their outcomes."""
+        return len(self._pending) + len(self._subscriptions)
 
     @property
     def holding(self) -> bool:
@@ -176,10 +188,10 @@ class Gateway:
     def _hold(
         self,
         sink: ReplySink,
-        principal: Principal | None,
+        principal: Principal,
         entry: Entry,
         session: BrokerSession,
-        unadmitted: bool = False,
+        unadmitted: bool,
     ) -> None:
         now = self._clock()
         key = entry.tenant, entry.id
@@ -240,14 +252,21 @@ class Gateway:
 
     async def follow(self, tenant: str, id: str, seconds: float) -> Reply | None:
         """Outcome of a task, waited for at most `seconds` seconds; None when it is not known by then."""
-        entry = Entry(
-            new_id(), self.settings.model, "", 0, tenant, self.name, seconds, seconds,
-            shares=(DedupKey(DedupKind.TASK, id),), nonce=next(self._submissions),
-        )  # fmt: skip
-        sink, task = FutureSink(), self._pending.get((tenant, id))
-        self._hold(sink, None, entry, (task.session if task is not None else None) or self._session)
-        reply = await self._outcome(sink, tenant, entry.id)
-        return reply if reply.shared is not None else None
+        task = self._pending.get((tenant, id))
+        session = (task.session if task is not None else None) or self._session
+        subscription = Subscription(
+            new_id(), id, self.settings.model, tenant, self.name, seconds, next(self._submissions)
+        )
+        outcome: asyncio.Future[Reply | None] = asyncio.get_running_loop().create_future()
+        pending = PendingSubscription(subscription, self._clock() + seconds, session, outcome)
+        self._subscriptions[tenant, subscription.id] = pending
+        session.subscribe([subscription])
+        try:
+            await asyncio.wait([outcome], timeout=seconds)
+        finally:
+            if self._subscriptions.end(subscription):
+                pending.session.withdraw(subscription.submission)
+        return outcome.result()
 
     async def cancel(self, tenant: str, id: str) -> None:
         """Forget a task and its outcome; if it is not on a GPU yet, it never gets there.
@@ -334,6 +353,8 @@ class Gateway:
                 pending = self._pending.of(entry)
                 if pending is not None and pending.session is session:
                     self._answer(pending, failure, Ending.REFUSED)
+            case SubscriptionRefused(subscription):
+                self._subscriptions.refuse(session, subscription)
             case Down():
                 self._go_down(session)
             case Up():
@@ -359,8 +380,13 @@ class Gateway:
                 pending.entry = msgspec.structs.replace(pending.entry, limits=())
             if not pending.task:  # A task may be asked for at any gateway; so may a key, which the broker sees to.
                 session.withdraw(pending.entry.submission)
+        subscribed = self._subscriptions.on(session)
+        for subscriber in subscribed:
+            subscriber.session = direct
+            session.withdraw(subscriber.subscription.submission)
         session.give_up()
         direct.take_over([pending.entry for pending in moved])
+        direct.subscribe([one.subscription for one in subscribed])
 
     def _take(self, session: BrokerSession, replies: Sequence[Reply]) -> None:
         """Match replies with pending requests. A request that has ended, or whose id is used again, takes none."""
@@ -370,7 +396,7 @@ class Gateway:
         for reply in replies:
             pending = self._pending.get((reply.tenant, reply.id))
             if pending is None or (entry := pending.entry).nonce != reply.nonce:
-                strays += 1
+                strays += not self._subscriptions.take(session, reply)
                 continue
             if (pending.session is not session or pending.deadline < overdue) and not self._fits(
                 pending, reply, overdue
@@ -382,7 +408,7 @@ class Gateway:
                 continue
             del self._pending[reply.tenant, reply.id]
             pending.reply = reply
-            if entry.shares and pending.principal is not None:
+            if entry.shares:
                 if reply.shared is not None:
                     self.limiter.not_run(entry)
                 if unkept(entry, reply, session.broker.kept):
@@ -391,7 +417,7 @@ class Gateway:
         self._finish(ended, Ending.REPLIED)
         if session is self._direct:
             for pending in ended:
-                self.counters.direct[pending.entry.model] += pending.principal is not None
+                self.counters.direct[pending.entry.model] += 1
         if strays:
             log.debug("replies that nobody waits for", count=strays)
 
@@ -426,9 +452,8 @@ class Gateway:
     def _finish(self, ended: Sequence[PendingRequest], ending: Ending) -> None:
         """End requests that have left the table, each once: observers hear of them, and sinks get the answers."""
         now = self._clock()
-        observed = [pending for pending in ended if pending.principal is not None]
         for observer in self._observers:
-            observer.finished(observed, ending, now)
+            observer.finished(ended, ending, now)
         for pending in ended:
             sink = pending.sink
             pending.sink = NOBODY

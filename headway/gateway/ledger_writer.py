@@ -195,10 +195,10 @@ class LedgerWriter:
             self._noted -= len(notes)
             now = self._clock()
             for request in notes:
-                if (caller := request.principal) is None:
-                    continue
                 seconds = ended - request.since
-                record = record_of(caller, request.entry, seconds, request.reply, at, self._tiers, self._content)
+                record = record_of(
+                    request.principal, request.entry, seconds, request.reply, at, self._tiers, self._content
+                )
                 if not self._refusals.count(record, now):
                     self._keep(record)
             turn += len(notes)

@@ -79,7 +79,7 @@ class PendingRequest(msgspec.Struct, eq=False):
 
     Attributes:
         sink: sink that gets the answer.
-        principal: principal of the request; None for a subscription to another request's outcome, which is not counted.
+        principal: principal of the request.
         entry: entry that was handed on.
         since: instant of its arrival, in seconds.
         deadline: instant by which it is answered, in seconds.
@@ -89,7 +89,7 @@ class PendingRequest(msgspec.Struct, eq=False):
     """
 
     sink: ReplySink
-    principal: Principal | None
+    principal: Principal
     entry: Entry
     since: float
     deadline: float

@@ -32,12 +32,11 @@ class RecentRequests:
         if ending in _FORGOTTEN:
             return
         for request in requests:
-            if (principal := request.principal) is not None:
-                entry, reply = request.entry, request.reply
-                seconds = now - request.since
-                self._last.append(
-                    (entry.id, principal, entry.model, entry.tier, now, seconds, reply.failure, reply.ran)
-                )
+            entry, reply = request.entry, request.reply
+            seconds = now - request.since
+            self._last.append(
+                (entry.id, request.principal, entry.model, entry.tier, now, seconds, reply.failure, reply.ran)
+            )
 
     def find(self, id: str, tenant: str | None) -> RequestStatus | None:
         """Status of the last request of this id, of this tenant if one is named."""
@@ -52,6 +51,5 @@ class RecentRequests:
 def waiting(pending: PendingRequest, state: EntryState | None, now: float) -> RequestStatus:
     """Status of a request that is held at instant `now`, in a state if that can be told."""
     entry = pending.entry
-    user = pending.principal.user if pending.principal is not None else ""
-    seconds = now - pending.since
+    user, seconds = pending.principal.user, now - pending.since
     return RequestStatus(state or EntryState.QUEUED, seconds, None, entry.tenant, user, entry.model, entry.tier)

@@ -1,4 +1,4 @@
-"""Resubmitter: offers pending requests again when the broker may have lost them.
+"""Resubmitter: hands pending requests and subscriptions over again when the broker may have lost them.
 
 Offering is idempotent by (tenant, id), so what the broker still has stays as it is. All gateways of a fleet learn of
 the same return; each waits a random part of SPREAD first and then offers one chunk after the other, so that a broker
@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 from headway.errors import BrokerUnavailable
-from headway.model import Entry
+from headway.model import Entry, Subscription
 
 SPREAD = 0.25
 """Longest random wait in seconds before the first chunk."""
@@ -22,18 +22,18 @@ CHUNK = 256
 
 
 class Resubmitter:
-    """Loop that offers pending entries again, once for each time it is asked.
+    """Loop that offers pending entries and subscriptions again, once for each time it is asked.
 
     Arguments:
-        held: returns all entries that have been offered before and still wait for their answer.
+        held: returns all that have been offered before and still wait for their answer.
         offer: offers some of them again.
         rng: uniform in [0, 1).
     """
 
     def __init__(
         self,
-        held: Callable[[], Sequence[Entry]],
-        offer: Callable[[Sequence[Entry]], Awaitable[None]],
+        held: Callable[[], Sequence[Entry | Subscription]],
+        offer: Callable[[Sequence[Entry | Subscription]], Awaitable[None]],
         rng: Callable[[], float],
     ) -> None:
         self._held = held
@@ -54,10 +54,10 @@ class Resubmitter:
             await self._due.wait()
             await asyncio.sleep(self._rng() * SPREAD)
             self._due.clear()
-            entries = self._held()
-            for start in range(0, len(entries), CHUNK):
+            held = self._held()
+            for start in range(0, len(held), CHUNK):
                 try:
-                    await self._offer(entries[start : start + CHUNK])
+                    await self._offer(held[start : start + CHUNK])
                 except BrokerUnavailable:
                     break  # It will be asked for again when the broker is back.
             else:

@@ -17,7 +17,7 @@ from headway.model.batch import (
     NoWork,
     Slot,
 )
-from headway.model.entry import DeadLetter, DedupKey, DedupKind, Entry, EntryState, Submission
+from headway.model.entry import DeadLetter, DedupKey, DedupKind, Entry, EntryState, Submission, Subscription
 from headway.model.fleet import Capacity, ProcessInfo, Role, TierDepth, WorkerInfo, WorkerStatus
 from headway.model.identity import ApiKey, Limit, Principal
 from headway.model.ledger import LedgerRecord
@@ -49,6 +49,7 @@ __all__ = [
     "RequestOptions",
     "RequestStatus",
     "Submission",
+    "Subscription",
     "TierDepth",
     "WARM_UP",
     "NoWork",

@@ -37,6 +37,7 @@ from headway.model import (
     NoWork,
     Reply,
     Slot,
+    Subscription,
     WorkerInfo,
     WorkerStatus,
 )
@@ -269,8 +270,8 @@ def crowd(count: int) -> list[Entry]:
     return [ask(tenant=f"tenant {number}") for number in range(count)]
 
 
-async def leave(broker: Broker, *entries: Entry) -> None:
-    """Withdraw entries, at whatever gateways."""
+async def leave(broker: Broker, *entries: Entry | Subscription) -> None:
+    """Withdraw entries and subscriptions, at whatever gateways."""
     for gateway in {entry.gateway for entry in entries}:
         await broker.withdraw([entry.submission for entry in entries if entry.gateway == gateway], gateway)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from headway.model import Cause, DedupKey, DedupKind, Entry, EntryState, Failure, Reply
+from headway.model import Cause, DedupKey, DedupKind, Entry, EntryState, Failure, Reply, Subscription
+from headway.ports import Broker
 from tests.contracts.brokers import (
     AT_ONCE,
     Harness,
@@ -37,17 +38,31 @@ def sharing(id: str, *shares: DedupKey, input: str = "asked", **how: object) -> 
     return ask(input, id=id, shares=shares, **how)  # type: ignore[arg-type]
 
 
-def poll(id: str, task: str, **how: object) -> Entry:
+def poll(
+    id: str, task: str, *, tenant: str = "t", gateway: str = "g", timeout: float = 120.0, nonce: int = 0
+) -> Subscription:
     """Waits for the outcome of a task."""
-    return ask("", id=id, shares=(DedupKey(DedupKind.TASK, task),), **how)  # type: ignore[arg-type]
+    return Subscription(id, task, "m", tenant, gateway, timeout, nonce)
 
 
-async def admit(harness: Harness, *entries: Entry) -> None:
-    assert list(await harness.broker.enqueue(entries)) == [None] * len(entries)
+async def offer(broker: Broker, *asked: Entry | Subscription) -> list[Failure | None]:
+    """Offer entries, and then subscriptions."""
+    entries = [one for one in asked if isinstance(one, Entry)]
+    subscriptions = [one for one in asked if isinstance(one, Subscription)]
+    verdicts: list[Failure | None] = []
+    if entries:
+        verdicts += await broker.enqueue(entries)
+    if subscriptions:
+        verdicts += await broker.subscribe(subscriptions)
+    return verdicts
 
 
-async def refused(harness: Harness, entry: Entry) -> Failure:
-    [verdict] = await harness.broker.enqueue([entry])
+async def admit(harness: Harness, *asked: Entry | Subscription) -> None:
+    assert await offer(harness.broker, *asked) == [None] * len(asked)
+
+
+async def refused(harness: Harness, asked: Entry | Subscription) -> Failure:
+    [verdict] = await offer(harness.broker, asked)
     assert verdict is not None
     return verdict
 

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
 from headway import errors
-from headway.model import Cause, DedupKind, Entry, EntryState, ItemResult, Lease, Limit, Reply
+from headway.model import Cause, DedupKind, Entry, EntryState, ItemResult, Lease, Limit, Reply, Subscription
 from tests.contracts.brokers import AT_ONCE, HARNESSES, Harness, ask, failed, output, slot
 from tests.contracts.culprits import Culprits
-from tests.contracts.shares import key, poll, same, task
+from tests.contracts.shares import key, offer, poll, same, task
 from tests.servers.redis import SharedServers
 
 T = TypeVar("T")
@@ -44,6 +44,11 @@ ASKED = st.tuples(
 """Tenant, text, kinds of shares, gateway, time, whether it counts towards the limit, caller."""
 
 
+def _kinds(asked: Entry | Subscription) -> set[DedupKind]:
+    """Kinds of answers that it may have in common with others."""
+    return {share.kind for share in asked.shares} if isinstance(asked, Entry) else {DedupKind.TASK}
+
+
 class SharingLaws(RuleBasedStateMachine):
     made: Callable[[], Harness]
 
@@ -51,7 +56,7 @@ class SharingLaws(RuleBasedStateMachine):
         super().__init__()
         self.harness = self.made()
         self.broker = self.harness.broker
-        self.let_in: dict[Key, Entry] = {}
+        self.let_in: dict[Key, Entry | Subscription] = {}
         self.texts: dict[Key, str] = {}
         """What each waits for the answer to."""
         self.gone: set[Key] = set()
@@ -114,19 +119,21 @@ class SharingLaws(RuleBasedStateMachine):
                 self.gone.add(known)
             self.do(self.broker.withdraw([(*known, 0)], "g1"))
 
-    def admit(self, entry: Entry, text: str) -> None:
-        self.let_in[entry.tenant, entry.id] = entry
-        self.texts[entry.tenant, entry.id] = text
+    def admit(self, asked: Entry | Subscription, text: str) -> None:
+        self.let_in[asked.tenant, asked.id] = asked
+        self.texts[asked.tenant, asked.id] = text
 
     @precondition(lambda self: self.let_in)
     @rule(data=st.data(), gateway=st.sampled_from(GATEWAYS), timeout=st.sampled_from([1.0, 200.0]))
     def wait_for(self, data: st.DataObject, gateway: str, timeout: float) -> None:
         tenant, id = data.draw(st.sampled_from(list(self.let_in)[-6:]))
-        entry = poll(f"poll-{next(self.numbers)}", id, tenant=tenant, gateway=gateway, timeout=timeout)
-        [verdict] = self.do(self.broker.enqueue([entry]))
+        subscription = poll(f"poll-{next(self.numbers)}", id, tenant=tenant, gateway=gateway, timeout=timeout)
+        [verdict] = self.do(self.broker.subscribe([subscription]))
         if verdict is None:
-            assert any(share.kind is DedupKind.TASK and share.key == id for share in self.let_in[tenant, id].shares)
-            self.admit(entry, self.texts[tenant, id])
+            known = self.let_in[tenant, id]
+            assert isinstance(known, Entry)
+            assert any(share.kind is DedupKind.TASK and share.key == id for share in known.shares)
+            self.admit(subscription, self.texts[tenant, id])
         else:
             assert verdict.code == errors.NOT_FOUND
 
@@ -135,7 +142,7 @@ class SharingLaws(RuleBasedStateMachine):
     def enqueue_again(self, data: st.DataObject) -> None:
         known = data.draw(st.sampled_from(list(self.let_in)))
         if known not in self.gone and known not in self.outcomes:
-            assert self.do(self.harness.peer().enqueue([self.let_in[known]])) == [None]
+            assert self.do(offer(self.harness.peer(), self.let_in[known])) == [None]
 
     @rule(limit=st.integers(1, 4), times=st.integers(1, 2))
     def claim(self, limit: int, times: int) -> None:
@@ -229,7 +236,7 @@ class SharingLaws(RuleBasedStateMachine):
             if reply.output is not None:
                 assert reply.output == output(self.texts[known])
             assert not reply.kept or reply.shared is not None
-            assert reply.shared is None or reply.shared in {share.kind for share in self.let_in[known].shares}
+            assert reply.shared is None or reply.shared in _kinds(self.let_in[known])
             assert self.do(self.broker.state(*known)) is None
 
     async def _read(self, gateway: str) -> list[Reply]:

@@ -82,7 +82,7 @@ async def test_a_task_is_kept_though_its_gateway_never_reads_it(harness: Harness
 @story
 async def test_who_waits_for_a_task_gets_its_outcome(harness: Harness) -> None:
     await admit(harness, sharing("first", task("first")), poll("early", "first"))
-    await harness.peer().enqueue([poll("elsewhere", "first", gateway="g2")])
+    await harness.peer().subscribe([poll("elsewhere", "first", gateway="g2")])
     await run_alone(harness, "first")
     await admit(harness, poll("late", "first"))
     replies = await drained(harness)

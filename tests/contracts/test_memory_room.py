@@ -8,7 +8,7 @@ import pytest
 
 from headway import errors
 from headway.core.memory_room import SMALL
-from headway.model import Entry, ItemResult, Limit
+from headway.model import Entry, ItemResult, Limit, Subscription
 from tests.contracts.brokers import MemoryHarness, ask, drained, failed, leave, story
 from tests.contracts.shares import admit, key, poll, refused, same, sharing, task
 
@@ -72,7 +72,7 @@ WAYS = ["answered", "dies", "late", "late on a GPU", "withdrawn", "withdrawn on 
 async def test_whatever_becomes_of_an_entry_its_room_is_free_again(
     harness: MemoryHarness, way: str, shared: bool
 ) -> None:
-    entries = [ask(LARGE, id="first", queue_timeout=5.0, timeout=20.0)]
+    entries: list[Entry | Subscription] = [ask(LARGE, id="first", queue_timeout=5.0, timeout=20.0)]
     if shared:
         entries = [
             sharing("first", task("first"), key(), same(), input=LARGE, queue_timeout=5.0, timeout=20.0),

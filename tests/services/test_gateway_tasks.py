@@ -135,6 +135,61 @@ async def test_who_stops_following_leaves_the_task_as_it_is(fleet: Fleet, clock:
     await asyncio.gather(follow, return_exceptions=True)
     assert fleet.gateways[1].pending == 0
     assert await fleet.answered(asked) == ["ok"]
+    [(_, _, followed)], [(_, _, left)] = fleet.server.named("subscribe"), fleet.server.named("withdraw")
+    assert left == [one.submission for one in followed]
+
+
+@scene()
+async def test_who_follows_a_task_waits_through_an_outage(fleet: Fleet, clock: Clock) -> None:
+    await busy(fleet)
+    asked = fleet.ask("a", task=True, timeout=30.0)
+    await asked.was_admitted.wait()
+    before = asyncio.ensure_future(fleet.gateway.follow(TENANT, asked.id, 20.0))
+    await asyncio.sleep(0.1)
+    await fleet.server.become("refuse")
+    during = asyncio.ensure_future(fleet.gateway.follow(TENANT, asked.id, 20.0))
+    left = asyncio.ensure_future(fleet.gateway.follow(TENANT, asked.id, 0.2))
+    await asyncio.sleep(0.3)
+    assert await left is None
+    await fleet.server.become("fine")
+    assert await fleet.answered(asked) == ["ok"]
+    assert [output(await follow) for follow in (before, during)] == ["A", "A"]
+    assert fleet.gateway.pending == 0
+
+
+@scene(max_batch=1)
+async def test_who_follows_a_task_that_the_broker_loses_gets_the_outcome_of_the_task_offered_again(
+    fleet: Fleet, clock: Clock
+) -> None:
+    await busy(fleet)
+    asked = fleet.ask("a", task=True, timeout=30.0)
+    await asked.was_admitted.wait()
+    follow = asyncio.ensure_future(fleet.gateway.follow(TENANT, asked.id, 20.0))
+    await asyncio.sleep(0.1)
+    fleet.server.lose_everything()
+    fleet.server.cut()
+    assert await fleet.answered(asked) == ["ok"]
+    ended = clock()
+    assert output(await follow) == "A"
+    assert clock() == pytest.approx(ended, abs=0.1)
+    assert fleet.runs("a") == 1
+
+
+@scene()
+async def test_a_subscription_whose_answer_was_lost_is_made_again(fleet: Fleet, clock: Clock) -> None:
+    asked = fleet.ask("a", task=True)
+    await asked.was_admitted.wait()
+    modes = ["lose"]
+    fleet.server.script = lambda name: modes.pop() if name == "subscribe" and modes else None
+    assert output(await fleet.gateways[1].follow(TENANT, asked.id, 5.0)) == "A"
+    assert len(fleet.server.named("subscribe")) > 1
+    assert fleet.counters.requests == {("m", "paid", "ok"): 1}
+
+
+@scene()
+async def test_a_task_is_followed_from_its_handover_on(fleet: Fleet, clock: Clock) -> None:
+    asked = fleet.ask("a", task=True)
+    assert output(await fleet.gateway.follow(TENANT, asked.id, 5.0)) == "A"
 
 
 @scene()

@@ -21,7 +21,7 @@ from headway.brokers.memory.wakeups import BELL_GRAIN, Wakeups
 from headway.core import failures
 from headway.core.admission import Refused
 from headway.core.batch import Departure
-from headway.core.dedup import Dedup, Ripple
+from headway.core.dedup import Dedup, Ripple, follower
 from headway.core.departure import Hold, Load, Policy
 from headway.core.fair_queue import FOLLOWS, GONE, RUNNING, QueuedEntry, entries_of, queued_at
 from headway.core.health import believed
@@ -44,6 +44,7 @@ from headway.model import (
     Reply,
     Slot,
     Submission,
+    Subscription,
     TierDepth,
     WorkerInfo,
     WorkerStatus,
@@ -148,6 +149,10 @@ class MemoryBroker:
             self._ring(model, now)
         return answers
 
+    async def subscribe(self, subscriptions: Sequence[Subscription]) -> Sequence[Failure | None]:
+        """See Broker."""
+        return await self.enqueue([follower(subscription) for subscription in subscriptions])
+
     def rate_limit_debt(self, limit: Limit) -> float:
         """See Broker."""
         tat = self._book.tats.get(limit.id)
@@ -205,8 +210,7 @@ class MemoryBroker:
         ran = BatchRun(lease.slot.worker, len(departure.members), now - departure.left_at, departure.left_at)
         outputs: Iterable[tuple[QueuedEntry, ItemResult]] = zip(departure.members, items, strict=True)
         wanted = self._queues[lease.slot.model].finish(departure, now)
-        letters = []
-        replies = []
+        letters, replies = [], []
         if len(wanted) != len(departure.members):
             chosen = set(map(id, wanted))
             outputs = ((member, item) for member, item in outputs if id(member) in chosen)
@@ -236,8 +240,7 @@ class MemoryBroker:
 
     async def extend(self, lease: Lease) -> bool:
         """See Broker."""
-        running = self._running.get(lease.fence)
-        if running is None:
+        if (running := self._running.get(lease.fence)) is None:
             return False
         running.expires_at = self._clock() + LEASE_SECONDS
         return True
@@ -246,8 +249,8 @@ class MemoryBroker:
         """See Broker."""
         for tenant, id, nonce in submissions:
             queued = self._entries.get((tenant, id))
-            if queued is None or queued.state == GONE:  # What is replied to stays known until that is read.
-                continue
+            if queued is None or queued.state == GONE:
+                continue  # What is replied to stays known until that is read.
             if queued.entry.nonce == nonce and queued.entry.gateway == gateway:
                 self._let_go(queued)
 
@@ -489,10 +492,8 @@ class MemoryBroker:
             bell.arm(found, now, lambda: self._ring(model, self._clock()))
 
     def _count_slots(self, model: str, now: float) -> None:
-        healthy = sum(
-            worker.model == model and believed(worker, now).status is WorkerStatus.HEALTHY
-            for worker in self._workers.values()
-        )
+        known = [believed(worker, now) for worker in self._workers.values() if worker.model == model]
+        healthy = sum(worker.status is WorkerStatus.HEALTHY for worker in known)
         queue = self._queues[model]
         if healthy != queue.slots:
             queue.set_slots(healthy)

@@ -25,6 +25,7 @@ from headway.brokers.redis.registry import Registry
 from headway.brokers.redis.shard_queue import SHARDS, Granted, Look, Queue
 from headway.brokers.redis.shard_router import Places
 from headway.core import shards as sharding
+from headway.core.dedup import follower
 from headway.core.departure import Load, Policy
 from headway.core.queue import QueueLimits
 from headway.core.retention import KEPT, KeptLimits
@@ -43,6 +44,7 @@ from headway.model import (
     Reply,
     Slot,
     Submission,
+    Subscription,
     TierDepth,
     WorkerInfo,
 )
@@ -176,6 +178,10 @@ class RedisBroker:
         refused = [entry for entry, verdict in zip(entries, result, strict=True) if verdict is not None]
         self._places.forget((entry.tenant, entry.id) for entry in refused)
         return result
+
+    async def subscribe(self, subscriptions: Sequence[Subscription]) -> Sequence[Failure | None]:
+        """See Broker."""
+        return await self.enqueue([follower(subscription) for subscription in subscriptions])
 
     def rate_limit_debt(self, limit: Limit) -> float:
         """See Broker."""

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import pytest
 from structlog.testing import capture_logs
 
+from headway import brokers
 from headway.app import wiring
 from headway.app.backends import make_pool, worker_name
 from headway.app.brokers import make_brokerage
@@ -117,6 +118,7 @@ def test_direct_mode_is_for_who_has_a_broker_elsewhere_and_a_fallback(tmp_path: 
 def test_without_its_client_the_redis_broker_is_a_bad_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "redis" or ".brokers.redis" in name]:
         monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(brokers, "redis", None, raising=False)  # What is imported anew would stay there after the test.
     monkeypatch.setitem(sys.modules, "redis", None)
     with pytest.raises(SettingError) as caught:
         built(Role.CONTROLLER, broker=BROKER)

@@ -18,6 +18,8 @@ import pytest
 from headway.identity.api_keys.file import KeysFile
 from headway.model import ApiKey
 from headway.ports import KeyMark, KeyStore
+from headway.storage.postgres import keys as postgres_keys
+from headway.storage.sqlite import keys as sqlite_keys
 from tests.contracts.ledgers import DATABASES, Database
 from tests.identity.store import StoreInMemory
 from tests.identity.writing import digest_of, id_of
@@ -326,8 +328,8 @@ def test_a_removed_row_gives_its_revision_to_no_other(database: Database) -> Non
 
 
 def test_a_reader_that_is_far_behind_reads_all(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("sqlite", "postgres"):
-        monkeypatch.setattr(f"headway.storage.{module}.keys.MARKS", 2)
+    for module in (sqlite_keys, postgres_keys):
+        monkeypatch.setattr(module, "MARKS", 2)
 
     async def story(store: KeyStore) -> None:
         await store.add(key("a"))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from headway import storage
 from headway.app import stores
 from headway.app.lifecycle import Resource
 from headway.app.stores import make_ledger
@@ -333,6 +334,7 @@ def test_a_missing_client_is_named_with_its_mend(monkeypatch: pytest.MonkeyPatch
     for name in [*sys.modules]:
         if name.startswith("headway.storage.postgres") or name.partition(".")[0] == "asyncpg":
             monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr(storage, "postgres")  # What is imported anew would stay there after the test.
     monkeypatch.setitem(sys.modules, "asyncpg", None)
     with pytest.raises(SettingError, match=r"pip install 'headway\[postgres\]'") as caught:
         stores.make_ledger(UNREACHABLE)

@@ -408,11 +408,10 @@ class Gateway:
                 continue
             del self._pending[reply.tenant, reply.id]
             pending.reply = reply
-            if entry.shares:
-                if reply.shared is not None:
-                    self.limiter.not_run(entry)
-                if unkept(entry, reply, session.broker.kept):
-                    pending.reply = msgspec.structs.replace(reply, unkept=True)
+            if reply.shared is not None:  # Also where the broker alone knew that the id is a kept task's.
+                self.limiter.not_run(entry)
+            if entry.shares and unkept(entry, reply, session.broker.kept):
+                pending.reply = msgspec.structs.replace(reply, unkept=True)
             ended.append(pending)
         self._finish(ended, Ending.REPLIED)
         if session is self._direct:
@@ -453,7 +452,10 @@ class Gateway:
         """End requests that have left the table, each once: observers hear of them, and sinks get the answers."""
         now = self._clock()
         for observer in self._observers:
-            observer.finished(ended, ending, now)
+            try:
+                observer.finished(ended, ending, now)
+            except Exception:
+                log.exception("an observer of requests has failed", requests=len(ended))
         for pending in ended:
             sink = pending.sink
             pending.sink = NOBODY

@@ -95,3 +95,19 @@ def test_an_answer_that_could_not_be_written_is_told_to_operators() -> None:
             assert line["request_id"] == id and line["exc_info"]
 
     run(main)
+
+
+def test_an_observer_that_fails_costs_nobody_an_answer() -> None:
+    def fail(*facts: object) -> None:
+        raise RuntimeError("the observer is broken")
+
+    async def main(clock: Clock) -> None:
+        async with Fleet(clock, FakeBackend(0.1)) as fleet:
+            fleet.journals[0].finished = fail  # type: ignore[assignment, method-assign]
+            with capture_logs() as lines:
+                assert await fleet.answered(fleet.ask("a"), fleet.ask("b")) == ["ok", "ok"]
+            assert [line["event"] for line in lines if line["log_level"] == "error"] == [
+                "an observer of requests has failed"
+            ]
+
+    run(main)

@@ -205,8 +205,11 @@ def test_the_id_of_a_finished_task_stands_for_what_it_asked(gateway: int) -> Non
     async def act(fleet: Fleet, clock: Clock) -> None:
         task = fleet.ask("text", task=True, id=new_id())
         await fleet.answered(task)
+        throttle = fleet.gateways[gateway].limiter.throttle
+        before = throttle.higher
         same = chosen(fleet, "text", task.id, gateway)
         assert await fleet.answered(same) == ["ok"]
+        assert throttle.higher == before, "an answer that was kept takes nothing of the capacity"
         other = chosen(fleet, "another", task.id, gateway)
         await other.told.wait()
         assert other.reply.failure is not None

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from headway.config import FIELDS, Settings, flag, idle, is_loopback, kind, load
 from headway.config.broker import shown_url
+from headway.core import arguments
 from headway.errors import SettingError
 
 GOOD: dict[str, tuple[str, Any]] = {
@@ -44,6 +46,16 @@ def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path) -> None
     file.write_text("port = 1\nadmin_port = 1001\nworkers = 3\n")
     settings = load({"port": "3"}, {"HEADWAY_PORT": "2", "HEADWAY_ADMIN_PORT": "1002"}, file)
     assert (settings.port, settings.admin_port, settings.workers, settings.max_batch_size) == (3, 1002, 3, 32)
+
+
+def test_arguments_of_a_class_are_a_table_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "some.toml"
+    file.write_text(
+        "[target.arguments]\npath = 'a\\b'\nsizes = [1, 2.5, inf]\non = true\n[target.arguments.deep]\nx = 1\n"
+    )
+    text = load({}, {}, file).target_arguments
+    assert arguments.read(text) == ([], {"path": "a\\b", "sizes": [1, 2.5, math.inf], "on": True, "deep": {"x": 1}})
+    assert "a\\b" not in repr(load({}, {}, file))
 
 
 def test_headway_toml_is_read_from_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,6 +142,11 @@ BAD_FILES: list[tuple[str, str]] = [
     ("port = true", r"some\.toml: port = True: must be a whole number"),
     ("model_version = 2", r"some\.toml: model_version = 2: must be text\. Put it in quotes"),
     ("max_wait_ms = [1]", r"some\.toml: max_wait_ms = \[1\]: must be a number"),
+    ("target = 3", r"some\.toml: target = '…': is no table of the arguments"),
+    ("[target]\nargs = 3", r"some\.toml: target = '…': is no table of the arguments"),
+    ("[target.arguments]\nday = 2026-01-01", r"\[target\.arguments\] = '…': .* argument day holds a date"),
+    ('target_arguments = "n=1"\n[target.arguments]\nn = 1', r"\[target\.arguments\] = '…': is there beside"),
+    ('target_arguments = "canary()"', r"some\.toml: target_arguments = '…': cannot be read: argument 1 is no literal"),
     ("max_batchsize = 4", r"some\.toml: max_batchsize = 4: there is no such setting\. Did you mean max_batch_size"),
     ("zzzzzz = 4", r"some\.toml: zzzzzz = 4: there is no such setting\. Remove it"),
     ("port = ", r"--config = '.*some\.toml': is not valid TOML"),

@@ -43,7 +43,7 @@ FLOORS: dict[str, int] = {
 """The rank of all that lies right under headway/. A module imports from its own floor or from below."""
 
 PURE = frozenset((
-    "__future__", "abc", "bisect", "collections", "copy", "csv", "dataclasses", "datetime", "decimal", "enum", "fractions",
+    "ast", "__future__", "abc", "bisect", "collections", "copy", "csv", "dataclasses", "datetime", "decimal", "enum", "fractions",
     "functools", "hashlib", "heapq", "itertools", "math", "operator", "statistics", "string", "types", "typing", "msgspec", "headway",
 ))  # fmt: skip
 """Packages that core may import."""

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from headway.config.target import FileTarget, ModuleTarget, RemoteTarget, parse_target
-from headway.errors import TargetError
+from headway.config.target import FileTarget, ModuleTarget, RemoteTarget, parse_target, shown_target, with_arguments
+from headway.errors import SettingError, TargetError
 
 
 def test_a_module_and_an_attribute_are_read_as_a_module_target() -> None:
@@ -87,3 +87,65 @@ def test_a_password_in_a_url_is_refused_and_not_repeated() -> None:
         parse_target("https://user:canary@host/x")
     assert "canary" not in str(caught.value)
     assert "remote_token" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        ("app:Model()", ""),
+        ("app:Model(path='s3://x/y:z', size=3)", "path='s3://x/y:z', size=3"),
+        ("app:sub.Model( 'a', [1, (2, None)] ) ", " 'a', [1, (2, None)] "),
+        ("app:Model('http://user@host/?q=(1)')", "'http://user@host/?q=(1)'"),
+    ],
+)
+def test_a_target_may_have_arguments(text: str, arguments: str) -> None:
+    target = parse_target(text)
+    assert isinstance(target, ModuleTarget)
+    assert target.arguments == arguments
+
+
+def test_a_file_target_may_have_arguments(tmp_path: Path) -> None:
+    path = tmp_path / "my (own) model.py"
+    path.touch()
+    assert parse_target(f"{path}:Model(n=1)") == FileTarget(path, "Model", "n=1")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("app:Model(path='canary'", "Close them with )"),
+        ("app:Model(path=canary)", "argument path is no literal"),
+        ("app:Model(open('canary'))", "argument 1 is no literal"),
+        ("app:Model(**{'a': 'canary'})", "** is no literal"),
+        ("app:Model(f'canary')", "argument 1 is no literal"),
+        ("app:Model('canary' * 9)", "argument 1 is no literal"),
+        ("app:Model('canary') or g('x')", "not written as in a call"),
+        ("app:Model(a='canary', a=2)", "argument a is there twice"),
+        ("app:Model('canary\0')", "not written as in a call"),
+        (f"app:Model({'(' * 5000}'canary'{')' * 5000})", "not written as in a call"),
+        ("missing.py:Model(path='canary')", "there is no file"),
+    ],
+)
+def test_wrong_arguments_are_named_and_not_repeated(text: str, says: str) -> None:
+    with pytest.raises(TargetError) as caught:
+        parse_target(text)
+    assert says in str(caught.value)
+    assert "canary" not in str(caught.value)
+
+
+def test_arguments_are_shown_without_their_values() -> None:
+    target = parse_target("app:Model('canary', key='canary')")
+    assert str(target) == "app:Model(…, key=…)"
+    assert "canary" not in repr(target)
+    assert shown_target("app:Model('canary', key='canary')") == "app:Model(…)"
+
+
+def test_arguments_of_the_settings_are_added_to_a_target_without_any() -> None:
+    assert with_arguments(ModuleTarget("app", "Model"), "n=1") == ModuleTarget("app", "Model", "n=1")
+    assert with_arguments(RemoteTarget("http://host/"), "") == RemoteTarget("http://host/")
+
+
+@pytest.mark.parametrize("target", [ModuleTarget("app", "Model", "n=1"), RemoteTarget("http://host/")])
+def test_arguments_of_the_settings_are_refused_where_they_cannot_be_added(target: ModuleTarget | RemoteTarget) -> None:
+    with pytest.raises(SettingError, match="target_arguments"):
+        with_arguments(target, "n=2")

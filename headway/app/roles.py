@@ -30,7 +30,7 @@ _OF_CLIENTS = (
     "fallback",
     "fallback_concurrency",
 )
-_OF_SLOTS = ("workers", "devices", "reload", "recycle_rss_mb", "recycle_after_s", "lease_ms")
+_OF_SLOTS = ("target_arguments", "workers", "devices", "reload", "recycle_rss_mb", "recycle_after_s", "lease_ms")
 _OF_BATCHES = (
     "start_timeout_ms",
     "gpu_timeout_ms",

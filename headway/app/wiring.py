@@ -24,7 +24,7 @@ from headway.app.lifecycle import Resource, Service
 from headway.app.roles import ROLES, Parts
 from headway.app.stores import look_for_unused_keys, make_identity, make_ledger
 from headway.config import Settings, flag, idle, shown_url
-from headway.config.target import Target, parse_target
+from headway.config.target import Target, parse_target, with_arguments
 from headway.controller.controller import Controller
 from headway.core.throttle import Flow
 from headway.errors import SettingError, TargetError
@@ -78,7 +78,7 @@ def build(settings: Settings, role: Role, target_text: str = "") -> Process:
     if not (settings.broker or parts.alone):
         raise _no_broker(role)
     settings = dataclasses.replace(settings, name=settings.name or _default_name())
-    target = parse_target(target_text) if parts.batchers else None
+    target = with_arguments(parse_target(target_text), settings.target_arguments) if parts.batchers else None
     clock, counters = time.monotonic, Counters()
     place = make_brokerage(settings, counters, clock)
     ledger = make_ledger(settings.ledger) if settings.ledger else None

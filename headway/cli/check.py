@@ -21,6 +21,7 @@ _SETTINGS = (
     "gpu_timeout_ms",
     "request_timeout_ms",
     "start_timeout_ms",
+    "target_arguments",
     "devices",
     "remote_format",
     "remote_token",
@@ -89,9 +90,10 @@ def _object(text: str) -> bytes:
 
 async def _try_out(settings: Settings, target: str, inputs: list[str], parameters: bytes, repeats: int) -> Findings:
     from headway.app.backends import SlotPlan, make_backend
-    from headway.config.target import parse_target
+    from headway.config.target import parse_target, with_arguments
 
-    backend = make_backend(parse_target(target), SlotPlan(settings, "gpu-0", 0))
+    spec = with_arguments(parse_target(target), settings.target_arguments)
+    backend = make_backend(spec, SlotPlan(settings, "gpu-0", 0))
     try:
         return await Trial(backend, inputs, parameters, settings.gpu_timeout_ms / 1000, settings.model, repeats).run()
     finally:

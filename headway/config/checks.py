@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from headway.config import broker, database
-from headway.core import policies
+from headway.core import arguments, policies
 from headway.errors import SettingError
 
 if TYPE_CHECKING:
@@ -200,6 +200,13 @@ def _burst(settings: Settings) -> None:
         _refuse(settings, "user_burst", reason, "Leave it out, or set a rate.")
 
 
+def _target_arguments(settings: Settings) -> None:
+    try:
+        arguments.read(settings.target_arguments)
+    except arguments.NoArguments as exc:
+        _refuse(settings, "target_arguments", f"cannot be read: {exc}", "For example \"'small', layers=3\".")
+
+
 IDLE_WITHOUT = {
     "cache_ttl_s": "cache",
     "fallback": "broker",
@@ -294,6 +301,7 @@ CHECKS: tuple[Callable[[Settings], None], ...] = (
     _made_of("admin_token", *_TOKEN),
     _made_of("remote_token", *_TOKEN),
     _tiers,
+    _target_arguments,
     _devices,
     _timeouts,
     _policy,

@@ -75,6 +75,13 @@ class Settings:
     )
     reload: bool = _setting(False, _SERVICE, "For development: replace the workers when the target's file changes.")
 
+    target_arguments: str = _setting(
+        "",
+        _WORKERS,
+        "Arguments that a class TARGET is built with, if they are not in TARGET itself: literals, as in "
+        "\"'small', layers=3\"; in the file also a table [target.arguments].",
+        show=_hidden,
+    )
     workers: int = _setting(1, _WORKERS, "Worker processes, one per GPU; for a remote API: calls in flight at once.")
     devices: str = _setting(
         "",

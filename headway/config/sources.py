@@ -12,6 +12,7 @@ from typing import Any
 
 from headway.config.checks import is_file, shown
 from headway.config.settings import FIELDS, PREFIX, Settings, flag, kind
+from headway.core import arguments
 from headway.errors import SettingError
 
 
@@ -74,6 +75,8 @@ def _from_file(file: Path | None, source: str) -> _Given:
     except (ValueError, RecursionError) as exc:  # of which TOMLDecodeError and UnicodeDecodeError are two
         raise SettingError(source, str(path), f"is not valid TOML: {exc}", "Mend the file.") from exc
     found: _Given = {}
+    if "target" in table:
+        found["target_arguments"] = _target_arguments(path, table.pop("target"), "target_arguments" in table)
     for name, value in table.items():
         spelt = f"{path}: {name}"
         if name not in FIELDS:
@@ -84,6 +87,23 @@ def _from_file(file: Path | None, source: str) -> _Given:
             )
         found[name] = (spelt, _typed(spelt, name, value))
     return found
+
+
+def _target_arguments(path: Path, table: object, twice: bool) -> tuple[str, str]:
+    """Text of the arguments in the table `[target.arguments]`, with its spelling."""
+    spelt = f"{path}: [target.arguments]"
+    named = table.get("arguments") if isinstance(table, dict) and len(table) == 1 else None
+    if not isinstance(named, dict):
+        hint = "Write [target.arguments], and one line for each of them."
+        raise SettingError(f"{path}: target", "…", "is no table of the arguments of a class", hint)
+    if twice:
+        raise SettingError(spelt, "…", "is there beside target_arguments", "Write all of them in one place.")
+    try:
+        return spelt, arguments.write(named)
+    except arguments.NoArguments as exc:
+        raise SettingError(
+            spelt, "…", f"cannot be used: {exc}", "Write text, numbers, true, false, or lists."
+        ) from None
 
 
 def _from_environ(environ: Mapping[str, str]) -> _Given:

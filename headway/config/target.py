@@ -4,40 +4,44 @@
     path/to/file.py:attr     FileTarget
     http(s)://host/path      RemoteTarget, a remote API that takes a batch
 
-`attr` may be dotted (`app:models.small`).
+`attr` may be dotted (`app:models.small`). A class may be given arguments, which are literals:
+`path/to/file.py:Model(size='small', layers=3)`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from headway.errors import TargetError
+from headway.core import arguments
+from headway.errors import SettingError, TargetError
 
 
 @dataclass(frozen=True, slots=True)
 class ModuleTarget:
-    """An attribute of an importable module."""
+    """An attribute of an importable module; `arguments` of its class are as `core.arguments` reads them."""
 
     module: str
     attribute: str
+    arguments: str = field(default="", repr=False)
 
     def __str__(self) -> str:
-        return f"{self.module}:{self.attribute}"
+        return f"{self.module}:{self.attribute}{_call(self.arguments)}"
 
 
 @dataclass(frozen=True, slots=True)
 class FileTarget:
-    """An attribute of a Python file."""
+    """An attribute of a Python file; `arguments` of its class are as `core.arguments` reads them."""
 
     path: Path
     attribute: str
+    arguments: str = field(default="", repr=False)
 
     def __str__(self) -> str:
-        return f"{self.path}:{self.attribute}"
+        return f"{self.path}:{self.attribute}{_call(self.arguments)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +62,19 @@ Target = ModuleTarget | FileTarget | RemoteTarget
 SCHEMES: Mapping[str, Callable[[str], Target]] = {"http": RemoteTarget, "https": RemoteTarget}
 """Kind of target that the URL of a service names, by its scheme."""
 
+_CALL = re.compile(r"(?s)(?P<named>.*?:[^\W\d][\w.]*)\((?P<arguments>.*)")
+"""Text of a target with arguments, the closing parenthesis included in these."""
+
 
 def parse_target(text: str) -> Target:
     """The spec that `text` names.
 
     Raises:
-        TargetError: `text` has none of the three forms, or names a file that is not there.
+        TargetError: `text` has none of the three forms, or names a file that is not there, or its arguments are no
+            literals.
     """
+    if (called := _called(text)) is not None:
+        return _with_own_arguments(text, *called)
     if "://" in text:
         return _remote(text)
     place, colon, attribute = text.rpartition(":")
@@ -79,8 +89,27 @@ def parse_target(text: str) -> Target:
     return ModuleTarget(place, attribute)
 
 
+def with_arguments(target: Target, text: str) -> Target:
+    """`target` with the arguments of the setting `target_arguments`; an empty text changes nothing.
+
+    Raises:
+        SettingError: the target has arguments of its own, or can have none.
+    """
+    if not text:
+        return target
+    if isinstance(target, RemoteTarget):
+        hint = "Leave them out, or name a class: path/file.py:Class."
+        raise SettingError("target_arguments", "…", "are for a class, and the target is a remote API", hint)
+    if target.arguments:
+        hint = "Write all of them in one place."
+        raise SettingError("target_arguments", "…", f"are given in the target, too ({target})", hint)
+    return replace(target, arguments=text)
+
+
 def shown_target(text: str) -> str:
-    """`text` fit to be printed: of a URL neither user, password, query nor fragment."""
+    """`text` fit to be printed: of a URL neither user, password, query nor fragment; of arguments nothing."""
+    if (called := _called(text)) is not None:
+        return f"{shown_target(called[0])}(…)"
     scheme, colon, rest = text.partition("://")
     if not colon:
         return "…" if re.search("[@?]", text) else text
@@ -91,9 +120,33 @@ def shown_target(text: str) -> str:
     return f"{scheme}://{'…@' if at else ''}{place}"
 
 
+def _call(text: str) -> str:
+    return f"({arguments.shown(text)})" if text else ""
+
+
+def _called(text: str) -> tuple[str, str] | None:
+    """Name and rest, from behind the opening parenthesis, of a text with arguments; None for one without."""
+    found = _CALL.fullmatch(text)
+    return None if found is None or "://" in found["named"] else (found["named"], found["arguments"])
+
+
+def _with_own_arguments(text: str, named: str, rest: str) -> Target:
+    target = parse_target(named)
+    if not rest.rstrip().endswith(")"):
+        raise _error(text, "its arguments have no end", "Close them with ), and quote the whole for your shell.")
+    own = rest.rstrip()[:-1]
+    try:
+        arguments.read(own)
+    except arguments.NoArguments as exc:
+        raise _error(text, f"{exc}", "For example file.py:Model(size='small', layers=3).") from None
+    return replace(target, arguments=own) if isinstance(target, ModuleTarget | FileTarget) else target
+
+
 def _error(text: str, reason: str, hint: str) -> TargetError:
     shown = shown_target(text)
-    if "://" not in text and shown != text:  # What it says of parts of such a text may tell a password.
+    if (
+        "://" not in text and shown != text and _called(text) is None
+    ):  # What it says of parts of such a text may tell a password.
         reason, hint = "names no function, and no URL without its scheme", "Begin a URL with http:// or https://."
     return TargetError(f"TARGET {shown!r}: {reason}. {hint}")
 

@@ -33,7 +33,10 @@ pytestmark = pytest.mark.processes
         (kind("plain.deeper"), "has no 'deeper'"),
         (kind("NOT_CALLABLE"), "it is of type int"),
         (kind("NoCall"), "the class has no __call__"),
-        (kind("NeedsArguments"), "building it without arguments raised TypeError"),
+        (kind("NeedsArguments"), "it cannot be built without arguments: missing a required argument: 'path'"),
+        (kind("NeedsArguments", "paht='canary'"), "it cannot be built with (paht=…): missing a required argument"),
+        (kind("NeedsArguments", "path=None"), "building it with (path=…) raised TypeError: path must be a str"),
+        (kind("plain", "n=1"), "it is no class, and arguments are for a class"),
         (kind("BadSetup"), r"raised RuntimeError: no GPU here"),
         (kind("DyingSetup"), "ended with exit code 7"),
         (kind("needs_two"), "its signature is (inputs: 'list[str]', other: 'str')"),
@@ -51,7 +54,8 @@ def test_a_target_that_cannot_be_served_is_refused_with_the_reason(target: Modul
         with pytest.raises(TargetError) as caught:
             await backend.start()
         assert says in str(caught.value)
-        assert str(target) in str(caught.value)
+        assert f"{target.module}:{target.attribute}" in str(caught.value)
+        assert "canary" not in str(caught.value)
         assert not alive(backend.pid)
         await backend.stop()
 

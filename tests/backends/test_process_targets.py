@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,11 @@ import pytest
 
 from headway.backends.process.backend import ProcessBackend
 from headway.config.target import FileTarget, ModuleTarget
+from headway.errors import TargetError
 from headway.model import ItemResult
 from tests.backends.entries import batch
 from tests.backends.recorder import Recorder
-from tests.backends.worker_process import LONG, kind, started
+from tests.backends.worker_process import LONG, build, kind, started
 
 pytestmark = pytest.mark.processes
 
@@ -57,6 +59,32 @@ def test_a_class_is_built_once_and_set_up_for_the_only_gpu_it_sees() -> None:
 
     started(kind("Model"), act, device="3")
     assert outputs(kind("Model"), "a", device="cpu") == ["a 1 cpu "]
+
+
+def test_a_class_is_built_with_its_arguments() -> None:
+    assert outputs(kind("NeedsArguments", "'m', size=3"), "a") == ["a m 3"]
+
+
+def test_arguments_of_a_class_are_in_no_command_line() -> None:
+    async def act(backend: ProcessBackend, log: Recorder) -> None:
+        assert "canary" not in await asyncio.to_thread(Path(f"/proc/{backend.pid}/cmdline").read_text)
+
+    started(kind("NeedsArguments", "'canary'"), act)
+
+
+def test_a_relative_import_of_a_file_is_refused_with_the_name_of_its_module(tmp_path: Path) -> None:
+    package = tmp_path / "outer" / "inner"
+    package.mkdir(parents=True)
+    (package.parent / "__init__.py").touch()
+    (package / "a.py").write_text("from . import b\ndef f(inputs):\n    return inputs\n")
+
+    async def main() -> None:
+        backend = build(FileTarget(package / "a.py", "f"), Recorder())
+        with pytest.raises(TargetError, match="relative import") as caught:
+            await backend.start()
+        assert f"outer.inner.a:f, with {tmp_path} as the working directory" in str(caught.value)
+
+    asyncio.run(main())
 
 
 def test_an_async_class_shares_one_event_loop() -> None:

@@ -17,8 +17,8 @@ FAULTS = ModuleTarget("tests.targets.faults", "answer")
 Act = Callable[[ProcessBackend, Recorder], Awaitable[None]]
 
 
-def kind(name: str) -> ModuleTarget:
-    return ModuleTarget("tests.targets.kinds", name)
+def kind(name: str, arguments: str = "") -> ModuleTarget:
+    return ModuleTarget("tests.targets.kinds", name, arguments)
 
 
 def build(target: ModuleTarget | FileTarget, log: Recorder, **settings: Any) -> ProcessBackend:

@@ -148,11 +148,13 @@ class NoCall:
 
 
 class NeedsArguments:
-    def __init__(self, path: str) -> None:
-        self.path = path
+    def __init__(self, path: str, *, size: int = 1) -> None:
+        if not isinstance(path, str):
+            raise TypeError("path must be a str")
+        self.path, self.size = path, size
 
     def __call__(self, inputs: list[str]) -> list[str]:
-        return inputs
+        return [f"{text} {self.path} {self.size}" for text in inputs]
 
 
 class BadSetup:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from headway.backends.process.child_process import Lifetime, Log, Word
-from headway.backends.process.frames import MAX_FRAME, Answer, Failed, Ready, Refused, Run
+from headway.backends.process.frames import MAX_FRAME, Answer, Build, Failed, Ready, Refused, Run
 from headway.backends.process.group_guard import GroupGuard
 from headway.config.target import FileTarget, ModuleTarget
 from headway.errors import (
@@ -189,7 +189,7 @@ class ProcessBackend:
         self._busy = True
         try:
             async with asyncio.timeout(self._start_timeout):
-                word = await child.hear()
+                word = await child.ask(_encode(Build(self._spec.arguments)))
                 if isinstance(word, Refused):
                     raise TargetError(word.message)
                 if not isinstance(word, Ready):

@@ -3,8 +3,9 @@
     python -P child.py WORKER FD PARENT KIND PLACE ATTRIBUTE
 
 WORKER is shown in the process table; FD is the child's end of the socket pair; PARENT the process it must
-not outlive; the rest names the target. It is run by its path and imports little, so that it starts in a few
-hundredths of a second and nothing in the working directory can shadow what it needs.
+not outlive; the rest names the target. Arguments of a class may be secret, so they come by the socket pair. The child is
+run by its path and imports little, so that it starts in a few hundredths of a second and nothing in the working directory
+can shadow what it needs.
 
 What user code returns must be a list or tuple with one output per input. Anything else fails the whole batch
 and is never cut to fit. An exception instance, None, or what is no proper text in one place fails that input
@@ -28,7 +29,7 @@ if __name__ == "__main__":
 import msgspec
 
 from headway.backends.process import frames
-from headway.backends.process.frames import Answer, Failed, Ready, Refused, Run
+from headway.backends.process.frames import Answer, Build, Failed, Ready, Refused, Run
 from headway.backends.process.usercode import Refusal, Target, UserLoop, describe, kind_of, load, show
 
 if __name__ == "__main__":
@@ -179,8 +180,10 @@ def main(arguments: list[str]) -> None:
     sys.stdout.reconfigure(encoding="utf-8", line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
     sys.argv[:] = [place]
     pipe, loop = Pipe(int(fd)), UserLoop()
+    if (content := pipe.receive()) is None:
+        return
     try:
-        target = load(kind, place, attribute, loop)
+        target = load(kind, place, attribute, loop, msgspec.msgpack.decode(content, type=Build).arguments)
     except Refusal as refusal:
         pipe.send(Refused(str(refusal)))
         return

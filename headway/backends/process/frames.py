@@ -1,7 +1,7 @@
 """Words on the socket pair between a worker's parent and its child.
 
-Both ends speak frames: MAGIC, the length of what follows, and one word as msgpack. The child says Ready or
-Refused, once; then it answers each Run with Answer or Failed. MAGIC tells a frame from what user code may
+Both ends speak frames: MAGIC, the length of what follows, and one word as msgpack. To the parent's Build the child says
+Ready or Refused, once; then it answers each Run with Answer or Failed. MAGIC tells a frame from what user code may
 have written on the descriptor by mistake.
 """
 
@@ -20,6 +20,12 @@ MAX_OUTPUT = 16 << 20
 """Largest output of one input, in bytes of UTF-8."""
 MAX_OUTPUTS = 192 << 20
 """Largest outputs of one batch together, in characters."""
+
+
+class Build(msgspec.Struct, array_like=True, gc=False):
+    """Word of the parent: load the target. `arguments` are those of its class, as `core.arguments` reads them."""
+
+    arguments: str = ""
 
 
 class Run(msgspec.Struct, array_like=True, gc=False):

@@ -4,8 +4,8 @@ The target may be:
 
 - a function `f(inputs)`, or `f(inputs, parameters)` with a second parameter of exactly that name, which gets
   one object per input, `{}` for a request without parameters;
-- a class: built once without arguments, `setup(device)` called if it has one, then its instance is called like
-  a function. `device` is `cuda:0`, the only GPU the process can see, or `cpu` when it sees none;
+- a class: built once with the arguments given to it, `setup(device)` called if it has one, then its instance is
+  called like a function. `device` is `cuda:0`, the only GPU the process can see, or `cpu` when it sees none;
 - either of them `async`. One event loop lives as long as the process.
 
 Whatever user code raises, SystemExit included, comes out of here as Refusal (while loading) or unchanged
@@ -20,6 +20,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from headway.core import arguments as class_arguments
 from headway.core import parameters as json_parameters
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ def _signature(call: Callable[..., Any], name: str) -> tuple[bool, bool]:
     return second is not None, by_name
 
 
-def load(kind: str, place: str, attribute: str, loop: UserLoop) -> Target:
+def load(kind: str, place: str, attribute: str, loop: UserLoop, arguments: str = "") -> Target:
     """Import, build and set up a target.
 
     Arguments:
@@ -156,6 +157,7 @@ def load(kind: str, place: str, attribute: str, loop: UserLoop) -> Target:
         place: the module's name, or the file's path.
         attribute: a name in it, may be dotted.
         loop: finishes what is async.
+        arguments: those that a class is built with, as `core.arguments` reads them.
 
     Raises:
         Refusal: it cannot be served.
@@ -168,7 +170,9 @@ def load(kind: str, place: str, attribute: str, loop: UserLoop) -> Target:
         except AttributeError:
             raise Refusal(f"target {name}: {place} has no {part!r}. {_meant(found, part)}") from None
     if isinstance(found, type):
-        found = _build(found, name, loop)
+        found = _build(found, name, loop, arguments)
+    elif arguments:
+        raise Refusal(f"target {name}: it is no class, and arguments are for a class. Leave them out, or name a class.")
     elif not callable(found):
         raise Refusal(f"target {name}: it is of type {type(found).__name__}. Name a function or a class.")
     return Target(found, name, getattr(module, "__file__", None) or "", loop)
@@ -187,8 +191,28 @@ def _import(kind: str, place: str, name: str) -> Any:
                 "Start Headway where it lies, or set PYTHONPATH."
             ) from None
         raise _raised(name, "importing it", exc) from None
+    except ImportError as exc:
+        if kind == "file" and "relative import" in str(exc):
+            raise _no_package(place, name) from None
+        raise _raised(name, "importing it", exc) from None
     except BaseException as exc:
         raise _raised(name, "importing it", exc) from None
+
+
+def _no_package(place: str, name: str) -> Refusal:
+    """Refusal of a file with a relative import; says under which name its package would be known."""
+    root, file = os.path.split(os.path.abspath(place))  # noqa: PTH100
+    parts = [file.removesuffix(".py")]
+    while True:
+        root, folder = os.path.split(root)
+        parts.insert(0, folder)
+        if not folder or not os.path.exists(os.path.join(root, "__init__.py")):  # noqa: PTH110, PTH118
+            break
+    module = f"{'.'.join(parts)}:{name.rpartition(':')[2]}"
+    return Refusal(
+        f"target {name}: it has a relative import, and a file by itself is in no package. "
+        f"Name the module instead: {module}, with {root} as the working directory or on PYTHONPATH."
+    )
 
 
 def _raised(name: str, doing: str, exc: BaseException) -> Refusal:
@@ -227,12 +251,14 @@ def _meant(where: object, part: str) -> str:
     return f"Did you mean {near[0]!r}?" if near else "Name a function or class that it defines."
 
 
-def _build(cls: type, name: str, loop: UserLoop) -> Any:
+def _build(cls: type, name: str, loop: UserLoop, arguments: str) -> Any:
     """An instance of a class target, set up."""
+    positional, named = class_arguments.read(arguments)
+    given = f"with ({class_arguments.shown(arguments)})" if arguments else "without arguments"
     try:
-        instance = cls()
+        instance = cls(*positional, **named)
     except BaseException as exc:
-        raise _raised(name, "building it without arguments", exc) from None
+        raise _misfit(cls, name, given, positional, named) or _raised(name, f"building it {given}", exc) from None
     if not callable(instance):
         raise Refusal(f"target {name}: the class has no __call__. Give it one that takes the list of inputs.")
     setup = getattr(instance, "setup", None)
@@ -243,6 +269,24 @@ def _build(cls: type, name: str, loop: UserLoop) -> Any:
         except BaseException as exc:
             raise _raised(name, f"setup({device!r})", exc) from None
     return instance
+
+
+def _misfit(cls: type, name: str, given: str, positional: list[Any], named: dict[str, Any]) -> Refusal | None:
+    """Refusal of a class that does not take the arguments given; None where its signature does."""
+    import inspect
+
+    try:
+        signature = inspect.signature(cls)
+    except (TypeError, ValueError):
+        return None
+    try:
+        signature.bind(*positional, **named)
+    except TypeError as exc:
+        return Refusal(
+            f"target {name}: it cannot be built {given}: {exc}; its signature is {signature}. Give the arguments in "
+            f"the target, as in {name}(NAME='value'), or under [target.arguments] in the settings file."
+        )
+    return None
 
 
 def _device() -> str:

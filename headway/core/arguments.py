@@ -1,0 +1,83 @@
+"""Arguments of a class target, written as in a call: `"'minilm', size=3"`. Only literals are read; nothing is evaluated."""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Mapping
+from typing import Any
+
+MOST_CHARS = 100_000
+"""Most characters of such a text."""
+
+
+class NoArguments(ValueError):
+    """The text holds no arguments. Says why, and quotes no value."""
+
+
+def read(text: str) -> tuple[list[Any], dict[str, Any]]:
+    """Positional and named arguments that a text holds.
+
+    Raises:
+        NoArguments: the text is no list of literals.
+    """
+    if not text.strip():
+        return [], {}
+    if len(text) > MOST_CHARS:
+        raise NoArguments(f"they have {len(text)} characters; at most {MOST_CHARS} are taken")
+    try:
+        call = ast.parse(f"f({text}\n)", mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise NoArguments("they are not written as in a call") from None
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+        raise NoArguments("they are not written as in a call")
+    positional = [_literal(node, f"argument {place}") for place, node in enumerate(call.args, 1)]
+    named: dict[str, Any] = {}
+    for keyword in call.keywords:
+        if keyword.arg is None:
+            raise NoArguments("** is no literal")
+        if keyword.arg in named:
+            raise NoArguments(f"argument {keyword.arg} is there twice")
+        named[keyword.arg] = _literal(keyword.value, f"argument {keyword.arg}")
+    return positional, named
+
+
+def write(named: Mapping[str, object]) -> str:
+    """Text of named arguments, as `read` takes it.
+
+    Raises:
+        NoArguments: a name is no identifier, or a value has no literal.
+    """
+    for name in named:
+        if not name.isidentifier():
+            raise NoArguments(f"{name!r} is not the name of an argument")
+    text = ", ".join(f"{name}={_written(value, name)}" for name, value in named.items())
+    read(text)
+    return text
+
+
+def shown(text: str) -> str:
+    """Arguments as they may be printed: their names without their values, which may be secret."""
+    positional, named = read(text)
+    return ", ".join(["…"] * len(positional) + [f"{name}=…" for name in named])
+
+
+def _literal(node: ast.expr, what: str) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError, RecursionError, MemoryError):
+        raise NoArguments(f"{what} is no literal, such as 'text', 3, 0.5, True, None or a list of them") from None
+
+
+def _written(value: object, name: str) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key!r}: {_written(each, name)}" for key, each in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(_written(each, name) for each in value) + "]"
+    if isinstance(value, float) and not math.isfinite(value):
+        if math.isnan(value):
+            raise NoArguments(f"argument {name} holds a nan, which no literal is")
+        return "1e999" if value > 0 else "-1e999"
+    if value is None or isinstance(value, str | int | float):
+        return repr(value)
+    raise NoArguments(f"argument {name} holds a {type(value).__name__}; write it as text")

@@ -1,5 +1,10 @@
 """Headway turns single inference requests into full batches for scarce GPUs, and brings each answer back.
 
+For programs there are, each imported when it is first used, so that `import headway` costs nothing:
+
+    headway.Client         asks a running service; headway.AsyncClient does so from asyncio
+    headway.client         the clients' results, tasks and errors
+
 The map of the house. Imports only point down the list, from package to package, which a test enforces.
 
     cli          the commands, one file each
@@ -21,9 +26,29 @@ The map of the house. Imports only point down the list, from package to package,
     runtime      what every loop uses: supervision, periods, deadlines, counters, the log
     ports        the Protocols between services and adapters (no TCP port is meant)
     config       all settings, and the target that is served
+    client       clients of a running service, for programs; needs nothing of the rest
     core         the pure rules: departures (a batch is born in `queue`), fair queueing, admission, retries
     model        the nouns: plain data
     errors       the tree of errors
 """
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from headway.client import AsyncClient, Client
+
 __version__ = "0.1.0"
+__all__ = ["AsyncClient", "Client", "__version__"]
+
+if not TYPE_CHECKING:  # Else every name would pass.
+
+    def __getattr__(name):
+        """Import what programs use when they first name it."""
+        if name in ("AsyncClient", "Client", "client"):
+            import headway.client
+
+            return headway.client if name == "client" else getattr(headway.client, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__():
+        return sorted({*globals(), *__all__, "client"})

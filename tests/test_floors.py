@@ -19,6 +19,7 @@ FLOORS: dict[str, int] = {
     "": 0,  # headway/__init__.py
     "errors": 0,
     "model": 0,
+    "client": 0,
     "core": 1,
     "config": 2,
     "ports": 2,
@@ -114,7 +115,31 @@ def imports(name: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
                 yield node.lineno, module if attribute else target
 
 
+FACADE = "headway"
+"""Module that names what programs use, wherever that is; it imports that only when it is asked for."""
+
+CLIENT_NEEDS = ("headway", "headway.errors")
+"""Modules outside `headway.client` that the clients may import."""
+
+
+def check_facade(name: str, tree: ast.Module) -> Iterator[str]:
+    if name == FACADE:
+        for node in tree.body:
+            if isinstance(node, ast.Import | ast.ImportFrom) and getattr(node, "module", "") != "typing":
+                yield f"line {node.lineno}: `import headway` has to cost nothing; import inside a function"
+
+
+def check_clients(name: str, tree: ast.Module) -> Iterator[str]:
+    if below(name, "headway.client"):
+        for line, target in imports(name, tree):
+            known = below(target, "headway.client") or target in CLIENT_NEEDS
+            if below(target, "headway") and not known and not below(target, "headway.errors"):
+                yield f"line {line}: imports {target}; a client needs nothing of a service"
+
+
 def check_direction(name: str, tree: ast.Module) -> Iterator[str]:
+    if name == FACADE:
+        return
     try:
         own = floor(name)
     except KeyError:
@@ -190,7 +215,9 @@ def check_length(name: str, source: str) -> Iterator[str]:
 def problems(name: str, source: str) -> list[str]:
     """Problems of a module of this name and source."""
     tree = ast.parse(source)
-    checks = (check_direction, check_purity, check_adapters, check_user_code, check_roles, check_names)
+    checks = (
+        check_facade, check_direction, check_clients, check_purity, check_adapters, check_user_code, check_roles, check_names,
+    )  # fmt: skip
     return [*(found for check in checks for found in check(name, tree)), *check_length(name, source)]
 
 
@@ -262,6 +289,9 @@ def test_nothing_is_loose_but_errors_and_ports() -> None:
         ("headway.backends.process.backend", "from headway.backends.process import child", "into the child process"),
         ("headway.http.readiness", "if role is Role.WORKER: pass", "says what a role has"),
         ("headway.app.banner", "match role:\n    case Role.SERVE: pass", "says what a role has"),
+        ("headway", "from headway.client import Client", "has to cost nothing"),
+        ("headway.client.call", "from headway.model import Entry", "needs nothing of a service"),
+        ("headway.client.call", "from headway.load import pool", "needs nothing of a service"),
         ("headway.http.utils", "", "says nothing"),
         ("headway.ports", "\n" * 501, "has 501 lines"),
     ],
@@ -273,6 +303,8 @@ def test_a_broken_rule_of_the_house_is_found(name: str, source: str, part: str) 
 @pytest.mark.parametrize(
     ("name", "source"),
     [
+        ("headway", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from headway.client import Client"),
+        ("headway.client.service", "from headway import __version__\nfrom headway.errors import SettingError"),
         ("headway.errors", "from headway.model import Cause"),
         ("headway.core.fair_queue", "import heapq\nfrom headway.model import Entry\nfrom . import retry"),
         ("headway.core.policies", "from .paced import Paced"),

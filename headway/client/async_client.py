@@ -1,0 +1,299 @@
+"""Client for asyncio, and its tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+import time
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
+
+from headway.client.call import Attempt, Call
+from headway.client.client import CONCURRENCY, unreachable
+from headway.client.errors import ClientError, NotFound, Unreachable
+from headway.client.messages import (
+    Answer,
+    Request,
+    Result,
+    State,
+    forget,
+    inference,
+    poll,
+    read_outcome,
+    read_result,
+    read_task,
+    task,
+)
+from headway.client.polling import Polling
+from headway.client.service import CONNECTIONS, RETRIES, TIMEOUT, URL, Service, check_seconds
+
+if TYPE_CHECKING:
+    from aiohttp import ClientSession
+
+
+class AsyncClient:
+    """Client of a Headway service for coroutines; in all else like `Client`, which see.
+
+        async with headway.AsyncClient("http://127.0.0.1:8000") as client:
+            print((await client.infer("hello")).output)
+
+    It belongs to the event loop in which it is first used.
+
+    Arguments:
+        url: address of the service.
+        api_key: API key or JSON Web Token; None: none is sent.
+        timeout: seconds for a call in all, retries and pauses included, unless the call says otherwise. The service
+            is told of it, and may allow less.
+        retries: most further attempts of a call. With 0 a request is sent once, without an idempotency key.
+        connections: most connections at once; further calls wait for one.
+        headers: further header fields of every request.
+        ssl_context: certificates to trust, where the system's will not do.
+
+    Raises:
+        SettingError: an argument cannot be used.
+    """
+
+    def __init__(
+        self,
+        url: str = URL,
+        api_key: str | None = None,
+        *,
+        timeout: float = TIMEOUT,
+        retries: int = RETRIES,
+        connections: int = CONNECTIONS,
+        headers: Mapping[str, str] | None = None,
+        ssl_context: ssl.SSLContext | None = None,
+    ) -> None:
+        self._service = Service(
+            url=url,
+            api_key=api_key,
+            timeout=timeout,
+            retries=retries,
+            connections=connections,
+            headers=headers,
+            ssl_context=ssl_context,
+        )
+        self._session: ClientSession | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._proxy = self._service.proxy
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"AsyncClient({self._service.url!r})"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *raised: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close all connections. Calls that come later raise RuntimeError."""
+        self._closed = True
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def infer(
+        self,
+        input: Any,
+        model: str | None = None,
+        parameters: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+        *,
+        idempotency_key: str | None = None,
+    ) -> Result:
+        """Answer of the model to one input; see `Client.infer`."""
+        request = inference(input, model, parameters, self._service.key(idempotency_key))
+        return read_result(await self._send(request, self._service.seconds(timeout)))
+
+    @overload
+    async def infer_many(
+        self,
+        inputs: Iterable[Any],
+        model: str | None = None,
+        parameters: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+        *,
+        concurrency: int = CONCURRENCY,
+        return_errors: Literal[False] = False,
+    ) -> list[Result]: ...
+
+    @overload
+    async def infer_many(
+        self,
+        inputs: Iterable[Any],
+        model: str | None = None,
+        parameters: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+        *,
+        concurrency: int = CONCURRENCY,
+        return_errors: Literal[True],
+    ) -> list[Result | ClientError]: ...
+
+    async def infer_many(
+        self,
+        inputs: Iterable[Any],
+        model: str | None = None,
+        parameters: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+        *,
+        concurrency: int = CONCURRENCY,
+        return_errors: bool = False,
+    ) -> list[Result] | list[Result | ClientError]:
+        """Answers to several inputs, in their order; see `Client.infer_many`. The first error cancels the other requests."""
+        if concurrency < 1:
+            raise ValueError(f"concurrency = {concurrency}: must be at least 1")
+        waiting = enumerate(inputs)
+        found: dict[int, Result | ClientError] = {}
+
+        async def work() -> None:
+            for place, input in waiting:
+                try:
+                    found[place] = await self.infer(input, model, parameters, timeout)
+                except ClientError as error:
+                    found[place] = error
+                    if not return_errors:
+                        raise
+
+        workers = [asyncio.ensure_future(work()) for _ in range(min(concurrency, self._service.connections))]
+        try:
+            await asyncio.gather(*workers)
+        except ClientError:
+            pass
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+        answers = [found[place] for place in sorted(found)]
+        if return_errors:
+            return answers
+        results = []
+        for answer in answers:
+            if isinstance(answer, ClientError):
+                raise answer
+            results.append(answer)
+        return results
+
+    async def submit(
+        self,
+        input: Any,
+        model: str | None = None,
+        parameters: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+        *,
+        idempotency_key: str | None = None,
+    ) -> AsyncTask:
+        """Submit an input as a task, whose result is asked for later; see `Client.submit`."""
+        if timeout is not None:
+            check_seconds("timeout", timeout)
+        request = task(input, model, parameters, self._service.key(idempotency_key), timeout)
+        return AsyncTask(self, read_task(await self._send(request, self._service.timeout)))
+
+    def task(self, id: str) -> AsyncTask:
+        """Task that was submitted before, perhaps by another process. No request is made."""
+        return AsyncTask(self, id)
+
+    async def _send(self, request: Request, timeout: float) -> Answer:
+        return await self._run(self._service.call(request, timeout))
+
+    async def _run(self, call: Call) -> Answer:
+        """Make attempts until the call has its answer."""
+        while True:
+            attempt = call.attempt(time.monotonic())
+            try:
+                answer = await self._exchange(call, attempt)
+            except ClientError as error:
+                pause = call.failed(error, time.monotonic())
+            else:
+                again = call.answered(answer, time.monotonic())
+                if again is None:
+                    return answer
+                pause = again
+            await asyncio.sleep(pause)
+
+    async def _exchange(self, call: Call, attempt: Attempt) -> Answer:
+        """Make one attempt.
+
+        Raises:
+            Unreachable, TimedOut: there is no answer.
+        """
+        import aiohttp
+        import yarl
+
+        request, service = call.request, self._service
+        try:
+            async with self._open().request(
+                request.method,
+                yarl.URL(service.base + request.path, encoded=True),
+                data=request.body,
+                headers={**service.header, **request.header, **attempt.header},
+                timeout=aiohttp.ClientTimeout(total=attempt.read, sock_connect=attempt.connect),
+                proxy=self._proxy,
+                allow_redirects=False,
+            ) as response:
+                return Answer(response.status, response.headers, await response.read())
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as exc:
+            raise Unreachable(unreachable(service.url, exc)) from exc
+        except TimeoutError as exc:
+            raise call.overdue() from exc
+        except (aiohttp.ClientError, OSError) as exc:
+            raise Unreachable(f"the connection to {service.url} was lost: {exc}") from exc
+
+    def _open(self) -> ClientSession:
+        """Session of the running loop.
+
+        Raises:
+            RuntimeError: the client is closed, or belongs to another loop.
+        """
+        import aiohttp
+
+        if self._closed:
+            raise RuntimeError("the client is closed")
+        loop = asyncio.get_running_loop()
+        if self._session is None:
+            connector = aiohttp.TCPConnector(limit=self._service.connections, ssl=self._service.ssl_context or True)
+            self._session = aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
+            self._loop = loop
+        if self._loop is not loop:
+            raise RuntimeError("the client belongs to another event loop; make one in each")
+        return self._session
+
+
+class AsyncTask:
+    """Task of a service: an input whose result is asked for later.
+
+    Attributes:
+        id: id of the task, by which any client of its tenant finds it: `client.task(id)`.
+    """
+
+    def __init__(self, client: AsyncClient, id: str) -> None:
+        self._client = client
+        self.id = id
+
+    def __repr__(self) -> str:
+        return f"AsyncTask({self.id!r})"
+
+    async def status(self) -> State:
+        """State of the task; see `Task.status`."""
+        status, _ = read_outcome(await self._client._send(poll(self.id, 0.0), self._client._service.timeout))
+        return status
+
+    async def result(self, timeout: float | None = None) -> Result:
+        """Result of the task, waited for; see `Task.result`."""
+        if timeout is not None:
+            check_seconds("timeout", timeout)
+        polling = Polling(self.id, timeout, time.monotonic())
+        while True:
+            request, seconds = polling.next(time.monotonic())
+            answer = await self._client._send(request, seconds)
+            found = polling.answered(answer, time.monotonic())
+            if isinstance(found, Result):
+                return found
+            await asyncio.sleep(found)
+
+    async def cancel(self) -> None:
+        """Cancel the task and forget its outcome; see `Task.cancel`."""
+        with contextlib.suppress(NotFound):
+            await self._client._send(forget(self.id), self._client._service.timeout)

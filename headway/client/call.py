@@ -1,0 +1,108 @@
+"""One call of a client: what is tried, when it is tried again, and when it is given up. No I/O happens here.
+
+    attempt ──answer──▶ done
+      ▲        │ refused, failed, or the connection was lost
+      └─pause──┘ while there are retries and time left; then the last error is the call's
+
+An answer that says `x-should-retry: false` ends the call. One that says when a retry makes sense is taken at its word,
+with some spread, so that clients refused together do not come back together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from headway.client.errors import ClientError, TimedOut
+from headway.client.messages import Answer, Request, milliseconds, read_error
+
+RETRIED = frozenset((408, 429, 500, 502, 503, 504))
+"""Statuses after which the same request may succeed."""
+CONNECT = 5.0
+"""Most seconds of one attempt to connect."""
+GRACE = 0.25
+"""Seconds beyond the caller's time for which an answer is waited for, so that the service's own 504 arrives."""
+FIRST_PAUSE = 0.1
+"""Seconds before the first retry where the service does not say; each further one waits four times as long."""
+LONGEST_PAUSE = 8.0
+SPREAD = 0.25
+"""Most by which a pause that the service asks for is made longer, as a share of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One attempt: the header fields it adds, and the seconds for connecting and for the answer."""
+
+    header: dict[str, str]
+    connect: float
+    read: float
+
+
+class Call:
+    """Call of a client, over all its attempts.
+
+    Arguments:
+        request: request that is sent.
+        timeout: seconds from now until the call is given up.
+        retries: most attempts beyond the first.
+        now: instant in seconds.
+        rng: uniform in [0, 1), for pauses.
+    """
+
+    def __init__(self, request: Request, timeout: float, retries: int, now: float, rng: Callable[[], float]) -> None:
+        self.request = request
+        self._timeout = timeout
+        self._until = now + timeout
+        self._left = retries
+        self._tried = 0
+        self._rng = rng
+
+    def attempt(self, now: float) -> Attempt:
+        """Begin an attempt.
+
+        Raises:
+            TimedOut: the call's time is over.
+        """
+        left = self._until - now
+        if left <= 0:
+            raise self.overdue()
+        self._tried += 1
+        header = {"X-Request-Timeout-Ms": milliseconds(left)} if self.request.timed else {}
+        return Attempt(header, min(CONNECT, left + GRACE), left + GRACE)
+
+    def answered(self, answer: Answer, now: float) -> float | None:
+        """Judge an answer: None when it is a success, else the seconds until the next attempt.
+
+        Raises:
+            ApiError: it is an error, and the call's last.
+        """
+        if 200 <= answer.status < 300:
+            return None
+        error = read_error(answer)
+        if error.hopeless or answer.status not in RETRIED:
+            raise error
+        return self._pause(error, error.retry_after, now)
+
+    def failed(self, error: ClientError, now: float) -> float:
+        """Judge an attempt without an answer: the seconds until the next one.
+
+        Raises:
+            ClientError: the attempt was the last; `error` itself.
+        """
+        return self._pause(error, None, now)
+
+    def overdue(self) -> TimedOut:
+        """Error of a call whose time is over."""
+        return TimedOut(f"no answer within {self._timeout:g} s")
+
+    def _pause(self, error: ClientError, asked: float | None, now: float) -> float:
+        if self._left <= 0:
+            raise error
+        if asked is not None:
+            pause = max(asked, 0.01) * (1.0 + SPREAD * self._rng())
+        else:
+            pause = min(FIRST_PAUSE * 4.0 ** (self._tried - 1), LONGEST_PAUSE) * (0.5 + 0.5 * self._rng())
+        if now + pause >= self._until:
+            raise error
+        self._left -= 1
+        return pause

@@ -1,0 +1,213 @@
+"""Requests to the service, and the meaning of its answers. No I/O happens here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from headway.client.errors import BY_CODE, BY_STATUS, ApiError
+
+State = Literal["PENDING", "SUCCESS", "FAILED"]
+"""States of a task."""
+
+_INFERENCE = "/v1/inference"
+_RESULT = "/v1/result/"
+_SHOWN_BODY = 200
+_ODD = "the answer is not Headway's; does the URL lead to a Headway service?"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Answer of the model to one input.
+
+    Attributes:
+        output: the output: a string, or any JSON value where the target returns one.
+        request_id: id of the request, as the service's log and ledger know it.
+        latency_ms: milliseconds that the service took from the complete request to its answer; None for a task.
+    """
+
+    output: Any
+    request_id: str
+    latency_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """HTTP request of one call, whichever attempt it is.
+
+    Attributes:
+        method, path, header, body: parts of the request, without what is the same for all requests of a client.
+        timed: whether the service is told how long the caller waits, by `X-Request-Timeout-Ms`.
+    """
+
+    method: str
+    path: str
+    header: Mapping[str, str]
+    body: bytes | None = None
+    timed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """HTTP answer. The names in `header` are found in any case."""
+
+    status: int
+    header: Mapping[str, str]
+    body: bytes
+
+
+def inference(input: Any, model: str | None, parameters: Mapping[str, Any] | None, key: str) -> Request:
+    """Make the request for the answer to one input. `key`: its idempotency key; empty for none.
+
+    Raises:
+        TypeError, ValueError: the input or the parameters are no JSON.
+    """
+    return Request("POST", _INFERENCE, _json_header(key), _body(input, model, parameters), timed=True)
+
+
+def task(
+    input: Any, model: str | None, parameters: Mapping[str, Any] | None, key: str, timeout: float | None
+) -> Request:
+    """Make the request that submits a task; `timeout`: seconds that the task may take in all."""
+    header = {**_json_header(key), "Prefer": "respond-async"}
+    if timeout is not None:
+        header["X-Request-Timeout-Ms"] = milliseconds(timeout)
+    return Request("POST", _INFERENCE, header, _body(input, model, parameters))
+
+
+def poll(task_id: str, wait: float) -> Request:
+    """Make the request for the outcome of a task, which waits for it at most `wait` seconds."""
+    return Request("GET", f"{_RESULT}{task_id}?wait={wait:.3f}" if wait > 0 else _RESULT + task_id, {})
+
+
+def forget(task_id: str) -> Request:
+    """Make the request that cancels a task."""
+    return Request("DELETE", _RESULT + task_id, {})
+
+
+def milliseconds(seconds: float) -> str:
+    """`seconds` as the value of `X-Request-Timeout-Ms`."""
+    return str(max(round(seconds * 1000), 1))
+
+
+def _json_header(key: str) -> dict[str, str]:
+    header = {"Content-Type": "application/json"}
+    return {**header, "Idempotency-Key": key} if key else header
+
+
+def _body(input: Any, model: str | None, parameters: Mapping[str, Any] | None) -> bytes:
+    body: dict[str, Any] = {"input": input}
+    if model is not None:
+        body["model"] = model
+    if parameters is not None:
+        body["parameters"] = dict(parameters)
+    return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+class _Metadata(msgspec.Struct, frozen=True, gc=False):
+    latency_ms: float | None = None
+
+
+class _Inferred(msgspec.Struct, gc=False):
+    request_id: str
+    output: Any
+    metadata: _Metadata = _Metadata()
+
+
+class _Submitted(msgspec.Struct, gc=False):
+    task_id: str
+
+
+class _Problem(msgspec.Struct, gc=False):
+    error: str
+    message: str = ""
+    status: int = 0
+    request_id: str = ""
+    retry_after_ms: float | None = None
+
+
+class _Outcome(msgspec.Struct, gc=False):
+    task_id: str
+    status: State
+    output: Any = None
+    error: _Problem | None = None
+
+
+_inferred = msgspec.json.Decoder(_Inferred).decode
+_submitted = msgspec.json.Decoder(_Submitted).decode
+_problem = msgspec.json.Decoder(_Problem).decode
+_outcome = msgspec.json.Decoder(_Outcome).decode
+
+
+def read_result(answer: Answer) -> Result:
+    """Read the answer to `inference`."""
+    try:
+        found = _inferred(answer.body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise _odd(answer) from None
+    return Result(found.output, found.request_id, found.metadata.latency_ms)
+
+
+def read_task(answer: Answer) -> str:
+    """Read the id of the task in the answer to `task`."""
+    try:
+        return _submitted(answer.body).task_id
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise _odd(answer) from None
+
+
+def read_outcome(answer: Answer) -> tuple[State, Result | ApiError | None]:
+    """Read the state of a task, and its outcome if it has one, in the answer to `poll`."""
+    try:
+        found = _outcome(answer.body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise _odd(answer) from None
+    if found.error is not None:
+        return "FAILED", _error(found.error, found.error.status, hopeless=False)
+    return found.status, Result(found.output, found.task_id) if found.status == "SUCCESS" else None
+
+
+def read_error(answer: Answer) -> ApiError:
+    """Read an answer that is no success."""
+    hopeless = answer.header.get("x-should-retry", "").lower() == "false"
+    try:
+        problem = _problem(answer.body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        text = " ".join(answer.body[:_SHOWN_BODY].decode("utf-8", "replace").split())
+        kind = BY_STATUS.get(answer.status, ApiError)
+        return kind(text or "no content", status=answer.status, retry_after=_pause(answer), hopeless=hopeless)
+    found = _error(problem, answer.status, hopeless)
+    told = _pause(answer)
+    found.retry_after = found.retry_after if told is None else told
+    return found
+
+
+def _error(problem: _Problem, status: int, hopeless: bool) -> ApiError:
+    after = None if problem.retry_after_ms is None else problem.retry_after_ms / 1000
+    kind = BY_CODE.get(problem.error) or BY_STATUS.get(status, ApiError)
+    return kind(
+        problem.message,
+        status=status,
+        code=problem.error,
+        request_id=problem.request_id,
+        retry_after=after,
+        hopeless=hopeless,
+    )
+
+
+def _pause(answer: Answer) -> float | None:
+    """Seconds that the header asks to wait, if it does so in numbers."""
+    for field, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        try:
+            return max(float(answer.header[field]) * unit, 0.0)
+        except (KeyError, ValueError):
+            continue
+    return None
+
+
+def _odd(answer: Answer) -> ApiError:
+    return ApiError(_ODD, status=answer.status, hopeless=True)

@@ -1,0 +1,137 @@
+"""Address of the service, what every request to it carries, and the way there."""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import random
+import ssl
+import time
+import urllib.request
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from headway import __version__
+from headway.client.call import Call
+from headway.client.messages import Request
+from headway.errors import SettingError
+
+URL = "http://127.0.0.1:8000"
+"""Address of `headway serve` unless it is told otherwise."""
+TIMEOUT = 60.0
+RETRIES = 3
+CONNECTIONS = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Service:
+    """Service that a client asks, checked when it is built.
+
+    Attributes:
+        url: address, with a path before all routes if a proxy wants one.
+        api_key: API key or JSON Web Token; None: none is sent.
+        timeout: seconds for a call in all, unless it says otherwise.
+        retries: most further attempts of a call. With 0 no idempotency keys are sent.
+        connections: most connections at once.
+        headers: further header fields of every request.
+        ssl_context: certificates to trust, where the system's will not do.
+    """
+
+    url: str = URL
+    api_key: str | None = field(default=None, repr=False)
+    timeout: float = TIMEOUT
+    retries: int = RETRIES
+    connections: int = CONNECTIONS
+    headers: Mapping[str, str] | None = field(default=None, repr=False)
+    ssl_context: ssl.SSLContext | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        self._check_url()
+        if self.api_key is not None and not _fits_header(self.api_key):
+            raise SettingError(
+                "api_key", "…", "must be printable ASCII without spaces", "Give the key as it was printed."
+            )
+        check_seconds("timeout", self.timeout)
+        for name, value, least in (("retries", self.retries, 0), ("connections", self.connections, 1)):
+            if type(value) is not int or value < least:
+                raise SettingError(name, value, f"must be a whole number from {least} on", "Leave it out if in doubt.")
+
+    @property
+    def base(self) -> str:
+        """Address without a slash at its end."""
+        return self.url.rstrip("/")
+
+    @property
+    def header(self) -> dict[str, str]:
+        """Header fields of every request."""
+        header = {"User-Agent": f"headway-python/{__version__}", "Accept": "application/json", **(self.headers or {})}
+        if self.api_key is not None:
+            header["Authorization"] = f"Bearer {self.api_key}"
+        return header
+
+    @property
+    def proxy(self) -> str | None:
+        """URL of the proxy that the environment names for this address; none on the way to this machine itself."""
+        parts = urlsplit(self.url)
+        host = parts.hostname or ""
+        if _is_loopback(host) or urllib.request.proxy_bypass(host):
+            return None
+        found = urllib.request.getproxies().get(parts.scheme)
+        return found if found is None or "://" in found else f"http://{found}"
+
+    def seconds(self, given: float | None) -> float:
+        """Time of a call in seconds: as given, or the client's.
+
+        Raises:
+            SettingError: it is no number above 0.
+        """
+        if given is None:
+            return self.timeout
+        check_seconds("timeout", given)
+        return given
+
+    def key(self, given: str | None) -> str:
+        """Idempotency key of a request: as given, or one that nobody else has; none for what is sent only once."""
+        if given is not None:
+            return given
+        return str(uuid.uuid4()) if self.retries else ""
+
+    def call(self, request: Request, seconds: float) -> Call:
+        """Begin a call that is given up after `seconds`."""
+        return Call(request, seconds, self.retries, time.monotonic(), random.random)
+
+    def _check_url(self) -> None:
+        try:
+            parts = urlsplit(self.url)
+            host, _ = parts.hostname, parts.port
+        except ValueError:  # Its text may quote a password.
+            raise SettingError("url", "…", "is not a valid URL", f"For example {URL}.") from None
+        if parts.username is not None or parts.password is not None:
+            raise SettingError("url", "…", "holds a user name or password", "Give the key as api_key.")
+        if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment:
+            raise SettingError("url", self.url, "is not the address of a service", f"For example {URL}.")
+        if not self.url.isprintable() or " " in self.url:
+            raise SettingError("url", self.url, "holds a space or control character", "Percent-encode it.")
+
+
+def check_seconds(name: str, value: object) -> None:
+    """Check an argument that is a number of seconds.
+
+    Raises:
+        SettingError: it is none, or not above 0.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value > 0):
+        raise SettingError(name, value, "must be a number of seconds above 0", "For example 10.")
+
+
+def _fits_header(text: str) -> bool:
+    return bool(text) and text.isascii() and text.isprintable() and " " not in text
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")

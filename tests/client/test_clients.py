@@ -1,0 +1,282 @@
+"""Both clients towards a service whose answers are scripted."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from typing import Any
+
+import pytest
+
+from headway.client import (
+    ApiError,
+    AsyncClient,
+    Client,
+    NotFound,
+    Overloaded,
+    RejectedByModel,
+    Result,
+    TimedOut,
+    Unreachable,
+)
+from headway.client.service import Service
+from headway.errors import SettingError
+from tests.client.asking import CLIENTS, asking
+from tests.client.scripted import LOST, Step, ok, problem, scripted
+
+NOW = {"retry-after-ms": "1"}
+
+kinds = pytest.mark.parametrize("kind", CLIENTS)
+
+
+@kinds
+def test_a_request_carries_what_the_service_needs(kind: str) -> None:
+    with scripted(ok({"label": "a"})) as service:
+        with asking(kind, service.url + "/", "hw_key", timeout=7.0, headers={"X-Team": "blue"}) as client:
+            result = client.infer([1, 2], model="m", parameters={"n": 1})
+        assert (result.output, result.request_id, result.latency_ms) == ({"label": "a"}, "req_1", 1.5)
+        [asked] = service.asked
+        assert (asked.method, asked.path) == ("POST", "/v1/inference")
+        assert asked.json == {"input": [1, 2], "model": "m", "parameters": {"n": 1}}
+        assert asked.header["Authorization"] == "Bearer hw_key"
+        assert asked.header["X-Team"] == "blue"
+        assert 6000 < int(asked.header["X-Request-Timeout-Ms"]) <= 7000
+        assert len(asked.header["Idempotency-Key"]) == 36
+
+
+@kinds
+@pytest.mark.parametrize("step", [problem(503, "DRAINING", NOW), problem(429, "RATE_LIMITED", NOW), LOST])
+def test_a_request_is_sent_again_under_its_key(kind: str, step: Any) -> None:
+    with scripted(step, step, ok()) as service, asking(kind, service.url) as client:
+        assert client.infer("x").output == "out"
+        assert len({asked.header["Idempotency-Key"] for asked in service.asked}) == 1
+        assert client.infer("x").output == "out"
+        assert len(service.asked) == 4
+        assert len({asked.header["Idempotency-Key"] for asked in service.asked}) == 2
+
+
+@kinds
+def test_the_callers_own_key_is_sent(kind: str) -> None:
+    with scripted(ok()) as service, asking(kind, service.url) as client:
+        client.infer("x", idempotency_key="order-7")
+        assert service.asked[0].header["Idempotency-Key"] == "order-7"
+
+
+@kinds
+def test_without_retries_a_request_is_sent_once_and_has_no_key(kind: str) -> None:
+    with scripted(problem(503, "DRAINING", NOW)) as service, asking(kind, service.url, retries=0) as client:
+        with pytest.raises(Overloaded) as raised:
+            client.infer("x")
+        assert (raised.value.code, raised.value.request_id) == ("DRAINING", "req_2")
+        [asked] = service.asked
+        assert "Idempotency-Key" not in asked.header
+
+
+@kinds
+def test_a_hopeless_error_is_raised_at_once(kind: str) -> None:
+    refusal = problem(422, "REJECTED_BY_MODEL", {"x-should-retry": "false"})
+    with scripted(refusal) as service, asking(kind, service.url) as client:
+        with pytest.raises(RejectedByModel, match="told: REJECTED_BY_MODEL"):
+            client.infer("x")
+        assert len(service.asked) == 1
+
+
+@kinds
+def test_nobody_at_the_address_is_unreachable(kind: str) -> None:
+    with scripted(ok()) as service:
+        url = service.url
+    with asking(kind, url, retries=1) as client, pytest.raises(Unreachable, match=f"no connection to {url}"):
+        client.infer("x")
+
+
+@kinds
+def test_a_service_that_does_not_answer_times_out(kind: str) -> None:
+    release = threading.Event()
+
+    class Slow(dict[str, str]):
+        def items(self) -> Any:
+            release.wait(30.0)
+            return super().items()
+
+    try:
+        with scripted((200, Slow(), b"{}")) as service, asking(kind, service.url) as client:
+            with pytest.raises(TimedOut, match=r"no answer within 0\.05 s"):
+                client.infer("x", timeout=0.05)
+            release.set()
+    finally:
+        release.set()
+
+
+@kinds
+def test_a_redirect_is_not_followed(kind: str) -> None:
+    with scripted((302, {"Location": "http://127.0.0.1:1/"}, b"")) as service, asking(kind, service.url) as client:
+        with pytest.raises(ApiError) as raised:
+            client.infer("x")
+        assert (raised.value.status, len(service.asked)) == (302, 1)
+
+
+@kinds
+def test_many_inputs_are_answered_in_their_order(kind: str) -> None:
+    with scripted(ok()) as service, asking(kind, service.url) as client:
+        results = client.infer_many((text for text in "abcdef"), parameters={"n": 1}, concurrency=3)
+        assert [result.output for result in results] == ["out"] * 6
+        assert sorted(asked.json["input"] for asked in service.asked) == list("abcdef")
+        assert client.infer_many([]) == []
+        with pytest.raises(ValueError, match="concurrency"):
+            client.infer_many(["a"], concurrency=0)
+
+
+@kinds
+def test_the_first_error_among_many_is_raised_and_the_rest_is_not_sent(kind: str) -> None:
+    with scripted(problem(404, "NOT_FOUND")) as service, asking(kind, service.url) as client:
+        with pytest.raises(NotFound):
+            client.infer_many(["x"] * 100, concurrency=1)
+        assert len(service.asked) < 100
+
+
+@kinds
+def test_errors_of_many_inputs_are_returned_in_their_places(kind: str) -> None:
+    with scripted(ok("a"), problem(404, "NOT_FOUND"), ok("c")) as service, asking(kind, service.url) as client:
+        first, second, third = client.infer_many(["a", "b", "c"], concurrency=1, return_errors=True)
+        assert isinstance(first, Result) and isinstance(second, NotFound) and isinstance(third, Result)
+        assert (first.output, third.output) == ("a", "c")
+
+
+SUBMITTED: Step = 202, {}, b'{"task_id":"req_9","status":"PENDING"}'
+PENDING: Step = 200, {}, b'{"task_id":"req_9","status":"PENDING"}'
+DONE: Step = 200, {}, b'{"task_id":"req_9","status":"SUCCESS","output":"out"}'
+MISSING = problem(404, "NOT_FOUND")
+
+
+@kinds
+def test_a_task_is_submitted_and_polled(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headway.client.polling.PAUSE", 0.0)
+    with scripted(SUBMITTED, PENDING, PENDING, LOST, DONE) as service, asking(kind, service.url) as client:
+        task = client.submit("x", timeout=9.0)
+        assert task.id == "req_9"
+        assert task.status() == "PENDING"
+        result = task.result()
+        assert (result.output, result.request_id, result.latency_ms) == ("out", "req_9", None)
+        asked = service.asked
+        assert (asked[0].header["Prefer"], asked[0].header["X-Request-Timeout-Ms"]) == ("respond-async", "9000")
+        assert [one.path for one in asked[1:]] == ["/v1/result/req_9", *["/v1/result/req_9?wait=20.000"] * 3]
+
+
+@kinds
+def test_the_wait_for_a_task_ends_with_the_callers_time(kind: str) -> None:
+    with scripted(PENDING) as service, asking(kind, service.url) as client:
+        with pytest.raises(TimedOut, match="it goes on"):
+            client.task("req_9").result(timeout=0.01)
+        assert service.asked[0].path == "/v1/result/req_9?wait=0.010"
+
+
+@kinds
+def test_a_task_is_cancelled_whether_or_not_it_is_still_known(kind: str) -> None:
+    with scripted((204, {}, b""), LOST, MISSING) as service, asking(kind, service.url) as client:
+        for _ in range(3):
+            client.task("req_9").cancel()
+        assert {asked.method for asked in service.asked} == {"DELETE"}
+
+
+@kinds
+def test_a_closed_client_refuses_calls(kind: str) -> None:
+    with scripted(ok()) as service, asking(kind, service.url) as client:
+        client.infer("x")
+        client.close()
+        client.close()
+        with pytest.raises(RuntimeError, match="closed"):
+            client.infer("x")
+
+
+def test_one_client_serves_many_threads() -> None:
+    with scripted(ok()) as service, Client(service.url, connections=2) as client:
+        threads = [threading.Thread(target=client.infer_many, args=(["x"] * 5,)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(service.asked) == 20
+
+
+def test_connections_are_not_shared_with_a_process_that_was_forked_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    with scripted(ok()) as service, Client(service.url) as client:
+        client.infer("x")
+        before = client._connections()
+        monkeypatch.setattr(os, "getpid", lambda: -1)
+        after = client._connections()
+        assert after is not before
+        before.clear()
+
+
+def test_an_asynchronous_client_belongs_to_one_loop() -> None:
+    with scripted(ok()) as service:
+        client = AsyncClient(service.url)
+
+        async def ask() -> None:
+            await client.infer("x")
+
+        with asyncio.Runner() as first, asyncio.Runner() as second:
+            first.run(ask())
+            with pytest.raises(RuntimeError, match="another event loop"):
+                second.run(ask())
+            first.run(client.close())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"url": "127.0.0.1:8000"}, "url"),
+        ({"url": "ftp://host"}, "url"),
+        ({"url": "http://"}, "url"),
+        ({"url": "http://host:port"}, "url"),
+        ({"url": "http://me:secret@host"}, "url"),
+        ({"url": "http://host/?q"}, "url"),
+        ({"url": "http://ho st"}, "url"),
+        ({"api_key": "secret\nkey"}, "api_key"),
+        ({"api_key": ""}, "api_key"),
+        ({"timeout": 0}, "timeout"),
+        ({"timeout": float("inf")}, "timeout"),
+        ({"timeout": "5"}, "timeout"),
+        ({"retries": -1}, "retries"),
+        ({"retries": True}, "retries"),
+        ({"connections": 0}, "connections"),
+    ],
+)
+def test_a_wrong_argument_is_named_and_secrets_are_not_told(arguments: dict[str, Any], named: str) -> None:
+    for make in (Client, AsyncClient):
+        with pytest.raises(SettingError) as raised:
+            make(**arguments)
+        assert raised.value.setting == named
+        assert "secret" not in str(raised.value)
+
+
+def test_a_wrong_time_of_a_call_is_refused() -> None:
+    client = Client()
+    for call in (lambda: client.infer("x", timeout=-1.0), lambda: client.submit("x", timeout=0)):
+        with pytest.raises(SettingError, match="timeout"):
+            call()
+
+
+def test_the_way_to_this_machine_needs_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "proxy.example:3128")
+    monkeypatch.delenv("no_proxy", raising=False)
+    for url in ("http://127.0.0.1:1", "http://localhost", "http://[::1]:1", "http://a.localhost"):
+        assert Service(url=url).proxy is None
+    assert Service(url="http://models.example").proxy == "http://proxy.example:3128"
+    monkeypatch.setenv("no_proxy", "models.example")
+    assert Service(url="http://models.example").proxy is None
+
+
+@kinds
+def test_a_proxy_of_the_environment_is_used(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with scripted(ok()) as proxy:
+        monkeypatch.setenv("http_proxy", proxy.url)
+        monkeypatch.delenv("no_proxy", raising=False)
+        with asking(kind, "http://models.example/in") as client:
+            assert client.infer("x").output == "out"
+        assert proxy.asked[0].path == "http://models.example/in/v1/inference"
+
+
+def test_no_secret_is_shown() -> None:
+    assert "secret" not in repr(Client(api_key="secret")) + repr(Service(api_key="secret", headers={"a": "secret"}))

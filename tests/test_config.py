@@ -73,6 +73,17 @@ def test_a_shorter_deadline_in_all_shortens_the_default_of_the_queue() -> None:
         load({"request_timeout_ms": "0.5"}, {})
 
 
+def test_a_longer_deadline_in_all_lengthens_what_must_not_end_before() -> None:
+    slow = load({"request_timeout_ms": "300000", "gpu_timeout_ms": "400000"}, {})
+    assert (slow.task_timeout_ms, slow.drain_timeout_ms, slow.queue_timeout_ms) == (300_000, 400_000, 2000)
+    told = load({"request_timeout_ms": "300000", "task_timeout_ms": "50000", "drain_timeout_ms": "0"}, {})
+    assert (told.task_timeout_ms, told.drain_timeout_ms) == (50_000, 0)
+    usual = load({}, {})
+    assert (usual.task_timeout_ms, usual.drain_timeout_ms) == (30_000, 30_000)
+    with pytest.raises(SettingError, match=r"^--request-timeout-ms = 700000\.0: must lie"):
+        load({"request_timeout_ms": "700000"}, {})
+
+
 def test_the_environment_may_name_the_file(tmp_path: Path) -> None:
     file = tmp_path / "some.toml"
     file.write_text("workers = 2\n")
@@ -84,12 +95,12 @@ def test_an_empty_variable_counts_as_not_set() -> None:
 
 
 BAD_FLAGS: list[tuple[dict[str, Any], str, str]] = [
-    ({"max_batch_size": "200"}, "--max-batch-size = 200:", "between 1 and 100 inputs"),
+    ({"max_batch_size": "4097"}, "--max-batch-size = 4097:", "between 1 and 4096 inputs"),
     ({"max_batch_size": "4.5"}, "--max-batch-size = '4.5':", "is not a whole number"),
     ({"queue_timeout_ms": "2s"}, "--queue-timeout-ms = '2s':", "the unit is ms"),
-    ({"gpu_timeout_ms": "nan"}, "--gpu-timeout-ms = nan:", "between 1 and 30000 ms"),
-    ({"gpu_timeout_ms": "1e999"}, "--gpu-timeout-ms = inf:", "between 1 and 30000 ms"),
-    ({"request_timeout_ms": "30001"}, "--request-timeout-ms = 30001.0:", "between 1 and 30000 ms"),
+    ({"gpu_timeout_ms": "nan"}, "--gpu-timeout-ms = nan:", "between 1 and 600000 ms"),
+    ({"gpu_timeout_ms": "1e999"}, "--gpu-timeout-ms = inf:", "between 1 and 600000 ms"),
+    ({"request_timeout_ms": "600001"}, "--request-timeout-ms = 600001.0:", "between 1 and 600000 ms"),
     ({"reserved_share": "0.6"}, "--reserved-share = 0.6:", "between 0 and 0.5"),
     ({"policy": "pacde"}, "--policy = 'pacde':", "Use paced."),
     ({"log_level": "loud"}, "--log-level = 'loud':", "Use debug or info or warning or error."),

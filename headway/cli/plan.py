@@ -25,7 +25,8 @@ def plan(
         float,
         typer.Option(metavar="MS", help="Time of a batch; its fixed part.", rich_help_panel=_MODEL, show_default=False),
     ],
-    max_batch: Annotated[int, typer.Option(metavar="N", help="Largest batch.", rich_help_panel=_MODEL)] = 32,
+    max_batch_size: Annotated[int, typer.Option(metavar="N", help="Largest batch.", rich_help_panel=_MODEL)] = 32,
+    max_batch: Annotated[int | None, typer.Option(hidden=True, help="The same as --max-batch-size.")] = None,
     p95: Annotated[
         float | None,
         typer.Option(metavar="MS", help="Highest 95th percentile of latency.", rich_help_panel=_TARGETS),
@@ -95,7 +96,7 @@ def plan(
         workers=1,
         alpha=batch_ms / 1000,
         beta=beta_ms / 1000,
-        max_batch=max_batch,
+        max_batch=max_batch_size if max_batch is None else max_batch,
         jitter=jitter,
         overhead=overhead_ms / 1000,
         policy=policy,

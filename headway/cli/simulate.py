@@ -26,7 +26,8 @@ def simulate(
         float,
         typer.Option(metavar="MS", help="Time of a batch; its fixed part.", rich_help_panel=_MODEL, show_default=False),
     ],
-    max_batch: Annotated[int, typer.Option(metavar="N", help="Largest batch.", rich_help_panel=_MODEL)] = 32,
+    max_batch_size: Annotated[int, typer.Option(metavar="N", help="Largest batch.", rich_help_panel=_MODEL)] = 32,
+    max_batch: Annotated[int | None, typer.Option(hidden=True, help="The same as --max-batch-size.")] = None,
     beta_ms: Annotated[
         float, typer.Option(metavar="MS", help="Time that each entry adds to a batch.", rich_help_panel=_MODEL)
     ] = 0.0,
@@ -169,13 +170,14 @@ def simulate(
     from headway.simulator.table import show
     from headway.simulator.traffic import read_trace
 
-    cycle = (batch_ms + beta_ms * max_batch + overhead_ms) / 1000
+    largest = max_batch_size if max_batch is None else max_batch
+    cycle = (batch_ms + beta_ms * largest + overhead_ms) / 1000
     scenario = Scenario(
         rate=rate,
         workers=workers,
         alpha=batch_ms / 1000,
         beta=beta_ms / 1000,
-        max_batch=max_batch,
+        max_batch=largest,
         jitter=jitter,
         slow=slow,
         overhead=overhead_ms / 1000,

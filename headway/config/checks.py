@@ -27,8 +27,10 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 REMOTE_FORMATS = ("list", "inputs")
 CONTROL_CHARS = ("keep", "strip", "refuse")
 
-MAX_REQUEST_TIMEOUT_MS = 30_000.0
-MAX_BATCH = 100
+MAX_REQUEST_TIMEOUT_MS = 600_000.0
+"""Longest deadline of a request, of its wait and of its batch, in ms."""
+MAX_BATCH = 4096
+"""Most inputs of one batch."""
 MOST_WORKERS = 256
 
 

@@ -71,7 +71,10 @@ class Settings:
         "ms",
     )
     drain_timeout_ms: float = _setting(
-        30_000.0, _SERVICE, "Longest wait for requests in flight when shutting down.", "ms"
+        30_000.0,
+        _SERVICE,
+        "Longest wait for requests in flight when shutting down; left out, never less than a request or a batch may take.",
+        "ms",
     )
     reload: bool = _setting(False, _SERVICE, "For development: replace the workers when the target's file changes.")
 
@@ -156,7 +159,7 @@ class Settings:
         "ms",
     )
     gpu_timeout_ms: float = _setting(3000.0, _TIMEOUTS, "Longest run of one batch; then its worker is killed.", "ms")
-    request_timeout_ms: float = _setting(4000.0, _TIMEOUTS, "Longest time for a request in all, at most 30000.", "ms")
+    request_timeout_ms: float = _setting(4000.0, _TIMEOUTS, "Longest time for a request in all, at most 600000.", "ms")
 
     tiers: str = _setting("enterprise,paid,free", _TIERS, "Tiers, highest first, comma-separated.")
     default_tier: str = _setting("paid", _TIERS, "Tier of every request, when there is no file of keys.")
@@ -205,7 +208,11 @@ class Settings:
         600.0, _SHARING, "How long the outcome of a task, or of an Idempotency-Key, is kept.", "s"
     )
     task_timeout_ms: float = _setting(
-        30_000.0, _SHARING, "Longest time for a task (Prefer: respond-async) in all, waiting included.", "ms"
+        30_000.0,
+        _SHARING,
+        "Longest time for a task (Prefer: respond-async) in all, waiting included; left out, never less than for another "
+        "request.",
+        "ms",
     )
     kept_mb: int = _setting(
         256,

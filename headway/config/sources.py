@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from headway.config.checks import is_file, shown
+from headway.config.checks import MAX_REQUEST_TIMEOUT_MS, is_file, shown
 from headway.config.settings import FIELDS, PREFIX, Settings, flag, kind
 from headway.core import arguments
 from headway.errors import SettingError
@@ -40,16 +40,38 @@ def load(
     for given in (_from_file(file, source), _from_environ(environ), _from_flags(flags)):
         for name, (spelt, value) in given.items():
             values[name], spelling[name] = value, spelt
-    # Who shortens the time in all should not have to shorten the time in the queue, too.
-    default = FIELDS["queue_timeout_ms"].default
-    if 1.0 <= values.get("request_timeout_ms", default) < default:
-        values.setdefault("queue_timeout_ms", values["request_timeout_ms"])
+    _fit_times(values)
     try:
         return Settings(**values)
     except SettingError as exc:
         spell = _speller(spelling)
         spelt = spelling[exc.setting] + ("" if exc.setting in values else " (its default)")
         raise SettingError(spelt, exc.value, spell(exc.reason), spell(exc.hint)) from None
+
+
+def _fit_times(values: dict[str, Any]) -> None:
+    """Fit the times that were left out to those that were given.
+
+    Who shortens the time in all should not have to shorten the time in the queue, too. Who lengthens it does not mean
+    that tasks end sooner than other requests, or that a shutdown breaks requests off.
+    """
+
+    def usual(name: str) -> float:
+        default: Any = FIELDS[name].default
+        return float(default)
+
+    def chosen(name: str) -> float:
+        return float(values.get(name, usual(name)))
+
+    whole = chosen("request_timeout_ms")
+    if 1.0 <= whole < usual("queue_timeout_ms"):
+        values.setdefault("queue_timeout_ms", whole)
+    for name, longest in (
+        ("task_timeout_ms", whole),
+        ("drain_timeout_ms", max(whole, chosen("gpu_timeout_ms"))),
+    ):
+        if usual(name) < longest <= MAX_REQUEST_TIMEOUT_MS:
+            values.setdefault(name, longest)
 
 
 def _speller(spelling: Mapping[str, str]) -> Callable[[str], str]:

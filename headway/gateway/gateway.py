@@ -94,7 +94,7 @@ class Gateway:
         self.settings = settings
         self.counters = counters
         self.closed = False
-        self.limiter = Limiter(len(settings.tier_names), clock)
+        self.limiter = Limiter(len(settings.tier_names), clock, settings.task_timeout_ms / 1000)
         self.name = f"{settings.name or 'gateway'}-{new_id()}"
         self._models = frozenset(models)
         self._clock = clock

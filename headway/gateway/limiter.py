@@ -9,6 +9,7 @@ counts towards the same limits, but is counted here, by each gateway for itself.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from headway import errors
@@ -22,7 +23,7 @@ REMEMBERED = 10_000
 """Most sets of limits whose parts are kept ready, and most limits with a debt for what was answered here."""
 
 POLLS = 30
-"""Polls of tasks for each request that a principal may send: one a second, for as long as a task may take."""
+"""Least polls of tasks for each request that a principal may send: one a second, for as long as a task may take."""
 POLLS_AT_ONCE = 60
 """Polls at once beyond those."""
 
@@ -36,6 +37,7 @@ class Limiter:
     Arguments:
         tiers: number of tiers; the throttle is for the last of several.
         clock: monotonic seconds.
+        task_seconds: seconds that a task may take.
 
     Attributes:
         throttle: throttle of the lowest tier; open until its rate is set.
@@ -43,7 +45,7 @@ class Limiter:
         debts: theoretical arrival time by id of the limit, for what was answered here.
     """
 
-    def __init__(self, tiers: int, clock: Callable[[], float]) -> None:
+    def __init__(self, tiers: int, clock: Callable[[], float], task_seconds: float = POLLS) -> None:
         self.throttle = Throttle()
         self.gateways = 1
         self._lowest = tiers - 1
@@ -53,6 +55,7 @@ class Limiter:
         self.debts: dict[str, float] = {}
         self._settled = clock()
         self._polls: dict[str, float] = {}
+        self._polls_each = max(POLLS, math.ceil(task_seconds))
 
     def parts(self, limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
         """Parts of limits that this gateway counts, for as long as no broker counts for all."""
@@ -103,7 +106,7 @@ class Limiter:
         if len(self._polls) >= REMEMBERED:
             self._polls.clear()
         own = [
-            Limit(limit.id, limit.name, limit.rate * POLLS, limit.burst * POLLS + POLLS_AT_ONCE)
+            Limit(limit.id, limit.name, limit.rate * self._polls_each, limit.burst * self._polls_each + POLLS_AT_ONCE)
             for limit in limits
             if limit.name != "tier"
         ]

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from headway.config.checks import MAX_REQUEST_TIMEOUT_MS
 from headway.errors import SettingError
 from headway.simulator.engine import simulate
 from headway.simulator.report import make_report, percentile
@@ -56,6 +57,9 @@ class Goal:
         for setting, target in (("--p95", self.p95), ("--p99", self.p99)):
             if target is not None and not (math.isfinite(target) and target > 0.0):
                 raise SettingError(setting, f"{target * 1000:g} ms", "is no time to promise", "For example 200.")
+            if target is not None and target > MAX_REQUEST_TIMEOUT_MS / 1000:
+                reason = f"no deadline is longer than {MAX_REQUEST_TIMEOUT_MS / 1000:g} s"
+                raise SettingError(setting, f"{target * 1000:g} ms", reason, "Ask for less.")
             if target is not None and target < least:
                 reason = f"no request is answered sooner than one batch takes, {least * 1000:g} ms with its overhead"
                 hint = "Ask for more, or make the batch faster; more GPUs do not help."

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from headway.config.checks import MAX_BATCH
 from headway.core import policies
 from headway.core.departure import Policy
 from headway.core.queue import QueueLimits
@@ -117,7 +118,7 @@ class Scenario:
         _between("--workers", self.workers, 1, _MAX_WORKERS)
         _between("--batch-ms", self.alpha * 1000, 0.001, 3_600_000, "ms")
         _between("--beta-ms", self.beta * 1000, 0, 3_600_000, "ms")
-        _between("--max-batch", self.max_batch, 1, 100_000)
+        _between("--max-batch-size", self.max_batch, 1, MAX_BATCH)
         _between("--jitter", self.jitter, 0, 10)
         _between("--slow", self.slow, 0.01, 100)
         _between("--overhead-ms", self.overhead * 1000, 0, 60_000, "ms")

@@ -44,7 +44,7 @@ def arrivals(scenario: Scenario, rng: random.Random) -> Iterator[float]:
         SettingError: the trace has no rate.
     """
     if scenario.trace:
-        return takewhile(scenario.duration.__gt__, replay(scenario.trace, scenario.rate))
+        return takewhile(float(scenario.duration).__gt__, replay(scenario.trace, scenario.rate))
     if scenario.steps:
         return _steps(scenario, rng)
     return takewhile(float(scenario.duration).__gt__, poisson(scenario.rate, rng))

@@ -139,12 +139,12 @@ class MemoryHarness(Harness):
     lease_seconds = LEASE_SECONDS
     grain = 0.051
 
-    def __init__(self, queue_bytes: int = QUEUE_BYTES) -> None:
+    def __init__(self, queue_bytes: int = QUEUE_BYTES, limits: QueueLimits = LIMITS) -> None:
         loop = VirtualLoop()
         super().__init__(loop)
         self.dead = DeadLetterBox()
         rng = random.Random(7)
-        models = dict.fromkeys(MODELS, LIMITS)
+        models = dict.fromkeys(MODELS, limits)
         self.broker = MemoryBroker(models, self.dead, Counters(), loop.time, rng.random, KEPT_LIMITS, queue_bytes)
         self._queue_bytes = queue_bytes
         self.fleet = self.fleet_peer = MemoryFleet(loop.time)
@@ -169,13 +169,13 @@ class RedisHarness(Harness):
     lease_seconds = 3.0
     grain = 0.051
 
-    def __init__(self, server: RunningServer, shards: int = 1) -> None:
+    def __init__(self, server: RunningServer, shards: int = 1, limits: QueueLimits = LIMITS) -> None:
         loop = ServedLoop(server.url)
         super().__init__(loop)
         self._server = server
         self._links = [RedisConnection(server.url, timeout=math.inf, clock=loop.time) for _ in range(2)]
         rng = random.Random(7)
-        models = dict.fromkeys(MODELS, LIMITS)
+        models = dict.fromkeys(MODELS, limits)
         self._brokers = [
             RedisBroker(link, models, Counters(), rng.random, shards, self.lease_seconds, KEPT_LIMITS)
             for link in self._links

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
 from headway import errors
+from headway.config import load
 from headway.core import policies
-from headway.model import Entry, Failure, Limit, Principal, Reply, RequestOptions
+from headway.model import Entry, Failure, Limit, Principal, Reply, RequestOptions, WorkerStatus
 from headway.runtime.request_id import new_id
 from tests.services.fake_backend import FakeBackend
 from tests.services.stand import ANYBODY, Stand, codes
@@ -185,6 +187,50 @@ def test_a_batch_that_runs_long_keeps_its_lease() -> None:
             reply = await stand.ask("long", timeout=30.0)
             assert reply.output == "LONG" and reply.attempts == 1
             assert stand.backends[0].batches == [["long"]]
+
+    run(main)
+
+
+def test_batches_of_300_s_are_served_like_any_others() -> None:
+    """The worker stays healthy, the lease lives, clients wait, and what comes meanwhile rides next."""
+    patience = 600_000.0
+    slow: dict[str, Any] = {
+        "gpu_timeout_ms": patience, "queue_timeout_ms": patience, "request_timeout_ms": patience,
+    }  # fmt: skip
+
+    async def main(clock: Clock) -> None:
+        async with Stand(clock, FakeBackend(300.0), max_batch=4096, **slow) as stand:
+            begun = clock()
+            first = stand.asking("first", timeout=600.0)
+            await asyncio.sleep(150.0)
+            [worker] = await stand.broker.workers()
+            assert (worker.status, worker.in_flight) == (WorkerStatus.HEALTHY, 1)
+            late = [stand.asking(f"late {number}", timeout=600.0) for number in range(1000)]
+            reply = await first
+            assert (reply.output, reply.attempts) == ("FIRST", 1)
+            assert clock() - begun == pytest.approx(300.0, abs=0.1)
+            replies = await asyncio.gather(*late)
+            assert [one.output for one in replies] == [f"LATE {number}" for number in range(1000)]
+            assert {one.attempts for one in replies} == {1}
+            assert clock() - begun == pytest.approx(600.0, abs=0.1)
+            assert [len(batch) for batch in stand.backends[0].batches] == [1, 1000]
+            assert stand.backends[0].starts == 1
+
+    run(main)
+
+
+def test_a_drain_waits_for_a_batch_of_300_s() -> None:
+    settings = load({"gpu_timeout_ms": 600_000.0, "queue_timeout_ms": 600_000.0, "request_timeout_ms": 600_000.0}, {})
+
+    async def main(clock: Clock) -> None:
+        slow: dict[str, Any] = {
+            name: getattr(settings, name) for name in ("drain_timeout_ms", "gpu_timeout_ms", "request_timeout_ms")
+        }
+        async with Stand(clock, FakeBackend(300.0), **slow) as stand:
+            asked = stand.asking("last", timeout=600.0)
+            await asyncio.sleep(1.0)
+            await stand.service.drain()
+            assert (await asked).output == "LAST"
 
     run(main)
 

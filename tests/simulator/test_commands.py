@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from headway.simulator import planner
 from headway.simulator.scenario import POLICIES
 from tests.cli.command import code_of
 
-MODEL = ["--rate", "500", "--batch-ms", "20", "--max-batch", "32"]
+MODEL = ["--rate", "500", "--batch-ms", "20", "--max-batch-size", "32"]
 SIMULATE = ["simulate", *MODEL, "--workers", "2", "--duration", "1"]
 PLAN = ["plan", *MODEL]
 
@@ -67,6 +68,15 @@ class TestSimulate:
         assert code_of([*SIMULATE, "--plot", "run.png"]) == 3
         assert "pip install 'headway[plot]'" in capsys.readouterr().err
 
+    def test_the_former_name_of_the_largest_batch_means_the_same(self, capsys: pytest.CaptureFixture[str]) -> None:
+        found = []
+        for name in ("--max-batch-size", "--max-batch"):
+            assert code_of([*SIMULATE, name, "7", "--json"]) == 0
+            found.append(json.loads(capsys.readouterr().out)["scenario"]["max_batch"])
+        assert found == [7, 7]
+        assert code_of(["simulate", "--help"]) == 0
+        assert not re.search(r"--max-batch\s", capsys.readouterr().out)
+
     @pytest.mark.parametrize(
         ("options", "parts"),
         [
@@ -75,7 +85,7 @@ class TestSimulate:
             (["--rate", "nan"], ("--rate = nan",)),
             (["--workers", "0"], ("--workers = 0",)),
             (["--batch-ms", "-5"], ("--batch-ms = -5",)),
-            (["--max-batch", "0"], ("--max-batch = 0",)),
+            (["--max-batch-size", "0"], ("--max-batch-size = 0", "between 1 and 4096")),
             (["--warmup", "2"], ("--warmup = 2", "--duration")),
             (["--mix", "gold"], ("--mix = 'gold'", "enterprise=5")),
             (["--trace", "/no/such/file"], ("--trace = '/no/such/file'", "No such file")),
@@ -139,7 +149,8 @@ class TestPlan:
         [
             ([], "there is no target"),
             (["--p95", "15"], "one batch takes, 21.5 ms"),
-            (["--p95", "100", "--max-batch", "1", "--max-gpus", "3"], "Allow 11 or more"),
+            (["--p95", "100", "--max-batch-size", "1", "--max-gpus", "3"], "Allow 11 or more"),
+            (["--p95", "600001"], "no deadline is longer than 600 s"),
             (["--p95", "100", "--gpu-hour-cost", "-1"], "--gpu-hour-cost = -1"),
         ],
     )

@@ -104,6 +104,14 @@ def test_the_time_of_a_batch_varies_as_told() -> None:
 
 
 class TestTraffic:
+    def test_whole_numbers_are_numbers(self) -> None:
+        """A comparison of an int with a float that nobody understands would never end the arrivals."""
+        trace = tuple(range(20))
+        whole = simulate(replace(CALM, rate=100, trace=trace, duration=2, warmup=0))
+        assert sum(whole.offered) == sum(
+            simulate(replace(CALM, rate=100.0, trace=tuple(map(float, trace)), duration=2.0, warmup=0.0)).offered
+        )
+
     def test_poisson_has_a_variation_of_one(self) -> None:
         assert simulate(replace(CALM, duration=20.0)).gap_variation == pytest.approx(1.0, abs=0.05)
 

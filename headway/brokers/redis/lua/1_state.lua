@@ -70,12 +70,20 @@ local function exact(number)
   return string.format('%.17g', number)
 end
 
-local function as_doubles(numbers)
-  return struct.pack('<' .. string.rep('d', #numbers), unpack(numbers))
-end
-
 -- `unpack` and the stack take a few thousand values; longer lists go in parts.
 local PART = 1000
+
+local function as_doubles(numbers)
+  if #numbers <= PART then
+    return struct.pack('<' .. string.rep('d', #numbers), unpack(numbers))
+  end
+  local parts = {}
+  for first = 1, #numbers, PART do
+    local last = math.min(first + PART - 1, #numbers)
+    parts[#parts + 1] = struct.pack('<' .. string.rep('d', last - first + 1), unpack(numbers, first, last))
+  end
+  return table.concat(parts)
+end
 
 local function call_all(command, key, list)
   for first = 1, #list, PART do

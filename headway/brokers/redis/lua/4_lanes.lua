@@ -7,7 +7,7 @@
 
 local STAMP = '>dd'
 local STAMP_BYTES = 16
-local WINDOW = 64
+local FIRST_WINDOW, WINDOW = 4, 64  -- Mostly the first is wanted alone.
 
 -- Rounds that an entry costs its tenant, by the bytes of its payload.
 local function cost_of(bytes)
@@ -33,9 +33,9 @@ end
 -- waits, until it returns false; what has left is dropped on the way, and so is what `visit` takes. `gone` has members that
 -- are known to have left.
 local function walk(s, tier, gone, visit)
-  local key, done = s.prefix .. 'a' .. tier, 0
+  local key, done, window = s.prefix .. 'a' .. tier, 0, FIRST_WINDOW
   while true do
-    local part = redis.call('LRANGE', key, done, done + WINDOW - 1)
+    local part = redis.call('LRANGE', key, done, done + window - 1)
     for _, element in ipairs(part) do
       local member = string.sub(element, STAMP_BYTES + 1)
       if not (gone and gone[member]) and is_waiting(s, tier, member) then
@@ -49,10 +49,11 @@ local function walk(s, tier, gone, visit)
       end
       done = done + 1
     end
-    if #part < WINDOW then
+    if #part < window then
       redis.call('DEL', key)
       return
     end
+    window = WINDOW
   end
 end
 
@@ -228,20 +229,22 @@ local function pop_in_turns(s, room, gone, closed)
       left = left - count
     end
   end
+  local arrived = {}
   for _ = 1, kept + left do
     local longest, chosen = INF, nil
     for place = 2, #waiting do
       local tier = waiting[place]
       if q.depth[tier] > 0 then
-        local arrived = head_of(s, tier, gone)
-        if arrived < longest then
-          longest, chosen = arrived, tier
+        arrived[tier] = arrived[tier] or head_of(s, tier, gone)
+        if arrived[tier] < longest then
+          longest, chosen = arrived[tier], tier
         end
       end
     end
     if not chosen then
       break
     end
+    arrived[chosen] = nil
     if not pop(s, chosen, 1, taken, gone) then
       closed[chosen] = true
       return taken, true

@@ -8,6 +8,8 @@ local function send(s, gateway, ...)
   local renewed = memory_of(s).renewed
   if s.now >= (renewed[gateway] or INF) + RENEW_SECONDS or s.now < (renewed[gateway] or INF) then
     redis.call('EXPIRE', key, STREAM_SECONDS)
+    -- Who has waited for long without a word is there to read this, or is swept away later.
+    redis.call('ZADD', s.prefix .. 'g', 'XX', exact(s.now), gateway)
     renewed[gateway] = s.now
   end
 end

@@ -26,7 +26,7 @@ import uvloop
 from headway.brokers.redis.broker import RedisBroker
 from headway.brokers.redis.connection import RedisConnection
 from headway.core import policies
-from headway.core.health import BEAT_EVERY
+from headway.core.health import HEARTBEAT_EVERY
 from headway.core.queue import QueueLimits
 from headway.errors import BrokerUnavailable
 from headway.model import Entry, ItemResult, NoWork, Slot, WorkerInfo, WorkerStatus
@@ -97,7 +97,7 @@ async def _hosts(url: str, hosts: int, shards: int) -> Done:
         for number in range(hosts):
             worker = slot_of(number)
             broker = await _broker(stack, url, shards, worker)
-            tasks += [_claim_on(broker, worker, done), _beat_on(broker, worker, done), _reap_on(broker, done)]
+            tasks += [_claim_on(broker, worker, done), _heartbeat_on(broker, worker, done), _reap_on(broker, done)]
         print(READY.decode(), end="", flush=True)
         await _until(over, [asyncio.create_task(task) for task in tasks])
     return done
@@ -117,11 +117,11 @@ async def _claim_on(broker: RedisBroker, worker: str, done: Done) -> None:
         await _surely(done, partial(broker.complete, claimed, items))
 
 
-async def _beat_on(broker: RedisBroker, worker: str, done: Done) -> None:
+async def _heartbeat_on(broker: RedisBroker, worker: str, done: Done) -> None:
     info = WorkerInfo(worker_id=worker, model=MODEL, status=WorkerStatus.HEALTHY)
     while True:
         await _surely(done, lambda: broker.heartbeat(info))
-        await asyncio.sleep(BEAT_EVERY)
+        await asyncio.sleep(HEARTBEAT_EVERY)
 
 
 async def _reap_on(broker: RedisBroker, done: Done) -> None:

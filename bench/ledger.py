@@ -77,7 +77,7 @@ def main() -> int:
     )
     with tempfile.TemporaryDirectory(prefix="headway-bench-") as folder, _postgres() as postgres:
         if options.outage:
-            _outage(findings, postgres, options.rate, options.outage)
+            _availability(findings, postgres, options.rate, options.outage)
         else:
             if options.only != "cost":
                 _rows(findings, Path(folder), postgres, options.seconds)
@@ -195,7 +195,7 @@ def _cost(findings: Findings, folder: Path, postgres: PostgresServer, rate: floa
 # While it is away.
 
 
-def _outage(findings: Findings, postgres: PostgresServer, rate: float, seconds: float) -> None:
+def _availability(findings: Findings, postgres: PostgresServer, rate: float, seconds: float) -> None:
     """The first half of the outage the server stands still, in the second it is gone."""
     url = postgres.fresh()
     workers = math.ceil(rate * 1.3 / 1000)

@@ -5,13 +5,13 @@ For programs there are, each imported when it is first used, so that `import hea
     headway.Client         asks a running service; headway.AsyncClient does so from asyncio
     headway.client         the clients' results, tasks and errors
 
-The map of the house. Imports only point down the list, from package to package, which a test enforces.
+The map of the packages. Imports only point down the list, from package to package, which a test enforces.
 
     cli          the commands, one file each
     app          puts a process together by its role, starts it, and ends it in order; the only place that chooses adapters
     admin        the admin port of every process
-    http         a door: the public port, its listener and connections, the inference routes, the ordinary ones. Another
-                 door would be a package beside it
+    http         the way in over HTTP: the public port, its listener and connections, the inference routes, the ordinary
+                 ones. Another way in would be a package beside it
     telemetry    metrics, named in one place
     simulator    the production policies under virtual time
     load         the load generator

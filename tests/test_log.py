@@ -20,7 +20,7 @@ LONG = 60.0
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last lines are waited for, however busy the machine is."""
-    monkeypatch.setattr(log, "PATIENCE", LONG)
+    monkeypatch.setattr(log, "FLUSH_WITHIN", LONG)
 
 
 def logged(write: Callable[[], object], level: str = "debug", json: bool = False) -> str:
@@ -149,7 +149,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small")
 def test_a_stuck_stream_holds_nobody_up_and_the_loss_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log, "PATIENCE", 0.01)
+    monkeypatch.setattr(log, "FLUSH_WITHIN", 0.01)
     stream = Stuck()
     with log.running("info", stream=stream):
         for number in range(1000):

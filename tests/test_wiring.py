@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 from headway import brokers
 from headway.app import wiring
 from headway.app.backends import make_pool, worker_name
-from headway.app.brokers import make_brokerage
+from headway.app.brokers import make_broker_bundle
 from headway.app.wiring import Process
 from headway.backends.process.group_guard import GroupGuard
 from headway.brokers.memory.broker import MemoryBroker
@@ -29,7 +29,7 @@ from headway.errors import SettingError, TargetError
 from headway.model import ItemResult, Lease, Role
 from headway.runtime.counters import Counters
 from tests.contracts.brokers import AT_ONCE, ask, slot
-from tests.contracts.shares import task
+from tests.contracts.dedup_keys import task
 
 BROKER = "redis://:canary@127.0.0.1:1/0"
 TARGET = "tests.targets.gates:Gated"
@@ -66,9 +66,9 @@ def test_a_role_apart_needs_a_broker(role: Role) -> None:
 def test_only_who_takes_requests_has_a_public_port(role: Role, broker: str) -> None:
     if role in APART and not broker:
         return
-    house = built(role, TARGET, broker=broker)
-    assert (house.public is not None) == (role in (Role.SERVE, Role.GATEWAY))
-    assert (house.target is not None) == (role in (Role.SERVE, Role.WORKER))
+    process = built(role, TARGET, broker=broker)
+    assert (process.public is not None) == (role in (Role.SERVE, Role.GATEWAY))
+    assert (process.target is not None) == (role in (Role.SERVE, Role.WORKER))
 
 
 def test_a_process_is_called_by_its_host_and_number_unless_it_has_a_name() -> None:
@@ -111,7 +111,7 @@ def test_direct_mode_is_for_who_has_a_broker_elsewhere_and_a_fallback(tmp_path: 
     fallback = f"{tmp_path / 'spare.py'}:spare"
     for broker, given, expected in (("", fallback, False), (BROKER, "", False), (BROKER, fallback, True)):
         settings = Settings(broker=broker, fallback=given, fallback_concurrency=3)
-        made = within_a_loop(functools.partial(wiring.make_direct, settings, Counters(), time.monotonic))
+        made = within_a_loop(functools.partial(wiring.make_fallback, settings, Counters(), time.monotonic))
         assert (made is not None) == expected
 
 
@@ -130,8 +130,8 @@ def test_without_its_client_the_redis_broker_is_a_bad_setting(monkeypatch: pytes
 
 
 def test_outcomes_are_kept_in_the_memory_that_is_set() -> None:
-    broker = make_brokerage(Settings(kept_mb=1), Counters(), lambda: 0.0).broker
-    asked = [ask(id=id, model="default", shares=(task(id),)) for id in ("oldest", "older", "old", "new", "newest")]
+    broker = make_broker_bundle(Settings(kept_mb=1), Counters(), lambda: 0.0).broker
+    asked = [ask(id=id, model="default", dedup_keys=(task(id),)) for id in ("oldest", "older", "old", "new", "newest")]
 
     async def run() -> list[bool]:
         for entry in asked:

@@ -1,10 +1,17 @@
-"""Docstrings begin with what they are about: a noun or an imperative, never a pronoun or a question."""
+"""Words of the code: docstrings begin with what they are about, and a word of the glossary stands for one thing.
+
+A docstring begins with a noun or an imperative, never with a pronoun or a question.
+"""
 
 from __future__ import annotations
 
 import ast
+import io
 import re
+import tokenize
+from collections import Counter, defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,6 +20,8 @@ import headway
 
 ROOT = Path(headway.__file__).parent
 MODULES = sorted(ROOT.rglob("*.py"))
+INSIDE = [path for path in MODULES if path.parent != ROOT / "client"]
+"""Modules but for those of the Python client, whose words are its users'."""
 
 RIDDLES = (
     "It|Its|He|They|Their|Them|We|Our|"
@@ -25,6 +34,39 @@ RIDDLES = (
 
 PHRASES = "All of them|All of it|All that|One of these|One of those|One that|The other|The same"
 """Beginnings of more words that do the same."""
+
+FORMER = {
+    "attendance", "bell", "brokerage", "desk", "dice", "door", "house", "journal", "keyring", "lane", "lookout", "patience",
+    "pulse", "recall", "redo", "tally",
+}  # fmt: skip
+"""Words that are no longer used, as the field has another: no name has them as a part."""
+
+HOMES = {
+    "caller": ("brokers/redis/", "config/", "core/", "http/server/", "model/", "simulator/"),
+    "epoch": ("brokers/", "gateway/", "ports.py"),
+    "leads": ("admin/", "app/", "brokers/memory/", "controller/", "model/"),
+    "pool": ("app/", "brokers/redis/", "cli/", "gateway/", "load/", "worker/"),
+    "probe": ("brokers/", "core/breaker.py", "gateway/", "ports.py", "worker/"),
+    "quarantine": ("brokers/redis/", "core/"),
+    "shard": ("app/", "brokers/redis/", "cli/", "config/", "core/shards.py", "simulator/"),
+    "tolerance": ("brokers/redis/", "core/", "http/rate_limit_headers.py"),
+}
+"""Words that could be taken for more than one thing, and the files and packages whose names have them."""
+
+NAMESAKES = {
+    "Connection": "HTTP, of the server and of the load generator",
+    "Flow": "the outcomes of a tier, of a load and of a simulation",
+    "Gateway": "the gateway, and the simulated one",
+    "Mailbox": "the mailbox, in memory and over Redis",
+    "Record": "what happened in a run, of a load and of a simulation",
+    "Registry": "the worker registry: the port, and its adapter over Redis",
+    "Report": "the report of a run, of a load and of a simulation",
+    "Run": "one run of a batch, as the trial asks for it and as the child is told",
+    "State": "the state of a breaker, and the state behind the metrics",
+    "Target": "what is served, and what the load generator aims at",
+    "Wakeups": "the wake-ups, in memory and over Redis",
+}
+"""Classes whose name stands in two files, and what both are."""
 
 _RIDDLE = re.compile(rf"(?:{RIDDLES}|{PHRASES})(?=[\s,.:;])")
 
@@ -81,3 +123,53 @@ def test_a_docstring_that_begins_with_a_riddle_is_found(source: str) -> None:
 )
 def test_a_docstring_that_begins_plainly_passes(source: str) -> None:
     assert riddles(source) == []
+
+
+def parts(name: str) -> list[str]:
+    """Words of which a name is made, in lower case."""
+    return [part.lower() for part in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)]
+
+
+@cache
+def named(path: Path) -> set[str]:
+    """Names in a file, those of attributes, arguments and modules too."""
+    tokens = tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline)
+    return {token.string for token in tokens if token.type == tokenize.NAME}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=[str(path.relative_to(ROOT)) for path in MODULES])
+def test_no_name_has_a_word_of_former_times(path: Path) -> None:
+    assert [name for name in sorted(named(path)) if FORMER.intersection(parts(name))] == []
+
+
+@pytest.mark.parametrize("word", HOMES)
+def test_a_word_that_could_mean_two_things_is_used_where_it_means_one(word: str) -> None:
+    forms = {word, f"{word}s"}
+    files = [
+        str(path.relative_to(ROOT)) for path in INSIDE if any(forms.intersection(parts(name)) for name in named(path))
+    ]
+    assert [file for file in files if not file.startswith(HOMES[word])] == []
+
+
+def test_a_class_has_a_name_of_its_own() -> None:
+    found = defaultdict(list)
+    for path in INSIDE:
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found[node.name].append(str(path.relative_to(ROOT)))
+    assert {name: files for name, files in found.items() if len(files) > 1 and name not in NAMESAKES} == {}
+    assert [name for name in NAMESAKES if len(found[name]) != 2] == []
+
+
+def test_the_glossary_has_each_word_once() -> None:
+    text = (ROOT.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    glossary = text.split("## Glossary", 1)[1].split("\n## ", 1)[0]
+    words = Counter(re.findall(r"^\| ([a-z][a-z ]*) \|", glossary, re.MULTILINE)) - Counter(
+        {"word": glossary.count("| word |")}
+    )
+    assert len(words) > 50
+    assert [word for word, count in words.items() if count > 1] == []
+
+
+def test_a_name_of_former_times_is_found() -> None:
+    assert parts("_admin_doorLane2HTTPPulse") == ["admin", "door", "lane", "http", "pulse"]

@@ -22,7 +22,7 @@ from headway import errors
 from headway.admin.process import ProcessView
 from headway.admin.rendering import ID_PREFIX, as_json, id_in, instant, text, tier_name
 from headway.errors import BrokerUnavailable, NotFound, SettingError, StoreUnavailable
-from headway.http.readiness import PATIENCE, soon
+from headway.http.readiness import ANSWER_WITHIN, soon
 from headway.model import EntryState, LedgerRecord, RequestStatus
 from headway.ports import Ledger
 
@@ -41,15 +41,15 @@ class _Requests:
         tenant = request.query_params.get("tenant")
         if process.gateway is not None and (known := await process.gateway.status(id, tenant)) is not None:
             return _answer(id, _of_standing(known, process.settings.tier_names))
-        if tenant is not None and (stage := await self._stage(tenant, id)) is not None:
-            return _answer(id, {"status": stage.value, "latency_ms": None, "error": None, "tenant": tenant})
+        if tenant is not None and (state := await self._state(tenant, id)) is not None:
+            return _answer(id, {"status": state.value, "latency_ms": None, "error": None, "tenant": tenant})
         if process.ledger is not None:
             for record in await _recorded(process.ledger, id):
                 if tenant in (None, record.tenant):
                     return _answer(id, _of_record(record))
         raise NotFound(self._unknown(id, tenant))
 
-    async def _stage(self, tenant: str, id: str) -> EntryState | None:
+    async def _state(self, tenant: str, id: str) -> EntryState | None:
         with contextlib.suppress(BrokerUnavailable):
             return await soon(self._process.broker.state(tenant, id))
         return None
@@ -66,9 +66,9 @@ class _Requests:
 
 async def _recorded(ledger: Ledger, id: str) -> Sequence[LedgerRecord]:
     try:
-        return await asyncio.wait_for(ledger.find(id), PATIENCE)
+        return await asyncio.wait_for(ledger.find(id), ANSWER_WITHIN)
     except TimeoutError:
-        why = f"it does not answer within {PATIENCE * 1000:.0f} ms"
+        why = f"it does not answer within {ANSWER_WITHIN * 1000:.0f} ms"
     except (StoreUnavailable, SettingError) as exc:
         why = str(exc)
     raise StoreUnavailable(f"the request is not known here, and the ledger cannot be asked now: {why}")
@@ -82,7 +82,7 @@ def _answer(id: str, known: dict[str, Any]) -> Response:
 def _of_standing(known: RequestStatus, tiers: Sequence[str]) -> dict[str, Any]:
     failure, ran, completed_at = known.failure, known.ran, time.time() - (known.since or 0.0)
     return {
-        "status": known.stage.value,
+        "status": known.state.value,
         "latency_ms": round(known.seconds * 1000, 3),
         "error": None if failure is None else {"error": failure.code, "message": text(failure.message)},
         "tenant": known.tenant,

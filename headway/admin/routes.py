@@ -130,7 +130,7 @@ class _Routes:
         process = self._process
         counters, tiers = process.counters, process.settings.tier_names
         try:
-            state = await soon(metrics.gather(counters, tiers, process.broker, process.letters, process.fleet))
+            state = await soon(metrics.collect(counters, tiers, process.broker, process.letters, process.fleet))
         except BrokerUnavailable:
             state = metrics.State(counters, tiers, (), (), None, broker_up=False)
         return Response(await metrics.exposition(state), media_type=metrics.CONTENT_TYPE)

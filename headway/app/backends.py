@@ -115,8 +115,8 @@ BACKENDS: Mapping[type[Target], BackendKind] = {
 
 def worker_name(settings: Settings, target: Target, index: int) -> str:
     """Name of the worker of a slot, unique in the whole fleet where there is one."""
-    place = f"{settings.name}/" if settings.broker else ""
-    return f"{place}{BACKENDS[type(target)].slot}-{index}"
+    prefix = f"{settings.name}/" if settings.broker else ""
+    return f"{prefix}{BACKENDS[type(target)].slot}-{index}"
 
 
 def make_backend(target: Target, plan: SlotPlan) -> Backend:

@@ -6,7 +6,7 @@ import random
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
-from headway.app.lifecycle import Link
+from headway.app.lifecycle import BrokerConnection
 from headway.brokers.memory.broker import MemoryBroker
 from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.brokers.memory.fleet import MemoryFleet
@@ -26,17 +26,17 @@ class BrokerBundle:
     Attributes:
         broker, letters, fleet: see `headway.ports`.
         now: asks for the instant on the clock of all three.
-        link: connection to them; None when they are in this process.
+        connection: connection to them; None when they are in this process.
     """
 
     broker: Broker
     letters: DeadLetters
     fleet: Fleet
     now: Callable[[], Awaitable[float]]
-    link: Link | None = None
+    connection: BrokerConnection | None = None
 
 
-def make_brokerage(settings: Settings, counters: Counters, clock: Callable[[], float]) -> BrokerBundle:
+def make_broker_bundle(settings: Settings, counters: Counters, clock: Callable[[], float]) -> BrokerBundle:
     """Make the broker whose URL is set, or one in this process."""
     scheme = settings.broker.partition("://")[0]
     return BROKERS[scheme](settings, counters, clock)
@@ -75,33 +75,33 @@ def _redis(settings: Settings, counters: Counters, clock: Callable[[], float]) -
         hint = "Install it: pip install 'headway[redis]'."
         raise SettingError("broker", settings.broker_shown, "needs the package redis, which is not here", hint) from exc
     models = _models(settings)
-    link = RedisConnection(settings.broker, settings.broker_prefix, settings.broker_timeout_ms / 1000)
+    connection = RedisConnection(settings.broker, settings.broker_prefix, settings.broker_timeout_ms / 1000)
     lease, kept = settings.lease_ms / 1000, _kept(settings)
-    broker = RedisBroker(link, models, counters, random.random, settings.shards, lease, kept)
-    fleet = RedisFleet(link)
+    broker = RedisBroker(connection, models, counters, random.random, settings.shards, lease, kept)
+    fleet = RedisFleet(connection)
 
     class Whole:
         """Connection to the broker, with all that must be closed before it."""
 
         async def open(self) -> None:
-            await link.open()
+            await connection.open()
 
         async def close(self) -> None:
             await broker.close()
-            await link.close()
+            await connection.close()
 
         @property
         def rereads(self) -> str:
             return "certificates" if settings.broker.startswith("rediss") else ""
 
         async def reread(self) -> None:
-            await link.renew()
+            await connection.renew()
 
     async def now() -> float:
         """Instant on the broker's clock, up to a second old: some process, such as this one, was seen since."""
         return max((member.last_seen for member in await fleet.members()), default=0.0)
 
-    return BrokerBundle(broker, RedisDeadLetters(link, models, settings.shards), fleet, now, Whole())
+    return BrokerBundle(broker, RedisDeadLetters(connection, models, settings.shards), fleet, now, Whole())
 
 
 BROKERS: Mapping[str, Callable[[Settings, Counters, Callable[[], float]], BrokerBundle]] = {

@@ -38,7 +38,7 @@ from headway.worker.pool import WorkerPool
 log = structlog.get_logger(__name__)
 
 
-class Door(Protocol):
+class PortListener(Protocol):
     """A listening port."""
 
     async def open(self) -> None:
@@ -58,7 +58,7 @@ class Door(Protocol):
         ...
 
 
-class Link(Protocol):
+class BrokerConnection(Protocol):
     """Connection to a broker in another process."""
 
     async def open(self) -> None:
@@ -116,11 +116,11 @@ class Service:
         broker: broker shared by all parts.
         gateway: gateway of the clients; None where there are none.
         pool: workers; None where there are none.
-        doors: listeners, the public one first where there is a gateway; they close in this order.
+        listeners: listeners, the public one first where there is a gateway; they close in this order.
         controller: controller; None where there is none.
-        attendance: membership of the process in the fleet; None without a fleet.
-        direct: fallback that the gateway asks while the broker is away; None without one.
-        link: connection opened first and closed last; None when the broker is in this process.
+        membership: membership of the process in the fleet; None without a fleet.
+        fallback: fallback that the gateway asks while the broker is away; None without one.
+        connection: connection opened first and closed last; None when the broker is in this process.
         resources: resources, opened in this order and closed in the other one.
     """
 
@@ -130,23 +130,23 @@ class Service:
         broker: Broker,
         gateway: Gateway | None,
         pool: WorkerPool | None,
-        doors: Sequence[Door],
+        listeners: Sequence[PortListener],
         *,
         controller: Controller | None = None,
-        attendance: Membership | None = None,
-        direct: Fallback | None = None,
-        link: Link | None = None,
+        membership: Membership | None = None,
+        fallback: Fallback | None = None,
+        connection: BrokerConnection | None = None,
         resources: Sequence[Resource] = (),
     ) -> None:
         self._settings = settings
         self._broker = broker
         self._gateway = gateway
         self._pool = pool
-        self._doors = doors
+        self._listeners = listeners
         self._controller = controller
-        self._attendance = attendance
-        self._direct = direct
-        self._link = link
+        self._membership = membership
+        self._fallback = fallback
+        self._connection = connection
         self._resources = resources
         self._opened: list[Resource] = []
         self._there = False
@@ -171,27 +171,27 @@ class Service:
             if met and self._pool is not None:
                 await self._pool.start()
             self._supervisor.start("reaper", partial(reap_on, self._broker))
-            if self._direct is not None:
-                self._direct.start(self._supervisor)
+            if self._fallback is not None:
+                self._fallback.start(self._supervisor)
             if self._gateway is not None:
                 self._gateway.start(self._supervisor)
             if met:
                 self._take_part()
             else:
                 self._supervisor.start("late broker", self._meet_late)
-            for door in self._doors:
-                await door.open()
+            for listener in self._listeners:
+                await listener.open()
         except BaseException:
             await self.stop()
             raise
 
     async def drain(self) -> None:
         """Drain the process without failing a request: within the drain time-out once the lame-duck period is over."""
-        doors = list(self._doors)
-        if self._attendance is not None:
-            self._attendance.leaving = True
+        listeners = list(self._listeners)
+        if self._membership is not None:
+            self._membership.leaving = True
         if self._gateway is not None and self._settings.lame_duck_ms:
-            doors[0].retire()
+            listeners[0].retire()
             await asyncio.sleep(self._settings.lame_duck_ms / 1000)
             log.info("no new connections")
         try:
@@ -199,16 +199,16 @@ class Service:
                 if self._controller is not None:
                     await self._controller.stop()
                 if self._gateway is not None:
-                    await doors.pop(0).drain()
+                    await listeners.pop(0).drain()
                     await self._gateway.emptied()
-                if self._direct is not None:
-                    await self._direct.drain()
+                if self._fallback is not None:
+                    await self._fallback.drain()
                 if self._pool is not None:
                     await self._pool.drain()
-                if self._attendance is not None:
-                    await self._attendance.end()
-                for door in doors:
-                    await door.drain()
+                if self._membership is not None:
+                    await self._membership.end()
+                for listener in listeners:
+                    await listener.drain()
         except TimeoutError:
             held = self._gateway.pending if self._gateway is not None else 0
             log.warning("drain time-out: answering what is left with 503", held=held)
@@ -218,21 +218,21 @@ class Service:
         if self._gateway is not None:
             self._gateway.closed = True
             self._gateway.refuse_all(Failure(errors.DRAINING, "shutting down; ask another instance", 1.0, "draining"))
-        for door in self._doors:
-            await door.close()
+        for listener in self._listeners:
+            await listener.close()
         await self._supervisor.stop()
-        if self._direct is not None:
-            await self._direct.stop()
+        if self._fallback is not None:
+            await self._fallback.stop()
         if self._there:
             if self._pool is not None:
                 await self._pool.stop()
-            if self._attendance is not None:
-                await self._attendance.end()
+            if self._membership is not None:
+                await self._membership.end()
         while self._opened:
             await self._opened.pop().close()
-        if self._link is not None:
+        if self._connection is not None:
             self._there = False
-            await self._link.close()
+            await self._connection.close()
 
     async def replace_workers(self) -> None:
         """Swap every worker for a fresh one, one after the other. The first that fails ends it, and the rest go on."""
@@ -241,7 +241,7 @@ class Service:
 
     async def reread(self) -> None:
         """Read the files of resources and the link again. A file that cannot be used changes nothing."""
-        everything: list[object] = [*self._resources, self._link]
+        everything: list[object] = [*self._resources, self._connection]
         for one in everything:
             if isinstance(one, Rereadable) and one.rereads:
                 try:
@@ -255,7 +255,7 @@ class Service:
 
         False when the broker is not there and there is a fallback.
         """
-        if self._direct is None:
+        if self._fallback is None:
             await _patiently(self._enter)
             return True
         try:
@@ -266,11 +266,11 @@ class Service:
         return True
 
     async def _enter(self) -> None:
-        if self._link is not None:
-            await self._link.open()
-        if self._attendance is not None:
-            await self._attendance.enter()
-            self._attendance.start(self._supervisor)
+        if self._connection is not None:
+            await self._connection.open()
+        if self._membership is not None:
+            await self._membership.enter()
+            self._membership.start(self._supervisor)
         self._there = True
 
     def _take_part(self) -> None:
@@ -283,7 +283,7 @@ class Service:
     async def _meet_late(self) -> None:
         """Try until the broker is there and can be used, and start the parts that need it."""
         told = ""
-        while self._attendance is None or not self._attendance.leaving:
+        while self._membership is None or not self._membership.leaving:
             try:
                 await self._enter()
             except BrokerUnavailable:

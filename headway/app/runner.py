@@ -47,20 +47,20 @@ async def run(settings: Settings, role: Role, target: str = "", reopen_log: Call
         TargetError: the target cannot be loaded or breaks the rules.
         BrokerUnavailable: the broker does not answer.
     """
-    house = build(settings, role, target)
+    process = build(settings, role, target)
     async with contextlib.AsyncExitStack() as stack:
 
         def ready() -> None:
             gc.collect()
             gc.freeze()
             gc.set_threshold(*COLLECT_AFTER)
-            port = house.public.port if house.public is not None else 0
-            announce(banner(house.settings, role, house.target, port, house.admin.port))
-            if settings.reload and house.target is not None:
-                watcher = asyncio.create_task(_replace_on_change(house.service, house.target))
+            port = process.public.port if process.public is not None else 0
+            announce(banner(process.settings, role, process.target, port, process.admin.port))
+            if settings.reload and process.target is not None:
+                watcher = asyncio.create_task(_replace_on_change(process.service, process.target))
                 stack.push_async_callback(_end, watcher)
 
-        await until_signalled(house.service, ready, reopen_log)
+        await until_signalled(process.service, ready, reopen_log)
     return 0
 
 

@@ -37,8 +37,8 @@ def make_identity(settings: Settings, counters: Counters) -> tuple[Identity, Seq
 
 def _keys(settings: Settings, counters: Counters) -> tuple[Identity, Sequence[Resource]]:
     store = make_key_store(settings, create=settings.keys == "ledger")
-    ring = ApiKeyCache(store, settings, counters, time.monotonic, time.time)
-    return ring, (ring,)
+    cache = ApiKeyCache(store, settings, counters, time.monotonic, time.time)
+    return cache, (cache,)
 
 
 def look_for_unused_keys(settings: Settings) -> Sequence[Resource]:
@@ -47,8 +47,8 @@ def look_for_unused_keys(settings: Settings) -> Sequence[Resource]:
         return ()
     others = " and ".join(filter(None, (settings.keys, settings.jwt)))
     who = f"who has a credential of {others}" if others else "everybody"
-    place = dataclasses.replace(settings, keys="ledger")
-    return (UnusedKeys(lambda: make_key_store(place), who, time.time),)
+    asked = dataclasses.replace(settings, keys="ledger")
+    return (UnusedKeys(lambda: make_key_store(asked), who, time.time),)
 
 
 def make_key_store(settings: Settings, *, create: bool = False) -> KeyStore:

@@ -19,14 +19,14 @@ from headway import __version__
 from headway.admin import routes as admin
 from headway.admin.process import ProcessView
 from headway.app.backends import make_pool
-from headway.app.brokers import BrokerBundle, make_brokerage, make_memory_broker
+from headway.app.brokers import BrokerBundle, make_broker_bundle, make_memory_broker
 from headway.app.lifecycle import Resource, Service
 from headway.app.roles import ROLES, Parts
 from headway.app.stores import look_for_unused_keys, make_identity, make_ledger
 from headway.config import Settings, flag, idle, shown_url
 from headway.config.target import Target, parse_target, with_arguments
 from headway.controller.controller import Controller
-from headway.core.throttle import Flow
+from headway.core.throttle import ArrivalRates
 from headway.errors import SettingError, TargetError
 from headway.fleet.membership import Membership
 from headway.gateway.capacity_watcher import CapacityWatcher
@@ -50,7 +50,7 @@ class Components:
 
     id: str
     gateway: Gateway | None
-    direct: Fallback | None
+    fallback: Fallback | None
     pool: WorkerPool | None
     controller: Controller | None
 
@@ -80,27 +80,27 @@ def build(settings: Settings, role: Role, target_text: str = "") -> Process:
     settings = dataclasses.replace(settings, name=settings.name or _default_name())
     target = with_arguments(parse_target(target_text), settings.target_arguments) if parts.batchers else None
     clock, counters = time.monotonic, Counters()
-    place = make_brokerage(settings, counters, clock)
+    bundle = make_broker_bundle(settings, counters, clock)
     ledger = make_ledger(settings.ledger) if settings.ledger else None
-    journal = LedgerWriter(ledger, settings, counters, clock) if ledger is not None else None
-    made = make_parts(settings, parts, target, place, counters, clock, journal)
+    ledger_writer = LedgerWriter(ledger, settings, counters, clock) if ledger is not None else None
+    made = make_components(settings, parts, target, bundle, counters, clock, ledger_writer)
 
     def describe() -> ProcessInfo:
-        return _member(settings, role, made, admin_door.port)
+        return _member(settings, role, made, admin_listener.port)
 
-    attendance = Membership(place.fleet, describe, clock, place.broker, made.slots)
+    membership = Membership(bundle.fleet, describe, clock, bundle.broker, made.slots)
 
     def leaving() -> bool:
-        return attendance.leaving
+        return membership.leaving
 
-    gateway, direct = made.gateway, made.direct
+    gateway, fallback = made.gateway, made.fallback
 
     def holding() -> bool:
         return gateway is not None and gateway.holding
 
-    beside = direct.broker if direct is not None else None
+    beside = fallback.broker if fallback is not None else None
     ready = Readiness(
-        place.broker,
+        bundle.broker,
         leaving,
         made.slots,
         beside,
@@ -110,59 +110,71 @@ def build(settings: Settings, role: Role, target_text: str = "") -> Process:
         needs_own=parts.needs_own_workers,
     )
     shown = ProcessView(
-        settings, role, made.id, counters, place.broker, place.letters, place.fleet, clock, place.now, gateway, ledger
+        settings,
+        role,
+        made.id,
+        counters,
+        bundle.broker,
+        bundle.letters,
+        bundle.fleet,
+        clock,
+        bundle.now,
+        gateway,
+        ledger,
     )
-    admin_door = Listener.admin(settings, admin.build(shown, ready), new_id, counters)
-    public_door = None
-    resources: list[Resource] = [] if journal is None else [journal]
+    admin_listener = Listener.admin(settings, admin.build(shown, ready), new_id, counters)
+    public_listener = None
+    resources: list[Resource] = [] if ledger_writer is None else [ledger_writer]
     if gateway is not None:
         identity, stores = make_identity(settings, counters)
         app = public.build(gateway, ready, identity)
         resources.extend((*stores, *look_for_unused_keys(settings)))
         warn_of_idle(settings)
-        resources.append(CapacityWatcher(gateway, place.fleet, clock))
-        public_door = Listener.public(settings, gateway, identity, app, new_id, counters)
+        resources.append(CapacityWatcher(gateway, bundle.fleet, clock))
+        public_listener = Listener.public(settings, gateway, identity, app, new_id, counters)
     service = Service(
         settings,
-        place.broker,
+        bundle.broker,
         gateway,
         made.pool,
-        [admin_door] if public_door is None else [public_door, admin_door],
+        [admin_listener] if public_listener is None else [public_listener, admin_listener],
         controller=made.controller,
-        attendance=attendance,
-        direct=direct,
-        link=place.link,
+        membership=membership,
+        fallback=fallback,
+        connection=bundle.connection,
         resources=resources,
     )
-    return Process(settings, role, target, service, admin_door, public_door)
+    return Process(settings, role, target, service, admin_listener, public_listener)
 
 
-def make_parts(
+def make_components(
     settings: Settings,
     parts: Parts,
     target: Target | None,
-    place: BrokerBundle,
+    bundle: BrokerBundle,
     counters: Counters,
     clock: Callable[[], float],
-    journal: LedgerWriter | None = None,
+    ledger_writer: LedgerWriter | None = None,
 ) -> Components:
     """Build the services of a process, those that its role has."""
-    gateway = direct = controller = None
+    gateway = fallback = controller = None
     if parts.gateway:
-        direct = make_direct(settings, counters, clock)
-        beside = direct.broker if direct is not None else None
-        observers = [journal] if journal is not None else []
-        gateway = Gateway(settings, [settings.model], place.broker, counters, clock, direct=beside, observers=observers)
+        fallback = make_fallback(settings, counters, clock)
+        beside = fallback.broker if fallback is not None else None
+        observers = [ledger_writer] if ledger_writer is not None else []
+        gateway = Gateway(
+            settings, [settings.model], bundle.broker, counters, clock, direct=beside, observers=observers
+        )
     id = gateway.name if gateway is not None else settings.name
-    pool = None if target is None else make_pool(settings, target, place.broker, counters, clock)
+    pool = None if target is None else make_pool(settings, target, bundle.broker, counters, clock)
     if parts.controller:
-        controller = Controller(id, place.broker, place.fleet, settings.target_utilisation, clock)
-    return Components(id, gateway, direct, pool, controller)
+        controller = Controller(id, bundle.broker, bundle.fleet, settings.target_utilisation, clock)
+    return Components(id, gateway, fallback, pool, controller)
 
 
 def _member(settings: Settings, role: Role, made: Components, admin_port: int) -> ProcessInfo:
     gateway, controller = made.gateway, made.controller
-    flow = gateway.limiter.throttle.flow if gateway is not None else Flow()
+    rates = gateway.limiter.throttle.rates if gateway is not None else ArrivalRates()
     host = f"[{settings.admin_host}]" if ":" in settings.admin_host else settings.admin_host
     return ProcessInfo(
         id=made.id,
@@ -174,8 +186,8 @@ def _member(settings: Settings, role: Role, made: Components, admin_port: int) -
         pending=gateway.pending if gateway is not None else 0,
         requests_per_second=gateway.requests_per_second if gateway is not None else 0.0,
         model=settings.model if gateway is not None else "",
-        higher_per_second=flow.higher,
-        lowest_per_second=flow.lowest,
+        higher_per_second=rates.higher,
+        lowest_per_second=rates.lowest,
         leads=controller is not None and controller.leads,
         shared={
             "shards": str(settings.shards),
@@ -203,7 +215,7 @@ def _default_name() -> str:
     return f"{host}-{os.getpid()}"
 
 
-def make_direct(settings: Settings, counters: Counters, clock: Callable[[], float]) -> Fallback | None:
+def make_fallback(settings: Settings, counters: Counters, clock: Callable[[], float]) -> Fallback | None:
     """Make the fallback that a gateway asks while a broker elsewhere is away, if one is set. Its processes get no GPU."""
     if not (settings.broker and settings.fallback):
         return None

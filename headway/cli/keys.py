@@ -155,8 +155,8 @@ def rotate(
     """
     known = _id(id)
     now = time.time()
-    patience = duration("--grace", grace, least=0.0)
-    until = now + patience if patience else _REVOKED
+    overlap = duration("--grace", grace, least=0.0)
+    until = now + overlap if overlap else _REVOKED
     lifetime = duration("--expires", expires, least=1.0) if expires else None
 
     async def replace(store: KeyStore) -> None:

@@ -122,13 +122,13 @@ class Trial:
         The orders are a rotation by one and an exchange of the first two. Together they generate all orders, so
         that a target which rearranges its outputs, in whatever fixed way, is caught by one of them.
         """
-        places = list(range(len(whole)))
+        positions = list(range(len(whole)))
         if len(set(whole)) == 1 and len(set(self._inputs)) > 1:
             self._found.notes.append("all outputs are equal, so their order cannot be checked; try --input")
             return
-        for order in (places[1:] + places[:1], places[1::-1] + places[2:]):
-            outputs = await self._batch([self._inputs[place] for place in order])
-            expected = [whole[place] for place in order]
+        for order in (positions[1:] + positions[:1], positions[1::-1] + positions[2:]):
+            outputs = await self._batch([self._inputs[position] for position in order])
+            expected = [whole[position] for position in order]
             if outputs is None or outputs == expected:
                 continue
             if Counter(outputs) == Counter(expected):
@@ -157,21 +157,21 @@ class Trial:
 
     def _outputs(self, items: Sequence[ItemResult]) -> list[str] | None:
         outputs = [item.output for item in items if item.output is not None]
-        bad = [place for place, item in enumerate(items) if item.output is None]
+        bad = [position for position, item in enumerate(items) if item.output is None]
         if bad:
             self._tell_first(items, bad)
         return None if bad else outputs
 
     def _tell_first(self, items: Sequence[ItemResult], bad: Sequence[int]) -> None:
         """Add a fault for the first bad output of a batch; the others are most likely bad for the same reason."""
-        place = bad[0]
-        error = items[place].error
-        if items[place].fault:
+        position = bad[0]
+        error = items[position].error
+        if items[position].fault:
             more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
-            self._found.fault(f"input {place + 1} of {len(items)}{more}: {error}")
+            self._found.fault(f"input {position + 1} of {len(items)}{more}: {error}")
         else:
             self._found.fault(
-                f"the target rejects {self._inputs[place][:40]!r}: {error}. "
+                f"the target rejects {self._inputs[position][:40]!r}: {error}. "
                 "If it asks for inputs of another kind, give some with --input."
             )
 

@@ -25,7 +25,7 @@ _TIERS = "Tiers"
 _IDENTITY = "Identity and rate limits"
 _LEDGER = "Ledger"
 _SHARING = "Tasks, cache and collapsing"
-_DOOR = "Limits at the door"
+_LIMITS = "Limits at the door"
 _REMOTE = "Remote API"
 _ADMIN_LOG = "Administration and log"
 
@@ -222,29 +222,32 @@ class Settings:
     )
     kept_tenant_mb: int = _setting(64, _SHARING, "Most of `kept_mb` for what one tenant keeps.", "MiB")
 
-    max_body_bytes: int = _setting(1_048_576, _DOOR, "Largest request body.", "bytes")
-    max_header_bytes: int = _setting(16_384, _DOOR, "Largest request line and header together.", "bytes")
-    max_input_chars: int = _setting(0, _DOOR, "Longest input; 0: as long as the body may be.", "characters")
-    max_parameters: int = _setting(64, _DOOR, "Most members of `parameters`.")
+    max_body_bytes: int = _setting(1_048_576, _LIMITS, "Largest request body.", "bytes")
+    max_header_bytes: int = _setting(16_384, _LIMITS, "Largest request line and header together.", "bytes")
+    max_input_chars: int = _setting(0, _LIMITS, "Longest input; 0: as long as the body may be.", "characters")
+    max_parameters: int = _setting(64, _LIMITS, "Most members of `parameters`.")
     control_chars: str = _setting(
         "keep",
-        _DOOR,
+        _LIMITS,
         "What becomes of control characters other than tab and line ends in an input: keep, strip or refuse. "
         "U+0000 is always refused.",
     )
     max_bodies_mb: int = _setting(
-        256, _DOOR, "Most bytes of bodies on their way and of unread answers at once, of all requests together.", "MiB"
+        256,
+        _LIMITS,
+        "Most bytes of bodies on their way and of unread answers at once, of all requests together.",
+        "MiB",
     )
-    max_connections: int = _setting(10_000, _DOOR, "Most open client connections.")
+    max_connections: int = _setting(10_000, _LIMITS, "Most open client connections.")
     max_caller_connections: int = _setting(
         0,
-        _DOOR,
+        _LIMITS,
         "Most open connections of one tenant or, without keys, of one address; 0: nine times as many as are free, without keys "
         "no bound.",
     )
-    header_timeout_ms: float = _setting(10_000.0, _DOOR, "Longest time to receive a request's header.", "ms")
-    body_timeout_ms: float = _setting(10_000.0, _DOOR, "Longest time to receive a request's body.", "ms")
-    keep_alive_ms: float = _setting(30_000.0, _DOOR, "How long an idle connection stays open.", "ms")
+    header_timeout_ms: float = _setting(10_000.0, _LIMITS, "Longest time to receive a request's header.", "ms")
+    body_timeout_ms: float = _setting(10_000.0, _LIMITS, "Longest time to receive a request's body.", "ms")
+    keep_alive_ms: float = _setting(30_000.0, _LIMITS, "How long an idle connection stays open.", "ms")
 
     remote_format: str = _setting(
         "list", _REMOTE, 'Body the remote API takes: list (["a", "b"]) or inputs ({"inputs": ["a", "b"]}).'

@@ -46,15 +46,15 @@ class Controller:
         self._broker = broker
         self._fleet = fleet
         self._target_utilisation = target_utilisation
-        self._pulse = Periodic("controller", self._control, clock, every=PUBLISH_EVERY)
+        self._periodic = Periodic("controller", self._control, clock, every=PUBLISH_EVERY)
 
     def start(self, supervisor: Supervisor) -> None:
         """Start to ask for the lead."""
-        self._pulse.start(supervisor)
+        self._periodic.start(supervisor)
 
     async def stop(self) -> None:
         """Stop asking. The lead itself is given up when its process leaves the fleet."""
-        await self._pulse.stop()
+        await self._periodic.stop()
 
     async def _control(self) -> None:
         try:

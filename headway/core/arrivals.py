@@ -14,7 +14,7 @@ from typing import Protocol
 from headway.errors import SettingError
 
 
-class Dice(Protocol):
+class RandomSource(Protocol):
     """Source of randomness; a `random.Random` is one."""
 
     def random(self) -> float:
@@ -22,7 +22,7 @@ class Dice(Protocol):
         ...
 
 
-def poisson(rate: float, rng: Dice) -> Iterator[float]:
+def poisson(rate: float, rng: RandomSource) -> Iterator[float]:
     """Arrivals of many independent clients: exponential gaps.
 
     Arguments:
@@ -82,7 +82,7 @@ def _check(rate: float) -> None:
         raise SettingError("rate", rate, "must be a positive number of requests per second", "For example 1000.")
 
 
-def _poisson(rate: float, rng: Dice) -> Iterator[float]:
+def _poisson(rate: float, rng: RandomSource) -> Iterator[float]:
     log, roll = math.log, rng.random
     mean = 1.0 / rate
     now = 0.0

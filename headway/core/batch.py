@@ -27,7 +27,7 @@ class Departure:
     attempts: int = 1
     alone: int = 0
     rest: Group | None = None
-    pool: CallerKey | None = None
+    quarantine: CallerKey | None = None
 
 
 @dataclass(slots=True)

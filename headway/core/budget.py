@@ -24,16 +24,16 @@ class Budget:
         free: units that no owner holds.
     """
 
-    __slots__ = ("_greed", "_held", "free")
+    __slots__ = ("_greed", "_used", "free")
 
     def __init__(self, total: int, greed: int = GREED) -> None:
         self.free = total
         self._greed = greed
-        self._held: dict[str, int] = {}
+        self._used: dict[str, int] = {}
 
-    def held(self, owner: str) -> int:
+    def used(self, owner: str) -> int:
         """Units that an owner holds."""
-        return self._held.get(owner, 0)
+        return self._used.get(owner, 0)
 
     def take(self, owner: str, amount: int, most: int = 0) -> bool:
         """Let an owner hold more units. False, and nothing is taken, when that is more than it may hold.
@@ -43,19 +43,19 @@ class Budget:
             amount: number of further units.
             most: units that it may hold whatever is free; 0 for no such bound.
         """
-        held = self._held.get(owner, 0)
-        left, wanted = self.free - amount, held + amount
-        if left < 0 or (most and wanted > most) or (held and self._greed and wanted > self._greed * left):
+        used = self._used.get(owner, 0)
+        left, wanted = self.free - amount, used + amount
+        if left < 0 or (most and wanted > most) or (used and self._greed and wanted > self._greed * left):
             return False
         self.free = left
-        self._held[owner] = wanted
+        self._used[owner] = wanted
         return True
 
     def give(self, owner: str, amount: int) -> None:
         """Take units back from an owner."""
-        held = self._held[owner] - amount
+        used = self._used[owner] - amount
         self.free += amount
-        if held:
-            self._held[owner] = held
+        if used:
+            self._used[owner] = used
         else:
-            del self._held[owner]
+            del self._used[owner]

@@ -3,15 +3,15 @@
 Pure: no clock. `headway.model.DedupKey` says what a dedup key means. A *flight* is what is known under one:
 
                     ┌── join ──▶ followers
-    (none) ─lead─▶ in flight ──end──▶ kept ─────▶ (none)
+    (none) ─begin─▶ in flight ──end──▶ kept ─────▶ (none)
                     └── end, nothing to keep ───▶ (none)
 
-The leader of a flight may itself follow another: the first entry under an idempotency key may join an identical
-request. So outcomes run along chains. A leader that nobody waits for any more runs on while it has followers. Under an
+The original of a flight may itself follow another: the first entry under an idempotency key may join an identical
+request. So outcomes run along chains. An original that nobody waits for any more runs on while it has followers. Under an
 idempotency key it runs on in any case, as its client may ask again.
 
-When a leader is too late, its followers, who came later, are not: they are offered anew, and so are those that follow
-them, in the order in which they joined, so that the first of them leads. A follower that waits for a task gets the
+When an original is too late, its followers, who came later, are not: they are offered anew, and so are those that follow
+them, in the order in which they joined, so that the first of them is the next original. A follower that waits for a task gets the
 task's failure.
 """
 
@@ -73,7 +73,7 @@ class KeepTimes(Protocol):
         ...
 
 
-def shares_of(settings: KeepTimes, id: str, asked: bytes, options: RequestOptions) -> tuple[DedupKey, ...]:
+def dedup_keys_of(settings: KeepTimes, id: str, asked: bytes, options: RequestOptions) -> tuple[DedupKey, ...]:
     """Dedup keys of a request.
 
     Arguments:
@@ -82,15 +82,15 @@ def shares_of(settings: KeepTimes, id: str, asked: bytes, options: RequestOption
         asked: digest of what it asks.
         options: whether it is a task, has an idempotency key, or needs an answer of its own.
     """
-    shares = []
+    dedup_keys = []
     if options.task:
-        shares.append(DedupKey(DedupKind.TASK, id, asked, settings.result_ttl_s))
+        dedup_keys.append(DedupKey(DedupKind.TASK, id, asked, settings.result_ttl_s))
     if options.key:
-        shares.append(DedupKey(DedupKind.KEY, options.key, asked, settings.result_ttl_s))
+        dedup_keys.append(DedupKey(DedupKind.KEY, options.key, asked, settings.result_ttl_s))
     if (settings.cache or settings.collapse) and not options.fresh:
         keep = settings.cache_ttl_s if settings.cache else 0.0
-        shares.append(DedupKey(DedupKind.SAME, asked.hex(), b"", keep, settings.collapse))
-    return tuple(shares)
+        dedup_keys.append(DedupKey(DedupKind.SAME, asked.hex(), b"", keep, settings.collapse))
+    return tuple(dedup_keys)
 
 
 def keeps(kind: DedupKind, reply: Reply) -> bool:
@@ -102,12 +102,14 @@ def keeps(kind: DedupKind, reply: Reply) -> bool:
 
 def unkept(entry: Entry, reply: Reply, limits: KeptLimits) -> bool:
     """Whether an outcome that a client may ask for later is too large to be kept."""
-    return not limits.keeps(reply) and any(share.kind is not DedupKind.SAME and share.keep for share in entry.shares)
+    return not limits.keeps(reply) and any(
+        dedup_key.kind is not DedupKind.SAME and dedup_key.keep for dedup_key in entry.dedup_keys
+    )
 
 
 def is_task(entry: Entry) -> bool:
     """Whether the outcome of an entry may be fetched by its id. An entry that only waits for a task is none."""
-    return any(share.kind is DedupKind.TASK and share.key == entry.id for share in entry.shares)
+    return any(dedup_key.kind is DedupKind.TASK and dedup_key.key == entry.id for dedup_key in entry.dedup_keys)
 
 
 def follower(subscription: Subscription) -> Entry:
@@ -121,7 +123,7 @@ def follower(subscription: Subscription) -> Entry:
         gateway=subscription.gateway,
         queue_timeout=subscription.timeout,
         timeout=subscription.timeout,
-        shares=(DedupKey(DedupKind.TASK, subscription.task),),
+        dedup_keys=(DedupKey(DedupKind.TASK, subscription.task),),
         nonce=subscription.nonce,
     )
 
@@ -145,9 +147,9 @@ def passed_on(reply: Reply, to: QueuedEntry, kind: DedupKind, kept: bool) -> Rep
 
 @dataclass(slots=True, eq=False)
 class _Flight:
-    share: DedupKey
+    dedup_key: DedupKey
     key: FlightKey
-    leader: QueuedEntry | None
+    original: QueuedEntry | None
     followers: dict[QueuedEntry, None] = field(default_factory=dict)
     reply: Reply | None = None
     until: float = 0.0
@@ -160,7 +162,7 @@ class Ripple:
     Attributes:
         replies: outcomes of other entries.
         anew: former followers that are to be offered again, in this order.
-        idle: leaders that nobody waits for any more; they need not run.
+        idle: originals that nobody waits for any more; they need not run.
     """
 
     replies: list[tuple[QueuedEntry, Reply]] = field(default_factory=list)
@@ -177,7 +179,7 @@ class Dedup:
 
     def __init__(self, limits: KeptLimits) -> None:
         self._flights: dict[FlightKey, _Flight] = {}
-        self._led: dict[QueuedEntry, list[_Flight]] = {}
+        self._begun: dict[QueuedEntry, list[_Flight]] = {}
         self._followed: dict[QueuedEntry, _Flight] = {}
         self._unwanted: set[QueuedEntry] = set()
         self.limits = limits
@@ -188,17 +190,17 @@ class Dedup:
 
     @property
     def active(self) -> bool:
-        """Whether any entry leads or follows."""
-        return bool(self._led)
+        """Whether any entry is an original or a follower."""
+        return bool(self._begun)
 
     def follows(self, queued: QueuedEntry) -> bool:
         """Whether an entry waits for the outcome of another."""
         return queued in self._followed
 
-    def leader_of(self, queued: QueuedEntry) -> QueuedEntry:
+    def original_of(self, queued: QueuedEntry) -> QueuedEntry:
         """The entry that runs for another, or the entry itself."""
-        while (flight := self._followed.get(queued)) is not None and flight.leader is not None:
-            queued = flight.leader
+        while (flight := self._followed.get(queued)) is not None and flight.original is not None:
+            queued = flight.original
         return queued
 
     def unwanted(self, queued: QueuedEntry) -> bool:
@@ -212,22 +214,22 @@ class Dedup:
             A failure: the entry is refused. A ripple: it has joined, or has its outcome, which is among the replies.
         """
         found = None
-        for share in queued.entry.shares:
-            flight = self._flight(queued, share, now)
-            waits = share.kind is DedupKind.TASK and not _own(queued, share)
+        for dedup_key in queued.entry.dedup_keys:
+            flight = self._flight(queued, dedup_key, now)
+            waits = dedup_key.kind is DedupKind.TASK and not _own(queued, dedup_key)
             if flight is None:
                 if waits:
                     return failures.no_task()
                 continue
-            if flight.share.digest != share.digest and not waits:
+            if flight.dedup_key.digest != dedup_key.digest and not waits:
                 return failures.misuse()
-            if flight.reply is not None or share.joins:
+            if flight.reply is not None or dedup_key.joins:
                 found = flight
                 break
         if found is None:
             return None
-        self.lead(queued, now)
-        kind = found.share.kind
+        self.begin(queued, now)
+        kind = found.dedup_key.kind
         if found.reply is not None:
             reply = passed_on(found.reply, queued, kind, kept=True)
             ripple = self.end(queued, reply, now)
@@ -235,35 +237,35 @@ class Dedup:
             return ripple
         found.followers[queued] = None
         self._followed[queued] = found
-        self._led.setdefault(queued, [])
+        self._begun.setdefault(queued, [])
         heapq.heappush(self._due, (queued.due, next(self._numbers), queued))
         return Ripple()
 
-    def lead(self, queued: QueuedEntry, now: float) -> None:
-        """Let an entry that runs, or joins, lead the flights of all its dedup keys that have none yet."""
-        led = [
-            _Flight(share, _key(queued, share), queued)
-            for share in queued.entry.shares
-            if self._flight(queued, share, now) is None
-            and (share.kind is not DedupKind.TASK or (_own(queued, share) and share.keep > 0.0))
+    def begin(self, queued: QueuedEntry, now: float) -> None:
+        """Let an entry that runs, or joins, begin the flights of all its dedup keys that have none yet."""
+        begun = [
+            _Flight(dedup_key, _key(queued, dedup_key), queued)
+            for dedup_key in queued.entry.dedup_keys
+            if self._flight(queued, dedup_key, now) is None
+            and (dedup_key.kind is not DedupKind.TASK or (_own(queued, dedup_key) and dedup_key.keep > 0.0))
         ]
-        for flight in led:
+        for flight in begun:
             self._flights[flight.key] = flight
-        if led:
-            self._led[queued] = led
+        if begun:
+            self._begun[queued] = begun
 
     def end(self, queued: QueuedEntry, reply: Reply, now: float, *, late: bool = False) -> Ripple:
         """Note the outcome of an entry. `late`: the entry failed only because its own time is over."""
         ripple, ended = Ripple(), [(queued, reply)]
-        for leader, outcome in ended:
-            self._unwanted.discard(leader)
-            leader.place = None
-            self._unfollow(leader)
-            for flight in self._led.pop(leader, ()):
-                if late and flight.share.kind is not DedupKind.TASK:
+        for original, outcome in ended:
+            self._unwanted.discard(original)
+            original.reservation = None
+            self._unfollow(original)
+            for flight in self._begun.pop(original, ()):
+                if late and flight.dedup_key.kind is not DedupKind.TASK:
                     self._scatter(flight, ripple)
                 for follower in self._freed(flight):
-                    passed = passed_on(outcome, follower, flight.share.kind, kept=False)
+                    passed = passed_on(outcome, follower, flight.dedup_key.kind, kept=False)
                     ended.append((follower, passed))
                     if follower not in self._unwanted:
                         ripple.replies.append((follower, passed))
@@ -274,17 +276,17 @@ class Dedup:
         """Stop waiting for an entry. If no other entry waits for it, it is among the idle of the ripple.
 
         Arguments:
-            queued: an entry that leads or follows.
+            queued: an original or a follower.
             deleted: whether its outcome is unwanted, too. Otherwise the first entry under an idempotency key runs on.
         """
         ripple = Ripple()
-        for flight in list(self._led.get(queued, ())):
-            kind = flight.share.kind
+        for flight in list(self._begun.get(queued, ())):
+            kind = flight.dedup_key.kind
             if kind is DedupKind.TASK or (deleted and kind is DedupKind.KEY and not flight.followers):
-                self._led[queued].remove(flight)
+                self._begun[queued].remove(flight)
                 del self._flights[flight.key]
                 for follower in self._freed(flight):
-                    self._forget_led(follower)
+                    self._forget_begun(follower)
                     entry = follower.entry
                     failed = Reply(entry.id, entry.tenant, None, failures.no_task(), nonce=entry.nonce)
                     ripple.replies.append((follower, failed))
@@ -295,16 +297,16 @@ class Dedup:
     def with_id(self, entry: Entry, now: float) -> Entry:
         """Give an entry whose id the client chose the dedup key of a kept task of that id. Another body misuses the id."""
         if isinstance(self.outcome(entry.tenant, entry.id, now), Reply):
-            shares = (DedupKey(DedupKind.TASK, entry.id, entry.digest), *entry.shares)
-            return msgspec.structs.replace(entry, shares=shares)
+            dedup_keys = (DedupKey(DedupKind.TASK, entry.id, entry.digest), *entry.dedup_keys)
+            return msgspec.structs.replace(entry, dedup_keys=dedup_keys)
         return entry
 
     def outcome(self, tenant: str, id: str, now: float) -> Reply | QueuedEntry | None:
-        """Outcome of a task, or the entry that leads it; None when there is no such task."""
+        """Outcome of a task, or its original; None when there is no such task."""
         flight = self._flights.get((tenant, DedupKind.TASK, id))
         if flight is None or (flight.reply is not None and flight.until <= now):
             return None
-        return flight.reply or flight.leader
+        return flight.reply or flight.original
 
     def forget(self, tenant: str, id: str) -> None:
         """Forget the outcome of a task."""
@@ -323,15 +325,15 @@ class Dedup:
         return late
 
     def leave(self, queued: QueuedEntry) -> Ripple:
-        """Note that a follower has its own outcome, and waits for its leader's no longer."""
+        """Note that a follower has its own outcome, and waits for its original's no longer."""
         flight = self._unfollow(queued)
         ripple = Ripple()
-        if flight is not None and flight.leader is not None:
-            self._release(flight.leader, ripple)
+        if flight is not None and flight.original is not None:
+            self._release(flight.original, ripple)
         return ripple
 
-    def _flight(self, queued: QueuedEntry, share: DedupKey, now: float) -> _Flight | None:
-        flight = self._flights.get(_key(queued, share))
+    def _flight(self, queued: QueuedEntry, dedup_key: DedupKey, now: float) -> _Flight | None:
+        flight = self._flights.get(_key(queued, dedup_key))
         if flight is not None and flight.reply is not None and flight.until <= now:
             self._discard(flight)
             return None
@@ -357,10 +359,10 @@ class Dedup:
         loose = [flight]
         for each in loose:
             for follower in self._freed(each):
-                loose += self._forget_led(follower)
+                loose += self._forget_begun(follower)
                 if follower in self._unwanted:
                     self._unwanted.discard(follower)
-                    follower.place = None
+                    follower.reservation = None
                 else:
                     ripple.anew.append(follower)
 
@@ -371,35 +373,35 @@ class Dedup:
 
     def _release(self, queued: QueuedEntry, ripple: Ripple) -> None:
         """Let go of an entry that nobody waits for, and of those that only ran for it."""
-        while queued in self._unwanted and not any(map(_is_awaited, self._led.get(queued, ()))):
+        while queued in self._unwanted and not any(map(_is_awaited, self._begun.get(queued, ()))):
             self._unwanted.discard(queued)
-            queued.place = None
-            self._forget_led(queued)
+            queued.reservation = None
+            self._forget_begun(queued)
             flight = self._unfollow(queued)
-            if flight is None or flight.leader is None:
+            if flight is None or flight.original is None:
                 ripple.idle.append(queued)
                 return
-            queued = flight.leader
+            queued = flight.original
 
-    def _forget_led(self, queued: QueuedEntry) -> list[_Flight]:
-        led = self._led.pop(queued, [])
-        for flight in led:
+    def _forget_begun(self, queued: QueuedEntry) -> list[_Flight]:
+        begun = self._begun.pop(queued, [])
+        for flight in begun:
             del self._flights[flight.key]
-        return led
+        return begun
 
     def _keep(self, flight: _Flight, reply: Reply, now: float) -> None:
-        share = flight.share
-        useful = share.keep > 0.0 and keeps(share.kind, reply)
+        dedup_key = flight.dedup_key
+        useful = dedup_key.keep > 0.0 and keeps(dedup_key.kind, reply)
         if useful and not self._kept.limits.keeps(reply):
-            useful = share.kind is DedupKind.TASK  # Who asks for the task is told why its output is not there.
+            useful = dedup_key.kind is DedupKind.TASK  # Who asks for the task is told why its output is not there.
             failure = failures.too_large(weight(reply.output))
             reply = Reply(reply.id, reply.tenant, None, failure, shared=reply.shared, kept=reply.kept)
         if not useful:
             del self._flights[flight.key]
             return
         self._forget_ended(now)
-        flight.leader, flight.reply, flight.until = None, reply, now + share.keep
-        spare = share.kind is DedupKind.SAME
+        flight.original, flight.reply, flight.until = None, reply, now + dedup_key.keep
+        spare = dedup_key.kind is DedupKind.SAME
         for gone in self._kept.add(flight, flight.key[0], weight(reply.output), flight.until, spare=spare):
             del self._flights[gone.key]
 
@@ -413,14 +415,14 @@ class Dedup:
 
 
 def _is_awaited(flight: _Flight) -> bool:
-    """Whether the leader of a flight runs though it is unwanted itself, as its client may ask again under the key."""
-    return bool(flight.followers) or flight.share.kind is DedupKind.KEY
+    """Whether the original of a flight runs though it is unwanted itself, as its client may ask again under the key."""
+    return bool(flight.followers) or flight.dedup_key.kind is DedupKind.KEY
 
 
-def _own(queued: QueuedEntry, share: DedupKey) -> bool:
+def _own(queued: QueuedEntry, dedup_key: DedupKey) -> bool:
     """Whether an entry is the task itself, and does not only wait for it."""
-    return share.key == queued.entry.id
+    return dedup_key.key == queued.entry.id
 
 
-def _key(queued: QueuedEntry, share: DedupKey) -> FlightKey:
-    return queued.entry.tenant, share.kind, share.key
+def _key(queued: QueuedEntry, dedup_key: DedupKey) -> FlightKey:
+    return queued.entry.tenant, dedup_key.kind, dedup_key.key

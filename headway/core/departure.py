@@ -74,7 +74,7 @@ class Rule:
         rate: expected arrivals per second, for the early test.
         service: expected run time of the batch in seconds, for the deadline test.
         pace: seconds by which each departure moves the schedule on.
-        lead: most seconds a full batch may leave ahead of the schedule; infinite when full batches are not spaced.
+        tolerance: most seconds that a full batch may leave ahead of schedule; infinite when full batches are not spaced.
         gather: seconds for which others may join the oldest member, although the headway is over.
         quiet: seconds without an arrival after which the batch waits for no more.
     """
@@ -85,7 +85,7 @@ class Rule:
     rate: float = 0.0
     service: float = 0.0
     pace: float = 0.0
-    lead: float = math.inf
+    tolerance: float = math.inf
     gather: float = 0.0
     quiet: float = 0.0
 
@@ -131,7 +131,7 @@ def decide(rule: Rule, view: QueueSnapshot, now: float) -> Dispatch | Hold:
     """Apply a rule to what waits, with a GPU free at instant `now`."""
     if view.depth == 0:
         return Hold(math.inf)
-    full_from = view.schedule - rule.lead if view.depth >= rule.size else math.inf
+    full_from = view.schedule - rule.tolerance if view.depth >= rule.size else math.inf
     if now >= full_from:
         return Dispatch(FULL)
     leave_by = view.due - rule.service - LEEWAY

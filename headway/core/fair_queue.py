@@ -49,7 +49,7 @@ class QueuedEntry(msgspec.Struct, eq=False):
         queue_due: instant by which it must have left for the first time.
         cost: rounds that it costs its tenant.
         attempts: number of times it has left.
-        place: bytes that it takes of the room, for as long as it has no outcome.
+        reservation: its bytes of the room, for as long as it has no outcome.
         round: round of its tier queue in which it is served.
         state: QUEUED (waits for its first departure), RUNNING, RETRYING (its batch failed, or was handed back), GONE,
             or FOLLOWS (waits for another's outcome). Queues drop what is no longer QUEUED when they meet it.
@@ -61,7 +61,7 @@ class QueuedEntry(msgspec.Struct, eq=False):
     queue_due: float
     cost: int
     attempts: int = 0
-    place: object = None
+    reservation: object = None
     round: int = 0
     state: int = QUEUED
 
@@ -304,24 +304,28 @@ def reserved_places(limit: int, share: float) -> int:
     return max(1, int(limit * share))
 
 
-def turns(lanes: Sequence[TierQueue], limit: int, share: float) -> Iterator[TierQueue]:
+def turns(tier_queues: Sequence[TierQueue], limit: int, share: float) -> Iterator[TierQueue]:
     """Tier queue of each next place of the batch, until the batch is full or nothing waits.
 
     Tiers in order; but when more waits than fits, the last `reserved_places` go to the tiers below the
     highest one that waits, the longest wait first. The caller pops one entry from each queue it is given.
     """
-    waiting = [lane for lane in lanes if lane.depth]
+    waiting = [tier_queue for tier_queue in tier_queues if tier_queue.depth]
     lower = waiting[1:]
-    contended = sum(lane.depth for lane in waiting) > limit
-    kept = min(reserved_places(limit, share), sum(lane.depth for lane in lower)) if contended else 0
+    contended = sum(tier_queue.depth for tier_queue in waiting) > limit
+    kept = min(reserved_places(limit, share), sum(tier_queue.depth for tier_queue in lower)) if contended else 0
     left = limit - kept
-    for lane in waiting:
-        count = min(left, lane.depth)
+    for tier_queue in waiting:
+        count = min(left, tier_queue.depth)
         left -= count
         for _ in range(count):
-            yield lane
+            yield tier_queue
     for _ in range(kept + left):
-        oldest = [(found.arrived, index) for index, lane in enumerate(lower) if (found := lane.oldest()) is not None]
+        oldest = [
+            (found.arrived, index)
+            for index, tier_queue in enumerate(lower)
+            if (found := tier_queue.oldest()) is not None
+        ]
         if not oldest:
             return
         yield lower[min(oldest)[1]]

@@ -11,7 +11,7 @@ import msgspec
 
 from headway.model import WorkerInfo, WorkerStatus
 
-BEAT_EVERY = 0.5
+HEARTBEAT_EVERY = 0.5
 """Seconds between heartbeats."""
 DEGRADED_AFTER = 1.5
 OFFLINE_AFTER = 10.0

@@ -12,7 +12,7 @@ NAME_LENGTH = 128
 
 
 def record_of(
-    caller: Principal,
+    principal: Principal,
     entry: Entry,
     seconds: float,
     reply: Reply,
@@ -23,7 +23,7 @@ def record_of(
     """Ledger record of a request that has its outcome.
 
     Arguments:
-        caller: principal that asked.
+        principal: principal that asked.
         entry: entry of the request.
         seconds: seconds from the request to its outcome.
         reply: outcome of the request.
@@ -39,8 +39,8 @@ def record_of(
         output = None if reply.output is None else _storable(reply.output)
     return LedgerRecord(
         id=entry.id,
-        user=_name(caller.user),
-        tenant=_name(caller.tenant),
+        user=_name(principal.user),
+        tenant=_name(principal.tenant),
         tier=tiers[entry.tier],
         model=_name(entry.model),
         status="completed" if failure is None else "failed",

@@ -14,12 +14,12 @@ from headway.model import Entry
 OVERHEAD = 1000
 """Bytes that an entry takes beside its input and parameters."""
 SMALL = 2048
-"""Characters of input and parameters up to which an entry needs no place: the bound on the number of entries will do.
+"""Characters of input and parameters up to which an entry needs no reservation: the bound on the number of entries will do.
 """
 
 
-class Place:
-    """Bytes of the room that an entry takes. They are free again when no entry holds the place any more."""
+class Reservation:
+    """Bytes of the room that an entry takes. They are free again when no entry holds the reservation any more."""
 
     __slots__ = ("_room", "_size", "_tenant")
 
@@ -27,9 +27,9 @@ class Place:
         self._room, self._tenant, self._size = room, tenant, size
 
     def give_to(self, queued: QueuedEntry) -> None:
-        """Let an admitted entry hold the place, unless it has its outcome already."""
+        """Let an admitted entry hold the reservation, unless it has its outcome already."""
         if queued.state != GONE:
-            queued.place = self
+            queued.reservation = self
 
     def __del__(self) -> None:
         self._room.give_back(self._tenant, self._size)
@@ -44,24 +44,24 @@ class Room:
 
     def __init__(self, most: int) -> None:
         self.free = most
-        self._held: dict[str, int] = {}
+        self._used: dict[str, int] = {}
 
-    def take(self, entry: Entry) -> Place | None:
-        """A place for an entry that is larger than SMALL; None when its tenant would hold more than is free."""
+    def take(self, entry: Entry) -> Reservation | None:
+        """Reservation for an entry that is larger than SMALL; None when its tenant would hold more than is free."""
         text, tenant = entry.input, entry.tenant
         size = OVERHEAD + (len(text) if text.isascii() else 4 * len(text)) + len(entry.parameters)
-        held = self._held.get(tenant, 0) + size
-        if held > self.free:
+        used = self._used.get(tenant, 0) + size
+        if used > self.free:
             return None
-        self._held[tenant] = held
+        self._used[tenant] = used
         self.free -= size
-        return Place(self, tenant, size)
+        return Reservation(self, tenant, size)
 
     def give_back(self, tenant: str, size: int) -> None:
-        """Free the bytes of a place."""
+        """Free the bytes of a reservation."""
         self.free += size
-        left = self._held[tenant] - size
+        left = self._used[tenant] - size
         if left:
-            self._held[tenant] = left
+            self._used[tenant] = left
         else:
-            del self._held[tenant]
+            del self._used[tenant]

@@ -36,7 +36,7 @@ from headway.core.fair_queue import (
 )
 from headway.core.retry import BLAMED, NEVER_SPLIT, SEARCHED, RetryBudgets, backoff, is_over, stays_whole
 from headway.core.service_model import ArrivalRate, ServiceModel
-from headway.core.suspects import APART_PRICE, FIRST, POOL, Choice, Group, Suspects
+from headway.core.suspects import APART_PRICE, FIRST, QUARANTINE, Choice, Group, Suspects
 from headway.model import Cause, Entry
 
 BUSY_TIME = 5.0
@@ -49,10 +49,10 @@ GATE_AGE = 0.05
 """Seconds after which the admission limits are made anew even if no batch has left."""
 UNKNOWN_WAIT = 1.0
 """Seconds a refused client is told to wait while nothing is known of the model's pace."""
-POOL_BATCHES = 8
-"""Most batches for each GPU that wait in one caller's pool."""
+QUARANTINE_BATCHES = 8
+"""Most batches for each GPU that wait in one caller's quarantine."""
 SEARCH_LOAD = 2
-"""Number of entries that one in a pool counts as, since what runs there may fail and run again."""
+"""Number of entries that one in a quarantine counts as, since what runs there may fail and run again."""
 MIXED_SECONDS = 1.0
 """Seconds after another tenant's entry for which batches are kept small in bytes."""
 _NOTHING = Choice()
@@ -93,12 +93,12 @@ class ModelQueue:
         self._newest = -math.inf
         self.slots = 0
         self._known_slots = 1
-        self._lanes = [TierQueue() for _ in range(limits.tiers)]
+        self._tier_queues = [TierQueue() for _ in range(limits.tiers)]
         self._rates = [ArrivalRate() for _ in range(limits.tiers)]
         self._due = DeadlineQueue()
         self._crowded = limits.max_queue * GREED // (GREED + 1)
-        """Places taken from which on a tenant may have no more than its share of them."""
-        self._held: Counter[str] | None = None
+        """Entries waiting from which on a tenant may have no more than its share of them."""
+        self._waiting: Counter[str] | None = None
         """Entries that wait in the tier queues, by tenant; None for as long as the count was not needed."""
         self._last_tenant: str | None = None
         self._mixed_at = -math.inf
@@ -126,8 +126,8 @@ class ModelQueue:
 
     def depths(self, now: float) -> list[tuple[int, float]]:
         """Entries waiting in each tier, and the seconds that its oldest has waited."""
-        counts = [lane.depth for lane in self._lanes]
-        oldest = [now if (first := lane.oldest()) is None else first.arrived for lane in self._lanes]
+        counts = [tier_queue.depth for tier_queue in self._tier_queues]
+        oldest = [now if (first := tier_queue.oldest()) is None else first.arrived for tier_queue in self._tier_queues]
         for member in self._suspects.of:
             counts[member.entry.tier] += 1
             oldest[member.entry.tier] = min(oldest[member.entry.tier], member.arrived)
@@ -153,10 +153,10 @@ class ModelQueue:
         if (over := self.limits.shed(tier, self._fresh)) > 0:
             pace = self._gate_now(now).pace(0)
             return admission.Refused(max(over / pace, MIN_WAIT) if pace > 0.0 else UNKNOWN_WAIT, tier_only=True)
-        lane = self._lanes[tier]
+        tier_queue = self._tier_queues[tier]
         if self._fresh:
-            ahead = lane.depth
-            for above in self._lanes[:tier]:
+            ahead = tier_queue.depth
+            for above in self._tier_queues[:tier]:
                 ahead += above.depth
             if ahead and (refused := self._judged(entry, ahead, now)) is not None:
                 return refused
@@ -166,42 +166,42 @@ class ModelQueue:
                 self._mixed_at = now
             self._last_tenant = entry.tenant
         queued = queued_at(entry, now)
-        lane.push(queued)
+        tier_queue.push(queued)
         self._due.push(queued)
         self._fresh += 1
-        if self._held is not None:
-            self._held[entry.tenant] += 1
+        if self._waiting is not None:
+            self._waiting[entry.tenant] += 1
         return queued
 
     def _has_its_share(self, tenant: str) -> bool:
         """Whether a tenant would take more than GREED times the places that are left, see `core.budget`, or none is
         left.
         """
-        if self._held is None:
-            self._held = sum((lane.counted() for lane in self._lanes), Counter())
-        left, held = self.limits.max_queue - self._fresh - 1, self._held[tenant]
-        return left < 0 or (held > 0 and held + 1 > GREED * left)
+        if self._waiting is None:
+            self._waiting = sum((tier_queue.counted() for tier_queue in self._tier_queues), Counter())
+        left, waits = self.limits.max_queue - self._fresh - 1, self._waiting[tenant]
+        return left < 0 or (waits > 0 and waits + 1 > GREED * left)
 
-    def _discount(self, queued: QueuedEntry, held: Counter[str]) -> None:
+    def _discount(self, queued: QueuedEntry, waits: Counter[str]) -> None:
         """Note that an entry has left its tier queue."""
-        held[queued.entry.tenant] -= 1
+        waits[queued.entry.tenant] -= 1
         if self._fresh < self._crowded // 2:  # To count again costs less than to count on.
-            self._held = None
+            self._waiting = None
 
     def _offer_apart(self, entry: Entry, now: float) -> QueuedEntry | admission.Refused:
-        """Admit an entry to its caller's pool, which gets a share of the GPUs, or refuse it."""
+        """Admit an entry to its caller's quarantine, which gets a share of the GPUs, or refuse it."""
         caller, suspects = caller_of(entry), self._suspects
-        pool = suspects.pool(caller)
-        waiting = len(pool.members) if pool is not None else 0
-        if waiting >= POOL_BATCHES * self.limits.max_batch * self._known_slots:
+        quarantine = suspects.quarantine(caller)
+        waiting = len(quarantine.members) if quarantine is not None else 0
+        if waiting >= QUARANTINE_BATCHES * self.limits.max_batch * self._known_slots:
             pace = self._gate_now(now).pace(entry.tier)
             return admission.Refused(max(1.0 / pace, MIN_WAIT) if pace > 0.0 else UNKNOWN_WAIT, tier_only=False)
         ahead = SEARCH_LOAD * waiting * (suspects.callers + self._tenants()) // suspects.callers
-        refused = self._gate_now(now).judge(ahead, self._lanes[0].depth, entry.tier, entry)
+        refused = self._gate_now(now).judge(ahead, self._tier_queues[0].depth, entry.tier, entry)
         if refused is not None:
             return refused
         queued = queued_at(entry, now)
-        gathered = Group([], now + self.service.seconds(1), POOL)
+        gathered = Group([], now + self.service.seconds(1), QUARANTINE)
         suspects.join(caller, [queued], gathered, self._group_size(caller))
         return queued
 
@@ -210,17 +210,17 @@ class ModelQueue:
 
     def _tenants(self) -> int:
         """Tenants that have entries in the tier queues."""
-        return sum(lane.tenants for lane in self._lanes)
+        return sum(tier_queue.tenants for tier_queue in self._tier_queues)
 
     def _judged(self, entry: Entry, ahead: int, now: float) -> admission.Refused | None:
         """Judge an entry by what waits in its tier and above. If that refuses it, judge it by what is served before it."""
         gate = self._gate_now(now)
         if ahead < gate.allowed(entry.tier, entry):
             return None
-        lane, first = self._lanes[entry.tier], self._lanes[0].depth
+        tier_queue, first = self._tier_queues[entry.tier], self._tier_queues[0].depth
         refused = gate.judge(ahead, first, entry.tier, entry)
-        if refused is not None and (served_before := lane.ahead(entry.tenant)) < lane.depth:
-            refused = gate.judge(ahead - lane.depth + served_before, first, entry.tier, entry)
+        if refused is not None and (served_before := tier_queue.ahead(entry.tenant)) < tier_queue.depth:
+            refused = gate.judge(ahead - tier_queue.depth + served_before, first, entry.tier, entry)
         return refused
 
     def load(self, now: float) -> Load:
@@ -256,9 +256,9 @@ class ModelQueue:
             return self._depart_apart(worker, found.first, limit, now)
         self._policy, self._limit = policy, limit
         verdict = decide(self._rule_anew(policy, now), self._view(), now)
-        held = isinstance(verdict, Hold)
-        if found.turn is not None and (held or self._suspects.credit >= 0.0):
-            price = 0.0 if held else self._price(found.turn, now)
+        waits = isinstance(verdict, Hold)
+        if found.turn is not None and (waits or self._suspects.credit >= 0.0):
+            price = 0.0 if waits else self._price(found.turn, now)
             return self._depart_apart(worker, found.turn, limit, now, price)
         if isinstance(verdict, Hold):
             return Hold(min(verdict.until, found.again))
@@ -287,10 +287,10 @@ class ModelQueue:
         if group.kind != FIRST:
             full = self.service.seconds(self.limits.max_batch)
             self._suspects.pay(group, self.service.seconds(len(members)), full, price)
-        reason = APART if group.attempts == 0 and group.kind == POOL else RETRY
+        reason = APART if group.attempts == 0 and group.kind == QUARANTINE else RETRY
         departure = Departure(worker, members, reason, now)
         departure.failures, departure.attempts = group.failures, group.attempts + 1
-        departure.alone, departure.rest, departure.pool = group.alone, group.rest, group.caller
+        departure.alone, departure.rest, departure.quarantine = group.alone, group.rest, group.caller
         return self._leave(departure, now)
 
     def wake(self, idle: Collection[str], now: float) -> str | float:
@@ -333,11 +333,11 @@ class ModelQueue:
         if queued.state == RETRYING:
             self._suspects.remove(queued, self._group_size)
         elif queued.state == QUEUED:
-            self._lanes[queued.entry.tier].drop(queued)
+            self._tier_queues[queued.entry.tier].drop(queued)
             self._due.tidy()
             self._fresh -= 1
-            if self._held is not None:
-                self._discount(queued, self._held)
+            if self._waiting is not None:
+                self._discount(queued, self._waiting)
         queued.state = GONE
 
     def finish(self, departure: Departure, now: float) -> list[QueuedEntry]:
@@ -346,9 +346,9 @@ class ModelQueue:
         self.service.observe(len(departure.members), now - departure.left_at)
         self._gate_at = -math.inf
         if departure.rest is not None and (rest := self._suspects.let_go(departure.rest)):
-            self._suspects.halve(rest, Group([], now, POOL, departure.failures, departure.attempts - 1))
-        if departure.pool is not None:
-            self.culprits.ran(departure.pool, len(departure.members), clean=True)
+            self._suspects.halve(rest, Group([], now, QUARANTINE, departure.failures, departure.attempts - 1))
+        if departure.quarantine is not None:
+            self.culprits.ran(departure.quarantine, len(departure.members), clean=True)
         return wanted
 
     def hand_back(self, departure: Departure, now: float) -> None:
@@ -368,8 +368,8 @@ class ModelQueue:
             (members if member.due > now else after.late).append(member)
         failures, attempts = departure.failures + 1, departure.attempts
         alone = departure.alone + (len(departure.members) == 1)
-        if departure.pool is not None and cause in SEARCHED:
-            self.culprits.ran(departure.pool, len(departure.members), clean=False)
+        if departure.quarantine is not None and cause in SEARCHED:
+            self.culprits.ran(departure.quarantine, len(departure.members), clean=False)
         if members and is_over(cause, len(members), attempts, alone):
             after.dead, members = members, []
             if cause in BLAMED:
@@ -404,7 +404,7 @@ class ModelQueue:
             group.rest = departure.rest
         else:
             rest = self._suspects.let_go(departure.rest)
-            before = Group([], departure.left_at, POOL, departure.failures, departure.attempts - 1)
+            before = Group([], departure.left_at, QUARANTINE, departure.failures, departure.attempts - 1)
             self._suspects.unknown(rest, before, self._group_size)
         if whole:
             group.members = members
@@ -443,8 +443,8 @@ class ModelQueue:
 
     def _view(self) -> QueueSnapshot:
         oldest = math.inf
-        for lane in self._lanes:
-            if lane.depth and (first := lane.oldest()) is not None and first.arrived < oldest:
+        for tier_queue in self._tier_queues:
+            if tier_queue.depth and (first := tier_queue.oldest()) is not None and first.arrived < oldest:
                 oldest = first.arrived
         return QueueSnapshot(
             self._fresh, oldest, self._due.earliest(), self.last_departure, self._schedule, self._newest
@@ -467,20 +467,20 @@ class ModelQueue:
         When more waits than fits, no place goes to what cannot be answered in time. Where several tenants ask, large
         entries get no more of it than BATCH_PAGES, or one entry, since all that ride wait for all their bytes.
         """
-        members, lanes = departure.members, self._lanes
+        members, tier_queues = departure.members, self._tier_queues
         hopeless = now + self.service.seconds(limit)
         pages = BATCH_PAGES if now - self._mixed_at < MIXED_SECONDS else math.inf
         most: float | None = None
-        while (room := limit - len(members)) > 0 and any(lane.depth for lane in lanes):
+        while (room := limit - len(members)) > 0 and any(tier_queue.depth for tier_queue in tier_queues):
             contended = self._fresh > room
-            for lane in turns(lanes, room, self.limits.reserved_share):
-                queued = lane.pop(most)
+            for tier_queue in turns(tier_queues, room, self.limits.reserved_share):
+                queued = tier_queue.pop(most)
                 if queued is None:
-                    lanes = [other for other in lanes if other is not lane]
+                    tier_queues = [other for other in tier_queues if other is not tier_queue]
                     break
                 self._fresh -= 1
-                if self._held is not None:
-                    self._discount(queued, self._held)
+                if self._waiting is not None:
+                    self._discount(queued, self._waiting)
                 if queued.cost > 1 and pages < math.inf:
                     pages -= queued.cost
                     most = max(pages, 1.0)
@@ -490,5 +490,5 @@ class ModelQueue:
                 else:
                     members.append(queued)
         self._due.tidy()
-        for lane in self._lanes:
-            lane.tidy()
+        for tier_queue in self._tier_queues:
+            tier_queue.tidy()

@@ -33,7 +33,7 @@ class _Minute:
     """Record of all so far; None while there is but the refusal that has a record of its own."""
 
 
-class Refused:
+class RefusalCounts:
     """Refusals that are being counted."""
 
     def __init__(self) -> None:

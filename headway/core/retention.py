@@ -74,7 +74,7 @@ KEPT = KeptLimits.of(256 << 20, 64 << 20)
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _Item:
     tenant: str
     size: int
     spare: bool
@@ -100,7 +100,7 @@ class Retention(Generic[T]):
     def __init__(self, limits: KeptLimits) -> None:
         self.limits = limits
         self.bytes = 0
-        self._places: dict[T, _Place] = {}
+        self._items: dict[T, _Item] = {}
         self._tenants: dict[str, _Tenant[T]] = {}
         self._ends: list[tuple[float, int]] = []
         """Numbers of items by the instant at which they end.
@@ -113,7 +113,7 @@ class Retention(Generic[T]):
         self._numbers = itertools.count()
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._items)
 
     def add(self, item: T, tenant: str, size: int, until: float, *, spare: bool) -> list[T]:
         """Keep an item. Returns the items that had to go for it, which are forgotten.
@@ -128,7 +128,7 @@ class Retention(Generic[T]):
         kept = self._tenants.setdefault(tenant, _Tenant())
         (kept.spare if spare else kept.rest)[item] = None
         number = next(self._numbers)
-        self._places[item], self._numbered[number] = _Place(tenant, size, spare, number), item
+        self._items[item], self._numbered[number] = _Item(tenant, size, spare, number), item
         heapq.heappush(self._ends, (until, number))
         self._weigh(tenant, kept, size)
         gone: list[T] = []
@@ -140,14 +140,14 @@ class Retention(Generic[T]):
 
     def remove(self, item: T) -> None:
         """Forget an item, if it is kept."""
-        place = self._places.pop(item, None)
-        if place is None:
+        known = self._items.pop(item, None)
+        if known is None:
             return
-        del self._numbered[place.number]
-        kept = self._tenants[place.tenant]
-        del (kept.spare if place.spare else kept.rest)[item]
-        self._weigh(place.tenant, kept, -place.size)
-        if len(self._ends) > 2 * len(self._places) + STALE:
+        del self._numbered[known.number]
+        kept = self._tenants[known.tenant]
+        del (kept.spare if known.spare else kept.rest)[item]
+        self._weigh(known.tenant, kept, -known.size)
+        if len(self._ends) > 2 * len(self._items) + STALE:
             self._ends = [end for end in self._ends if end[1] in self._numbered]
             heapq.heapify(self._ends)
 

@@ -1,19 +1,19 @@
 """Suspects: entries that wait apart, to run once more, to be searched for culprits, or as their caller rides apart.
 
 A batch that failed holds a culprit. It is searched by halves, by Hwang's generalised binary splitting (Hwang, "A method
-for detecting all defective members in a population by group testing", JASA 67, 1972): a *probe* runs one half while the
-*rest* waits.
+for detecting all defective members in a population by group testing", JASA 67, 1972): one *half* runs while the *rest*
+waits.
 
-    halves ──▶ probe ──clean──▶ the rest holds the culprit: it is halved without a run of its own
-                  └──fails──▶ the probe holds it, and is halved; of the rest nothing is known any more
+    cut ──▶ half ──clean──▶ the rest holds the culprit: it is halved without a run of its own
+              └──fails──▶ the half holds it, and is halved; of the rest nothing is known any more
 
-What nothing is known of goes back to its caller's *pool*, where unknowns run together, and with them the fresh entries
+What nothing is known of goes back to its caller's *quarantine*, where unknowns run together, and with them the fresh entries
 of a caller that rides apart. While a batch has several callers it is cut between two of them, those with most entries
 first, so that the innocent are answered before anything is halved. Nothing that was only inferred ends an entry: each
 runs alone before it is given up.
 
-Pools and probes share the GPUs with the tier queues: while those have a batch they get a tenant's fair share for each caller
-with a pool, a caller with recent culprits only part of it, and whatever the tier queues leave. Between themselves they take
+Quarantines and halves share the GPUs with the tier queues: while those have a batch they get a tenant's fair share for each
+caller with a quarantine, a caller with recent culprits only part of it, and whatever the tier queues leave. Between themselves they take
 turns by GPU time.
 """
 
@@ -28,16 +28,16 @@ from itertools import islice
 from headway.core.culprits import CallerKey, caller_of
 from headway.core.fair_queue import RETRYING, QueuedEntry
 
-FIRST, PROBE, POOL, REST = 0, 1, 2, 3
-"""Kinds of groups: goes ahead of all others, half of a batch with a culprit, may be clean, waits for a probe's outcome."""
-POOLED_ATTEMPTS = 1
-"""Runs that entries of a pool count as having had, if any of them had one. The pool may never be empty."""
+FIRST, HALF, QUARANTINE, REST = 0, 1, 2, 3
+"""Kinds of groups: goes ahead of all others, half of a batch with a culprit, may be clean, waits for a half's outcome."""
+QUARANTINED_ATTEMPTS = 1
+"""Runs that entries of a quarantine count as having had, if any of them had one. The quarantine may never be empty."""
 LEAST_COST = 0.001
 """Least seconds that a run counts as, before a batch was measured."""
 APART_PRICE = 4.0
 """Divisor of the fair share of the GPUs that a caller with recent culprits gets while others wait."""
-PROBE_PRICE = 3.0
-"""Seconds of pools for each second of probes while both wait.
+SEARCH_PRICE = 3.0
+"""Seconds of quarantines for each second of halves while both wait.
 
 Fresh work keeps its share when many culprits are searched.
 """
@@ -52,12 +52,12 @@ class Group:
     Attributes:
         members: entries, in order.
         ready_at: instant from which they may run.
-        kind: FIRST, PROBE, POOL or REST.
+        kind: FIRST, HALF, QUARANTINE or REST.
         failures: number of their failures, each time as a whole or in a larger batch.
         attempts: runs that each has had.
         alone: number of these runs in which the only member ran alone.
-        caller: caller that owns the pool.
-        rest: entries of a probe that hold the culprit if the probe does not.
+        caller: caller that owns the quarantine.
+        rest: entries beside a half, which hold the culprit if the half does not.
         avoid: a worker that they failed on, and until when others are waited for.
     """
 
@@ -97,17 +97,17 @@ class Suspects:
         self.credit = 0.0
         """GPU seconds that groups may take although the tier queues have a batch."""
         self._lean = 0.0
-        """GPU seconds that probes took, at their price, beyond those of pools."""
-        self._pools: dict[CallerKey, Group] = {}
+        """GPU seconds that halves took, at their price, beyond those of quarantines."""
+        self._quarantines: dict[CallerKey, Group] = {}
 
-    def pool(self, caller: CallerKey) -> Group | None:
+    def quarantine(self, caller: CallerKey) -> Group | None:
         """Entries of a caller that may run together."""
-        return self._pools.get(caller)
+        return self._quarantines.get(caller)
 
     @property
     def callers(self) -> int:
         """Callers that share the GPUs with the tier queues, at least one."""
-        return len(self._pools) or 1
+        return len(self._quarantines) or 1
 
     def add(self, group: Group) -> None:
         """Let a group wait."""
@@ -115,24 +115,24 @@ class Suspects:
         self._place(group, group.members)
 
     def join(self, caller: CallerKey, members: Sequence[QueuedEntry], like: Group, full: int) -> None:
-        """Let entries wait in their caller's pool, as ready as `like`; at once when `full` of them are there."""
-        pool = self._pools.get(caller)
-        if pool is None:
-            pool = self._pools[caller] = Group([], like.ready_at, POOL, caller=caller)
-            self.groups[pool] = None
-        pool.ready_at = min(pool.ready_at, like.ready_at)
-        pool.failures = max(pool.failures, like.failures)
-        if min(like.attempts, POOLED_ATTEMPTS) > pool.attempts:
-            pool.attempts = POOLED_ATTEMPTS
-            for member in pool.members:
-                member.attempts = pool.attempts
-        pool.members += members
-        if len(pool.members) >= full:
-            pool.ready_at = -math.inf
-        self._place(pool, members)
+        """Let entries wait in their caller's quarantine, as ready as `like`; at once when `full` of them are there."""
+        quarantine = self._quarantines.get(caller)
+        if quarantine is None:
+            quarantine = self._quarantines[caller] = Group([], like.ready_at, QUARANTINE, caller=caller)
+            self.groups[quarantine] = None
+        quarantine.ready_at = min(quarantine.ready_at, like.ready_at)
+        quarantine.failures = max(quarantine.failures, like.failures)
+        if min(like.attempts, QUARANTINED_ATTEMPTS) > quarantine.attempts:
+            quarantine.attempts = QUARANTINED_ATTEMPTS
+            for member in quarantine.members:
+                member.attempts = quarantine.attempts
+        quarantine.members += members
+        if len(quarantine.members) >= full:
+            quarantine.ready_at = -math.inf
+        self._place(quarantine, members)
 
     def unknown(self, members: list[QueuedEntry], like: Group, size: Callable[[CallerKey], int]) -> None:
-        """Put entries back into their callers' pools: nothing is known of them any more."""
+        """Put entries back into their callers' quarantines: nothing is known of them any more."""
         if not members:
             return
         callers = {caller_of(member.entry) for member in members}
@@ -140,7 +140,7 @@ class Suspects:
             [caller] = callers
             self.join(caller, members, like, size(caller))
         else:
-            self.add(Group(members, like.ready_at, POOL, like.failures, like.attempts))
+            self.add(Group(members, like.ready_at, QUARANTINE, like.failures, like.attempts))
 
     def halve(self, members: list[QueuedEntry], like: Group) -> None:
         """Search entries that hold a culprit: run one half, or the only entry."""
@@ -150,12 +150,12 @@ class Suspects:
             rest = Group(members[cut:], math.inf, REST, like.failures, like.attempts)
             members = members[:cut]
             self.add(rest)
-        probe = Group(members, like.ready_at, PROBE, like.failures, like.attempts, alone, rest=rest)
-        probe.avoid, probe.avoid_until = like.avoid, like.avoid_until
-        self.add(probe)
+        half = Group(members, like.ready_at, HALF, like.failures, like.attempts, alone, rest=rest)
+        half.avoid, half.avoid_until = like.avoid, like.avoid_until
+        self.add(half)
 
     def let_go(self, rest: Group | None) -> list[QueuedEntry]:
-        """Take the entries that waited for a probe, which has ended."""
+        """Take the entries that waited for a half, which has ended."""
         if rest is None or rest not in self.groups:
             return []
         members, rest.members = rest.members, []
@@ -177,7 +177,7 @@ class Suspects:
         group.members = left
         if not left:
             self._drop(group)
-        elif group.kind == POOL:  # Others have their turn before what is left of it.
+        elif group.kind == QUARANTINE:  # Others have their turn before what is left of it.
             del self.groups[group]
             self.groups[group] = None
         return taken
@@ -202,7 +202,7 @@ class Suspects:
     def choose(self, worker: str, others: bool, now: float) -> Choice:
         """Choose the groups that a free worker may take."""
         choice = Choice()
-        probe = pool = None
+        half = quarantine = None
         for group in self.groups:
             opens = group.open_at(worker, others)
             if opens > now:
@@ -210,11 +210,11 @@ class Suspects:
             elif group.kind == FIRST:
                 choice.first = group
                 return choice
-            elif group.kind == PROBE:
-                probe = probe or group
+            elif group.kind == HALF:
+                half = half or group
             else:
-                pool = pool or group
-        choice.turn = pool if probe is None or (pool is not None and self._lean > 0.0) else probe
+                quarantine = quarantine or group
+        choice.turn = quarantine if half is None or (quarantine is not None and self._lean > 0.0) else half
         return choice
 
     def wake(self, idle: Collection[str], others: bool, now: float) -> str | float:
@@ -238,7 +238,7 @@ class Suspects:
         cost = max(seconds, LEAST_COST)
         self.credit -= cost * price
         most = MOST_CREDIT * max(full, LEAST_COST)
-        self._lean = max(-most, min(most, self._lean + (-cost if group.kind == POOL else cost * PROBE_PRICE)))
+        self._lean = max(-most, min(most, self._lean + (-cost if group.kind == QUARANTINE else cost * SEARCH_PRICE)))
 
     def _place(self, group: Group, members: Sequence[QueuedEntry]) -> None:
         for member in members:
@@ -250,7 +250,7 @@ class Suspects:
     def _drop(self, group: Group) -> None:
         del self.groups[group]
         if group.caller is not None:
-            del self._pools[group.caller]
+            del self._quarantines[group.caller]
 
 
 def last_moment(suspect: QueuedEntry) -> float:

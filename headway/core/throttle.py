@@ -34,31 +34,31 @@ AVERAGED = 1.0
 """Time constant in seconds of the averages of arrivals."""
 
 
-class Flow(msgspec.Struct, frozen=True, gc=False):
+class ArrivalRates(msgspec.Struct, frozen=True, gc=False):
     """Arrivals per second at one gateway: of the lowest tier, and of all others."""
 
     higher: float = 0.0
     lowest: float = 0.0
 
 
-def room(capacity: Capacity, reserved_share: float, flows: Sequence[Flow]) -> float:
+def room(capacity: Capacity, reserved_share: float, gateways: Sequence[ArrivalRates]) -> float:
     """Entries per second of the lowest tier that the fleet has room for; infinite while nothing is known.
 
     Arguments:
         capacity: capacity that the controller published.
         reserved_share: share of the usable capacity that is kept for the lowest tier, 0 to 1.
-        flows: arrivals at all gateways.
+        gateways: arrivals at all gateways.
     """
     if capacity.scarce:
         return 0.0
     if capacity.usable_per_second <= 0.0:
         # Either no batch was measured yet, or there is nobody at all; or workers are there and none of them counts.
         return 0.0 if capacity.healthy == 0 and capacity.degraded > 0 else math.inf
-    left = capacity.usable_per_second - math.fsum(flow.higher for flow in flows)
+    left = capacity.usable_per_second - math.fsum(one.higher for one in gateways)
     return max(left, capacity.usable_per_second * reserved_share)
 
 
-def share(own: Flow, others: Sequence[Flow]) -> float:
+def share(own: ArrivalRates, others: Sequence[ArrivalRates]) -> float:
     """Part of the room that one gateway gets, 0 to 1.
 
     Arguments:
@@ -66,7 +66,7 @@ def share(own: Flow, others: Sequence[Flow]) -> float:
         others: arrivals at each other one.
     """
     gateways = 1 + len(others)
-    total = own.lowest + math.fsum(flow.lowest for flow in others)
+    total = own.lowest + math.fsum(one.lowest for one in others)
     part = own.lowest / total if total > 0.0 else 1.0 / gateways
     return (1.0 - DEALT) * part + DEALT / gateways
 
@@ -78,16 +78,16 @@ class Throttle:
         higher, lowest: arrivals since the last `count`, of the other tiers and of the lowest. The gateway adds to
             `higher`, and takes away what needed no run.
         rate: entries per second of the lowest tier that it lets in; infinite while it lets in all.
-        flow: averages of recent arrivals.
+        rates: averages of recent arrivals.
     """
 
-    __slots__ = ("_burst", "_counted_at", "_filled_at", "_tokens", "flow", "higher", "lowest", "rate")
+    __slots__ = ("_burst", "_counted_at", "_filled_at", "_tokens", "higher", "lowest", "rate", "rates")
 
     def __init__(self) -> None:
         self.higher = 0
         self.lowest = 0
         self.rate = math.inf
-        self.flow = Flow()
+        self.rates = ArrivalRates()
         self._burst = self._tokens = math.inf
         self._filled_at = 0.0
         self._counted_at: float | None = None
@@ -115,21 +115,21 @@ class Throttle:
         self._burst = max(rate * BURST_SECONDS, LEAST_BURST) if rate > 0.0 else 0.0
         self._tokens = min(self._tokens, self._burst) if rate < math.inf else math.inf
 
-    def count(self, now: float) -> Flow:
+    def count(self, now: float) -> ArrivalRates:
         """Average the arrivals since the last call, and return the averages."""
         if self._counted_at is None or now <= self._counted_at:
             self._counted_at = now if self._counted_at is None else self._counted_at
-            return self.flow
+            return self.rates
         elapsed = now - self._counted_at
         weight = 1.0 - math.exp(-elapsed / AVERAGED)
         higher, lowest = max(self.higher, 0) / elapsed, max(self.lowest, 0) / elapsed
-        before = self.flow
-        self.flow = Flow(
+        before = self.rates
+        self.rates = ArrivalRates(
             before.higher + weight * (higher - before.higher), before.lowest + weight * (lowest - before.lowest)
         )
         self.higher = self.lowest = 0
         self._counted_at = now
-        return self.flow
+        return self.rates
 
     def _fill(self, now: float) -> None:
         if self.rate < math.inf and now > self._filled_at:

@@ -12,12 +12,12 @@ from headway.core.health import OFFLINE_AFTER
 from headway.errors import BrokerUnavailable, SettingError
 from headway.model import ProcessInfo, WorkerStatus
 from headway.ports import Fleet, Registry
-from headway.runtime.periodic import PULSE, Periodic
+from headway.runtime.periodic import PERIOD, Periodic
 from headway.runtime.supervisor import Supervisor
 
 log = structlog.get_logger(__name__)
 
-NAMESAKE_PATIENCE = OFFLINE_AFTER + 2 * PULSE
+NAMESAKE_SECONDS = OFFLINE_AFTER + 2 * PERIOD
 """Seconds after which a killed process's name is free again."""
 
 
@@ -48,7 +48,7 @@ class Membership:
         self._slots = slots
         self._fleet = fleet
         self._describe = describe
-        self._pulse = Periodic("membership", self._attend, clock)
+        self._periodic = Periodic("membership", self._heartbeat, clock)
         self._entered = False
 
     async def enter(self) -> None:
@@ -57,33 +57,33 @@ class Membership:
         Raises:
             SettingError: another process lives under the name.
         """
-        for attempt in range(int(NAMESAKE_PATIENCE / PULSE) + 1):
+        for attempt in range(int(NAMESAKE_SECONDS / PERIOD) + 1):
             namesake = await self._namesake()
             if not namesake:
-                await self._attend()
+                await self._heartbeat()
                 self._entered = True
                 await self._compare()
                 return
             if attempt == 0:
                 log.info("waits until its name is free", name=self._describe().id, in_use=namesake)
-            await asyncio.sleep(PULSE)
+            await asyncio.sleep(PERIOD)
         hint = "Give each process a name of its own, or leave it out."
         raise SettingError("name", self._describe().id, f"is in use: {namesake}", hint)
 
     def start(self, supervisor: Supervisor) -> None:
         """Send a heartbeat each second from now on."""
-        self._pulse.start(supervisor)
+        self._periodic.start(supervisor)
 
     async def end(self) -> None:
         """Leave the fleet, and give up its lead. Safe to call more than once."""
         self.leaving = True
-        await self._pulse.stop()
+        await self._periodic.stop()
         if not self._entered:
             return  # The name may be another's.
         with contextlib.suppress(BrokerUnavailable):  # Then we are forgotten, as who says nothing is.
             await self._fleet.leave(self._describe().id)
 
-    async def _attend(self) -> None:
+    async def _heartbeat(self) -> None:
         await self._fleet.heartbeat(self._describe())
 
     async def _compare(self) -> None:

@@ -6,7 +6,7 @@ import asyncio
 
 from headway.errors import BrokerUnavailable
 from headway.ports import Maintenance
-from headway.runtime.periodic import PULSE
+from headway.runtime.periodic import PERIOD
 
 GRAIN = 0.01
 """Least seconds between two reaps."""
@@ -18,5 +18,5 @@ async def reap_on(broker: Maintenance) -> None:
         try:
             pause = await broker.reap()
         except BrokerUnavailable:
-            pause = PULSE
+            pause = PERIOD
         await asyncio.sleep(max(pause, GRAIN))

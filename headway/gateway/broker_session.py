@@ -8,7 +8,7 @@ Subscriptions go out beside the outbox, each after the entries that were there b
 
 Entries that gathered while the last call was under way go as one call. A call that was not answered may have been done;
 its entries are offered again under the same ids until that is known. While the broker is out of reach the intake probes
-it, with pauses that grow. The session's patience says for how long that may last before it is an event.
+it, with pauses that grow. `down_after` says for how long that may last before it is an event.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Admitted(msgspec.Struct, frozen=True):
     entry: Entry
 
 
-class Refused(msgspec.Struct, frozen=True):
+class EntryRefused(msgspec.Struct, frozen=True):
     """Event: the broker refuses an entry."""
 
     entry: Entry
@@ -79,14 +79,14 @@ class Replied(msgspec.Struct, frozen=True):
 
 
 class Down(msgspec.Struct, frozen=True):
-    """Event: the broker has been out of reach for longer than the session's patience."""
+    """Event: the broker has been out of reach for longer than `down_after`."""
 
 
 class Up(msgspec.Struct, frozen=True):
     """Event after `Down`: the broker answers again."""
 
 
-SessionEvent = Admitted | Refused | SubscriptionRefused | Replied | Down | Up
+SessionEvent = Admitted | EntryRefused | SubscriptionRefused | Replied | Down | Up
 
 
 class BrokerSession:
@@ -99,7 +99,7 @@ class BrokerSession:
         subscriptions: subscriptions that the gateway holds, on all its sessions; read only.
         on_event: takes the events of entries and of the broker, in order.
         room: most entries in the outbox.
-        patience: seconds for which the broker may be out of reach until it counts as down.
+        down_after: seconds for which the broker may be out of reach until it counts as down.
         clock: monotonic seconds.
         rng: uniform in [0, 1).
 
@@ -117,7 +117,7 @@ class BrokerSession:
         subscriptions: SubscriptionTable,
         on_event: Callable[[BrokerSession, SessionEvent], None],
         room: int,
-        patience: float,
+        down_after: float,
         clock: Callable[[], float],
         rng: Callable[[], float],
     ) -> None:
@@ -133,7 +133,7 @@ class BrokerSession:
         self._pending = pending
         self._subscriptions = subscriptions
         self._on_event = on_event
-        self._patience = patience
+        self._down_after = down_after
         self._clock = clock
         self._rng = rng
         self._work = asyncio.Event()
@@ -148,29 +148,29 @@ class BrokerSession:
         self._epoch = broker.epoch
         self._answered = clock()
         self._probe_due = False
-        self._outage = Availability("gateway", clock)
+        self._availability = Availability("gateway", clock)
         self._back_at = -math.inf
-        self._away = False
+        self._is_down = False
         self._verdict: asyncio.TimerHandle | None = None
-        self._redo = Resubmitter(self._handed_over, self._hand_over_again, rng)
+        self._resubmitter = Resubmitter(self._handed_over, self._hand_over_again, rng)
 
     def start(self, supervisor: Supervisor, name: str) -> None:
         """Start the loops: what goes to the broker, what comes back, and what is offered again."""
         supervisor.start(f"{name} intake", self._intake)
         supervisor.start(f"{name} returns", self._returns)
-        supervisor.start(f"{name} resubmitter", self._redo.run)
+        supervisor.start(f"{name} resubmitter", self._resubmitter.run)
         supervisor.start(f"{name} watch", self._watch)
 
     @property
     def unreachable_seconds(self) -> float:
         """Seconds for which the broker has been out of reach; 0 while it answers."""
-        since = self._outage.since
+        since = self._availability.since
         return 0.0 if since is None else self._clock() - since
 
     @property
     def away(self) -> bool:
-        """Whether the broker has been out of reach for longer than the session's patience."""
-        return self._away
+        """Whether the broker has been out of reach for longer than `down_after`."""
+        return self._is_down
 
     @property
     def in_sync(self) -> bool:
@@ -178,7 +178,10 @@ class BrokerSession:
 
         It has then lost nothing that is not offered again yet.
         """
-        return not (self._doubtful or self._redo.open or self._outage.since) and self.broker.epoch == self._epoch
+        return (
+            not (self._doubtful or self._resubmitter.open or self._availability.since)
+            and self.broker.epoch == self._epoch
+        )
 
     @property
     def _late(self) -> bool:
@@ -240,10 +243,10 @@ class BrokerSession:
         while True:
             await self._work.wait()
             now = self._clock()
-            gather = self.broker.linger
-            if now < self._gathered and self.rate.at(now) * gather >= WORTH_GATHERING:
-                await asyncio.sleep(gather)
-            self._gathered = self._clock() + gather
+            linger = self.broker.linger
+            if now < self._gathered and self.rate.at(now) * linger >= WORTH_GATHERING:
+                await asyncio.sleep(linger)
+            self._gathered = self._clock() + linger
             self._work.clear()
             try:
                 await self._flush()
@@ -254,7 +257,7 @@ class BrokerSession:
 
     async def _flush(self) -> None:
         """Withdraw submissions whose clients have left, and then offer what gathered, so that none of them is offered."""
-        probe = bool(self._departed or self._cancelled) or self._probe_due or self._outage.since is not None
+        probe = bool(self._departed or self._cancelled) or self._probe_due or self._availability.since is not None
         if probe:
             self._probe_due = False
             await self._let_go()
@@ -306,8 +309,8 @@ class BrokerSession:
             if failure is not None:
                 if admitted and failure.reason == SCARCE:
                     continue  # Without memory the broker cannot even look whether it has the entry.
-                self._on_event(self, Refused(entry, _too_late(failure) if again and self._late else failure))
-            elif entry.shares:
+                self._on_event(self, EntryRefused(entry, _too_late(failure) if again and self._late else failure))
+            elif entry.dedup_keys:
                 self._on_event(self, Admitted(entry))
 
     async def _offer_again(self, entries: Sequence[Entry], admitted: bool = False) -> None:
@@ -409,14 +412,14 @@ class BrokerSession:
 
     def _lost(self, began: float, error: BrokerUnavailable) -> None:
         """Note that a call was not answered. The intake finds out when the broker is back."""
-        self._outage.failed(began, error)
-        if self._verdict is None and not self._away:
-            pause = max(began + self._patience - self._clock(), SECOND_CHANCE)
+        self._availability.failed(began, error)
+        if self._verdict is None and not self._is_down:
+            pause = max(began + self._down_after - self._clock(), SECOND_CHANCE)
             self._verdict = asyncio.get_running_loop().call_later(pause, self._give_up)
         self._work.set()
 
     def _give_up(self) -> None:
-        self._verdict, self._away = None, True
+        self._verdict, self._is_down = None, True
         self._on_event(self, Down())
 
     def _found(self) -> None:
@@ -430,17 +433,17 @@ class BrokerSession:
             known, self._epoch = self._epoch, self.broker.epoch
             if known:
                 self._rewind()
-                self._redo.ask()
-        if not self._outage.over():
+                self._resubmitter.ask()
+        if not self._availability.over():
             return
         self._back_at = self._answered
         if self._verdict is not None:
             self._verdict.cancel()
             self._verdict = None
-        if self._away:
-            self._away = False
+        if self._is_down:
+            self._is_down = False
             self._on_event(self, Up())
-        self._redo.ask()
+        self._resubmitter.ask()
 
     def _rewind(self) -> None:
         """Read replies from the first one on; a reader that waits for those after an old cursor would miss them."""

@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from headway.core.throttle import Flow, room, share
+from headway.core.throttle import ArrivalRates, room, share
 from headway.gateway.gateway import Gateway
 from headway.model import Capacity, ProcessInfo
 from headway.ports import Fleet
-from headway.runtime.periodic import PULSE, Periodic
+from headway.runtime.periodic import PERIOD, Periodic
 from headway.runtime.supervisor import Supervisor
 
 log = structlog.get_logger(__name__)
@@ -25,7 +25,7 @@ LOOK_EVERY = 0.5
 """Seconds between two looks."""
 STALE_AFTER = 10.0
 """Seconds without a newly published capacity after which the last one is no longer believed."""
-SILENT_AFTER = 3 * PULSE
+SILENT_AFTER = 3 * PERIOD
 """Seconds since its last heartbeat after which another gateway counts no more."""
 
 
@@ -42,7 +42,7 @@ class CapacityWatcher:
         self._gateway = gateway
         self._fleet = fleet
         self._clock = clock
-        self._pulse = Periodic("capacity watcher", self._look, clock, every=LOOK_EVERY)
+        self._periodic = Periodic("capacity watcher", self._look, clock, every=LOOK_EVERY)
         self._published = -math.inf
         """Broker instant at which the capacity was last published."""
         self._heard_at = clock()
@@ -52,7 +52,7 @@ class CapacityWatcher:
 
     def start(self, supervisor: Supervisor) -> None:
         """Start watching."""
-        self._pulse.start(supervisor)
+        self._periodic.start(supervisor)
 
     async def close(self) -> None:
         """See Resource. Nothing is held."""
@@ -78,8 +78,8 @@ class CapacityWatcher:
         elif now - self._heard_at > STALE_AFTER:
             return
         alike = [one for one in others if one.model == capacity.model]
-        flows = [Flow(one.higher_per_second, one.lowest_per_second) for one in alike]
-        rate = room(capacity, gateway.settings.reserved_share, [own, *flows]) * share(own, flows)
+        rates = [ArrivalRates(one.higher_per_second, one.lowest_per_second) for one in alike]
+        rate = room(capacity, gateway.settings.reserved_share, [own, *rates]) * share(own, rates)
         self._set(rate)
 
     def _set(self, rate: float) -> None:

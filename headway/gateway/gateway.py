@@ -22,13 +22,13 @@ import structlog
 from headway import errors
 from headway.config import Settings
 from headway.core import failures
-from headway.core.dedup import digest, shares_of, unkept
+from headway.core.dedup import dedup_keys_of, digest, unkept
 from headway.errors import BrokerUnavailable
 from headway.gateway.broker_session import (
     Admitted,
     BrokerSession,
     Down,
-    Refused,
+    EntryRefused,
     Replied,
     SessionEvent,
     SubscriptionRefused,
@@ -109,9 +109,9 @@ class Gateway:
         counts = OutcomeCounts(counters, self._tiers, self._models)
         self._observers: Sequence[Observer] = (counts, self._recent, *observers)
         self._emptied = asyncio.Event()
-        patience = settings.broker_timeout_ms / 1000
+        down_after = settings.broker_timeout_ms / 1000
         held = self._pending, self._subscriptions
-        rest = self.name, *held, self.on_event, settings.max_queue, patience, clock, rng
+        rest = self.name, *held, self.on_event, settings.max_queue, down_after, clock, rng
         self._shared = BrokerSession(broker, *rest)
         self._direct = BrokerSession(direct, *rest) if direct else None
         self._session = self._shared
@@ -162,18 +162,18 @@ class Gateway:
         """
         tier = principal.tier if principal.tier > options.tier else options.tier
         timeout, origin = options.timeout, options.origin
-        shares: tuple[DedupKey, ...] = ()
+        dedup_keys: tuple[DedupKey, ...] = ()
         known = b""
         if self._sharing or options.key or options.chosen or options.task:
             asked = digest(model, self.settings.model_version, input, parameters)
-            shares = shares_of(self.settings, id, asked, options)
+            dedup_keys = dedup_keys_of(self.settings, id, asked, options)
             known = asked if options.chosen and not options.task else b""
         limits = principal.limits
         if limits and self._session is not self._shared:
             limits = self.limiter.parts(limits)
         entry = Entry(
             id, model, input, tier, principal.tenant, self.name, timeout if options.task else self._queue_timeout, timeout,
-            parameters, limits, shares, next(self._submissions), known, principal.user if origin is None else origin,
+            parameters, limits, dedup_keys, next(self._submissions), known, principal.user if origin is None else origin,
         )  # fmt: skip
         failure = self._check(principal, entry)
         if failure is not None:
@@ -349,7 +349,7 @@ class Gateway:
                 if (pending := self._pending.of(entry)) is not None and pending.unadmitted:
                     pending.unadmitted = False
                     pending.sink.admitted()
-            case Refused(entry, failure):
+            case EntryRefused(entry, failure):
                 pending = self._pending.of(entry)
                 if pending is not None and pending.session is session:
                     self._answer(pending, failure, Ending.REFUSED)
@@ -410,7 +410,7 @@ class Gateway:
             pending.reply = reply
             if reply.shared is not None:  # Also where the broker alone knew that the id is a kept task's.
                 self.limiter.not_run(entry)
-            if entry.shares and unkept(entry, reply, session.broker.kept):
+            if entry.dedup_keys and unkept(entry, reply, session.broker.kept):
                 pending.reply = msgspec.structs.replace(reply, unkept=True)
             ended.append(pending)
         self._finish(ended, Ending.REPLIED)

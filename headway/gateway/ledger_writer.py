@@ -25,7 +25,7 @@ import structlog
 
 from headway.config import Settings
 from headway.core.ledger_records import record_of, size_of
-from headway.core.refusal_rows import Refused
+from headway.core.refusal_rows import RefusalCounts
 from headway.core.retry import backoff
 from headway.errors import SettingError, StoreUnavailable
 from headway.gateway.pending import Ending, PendingRequest
@@ -95,7 +95,7 @@ class LedgerWriter:
         self._notes: deque[tuple[float, float, Sequence[PendingRequest]]] = deque()
         self._noted = 0
         """Number of notes that are not records yet."""
-        self._refusals = Refused()
+        self._refusals = RefusalCounts()
         self._records: deque[LedgerRecord] = deque()
         """Records that are not written yet, those under way in front."""
         self._content_size = 0
@@ -110,7 +110,7 @@ class LedgerWriter:
         self._many = asyncio.Event()
         self._there_are_records = asyncio.Event()
         self._opened = False
-        self._outage = Availability("ledger", clock, "ledger")
+        self._availability = Availability("ledger", clock, "ledger")
         self._unpruned = Availability("ledger retention", clock, "ledger")
 
     @property
@@ -135,11 +135,11 @@ class LedgerWriter:
             await self._ledger.open()
             self._opened = True
         except StoreUnavailable as exc:
-            self._outage.failed(self._clock(), exc)
+            self._availability.failed(self._clock(), exc)
 
     def start(self, supervisor: Supervisor) -> None:
         """Start the loops."""
-        supervisor.start("ledger records", self._gather_on)
+        supervisor.start("ledger records", self._collect_on)
         supervisor.start("ledger", self._write_on)
         if self._retention:
             supervisor.start("ledger retention", self._prune_on)
@@ -150,7 +150,7 @@ class LedgerWriter:
         until = self._clock() + FLUSH_WITHIN
         try:
             async with asyncio.timeout(FLUSH_WITHIN):
-                await self._gather()
+                await self._collect()
                 for record in self._refusals.ended():
                     self._keep(record)
                 while self._records:
@@ -177,7 +177,7 @@ class LedgerWriter:
                 self._notes.append((at, ended, kept))
         self._many.set()
 
-    async def _gather_on(self) -> None:
+    async def _collect_on(self) -> None:
         while True:
             try:
                 async with asyncio.timeout(INTERVAL):
@@ -185,9 +185,9 @@ class LedgerWriter:
             except TimeoutError:
                 pass
             self._many.clear()
-            await self._gather()
+            await self._collect()
 
-    async def _gather(self) -> None:
+    async def _collect(self) -> None:
         """Make records of all notes."""
         turn = 0
         while self._notes:
@@ -237,7 +237,7 @@ class LedgerWriter:
                 self._opened = True
             await self._ledger.write(bulk)
         except (StoreUnavailable, SettingError) as exc:
-            self._outage.failed(began, exc)
+            self._availability.failed(began, exc)
             self._failures += 1
             if self._clock() - began > SWIFT:  # Else it is no matter of how much it was.
                 self._bulk = max(1, len(bulk) // 2)
@@ -245,7 +245,7 @@ class LedgerWriter:
         except Exception as exc:
             self._refused(bulk, exc)
         else:
-            self._outage.over()
+            self._availability.over()
             self._failures = 0
             self._forget(bulk)
             took = self._clock() - began
@@ -281,7 +281,7 @@ class LedgerWriter:
         """
         await asyncio.sleep(PRUNE_EVERY * self._rng())
         while True:
-            removed = await self._prune() if self._outage.since is None else 0
+            removed = await self._prune() if self._availability.since is None else 0
             await asyncio.sleep(PRUNE_PAUSE if removed == PRUNE_BITE else PRUNE_EVERY)
 
     async def _prune(self) -> int:

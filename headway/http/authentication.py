@@ -14,8 +14,8 @@ from headway.ports import Identity
 from headway.runtime.counters import Counters
 
 
-class Guard:
-    """Put the principal into the request's state as `caller`, or refuse.
+class Authentication:
+    """Put the principal into the request's state as `principal`, or refuse.
 
     Arguments:
         app: application behind the check.
@@ -32,15 +32,15 @@ class Guard:
         """Let a request in, or answer why not."""
         authorization = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
         try:
-            caller = self._identity.identify(authorization)
-            if caller is None:
+            principal = self._identity.identify(authorization)
+            if principal is None:
                 raise stranger(authorization)
         except RequestError as exc:
             self._counters.refusals[exc.code.lower(), "none"] += 1
             answer = refusal(scope["state"]["request_id"], exc.code, exc.message, exc.retry_after)
             await answer(scope, receive, send)
             return
-        scope["state"]["caller"] = caller
+        scope["state"]["principal"] = principal
         await self._app(scope, receive, send)
 
 

@@ -161,13 +161,13 @@ def _security(settings: Settings) -> list[dict[str, list[str]]]:
 def _service() -> dict[str, Any]:
     ready = "A worker is ready to answer and the process is not shutting down."
     return {
-        "/livez": _probe("live", "Whether the process runs", "It runs."),
-        "/readyz": _probe("ready", "Whether requests should be sent here", ready, "503"),
-        "/healthz": _probe("health", "The same as /readyz", ready, "503"),
+        "/livez": _health_check("live", "Whether the process runs", "It runs."),
+        "/readyz": _health_check("ready", "Whether requests should be sent here", ready, "503"),
+        "/healthz": _health_check("health", "The same as /readyz", ready, "503"),
     }
 
 
-def _probe(operation: str, summary: str, good: str, bad: str = "") -> dict[str, Any]:
+def _health_check(operation: str, summary: str, good: str, bad: str = "") -> dict[str, Any]:
     content = {"application/json": {"schema": schema("Health")}}
     responses = {"200": {"description": good, "content": content}}
     if bad:

@@ -28,7 +28,7 @@ class Problem(msgspec.Struct, gc=False):
 _encode = msgspec.json.Encoder().encode
 
 
-def patience(code: str, retry_after: float | None) -> float | None:
+def retry_seconds(code: str, retry_after: float | None) -> float | None:
     """Seconds after which a retry makes sense: as given, or 1 where the status must name one."""
     if retry_after is None and STATUS[code] in (429, 503):
         return 1.0
@@ -58,7 +58,7 @@ def problem(code: str, message: str, shown: str, retry_after: float | None = Non
         message=message,
         request_id=shown,
     )
-    seconds = patience(code, retry_after)
+    seconds = retry_seconds(code, retry_after)
     if seconds is not None:
         document.retry_after_ms = math.ceil(max(seconds, 0.0) * 1000)
     return document
@@ -87,7 +87,7 @@ def problem_header(code: str, retry_after: float | None = None, reason: str = ""
         reason: short label for metrics of why the request is refused.
     """
     fields = {"content-type": "application/problem+json"}
-    seconds = patience(code, retry_after)
+    seconds = retry_seconds(code, retry_after)
     if seconds is not None and STATUS[code] in (429, 503):
         fields["retry-after"] = str(max(1, math.ceil(seconds)))
         fields["retry-after-ms"] = str(math.ceil(max(seconds, 0.0) * 1000))

@@ -28,9 +28,9 @@ SERVING = frozenset(("ok", "degraded"))
 """Words that mean ready."""
 
 AGE = 0.5
-"""Seconds for which an answer is good for all probes, so that probes do not multiply the calls to the broker."""
-PATIENCE = 0.8
-"""Seconds that a route waits for the broker. Probes usually give up after 1."""
+"""Seconds for which an answer is good for all health checks, so that they do not multiply the calls to the broker."""
+ANSWER_WITHIN = 0.8
+"""Seconds that a route waits for the broker. Health checks usually give up after 1."""
 
 T = TypeVar("T")
 
@@ -178,9 +178,9 @@ async def soon(asked: Awaitable[T]) -> T:
     """Answer of the broker.
 
     Raises:
-        BrokerUnavailable: the broker does not answer within PATIENCE.
+        BrokerUnavailable: the broker does not answer within ANSWER_WITHIN.
     """
     try:
-        return await asyncio.wait_for(asked, PATIENCE)
+        return await asyncio.wait_for(asked, ANSWER_WITHIN)
     except TimeoutError:
-        raise BrokerUnavailable(f"the broker does not answer within {PATIENCE * 1000:.0f} ms") from None
+        raise BrokerUnavailable(f"the broker does not answer within {ANSWER_WITHIN * 1000:.0f} ms") from None

@@ -22,7 +22,7 @@ from starlette.routing import Route
 from headway.core import failures
 from headway.errors import INTERNAL, BadRequest, BrokerUnavailable, NotFound, RequestError
 from headway.gateway.gateway import Gateway
-from headway.http.authentication import Guard
+from headway.http.authentication import Authentication
 from headway.http.error_responses import refusal
 from headway.http.inference.codecs import no_text
 from headway.http.inference.inference_head import SHOWN
@@ -53,44 +53,44 @@ class Result(msgspec.Struct, gc=False, omit_defaults=True):
 def routes(gateway: Gateway, identity: Identity) -> list[Route]:
     """Route of tasks, for principals that `identity` knows."""
     tasks = _Tasks(gateway)
-    guard = Middleware(Guard, identity, gateway.counters)
-    return [Route(f"{PATH}/{{task_id}}", tasks.answer, methods=["GET", "DELETE"], middleware=[guard])]
+    authentication = Middleware(Authentication, identity, gateway.counters)
+    return [Route(f"{PATH}/{{task_id}}", tasks.answer, methods=["GET", "DELETE"], middleware=[authentication])]
 
 
 class _Tasks:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self._allowances = RateLimitHeaders(gateway)
+        self._rate_limit_headers = RateLimitHeaders(gateway)
 
     async def answer(self, request: Request) -> Response:
-        caller = request.state.caller
+        principal = request.state.principal
         found = _ID.fullmatch(request.path_params["task_id"])
         wait = _wait(request)
-        over = self._gateway.limiter.poll(caller.limits)
+        over = self._gateway.limiter.poll(principal.limits)
         if over is not None:
-            self._gateway.counters.refusals[over.reason, self._gateway.settings.tier_names[caller.tier]] += 1
+            self._gateway.counters.refusals[over.reason, self._gateway.settings.tier_names[principal.tier]] += 1
             return self._told(
-                caller, refusal(request.state.request_id, over.code, over.message, over.retry_after, over.reason)
+                principal, refusal(request.state.request_id, over.code, over.message, over.retry_after, over.reason)
             )
         try:
             if found is None:
                 raise NotFound(failures.no_task().message)
             id = found[1].lower()
             if request.method == "DELETE":
-                response = await self._forget(caller.tenant, id)
+                response = await self._forget(principal.tenant, id)
             else:
-                response = await self._tell(request, caller.tenant, id, wait)
+                response = await self._tell(request, principal.tenant, id, wait)
         except RequestError as exc:
             response = refusal(request.state.request_id, exc.code, exc.message, exc.retry_after)
         except BrokerUnavailable:
             failure = self._gateway.out_of_reach()
             shown = request.state.request_id
             response = refusal(shown, failure.code, failure.message, failure.retry_after, failure.reason)
-        return self._told(caller, response)
+        return self._told(principal, response)
 
-    def _told(self, caller: Principal, response: Response) -> Response:
+    def _told(self, principal: Principal, response: Response) -> Response:
         """Add the principal's limits to a response."""
-        response.headers.update(self._allowances.fields(caller.limits))
+        response.headers.update(self._rate_limit_headers.fields(principal.limits))
         response.headers["cache-control"] = "no-store"
         return response
 

@@ -13,8 +13,8 @@ class AnonymousIdentity:
     """
 
     def __init__(self, tier: int) -> None:
-        self._caller = Principal(user="anonymous", tenant="default", tier=tier)
+        self._principal = Principal(user="anonymous", tenant="default", tier=tier)
 
     def identify(self, authorization: bytes) -> Principal | None:
         """Return the anonymous principal."""
-        return self._caller
+        return self._principal

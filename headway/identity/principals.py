@@ -11,7 +11,7 @@ BURST_SECONDS = 10.0
 """Seconds' worth of the rate that may come at once, by default."""
 
 
-def make_caller(
+def make_principal(
     settings: Settings,
     user: str,
     tenant: str,

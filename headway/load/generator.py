@@ -30,7 +30,7 @@ import uvloop
 from headway.load.alarm import Alarm
 from headway.load.connection import IDLE, Connection
 from headway.load.payload import Payload
-from headway.load.pool import Pool
+from headway.load.pool import ConnectionPool
 from headway.load.record import Record
 from headway.load.schedule import due_times
 from headway.load.spec import LoadSpec
@@ -73,7 +73,7 @@ class Generator:
         self._times = due_times(spec)
         self._tiers = _tier_draws(spec)
         self._backlog: deque[tuple[int, float, int]] = deque()
-        self._pool = Pool(
+        self._pool = ConnectionPool(
             spec.target.host,
             spec.target.port,
             spec.connections,

@@ -17,7 +17,7 @@ _MOST_OPENING = 64
 Past that number an attempt is dropped, and repeated a second later.
 """
 _SPARE_FILES = 64
-_PATIENCE = 5.0
+_CONNECT_WITHIN = 5.0
 """Seconds an attempt to connect may take."""
 _STALE = 4.0
 """Seconds after which an idle connection is not used again.
@@ -30,7 +30,7 @@ class Unreachable(HeadwayError):
     """No connection to the target can be opened."""
 
 
-class Pool:
+class ConnectionPool:
     """Pool of connections to one address, up to a number.
 
     Arguments:
@@ -118,7 +118,7 @@ class Pool:
         self._tried(failure)
 
     async def _connect(self) -> None:
-        async with asyncio.timeout(_PATIENCE):
+        async with asyncio.timeout(_CONNECT_WITHIN):
             await asyncio.get_running_loop().create_connection(self._build, self._host, self._port)
 
 

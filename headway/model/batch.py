@@ -31,7 +31,7 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
         reason: why the batch left now: `full`, `headway`, `deadline`, `window`, `early` or `retry`.
         granted_at: broker instant of the claim.
         expires_at: broker instant at which the lease ends unless it is extended.
-        patience: seconds from the claim until the first member's deadline.
+        time_left: seconds from the claim until the first member's deadline.
     """
 
     fence: int
@@ -40,7 +40,7 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
     reason: str
     granted_at: float
     expires_at: float
-    patience: float
+    time_left: float
 
 
 class NoWork(msgspec.Struct, frozen=True, gc=False):

@@ -29,8 +29,8 @@ class DedupKind(enum.Enum):
 class DedupKey(msgspec.Struct, frozen=True, gc=False):
     """An answer that an entry may have in common with others of its tenant.
 
-    The first entry with a dedup key leads it: it runs. An entry that comes while the leader has no outcome joins it and
-    gets the leader's outcome. An entry that comes later gets the kept outcome, without a run.
+    The first entry with a dedup key is the original: it runs. An entry that comes while the original has no outcome
+    follows it and gets its outcome. An entry that comes later gets the kept outcome, without a run.
 
     Attributes:
         kind: see DedupKind.
@@ -38,7 +38,7 @@ class DedupKey(msgspec.Struct, frozen=True, gc=False):
         digest: digest of what is asked; under one key, another digest is a conflict. Empty where the key says it all,
             and for an entry that only waits.
         keep: seconds for which an outcome is kept; 0: not at all.
-        joins: whether the entry joins a leader that has no outcome yet; if not, it runs beside that leader.
+        joins: whether the entry joins an original that has no outcome yet; if not, it runs beside that.
     """
 
     kind: DedupKind
@@ -66,7 +66,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
         timeout: seconds from the enqueue until its answer is worthless.
         parameters: the request's `parameters` as the text of one JSON object; empty for none.
         limits: rate limits that the entry counts towards, once, when it is admitted or joins.
-        shares: dedup keys of the entry; the first that can be joined, or has a kept outcome, decides.
+        dedup_keys: dedup keys of the entry; the first that can be joined, or has a kept outcome, decides.
         nonce: number of the submission, unique within `gateway`; 0 for entries that are submitted once.
         digest: digest of what is asked, where the client chose the id; empty elsewhere. The id of a kept task stands
             for what that task asked.
@@ -83,7 +83,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     timeout: float
     parameters: bytes = b""
     limits: tuple[Limit, ...] = ()
-    shares: tuple[DedupKey, ...] = ()
+    dedup_keys: tuple[DedupKey, ...] = ()
     nonce: int = 0
     digest: bytes = b""
     caller: str = ""

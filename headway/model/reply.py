@@ -55,7 +55,7 @@ class RequestStatus(msgspec.Struct, frozen=True, gc=False):
     """State of one request, as its gateway knows it.
 
     Attributes:
-        stage: see EntryState.
+        state: see EntryState.
         seconds: seconds since the request came, or until its outcome.
         failure: why it failed; None when it did not.
         tenant, user: principal that asked.
@@ -65,7 +65,7 @@ class RequestStatus(msgspec.Struct, frozen=True, gc=False):
         ran: run of the batch that the outcome came from; None when it came from none.
     """
 
-    stage: EntryState
+    state: EntryState
     seconds: float
     failure: Failure | None
     tenant: str

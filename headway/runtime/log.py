@@ -27,7 +27,7 @@ import structlog
 
 CAPACITY = 10_000
 """Most lines that wait to be written."""
-PATIENCE = 2.0
+FLUSH_WITHIN = 2.0
 """Longest wait at the end for the last lines to be written, seconds."""
 
 # C0 and C1 controls, line and paragraph separators, and the marks that reorder text on a terminal.
@@ -153,7 +153,7 @@ class Writer(logging.handlers.QueueListener):
         """Wait for the last lines, but not for ever: the thread is a daemon."""
         if self._thread is not None:
             self.enqueue_sentinel()
-            self._thread.join(PATIENCE)
+            self._thread.join(FLUSH_WITHIN)
             self.write_blocked = self._thread.is_alive()
             self._thread = None
 

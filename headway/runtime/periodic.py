@@ -9,7 +9,7 @@ from headway.errors import BrokerUnavailable, StoreUnavailable
 from headway.runtime.availability import Availability
 from headway.runtime.supervisor import Supervisor
 
-PULSE = 1.0
+PERIOD = 1.0
 """Seconds between two calls, by default."""
 
 
@@ -31,19 +31,19 @@ class Periodic:
         act: Callable[[], Awaitable[None]],
         clock: Callable[[], float],
         what: str = "broker",
-        every: float = PULSE,
+        every: float = PERIOD,
     ) -> None:
         self._name = name
         self._act = act
         self._clock = clock
         self._every = every
-        self._outage = Availability(name, clock, what)
+        self._availability = Availability(name, clock, what)
         self._stopped = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def start(self, supervisor: Supervisor) -> None:
         """Start calling."""
-        self._task = supervisor.start(self._name, self._beat_on)
+        self._task = supervisor.start(self._name, self._run)
 
     async def stop(self) -> None:
         """Stop calling. A call that is under way comes to its end first."""
@@ -51,14 +51,14 @@ class Periodic:
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
 
-    async def _beat_on(self) -> None:
+    async def _run(self) -> None:
         while not self._stopped.is_set():
             began = self._clock()
             try:
                 await self._act()
-                self._outage.over()
+                self._availability.over()
             except (BrokerUnavailable, StoreUnavailable) as exc:
-                self._outage.failed(began, exc)
+                self._availability.failed(began, exc)
             pause = max(self._every - (self._clock() - began), self._every / 10)
             try:
                 await asyncio.wait_for(self._stopped.wait(), pause)

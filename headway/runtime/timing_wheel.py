@@ -51,9 +51,9 @@ class TimingWheel(Generic[Key]):
         self._timer = None
         if self._order:
             delay = self._order[0] * DEADLINE_GRAIN - self._clock()
-            self._timer = asyncio.get_running_loop().call_later(max(delay, 0.001), self._ring)
+            self._timer = asyncio.get_running_loop().call_later(max(delay, 0.001), self._fire)
 
-    def _ring(self) -> None:
+    def _fire(self) -> None:
         now = self._clock()
         while self._order and self._order[0] * DEADLINE_GRAIN <= now:
             self._passed(self._slots.pop(heapq.heappop(self._order)))

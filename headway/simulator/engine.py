@@ -29,7 +29,7 @@ from headway.core.departure import Hold
 from headway.core.fair_queue import QueuedEntry
 from headway.model import Cause, Entry
 from headway.simulator.fleet import Shard, Worker
-from headway.simulator.gateways import Came, Gateway, doors
+from headway.simulator.gateways import Came, Gateway, choose_gateway
 from headway.simulator.record import EXPIRED, FAILED, REFUSED, Record
 from headway.simulator.scenario import Kill, Scenario
 from headway.simulator.traffic import POISON, arrivals, callers
@@ -38,7 +38,7 @@ REAP_EVERY = 1.0
 """Most seconds between two reaps, as in brokers."""
 Choose = Callable[[Sequence[int], float], int]
 """Function from the entries waiting in each shard in use, and the instant, to the number of a shard."""
-_BELL = attrgetter("bell")
+_LOOKS_AT = attrgetter("looks_at")
 
 
 def simulate(scenario: Scenario, choose: Choose | None = None) -> Record:
@@ -67,7 +67,7 @@ class _Simulation:
         """Instants at which entries came that then gathered."""
         self._heap: list[tuple[float, int, Callable[[float], None]]] = []
         self._order = itertools.count()
-        self._bell = math.inf
+        self._looks_at = math.inf
         self._reap_at = 0.0
         self._closed = False
         self._sending = 0
@@ -82,7 +82,7 @@ class _Simulation:
         scenario, record, heap = self._scenario, self._record, self._heap
         coming = arrivals(scenario, self._rng("arrivals"))
         draw = callers(scenario, self._rng("callers"))
-        door = doors(scenario, self._rng("doors").random)
+        choose = choose_gateway(scenario, self._rng("doors").random)
         straight = scenario.gather == 0.0 and scenario.shards == 1  # To save time: nothing tells gateways apart.
         self._deal(0.0)
         for worker in self._workers.values():
@@ -93,14 +93,14 @@ class _Simulation:
             self._close(0.0)
         while True:
             event = heap[0][0] if heap else math.inf
-            soonest = min(event, self._bell, self._reap_at)
+            soonest = min(event, self._looks_at, self._reap_at)
             if arrival <= soonest and arrival < math.inf:
                 entry = draw()
                 record.came(entry.tier, arrival, entry.input == POISON)
                 if straight:
                     self._offer(self._shards[0], ((entry, arrival),), arrival)
                 else:
-                    self._come(door(), entry, arrival)
+                    self._come(choose(), entry, arrival)
                 now, arrival = arrival, next(coming, math.inf)
                 if arrival == math.inf:
                     self._close(now)
@@ -109,8 +109,8 @@ class _Simulation:
             elif event == soonest:
                 now, _, act = heapq.heappop(heap)
                 act(now)
-            elif self._bell == soonest:
-                self._ring(min(self._shards, key=_BELL), soonest)
+            elif self._looks_at == soonest:
+                self._wake_idle(min(self._shards, key=_LOOKS_AT), soonest)
             else:
                 self._reap(soonest)
 
@@ -171,28 +171,28 @@ class _Simulation:
             elif came < now:
                 self._came[offered] = came
         if shard.idle:
-            self._ring(shard, now)
+            self._wake_idle(shard, now)
 
-    def _ring(self, shard: Shard, now: float) -> None:
+    def _wake_idle(self, shard: Shard, now: float) -> None:
         """Let idle workers claim while there is something for them; then set the timer for when there may be."""
         idle, queue = shard.idle, shard.queue
-        shard.bell = math.inf
+        shard.looks_at = math.inf
         while idle:
             found = queue.wake(idle, now)
             if not isinstance(found, str):
-                shard.bell = found
+                shard.looks_at = found
                 break
             del idle[found]
             worker = self._workers[found]
             if not self._claim(worker, shard, now):
                 self._go_idle(worker, now)
-        self._bell = shard.bell if len(self._shards) == 1 else min(map(_BELL, self._shards))
+        self._looks_at = shard.looks_at if len(self._shards) == 1 else min(map(_LOOKS_AT, self._shards))
 
     def _free(self, worker: Worker, now: float) -> None:
         """Free a worker for its next batch."""
         if not self._claim(worker, worker.home, now):
             self._go_idle(worker, now)
-        self._ring(worker.home, now)
+        self._wake_idle(worker.home, now)
 
     def _go_idle(self, worker: Worker, now: float) -> None:
         worker.rest += 1
@@ -320,7 +320,7 @@ class _Simulation:
         self._deal(now)
         self._at(now + self._scenario.restart, partial(self._revive, worker))
         for shard in self._shards:
-            self._ring(shard, now)
+            self._wake_idle(shard, now)
 
     def _revive(self, worker: Worker, now: float) -> None:
         worker.alive = True

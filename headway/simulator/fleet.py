@@ -12,14 +12,14 @@ from headway.simulator.scenario import Scenario
 class Shard:
     """Part of the queue, and the workers that wait for it."""
 
-    __slots__ = ("bell", "idle", "number", "policy", "queue")
+    __slots__ = ("idle", "looks_at", "number", "policy", "queue")
 
     def __init__(self, number: int, scenario: Scenario) -> None:
         self.number = number
         self.queue = ModelQueue(scenario.limits())
         self.policy = scenario.make_policy()
         self.idle: dict[str, None] = {}
-        self.bell = math.inf
+        self.looks_at = math.inf
 
 
 class Worker:

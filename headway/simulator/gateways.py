@@ -57,7 +57,7 @@ class Gateway:
             self._turn += 1
 
 
-def doors(scenario: Scenario, rng: Callable[[], float]) -> Callable[[], Gateway]:
+def choose_gateway(scenario: Scenario, rng: Callable[[], float]) -> Callable[[], Gateway]:
     """Make a function that draws the gateway of the next request.
 
     Arguments:

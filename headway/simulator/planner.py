@@ -241,7 +241,7 @@ class _Planner:
         """Scenario of one run. A trace is played once to settle and once to measure, from a start of its own."""
         given = self._goal.scenario
         cycle = given.cycle(given.max_batch)
-        patience = 2 * max(self._goal.p95 or 0.0, self._goal.p99 or 0.0)
+        least_timeout = 2 * max(self._goal.p95 or 0.0, self._goal.p99 or 0.0)
         warmup, measured = SETTLING * cycle, max(MEASURED * cycle, MEASURED_REQUESTS / rate)
         if given.trace:
             warmup = measured = len(given.trace) / rate
@@ -252,8 +252,8 @@ class _Planner:
             trace=_turned(given.trace, seed / SEEDS),
             warmup=warmup,
             duration=warmup + measured,
-            queue_timeout=max(given.queue_timeout, patience),
-            timeout=max(given.timeout, patience),
+            queue_timeout=max(given.queue_timeout, least_timeout),
+            timeout=max(given.timeout, least_timeout),
             seed=given.seed + seed,
         )
 

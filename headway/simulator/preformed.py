@@ -48,7 +48,7 @@ def simulate_preformed(scenario: Scenario, window: float) -> Record:
 def _formed(scenario: Scenario, window: float, record: Record) -> list[tuple[float, list[float], str]]:
     """Batches in the order in which they close: instant, instants at which the members came, reason."""
     rng = random.Random(f"{scenario.seed}/arrivals")  # noqa: S311 - the same seed, the same arrivals as elsewhere
-    doors = random.Random(f"{scenario.seed}/doors")  # noqa: S311
+    chooser = random.Random(f"{scenario.seed}/doors")  # noqa: S311
     open_batches: list[list[float]] = [[] for _ in range(scenario.gateways)]
     closing: deque[tuple[float, int]] = deque()  # In order: the window is the same for all.
     formed = []
@@ -56,7 +56,7 @@ def _formed(scenario: Scenario, window: float, record: Record) -> list[tuple[flo
         while closing and closing[0][0] <= now:
             formed += _closed(open_batches, *closing.popleft(), window)
         record.came(0, now)
-        gateway = int(doors.random() * scenario.gateways)
+        gateway = int(chooser.random() * scenario.gateways)
         members = open_batches[gateway]
         members.append(now)
         if len(members) == scenario.max_batch:

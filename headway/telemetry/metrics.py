@@ -53,7 +53,9 @@ class State:
     broker_up: bool = True
 
 
-async def gather(counters: Counters, tiers: Sequence[str], broker: Broker, letters: DeadLetters, fleet: Fleet) -> State:
+async def collect(
+    counters: Counters, tiers: Sequence[str], broker: Broker, letters: DeadLetters, fleet: Fleet
+) -> State:
     """Ask broker, dead letters and fleet for their part of the state.
 
     Raises:

@@ -29,7 +29,7 @@ import structlog
 from headway.core import health
 from headway.core.breaker import Breaker, State
 from headway.core.departure import RETRY, Policy
-from headway.core.health import BEAT_EVERY
+from headway.core.health import HEARTBEAT_EVERY
 from headway.core.restarts import RestartPauses
 from headway.core.retry import NEVER_SPLIT, backoff
 from headway.errors import (
@@ -71,7 +71,7 @@ PROBE_GRACE = 15.0
 """Seconds beyond the longest run after which a probe that was never heard of again is given up."""
 BUSY_WEIGHT = 0.16
 """Weight of the time since the last heartbeat in the utilisation; the last second weighs 0.3."""
-LEAST_PATIENCE = 1.0
+LEAST_TIME_LEFT = 1.0
 """Least seconds for which the outcome of a batch is offered again to a broker out of reach.
 
 Members that ride with the first to give up may have more time.
@@ -129,7 +129,7 @@ class Batcher:
         self._rng = rng
         self._memory = memory
         self._scarce = False
-        self._outage = Availability(slot.worker, clock)
+        self._availability = Availability(slot.worker, clock)
         self._unanswered = 0
         self._backend: Backend | None = None
         self._status = WorkerStatus.STARTING
@@ -162,7 +162,7 @@ class Batcher:
 
     def run(self, supervisor: Supervisor) -> asyncio.Task[None]:
         """Start serving and sending heartbeats; returns the task that ends when the slot is drained."""
-        supervisor.start(f"heartbeat of {self.slot.worker}", self._beat_on)
+        supervisor.start(f"heartbeat of {self.slot.worker}", self._heartbeat_on)
         return supervisor.start(f"batcher of {self.slot.worker}", self._serve)
 
     def drain(self) -> None:
@@ -270,7 +270,7 @@ class Batcher:
             if isinstance(claimed, NoWork):
                 await self._idle(self._broker.wait_for_work(self.slot, claimed.until))
         except BrokerUnavailable as error:
-            self._outage.failed(self._clock(), error)
+            self._availability.failed(self._clock(), error)
             self._unanswered += 1
             await self._idle(asyncio.sleep(backoff(self._unanswered, self._rng())))
             return None
@@ -366,14 +366,14 @@ class Batcher:
 
         None when the broker did not answer before the first of the batch gave up.
         """
-        until = max(since + lease.patience, self._clock() + LEAST_PATIENCE)
+        until = max(since + lease.time_left, self._clock() + LEAST_TIME_LEFT)
         failures = 0
         while True:
             try:
                 answer = await tell()
                 break
             except BrokerUnavailable as error:
-                self._outage.failed(self._clock(), error)
+                self._availability.failed(self._clock(), error)
                 failures += 1
                 pause = backoff(failures, self._rng())
                 if self._clock() + pause > until:
@@ -385,8 +385,8 @@ class Batcher:
 
     async def _reached(self) -> None:
         """Note that the broker answers. After an outage it may have forgotten this slot, or think that it is gone."""
-        if self._outage.over():
-            await self._beat()
+        if self._availability.over():
+            await self._heartbeat()
 
     def _note_run(self, lease: Lease, seconds: float) -> None:
         counters, model, size = self._counters, self.slot.model, len(lease.entries)
@@ -433,9 +433,9 @@ class Batcher:
 
     async def _become(self, status: WorkerStatus) -> None:
         self._status = status
-        await self._beat()
+        await self._heartbeat()
 
-    async def _beat(self) -> bool:
+    async def _heartbeat(self) -> bool:
         """Send a heartbeat; False when the broker is out of reach."""
         self._counters.breaker_state[self.slot.worker] = self._breaker.state(self._clock())
         memory = self._memory()
@@ -474,7 +474,7 @@ class Batcher:
             return WorkerStatus.DEGRADED, f"{memory:.0%} of the memory is in use"
         return self._status, ""
 
-    async def _beat_on(self) -> None:
+    async def _heartbeat_on(self) -> None:
         """Send a heartbeat twice a second, until the last one has told that the drained slot is offline.
 
         It renews the lease of the running batch, and reports the busy share.
@@ -482,9 +482,9 @@ class Batcher:
         last = self._clock()
         counted = self._busy
         while True:
-            if await self._beat() and self._draining and self._status is WorkerStatus.OFFLINE:
+            if await self._heartbeat() and self._draining and self._status is WorkerStatus.OFFLINE:
                 return
-            await asyncio.sleep(BEAT_EVERY)
+            await asyncio.sleep(HEARTBEAT_EVERY)
             if self._lease is not None:
                 with contextlib.suppress(BrokerUnavailable):
                     await self._broker.extend(self._lease)

@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from headway.core.health import BEAT_EVERY
+from headway.core.health import HEARTBEAT_EVERY
 from headway.http.server.listener import Listener
 from headway.model import Entry, ItemResult, Principal, RequestOptions
 from headway.runtime.request_id import new_id
@@ -46,7 +46,7 @@ class Steady:
 
     def __call__(self) -> float:
         before, self._read = self._read, time.monotonic()
-        self._shown += min(self._read - before, BEAT_EVERY)
+        self._shown += min(self._read - before, HEARTBEAT_EVERY)
         return self._shown
 
 
@@ -107,7 +107,7 @@ def test_status_of_a_service(service: Running, capsys: pytest.CaptureFixture[str
     assert code_of(["status", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["workers"][0]["worker_id"] == "gpu-0"
-    service.stand.attendance.leaving = True
+    service.stand.membership.leaving = True
     assert code_of(["status"]) == 1
     assert capsys.readouterr().out.startswith("status        draining\n")
 

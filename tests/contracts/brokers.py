@@ -252,7 +252,7 @@ def ask(
     queue_timeout: float = 60.0,
     timeout: float = 120.0,
     limits: tuple[Limit, ...] = (),
-    shares: tuple[DedupKey, ...] = (),
+    dedup_keys: tuple[DedupKey, ...] = (),
     nonce: int = 0,
     digest: bytes = b"",
     caller: str = "",
@@ -261,7 +261,7 @@ def ask(
     id = f"id-{next(_numbers)}" if id is None else id
     input = f"input of {id}" if input is None else input
     return Entry(
-        id, model, input, tier, tenant, gateway, queue_timeout, timeout, b"", limits, shares, nonce, digest, caller
+        id, model, input, tier, tenant, gateway, queue_timeout, timeout, b"", limits, dedup_keys, nonce, digest, caller
     )
 
 

@@ -109,7 +109,7 @@ async def test_the_lease_says_whose_it_is_since_when_and_until_when(harness: Har
     assert second.fence > first.fence
     assert first.reason == "full"
     assert first.expires_at - first.granted_at == pytest.approx(harness.lease_seconds)
-    assert first.patience == pytest.approx(4.0, abs=harness.grain)
+    assert first.time_left == pytest.approx(4.0, abs=harness.grain)
 
 
 @story

@@ -19,7 +19,7 @@ from tests.contracts.brokers import (
     slot,
     story,
 )
-from tests.contracts.shares import admit, came_by, code, key, nothing_runs, poll, run_alone, same, sharing, task
+from tests.contracts.dedup_keys import admit, came_by, code, key, nothing_runs, poll, run_alone, same, sharing, task
 
 
 @story
@@ -78,7 +78,7 @@ async def test_who_takes_the_id_of_a_leader_that_left_gets_its_own_answer(harnes
 async def test_what_nobody_waits_for_any_more_never_runs(harness: Harness, order: list[str]) -> None:
     chain = (same("a"),), (same("b"), same("a")), (same("b"),)
     await admit(
-        harness, *(sharing(id, *shares) for id, shares in zip(("first", "second", "third"), chain, strict=True))
+        harness, *(sharing(id, *dedup_keys) for id, dedup_keys in zip(("first", "second", "third"), chain, strict=True))
     )
     for id in order[:2]:
         await harness.broker.withdraw([("t", id, 0)], "g")

@@ -7,7 +7,7 @@ import pytest
 from headway import errors
 from headway.model import DedupKind, ItemResult, Reply
 from tests.contracts.brokers import KEPT_LIMITS, Harness, drained, slot, story
-from tests.contracts.shares import TTL, admit, came_by, key, poll, refused, same, sharing, task
+from tests.contracts.dedup_keys import TTL, admit, came_by, key, poll, refused, same, sharing, task
 
 LARGE = "x" * 10_000
 HUGE = "x" * KEPT_LIMITS.largest

@@ -260,7 +260,7 @@ class BrokerLaws(RuleBasedStateMachine):
             pasts.add(known.failed_with)
             known.claims += 1
             assert known.claims <= 3 * MOST_ATTEMPTS  # Whoever is pooled with other culprits runs again with them.
-        assert claimed.patience <= min(self.let_in[rider].entry.timeout for rider in keys) + 1e-6
+        assert claimed.time_left <= min(self.let_in[rider].entry.timeout for rider in keys) + 1e-6
         if claimed.reason in ("retry", "apart"):  # They failed together, or are one caller's.
             callers = {(rider.tenant, rider.caller) for rider in claimed.entries}
             assert len(callers) == 1 or (len(pasts) == 1 and set(keys) <= set(*pasts))

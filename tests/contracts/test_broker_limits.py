@@ -178,30 +178,30 @@ async def test_who_is_refused_for_want_of_room_is_not_charged(harness: Harness) 
 
 @story
 async def test_limits_come_before_shares(harness: Harness) -> None:
-    await harness.broker.enqueue([ask(shares=same())])
+    await harness.broker.enqueue([ask(dedup_keys=same())])
     await harness.broker.enqueue([counted() for _ in range(5)])
-    joining = counted(shares=same())
+    joining = counted(dedup_keys=same())
     over((await harness.broker.enqueue([joining]))[0])
-    over((await harness.broker.enqueue([counted(shares=same(digest=b"another"))]))[0])
+    over((await harness.broker.enqueue([counted(dedup_keys=same(digest=b"another"))]))[0])
     await harness.answer(await harness.claim())
     assert joining.id not in await drained(harness)
-    over((await harness.broker.enqueue([counted(shares=same())]))[0])  # Though it is kept.
+    over((await harness.broker.enqueue([counted(dedup_keys=same())]))[0])  # Though it is kept.
 
 
 @story
 async def test_an_answer_in_common_with_others_is_charged_like_any_other(harness: Harness) -> None:
-    assert list(await harness.broker.enqueue([counted(shares=same()) for _ in range(3)])) == [None] * 3
+    assert list(await harness.broker.enqueue([counted(dedup_keys=same()) for _ in range(3)])) == [None] * 3
     assert harness.broker.rate_limit_debt(KEY) == pytest.approx(0.3, abs=EXACT)
     await harness.answer(await harness.claim())
-    verdicts = await harness.broker.enqueue([counted(shares=same()) for _ in range(3)])
+    verdicts = await harness.broker.enqueue([counted(dedup_keys=same()) for _ in range(3)])
     assert [verdict is None for verdict in verdicts] == [True, True, False]
     assert harness.broker.rate_limit_debt(KEY) == pytest.approx(0.5, abs=EXACT)
 
 
 @story
 async def test_who_may_not_join_is_not_charged(harness: Harness) -> None:
-    await harness.broker.enqueue([ask(shares=same(digest=b"one"))])
-    misused = counted(shares=same(digest=b"another"))
+    await harness.broker.enqueue([ask(dedup_keys=same(digest=b"one"))])
+    misused = counted(dedup_keys=same(digest=b"another"))
     [verdict] = await harness.broker.enqueue([misused])
     assert verdict is not None
     assert verdict.code == errors.IDEMPOTENCY_MISUSE

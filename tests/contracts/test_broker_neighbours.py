@@ -11,7 +11,7 @@ from headway.core.queue import MIXED_SECONDS
 from headway.core.retry import BUDGET_RESERVE, RAISES
 from headway.model import Cause, DedupKind, Entry, Limit, Reply
 from tests.contracts.brokers import MAX_BATCH, MAX_QUEUE, Harness, ask, drained, failed, ids, leave, slot, story
-from tests.contracts.shares import admit, came_by, key, nothing_runs, refused, same, task
+from tests.contracts.dedup_keys import admit, came_by, key, nothing_runs, refused, same, task
 
 
 def code(reply: Reply) -> str:
@@ -99,9 +99,9 @@ def under(how: str, nonce: int) -> Entry:
     """A poisonous request under a key or an id, submitted once more."""
     asked, who = b"asked", {"tenant": "evil", "caller": "bob", "limits": (TWO_AN_HOUR,)}
     if how == "a key":
-        return ask("poison", id=f"a{nonce}", nonce=nonce, shares=(key("k", asked),), **who)  # type: ignore[arg-type]
+        return ask("poison", id=f"a{nonce}", nonce=nonce, dedup_keys=(key("k", asked),), **who)  # type: ignore[arg-type]
     if nonce == 1 or how == "a task":
-        return ask("poison", id="a", nonce=nonce, shares=(task("a", digest=asked),), **who)  # type: ignore[arg-type]
+        return ask("poison", id="a", nonce=nonce, dedup_keys=(task("a", digest=asked),), **who)  # type: ignore[arg-type]
     return ask("poison", id="a", nonce=nonce, digest=asked, **who)  # type: ignore[arg-type]
 
 
@@ -125,9 +125,9 @@ async def test_a_rejection_that_is_kept_comes_before_what_is_known_of_its_input(
 async def test_a_key_that_was_used_for_another_request_is_misused_whatever_is_known_of_the_input(
     harness: Harness,
 ) -> None:
-    await admit(harness, bad(), ask("fine", id="a", tenant="evil", caller="bob", shares=(key("k", b"fine"),)))
+    await admit(harness, bad(), ask("fine", id="a", tenant="evil", caller="bob", dedup_keys=(key("k", b"fine"),)))
     await run_all(harness)
-    other = ask("poison", tenant="evil", caller="bob", shares=(key("k", b"poison"),))
+    other = ask("poison", tenant="evil", caller="bob", dedup_keys=(key("k", b"poison"),))
     assert (await refused(harness, other)).code == errors.IDEMPOTENCY_MISUSE
 
 
@@ -137,7 +137,7 @@ async def test_who_asks_for_a_known_culprit_under_a_new_key_is_turned_down_and_c
     await run_all(harness)
 
     def asked(name: str) -> Entry:
-        return ask("poison", tenant="evil", caller="bob", shares=(key(name), same()), limits=(TWO_AN_HOUR,))
+        return ask("poison", tenant="evil", caller="bob", dedup_keys=(key(name), same()), limits=(TWO_AN_HOUR,))
 
     told = [(await refused(harness, asked(name))).code for name in ("k", "k", "l")]
     assert told == [errors.REJECTED_BY_MODEL, errors.REJECTED_BY_MODEL, errors.RATE_LIMITED]
@@ -152,9 +152,9 @@ async def test_who_followed_what_became_known_as_a_culprit_does_not_run_either(h
         await harness.broker.release(await harness.claim(), failed())
         await harness.advance(0.6)
     lease = await harness.claim()
-    first = ask("poison", id="a", tenant="evil", caller="bob", shares=(key(),), queue_timeout=5.0)
+    first = ask("poison", id="a", tenant="evil", caller="bob", dedup_keys=(key(),), queue_timeout=5.0)
     await admit(harness, first)
-    await admit(harness, ask("poison", id="b", tenant="evil", caller="bob", shares=(key(),)))
+    await admit(harness, ask("poison", id="b", tenant="evil", caller="bob", dedup_keys=(key(),)))
     await harness.broker.release(lease, failed())
     await harness.advance(6.0)
     await harness.broker.reap()

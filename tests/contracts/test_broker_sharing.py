@@ -18,7 +18,7 @@ from tests.contracts.brokers import (
     slot,
     story,
 )
-from tests.contracts.shares import (
+from tests.contracts.dedup_keys import (
     KINDS,
     TTL,
     admit,
@@ -232,12 +232,12 @@ async def test_a_follower_offered_again_has_joined_once(harness: Harness) -> Non
 
 @story
 async def test_a_leader_offered_again_does_not_join_itself(harness: Harness) -> None:
-    leader = sharing("first", task("first"), key(), same())
-    await admit(harness, leader, leader)
+    original = sharing("first", task("first"), key(), same())
+    await admit(harness, original, original)
     lease = await harness.claim()
-    await admit(harness, leader)
+    await admit(harness, original)
     await harness.answer(lease)
-    await admit(harness, leader)
+    await admit(harness, original)
     replies, cursor = await harness.broker.replies("g", 0)
     assert ids(replies) == ["first"]
     assert await drained(harness, "g", cursor) == {}
@@ -311,13 +311,13 @@ async def test_a_verdict_after_retries_is_passed_on(harness: Harness, kind: Dedu
 @story
 async def test_a_spent_retry_budget_is_passed_on(harness: Harness) -> None:
     """Batches fail until there are no more retries; who had joined a member hears what it hears."""
-    pairs = [(f"leader {n}", f"follower {n}") for n in range(6 * MAX_BATCH)]
-    for leader, follower in pairs:
-        await admit(harness, sharing(leader, same(leader)), sharing(follower, same(leader)))
+    pairs = [(f"original {n}", f"follower {n}") for n in range(6 * MAX_BATCH)]
+    for original, follower in pairs:
+        await admit(harness, sharing(original, same(original)), sharing(follower, same(original)))
     for attempt in range(3 * len(pairs)):
         claimed = await harness.broker.claim(slot(f"gpu-{attempt % 2}"), AT_ONCE)
         if isinstance(claimed, Lease):
-            assert all(id.startswith("leader") for id in ids(claimed.entries))
+            assert all(id.startswith("original") for id in ids(claimed.entries))
             assert await harness.broker.release(claimed, failed(Cause.CRASHED))
         else:
             await harness.advance(0.05)
@@ -325,9 +325,9 @@ async def test_a_spent_retry_budget_is_passed_on(harness: Harness) -> None:
     spent = [id for id, reply in replies.items() if reply.failure and "retry budget" in reply.failure.message]
     assert spent
     assert len(replies) % 2 == 0
-    for leader, follower in pairs:
-        if leader in replies:
-            assert replies[follower].failure == replies[leader].failure
+    for original, follower in pairs:
+        if original in replies:
+            assert replies[follower].failure == replies[original].failure
             assert came_by(replies[follower]) == (DedupKind.SAME, False)
 
 

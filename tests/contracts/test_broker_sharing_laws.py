@@ -19,7 +19,7 @@ from headway import errors
 from headway.model import Cause, DedupKind, Entry, EntryState, ItemResult, Lease, Limit, Reply, Subscription
 from tests.contracts.brokers import AT_ONCE, HARNESSES, Harness, ask, failed, output, slot
 from tests.contracts.culprits import Culprits
-from tests.contracts.shares import key, offer, poll, same, task
+from tests.contracts.dedup_keys import key, offer, poll, same, task
 from tests.servers.redis import SharedServers
 
 T = TypeVar("T")
@@ -46,7 +46,7 @@ ASKED = st.tuples(
 
 def _kinds(asked: Entry | Subscription) -> set[DedupKind]:
     """Kinds of answers that it may have in common with others."""
-    return {share.kind for share in asked.shares} if isinstance(asked, Entry) else {DedupKind.TASK}
+    return {share.kind for share in asked.dedup_keys} if isinstance(asked, Entry) else {DedupKind.TASK}
 
 
 class SharingLaws(RuleBasedStateMachine):
@@ -80,11 +80,11 @@ class SharingLaws(RuleBasedStateMachine):
         entries = []
         for tenant, text, kinds, gateway, timeout, limited, caller in several:
             id = f"id-{next(self.numbers)}"
-            shares = {"t": task(id), "k": key("k", text.encode(), 5.0), "s": same(text, 5.0)}
+            dedup_keys = {"t": task(id), "k": key("k", text.encode(), 5.0), "s": same(text, 5.0)}
             entries.append(
                 ask(
                     text, id=id, tenant=tenant, gateway=gateway, timeout=timeout, queue_timeout=timeout, caller=caller,
-                    limits=(LIMIT,) if limited else (), shares=tuple(shares[kind] for kind in kinds),
+                    limits=(LIMIT,) if limited else (), dedup_keys=tuple(dedup_keys[kind] for kind in kinds),
                 )
             )  # fmt: skip
         self.fill()
@@ -108,9 +108,9 @@ class SharingLaws(RuleBasedStateMachine):
     def chain(self, leaving: set[int], timeout: float) -> None:
         """The second joins the first, the third the second; some leave at once."""
         text = f"text {next(self.numbers)}"
-        shares = [(same(text),), (key(text), same(text)), (key(text),)]
-        for number, has in enumerate(shares):
-            entry = ask(text, id=f"{text} {number}", gateway="g1", shares=has, queue_timeout=timeout)
+        dedup_keys = [(same(text),), (key(text), same(text)), (key(text),)]
+        for number, has in enumerate(dedup_keys):
+            entry = ask(text, id=f"{text} {number}", gateway="g1", dedup_keys=has, queue_timeout=timeout)
             if self.do(self.broker.enqueue([entry])) == [None]:
                 self.admit(entry, text)
         for number in leaving:
@@ -132,7 +132,7 @@ class SharingLaws(RuleBasedStateMachine):
         if verdict is None:
             known = self.let_in[tenant, id]
             assert isinstance(known, Entry)
-            assert any(share.kind is DedupKind.TASK and share.key == id for share in known.shares)
+            assert any(share.kind is DedupKind.TASK and share.key == id for share in known.dedup_keys)
             self.admit(subscription, self.texts[tenant, id])
         else:
             assert verdict.code == errors.NOT_FOUND

@@ -7,7 +7,7 @@ import pytest
 from headway import errors
 from headway.model import DedupKind, Entry, EntryState, ItemResult, Reply
 from tests.contracts.brokers import Harness, ask, drained, failed, leave, output, story
-from tests.contracts.shares import admit, came_by, code, nothing_runs, poll, refused, run_alone, sharing, task
+from tests.contracts.dedup_keys import admit, came_by, code, nothing_runs, poll, refused, run_alone, sharing, task
 
 
 def again(entry: Entry, text: str = "other", **how: object) -> Entry:

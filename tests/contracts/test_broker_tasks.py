@@ -14,7 +14,19 @@ from tests.contracts.brokers import (
     output,
     story,
 )
-from tests.contracts.shares import TTL, admit, came_by, code, key, nothing_runs, poll, refused, run_alone, sharing, task
+from tests.contracts.dedup_keys import (
+    TTL,
+    admit,
+    came_by,
+    code,
+    key,
+    nothing_runs,
+    poll,
+    refused,
+    run_alone,
+    sharing,
+    task,
+)
 
 
 @story

@@ -10,7 +10,7 @@ from headway import errors
 from headway.core.memory_room import SMALL
 from headway.model import Entry, ItemResult, Limit, Subscription
 from tests.contracts.brokers import MemoryHarness, ask, drained, failed, leave, story
-from tests.contracts.shares import admit, key, poll, refused, same, sharing, task
+from tests.contracts.dedup_keys import admit, key, poll, refused, same, sharing, task
 
 LARGE = "x" * 9_000
 MOST = 1_000_000
@@ -100,4 +100,4 @@ async def test_whatever_becomes_of_an_entry_its_room_is_free_again(
             await harness.broker.complete(lease, [ItemResult("x")])
     await harness.reaping(61.0)
     assert harness.room == MOST
-    assert all(queued.place is None for queued in harness.broker._entries.values())
+    assert all(queued.reservation is None for queued in harness.broker._entries.values())

@@ -95,7 +95,7 @@ class Pair:
             rate=rng.choice((0.0, 10.0, 1e6)),
             service=rng.choice((0.0, 0.1)),
             pace=rng.choice((0.0, 0.03)),
-            lead=rng.choice((math.inf, 0.01)),
+            tolerance=rng.choice((math.inf, 0.01)),
             gather=rng.choice((0.0, 0.02)),
             quiet=rng.choice((0.0, 0.005)),
         )
@@ -117,7 +117,7 @@ class Pair:
         assert [entry.id for entry in there.lease.entries] == [member.entry.id for member in here.members]
         assert there.lease.reason == here.reason
         assert there.waited == pytest.approx([here.left_at - member.arrived for member in here.members])
-        assert there.lease.patience == pytest.approx(min(member.due for member in here.members) - self.now())
+        assert there.lease.time_left == pytest.approx(min(member.due for member in here.members) - self.now())
         self.running.append((there, here))
 
     async def end(self) -> None:

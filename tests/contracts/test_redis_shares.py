@@ -74,7 +74,7 @@ class Pair:
     def either(self) -> RedisBroker:
         return self.rng.choice(self.there)
 
-    def shares(self, id: str) -> tuple[DedupKey, ...]:
+    def dedup_keys(self, id: str) -> tuple[DedupKey, ...]:
         rng = self.rng
         if self.asked and rng.random() < 0.1:
             return (DedupKey(DedupKind.TASK, rng.choice(self.asked).id),)
@@ -103,7 +103,7 @@ class Pair:
             caller=rng.choice(("one", "two", "")),
         )
         again = {"nonce": rng.randrange(3), "digest": rng.choice((b"", b"", b"x", b"y"))}
-        found = Entry(**{**_fields(new), "shares": self.shares(new.id), **again})
+        found = Entry(**{**_fields(new), "dedup_keys": self.dedup_keys(new.id), **again})
         self.asked.append(found)
         return found
 
@@ -124,7 +124,7 @@ class Pair:
         assert isinstance(there, Lease) == isinstance(here, Lease)
         if isinstance(there, Lease) and isinstance(here, Lease):
             assert ids(there.entries) == ids(here.entries)
-            assert [entry.shares for entry in there.entries] == [entry.shares for entry in here.entries]
+            assert [entry.dedup_keys for entry in there.entries] == [entry.dedup_keys for entry in here.entries]
             self.running.append((worker, there, here))
 
     async def end(self) -> None:

@@ -15,8 +15,8 @@ PLENTY = KeptLimits.of(1 << 30, 1 << 30)
 LATE = Failure(errors.DEADLINE_EXCEEDED, "too late")
 
 
-def make(id: str, *shares: DedupKey, tenant: str = "t", timeout: float = 60.0, input: str = "asked") -> Entry:
-    return Entry(id, "m", input, 1, tenant, "g", timeout, timeout, b"", (), shares)
+def make(id: str, *dedup_keys: DedupKey, tenant: str = "t", timeout: float = 60.0, input: str = "asked") -> Entry:
+    return Entry(id, "m", input, 1, tenant, "g", timeout, timeout, b"", (), dedup_keys)
 
 
 def left_over(sharing: Dedup) -> dict[str, object]:
@@ -25,10 +25,10 @@ def left_over(sharing: Dedup) -> dict[str, object]:
     return {name: value for name, value in state.items() if (value if isinstance(value, Sized | int) else 0)}
 
 
-def lead(sharing: Dedup, entry: Entry, now: float = NOW) -> QueuedEntry:
+def begin(sharing: Dedup, entry: Entry, now: float = NOW) -> QueuedEntry:
     queued = queued_at(entry, now)
     assert sharing.join(queued, now) is None
-    sharing.lead(queued, now)
+    sharing.begin(queued, now)
     return queued
 
 

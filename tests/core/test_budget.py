@@ -11,7 +11,7 @@ from headway.core.budget import GREED, Budget
 def test_one_owner_gets_nine_tenths() -> None:
     budget = Budget(100)
     taken = sum(budget.take("a", 1) for _ in range(200))
-    assert (taken, budget.held("a"), budget.free) == (90, 90, 10)
+    assert (taken, budget.used("a"), budget.free) == (90, 90, 10)
     assert budget.take("b", 1)
 
 
@@ -20,7 +20,7 @@ def test_greedy_owners_get_the_same_and_something_stays_free() -> None:
     for _ in range(10_000):
         for owner in ("a", "b", "c", "d"):
             budget.take(owner, 1)
-    assert len({budget.held(owner) for owner in ("a", "b", "c", "d")}) <= 2
+    assert len({budget.used(owner) for owner in ("a", "b", "c", "d")}) <= 2
     assert budget.free >= 10_000 // (1 + 4 * GREED)
     assert budget.take("newcomer", 1)
 
@@ -37,9 +37,9 @@ def test_who_gives_some_back_holds_the_rest() -> None:
     budget = Budget(100)
     assert budget.take("a", 50)
     budget.give("a", 20)
-    assert (budget.held("a"), budget.free) == (30, 70)
+    assert (budget.used("a"), budget.free) == (30, 70)
     budget.give("a", 30)
-    assert (budget.held("a"), budget.free) == (0, 100)
+    assert (budget.used("a"), budget.free) == (0, 100)
 
 
 def test_a_fixed_bound_of_each_owner() -> None:
@@ -55,13 +55,13 @@ def test_without_greed_all_may_be_one_owners() -> None:
 
 @given(st.integers(1, 1000), st.lists(st.tuples(st.sampled_from("abcd"), st.integers(-2, 300))))
 def test_what_is_held_and_what_is_free_are_always_all(total: int, steps: list[tuple[str, int]]) -> None:
-    budget, held = Budget(total), dict.fromkeys("abcd", 0)
+    budget, used = Budget(total), dict.fromkeys("abcd", 0)
     for owner, amount in steps:
         if amount < 0:
-            if back := held[owner] if amount == -1 else held[owner] // 2:
+            if back := used[owner] if amount == -1 else used[owner] // 2:
                 budget.give(owner, back)
-                held[owner] -= back
+                used[owner] -= back
         elif budget.take(owner, amount):
-            held[owner] += amount
-        assert budget.free == total - sum(held.values()) >= 0
-        assert all(budget.held(owner) == amount for owner, amount in held.items())
+            used[owner] += amount
+        assert budget.free == total - sum(used.values()) >= 0
+        assert all(budget.used(owner) == amount for owner, amount in used.items())

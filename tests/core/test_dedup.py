@@ -13,7 +13,7 @@ from headway.core.dedup import Dedup, Ripple, digest
 from headway.core.fair_queue import queued_at
 from headway.core.retention import KeptLimits
 from headway.model import DedupKey, DedupKind, Entry, Reply
-from tests.core.flights import NOW, PLENTY, answer, lead, left_over, make, same
+from tests.core.flights import NOW, PLENTY, answer, begin, left_over, make, same
 
 
 class Text(str):
@@ -28,13 +28,13 @@ def test_an_input_is_let_go_of_when_its_outcome_is_there() -> None:
         inputs.append(weakref.ref(text))
         return make(id, DedupKey(DedupKind.TASK, id, b"", 60.0), same(), input=text)
 
-    leader = lead(sharing, entry("leader"))
+    original = begin(sharing, entry("original"))
     for number in range(1000):
         assert sharing.join(queued_at(entry(f"follower {number}"), NOW), NOW) == Ripple()
-    answer(sharing, leader, "fine")
+    answer(sharing, original, "fine")
     for number in range(1000):
         sharing.join(queued_at(entry(f"later {number}"), NOW), NOW)
-    del leader
+    del original
     assert sum(input() is not None for input in inputs) == 0
     assert sharing.outcome("t", "follower 7", NOW) is not None
 
@@ -48,8 +48,8 @@ def test_what_is_kept_stays_within_its_bound(text: str) -> None:
         before, _ = tracemalloc.get_traced_memory()
         for number in range(2000):
             id = f"{number:036}"
-            shares = DedupKey(DedupKind.TASK, id, b"", 60.0), same(f"{number:064}")
-            answer(sharing, lead(sharing, make(id, *shares)), str(number) + text)
+            dedup_keys = DedupKey(DedupKind.TASK, id, b"", 60.0), same(f"{number:064}")
+            answer(sharing, begin(sharing, make(id, *dedup_keys)), str(number) + text)
         after, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -61,21 +61,21 @@ def test_of_what_is_kept_identical_requests_are_forgotten_first_and_the_oldest_o
     sharing = Dedup(KeptLimits.of(11_000, 11_000))
     for number in range(4):
         id = f"task {number}"
-        answer(sharing, lead(sharing, make(id, DedupKey(DedupKind.TASK, id, b"", 60.0))), "x" * 1000)
-        answer(sharing, lead(sharing, make(f"same {number}", same(f"{number}"))), "x" * 1000)
+        answer(sharing, begin(sharing, make(id, DedupKey(DedupKind.TASK, id, b"", 60.0))), "x" * 1000)
+        answer(sharing, begin(sharing, make(f"same {number}", same(f"{number}"))), "x" * 1000)
 
     def tasks() -> list[int]:
         return [number for number in range(8) if sharing.outcome("t", f"task {number}", NOW) is not None]
 
     assert tasks() == [0, 1, 2, 3]
     assert sharing.join(queued_at(make("again", same("0")), NOW), NOW) is None
-    answer(sharing, lead(sharing, make("task 4", DedupKey(DedupKind.TASK, "task 4", b"", 60.0))), "x" * 1000)
+    answer(sharing, begin(sharing, make("task 4", DedupKey(DedupKind.TASK, "task 4", b"", 60.0))), "x" * 1000)
     assert tasks() == [1, 2, 3, 4]
 
 
 def test_an_outcome_that_is_larger_than_all_that_may_be_kept_is_not_kept() -> None:
     sharing = Dedup(KeptLimits.of(8000, 8000))
-    answer(sharing, lead(sharing, make("1", same())), "x" * 1000)
+    answer(sharing, begin(sharing, make("1", same())), "x" * 1000)
     assert sharing.join(queued_at(make("2", same()), NOW), NOW) is None
     assert left_over(sharing) == {}
 
@@ -105,7 +105,7 @@ def test_parameters_that_mean_the_same_are_the_same() -> None:
 
 def test_a_follower_is_late_to_the_instant_and_once() -> None:
     sharing = Dedup(PLENTY)
-    leader = lead(sharing, make("leader", same()))
+    original = begin(sharing, make("original", same()))
     followers = [queued_at(make(f"f{timeout}", same(), timeout=float(timeout)), NOW) for timeout in (3, 1, 2)]
     for follower in followers:
         sharing.join(follower, NOW)
@@ -115,20 +115,20 @@ def test_a_follower_is_late_to_the_instant_and_once() -> None:
     sharing.leave(late)
     assert sharing.overdue(NOW + 2.5) == [followers[2]]
     sharing.leave(followers[2])
-    assert [queued for queued, _ in answer(sharing, leader, "fine").replies] == [followers[0]]
+    assert [queued for queued, _ in answer(sharing, original, "fine").replies] == [followers[0]]
     assert sharing.overdue(NOW + 10.0) == []
 
 
 def test_a_leader_that_nobody_waits_for_is_idle_when_its_last_follower_leaves() -> None:
     sharing = Dedup(PLENTY)
-    leader = lead(sharing, make("leader", same()))
+    original = begin(sharing, make("original", same()))
     followers = [queued_at(make(f"f{number}", same()), NOW) for number in range(2)]
     for follower in followers:
         assert sharing.join(follower, NOW) == Ripple()
-    assert sharing.cancel(leader) == Ripple()
-    assert sharing.unwanted(leader)
+    assert sharing.cancel(original) == Ripple()
+    assert sharing.unwanted(original)
     assert sharing.leave(followers[0]) == Ripple()
-    assert sharing.leave(followers[1]) == Ripple(idle=[leader])
+    assert sharing.leave(followers[1]) == Ripple(idle=[original])
     assert sharing.leave(followers[1]) == Ripple()
 
 

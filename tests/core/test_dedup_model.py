@@ -43,7 +43,7 @@ class Asker:
 
     Attributes:
         follows: entry whose outcome it waits for, and under which key.
-        leads: keys that it leads.
+        begins: keys that it leads.
         left: whether it was cancelled; it may run on for others.
         over: whether it has its outcome, or is gone.
     """
@@ -53,7 +53,7 @@ class Asker:
         self.entry = queued.entry
         self.at = at
         self.follows: tuple[Asker, FlightKey] | None = None
-        self.leads: list[FlightKey] = []
+        self.begins: list[FlightKey] = []
         self.left = False
         self.over = False
         self.heard: list[Heard] = []
@@ -92,45 +92,45 @@ class SharingLaws(RuleBasedStateMachine):
         return sorted((one for one in found if key is None or one.follows[1] == key), key=lambda one: one.at)  # type: ignore[index]
 
     def needed(self, asker: Asker) -> bool:
-        if not asker.left or any(kind is DedupKind.KEY for _, kind, _ in asker.leads):
+        if not asker.left or any(kind is DedupKind.KEY for _, kind, _ in asker.begins):
             return True
         return any(map(self.needed, self.followers(asker)))
 
-    def leader(self, key: FlightKey) -> Asker | None:
-        found = [asker for asker in self.alive() if key in asker.leads]
+    def original(self, key: FlightKey) -> Asker | None:
+        found = [asker for asker in self.alive() if key in asker.begins]
         assert len(found) <= 1
         return found[0] if found else None
 
     def digest_of(self, asker: Asker, key: FlightKey) -> bytes:
-        return next(share.digest for share in asker.entry.shares if keyed(asker.entry, share) == key)
+        return next(share.digest for share in asker.entry.dedup_keys if keyed(asker.entry, share) == key)
 
     def take_leads(self, asker: Asker) -> None:
-        asker.leads = [
+        asker.begins = [
             key
-            for share in asker.entry.shares
+            for share in asker.entry.dedup_keys
             if (key := keyed(asker.entry, share)) not in self.kept
-            and self.leader(key) is None
+            and self.original(key) is None
             and (share.kind is not DedupKind.TASK or share.key == asker.entry.id)
         ]
 
     def said(self, asker: Asker) -> str | Asker | tuple[DedupKind, Kept] | None:
         """What becomes of one that comes now: a code, whom it joins, what it gets, or None: it runs."""
-        for share in asker.entry.shares:
+        for share in asker.entry.dedup_keys:
             key = keyed(asker.entry, share)
-            kept, leader = self.kept.get(key), self.leader(key)
-            if kept is None and leader is None:
+            kept, original = self.kept.get(key), self.original(key)
+            if kept is None and original is None:
                 if share.kind is DedupKind.TASK and share.key != asker.entry.id:
                     return errors.NOT_FOUND
                 continue
-            held = kept.digest if kept is not None else self.digest_of(leader, key)  # type: ignore[arg-type]
+            held = kept.digest if kept is not None else self.digest_of(original, key)  # type: ignore[arg-type]
             if held != share.digest:
                 return errors.IDEMPOTENCY_MISUSE
             if kept is not None:
                 return share.kind, kept
             if share.joins:
-                assert leader is not None
-                asker.follows = leader, key
-                return leader
+                assert original is not None
+                asker.follows = original, key
+                return original
         return None
 
     def ended(
@@ -139,21 +139,21 @@ class SharingLaws(RuleBasedStateMachine):
         """Replies that follow from an end, and entries that are offered anew."""
         heard: list[Heard] = []
         anew: list[Asker] = []
-        for key in asker.leads:
-            share = next(share for share in asker.entry.shares if keyed(asker.entry, share) == key)
+        for key in asker.begins:
+            share = next(share for share in asker.entry.dedup_keys if keyed(asker.entry, share) == key)
             followers = self.followers(asker, key)
-            asker.leads = [other for other in asker.leads if other != key]
+            asker.begins = [other for other in asker.begins if other != key]
             if late and share.kind is not DedupKind.TASK:
                 for follower in followers:
                     follower.follows = None
                 loose = list(followers)
                 for one in loose:
                     below = self.followers(one)
-                    below.sort(key=lambda follower: (one.leads.index(follower.follows[1]), follower.at))  # type: ignore[index]
+                    below.sort(key=lambda follower: (one.begins.index(follower.follows[1]), follower.at))  # type: ignore[index]
                     for follower in below:
                         follower.follows = None
                     loose += below
-                    one.leads = []
+                    one.begins = []
                     if one.left:
                         one.over = True
                     else:
@@ -176,7 +176,7 @@ class SharingLaws(RuleBasedStateMachine):
         while gone := [asker for asker in self.alive() if not self.needed(asker)]:
             idle |= {asker.queued for asker in gone if asker.follows is None}
             for asker in gone:
-                asker.over, asker.leads = True, []
+                asker.over, asker.begins = True, []
         return idle
 
     # What is done with both.
@@ -189,7 +189,7 @@ class SharingLaws(RuleBasedStateMachine):
             if self.full:
                 return FULL
             self.take_leads(asker)
-            self.sharing.lead(asker.queued, self.now)
+            self.sharing.begin(asker.queued, self.now)
             self.askers.append(asker)
             return None
         if isinstance(said, str):
@@ -227,7 +227,7 @@ class SharingLaws(RuleBasedStateMachine):
             asker.at = next(self.numbers)
             refusal = self.offer(asker)
             if refusal is not None:
-                self.sharing.lead(asker.queued, self.now)
+                self.sharing.begin(asker.queued, self.now)
                 self.askers.append(asker)
                 self.take_leads(asker)
                 self.finish(asker, None, refusal)
@@ -277,13 +277,13 @@ class SharingLaws(RuleBasedStateMachine):
     def cancel(self, data: st.DataObject, deleted: bool) -> None:
         asker = data.draw(st.sampled_from([asker for asker in self.alive() if not asker.left]))
         heard: list[Heard] = []
-        for key in [key for key in asker.leads if key[1] is DedupKind.TASK]:
+        for key in [key for key in asker.begins if key[1] is DedupKind.TASK]:
             for follower in self.followers(asker, key):
                 heard.append((follower.entry.id, None, failures.no_task(), None, False))
                 follower.over = True
-            asker.leads.remove(key)
+            asker.begins.remove(key)
         if deleted:
-            asker.leads = [key for key in asker.leads if key[1] is not DedupKind.KEY or self.followers(asker, key)]
+            asker.begins = [key for key in asker.begins if key[1] is not DedupKind.KEY or self.followers(asker, key)]
         asker.left = True
         ripple = self.sharing.cancel(asker.queued, deleted=deleted)
         self.hear(ripple, heard, [], self.drop())
@@ -312,7 +312,7 @@ class SharingLaws(RuleBasedStateMachine):
             asker = next(asker for asker in self.alive() if asker.queued is queued)
             left = self.sharing.leave(queued)
             asker.follows = None
-            asker.over = True  # It needs its leader no longer, before it has its own outcome.
+            asker.over = True  # It needs its original no longer, before it has its own outcome.
             idle = self.drop()
             asker.over = False
             self.finish(asker, None, LATE, late=True)
@@ -334,8 +334,8 @@ class SharingLaws(RuleBasedStateMachine):
         for asker in self.askers:
             key = (asker.entry.tenant, DedupKind.TASK, asker.entry.id)
             found = self.sharing.outcome(*key[::2], self.now)
-            if (leader := self.leader(key)) is not None:
-                assert found is leader.queued
+            if (original := self.original(key)) is not None:
+                assert found is original.queued
             elif key in self.kept:
                 assert isinstance(found, Reply)
                 assert (found.id, found.output, found.failure) == (
@@ -352,7 +352,7 @@ class SharingLaws(RuleBasedStateMachine):
             top = asker
             while top.follows is not None:
                 top = top.follows[0]
-            assert self.sharing.leader_of(asker.queued) is top.queued
+            assert self.sharing.original_of(asker.queued) is top.queued
             assert self.sharing.follows(asker.queued) == (asker.follows is not None)
             assert self.sharing.unwanted(asker.queued) == asker.left
 

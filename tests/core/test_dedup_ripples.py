@@ -11,7 +11,7 @@ from headway.core.dedup import Dedup, Ripple, keeps
 from headway.core.fair_queue import QueuedEntry, queued_at
 from headway.core.retention import KeptLimits, weight
 from headway.model import BatchRun, DedupKey, DedupKind, Entry, Failure, Reply
-from tests.core.flights import LATE, NOW, PLENTY, answer, lead, left_over, make, same
+from tests.core.flights import LATE, NOW, PLENTY, answer, begin, left_over, make, same
 
 
 def key(name: str) -> DedupKey:
@@ -32,53 +32,53 @@ def join(sharing: Dedup, entry: Entry) -> QueuedEntry:
 
 class TestAnOutcome:
     RAN = BatchRun("gpu-0", 8, 0.1, NOW)
-    OWN = Reply("leader", "t", "fine", None, RAN, 0.25, 3, nonce=1)
+    OWN = Reply("original", "t", "fine", None, RAN, 0.25, 3, nonce=1)
 
     def test_tells_a_follower_how_it_ran_under_the_followers_own_number(self) -> None:
         sharing = Dedup(PLENTY)
-        leader = lead(sharing, make("leader", same()))
+        original = begin(sharing, make("original", same()))
         follower = join(sharing, msgspec.structs.replace(make("follower", same()), nonce=7))
-        ripple = sharing.end(leader, self.OWN, NOW)
+        ripple = sharing.end(original, self.OWN, NOW)
         told = Reply("follower", "t", "fine", None, self.RAN, 0.25, 3, DedupKind.SAME, nonce=7)
         assert ripple == Ripple(replies=[(follower, told)])
 
     def test_that_is_kept_tells_it_too(self) -> None:
         sharing = Dedup(PLENTY)
-        sharing.end(lead(sharing, make("leader", same())), self.OWN, NOW)
+        sharing.end(begin(sharing, make("original", same())), self.OWN, NOW)
         later = queued_at(msgspec.structs.replace(make("later", same()), nonce=7), NOW)
         told = Reply("later", "t", "fine", None, self.RAN, 0.25, 3, DedupKind.SAME, kept=True, nonce=7)
         assert sharing.join(later, NOW) == Ripple(replies=[(later, told)])
 
     def test_leaves_nothing_of_its_leader_behind(self) -> None:
         sharing = Dedup(PLENTY)
-        leader = lead(sharing, make("leader", same()), now=0.0)
+        original = begin(sharing, make("original", same()), now=0.0)
         follower = queued_at(make("follower", same()), 0.0)
         assert sharing.join(follower, 0.0) == Ripple()
-        leader.place = "a room"
-        assert sharing.cancel(leader) == Ripple()
-        ripple = sharing.end(leader, self.OWN, 0.0)
+        original.reservation = "a room"
+        assert sharing.cancel(original) == Ripple()
+        ripple = sharing.end(original, self.OWN, 0.0)
         assert [queued for queued, _ in ripple.replies] == [follower]
-        assert not sharing.unwanted(leader)
+        assert not sharing.unwanted(original)
         assert not sharing.active
-        assert leader.place is None
+        assert original.reservation is None
 
     def test_of_its_own_makes_a_follower_wait_for_its_leaders_no_longer(self) -> None:
         sharing = Dedup(PLENTY)
-        leader = lead(sharing, make("leader", same()), now=0.0)
+        original = begin(sharing, make("original", same()), now=0.0)
         follower = queued_at(make("follower", same()), 0.0)
         assert sharing.join(follower, 0.0) == Ripple()
         assert sharing.end(follower, Reply("follower", "t", None, LATE), 0.0, late=True) == Ripple()
         assert not sharing.follows(follower)
-        assert answer(sharing, leader, "fine", 0.0) == Ripple()
+        assert answer(sharing, original, "fine", 0.0) == Ripple()
 
 
 class TestATaskThatIsCalledOff:
     def test_is_not_found_by_those_who_wait_for_it(self) -> None:
         sharing = Dedup(PLENTY)
-        leader = lead(sharing, make("task", task("task")))
+        original = begin(sharing, make("task", task("task")))
         polls = [join(sharing, msgspec.structs.replace(make(f"poll {n}", task("task")), nonce=n)) for n in (1, 2)]
-        ripple = sharing.cancel(leader)
-        assert ripple.idle == [leader]
+        ripple = sharing.cancel(original)
+        assert ripple.idle == [original]
         assert [queued for queued, _ in ripple.replies] == polls
         for number, (_, reply) in enumerate(ripple.replies, 1):
             assert (reply.id, reply.tenant, reply.nonce) == (f"poll {number}", "t", number)
@@ -90,63 +90,63 @@ class TestATaskThatIsCalledOff:
 
     def test_runs_on_for_those_who_asked_the_same(self) -> None:
         sharing = Dedup(PLENTY)
-        leader = lead(sharing, make("task", task("task"), same()))
+        original = begin(sharing, make("task", task("task"), same()))
         poll, other = join(sharing, make("poll", task("task"))), join(sharing, make("other", same()))
-        ripple = sharing.cancel(leader)
+        ripple = sharing.cancel(original)
         assert ([queued for queued, _ in ripple.replies], ripple.idle) == ([poll], [])
-        assert [queued for queued, _ in answer(sharing, leader, "fine").replies] == [other]
+        assert [queued for queued, _ in answer(sharing, original, "fine").replies] == [other]
 
 
 class TestALateLeader:
     def test_lets_all_who_follow_be_offered_anew_each_before_its_own_followers(self) -> None:
         sharing = Dedup(PLENTY)
-        leader = lead(sharing, make("leader", same()))
+        original = begin(sharing, make("original", same()))
         first, second = (join(sharing, make(name, key(name), same())) for name in ("first", "second"))
         below_first, below_second = (join(sharing, make(f"below {name}", key(name))) for name in ("first", "second"))
-        ripple = sharing.end(leader, Reply("leader", "t", None, LATE), NOW, late=True)
+        ripple = sharing.end(original, Reply("original", "t", None, LATE), NOW, late=True)
         assert ripple == Ripple(anew=[first, second, below_first, below_second])
         assert not any(map(sharing.follows, ripple.anew))
         assert not sharing.active
 
     def test_lets_one_go_that_only_ran_for_its_own_followers(self) -> None:
         sharing = Dedup(PLENTY)
-        leader = lead(sharing, make("leader", same()))
+        original = begin(sharing, make("original", same()))
         left = join(sharing, make("left", key("k"), same()))
-        left.place = "a room"
+        left.reservation = "a room"
         below = join(sharing, make("below", key("k")))
         assert sharing.cancel(left) == Ripple()
         assert sharing.unwanted(left)
-        ripple = sharing.end(leader, Reply("leader", "t", None, LATE), NOW, late=True)
+        ripple = sharing.end(original, Reply("original", "t", None, LATE), NOW, late=True)
         assert ripple == Ripple(anew=[below])
         assert not sharing.unwanted(left)
-        assert left.place is None
+        assert left.reservation is None
 
 
 class TestALeaderThatNobodyWaitsFor:
     def test_gives_its_room_back(self) -> None:
         sharing = Dedup(PLENTY)
-        leader = lead(sharing, make("leader", same()))
-        leader.place = "a room"
-        assert sharing.cancel(leader) == Ripple(idle=[leader])
-        assert leader.place is None
+        original = begin(sharing, make("original", same()))
+        original.reservation = "a room"
+        assert sharing.cancel(original) == Ripple(idle=[original])
+        assert original.reservation is None
 
     def test_is_let_go_with_the_last_of_a_chain(self) -> None:
         sharing = Dedup(PLENTY)
-        leader = lead(sharing, make("leader", same()))
+        original = begin(sharing, make("original", same()))
         middle = join(sharing, make("middle", same(), same("other")))
         last = join(sharing, make("last", same("other")))
-        assert sharing.cancel(leader) == Ripple()
+        assert sharing.cancel(original) == Ripple()
         assert sharing.cancel(middle) == Ripple()
-        assert sharing.cancel(last) == Ripple(idle=[leader])
+        assert sharing.cancel(last) == Ripple(idle=[original])
         assert not sharing.active
-        assert not any(map(sharing.unwanted, (leader, middle, last)))
+        assert not any(map(sharing.unwanted, (original, middle, last)))
 
 
 def test_a_failure_that_is_of_no_use_later_is_not_kept() -> None:
     sharing = Dedup(PLENTY)
-    leader = lead(sharing, make("leader", key("k"), same()))
-    sharing.end(leader, Reply("leader", "t", None, Failure(errors.BACKEND_ERROR, "it raised")), NOW)
-    lead(sharing, make("again", key("k"), same()))
+    original = begin(sharing, make("original", key("k"), same()))
+    sharing.end(original, Reply("original", "t", None, Failure(errors.BACKEND_ERROR, "it raised")), NOW)
+    begin(sharing, make("again", key("k"), same()))
 
 
 FINE = Reply("1", "t", "fine")
@@ -165,21 +165,21 @@ def test_which_outcomes_are_of_use_later(kind: DedupKind, kept: tuple[Reply, ...
 class TestATask:
     def test_is_there_for_as_long_as_it_is_kept(self) -> None:
         sharing = Dedup(PLENTY)
-        leader = lead(sharing, make("task", task("task", keep=0.5)), now=0.0)
-        assert sharing.outcome("t", "task", 0.0) is leader
-        answer(sharing, leader, "fine", 0.0)
+        original = begin(sharing, make("task", task("task", keep=0.5)), now=0.0)
+        assert sharing.outcome("t", "task", 0.0) is original
+        answer(sharing, original, "fine", 0.0)
         assert sharing.outcome("t", "task", 0.4) == Reply("task", "t", "fine")
         assert sharing.outcome("t", "task", 0.5) is None
 
     def test_that_is_kept_for_no_time_is_none(self) -> None:
         sharing = Dedup(PLENTY)
-        lead(sharing, make("task", task("task", keep=0.0)), now=0.0)
+        begin(sharing, make("task", task("task", keep=0.0)), now=0.0)
         assert sharing.outcome("t", "task", 0.0) is None
         assert not sharing.active
 
     def test_is_not_led_by_one_that_only_waits_for_it(self) -> None:
         sharing = Dedup(PLENTY)
-        sharing.lead(queued_at(make("poll", task("task")), 0.0), 0.0)
+        sharing.begin(queued_at(make("poll", task("task")), 0.0), 0.0)
         assert sharing.outcome("t", "task", 0.0) is None
 
 
@@ -190,49 +190,49 @@ class TestWhatIsKept:
 
     def test_of_a_task_with_an_output_that_is_too_large_is_that_it_was(self) -> None:
         sharing = Dedup(self.BUDGET)
-        answer(sharing, lead(sharing, make("task", task("task"))), self.LARGE)
+        answer(sharing, begin(sharing, make("task", task("task"))), self.LARGE)
         failure = failures.too_large(weight(self.LARGE))
         assert sharing.outcome("t", "task", NOW) == Reply("task", "t", None, failure)
 
     def test_of_a_task_that_followed_says_by_what_it_came(self) -> None:
         sharing = Dedup(self.BUDGET)
-        leader = lead(sharing, make("leader", same()))
+        original = begin(sharing, make("original", same()))
         join(sharing, make("task", task("task"), same()))
-        answer(sharing, leader, self.LARGE)
+        answer(sharing, original, self.LARGE)
         kept = sharing.outcome("t", "task", NOW)
         assert isinstance(kept, Reply)
         assert (kept.id, kept.output, kept.shared, kept.kept) == ("task", None, DedupKind.SAME, False)
 
     def test_by_an_idempotency_key_is_nothing_that_is_too_large(self) -> None:
         sharing = Dedup(self.BUDGET)
-        answer(sharing, lead(sharing, make("first", key("k"))), self.LARGE)
-        lead(sharing, make("second", key("k")))
+        answer(sharing, begin(sharing, make("first", key("k"))), self.LARGE)
+        begin(sharing, make("second", key("k")))
 
     def test_for_no_time_pushes_nothing_out(self) -> None:
         sharing = Dedup(self.BUDGET)
         for number in range(4):
-            answer(sharing, lead(sharing, make(f"task {number}", task(f"task {number}"))), "x" * 200)
-        answer(sharing, lead(sharing, make("other", same(keep=0.0))), "x" * 200)
+            answer(sharing, begin(sharing, make(f"task {number}", task(f"task {number}"))), "x" * 200)
+        answer(sharing, begin(sharing, make("other", same(keep=0.0))), "x" * 200)
         assert all(isinstance(sharing.outcome("t", f"task {number}", NOW), Reply) for number in range(4))
 
     def test_for_no_time_is_nothing(self) -> None:
         sharing = Dedup(self.BUDGET)
-        answer(sharing, lead(sharing, make("other", same(keep=0.0)), now=0.0), "fine", 0.0)
+        answer(sharing, begin(sharing, make("other", same(keep=0.0)), now=0.0), "fine", 0.0)
         assert left_over(sharing) == {}
 
     def test_for_less_than_a_second_is_there_until_then(self) -> None:
         sharing = Dedup(self.BUDGET)
-        answer(sharing, lead(sharing, make("first", same(keep=0.5))), "fine")
+        answer(sharing, begin(sharing, make("first", same(keep=0.5))), "fine")
         later = queued_at(make("later", same(keep=0.5)), NOW + 0.4)
         ripple = sharing.join(later, NOW + 0.4)
         assert isinstance(ripple, Ripple)
         assert [reply.output for _, reply in ripple.replies] == ["fine"]
-        lead(sharing, make("last", same(keep=0.5)), NOW + 0.5)
+        begin(sharing, make("last", same(keep=0.5)), NOW + 0.5)
 
     def test_by_one_tenant_is_no_concern_of_another(self) -> None:
         sharing = Dedup(KeptLimits.of(16_000, 8000))
         for tenant in "tu":
             for number in range(4):
                 asked = make(f"task {number}", task(f"task {number}"), tenant=tenant)
-                answer(sharing, lead(sharing, asked), "x" * 200)
+                answer(sharing, begin(sharing, asked), "x" * 200)
         assert all(isinstance(sharing.outcome("t", f"task {number}", NOW), Reply) for number in range(4))

@@ -6,7 +6,7 @@ import pytest
 
 from headway import errors
 from headway.config import Settings
-from headway.core.dedup import Dedup, is_task, shares_of, unkept
+from headway.core.dedup import Dedup, dedup_keys_of, is_task, unkept
 from headway.core.fair_queue import queued_at
 from headway.core.retention import KeptLimits
 from headway.model import DedupKey, DedupKind, Entry, Failure, Reply, RequestOptions
@@ -19,17 +19,17 @@ LIMITS = KeptLimits.of(8000, 8000)
 """One outcome of at most 2,000 bytes."""
 
 
-def entry(*shares: DedupKey, id: str = "id") -> Entry:
-    return Entry(id, "m", "asked", 1, "t", "g", 2.0, 4.0, b"", (), shares, digest=ASKED)
+def entry(*dedup_keys: DedupKey, id: str = "id") -> Entry:
+    return Entry(id, "m", "asked", 1, "t", "g", 2.0, 4.0, b"", (), dedup_keys, digest=ASKED)
 
 
 class TestShares:
     def test_a_plain_request_has_none(self) -> None:
-        assert shares_of(Settings(), "id", ASKED, RequestOptions(1.0)) == ()
+        assert dedup_keys_of(Settings(), "id", ASKED, RequestOptions(1.0)) == ()
 
     def test_of_a_task_with_a_key_come_in_the_order_in_which_they_decide(self) -> None:
         settings = Settings(result_ttl_s=30.0, cache=True, cache_ttl_s=20.0, collapse=True)
-        assert shares_of(settings, "id", ASKED, RequestOptions(1.0, key="key", task=True)) == (
+        assert dedup_keys_of(settings, "id", ASKED, RequestOptions(1.0, key="key", task=True)) == (
             DedupKey(DedupKind.TASK, "id", ASKED, 30.0),
             DedupKey(DedupKind.KEY, "key", ASKED, 30.0),
             DedupKey(DedupKind.SAME, ASKED.hex(), b"", 20.0, True),
@@ -42,14 +42,16 @@ class TestShares:
     ) -> None:
         settings = Settings(cache=cache, cache_ttl_s=20.0, collapse=collapse)
         same = (DedupKey(DedupKind.SAME, ASKED.hex(), b"", keep, collapse),) if cache or collapse else ()
-        assert shares_of(settings, "id", ASKED, RequestOptions(1.0)) == same
-        assert shares_of(settings, "id", ASKED, RequestOptions(1.0, fresh=True)) == ()
+        assert dedup_keys_of(settings, "id", ASKED, RequestOptions(1.0)) == same
+        assert dedup_keys_of(settings, "id", ASKED, RequestOptions(1.0, fresh=True)) == ()
 
 
 class TestTasks:
-    @pytest.mark.parametrize(("shares", "is_"), [((), False), ((SAME,), False), ((KEY,), False), ((SAME, TASK), True)])
-    def test_are_asked_for_by_their_ids(self, shares: tuple[DedupKey, ...], is_: bool) -> None:
-        assert is_task(entry(*shares)) is is_
+    @pytest.mark.parametrize(
+        ("dedup_keys", "is_"), [((), False), ((SAME,), False), ((KEY,), False), ((SAME, TASK), True)]
+    )
+    def test_are_asked_for_by_their_ids(self, dedup_keys: tuple[DedupKey, ...], is_: bool) -> None:
+        assert is_task(entry(*dedup_keys)) is is_
 
     def test_are_not_those_that_only_wait_for_one(self) -> None:
         assert not is_task(entry(TASK, id="other"))
@@ -71,7 +73,7 @@ class TestIdsOfTasks:
     def finished(self) -> Dedup:
         sharing = Dedup(LIMITS)
         queued = queued_at(entry(TASK), 0.0)
-        sharing.lead(queued, 0.0)
+        sharing.begin(queued, 0.0)
         assert sharing.with_id(entry(), 0.0) == entry(), "it still runs: that is a conflict elsewhere"
         sharing.end(queued, Reply("id", "t", None, Failure(errors.SHED, "full")), 0.0)
         return sharing

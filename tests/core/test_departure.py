@@ -41,7 +41,7 @@ def test_a_full_batch_leaves_at_once(depth: int, leaves: bool) -> None:
 
 
 def test_full_batches_leave_ahead_of_the_schedule_by_no_more_than_the_lead() -> None:
-    rule = Rule(8, headway=5.0, lead=0.5)
+    rule = Rule(8, headway=5.0, tolerance=0.5)
     full = QueueSnapshot(8, oldest=0.0, due=100.0, last_departure=0.0, schedule=1.0)
     assert decide(rule, full, 0.25) == Hold(0.5)
     assert decide(rule, full, 0.5) == Dispatch(FULL)
@@ -101,7 +101,7 @@ def test_what_remains_of_the_window_counts_for_an_early_departure() -> None:
         rate=st.floats(0.0, 1e5),
         service=SECONDS,
         pace=SECONDS,
-        lead=SECONDS | st.just(math.inf),
+        tolerance=SECONDS | st.just(math.inf),
     ),
     depth=st.integers(0, 200),
     oldest=SECONDS,

@@ -34,9 +34,9 @@ def queued(id: str = "1", tenant: str = "t", now: float = 0.0, timeout: float = 
     return queued_at(entry(id, tenant=tenant, timeout=timeout, queue_timeout=timeout), now)
 
 
-def drain(lane: TierQueue) -> list[str]:
+def drain(tier_queue: TierQueue) -> list[str]:
     order = []
-    while (taken := lane.pop()) is not None:
+    while (taken := tier_queue.pop()) is not None:
         order.append(taken.entry.id)
     return order
 
@@ -48,178 +48,178 @@ class TestQueued:
     ) -> None:
         waiting = queued_at(entry(queue_timeout=queue_timeout, timeout=timeout), 10.0)
         assert (waiting.queue_due, waiting.due) == (leave, 10.0 + timeout)
-        assert (waiting.attempts, waiting.place) == (0, None)
+        assert (waiting.attempts, waiting.reservation) == (0, None)
 
 
 class TestLane:
     def test_one_tenant_is_served_in_order(self) -> None:
-        lane = TierQueue()
+        tier_queue = TierQueue()
         for number in range(5):
-            lane.push(queued(str(number)))
-        assert drain(lane) == ["0", "1", "2", "3", "4"]
-        assert lane.depth == 0
+            tier_queue.push(queued(str(number)))
+        assert drain(tier_queue) == ["0", "1", "2", "3", "4"]
+        assert tier_queue.depth == 0
 
     def test_tenants_take_turns(self) -> None:
-        lane = TierQueue()
+        tier_queue = TierQueue()
         for number in range(3):
-            lane.push(queued(f"a{number}", "a"))
+            tier_queue.push(queued(f"a{number}", "a"))
         for number in range(3):
-            lane.push(queued(f"b{number}", "b"))
-        assert drain(lane) == ["a0", "b0", "a1", "b1", "a2", "b2"]
+            tier_queue.push(queued(f"b{number}", "b"))
+        assert drain(tier_queue) == ["a0", "b0", "a1", "b1", "a2", "b2"]
 
     def test_a_flood_does_not_delay_who_comes_after_it(self) -> None:
-        lane = TierQueue()
+        tier_queue = TierQueue()
         for number in range(1000):
-            lane.push(queued(f"flood-{number}", "a"))
+            tier_queue.push(queued(f"flood-{number}", "a"))
         for _ in range(10):
-            lane.pop()
-        lane.push(queued("late", "b"))
-        assert drain(lane).index("late") <= 2
+            tier_queue.pop()
+        tier_queue.push(queued("late", "b"))
+        assert drain(tier_queue).index("late") <= 2
 
     def test_nobody_saves_up_turns_while_away(self) -> None:
-        lane = TierQueue()
-        lane.push(queued("b-early", "b"))
+        tier_queue = TierQueue()
+        tier_queue.push(queued("b-early", "b"))
         for number in range(200):
-            lane.push(queued(f"a{number}", "a"))
+            tier_queue.push(queued(f"a{number}", "a"))
         for _ in range(101):
-            lane.pop()
+            tier_queue.pop()
         for number in range(50):
-            lane.push(queued(f"b{number}", "b"))
-        rides = [id[0] for id in drain(lane)][:40]
+            tier_queue.push(queued(f"b{number}", "b"))
+        rides = [id[0] for id in drain(tier_queue)][:40]
         assert 18 <= rides.count("b") <= 22
 
     @given(st.lists(TENANTS | st.none(), max_size=120))
     def test_an_entry_waits_for_at_most_two_turns_of_each_other_tenant(self, steps: list[str | None]) -> None:
         """Push for a tenant, or pop (None). Of each other tenant no more than two rides go before an entry
         beyond those that pair up with its own tenant's entries ahead of it."""
-        lane, rides = TierQueue(), Counter[str]()
+        tier_queue, rides = TierQueue(), Counter[str]()
         waiting: Counter[str] = Counter()
         promised: dict[str, tuple[int, Counter[str]]] = {}
         for number, tenant in enumerate([*steps, *[None] * len(steps)]):
             if tenant is not None:
                 promised[str(number)] = (waiting[tenant], rides.copy())
                 waiting[tenant] += 1
-                lane.push(queued(str(number), tenant))
-            elif (taken := lane.pop()) is not None:
+                tier_queue.push(queued(str(number), tenant))
+            elif (taken := tier_queue.pop()) is not None:
                 mine, (own_ahead, before) = taken.entry.tenant, promised[taken.entry.id]
                 assert all(rides[other] - before[other] <= own_ahead + 2 for other in rides if other != mine)
                 rides[mine] += 1
                 waiting[mine] -= 1
-        assert lane.depth == 0
+        assert tier_queue.depth == 0
 
     @given(st.lists(st.tuples(st.sampled_from(["push", "pop", "drop"]), TENANTS, st.integers(0, 50)), max_size=150))
     def test_each_entry_is_taken_once_or_dropped_and_a_tenants_own_order_is_kept(
         self, steps: list[tuple[str, str, int]]
     ) -> None:
-        lane, waiting = TierQueue(), list[QueuedEntry]()
+        tier_queue, waiting = TierQueue(), list[QueuedEntry]()
         for number, (step, tenant, pick) in enumerate(steps):
             if step == "push":
                 waiting.append(queued(str(number), tenant, now=float(number)))
-                lane.push(waiting[-1])
+                tier_queue.push(waiting[-1])
             elif step == "drop" and waiting:
-                lane.drop(waiting.pop(pick % len(waiting)))
+                tier_queue.drop(waiting.pop(pick % len(waiting)))
             elif step == "pop":
-                taken = lane.pop()
+                taken = tier_queue.pop()
                 assert (taken is None) == (not waiting)
                 if taken is not None:
                     assert taken.state == RUNNING
                     assert taken in waiting
                     waiting.remove(taken)
-            assert lane.depth == len(waiting)
-            oldest = lane.oldest()
+            assert tier_queue.depth == len(waiting)
+            oldest = tier_queue.oldest()
             assert oldest is (min(waiting, key=lambda one: one.arrived) if waiting else None)
-        assert sorted(drain(lane)) == sorted(one.entry.id for one in waiting)
+        assert sorted(drain(tier_queue)) == sorted(one.entry.id for one in waiting)
 
     @given(st.lists(TENANTS, min_size=1, max_size=40))
     def test_a_tenants_own_order_is_kept(self, tenants: list[str]) -> None:
-        lane = TierQueue()
+        tier_queue = TierQueue()
         for number, tenant in enumerate(tenants):
-            lane.push(queued(f"{tenant}{number:03}", tenant))
-        order = drain(lane)
+            tier_queue.push(queued(f"{tenant}{number:03}", tenant))
+        order = drain(tier_queue)
         for tenant in set(tenants):
             own = [id for id in order if id[0] == tenant]
             assert own == sorted(own)
 
     def test_what_was_dropped_never_rides(self) -> None:
-        lane = TierQueue()
+        tier_queue = TierQueue()
         kept, dropped = queued("kept"), queued("dropped")
-        lane.push(dropped)
-        lane.push(kept)
-        lane.drop(dropped)
-        assert (dropped.state, lane.depth) == (GONE, 1)
-        assert lane.oldest() is kept
-        assert drain(lane) == ["kept"]
+        tier_queue.push(dropped)
+        tier_queue.push(kept)
+        tier_queue.drop(dropped)
+        assert (dropped.state, tier_queue.depth) == (GONE, 1)
+        assert tier_queue.oldest() is kept
+        assert drain(tier_queue) == ["kept"]
 
     def test_a_tenant_whose_entries_were_dropped_gets_its_turns_back(self) -> None:
-        lane = TierQueue()
+        tier_queue = TierQueue()
         for number in range(100):
-            lane.push(queued(f"b{number}", "b"))
+            tier_queue.push(queued(f"b{number}", "b"))
         cancelled = [queued(f"a{number}", "a") for number in range(500)]
         for one in cancelled:
-            lane.push(one)
+            tier_queue.push(one)
         for one in cancelled:
-            lane.drop(one)
-        lane.push(queued("again", "a"))
-        assert drain(lane).index("again") <= 2
+            tier_queue.drop(one)
+        tier_queue.push(queued("again", "a"))
+        assert drain(tier_queue).index("again") <= 2
 
     def test_and_its_turn_in_the_round_that_is_next(self) -> None:
-        lane = TierQueue()
-        lane.push(queued("b1", "b"))
+        tier_queue = TierQueue()
+        tier_queue.push(queued("b1", "b"))
         left = queued("left", "a")
-        lane.push(left)
-        lane.drop(left)
-        lane.push(queued("b2", "b"))
-        lane.push(queued("a", "a"))
-        assert drain(lane) == ["b1", "a", "b2"]
+        tier_queue.push(left)
+        tier_queue.drop(left)
+        tier_queue.push(queued("b2", "b"))
+        tier_queue.push(queued("a", "a"))
+        assert drain(tier_queue) == ["b1", "a", "b2"]
 
     def test_what_was_dropped_is_ahead_of_nobody(self) -> None:
-        lane = TierQueue()
+        tier_queue = TierQueue()
         rows = [queued(f"{tenant}1", tenant) for tenant in "abcd"]
         for one in (*rows, *(queued(f"a{number}", "a") for number in range(2, 7))):
-            lane.push(one)
-        assert lane.ahead("d") == 8
-        lane.drop(rows[1])
-        assert (lane.depth, lane.ahead("d"), lane.ahead("stranger")) == (8, 6, 3)
+            tier_queue.push(one)
+        assert tier_queue.ahead("d") == 8
+        tier_queue.drop(rows[1])
+        assert (tier_queue.depth, tier_queue.ahead("d"), tier_queue.ahead("stranger")) == (8, 6, 3)
 
     def test_a_tenant_that_is_forgotten_may_leave(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(fair_queue, "FORGET_ABOVE", -9)
-        lane = TierQueue()
+        tier_queue = TierQueue()
         waiting = [queued(tenant, tenant) for tenant in "abc"]
         for one in waiting:
-            lane.push(one)
-        assert lane.pop() is waiting[0]
-        lane.drop(waiting[1])
-        assert drain(lane) == ["c"]
+            tier_queue.push(one)
+        assert tier_queue.pop() is waiting[0]
+        tier_queue.drop(waiting[1])
+        assert drain(tier_queue) == ["c"]
 
     def test_a_stream_of_strangers_does_not_starve_a_tenant_who_waits(self) -> None:
         """Each newcomer is owed a turn, but not one before a turn that was owed already."""
-        lane = TierQueue()
+        tier_queue = TierQueue()
         for number in range(20):
-            lane.push(queued(f"regular-{number}", "regular"))
+            tier_queue.push(queued(f"regular-{number}", "regular"))
         regulars = 0
         for number in range(400):
             for place in range(2):
-                lane.push(queued(f"{number}-{place}", f"stranger-{number}-{place}"))
-            taken = lane.pop()
+                tier_queue.push(queued(f"{number}-{place}", f"stranger-{number}-{place}"))
+            taken = tier_queue.pop()
             assert taken is not None
             regulars += taken.entry.tenant == "regular"
         assert regulars >= 5
 
     @pytest.mark.parametrize("backlog", [0, 1, 50])
     def test_forgets_tenants_who_are_gone(self, backlog: int) -> None:
-        lane = TierQueue()
+        tier_queue = TierQueue()
         for number in range(backlog):
-            lane.push(queued(f"waits-{number}", "a"))
+            tier_queue.push(queued(f"waits-{number}", "a"))
         for number in range(5 * FORGET_ABOVE):
-            lane.push(queued(str(number), f"tenant-{number}"))
-            lane.pop()
-            lane.oldest()
-        assert _remembered(lane) <= 2 * FORGET_ABOVE
+            tier_queue.push(queued(str(number), f"tenant-{number}"))
+            tier_queue.pop()
+            tier_queue.oldest()
+        assert _remembered(tier_queue) <= 2 * FORGET_ABOVE
 
 
-def _remembered(lane: TierQueue) -> int:
+def _remembered(tier_queue: TierQueue) -> int:
     """Tenants and entries that a lane still holds on to, in whatever it keeps them."""
-    kept = [getattr(lane, name) for name in lane.__slots__]
+    kept = [getattr(tier_queue, name) for name in tier_queue.__slots__]
     return max(len(thing) for thing in kept if hasattr(thing, "__len__"))
 
 
@@ -265,15 +265,17 @@ class TestTurns:
     @staticmethod
     def ride(depths: list[int], limit: int, share: float, arrived: Callable[[int, int], float]) -> list[int]:
         """Entries of each tier that ride, where entry `n` of tier `t` came at `arrived(t, n)`."""
-        lanes = [TierQueue() for _ in depths]
+        tier_queues = [TierQueue() for _ in depths]
         for tier, depth in enumerate(depths):
             for number in range(depth):
-                lanes[tier].push(queued(f"{tier}-{number}", now=arrived(tier, number)))
+                tier_queues[tier].push(queued(f"{tier}-{number}", now=arrived(tier, number)))
         counts = [0] * len(depths)
-        for lane in turns(lanes, limit, share):
-            assert lane.pop() is not None
-            counts[lanes.index(lane)] += 1
-        assert [lane.depth for lane in lanes] == [depth - count for depth, count in zip(depths, counts, strict=True)]
+        for tier_queue in turns(tier_queues, limit, share):
+            assert tier_queue.pop() is not None
+            counts[tier_queues.index(tier_queue)] += 1
+        assert [tier_queue.depth for tier_queue in tier_queues] == [
+            depth - count for depth, count in zip(depths, counts, strict=True)
+        ]
         return counts
 
     @pytest.mark.parametrize(
@@ -319,13 +321,13 @@ class TestTurns:
             assert sum(counts[tier] for tier in lower) >= owed
 
     def test_the_lowest_tier_is_served_however_long_the_others_flood(self) -> None:
-        lanes = [TierQueue(), TierQueue(), TierQueue()]
-        lanes[2].push(queued("patient", now=0.0))
+        tier_queues = [TierQueue(), TierQueue(), TierQueue()]
+        tier_queues[2].push(queued("patient", now=0.0))
         for batch in range(50):
             for number in range(10):
-                lanes[0].push(queued(f"e{batch}-{number}", now=batch + 1.0))
-                lanes[1].push(queued(f"p{batch}-{number}", now=batch + 1.0))
-            riders = [taken.entry.id for lane in turns(lanes, 10, 0.1) if (taken := lane.pop())]
+                tier_queues[0].push(queued(f"e{batch}-{number}", now=batch + 1.0))
+                tier_queues[1].push(queued(f"p{batch}-{number}", now=batch + 1.0))
+            riders = [taken.entry.id for tier_queue in turns(tier_queues, 10, 0.1) if (taken := tier_queue.pop())]
             if "patient" in riders:
                 break
         assert batch == 0
@@ -347,31 +349,31 @@ def test_the_states_of_a_queued_entry_differ() -> None:
 )
 def test_what_is_served_before_an_entry_is_never_more_than_a_lane_says(steps: list[tuple[str, str]]) -> None:
     """Unless entries are dropped, which leaves gaps; then the lane still counts what it holds."""
-    lane, gaps = TierQueue(), False
+    tier_queue, gaps = TierQueue(), False
     waiting: list[QueuedEntry] = []
     for number, (what, tenant) in enumerate(steps):
         if what == "push":
-            said = lane.ahead(tenant)
+            said = tier_queue.ahead(tenant)
             queued = queued_at(entry(str(number), tenant=tenant), 0.0)
-            assert 0 <= said <= lane.depth
+            assert 0 <= said <= tier_queue.depth
             if not gaps:
-                assert said >= served_before(waiting, tenant, lane)
-            lane.push(queued)
+                assert said >= served_before(waiting, tenant, tier_queue)
+            tier_queue.push(queued)
             waiting.append(queued)
         elif what == "pop" and waiting:
-            popped = lane.pop()
+            popped = tier_queue.pop()
             assert popped is not None
             waiting.remove(popped)
         elif what == "drop" and waiting:
-            lane.drop(waiting.pop(0))
+            tier_queue.drop(waiting.pop(0))
             gaps = bool(waiting)
-    assert lane.depth == len(waiting)
+    assert tier_queue.depth == len(waiting)
 
 
-def served_before(waiting: list[QueuedEntry], tenant: str, lane: TierQueue) -> int:
+def served_before(waiting: list[QueuedEntry], tenant: str, tier_queue: TierQueue) -> int:
     """Waiting entries in rounds up to the one in which the tenant's next entry would be."""
     own = max((queued.round for queued in waiting if queued.entry.tenant == tenant), default=0) + 1
-    return sum(queued.round <= max(own, lane._next) for queued in waiting)
+    return sum(queued.round <= max(own, tier_queue._next) for queued in waiting)
 
 
 class Text(str):
@@ -407,29 +409,29 @@ class TestWhatHasLeft:
 
     @pytest.mark.parametrize("emptied", [False, True])
     def test_a_lane_lets_go_of_what_is_dropped(self, emptied: bool) -> None:
-        lane = TierQueue()
+        tier_queue = TierQueue()
         if emptied:
-            lane.push(queued("before"))
-            lane.pop()
+            tier_queue.push(queued("before"))
+            tier_queue.pop()
         for number in range(3):
-            lane.push(queued(f"head {number}", f"t{number}"))
-        inputs = [pushed(lane.push, number, lane.drop) for number in range(2000)]
+            tier_queue.push(queued(f"head {number}", f"t{number}"))
+        inputs = [pushed(tier_queue.push, number, tier_queue.drop) for number in range(2000)]
         assert sum(text() is not None for text in inputs) <= 2 * STALE
-        assert drain(lane) == ["head 0", "head 1", "head 2"]
+        assert drain(tier_queue) == ["head 0", "head 1", "head 2"]
 
     def test_a_lane_lets_go_of_what_was_served_before_the_oldest(self) -> None:
         """A tenant with many entries is overtaken by others that come one by one."""
-        lane = TierQueue()
+        tier_queue = TierQueue()
         for number in range(500):
-            lane.push(queued(f"flood {number}", "flood"))
+            tier_queue.push(queued(f"flood {number}", "flood"))
 
         def serve(_: QueuedEntry) -> None:
-            lane.pop()
-            lane.tidy()
+            tier_queue.pop()
+            tier_queue.tidy()
 
-        inputs = [pushed(lane.push, number, serve) for number in range(1400)]
-        assert lane.depth == 500
-        while lane.depth > 10:
-            lane.pop()
-        lane.tidy()
+        inputs = [pushed(tier_queue.push, number, serve) for number in range(1400)]
+        assert tier_queue.depth == 500
+        while tier_queue.depth > 10:
+            tier_queue.pop()
+        tier_queue.tidy()
         assert sum(text() is not None for text in inputs) <= STALE

@@ -20,9 +20,9 @@ def paged(id: str, tenant: str, pages: int = 1, tier: int = 0) -> Entry:
     return entry(id, input="x" * PAGE * pages, tenant=tenant, tier=tier)
 
 
-def push(lane: TierQueue, id: str, tenant: str, pages: int = 1) -> QueuedEntry:
+def push(tier_queue: TierQueue, id: str, tenant: str, pages: int = 1) -> QueuedEntry:
     queued = queued_at(paged(id, tenant, pages), 0.0)
-    lane.push(queued)
+    tier_queue.push(queued)
     return queued
 
 
@@ -37,56 +37,56 @@ def test_an_entry_costs_a_round_for_each_page(length: int, parameters: int, cost
 
 class TestLane:
     def test_rounds_go_by_pages(self) -> None:
-        lane = TierQueue()
+        tier_queue = TierQueue()
         for number in range(3):
-            push(lane, f"large-{number}", "a", 3)
+            push(tier_queue, f"large-{number}", "a", 3)
         for number in range(8):
-            push(lane, f"b{number}", "b")
+            push(tier_queue, f"b{number}", "b")
         expected = ["large-0", "b0", "b1", "b2", "large-1", "b3", "b4", "b5", "large-2", "b6", "b7"]
-        assert drain(lane) == expected
+        assert drain(tier_queue) == expected
 
     def test_the_first_large_entry_of_a_tenant_waits_no_longer_than_a_small_one(self) -> None:
-        lane = TierQueue()
+        tier_queue = TierQueue()
         for number in range(20):
-            push(lane, f"b{number}", "b")
-        push(lane, "large", "a", 100)
-        assert drain(lane).index("large") == 1
+            push(tier_queue, f"b{number}", "b")
+        push(tier_queue, "large", "a", 100)
+        assert drain(tier_queue).index("large") == 1
 
     def test_who_has_had_a_large_one_is_served_at_once_when_nobody_else_waits(self) -> None:
-        lane = TierQueue()
+        tier_queue = TierQueue()
         for number in range(3):
-            push(lane, f"large-{number}", "a", 50)
-        push(lane, "small", "a")
-        assert drain(lane) == ["large-0", "large-1", "large-2", "small"]
+            push(tier_queue, f"large-{number}", "a", 50)
+        push(tier_queue, "small", "a")
+        assert drain(tier_queue) == ["large-0", "large-1", "large-2", "small"]
 
     def test_a_large_one_that_leaves_costs_nothing(self) -> None:
-        lane = TierQueue()
-        push(lane, "first", "a")
-        gone = push(lane, "large", "a", 10)
+        tier_queue = TierQueue()
+        push(tier_queue, "first", "a")
+        gone = push(tier_queue, "large", "a", 10)
         for number in range(4):
-            push(lane, f"b{number}", "b")
-        lane.drop(gone)
-        push(lane, "second", "a")
-        assert drain(lane) == ["first", "b0", "b1", "second", "b2", "b3"]
+            push(tier_queue, f"b{number}", "b")
+        tier_queue.drop(gone)
+        push(tier_queue, "second", "a")
+        assert drain(tier_queue) == ["first", "b0", "b1", "second", "b2", "b3"]
 
     def test_what_costs_more_than_there_is_room_for_stays_first(self) -> None:
-        lane = TierQueue()
-        push(lane, "large", "a", 10)
-        push(lane, "b", "b")
-        assert lane.pop(9) is None
-        assert lane.depth == 2
-        assert drain(lane) == ["large", "b"]
+        tier_queue = TierQueue()
+        push(tier_queue, "large", "a", 10)
+        push(tier_queue, "b", "b")
+        assert tier_queue.pop(9) is None
+        assert tier_queue.depth == 2
+        assert drain(tier_queue) == ["large", "b"]
 
     def test_what_does_not_fit_yet_stays_behind_who_comes_before_its_turn(self) -> None:
-        lane = TierQueue()
+        tier_queue = TierQueue()
         for number in range(2):
-            push(lane, f"large-{number}", "a", 10)
-        gone = push(lane, "gone", "c", 10)
-        assert lane.pop(10) is not None
-        lane.drop(gone)
-        assert lane.pop(9) is None
-        push(lane, "b", "b")
-        taken = lane.pop(9)
+            push(tier_queue, f"large-{number}", "a", 10)
+        gone = push(tier_queue, "gone", "c", 10)
+        assert tier_queue.pop(10) is not None
+        tier_queue.drop(gone)
+        assert tier_queue.pop(9) is None
+        push(tier_queue, "b", "b")
+        taken = tier_queue.pop(9)
         assert taken is not None
         assert taken.entry.id == "b"
 
@@ -96,15 +96,15 @@ class TestLane:
     )
     def test_no_more_are_served_before_an_entry_than_was_said(self, steps: list[tuple[str, int]], tenant: str) -> None:
         """Push an entry of a tenant with so many pages, or pop (0)."""
-        lane = TierQueue()
+        tier_queue = TierQueue()
         for number, (other, pages) in enumerate(steps):
             if pages:
-                push(lane, str(number), other, pages)
+                push(tier_queue, str(number), other, pages)
             else:
-                lane.pop()
-        said = lane.ahead(tenant)
-        push(lane, "mine", tenant)
-        assert drain(lane).index("mine") <= said
+                tier_queue.pop()
+        said = tier_queue.ahead(tenant)
+        push(tier_queue, "mine", tenant)
+        assert drain(tier_queue).index("mine") <= said
 
 
 def make(max_queue: int = 1000, tiers: int = 1) -> ModelQueue:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.core.memory_room import OVERHEAD, Place, Room
+from headway.core.memory_room import OVERHEAD, Reservation, Room
 from headway.model import Entry
 
 MOST = 1_000_000
@@ -16,17 +16,17 @@ def entry(tenant: str, input: str = "x" * 9_000, parameters: bytes = b"") -> Ent
     return Entry("id", "m", input, 0, tenant, "g", 1.0, 1.0, parameters)
 
 
-def fill(room: Room, tenant: str) -> list[Place]:
-    places = []
-    while (place := room.take(entry(tenant))) is not None:
-        places.append(place)
-    return places
+def fill(room: Room, tenant: str) -> list[Reservation]:
+    reservations = []
+    while (reservation := room.take(entry(tenant))) is not None:
+        reservations.append(reservation)
+    return reservations
 
 
 def test_one_tenant_gets_half_and_leaves_half() -> None:
     room = Room(MOST)
-    places = fill(room, "greedy")
-    assert len(places) == 50
+    reservations = fill(room, "greedy")
+    assert len(reservations) == 50
     assert room.free == MOST // 2
     assert room.take(entry("other")) is not None
 
@@ -34,31 +34,31 @@ def test_one_tenant_gets_half_and_leaves_half() -> None:
 @pytest.mark.parametrize("tenants", [2, 3, 9])
 def test_however_many_take_all_they_can_there_is_room_for_one_more(tenants: int) -> None:
     room = Room(MOST)
-    held = {tenant: fill(room, str(tenant)) for tenant in range(tenants)}
+    used = {tenant: fill(room, str(tenant)) for tenant in range(tenants)}
     for _ in range(30):  # Until nobody gets any more: who came first gives back what it has, and takes what it gets.
         for tenant in range(tenants):
-            held[tenant].clear()
-            held[tenant] = fill(room, str(tenant))
-    assert min(map(len, held.values())) >= 100 // (tenants + 1) - 1
+            used[tenant].clear()
+            used[tenant] = fill(room, str(tenant))
+    assert min(map(len, used.values())) >= 100 // (tenants + 1) - 1
     assert room.take(entry("another")) is not None
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 300_000), st.booleans()), max_size=50))
 def test_all_that_was_taken_comes_back(steps: list[tuple[str, int, bool]]) -> None:
-    room, places = Room(MOST), list[Place]()
+    room, reservations = Room(MOST), list[Reservation]()
     for tenant, length, leaves in steps:
         if leaves:
-            del places[:1]
-        places += filter(None, [room.take(entry(tenant, "x" * length))])
+            del reservations[:1]
+        reservations += filter(None, [room.take(entry(tenant, "x" * length))])
         assert 0 <= room.free <= MOST
-    places.clear()
-    assert (room.free, room._held) == (MOST, {})
+    reservations.clear()
+    assert (room.free, room._used) == (MOST, {})
 
 
 def test_an_entry_counts_with_all_that_it_holds() -> None:
     room = Room(MOST)
-    places = [room.take(entry("t", "x" * 3000, b"y" * 50)), room.take(entry("t", "☃" * 3000))]
-    assert None not in places
+    reservations = [room.take(entry("t", "x" * 3000, b"y" * 50)), room.take(entry("t", "☃" * 3000))]
+    assert None not in reservations
     assert room.free == MOST - 2 * OVERHEAD - 3050 - 12_000
 
 

@@ -274,8 +274,8 @@ class TestHandingBack:
         queue.fail(leave(queue), Cause.CRASHED, 0.0, rng)
         queue.hand_back(leave(queue, now=1.0), 1.0)
         queue.fail(leave(queue, now=1.0), Cause.CRASHED, 1.0, rng)
-        probe = leave(queue, now=2.0)
-        assert (len(probe.members), queue.depth) == (1, 1)
+        half = leave(queue, now=2.0)
+        assert (len(half.members), queue.depth) == (1, 1)
 
 
 class TestFailing:

@@ -10,8 +10,8 @@ import pytest
 from headway.core.admission import MIN_WAIT, Refused
 from headway.core.departure import Hold, Load, Rule
 from headway.core.fair_queue import GONE, RETRYING, QueuedEntry
-from headway.core.queue import POOL_BATCHES, RULE_AGE, UNKNOWN_WAIT, ModelQueue
-from headway.core.suspects import APART_PRICE, POOL, Group
+from headway.core.queue import QUARANTINE_BATCHES, RULE_AGE, UNKNOWN_WAIT, ModelQueue
+from headway.core.suspects import APART_PRICE, QUARANTINE, Group
 from headway.model import Cause, Entry
 from tests.core.entries import entry
 from tests.core.test_queue import AT_ONCE, ids, leave, make, offer, rng
@@ -38,7 +38,7 @@ def measured(seconds: float | None, max_batch: int = 8, slots: int = 1) -> Model
 class TestGettingIn:
     def test_a_pool_has_room_for_some_batches_of_each_gpu(self) -> None:
         queue = measured(None, max_batch=2, slots=3)
-        most = POOL_BATCHES * 2 * 3
+        most = QUARANTINE_BATCHES * 2 * 3
         assert all(isinstance(queue.offer(of("evil", str(number)), 1.0), QueuedEntry) for number in range(most))
         assert queue.offer(of("evil"), 1.0) == Refused(UNKNOWN_WAIT, tier_only=False)
         assert isinstance(queue.offer(of("good"), 1.0), QueuedEntry)
@@ -46,7 +46,7 @@ class TestGettingIn:
     @pytest.mark.parametrize("tier", [0, 2])
     def test_one_that_is_full_says_when_there_is_room_for_one_more(self, tier: int) -> None:
         queue = measured(0.8, max_batch=2)
-        for number in range(POOL_BATCHES * 2):
+        for number in range(QUARANTINE_BATCHES * 2):
             assert isinstance(queue.offer(of("evil", str(number), tier=tier), 1.0), QueuedEntry)
         refused = queue.offer(of("evil", tier=tier), 1.0)
         assert isinstance(refused, Refused)
@@ -72,9 +72,9 @@ class TestGettingIn:
     def test_who_rides_apart_waits_for_a_batch_to_gather_no_longer_than_one_runs(self) -> None:
         queue = measured(0.8, max_batch=8)
         queue.offer(of("evil"), 1.0)
-        pool = queue._suspects.pool(EVIL)
-        assert pool is not None
-        assert pool.ready_at == pytest.approx(1.0 + queue.service.seconds(1))
+        quarantine = queue._suspects.quarantine(EVIL)
+        assert quarantine is not None
+        assert quarantine.ready_at == pytest.approx(1.0 + queue.service.seconds(1))
 
 
 class Counted:
@@ -105,7 +105,7 @@ class TestPrices:
     def test_a_second_costs_more_where_the_caller_has_sent_culprits(self) -> None:
         queue = make()
         [good] = offer(queue, "good", tenant="good")
-        group = Group([good], 0.0, POOL)
+        group = Group([good], 0.0, QUARANTINE)
         assert queue._price(group, 0.0) == 1.0
         queue.culprits.found(entry("bad", tenant="evil"), 0.0)
         assert queue._price(group, 0.0) == 1.0
@@ -118,11 +118,11 @@ class TestHandingBack:
         queue = make()
         members = offer(queue, "a", "b", "c", "d")
         queue.fail(leave(queue), Cause.RAISED, 0.0, rng)
-        probe = leave(queue, now=1.0)
-        for member in probe.members:
+        half = leave(queue, now=1.0)
+        for member in half.members:
             queue.remove(member)
-        left = {member.entry.id for member in members} - set(ids(probe))
-        queue.hand_back(probe, 1.0)
+        left = {member.entry.id for member in members} - set(ids(half))
+        queue.hand_back(half, 1.0)
         rest = leave(queue, now=1.0)
         assert (set(ids(rest)), rest.attempts) == (left, 2)
         assert queue.depth == 0
@@ -175,10 +175,10 @@ class TestPools:
         size = queue.culprits.group_size(EVIL, 32)
         assert 1 < size < 32
         apart(queue, size + 1)
-        pool = queue._suspects.pool(EVIL)
-        assert pool is not None and pool.ready_at == -math.inf
+        quarantine = queue._suspects.quarantine(EVIL)
+        assert quarantine is not None and quarantine.ready_at == -math.inf
         departure = leave(queue, now=1.0, worker="gpu-7", limit=32)
-        assert (departure.worker, len(departure.members), departure.pool) == ("gpu-7", size, EVIL)
+        assert (departure.worker, len(departure.members), departure.quarantine) == ("gpu-7", size, EVIL)
 
     @pytest.mark.parametrize(("cause", "bad"), [(Cause.RAISED, 1.0), (Cause.CRASHED, 0.0)])
     def test_one_that_fails_of_an_input_counts_against_its_caller(self, cause: Cause, bad: float) -> None:
@@ -244,9 +244,14 @@ class TestRunningAgain:
         members = offer(queue, "a", "b")
         queue.fail(leave(queue), Cause.RAISED, 0.0, rng)
         queue.fail(leave(queue, now=1.0), Cause.CRASHED, 1.0, rng)
-        pool = queue._suspects.pool(("t", ""))
-        assert pool is not None
-        assert (pool.members, pool.failures, pool.attempts, pool.ready_at) == (members[1:], 1, 1, 1.0)
+        quarantine = queue._suspects.quarantine(("t", ""))
+        assert quarantine is not None
+        assert (quarantine.members, quarantine.failures, quarantine.attempts, quarantine.ready_at) == (
+            members[1:],
+            1,
+            1,
+            1.0,
+        )
         assert members[1].attempts == 1
 
     def test_of_one_that_is_searched_on_the_rest_is_let_go_as_it_was(self) -> None:
@@ -254,8 +259,8 @@ class TestRunningAgain:
         for number, caller in enumerate("xxxxyz"):
             queue.offer(of(caller, str(number)), 0.0)
         queue.fail(leave(queue), Cause.RAISED, 0.0, rng)
-        probe = leave(queue, now=1.0)
-        assert ids(probe) == ["0", "1", "2", "3"]
-        queue.fail(probe, Cause.RAISED, 1.5, rng)
-        [rest] = [group for group in queue._suspects.groups if group.kind == POOL]
+        half = leave(queue, now=1.0)
+        assert ids(half) == ["0", "1", "2", "3"]
+        queue.fail(half, Cause.RAISED, 1.5, rng)
+        [rest] = [group for group in queue._suspects.groups if group.kind == QUARANTINE]
         assert (len(rest.members), rest.ready_at, rest.failures, rest.attempts) == (2, 1.0, 1, 1)

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from headway.core import refusal_rows
-from headway.core.refusal_rows import MINUTE, Refused
+from headway.core.refusal_rows import MINUTE, RefusalCounts
 from headway.errors import CANCELLED, NOT_FOUND, RATE_LIMITED
 from headway.model import LedgerRecord
 
@@ -21,7 +21,7 @@ def record(**changes: object) -> LedgerRecord:
 
 
 def test_the_first_has_a_record_of_its_own_and_the_next_ones_one_together() -> None:
-    it = Refused()
+    it = RefusalCounts()
     assert not it.count(record(), 0.0)
     assert it.count(record(id="second", created_at=20.0, completed_at=20.1), 1.0)
     assert it.count(record(id="third", completed_at=30.0, latency_ms=900.0), MINUTE + 1.0)
@@ -35,7 +35,7 @@ def test_the_first_has_a_record_of_its_own_and_the_next_ones_one_together() -> N
 
 @pytest.mark.parametrize("other", [{"user": "bob"}, {"tenant": "globex"}, {"tier": "free"}, {"error": NOT_FOUND}])
 def test_callers_tiers_and_codes_are_counted_apart(other: dict[str, str]) -> None:
-    it = Refused()
+    it = RefusalCounts()
     assert not it.count(record(), 0.0)
     assert not it.count(record(**other), 0.0)
     assert it.count(record(model="another"), 0.0)
@@ -43,13 +43,13 @@ def test_callers_tiers_and_codes_are_counted_apart(other: dict[str, str]) -> Non
 
 @pytest.mark.parametrize("ended", [{"error": ""}, {"error": CANCELLED}, {"batch_size": 3}])
 def test_what_was_taken_in_is_not_counted(ended: dict[str, object]) -> None:
-    it = Refused()
+    it = RefusalCounts()
     assert not any(it.count(record(**ended), 0.0) for _ in range(3))
     assert list(it.ended()) == []
 
 
 def test_the_model_is_told_only_when_all_asked_the_same() -> None:
-    it = Refused()
+    it = RefusalCounts()
     for model in ("m", "m", "m", "other"):
         it.count(record(model=model), 0.0)
     [together] = it.ended()
@@ -57,7 +57,7 @@ def test_the_model_is_told_only_when_all_asked_the_same() -> None:
 
 
 def test_no_content_is_kept_of_those_that_are_counted() -> None:
-    it = Refused()
+    it = RefusalCounts()
     for _ in range(2):
         it.count(record(input="in", output="out"), 0.0)
     [together] = it.ended()
@@ -66,7 +66,7 @@ def test_no_content_is_kept_of_those_that_are_counted() -> None:
 
 def test_no_more_are_counted_at_a_time_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(refusal_rows, "MOST", 2)
-    it = Refused()
+    it = RefusalCounts()
     for user in ("a", "b", "c"):
         assert [it.count(record(user=user), 0.0) for _ in range(2)] == [False, True]
     assert [early.user for early in it.ended(0.0)] == ["a"]

@@ -14,7 +14,7 @@ from headway.core.service_model import ServiceModel
 from tests.core.entries import entry
 from tests.core.fleet import Seen, drive
 
-SPACED = Rule(10, headway=0.05, service=0.1, pace=0.0475, lead=0.01)
+SPACED = Rule(10, headway=0.05, service=0.1, pace=0.0475, tolerance=0.01)
 
 
 class TestDecide:
@@ -33,7 +33,7 @@ class TestDecide:
     def test_nor_beyond_a_deadline_or_a_window(self) -> None:
         late = QueueSnapshot(10, 1.0, due=1.1, last_departure=1.0, schedule=1.04)
         assert decide(SPACED, late, 1.0) == Dispatch("deadline")
-        windowed = Rule(10, headway=0.05, window=0.02, pace=0.05, lead=0.0)
+        windowed = Rule(10, headway=0.05, window=0.02, pace=0.05, tolerance=0.0)
         assert decide(windowed, QueueSnapshot(10, 1.0, 9.0, 1.0, schedule=1.05), 1.02) == Dispatch("window")
 
     def test_policies_that_do_not_space_send_it_at_once(self) -> None:
@@ -63,7 +63,7 @@ class TestPaced:
     def test_spaces_full_batches_where_there_is_something_to_space(self, load: Load, spaced: bool) -> None:
         rule = policies.build("paced", None).rule(load)
         assert (rule.pace > 0.0) == spaced
-        assert math.isinf(rule.lead) != spaced
+        assert math.isinf(rule.tolerance) != spaced
 
     def test_the_schedule_is_faster_than_the_fleet(self) -> None:
         load = Load(20_000.0, 0.1, 0.001, 4, 100)
@@ -73,7 +73,7 @@ class TestPaced:
         steady = Load(10_000.0, 0.1, 0.0, 11, 100)
         varying = Load(10_000.0, 0.1, 0.0, 11, 100, deviation=0.01)
         policy = policies.build("paced", None)
-        assert policy.rule(varying).lead == pytest.approx(policy.rule(steady).lead + 0.04)
+        assert policy.rule(varying).tolerance == pytest.approx(policy.rule(steady).tolerance + 0.04)
 
 
 @pytest.mark.parametrize("rate", [950.0, 1500.0], ids=["near saturation", "overload"])

@@ -136,8 +136,8 @@ def test_who_rides_apart_gets_no_more_than_its_part_of_the_gpus() -> None:
     for _ in range(600):
         while bench.queue._fresh < 8:
             bench.offer(("good", "good"), tenant="good")
-        pool = bench.queue._suspects.pool(("evil", "evil"))
-        if pool is None or len(pool.members) < 8:
+        quarantine = bench.queue._suspects.quarantine(("evil", "evil"))
+        if quarantine is None or len(quarantine.members) < 8:
             bench.offer(("evil", "bad"), tenant="evil")
         if (departure := bench.step()) is not None:
             seconds[departure.members[0].entry.tenant] += 1
@@ -149,7 +149,7 @@ def test_whoever_waits_for_a_probe_that_is_gone_runs_all_the_same() -> None:
     bench = Bench()
     bench.offer(("c", "bad"), ("c", "good 1"), ("c", "good 2"), ("c", "good 3"))
     bench.step()
-    for member in list(bench.queue._suspects.of)[2:]:  # The probe; the rest was set apart before it.
+    for member in list(bench.queue._suspects.of)[2:]:  # the half; the rest was set apart before it.
         bench.queue.remove(member)
     bench.drain()
     assert len(bench.answered) == 2
@@ -159,13 +159,13 @@ def test_a_probe_that_is_handed_back_goes_first_and_keeps_its_rest() -> None:
     bench = Bench()
     bench.offer(("c", "good 1"), ("c", "bad"), ("c", "good 2"), ("c", "good 3"))
     bench.step()
-    probe = bench.queue.depart("gpu-0", 32, AT_ONCE, bench.now)
-    assert isinstance(probe, Departure)
-    bench.queue.hand_back(probe, bench.now)
+    half = bench.queue.depart("gpu-0", 32, AT_ONCE, bench.now)
+    assert isinstance(half, Departure)
+    bench.queue.hand_back(half, bench.now)
     bench.offer(("d", "fresh"))
     again = bench.step()
     assert again is not None
-    assert (again.members, again.attempts) == (probe.members, 2)
+    assert (again.members, again.attempts) == (half.members, 2)
     bench.drain()
     assert (len(bench.answered), inputs(bench.dead)) == (4, ["bad"])
 
@@ -175,9 +175,9 @@ def test_a_smaller_slot_takes_part_of_a_probe_and_the_rest_waits(limit: int) -> 
     bench = Bench()
     bench.offer(*(("c", f"good {number}") for number in range(7)), ("c", "bad"))
     bench.step()
-    probe = bench.queue.depart("gpu-0", limit, AT_ONCE, bench.now)
-    assert isinstance(probe, Departure)
-    assert len(probe.members) == limit
-    bench.answered += bench.queue.finish(probe, bench.now)
+    half = bench.queue.depart("gpu-0", limit, AT_ONCE, bench.now)
+    assert isinstance(half, Departure)
+    assert len(half.members) == limit
+    bench.answered += bench.queue.finish(half, bench.now)
     bench.drain()
     assert (len(bench.answered), inputs(bench.dead)) == (7, ["bad"])

@@ -10,13 +10,13 @@ import pytest
 from headway.core.fair_queue import RETRYING, QueuedEntry, queued_at
 from headway.core.suspects import (
     FIRST,
+    HALF,
     LEAST_COST,
     MOST_CREDIT,
-    POOL,
-    POOLED_ATTEMPTS,
-    PROBE,
-    PROBE_PRICE,
+    QUARANTINE,
+    QUARANTINED_ATTEMPTS,
     REST,
+    SEARCH_PRICE,
     Group,
     Suspects,
     _cut,
@@ -61,10 +61,10 @@ class TestHalving:
         like = Group([], 5.0, FIRST, 3, 2, 1)
         like.avoid, like.avoid_until = "gpu-0", 6.0
         suspects.halve(members, like)
-        rest, probe = suspects.groups
-        assert (probe.members, probe.ready_at, probe.kind) == (members[:2], 5.0, PROBE)
-        assert (probe.failures, probe.attempts, probe.alone, probe.rest) == (3, 2, 0, rest)
-        assert (probe.avoid, probe.avoid_until) == ("gpu-0", 6.0)
+        rest, half = suspects.groups
+        assert (half.members, half.ready_at, half.kind) == (members[:2], 5.0, HALF)
+        assert (half.failures, half.attempts, half.alone, half.rest) == (3, 2, 0, rest)
+        assert (half.avoid, half.avoid_until) == ("gpu-0", 6.0)
         assert (rest.members, rest.ready_at, rest.kind) == (members[2:], math.inf, REST)
         assert (rest.failures, rest.attempts, rest.alone, rest.rest) == (3, 2, 0, None)
         assert {(member.state, member.attempts) for member in members} == {(RETRYING, 2)}
@@ -72,8 +72,8 @@ class TestHalving:
     def test_the_only_one_runs_again_and_how_often_it_was_alone_is_remembered(self) -> None:
         suspects, members = Suspects(), some("a")
         suspects.halve(members, Group([], 5.0, FIRST, 3, 2, 1))
-        [probe] = suspects.groups
-        assert (probe.members, probe.kind, probe.alone, probe.rest) == (members, PROBE, 1, None)
+        [half] = suspects.groups
+        assert (half.members, half.kind, half.alone, half.rest) == (members, HALF, 1, None)
 
 
 class TestPools:
@@ -82,64 +82,69 @@ class TestPools:
         suspects.unknown([], like, lambda _: 8)
         assert suspects.groups == {}
         suspects.unknown(some("ann", "ann"), like, {ANN: 8}.__getitem__)
-        pool = suspects.pool(ANN)
-        assert pool is not None
-        assert (len(pool.members), pool.ready_at, pool.kind, pool.failures) == (2, 5.0, POOL, 3)
-        assert (pool.caller, suspects.pool(BOB), suspects.callers) == (ANN, None, 1)
+        quarantine = suspects.quarantine(ANN)
+        assert quarantine is not None
+        assert (len(quarantine.members), quarantine.ready_at, quarantine.kind, quarantine.failures) == (
+            2,
+            5.0,
+            QUARANTINE,
+            3,
+        )
+        assert (quarantine.caller, suspects.quarantine(BOB), suspects.callers) == (ANN, None, 1)
         suspects.unknown(some("ann", "bob"), like, dict[tuple[str, str], int]().__getitem__)
         together = list(suspects.groups)[1]
-        assert (len(together.members), together.ready_at, together.kind) == (2, 5.0, POOL)
+        assert (len(together.members), together.ready_at, together.kind) == (2, 5.0, QUARANTINE)
         assert (together.failures, together.attempts, together.caller) == (3, 2, None)
 
     def test_a_pool_is_ready_when_its_first_is_and_at_once_when_it_is_full(self) -> None:
         suspects = Suspects()
-        suspects.join(ANN, some("ann"), Group([], 5.0, POOL), 3)
-        pool = suspects.pool(ANN)
-        assert pool is not None
-        ready = [pool.ready_at]
+        suspects.join(ANN, some("ann"), Group([], 5.0, QUARANTINE), 3)
+        quarantine = suspects.quarantine(ANN)
+        assert quarantine is not None
+        ready = [quarantine.ready_at]
         for at in (4.0, 6.0):
-            suspects.join(ANN, some("ann"), Group([], at, POOL), 3)
-            ready.append(pool.ready_at)
+            suspects.join(ANN, some("ann"), Group([], at, QUARANTINE), 3)
+            ready.append(quarantine.ready_at)
         assert ready == [5.0, 4.0, -math.inf]
 
     def test_those_of_a_pool_count_as_run_once_as_soon_as_one_of_them_has(self) -> None:
         suspects, fresh, again = Suspects(), some("ann"), some("ann")
-        suspects.join(ANN, fresh, Group([], 5.0, POOL), 9)
+        suspects.join(ANN, fresh, Group([], 5.0, QUARANTINE), 9)
         assert fresh[0].attempts == 0
-        suspects.join(ANN, again, Group([], 5.0, POOL, 2, 3), 9)
-        assert [member.attempts for member in fresh + again] == [POOLED_ATTEMPTS] * 2
-        pool = suspects.pool(ANN)
-        assert pool is not None and (pool.failures, pool.attempts) == (2, POOLED_ATTEMPTS)
+        suspects.join(ANN, again, Group([], 5.0, QUARANTINE, 2, 3), 9)
+        assert [member.attempts for member in fresh + again] == [QUARANTINED_ATTEMPTS] * 2
+        quarantine = suspects.quarantine(ANN)
+        assert quarantine is not None and (quarantine.failures, quarantine.attempts) == (2, QUARANTINED_ATTEMPTS)
         late = some("ann")
-        suspects.join(ANN, late, Group([], 5.0, POOL, 1, 0), 9)
-        assert (pool.failures, late[0].attempts) == (2, POOLED_ATTEMPTS)
+        suspects.join(ANN, late, Group([], 5.0, QUARANTINE, 1, 0), 9)
+        assert (quarantine.failures, late[0].attempts) == (2, QUARANTINED_ATTEMPTS)
 
     def test_each_caller_with_a_pool_counts(self) -> None:
         suspects = Suspects()
         assert suspects.callers == 1
-        suspects.join(ANN, some("ann"), Group([], 5.0, POOL), 9)
-        suspects.join(BOB, some("bob"), Group([], 5.0, POOL), 9)
+        suspects.join(ANN, some("ann"), Group([], 5.0, QUARANTINE), 9)
+        suspects.join(BOB, some("bob"), Group([], 5.0, QUARANTINE), 9)
         assert suspects.callers == 2
 
 
 class TestTaking:
     def test_a_pool_that_is_too_large_has_its_next_turn_after_others(self) -> None:
         suspects = Suspects()
-        suspects.join(ANN, some("ann", "ann", "ann"), Group([], 5.0, POOL), 9)
-        suspects.join(BOB, some("bob"), Group([], 5.0, POOL), 9)
+        suspects.join(ANN, some("ann", "ann", "ann"), Group([], 5.0, QUARANTINE), 9)
+        suspects.join(BOB, some("bob"), Group([], 5.0, QUARANTINE), 9)
         first, second = suspects.groups
         taken = suspects.take(first, 2)
         assert [member.entry.id for member in taken] == ["0", "1"]
         assert list(suspects.groups) == [second, first]
         assert [member.entry.id for member in suspects.of] == ["2", "0"]
         suspects.take(first, 2)
-        assert (list(suspects.groups), suspects.pool(ANN)) == ([second], None)
+        assert (list(suspects.groups), suspects.quarantine(ANN)) == ([second], None)
 
     def test_what_a_small_slot_leaves_of_a_probe_waits_with_the_rest(self) -> None:
         suspects, members = Suspects(), some(*"aaaa")
         suspects.halve(members, Group([], 5.0, FIRST))
-        rest, probe = suspects.groups
-        assert suspects.take(probe, 1) == members[:1]
+        rest, half = suspects.groups
+        assert suspects.take(half, 1) == members[:1]
         assert rest.members == members[1:]
         assert {suspects.of[member] is rest for member in members[1:]} == {True}
         assert list(suspects.groups) == [rest]
@@ -156,12 +161,12 @@ class TestTaking:
     def test_what_it_leaves_of_a_probe_whose_rest_has_left_stays_in_it(self) -> None:
         suspects, members = Suspects(), some(*"aaaa")
         suspects.halve(members, Group([], 5.0, FIRST))
-        rest, probe = suspects.groups
+        rest, half = suspects.groups
         for member in members[2:]:
             suspects.remove(member, lambda _: 8)
         assert rest not in suspects.groups
-        assert suspects.take(probe, 1) == members[:1]
-        assert (probe.members, list(suspects.groups)) == (members[1:2], [probe])
+        assert suspects.take(half, 1) == members[:1]
+        assert (half.members, list(suspects.groups)) == (members[1:2], [half])
 
     def test_a_rest_is_let_go_of_once(self) -> None:
         suspects, members = Suspects(), some(*"aa")
@@ -175,17 +180,17 @@ class TestTaking:
 class TestChoosing:
     def bench(self) -> tuple[Suspects, Group, Group]:
         suspects = Suspects()
-        probe, pool = Group(some("a"), 1.0, PROBE), Group(some("b"), 2.0, POOL)
-        suspects.add(probe)
-        suspects.add(pool)
-        return suspects, probe, pool
+        half, quarantine = Group(some("a"), 1.0, HALF), Group(some("b"), 2.0, QUARANTINE)
+        suspects.add(half)
+        suspects.add(quarantine)
+        return suspects, half, quarantine
 
     def test_what_is_not_ready_waits(self) -> None:
-        suspects, probe, _ = self.bench()
+        suspects, half, _ = self.bench()
         found = suspects.choose("gpu-0", False, 0.5)
         assert (found.first, found.turn, found.again) == (None, None, 1.0)
         found = suspects.choose("gpu-0", False, 1.0)
-        assert (found.first, found.turn, found.again) == (None, probe, 2.0)
+        assert (found.first, found.turn, found.again) == (None, half, 2.0)
 
     def test_what_goes_first_goes_first(self) -> None:
         suspects, _, _ = self.bench()
@@ -194,26 +199,26 @@ class TestChoosing:
         assert suspects.choose("gpu-0", False, 2.0).first is first
 
     def test_probes_and_pools_take_turns_by_what_they_cost(self) -> None:
-        suspects, probe, pool = self.bench()
+        suspects, half, quarantine = self.bench()
         turns = []
         for _ in range(8):
             turn = suspects.choose("gpu-0", False, 2.0).turn
             assert turn is not None
             suspects.pay(turn, 0.25, 1.0, 0.0)
-            turns.append("probe" if turn is probe else "pool")
-        assert turns[0] == "probe"
-        assert turns.count("pool") == round(PROBE_PRICE * turns.count("probe"))
-        assert pool.members
+            turns.append("half" if turn is half else "quarantine")
+        assert turns[0] == "half"
+        assert turns.count("quarantine") == round(SEARCH_PRICE * turns.count("half"))
+        assert quarantine.members
 
-    @pytest.mark.parametrize(("kind", "most"), [(PROBE, True), (POOL, False)])
+    @pytest.mark.parametrize(("kind", "most"), [(HALF, True), (QUARANTINE, False)])
     def test_nobody_owes_more_turns_than_two_full_batches(self, kind: int, most: bool) -> None:
-        suspects, probe, pool = self.bench()
+        suspects, half, quarantine = self.bench()
         for _ in range(100):
-            suspects.pay(probe if kind == PROBE else pool, 0.5, 0.5, 0.0)
+            suspects.pay(half if kind == HALF else quarantine, 0.5, 0.5, 0.0)
         assert suspects._lean == (MOST_CREDIT * 0.5 if most else -MOST_CREDIT * 0.5)
 
     def test_where_there_are_others_a_worker_is_avoided_for_a_while(self) -> None:
-        group = Group(some("a"), 1.0, PROBE)
+        group = Group(some("a"), 1.0, HALF)
         group.avoid, group.avoid_until = "gpu-0", 3.0
         assert [group.open_at(worker, others) for worker in ("gpu-0", "gpu-1") for others in (True, False)] == [
             3.0,
@@ -232,8 +237,8 @@ class TestChoosing:
 class TestCredit:
     def test_is_earned_by_part_and_spent_at_its_price(self) -> None:
         suspects = Suspects()
-        suspects.join(ANN, some("ann"), Group([], 5.0, POOL), 9)
-        suspects.join(BOB, some("bob"), Group([], 5.0, POOL), 9)
+        suspects.join(ANN, some("ann"), Group([], 5.0, QUARANTINE), 9)
+        suspects.join(BOB, some("bob"), Group([], 5.0, QUARANTINE), 9)
         suspects.earn(0.3, 3, 1.0)
         assert suspects.credit == pytest.approx(0.3 * 2 / 3)
         suspects.earn(0.3, 1, 1.0)
@@ -251,7 +256,7 @@ class TestCredit:
         suspects = Suspects()
         suspects.earn(0.0, 0, 0.0)
         assert suspects.credit == LEAST_COST
-        suspects.pay(Group([], 0.0, POOL), 0.0, 0.0, 1.0)
+        suspects.pay(Group([], 0.0, QUARANTINE), 0.0, 0.0, 1.0)
         assert (suspects.credit, suspects._lean) == (0.0, -LEAST_COST)
 
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.core.throttle import BURST_SECONDS, LEAST_BURST, Flow, Throttle, room, share
+from headway.core.throttle import BURST_SECONDS, LEAST_BURST, ArrivalRates, Throttle, room, share
 from headway.model import Capacity
 
 RATES = st.floats(0.0, 1e5)
-FLOWS = st.lists(st.builds(Flow, RATES, RATES), min_size=1, max_size=20)
+FLOWS = st.lists(st.builds(ArrivalRates, RATES, RATES), min_size=1, max_size=20)
 
 
 def capacity(usable: float, healthy: int = 2, degraded: int = 0) -> Capacity:
@@ -32,19 +32,19 @@ def every(gap: float, seconds: float, start: float = 0.0) -> Iterator[float]:
 
 
 def test_the_room_is_what_higher_tiers_leave_and_never_less_than_the_reserved_share() -> None:
-    assert room(capacity(1400), 0.1, [Flow(300, 700)]) == pytest.approx(1100)
-    assert room(capacity(1400), 0.1, [Flow(100, 700), Flow(200, 9000)]) == pytest.approx(1100)
-    assert room(capacity(1400), 0.1, [Flow(3000, 7000)]) == pytest.approx(140)
+    assert room(capacity(1400), 0.1, [ArrivalRates(300, 700)]) == pytest.approx(1100)
+    assert room(capacity(1400), 0.1, [ArrivalRates(100, 700), ArrivalRates(200, 9000)]) == pytest.approx(1100)
+    assert room(capacity(1400), 0.1, [ArrivalRates(3000, 7000)]) == pytest.approx(140)
 
 
 def test_what_is_not_known_throttles_nobody() -> None:
-    assert room(capacity(0, healthy=2), 0.1, [Flow(10, 10)]) == math.inf  # No batch was measured yet.
-    assert room(capacity(0, healthy=0), 0.1, [Flow(10, 10)]) == math.inf  # Nobody is there yet.
+    assert room(capacity(0, healthy=2), 0.1, [ArrivalRates(10, 10)]) == math.inf  # No batch was measured yet.
+    assert room(capacity(0, healthy=0), 0.1, [ArrivalRates(10, 10)]) == math.inf  # Nobody is there yet.
     assert Throttle().admit(0.0) == 0.0
 
 
 def test_workers_of_which_none_counts_have_no_room() -> None:
-    assert room(capacity(0, healthy=0, degraded=2), 0.1, [Flow(0, 10)]) == 0.0
+    assert room(capacity(0, healthy=0, degraded=2), 0.1, [ArrivalRates(0, 10)]) == 0.0
     throttle = Throttle()
     throttle.set_rate(0.0, 0.0)
     assert 0.0 < throttle.admit(0.0) < math.inf
@@ -52,19 +52,19 @@ def test_workers_of_which_none_counts_have_no_room() -> None:
 
 def test_a_broker_that_takes_nothing_in_has_no_room_either_whatever_is_known_of_its_workers() -> None:
     for known in (capacity(1400), capacity(0, healthy=2)):
-        assert room(msgspec.structs.replace(known, scarce=True), 0.1, [Flow(10, 10)]) == 0.0
+        assert room(msgspec.structs.replace(known, scarce=True), 0.1, [ArrivalRates(10, 10)]) == 0.0
 
 
 @given(FLOWS)
-def test_the_shares_of_all_gateways_are_the_whole(flows: list[Flow]) -> None:
+def test_the_shares_of_all_gateways_are_the_whole(flows: list[ArrivalRates]) -> None:
     shares = [share(own, [*flows[:at], *flows[at + 1 :]]) for at, own in enumerate(flows)]
     assert math.fsum(shares) == pytest.approx(1.0)
     assert all(part > 0.0 for part in shares)
 
 
 def test_a_gateway_to_which_traffic_moves_may_let_some_in_at_once() -> None:
-    assert share(Flow(0, 0), [Flow(0, 900)] * 3) == pytest.approx(0.1 / 4)
-    assert share(Flow(0, 0), [Flow(0, 0)]) == pytest.approx(0.5)
+    assert share(ArrivalRates(0, 0), [ArrivalRates(0, 900)] * 3) == pytest.approx(0.1 / 4)
+    assert share(ArrivalRates(0, 0), [ArrivalRates(0, 0)]) == pytest.approx(0.5)
 
 
 def test_a_flood_is_held_to_the_rate_after_one_burst() -> None:
@@ -129,7 +129,7 @@ def test_what_needed_no_run_is_given_back() -> None:
         assert throttle.admit(0.0) == 0.0
         throttle.give_back()
     throttle.count(0.0)
-    assert throttle.count(1.0) == Flow()
+    assert throttle.count(1.0) == ArrivalRates()
 
 
 def test_flows_are_averages_of_about_a_second() -> None:
@@ -146,12 +146,12 @@ def test_flows_are_averages_of_about_a_second() -> None:
 
 
 def test_next_to_no_capacity_is_known_all_the_same() -> None:
-    assert room(capacity(0.5), 0.1, [Flow(0.2, 0.0)]) == pytest.approx(0.3)
-    assert room(capacity(0, healthy=0, degraded=1), 0.1, [Flow(0, 10)]) == 0.0
+    assert room(capacity(0.5), 0.1, [ArrivalRates(0.2, 0.0)]) == pytest.approx(0.3)
+    assert room(capacity(0, healthy=0, degraded=1), 0.1, [ArrivalRates(0, 10)]) == 0.0
 
 
 def test_shares_go_by_arrivals_however_few() -> None:
-    assert share(Flow(0, 0.2), [Flow(0, 0.6)]) == pytest.approx(0.9 / 4 + 0.1 / 2)
+    assert share(ArrivalRates(0, 0.2), [ArrivalRates(0, 0.6)]) == pytest.approx(0.9 / 4 + 0.1 / 2)
 
 
 def test_what_is_given_back_is_one() -> None:
@@ -174,7 +174,7 @@ def test_a_look_at_an_earlier_instant_changes_nothing() -> None:
     throttle = Throttle()
     throttle.count(5.0)
     throttle.lowest = 100
-    assert throttle.count(4.0) == Flow()
+    assert throttle.count(4.0) == ArrivalRates()
     assert throttle.count(6.0).lowest == pytest.approx(100 * (1.0 - math.exp(-1.0)))
 
 

@@ -302,8 +302,8 @@ async def _tea(request: Request) -> Response:
         ),
         (
             "headway/http/openapi.py",
-            '        "/livez": _probe(',
-            '        "/tea": _probe("tea", "Ask for tea", "It is hot."),\n        "/livez": _probe(',
+            '        "/livez": _health_check(',
+            '        "/tea": _health_check("tea", "Ask for tea", "It is hot."),\n        "/livez": _health_check(',
         ),
     ],
     [

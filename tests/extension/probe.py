@@ -14,7 +14,7 @@ from typing import Any
 import headway
 from headway import cli, errors
 from headway.app import wiring
-from headway.app.brokers import make_brokerage
+from headway.app.brokers import make_broker_bundle
 from headway.config import load
 from headway.core.policies import build
 from headway.errors import SettingError
@@ -96,7 +96,7 @@ def main() -> None:
     """Ask for one after the other."""
     seen: dict[str, Any] = {"where": headway.__file__}
     seen["rule"] = type(build("patient", None)).__name__
-    seen["broker"] = type(make_brokerage(load(ANYWHERE, {}), Counters(), lambda: 0.0).broker).__name__
+    seen["broker"] = type(make_broker_bundle(load(ANYWHERE, {}), Counters(), lambda: 0.0).broker).__name__
     seen["setting"] = load({}, {"HEADWAY_STEEP_S": "5"}).steep_s  # type: ignore[attr-defined]
     seen["bounds"] = refusal(steep_s="601")
     seen["unknown policy"] = refusal(policy="impatient")

@@ -122,13 +122,13 @@ def check_key(data: bytes) -> None:
 def check_token(data: bytes) -> None:
     """Check that only a genuine token lets anybody in."""
     try:
-        caller = _EITHER.identify(data)
+        principal = _EITHER.identify(data)
     except RequestError as exc:
         assert exc.code in ("UNAUTHENTICATED", "SERVICE_OVERLOADED")
         return
-    if caller is not None:
+    if principal is not None:
         assert data[7:].strip() in _GENUINE
-        assert (caller.user, caller.tenant, caller.tier) == ("ada", "acme", 1)
+        assert (principal.user, principal.tenant, principal.tier) == ("ada", "acme", 1)
     assert len(_TOKENS) <= 100
 
 
@@ -141,16 +141,16 @@ def check_claims(data: bytes) -> None:
     body = _HEADER + b"." + jwt.utils.base64url_encode(data)
     signature = jwt.utils.base64url_encode(_EDDSA.sign(body, private_key("EdDSA")))
     try:
-        caller = _TOKENS.identify(b"Bearer " + body + b"." + signature)
+        principal = _TOKENS.identify(b"Bearer " + body + b"." + signature)
     except RequestError as exc:
         assert exc.code == "UNAUTHENTICATED"
         return
-    if caller is not None:
-        assert printable(caller.user)
-        assert printable(caller.tenant)
+    if principal is not None:
+        assert printable(principal.user)
+        assert printable(principal.tenant)
         said = json.loads(data)
         assert said["iss"] == ISSUER
-        assert _TIERS[caller.tier] == said["tier"]
+        assert _TIERS[principal.tier] == said["tier"]
         assert said["exp"] > NOW - 30
 
 

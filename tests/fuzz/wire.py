@@ -27,7 +27,7 @@ from headway.model import (
 
 _ENTRY = Entry(
     "0190b9a5-0000-7000-8000-000000000000", "default", "hello", 1, "acme", "gateway", 1.0, 5.0, b'{"a":1}',
-    shares=(DedupKey(DedupKind.KEY, "k", b"digest", 600.0, True),),
+    dedup_keys=(DedupKey(DedupKind.KEY, "k", b"digest", 600.0, True),),
 )  # fmt: skip
 _PLAIN = Entry("id", "default", "héllo", 0, "t", "g", 1.0, 5.0)
 _FAILURE = wire.pack_failure(BatchFailure(Cause.RAISED, "ValueError: x", "gpu-0"))
@@ -140,7 +140,7 @@ def check_reply(data: bytes) -> None:
 
 def check_registry(data: bytes) -> None:
     """Workers, processes, capacities, and what is known of a model's load."""
-    for read in (wire.read_worker, wire.read_member, wire.read_capacity, wire.read_load, wire.read_bell):
+    for read in (wire.read_worker, wire.read_member, wire.read_capacity, wire.read_load, wire.read_wakeup):
         _quietly(read, data)
     _quietly(wire.read_numbers, data)
     _quietly(wire.read_stamped, data)

@@ -37,7 +37,7 @@ from headway.http.server import connection
 from headway.http.server import listener as door
 from headway.http.server.listener import Listener
 from headway.identity.anonymous import AnonymousIdentity
-from headway.identity.principals import make_caller
+from headway.identity.principals import make_principal
 from headway.model import (
     DedupKind,
     Entry,
@@ -63,7 +63,7 @@ KEPT_LIMITS = KeptLimits.of(400_000, 100_000)
 """Budgets of kept outcomes."""
 
 Keys = Mapping[str, Mapping[str, Any]]
-"""Principals' data by the text of a key, as `make_caller` takes it; user, tenant and tier may be left out."""
+"""Principals' data by the text of a key, as `make_principal` takes it; user, tenant and tier may be left out."""
 
 
 class Bearers:
@@ -71,7 +71,7 @@ class Bearers:
 
     def __init__(self, keys: Keys, settings: Settings) -> None:
         usual = {"user": "ada", "tenant": "acme", "tier": "paid"}
-        self._callers = {key.encode(): make_caller(settings, **{**usual, **data}) for key, data in keys.items()}
+        self._callers = {key.encode(): make_principal(settings, **{**usual, **data}) for key, data in keys.items()}
 
     def identify(self, authorization: bytes) -> Principal | None:
         scheme, _, key = authorization.partition(b" ")
@@ -83,7 +83,7 @@ class Asked:
     """One request as the gateway saw it."""
 
     sink: ReplySink
-    caller: Principal
+    principal: Principal
     id: str
     options: RequestOptions
     model: str
@@ -92,7 +92,7 @@ class Asked:
 
     @property
     def tier(self) -> int:
-        return max(self.caller.tier, self.options.tier)
+        return max(self.principal.tier, self.options.tier)
 
 
 class EchoGateway:
@@ -146,7 +146,7 @@ class EchoGateway:
 
     def abandon(self, sink: ReplySink, tenant: str, id: str) -> None:
         self.abandoned.append((tenant, id))
-        self.waiting = [asked for asked in self.waiting if (asked.caller.tenant, asked.id) != (tenant, id)]
+        self.waiting = [asked for asked in self.waiting if (asked.principal.tenant, asked.id) != (tenant, id)]
         self._news.set()
 
     def note_refusal(self, principal: Principal, entry: Entry, failure: Failure) -> Reply:
@@ -167,7 +167,7 @@ class EchoGateway:
         waiting, self.waiting = self.waiting, []
         for asked in waiting:
             output = None if self.failure else (asked.input.upper() if self.output is None else self.output)
-            reply = Reply(asked.id, asked.caller.tenant, output, self.failure, shared=self.shared, kept=self.kept)
+            reply = Reply(asked.id, asked.principal.tenant, output, self.failure, shared=self.shared, kept=self.kept)
             asked.sink.answer(reply)
 
     async def until(self, reached: Callable[[], bool]) -> None:

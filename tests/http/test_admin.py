@@ -146,7 +146,7 @@ def test_health_shows_the_load() -> None:
 
 def test_a_draining_service_is_alive_but_not_ready() -> None:
     async def scene(stand: Stand, port: Port) -> None:
-        stand.attendance.leaving = True
+        stand.membership.leaving = True
         await expect_not_ready(port, "draining")
 
     played(scene)

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from headway.errors import TITLE, BrokerUnavailable
-from headway.http.readiness import AGE, PATIENCE
+from headway.http.readiness import AGE, ANSWER_WITHIN
 from headway.model import LedgerRecord, ProcessInfo, Role, WorkerInfo, WorkerStatus
 from headway.ports import Broker
 from tests.http.test_admin import Port, Touchy, played
@@ -77,7 +77,7 @@ def test_every_role_tells_what_it_is(role: Role) -> None:
         assert (await port.get("/metrics")).status == 200
         for path in ("/livez", "/readyz", "/healthz"):
             assert (await port.get(path)).json == {"status": "ok"}
-        stand.attendance.leaving = True
+        stand.membership.leaving = True
         assert (await port.get("/readyz")).json == {"status": "draining"}
         assert (await port.get("/livez")).status == 200
 
@@ -111,7 +111,7 @@ def test_whoever_probes_costs_the_broker_two_looks_a_second() -> None:
             await asyncio.sleep(0.01)
         asked = broker.asked
         assert asked <= 1 + 10 / AGE
-        stand.attendance.leaving = True
+        stand.membership.leaving = True
         assert (await port.get("/readyz")).json["status"] == "draining", "at once"
         assert broker.asked == asked + 1
 
@@ -227,7 +227,7 @@ def test_the_ledger_is_asked_for_a_tenants_request_although_the_broker_is_away(h
 def test_a_ledger_that_hangs_is_not_waited_for() -> None:
     async def scene(stand: Stand, _: Port) -> None:
         port = Port(stand, Role.CONTROLLER, ledger=Recorded(hangs=True))
-        async with asyncio.timeout(2 * PATIENCE):
+        async with asyncio.timeout(2 * ANSWER_WITHIN):
             refused = await port.get(f"/internal/requests/{ID}")
         assert refused.status == 503
         assert "does not answer within 800 ms" in refused.json["detail"]
@@ -253,7 +253,7 @@ def test_without_the_broker_every_route_answers(role: Role, hangs: bool) -> None
         for path in ("/internal/workers", "/internal/fleet", "/internal/dlq", "/internal/dlq/req_x"):
             begun = loop.time()
             answer = await port.get(path)
-            assert loop.time() - begun <= PATIENCE + 0.01
+            assert loop.time() - begun <= ANSWER_WITHIN + 0.01
             assert (answer.status, answer.json["error"]) == (503, "SERVICE_OVERLOADED"), path
             assert reason in answer.json["detail"]
             assert (answer.headers["retry-after"], answer.headers["x-headway-dropped-reason"]) == ("1", "broker")
@@ -261,7 +261,7 @@ def test_without_the_broker_every_route_answers(role: Role, hangs: bool) -> None
         assert scrape.status == 200
         families = {family.name: family for family in text_string_to_metric_families(scrape.body.decode())}
         assert [sample.value for sample in families["headway_broker_up"].samples] == [0]
-        stand.attendance.leaving = True
+        stand.membership.leaving = True
         assert (await port.get("/readyz")).json["status"] == "draining"
 
     played(scene)

@@ -7,7 +7,7 @@ import gzip
 
 import pytest
 
-from headway.http.server.connection import HELD, IDLE
+from headway.http.server.connection import IDLE, MOST_BUFFERED
 from tests.http.stand import Client, Stand, get, post, served, settled
 
 CHUNKED = b"POST /v1/inference HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -182,7 +182,7 @@ def test_a_body_nobody_waits_for_is_read_past_when_it_is_short() -> None:
             assert (await client.answer()).status == status
             await client.send(b"x" * 100 + post(BODY))
             assert (await client.answer()).json["output"] == "ABC"
-        await client.send(post("", "/nowhere", length=HELD + 1))
+        await client.send(post("", "/nowhere", length=MOST_BUFFERED + 1))
         assert (await client.answer()).status == 404
         assert await client.ended()
 
@@ -202,12 +202,12 @@ def test_a_client_may_not_send_far_ahead_of_its_answers() -> None:
             client.writer.write(large)
             sent += 1
             await asyncio.sleep(0)
-        held = len(connection.held)
-        assert held < HELD + 300_000
+        buffer = len(connection.buffer)
+        assert buffer < MOST_BUFFERED + 300_000
         for _ in range(100):
             client.writer.write(large)
             await asyncio.sleep(0)
-        assert len(connection.held) == held
+        assert len(connection.buffer) == buffer
         stand.gateway.hold = False
         stand.gateway.release()
         for _ in range(sent + 100):
@@ -317,9 +317,9 @@ def test_trickling_a_header_does_not_extend_its_deadline() -> None:
         (connection,) = stand.door._connections()
         begun = connection.since
         for _ in range(3):
-            before = len(connection.held)
+            before = len(connection.buffer)
             await client.send(b"X: y\r\n")
-            await settled(lambda: len(connection.held) != before)  # noqa: B023 - awaited at once
+            await settled(lambda: len(connection.buffer) != before)  # noqa: B023 - awaited at once
         assert connection.since == begun
 
     served(main)

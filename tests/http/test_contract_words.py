@@ -57,8 +57,8 @@ def contents(holder: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         yield from schemas(one["schema"])
 
 
-def parameters(held: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
-    for one in held:
+def parameters(buffer: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for one in buffer:
         yield "parameter", one
         yield from schemas(one.get("schema", {}))
 

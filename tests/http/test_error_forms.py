@@ -92,7 +92,7 @@ def test_a_body_that_is_late_and_a_fault_have_the_form_of_their_route(monkeypatc
         assert (await client.answer()).status == 100
         stand.later(100.0)
         check(await client.answer(), 408, "REQUEST_TIMEOUT")
-        monkeypatch.setattr(stand.door._desk, "submit", None)
+        monkeypatch.setattr(stand.door._context, "submit", None)
         check(await stand.ask(post(GOOD, OWN)), 500, "INTERNAL")
 
     served(main)
@@ -136,7 +136,7 @@ def test_an_error_before_a_route_is_known_is_a_problem_document(rest: bytes, err
         await client.send(rest)
         if error == "REQUEST_TIMEOUT":
             (connection,) = stand.door._connections()
-            await settled(lambda: bool(connection.held))
+            await settled(lambda: bool(connection.buffer))
             stand.later(100.0)
         assert (await client.answer()).error == error
 
@@ -147,9 +147,9 @@ def test_the_end_of_a_connection_between_two_requests_is_a_problem_document() ->
     """Its owner holds too much, so that the next request is not read."""
 
     async def main(stand: Stand) -> None:
-        desk: Any = stand.door._desk
+        context: Any = stand.door._context
         client = await stand.connect()
-        desk.quotas._bodies.take("another", desk.quotas._bodies.free - 1)
+        context.quotas._bodies.take("another", context.quotas._bodies.free - 1)
         client.writer.write(post("", OWN) * 1000)
         for _ in range(HANDFUL):
             check(await client.answer(), 401, "UNAUTHENTICATED")

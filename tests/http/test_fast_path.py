@@ -217,7 +217,7 @@ def test_no_good_key_is_401_before_the_body_is_read(value: str) -> None:
         assert answer.header["x-should-retry"] == "false"
         await client.send(b"x" * 7 + post('{"input": "a"}', "/v1/inference", "Authorization: bearer secret"))
         assert (await client.answer()).status == 200
-        assert stand.gateway.asked[0].caller.user == "ada"
+        assert stand.gateway.asked[0].principal.user == "ada"
         assert stand.gateway.asked[0].tier == 0
         assert dict(stand.counters.refusals) == {("unauthenticated", "none"): 1}
 
@@ -246,8 +246,8 @@ def test_a_key_that_is_revoked_stops_working_on_an_open_connection(monkeypatch: 
         request = post('{"input": "a"}', "/v1/inference", "Authorization: Bearer secret")
         await client.send(request)
         assert (await client.answer()).status == 200
-        desk: Any = stand.door._desk
-        monkeypatch.setattr(desk, "identify", lambda authorization: None)
+        context: Any = stand.door._context
+        monkeypatch.setattr(context, "identify", lambda authorization: None)
         await client.send(request)
         assert (await client.answer()).error == "UNAUTHENTICATED"
         assert len(stand.gateway.asked) == 1
@@ -330,10 +330,10 @@ def test_an_answer_for_a_client_that_has_left_is_dropped() -> None:
         client = await stand.connect()
         await client.send(post('{"input": "a"}'))
         await stand.gateway.until(lambda: bool(stand.gateway.waiting))
-        held = list(stand.gateway.waiting)
+        buffer = list(stand.gateway.waiting)
         client.leave()
         await stand.gateway.until(lambda: not stand.gateway.waiting)
-        stand.gateway.waiting = held
+        stand.gateway.waiting = buffer
         stand.gateway.release()
 
     served(main)
@@ -346,7 +346,7 @@ def test_a_reply_to_another_request_is_never_written() -> None:
         await client.send(post('{"input": "a"}'))
         await stand.gateway.until(lambda: bool(stand.gateway.waiting))
         (asked,) = stand.gateway.waiting
-        asked.sink.answer(Reply("another", asked.caller.tenant, "NOT FOR YOU"))
+        asked.sink.answer(Reply("another", asked.principal.tenant, "NOT FOR YOU"))
         stand.gateway.release()
         assert (await client.answer()).json["output"] == "A"
 

@@ -41,11 +41,11 @@ def break_encoding(patch: pytest.MonkeyPatch, stand: Stand) -> None:
 
 
 def break_identity(patch: pytest.MonkeyPatch, stand: Stand) -> None:
-    patch.setattr(stand.door._desk, "identify", raises)
+    patch.setattr(stand.door._context, "identify", raises)
 
 
 def break_submission(patch: pytest.MonkeyPatch, stand: Stand) -> None:
-    patch.setattr(stand.door._desk, "submit", raises)
+    patch.setattr(stand.door._context, "submit", raises)
 
 
 def break_routing(patch: pytest.MonkeyPatch, stand: Stand) -> None:

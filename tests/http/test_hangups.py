@@ -11,7 +11,7 @@ import pytest
 import uvloop
 
 from headway.http.inference.fast_path import FastPathConnection
-from headway.http.server.connection import HELD
+from headway.http.server.connection import MOST_BUFFERED
 from headway.http.server.hangups import Hangups
 from tests.http.stand import Client, Stand, post, served, settled
 
@@ -22,7 +22,7 @@ AHEAD = post(" " * 100_000 + BODY)
 @pytest.fixture
 def near(monkeypatch: pytest.MonkeyPatch) -> None:
     """No more is read ahead of an answer than there has to be."""
-    monkeypatch.setattr(FastPathConnection, "far", HELD)
+    monkeypatch.setattr(FastPathConnection, "far", MOST_BUFFERED)
 
 
 async def pending(stand: Stand) -> Client:
@@ -55,7 +55,7 @@ def test_the_departure_of_a_client_is_seen_behind_all_that_it_has_sent(size: int
         await stand.gateway.until(lambda: not stand.gateway.waiting)
         assert stand.gateway.abandoned == [("default", stand.gateway.asked[0].id)]
         await settled(lambda: not stand.door._connections())
-        lane: Any = stand.door._desk
+        lane: Any = stand.door._context
         assert lane.quotas._bodies.free == stand.settings.max_bodies_mb << 20
 
     served(main)
@@ -92,7 +92,7 @@ def test_who_stays_gets_every_answer_in_order(number: int) -> None:
         sending = asyncio.ensure_future(client.send(*(post(f'{{"input": "{text}"}}') for text in texts)))
         (connection,) = stand.door._connections()
         await settled(
-            lambda: connection.paused or len(connection.held) + len(connection.ahead or b"") > number * 60_000
+            lambda: connection.paused or len(connection.buffer) + len(connection.ahead or b"") > number * 60_000
         )
         assert connection.paused == (number == 90)
         stand.gateway.hold = False
@@ -104,7 +104,7 @@ def test_who_stays_gets_every_answer_in_order(number: int) -> None:
         client.writer.write_eof()
         assert await client.ended()
         assert stand.gateway.abandoned == []
-        lane: Any = stand.door._desk
+        lane: Any = stand.door._context
         await settled(lambda: not stand.door._connections())
         assert lane.quotas._bodies.free == stand.settings.max_bodies_mb << 20
 

@@ -25,18 +25,18 @@ def by(key: str, body: bytes | str = BODY, length: int | None = None, path: str 
 
 
 def quotas(stand: Stand) -> Quotas:
-    lane: Any = stand.door._desk
+    lane: Any = stand.door._context
     assert isinstance(lane.quotas, Quotas)
     return lane.quotas
 
 
 def none_is_held(stand: Stand) -> None:
     """Check that nothing was lost or made of the budgets."""
-    held = quotas(stand)
-    assert held._connections.free == stand.settings.max_connections
-    assert held._bodies.free == stand.settings.max_bodies_mb * MEBIBYTE
-    assert not held._strangers
-    assert not held._slow
+    buffer = quotas(stand)
+    assert buffer._connections.free == stand.settings.max_connections
+    assert buffer._bodies.free == stand.settings.max_bodies_mb * MEBIBYTE
+    assert not buffer._strangers
+    assert not buffer._slow
 
 
 async def gone(stand: Stand) -> None:
@@ -147,7 +147,7 @@ async def uploading(stand: Stand, key: str, number: int, length: int = MEBIBYTE)
 
 
 def held_of(stand: Stand, tenant: str) -> int:
-    return quotas(stand)._bodies.held(tenant)
+    return quotas(stand)._bodies.used(tenant)
 
 
 def test_unfinished_bodies_of_one_tenant_leave_room_for_others() -> None:
@@ -238,7 +238,7 @@ def test_what_is_sent_ahead_counts_with_the_bodies_and_is_dropped_beyond() -> No
             await client.send(by(ADA), by(ADA, " " * 200_000 + BODY))
             connections: list[Any] = stand.door._connections()
             await settled(lambda: all(known.last or known.reserved > 200_000 for known in connections))  # noqa: B023
-            kept = [len(known.held) + len(known.ahead or b"") for known in connections if not known.last]
+            kept = [len(known.buffer) + len(known.ahead or b"") for known in connections if not known.last]
             assert held_of(stand, "acme") == sum(kept)
         assert 3 < len(stand.clients) <= 30
         stand.gateway.hold = False
@@ -288,7 +288,7 @@ def test_a_connection_is_the_tenants_who_asked_last() -> None:
                 await proxy.send(by(key))
                 assert (await proxy.answer()).status == 200
             tenant = "acme" if key == ADA else "other"
-            assert quotas(stand)._connections.held(tenant) == 1
+            assert quotas(stand)._connections.used(tenant) == 1
         await gone(stand)
 
     served(main, keys=TENANTS)
@@ -344,7 +344,7 @@ def test_without_keys_an_address_has_all_connections_unless_it_is_bounded() -> N
 
 def test_refusals_at_the_head_are_told_to_the_gateway() -> None:
     async def main(stand: Stand) -> None:
-        stand.gateway.limiter.charge(stand.door._desk.identify(b"Bearer ada").limits)  # type: ignore[union-attr]
+        stand.gateway.limiter.charge(stand.door._context.identify(b"Bearer ada").limits)  # type: ignore[union-attr]
         client = await stand.connect()
         await client.send(by(ADA, "", length=10))
         answer = await client.answer()
@@ -363,7 +363,7 @@ def test_few_bytes_ahead_are_not_counted() -> None:
         await client.send(by(ADA) * 3)
         await stand.gateway.until(lambda: bool(stand.gateway.waiting))
         (connection,) = stand.door._connections()
-        assert 0 < len(connection.held) < UNCOUNTED
+        assert 0 < len(connection.buffer) < UNCOUNTED
         assert held_of(stand, "acme") == 0
 
     served(main, keys=TENANTS)
@@ -385,7 +385,7 @@ def test_answers_that_nobody_reads_cost_their_tenant_the_oldest_of_them() -> Non
         first = await deaf(stand, BOB)
         mine = [await deaf(stand, ADA) for _ in range(12)]
         await settled(lambda: len(stand.door._connections()) < 13)
-        assert quotas(stand)._bodies.held("acme") < 0.9 * 64 * MEBIBYTE
+        assert quotas(stand)._bodies.used("acme") < 0.9 * 64 * MEBIBYTE
         answers = [first, mine[-1]]  # The other tenant's is kept, though it is older than all that were cut.
         for client in answers:
             client.writer.transport.resume_reading()  # type: ignore[attr-defined]
@@ -416,14 +416,14 @@ def test_what_is_fetched_is_counted_no_more() -> None:
     async def main(stand: Stand) -> None:
         stand.gateway.output = "x" * 12_000_000
         client = await deaf(stand, ADA)
-        held = quotas(stand)._bodies.held("acme")
-        assert held > 6_000_000
+        buffer = quotas(stand)._bodies.used("acme")
+        assert buffer > 6_000_000
         client.writer.transport.resume_reading()  # type: ignore[attr-defined]
         await settled(lambda: len(client.reader._buffer) > 4_000_000)  # type: ignore[attr-defined]
         stand.later(1.0)
-        assert quotas(stand)._bodies.held("acme") < held
+        assert quotas(stand)._bodies.used("acme") < buffer
         assert (await client.answer()).status == 200
-        await settled(lambda: quotas(stand)._bodies.held("acme") == 0)
+        await settled(lambda: quotas(stand)._bodies.used("acme") == 0)
         await gone(stand)
 
     served(main, keys=TENANTS)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headway.http.server.connection import HELD, WAITING
+from headway.http.server.connection import MOST_BUFFERED, WAITING
 from headway.http.server.read_turns import HANDFUL, SEATS
 from tests.http.stand import Client, Stand, get, post, served, settled
 
@@ -50,8 +50,8 @@ def test_routes_of_the_app_take_turns_too(method: str) -> None:
         (many,) = await crowd(stand, get("/openapi.json", method=method))
         single.writer.write(post(BODY, "/v1/inference", ADA))
         assert (await single.answer()).json["output"] == "A"
-        desk: Any = stand.door._desk
-        assert desk.state.total_requests < 100
+        context: Any = stand.door._context
+        assert context.state.total_requests < 100
         for _ in range(20):
             assert (await many.answer()).status == (200 if method == "GET" else 405)
 
@@ -75,7 +75,7 @@ def test_every_request_is_answered_in_its_order() -> None:
             assert (await client.answer()).status == status
         await client.send(post(BODY, "/v1/inference", ADA))
         assert (await client.answer()).status == 200
-        lane: Any = stand.door._desk
+        lane: Any = stand.door._context
         assert lane.quotas._bodies.free == stand.settings.max_bodies_mb << 20
 
     served(main, keys=KEYS)
@@ -88,9 +88,9 @@ def test_little_is_read_from_who_waits_and_all_is_answered() -> None:
             client.writer.write(DENIED * MANY)
         (connection,) = stand.door._connections()
         await settled(lambda: connection.paused)
-        lane: Any = stand.door._desk
+        lane: Any = stand.door._context
         most = stand.settings.max_bodies_mb << 20
-        assert HELD < most - lane.quotas._bodies.free < 1 << 20
+        assert MOST_BUFFERED < most - lane.quotas._bodies.free < 1 << 20
         for _ in range(21 * MANY):
             assert (await client.answer()).status == 401
         assert lane.quotas._bodies.free == most
@@ -126,7 +126,7 @@ def test_requests_of_a_client_that_left_are_not_answered_in_later_turns() -> Non
         client.writer.transport.abort()
         await settled(lambda: not stand.door._connections())
         assert answered(stand) < MANY
-        lane: Any = stand.door._desk
+        lane: Any = stand.door._context
         assert lane.quotas._bodies.free == stand.settings.max_bodies_mb << 20
 
     served(main, keys=KEYS)
@@ -134,7 +134,7 @@ def test_requests_of_a_client_that_left_are_not_answered_in_later_turns() -> Non
 
 def test_who_waits_with_more_than_its_owner_may_hold_is_told() -> None:
     async def main(stand: Stand) -> None:
-        lane: Any = stand.door._desk
+        lane: Any = stand.door._context
         client = await stand.connect()
         lane.quotas._bodies.take("another", lane.quotas._bodies.free - 1)
         client.writer.write(DENIED * MANY)

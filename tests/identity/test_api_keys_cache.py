@@ -70,11 +70,11 @@ def played(scene: Callable[[Scene], Coroutine[Any, Any, None]], *keys: ApiKey, *
 
 def test_a_key_brings_its_rights() -> None:
     async def scene(stage: Scene) -> None:
-        caller = stage.ring.identify(bearer("a"))
-        assert caller is not None
-        assert (caller.user, caller.tenant, caller.tier, caller.key) == ("a", "acme", 1, id_of("a"))
-        assert caller.models == {"m"}
-        assert caller.limits == (Limit(f"key\0{id_of('a')}", "key", 60.0, 5.0),)
+        principal = stage.ring.identify(bearer("a"))
+        assert principal is not None
+        assert (principal.user, principal.tenant, principal.tier, principal.key) == ("a", "acme", 1, id_of("a"))
+        assert principal.models == {"m"}
+        assert principal.limits == (Limit(f"key\0{id_of('a')}", "key", 60.0, 5.0),)
         other = stage.ring.identify(bearer("b"))
         assert other is not None
         assert other.limits == (Limit("user\0acme\0b", "user", 1000.0, 10_000 / 60),)

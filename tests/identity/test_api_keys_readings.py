@@ -216,12 +216,12 @@ def test_damage_that_only_the_reading_of_all_meets_lets_nobody_in_until_all_is_r
 
 def test_a_round_that_was_overtaken_drops_nothing() -> None:
     table = KeyTable()
-    table.begin_round()
+    table.begin_reading()
     table.put(key("a"), EPOCH)
-    table.begin_round()
-    ending = table.end_round()
+    table.begin_reading()
+    ending = table.end_reading()
     next(ending)
-    table.begin_round()
+    table.begin_reading()
     table.put(key("a"), EPOCH)
     assert list(ending) == []
     assert len(table) == 1

@@ -58,13 +58,13 @@ class World:
 
         asyncio.run(all_of_them())
 
-    def caller(self, text: bytes) -> Principal | None:
+    def principal(self, text: bytes) -> Principal | None:
         return self.tokens.identify(bearer(text))
 
     def why_not(self, text: bytes) -> str:
         """The reason for which a token is refused."""
         with capture_logs() as logs:
-            assert self.caller(text) is None
+            assert self.principal(text) is None
         (line,) = logs
         assert line["log_level"] == "debug"
         return str(line["reason"])
@@ -93,13 +93,19 @@ GOOD = {"alg": "ES256", "typ": "JWT", "kid": "first"}
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_good_token_says_who_asks(algorithm: str) -> None:
     world = World(issuer(algorithm), keys=jwks(jwk(algorithm)))
-    caller = world.caller(token(algorithm))
-    assert caller is not None
-    assert (caller.user, caller.tenant, caller.tier, caller.key, caller.models) == ("ada", "acme", 1, "", frozenset())
-    assert [limit.name for limit in caller.limits] == ["user"]
-    assert world.caller(token(algorithm, aud=["other", "headway"])) == caller
-    assert world.caller(token(algorithm, header={})) == caller, "the only key needs no id"
-    assert world.tokens.identify(b"bEARER   " + token(algorithm) + b" ") == caller
+    principal = world.principal(token(algorithm))
+    assert principal is not None
+    assert (principal.user, principal.tenant, principal.tier, principal.key, principal.models) == (
+        "ada",
+        "acme",
+        1,
+        "",
+        frozenset(),
+    )
+    assert [limit.name for limit in principal.limits] == ["user"]
+    assert world.principal(token(algorithm, aud=["other", "headway"])) == principal
+    assert world.principal(token(algorithm, header={})) == principal, "the only key needs no id"
+    assert world.tokens.identify(b"bEARER   " + token(algorithm) + b" ") == principal
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -140,7 +146,7 @@ def test_a_key_that_a_token_brings_along_is_not_used(world: World) -> None:
     evil = jwk("ES256", "evil")
     for extra in ({"jwk": evil}, {"jku": "http://127.0.0.1:1/"}, {"x5u": "http://127.0.0.1:1/"}, {"x5c": ["AAAA"]}):
         assert "signature" in world.why_not(token("ES256", "evil", header={"kid": "first", **extra}))
-        assert world.caller(token(header={"kid": "first", **extra})) is not None, "it does no harm either"
+        assert world.principal(token(header={"kid": "first", **extra})) is not None, "it does no harm either"
 
 
 @pytest.mark.parametrize(
@@ -217,7 +223,7 @@ def test_what_is_refused_and_why(text: bytes, reason: str, world: World) -> None
 def test_what_is_too_long_is_not_looked_into(world: World) -> None:
     long = token(filler="x" * MAX_TOKEN)
     with capture_logs() as logs:
-        assert world.caller(long) is None
+        assert world.principal(long) is None
     assert logs == []
 
 
@@ -225,14 +231,14 @@ def test_what_is_too_long_is_not_looked_into(world: World) -> None:
 def test_a_token_lives_to_the_second(leeway: float) -> None:
     world = World(issuer(leeway_s=leeway), keys=jwks(jwk("ES256")))
     text, fresh = token(exp=NOW + 60), token(exp=NOW + 60, jti="not seen before")
-    assert world.caller(text) is not None
+    assert world.principal(text) is not None
     world.now = NOW + 60 + leeway - 0.001
-    assert world.caller(text) is not None
-    assert world.caller(fresh) is not None
+    assert world.principal(text) is not None
+    assert world.principal(fresh) is not None
     world.now = NOW + 60 + leeway
     for one in (text, fresh, token(exp=NOW + 60, jti="again")):
         with pytest.raises(Unauthenticated, match="expired"):
-            world.caller(one)
+            world.principal(one)
     assert len(world.tokens) == 0
 
 
@@ -245,10 +251,10 @@ def test_only_a_genuine_token_is_said_to_have_expired(world: World) -> None:
 def test_a_token_of_the_future_is_not_valid_yet(claim: str, world: World) -> None:
     soon: dict[str, Any] = {claim: NOW + 30}
     later: dict[str, Any] = {claim: NOW + 30.5}
-    assert world.caller(token(**soon)) is not None
-    assert world.caller(token(**later)) is None
+    assert world.principal(token(**soon)) is not None
+    assert world.principal(token(**later)) is None
     world.now += 0.5
-    assert world.caller(token(**later)) is not None
+    assert world.principal(token(**later)) is not None
 
 
 def test_claims_are_mapped_as_configured() -> None:
@@ -262,13 +268,13 @@ def test_claims_are_mapped_as_configured() -> None:
     )
     world = World(mapped, keys=jwks(jwk("ES256")))
     said: dict[str, Any] = {"email": "ada@example.com", "https://example.com/org": "acme", "models": ["a", "b"]}
-    caller = world.caller(token(plan="enterprise", **said))
-    assert caller is not None
-    assert (caller.user, caller.tenant, caller.tier) == ("ada@example.com", "login/acme", 0)
-    assert caller.models == {"a", "b"}
-    caller = world.caller(token(**said))
-    assert caller is not None
-    assert caller.tier == 2, "the default"
+    principal = world.principal(token(plan="enterprise", **said))
+    assert principal is not None
+    assert (principal.user, principal.tenant, principal.tier) == ("ada@example.com", "login/acme", 0)
+    assert principal.models == {"a", "b"}
+    principal = world.principal(token(**said))
+    assert principal is not None
+    assert principal.tier == 2, "the default"
     assert "tier" in world.why_not(token(plan="gold", **said))
     assert "plan" in world.why_not(token(plan=[], **said))
     assert "tenant" in world.why_not(token(**{**said, "https://example.com/org": "x" * 123}))
@@ -279,9 +285,9 @@ def test_claims_are_mapped_as_configured() -> None:
 def test_a_fixed_tenant_is_not_asked_for() -> None:
     world = World(issuer(tenant="acme"), keys=jwks(jwk("ES256")))
     for claimed in ("globex", None):
-        caller = world.caller(token(tenant=claimed))
-        assert caller is not None
-        assert caller.tenant == "acme"
+        principal = world.principal(token(tenant=claimed))
+        assert principal is not None
+        assert principal.tenant == "acme"
 
 
 def test_an_issuer_speaks_only_for_itself() -> None:
@@ -310,24 +316,24 @@ def test_a_known_token_is_not_checked_again(monkeypatch: pytest.MonkeyPatch) -> 
     world = World(issuer(), keys=jwks(jwk("ES256")), most=3)
     texts = [token(jti=str(number)) for number in range(4)]
     for text in texts[:3]:
-        assert world.caller(text) is world.caller(text)
+        assert world.principal(text) is world.principal(text)
     assert (Counted.checks, len(world.tokens)) == (3, 3)
-    world.caller(texts[0])
-    world.caller(texts[3])
+    world.principal(texts[0])
+    world.principal(texts[3])
     assert (Counted.checks, len(world.tokens)) == (4, 3)
-    world.caller(texts[0])
+    world.principal(texts[0])
     assert Counted.checks == 4, "it was asked for of late, so it is still known"
-    world.caller(texts[1])
+    world.principal(texts[1])
     assert Counted.checks == 5, "it was the one not seen for longest"
 
 
 def test_a_token_is_forgotten_with_its_key(world: World) -> None:
     text = token()
-    assert world.caller(text) is not None
+    assert world.principal(text) is not None
     world.shelf.content = jwks(jwk("ES256"), jwk("ES256", "next"))
     world.refresh()
-    assert world.caller(text) is not None
-    assert world.caller(token("ES256", "next")) is not None
+    assert world.principal(text) is not None
+    assert world.principal(token("ES256", "next")) is not None
     world.shelf.content = jwks(jwk("ES256", "next"))
     world.refresh()
     assert "none of its issuer's" in world.why_not(text)
@@ -337,17 +343,17 @@ def test_a_token_is_forgotten_with_its_key(world: World) -> None:
 def test_an_unknown_key_is_asked_for_and_then_refused(world: World) -> None:
     world.monotonic += AGAIN
     with pytest.raises(RequestError) as caught:
-        world.caller(token("ES256", "new"))
+        world.principal(token("ES256", "new"))
     assert (caught.value.code, caught.value.retry_after) == (SERVICE_OVERLOADED, 1.0)
-    assert world.caller(token()) is not None, "the others go on"
+    assert world.principal(token()) is not None, "the others go on"
     world.refresh()
     assert "none of its issuer's" in world.why_not(token("ES256", "new"))
     world.monotonic += AGAIN
     world.shelf.content = jwks(jwk("ES256"), jwk("ES256", "new"))
     with pytest.raises(RequestError):
-        world.caller(token("ES256", "new"))
+        world.principal(token("ES256", "new"))
     world.refresh()
-    assert world.caller(token("ES256", "new")) is not None
+    assert world.principal(token("ES256", "new")) is not None
 
 
 def test_a_key_is_rotated_at_a_real_server() -> None:
@@ -381,13 +387,13 @@ def test_a_key_is_rotated_at_a_real_server() -> None:
 def test_while_an_issuer_was_never_there_its_tokens_cannot_be_told() -> None:
     world = World(issuer(), keys=None)
     with pytest.raises(RequestError) as caught:
-        world.caller(token())
+        world.principal(token())
     assert caught.value.code == SERVICE_OVERLOADED
     assert caught.value.retry_after == 1.0
     assert "issuer" in world.why_not(token(iss="other")), "nobody waits for the token of a stranger"
     world.shelf.content = jwks(jwk("ES256"))
     world.refresh()
-    assert world.caller(token()) is not None
+    assert world.principal(token()) is not None
 
 
 def test_no_token_is_ever_logged(world: World) -> None:
@@ -395,7 +401,7 @@ def test_no_token_is_ever_logged(world: World) -> None:
     with capture_logs() as logs:
         for text in (token(sub="canary\n"), token(tier="canary"), token("ES256", "canary"), token(iss="canary")):
             try:
-                assert world.caller(text) is None
+                assert world.principal(text) is None
             except RequestError as exc:
                 assert "canary" not in exc.message
     assert "canary" not in str(logs)
@@ -403,10 +409,10 @@ def test_no_token_is_ever_logged(world: World) -> None:
 
 class Only:
     def __init__(self, name: str) -> None:
-        self.caller = Principal(name, name, 0)
+        self.principal = Principal(name, name, 0)
 
     def identify(self, authorization: bytes) -> Principal | None:
-        return self.caller
+        return self.principal
 
 
 @pytest.mark.parametrize(
@@ -422,6 +428,6 @@ class Only:
     ],
 )
 def test_each_credential_goes_to_who_knows_it(authorization: bytes, asked: str) -> None:
-    caller = CombinedIdentity(Only("keys"), Only("tokens")).identify(authorization)
-    assert caller is not None
-    assert caller.user == asked
+    principal = CombinedIdentity(Only("keys"), Only("tokens")).identify(authorization)
+    assert principal is not None
+    assert principal.user == asked

@@ -10,5 +10,5 @@ from headway.load import pool
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that stands still for some seconds costs no connection."""
-    for name in ("_PATIENCE", "_STALE"):
+    for name in ("_CONNECT_WITHIN", "_STALE"):
         monkeypatch.setattr(pool, name, 60.0)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.load.connection import IDLE, Connection
-from headway.load.pool import Pool
+from headway.load.pool import ConnectionPool
 
 
 class Wire:
@@ -47,11 +47,11 @@ class Desk:
 
 
 def connected() -> tuple[Connection, Desk, Wire]:
-    desk, wire = Desk(), Wire()
-    connection = Connection(desk)
+    context, wire = Desk(), Wire()
+    connection = Connection(context)
     connection.connection_made(cast(asyncio.BaseTransport, wire))
-    assert desk.told.pop() == ("ready",)
-    return connection, desk, wire
+    assert context.told.pop() == ("ready",)
+    return connection, context, wire
 
 
 BUSY = b"HTTP/1.1 503 Busy\r\nretry-after: 1\r\nContent-Length: 4\r\n\r\nbusy"
@@ -73,50 +73,50 @@ ANSWERS = [
 
 @given(st.sampled_from(ANSWERS), st.lists(st.integers(0, 150), max_size=6))
 def test_an_answer_is_the_same_however_it_is_cut(answer: tuple[bytes, tuple[Any, ...]], cuts: list[int]) -> None:
-    connection, desk, wire = connected()
+    connection, context, wire = connected()
     data, told = answer
     connection.send(b"request", 7, 1.0, 0)
     edges = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
     for start, end in pairwise(edges):
         if start < end:
             connection.data_received(data[start:end])
-    assert desk.told == [told]
+    assert context.told == [told]
     assert wire.written == [b"request"]
 
 
 @given(st.binary(max_size=60), st.binary(max_size=60))
 def test_any_bytes_end_in_one_outcome(first: bytes, second: bytes) -> None:
-    connection, desk, wire = connected()
+    connection, context, wire = connected()
     connection.send(b"request", 7, 1.0, 0)
     for data in (b"HTTP/1.1 " + first, second):
         if data and not wire.ended:
             connection.data_received(data)
     connection.connection_lost(None)
-    assert desk.told[-1][0] == "lost"
-    assert len(desk.told) <= 2
+    assert context.told[-1][0] == "lost"
+    assert len(context.told) <= 2
 
 
 def test_what_follows_an_answer_spoils_the_connection_only() -> None:
     for excess in (BUSY, b"HTTP/1.1 2", b"\x00"):
-        connection, desk, _ = connected()
+        connection, context, _ = connected()
         connection.send(b"request", 7, 1.0, 0)
         connection.data_received(CHUNKED + excess)
-        assert desk.told == [(200, b"abcde", False, False)]
+        assert context.told == [(200, b"abcde", False, False)]
 
 
 def test_bytes_nobody_asked_for_end_the_connection() -> None:
-    connection, desk, wire = connected()
+    connection, context, wire = connected()
     connection.data_received(BUSY)
-    assert (desk.told, wire.ended, connection.open) == ([], "aborted", False)
+    assert (context.told, wire.ended, connection.open) == ([], "aborted", False)
 
 
 def test_an_answer_without_a_length_ends_with_its_connection() -> None:
-    connection, desk, _ = connected()
+    connection, context, _ = connected()
     connection.send(b"request", 7, 1.0, 0)
     connection.data_received(b"HTTP/1.1 200 OK\r\n\r\nall ")
     connection.data_received(b"of it")
     connection.connection_lost(None)
-    assert desk.told == [(200, b"all of it", False, False), ("lost", "truncated")]
+    assert context.told == [(200, b"all of it", False, False), ("lost", "truncated")]
 
 
 @pytest.mark.parametrize(
@@ -136,19 +136,19 @@ def test_an_answer_without_a_length_ends_with_its_connection() -> None:
     ],
 )
 def test_an_end_without_an_answer_says_why(data: bytes, error: Exception | None, cause: str) -> None:
-    connection, desk, wire = connected()
+    connection, context, wire = connected()
     connection.send(b"request", 7, 1.0, 0)
     if data:
         connection.data_received(data)
     connection.connection_lost(None if wire.ended else error)
-    assert desk.told == [("lost", cause)]
+    assert context.told == [("lost", cause)]
 
 
 def test_the_pool_gives_the_connection_used_last_and_no_dead_or_stale_one() -> None:
     def build() -> Connection:
         raise AssertionError("no connection is opened here")
 
-    pool = Pool("127.0.0.1", 1, 10, build, lambda failure: None)
+    pool = ConnectionPool("127.0.0.1", 1, 10, build, lambda failure: None)
     (stale, _, wire), (older, _, _), (closed, _, _), (latest, _, _) = (connected() for _ in range(4))
     stale.idle_since, older.idle_since, closed.idle_since, latest.idle_since = 10.0, 100.0, 100.5, 101.0
     pool.idle += [stale, older, closed, latest]

@@ -85,7 +85,7 @@ class Stand(RedisHarness):
         prefix = self.key("", shard, model)
         return {key.decode().removeprefix(prefix) for key in self.server.command("KEYS", f"{prefix}*")}
 
-    def bell(self) -> str:
+    def wakeups(self) -> str:
         """The key of the first process's bell."""
         return self.key(f"b:{self._links[0].process}")
 
@@ -152,7 +152,7 @@ async def brokers(
 @contextmanager
 def hasty(broker: RedisBroker) -> Iterator[None]:
     """Calls that are made here take no longer than TIMEOUT: for as long as a server is silent on purpose."""
-    link = broker._link
+    link = broker._connection
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(link, "_timeout", TIMEOUT)
         for client in (link._calls, link._claims, link._reads):

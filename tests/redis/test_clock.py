@@ -19,7 +19,7 @@ from tests.redis.stand import Stand
 from tests.servers.redis import KINDS, SharedServers
 
 HOUR = 3600.0
-PACED = Fixed(Rule(size=MAX_BATCH, headway=0.1, pace=0.1, lead=0.05))
+PACED = Fixed(Rule(size=MAX_BATCH, headway=0.1, pace=0.1, tolerance=0.05))
 
 
 @pytest.fixture(params=KINDS)

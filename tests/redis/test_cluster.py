@@ -307,7 +307,7 @@ async def test_limits_and_answers_in_common_need_no_other_node(cluster: ClusterS
         await beaten(there)
         for tenant in ("one", "two", "three", "four", "five", "six"):
             shares = (DedupKey(DedupKind.KEY, "k", b"", 60.0),)
-            asked = [ask("text", tenant=tenant, gateway=f"g {tenant}", shares=shares) for _ in range(2)]
+            asked = [ask("text", tenant=tenant, gateway=f"g {tenant}", dedup_keys=shares) for _ in range(2)]
             assert await here.enqueue(asked[:1]) == [None]
             assert await there.enqueue(asked[1:]) == [None]
             reading = asyncio.create_task(there.replies(f"g {tenant}", 0))

@@ -71,7 +71,7 @@ def test_a_node_is_asked_by_the_name_that_it_has_in_the_map(named: str | None, h
         client = nodes.client(("seed", 7000))
         await client.call("key", "GET")
         assert nodes.those("GET") == [(host, 7001)]
-        assert client.place_of("key") == f"{host}:7001"
+        assert client.server_of("key") == f"{host}:7001"
 
     run(main)
 

@@ -12,8 +12,8 @@ from headway.brokers.redis.completion import MOST_BYTES, fitting, parts
 from headway.errors import BrokerUnavailable
 from headway.model import Entry, EntryState, ItemResult, Lease, Reply
 from tests.contracts.brokers import ask, drained, story
-from tests.contracts.shares import admit, task
-from tests.contracts.shares import sharing as asked_with
+from tests.contracts.dedup_keys import admit, task
+from tests.contracts.dedup_keys import sharing as asked_with
 from tests.redis.stand import Stand
 from tests.servers.redis import RedisServer
 

@@ -22,7 +22,7 @@ from headway.model import (
     WorkerStatus,
 )
 from tests.contracts.brokers import AT_ONCE, ask, failed, slot, story
-from tests.contracts.shares import key, same, sharing, task
+from tests.contracts.dedup_keys import key, same, sharing, task
 from tests.redis.stand import Stand
 from tests.servers.redis import KINDS, RedisServer
 
@@ -132,7 +132,7 @@ async def test_a_queue_whose_figures_have_ended_begins_anew(harness: Stand) -> N
     await harness.broker.enqueue([ask(id=f"old {number}") for number in range(3)])
     await harness.claim(limit=1)
     harness.server.command("DEL", harness.key("q"))
-    assert await harness.broker.enqueue([ask(id="new", shares=(DedupKey(DedupKind.KEY, "k", b"", 1.0),))]) == [None]
+    assert await harness.broker.enqueue([ask(id="new", dedup_keys=(DedupKey(DedupKind.KEY, "k", b"", 1.0),))]) == [None]
     assert [entry.id for entry in (await harness.claim()).entries] == ["new"]
     assert [one.depth for one in await harness.broker.depths() if one.model == "m"] == [0, 0, 0]
 

@@ -96,10 +96,10 @@ class Shard:
     counts = 2
 
     def __init__(self, owed: float) -> None:
-        self._owed = owed
+        self._rate_limit_cache = owed
 
     def rate_limit_debt(self, limit: Limit) -> float:
-        return self._owed
+        return self._rate_limit_cache
 
 
 @story

@@ -156,10 +156,10 @@ async def test_four_fifths_are_no_reason_to_refuse(harness: Stand, server: Redis
 async def test_who_is_refused_for_memory_is_not_charged_and_joins_nobody(harness: Stand, server: RedisServer) -> None:
     limit = Limit("key:k", "key", 60.0, 1.0)
     share = DedupKey(DedupKind.KEY, "k", b"", 60.0)
-    first = ask(limits=(limit,), shares=(share,), gateway="g1")
+    first = ask(limits=(limit,), dedup_keys=(share,), gateway="g1")
     await harness.broker.enqueue([first])
     fill(server, 0.9)
-    verdicts = await offered(harness, first, ask(limits=(limit,)), ask(shares=(share,)))
+    verdicts = await offered(harness, first, ask(limits=(limit,)), ask(dedup_keys=(share,)))
     assert verdicts[0] is None
     assert all(for_memory(verdict) for verdict in verdicts[1:])
     fill(server, 0.0)
@@ -171,7 +171,7 @@ async def test_who_is_refused_for_memory_is_not_charged_and_joins_nobody(harness
 async def keep(harness: Stand, id: str, tenant: str, output: str) -> None:
     """Run a task of a tenant with a key."""
     shares = (DedupKey(DedupKind.TASK, id, b"", 600.0), DedupKey(DedupKind.KEY, id, b"", 600.0))
-    await harness.broker.enqueue([ask(id=id, tenant=tenant, gateway="keeps", shares=shares)])
+    await harness.broker.enqueue([ask(id=id, tenant=tenant, gateway="keeps", dedup_keys=shares)])
     lease = await harness.claim()
     await harness.broker.complete(lease, [ItemResult(output)])
 
@@ -198,7 +198,7 @@ async def test_what_a_free_tenant_keeps_refuses_nobody_and_costs_nobody_a_task(
     known = [isinstance(await harness.broker.outcome("free", f"{number}"), Reply) for number in range(90)]
     assert known == [False] * 88 + [True] * 2
     assert isinstance(await harness.broker.outcome("enterprise", "own"), Reply)
-    again = ask(id="again", tenant="enterprise", shares=(DedupKey(DedupKind.KEY, "own", b"", 600.0),))
+    again = ask(id="again", tenant="enterprise", dedup_keys=(DedupKey(DedupKind.KEY, "own", b"", 600.0),))
     assert await harness.broker.enqueue([again]) == [None]
     assert (await drained(harness))["again"].kept
 

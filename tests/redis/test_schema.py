@@ -38,8 +38,8 @@ def of_release(later: int) -> Callable[[Entry], bytes]:
 
 def test_the_places_that_the_server_is_told_are_those_of_the_members() -> None:
     payload = msgspec.msgpack.decode(pack_entry(ask("text", id="a")))
-    assert payload[wire.place_of("schema") - 1] == wire.SCHEMA
-    assert payload[wire.place_of("input") - 1] == "text"
+    assert payload[wire.position_of("schema") - 1] == wire.SCHEMA
+    assert payload[wire.position_of("input") - 1] == "text"
 
 
 async def settled(harness: Stand, *entries: Entry) -> None:
@@ -188,7 +188,7 @@ async def test_a_bell_that_cannot_be_read_is_not_the_last(harness: Stand) -> Non
     assert await harness.broker.claim(slot(), AT_ONCE) == NoWork(None)
     listening = asyncio.create_task(harness.broker.wait_for_work(slot(), None))
     await harness.settle()
-    harness.server.command("RPUSH", harness.bell(), "x", b"\xff" * 200)
+    harness.server.command("RPUSH", harness.wakeups(), "x", b"\xff" * 200)
     await harness.advance(1.0)
     assert not listening.done()
     await harness.peer().enqueue([ask()])

@@ -20,10 +20,10 @@ class Sentinel:
     """Names a primary, fails, or never answers."""
 
     def __init__(
-        self, names: Address | Exception | None, *, epoch: int = 0, down: bool = False, silent: bool = False
+        self, names: Address | Exception | None, *, config_epoch: int = 0, down: bool = False, silent: bool = False
     ) -> None:
         self._names = names
-        self._epoch = epoch
+        self._config_epoch = config_epoch
         self._down = down
         self._silent = silent
 
@@ -36,7 +36,13 @@ class Sentinel:
         return None if self._names is None else [self._names[0].encode(), str(self._names[1]).encode()]
 
     async def sentinel_masters(self) -> dict[str, dict[str, Any]]:
-        state = {"ip": A[0], "port": A[1], "is_sdown": self._down, "is_odown": False, "config-epoch": self._epoch}
+        state = {
+            "ip": A[0],
+            "port": A[1],
+            "is_sdown": self._down,
+            "is_odown": False,
+            "config-epoch": self._config_epoch,
+        }
         return {"headway": state}
 
 
@@ -81,19 +87,19 @@ def test_who_has_refused_is_asked_again_when_nobody_else_is_named() -> None:
 
 
 def test_the_highest_epoch_is_believed_before_most_of_them() -> None:
-    assert named(Sentinel(A), Sentinel(B, epoch=1), Sentinel(A), avoiding=A) == B
-    assert named(Sentinel(A), Sentinel(B, epoch=1), Sentinel(None), avoiding=B) == B
+    assert named(Sentinel(A), Sentinel(B, config_epoch=1), Sentinel(A), avoiding=A) == B
+    assert named(Sentinel(A), Sentinel(B, config_epoch=1), Sentinel(None), avoiding=B) == B
 
 
 def test_what_most_have_missed_is_not_believed_again_while_one_knows_better() -> None:
     asked = Asked()
-    assert asked(Sentinel(B, epoch=1), Sentinel(B, epoch=1)) == B
-    assert asked(Sentinel(A), Sentinel(A), Sentinel(B, epoch=1)) == B
+    assert asked(Sentinel(B, config_epoch=1), Sentinel(B, config_epoch=1)) == B
+    assert asked(Sentinel(A), Sentinel(A), Sentinel(B, config_epoch=1)) == B
 
 
 def test_an_epoch_that_nobody_knows_any_more_does_not_count() -> None:
     asked = Asked()
-    assert asked(Sentinel(B, epoch=7)) == B
+    assert asked(Sentinel(B, config_epoch=7)) == B
     assert asked(Sentinel(A), Sentinel(A), Sentinel(A)) == A
 
 

@@ -13,7 +13,7 @@ from headway.core.queue import QueueLimits
 from headway.model import Entry, EntryState, Failure, ItemResult, Lease, NoWork, Reply, WorkerInfo, WorkerStatus
 from headway.ports import Broker
 from headway.runtime.counters import Counters
-from tests.contracts import shares as common
+from tests.contracts import dedup_keys as common
 from tests.contracts.brokers import (
     AT_ONCE,
     MAX_BATCH,
@@ -271,7 +271,7 @@ async def test_what_a_tenant_has_in_common_meets_in_one_shard(harness: Stand) ->
 @story
 async def test_a_tier_is_refused_from_the_depth_that_the_shards_in_use_come_to(harness: Stand) -> None:
     deep = QueueLimits(tiers=3, max_batch=MAX_BATCH, max_queue=1000, shed_at=(8, 40))
-    made = RedisBroker(harness.broker._link, {"m": deep}, Counters(), lambda: 0.0, harness.shards)  # type: ignore[attr-defined]
+    made = RedisBroker(harness.broker._connection, {"m": deep}, Counters(), lambda: 0.0, harness.shards)  # type: ignore[attr-defined]
     for workers, counts in (((), (8, 40)), (WORKERS, (8, 40))):
         await beaten(harness, workers)
         await harness.advance(1.1)

@@ -13,7 +13,7 @@ from headway.core.retention import OVERHEAD
 from headway.model import DedupKind, Entry, ItemResult, Lease, Reply
 from headway.ports import Broker
 from tests.contracts.brokers import AT_ONCE, KEPT_LIMITS, ask, failed, holds, output, slot, story
-from tests.contracts.shares import TTL, admit, came_by, key, nothing_runs, poll, run_alone, same, sharing, task
+from tests.contracts.dedup_keys import TTL, admit, came_by, key, nothing_runs, poll, run_alone, same, sharing, task
 from tests.redis.stand import Stand
 from tests.redis.test_leftovers import FIGURES, HOUSEKEEPING, LETTERS, acknowledged
 from tests.servers.redis import KINDS, RedisServer
@@ -178,7 +178,7 @@ class _Entry0(msgspec.Struct, array_like=True):
 
 def test_releases_with_and_without_shares_read_each_others_entries() -> None:
     entry = sharing("id", task("id"), key(), same(joins=False))
-    assert wire.read_entry(wire.pack_entry(entry)).shares == entry.shares
+    assert wire.read_entry(wire.pack_entry(entry)).dedup_keys == entry.dedup_keys
     plain: Entry = ask(id="plain")
     theirs = msgspec.msgpack.decode(wire.pack_entry(entry), type=_Entry0)
     assert (theirs.id, theirs.timeout) == (entry.id, entry.timeout)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from headway.app.lifecycle import Link, Resource, Service
+from headway.app.lifecycle import BrokerConnection, Resource, Service
 from headway.brokers.memory.broker import MemoryBroker
 from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.brokers.memory.fleet import MemoryFleet
@@ -67,12 +67,12 @@ class Fleets:
         self.fleet: Fleet = MemoryFleet(clock)
         self._made: list[Service] = []
 
-    def gateway(self, link: Link | None = None) -> tuple[Service, Gateway]:
+    def gateway(self, connection: BrokerConnection | None = None) -> tuple[Service, Gateway]:
         gateway = Gateway(self.settings, ["m"], self.broker, self.counters, self.clock, rng=lambda: 0.5)
-        doors = [FakeDoor("public", self.told), FakeDoor("admin", self.told)]
-        attendance = self._attendance(gateway.name, Role.GATEWAY, gateway=gateway)
+        listeners = [FakeDoor("public", self.told), FakeDoor("admin", self.told)]
+        membership = self._membership(gateway.name, Role.GATEWAY, gateway=gateway)
         lookout = CapacityWatcher(gateway, self.fleet, self.clock)
-        return self._service(gateway, [], doors, attendance, link, resources=[lookout]), gateway
+        return self._service(gateway, [], listeners, membership, connection, resources=[lookout]), gateway
 
     def worker(
         self,
@@ -80,7 +80,7 @@ class Fleets:
         *backends: FakeBackend,
         pid: int = 1,
         id: str = "",
-        link: Link | None = None,
+        connection: BrokerConnection | None = None,
         memory: Callable[[], float] = lambda: 0.0,
     ) -> Service:
         batchers = [
@@ -98,17 +98,17 @@ class Fleets:
             )
             for index, backend in enumerate(backends)
         ]
-        doors = [FakeDoor("admin", self.told)]
-        attendance = self._attendance(
+        listeners = [FakeDoor("admin", self.told)]
+        membership = self._membership(
             id or name, Role.WORKER, pid, slots=[f"{name}/gpu-{n}" for n in range(len(backends))]
         )
-        return self._service(None, batchers, doors, attendance, link)
+        return self._service(None, batchers, listeners, membership, connection)
 
-    def controller(self, name: str, link: Link | None = None) -> tuple[Service, Controller]:
+    def controller(self, name: str, connection: BrokerConnection | None = None) -> tuple[Service, Controller]:
         controller = Controller(name, self.broker, self.fleet, 0.7, self.clock)
-        attendance = self._attendance(name, Role.CONTROLLER, controller=controller)
-        doors = [FakeDoor("admin", self.told)]
-        return self._service(None, [], doors, attendance, link, controller), controller
+        membership = self._membership(name, Role.CONTROLLER, controller=controller)
+        listeners = [FakeDoor("admin", self.told)]
+        return self._service(None, [], listeners, membership, connection, controller), controller
 
     async def close(self) -> None:
         """Stop all that was made, for a scene that breaks off."""
@@ -119,9 +119,9 @@ class Fleets:
         self,
         gateway: Gateway | None,
         batchers: Sequence[Batcher],
-        doors: Sequence[FakeDoor],
-        attendance: Membership,
-        link: Link | None,
+        listeners: Sequence[FakeDoor],
+        membership: Membership,
+        connection: BrokerConnection | None,
         controller: Controller | None = None,
         resources: Sequence[Resource] = (),
     ) -> Service:
@@ -130,16 +130,16 @@ class Fleets:
             self.broker,
             gateway,
             WorkerPool(batchers.__getitem__, len(batchers), len(batchers)),
-            doors,
+            listeners,
             controller=controller,
-            attendance=attendance,
-            link=link,
+            membership=membership,
+            connection=connection,
             resources=resources,
         )
         self._made.append(service)
         return service
 
-    def _attendance(
+    def _membership(
         self,
         id: str,
         role: Role,
@@ -152,7 +152,7 @@ class Fleets:
             leads = controller is not None and controller.leads
             if gateway is None:
                 return ProcessInfo(id=id, role=role, host="here", pid=pid, leads=leads)
-            flow = gateway.limiter.throttle.flow
+            flow = gateway.limiter.throttle.rates
             return ProcessInfo(
                 id=id,
                 role=role,

@@ -60,7 +60,7 @@ class Stand:
         self._breaker = breaker
         self.pool = WorkerPool(self._batcher, len(backends) if slots is None else slots, len(backends))
         self.fleet = MemoryFleet(clock)
-        self.attendance = Membership(self.fleet, self._member, clock, self.broker)
+        self.membership = Membership(self.fleet, self._member, clock, self.broker)
         self.controller = Controller(self.gateway.name, self.broker, self.fleet, 0.7, clock)
         self.service = Service(
             self.settings,
@@ -69,7 +69,7 @@ class Stand:
             self.pool,
             [_NoDoor()],
             controller=self.controller,
-            attendance=self.attendance,
+            membership=self.membership,
         )
 
     def _batcher(self, index: int) -> Batcher:
@@ -99,7 +99,7 @@ class Stand:
         has = ROLES[role]
         ready = Readiness(
             broker or self.broker,
-            lambda: self.attendance.leaving,
+            lambda: self.membership.leaving,
             self.pool.slots,
             direct,
             needs_workers=has.needs_workers,

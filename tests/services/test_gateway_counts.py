@@ -64,17 +64,17 @@ def test_where_a_request_stands_is_known_while_it_is_held_and_afterwards() -> No
             first, late = fleet.ask("first", tier=0), fleet.ask("late", timeout=0.5)
             await asyncio.sleep(0.2)
             standing = await fleet.gateway.status(late.id)
-            assert standing is not None and standing.stage is EntryState.QUEUED
+            assert standing is not None and standing.state is EntryState.QUEUED
             assert (standing.user, standing.tenant, standing.model, standing.tier) == (*WHO, "m", 1)
             assert standing.seconds == pytest.approx(0.2, abs=GRAIN)
             await fleet.answered(first, late)
             await asyncio.sleep(3.0)
             done, failed = [await fleet.gateway.status(one.id, ANYBODY.tenant) for one in (first, late)]
-            assert done is not None and done.stage is EntryState.COMPLETED
+            assert done is not None and done.state is EntryState.COMPLETED
             assert (done.user, done.tenant, done.model, done.tier) == (*WHO, "m", 0)
             assert done.seconds == pytest.approx(1.0, abs=GRAIN) and done.since == pytest.approx(3.0, abs=GRAIN)
             assert done.ran is not None and done.ran.worker == "gpu-0"
-            assert failed is not None and failed.stage is EntryState.FAILED
+            assert failed is not None and failed.state is EntryState.FAILED
             assert failed.failure is not None and failed.failure.code == errors.DEADLINE_EXCEEDED
             assert await fleet.gateway.status(first.id, "another") is None
 

@@ -285,10 +285,10 @@ def test_status_is_told_without_the_broker() -> None:
             fleet.ask("x", id=(id := new_id()))
             await asyncio.sleep(0.1)
             known = await fleet.gateway.status(id)
-            assert known is not None and known.stage is EntryState.PROCESSING
+            assert known is not None and known.state is EntryState.PROCESSING
             await fleet.server.become("refuse")
             known = await fleet.gateway.status(id)
-            assert known is not None and known.stage is EntryState.QUEUED
+            assert known is not None and known.state is EntryState.QUEUED
 
     run(main)
 

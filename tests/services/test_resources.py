@@ -48,7 +48,7 @@ class Noting:
         self._note("close")
 
 
-class Door:
+class PortListener:
     """A door that notes when it opens and closes."""
 
     def __init__(self, notes: list[str]) -> None:
@@ -69,18 +69,18 @@ class Door:
 
 def service(clock: Clock, notes: list[str], *resources: Noting) -> Service:
     stand = Stand(clock, FakeBackend(0.1))
-    return Service(Settings(), stand.broker, stand.gateway, stand.pool, [Door(notes)], resources=resources)
+    return Service(Settings(), stand.broker, stand.gateway, stand.pool, [PortListener(notes)], resources=resources)
 
 
 def test_resources_are_there_before_the_first_request_and_until_after_the_last() -> None:
     notes: list[str] = []
 
     async def main(clock: Clock) -> None:
-        house = service(clock, notes, Noting("a", notes), Noting("b", notes))
-        await house.start()
+        process = service(clock, notes, Noting("a", notes), Noting("b", notes))
+        await process.start()
         await asyncio.sleep(1)
-        await house.stop()
-        await house.stop()
+        await process.stop()
+        await process.stop()
 
     run(main)
     assert notes == [
@@ -93,11 +93,11 @@ def test_a_store_that_comes_late_is_waited_for() -> None:
     notes: list[str] = []
 
     async def main(clock: Clock) -> None:
-        house = service(clock, notes, Noting("a", notes, StoreUnavailable("away"), StoreUnavailable("away")))
+        process = service(clock, notes, Noting("a", notes, StoreUnavailable("away"), StoreUnavailable("away")))
         began = clock()
-        await house.start()
+        await process.start()
         took = clock() - began
-        await house.stop()
+        await process.stop()
         assert took == pytest.approx(2 * CONNECT_EVERY, abs=0.1)
 
     run(main)

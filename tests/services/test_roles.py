@@ -354,12 +354,12 @@ def test_the_link_is_opened_first_and_closed_last() -> None:
 
 def test_a_broker_that_is_late_is_waited_for() -> None:
     async def scene(fleets: Fleets) -> None:
-        link = FakeLink(fleets.told, answers=10)
-        service = fleets.worker("host", FakeBackend(), link=link)
+        connection = FakeLink(fleets.told, answers=10)
+        service = fleets.worker("host", FakeBackend(), connection=connection)
         with capture_logs() as logs:
             await service.start()
         assert [line["event"] for line in logs if line["log_level"] == "warning"] == ["the broker does not answer yet"]
-        assert link.attempts == 10
+        assert connection.attempts == 10
         await ended(service)
 
     played(scene)
@@ -368,7 +368,7 @@ def test_a_broker_that_is_late_is_waited_for() -> None:
 def test_a_broker_that_does_not_come_is_given_up() -> None:
     async def scene(fleets: Fleets) -> None:
         backend = FakeBackend()
-        service = fleets.worker("host", backend, link=FakeLink(fleets.told, answers=1e9))
+        service = fleets.worker("host", backend, connection=FakeLink(fleets.told, answers=1e9))
         begun = fleets.clock()
         with pytest.raises(BrokerUnavailable, match=r"^connection refused; given up after 30 s\. Start it, or name"):
             await service.start()
@@ -382,11 +382,11 @@ def test_a_broker_that_does_not_come_is_given_up() -> None:
 def test_a_broker_that_will_not_do_is_refused_at_once() -> None:
     async def scene(fleets: Fleets) -> None:
         error = SettingError("broker", "redis://x", "has maxmemory-policy allkeys-lru", "Set noeviction.")
-        link = FakeLink(fleets.told, refuses=error)
-        service, _ = fleets.controller("control", link=link)
+        connection = FakeLink(fleets.told, refuses=error)
+        service, _ = fleets.controller("control", connection=connection)
         with pytest.raises(SettingError, match="allkeys-lru"):
             await service.start()
-        assert link.attempts == 1
+        assert connection.attempts == 1
 
     played(scene)
 

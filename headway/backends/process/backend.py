@@ -19,8 +19,8 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from headway.backends.process.child_process import Lifetime, Log, Word
-from headway.backends.process.frames import MAX_FRAME, Answer, Build, Failed, Ready, Refused, Run
+from headway.backends.process.child_process import ChildProcess, Log, Word
+from headway.backends.process.frames import MAX_FRAME, Answer, Build, Failed, Ready, Run, TargetRefused
 from headway.backends.process.group_guard import GroupGuard
 from headway.config.target import FileTarget, ModuleTarget
 from headway.errors import (
@@ -78,7 +78,7 @@ class ProcessBackend:
         self._start_timeout = start_timeout
         self._recycle_rss, self._recycle_after = recycle_rss_bytes, recycle_after
         self._log, self._guard, self._rng = log, guard, rng
-        self._child: Lifetime | None = None
+        self._child: ChildProcess | None = None
         self._takes_parameters = False
         self._source = ""
         self._number = 0
@@ -110,7 +110,7 @@ class ProcessBackend:
             TargetError: any of that failed or took longer than `start_timeout` seconds. No process is left behind.
         """
         await self.stop()
-        child = self._child = Lifetime(self._arguments(), self._environment(), self._worker, self._log, self._guard)
+        child = self._child = ChildProcess(self._arguments(), self._environment(), self._worker, self._log, self._guard)
         ready = False
         try:
             seconds = await self._prepare(child)
@@ -177,20 +177,20 @@ class ProcessBackend:
         if self._child is child:
             self._child = None
 
-    async def _reap(self, child: Lifetime) -> None:
+    async def _reap(self, child: ChildProcess) -> None:
         try:
             async with asyncio.timeout(REAP_LIMIT):
                 await child.ended.wait()
         except TimeoutError:
             self._log.warning("worker process was killed but does not end", worker=self._worker, pid=child.pid)
 
-    async def _prepare(self, child: Lifetime) -> float:
+    async def _prepare(self, child: ChildProcess) -> float:
         """Wait until the target is loaded, and run the warm-up batch; returns its run time."""
         self._busy = True
         try:
             async with asyncio.timeout(self._start_timeout):
                 word = await child.ask(_encode(Build(self._spec.arguments)))
-                if isinstance(word, Refused):
+                if isinstance(word, TargetRefused):
                     raise TargetError(word.message)
                 if not isinstance(word, Ready):
                     raise ChildProcessError("spoke before it was ready")
@@ -217,7 +217,7 @@ class ProcessBackend:
             raise TargetError(f"target {self._spec}: the warm-up batch {[WARM_UP]} failed: {items[0].error}.")
         return time.monotonic() - begun
 
-    async def _answer(self, child: Lifetime, content: bytes, timeout: float) -> Word:
+    async def _answer(self, child: ChildProcess, content: bytes, timeout: float) -> Word:
         waiter = child.ask(content)
         timer = asyncio.get_running_loop().call_later(timeout, self._overdue, child, waiter, timeout)
         try:
@@ -232,14 +232,14 @@ class ProcessBackend:
                 child.kill("was killed with the run that was cancelled")
             del waiter  # It holds an exception whose traceback holds this frame.
 
-    def _overdue(self, child: Lifetime, waiter: asyncio.Future[Word], timeout: float) -> None:
+    def _overdue(self, child: ChildProcess, waiter: asyncio.Future[Word], timeout: float) -> None:
         child.catch_up()
         if not waiter.done():
             child.kill(f"was killed, its batch had run for {timeout:g} s")
             late = f"had no answer within {timeout:g} s"
             waiter.set_exception(BatchTimeout(f"worker {self._worker} {late}; it was killed", f"the worker {late}"))
 
-    def _items(self, child: Lifetime, word: Word, expected: int) -> list[ItemResult]:
+    def _items(self, child: ChildProcess, word: Word, expected: int) -> list[ItemResult]:
         if isinstance(word, Failed):
             raise (BadOutput if word.bad_output else BatchRaised)(word.message)
         if not isinstance(word, Answer) or word.number != self._number or len(word.outputs) != expected:
@@ -247,8 +247,8 @@ class ProcessBackend:
             odd = "process answered something else than it was asked"
             raise WorkerCrashed(f"worker {self._worker}: its {odd}", f"the worker's {odd}")
         items = [ItemResult(output) for output in word.outputs]
-        for place, (error, fault) in word.errors.items():
-            items[place] = ItemResult(None, error, fault)
+        for position, (error, fault) in word.errors.items():
+            items[position] = ItemResult(None, error, fault)
         return items
 
     def _pack(self, inputs: list[str], parameters: list[bytes] | None) -> bytes:

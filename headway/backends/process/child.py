@@ -29,7 +29,7 @@ if __name__ == "__main__":
 import msgspec
 
 from headway.backends.process import frames
-from headway.backends.process.frames import Answer, Build, Failed, Ready, Refused, Run
+from headway.backends.process.frames import Answer, Build, Failed, Ready, Run, TargetRefused
 from headway.backends.process.usercode import Refusal, Target, UserLoop, describe, kind_of, load, show
 
 if __name__ == "__main__":
@@ -71,7 +71,7 @@ class Pipe:
         self._rest = whole[size:]
         return whole[:size]
 
-    def send(self, word: Ready | Refused | Answer | Failed) -> None:
+    def send(self, word: Ready | TargetRefused | Answer | Failed) -> None:
         """Write one frame, all of it."""
         rest = memoryview(frames.framed(_encode(word)))
         while rest:
@@ -185,11 +185,11 @@ def main(arguments: list[str]) -> None:
     try:
         target = load(kind, place, attribute, loop, msgspec.msgpack.decode(content, type=Build).arguments)
     except Refusal as refusal:
-        pipe.send(Refused(str(refusal)))
+        pipe.send(TargetRefused(str(refusal)))
         return
     except BaseException as exc:
         show(exc)
-        pipe.send(Refused(f"target {place}:{attribute}: to look at it raised {describe(exc)}. Mend it there."))
+        pipe.send(TargetRefused(f"target {place}:{attribute}: to look at it raised {describe(exc)}. Mend it there."))
         return
     pipe.send(Ready(target.takes_parameters, target.source))
     serve(pipe, target, loop)

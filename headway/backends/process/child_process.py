@@ -25,11 +25,11 @@ from typing import IO, Any, Protocol, cast
 import msgspec
 
 from headway.backends.process import frames
-from headway.backends.process.frames import Answer, Failed, NoFrame, Ready, Refused
+from headway.backends.process.frames import Answer, Failed, NoFrame, Ready, TargetRefused
 from headway.backends.process.group_guard import GroupGuard
 from headway.backends.process.output_lines import Lines
 
-Word = Ready | Refused | Answer | Failed
+Word = Ready | TargetRefused | Answer | Failed
 
 _CHILD = Path(__file__).with_name("child.py")
 _READ = 1 << 16
@@ -111,7 +111,7 @@ class Output:
             self._log.warning("worker output dropped", worker=self._worker, stream=self._stream, lines=dropped)
 
 
-class Lifetime:
+class ChildProcess:
     """A running child. Must be built on the event loop, in a thread that lives as long as the loop.
 
     Arguments:

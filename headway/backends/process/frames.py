@@ -1,7 +1,7 @@
 """Words on the socket pair between a worker's parent and its child.
 
 Both ends speak frames: MAGIC, the length of what follows, and one word as msgpack. To the parent's Build the child says
-Ready or Refused, once; then it answers each Run with Answer or Failed. MAGIC tells a frame from what user code may
+Ready or TargetRefused, once; then it answers each Run with Answer or Failed. MAGIC tells a frame from what user code may
 have written on the descriptor by mistake.
 """
 
@@ -43,7 +43,7 @@ class Ready(msgspec.Struct, array_like=True, tag="ready", gc=False):
     source: str
 
 
-class Refused(msgspec.Struct, array_like=True, tag="refused", gc=False):
+class TargetRefused(msgspec.Struct, array_like=True, tag="refused", gc=False):
     """Word of the child: the target cannot be loaded. Says why, and how to mend it."""
 
     message: str

@@ -17,7 +17,7 @@ import msgspec
 
 from headway.brokers.memory.mailbox import Mailbox
 from headway.brokers.memory.outcomes import lateness_of, letter_of, reply_to
-from headway.brokers.memory.wakeups import BELL_GRAIN, Wakeups
+from headway.brokers.memory.wakeups import TIMER_GRAIN, Wakeups
 from headway.core import failures
 from headway.core.admission import Refused
 from headway.core.batch import Departure
@@ -25,7 +25,7 @@ from headway.core.dedup import Dedup, Ripple, follower
 from headway.core.departure import Hold, Load, Policy
 from headway.core.fair_queue import FOLLOWS, GONE, RUNNING, QueuedEntry, entries_of, queued_at
 from headway.core.health import believed
-from headway.core.memory_room import SMALL, Place, Room
+from headway.core.memory_room import SMALL, Reservation, Room
 from headway.core.queue import ModelQueue, QueueLimits
 from headway.core.ratelimit import Book, Over, charge
 from headway.core.retention import KEPT, KeptLimits
@@ -56,7 +56,7 @@ LEASE_SECONDS = 10.0
 """Seconds for which a lease lasts unless it is extended."""
 REAP_EVERY = 0.05
 """Most seconds between two calls of `reap`, by which an expiry may be late."""
-GATHER = 0.001
+LINGER = 0.001
 """Seconds for which a gateway lets entries gather before a call; calls cost little here."""
 QUEUE_BYTES = 1 << 30
 """Most bytes of entries without an outcome, by default."""
@@ -95,12 +95,12 @@ class MemoryBroker:
         queue_bytes: int = QUEUE_BYTES,
     ) -> None:
         self._queues = {model: ModelQueue(limits) for model, limits in models.items()}
-        self._bells = {model: Wakeups() for model in models}
+        self._wakeups = {model: Wakeups() for model in models}
         self._mailboxes = defaultdict[str, Mailbox](Mailbox)
         self._entries: dict[tuple[str, str], QueuedEntry] = {}
         self._book = Book()
         self._room = Room(queue_bytes)
-        self._sharing = Dedup(kept)
+        self._dedup = Dedup(kept)
         self._running: dict[int, _Running] = {}
         self._workers: dict[str, WorkerInfo] = {}
         self._fences = itertools.count(1)
@@ -112,7 +112,7 @@ class MemoryBroker:
     @property
     def linger(self) -> float:
         """See Broker."""
-        return GATHER
+        return LINGER
 
     @property
     def epoch(self) -> str:
@@ -129,7 +129,7 @@ class MemoryBroker:
     @property
     def kept(self) -> KeptLimits:
         """See Broker."""
-        return self._sharing.limits
+        return self._dedup.limits
 
     async def enqueue(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
         """See Broker."""
@@ -146,7 +146,7 @@ class MemoryBroker:
             else:
                 answers.append(self._admit(entry, now))
         for model in {entry.model for entry in entries}:
-            self._ring(model, now)
+            self._wake_idle(model, now)
         return answers
 
     async def subscribe(self, subscriptions: Sequence[Subscription]) -> Sequence[Failure | None]:
@@ -162,11 +162,11 @@ class MemoryBroker:
         """See Broker."""
         now = self._clock()
         queue = self._queues[slot.model]
-        self._bells[slot.model].coming.discard(slot.worker)
+        self._wakeups[slot.model].coming.discard(slot.worker)
         self._send_late(queue, queue.expire(now), now)
         departure = queue.depart(slot.worker, slot.max_batch, policy, now)
         if isinstance(departure, Hold):
-            self._ring(slot.model, now)
+            self._wake_idle(slot.model, now)
             return NoWork(None if math.isinf(departure.until) else departure.until)
         self._send_late(queue, departure.late, now)
         lease = Lease(
@@ -176,26 +176,26 @@ class MemoryBroker:
             reason=departure.reason,
             granted_at=now,
             expires_at=now + LEASE_SECONDS,
-            patience=min(member.due for member in departure.members) - now,
+            time_left=min(member.due for member in departure.members) - now,
         )
         self._running[lease.fence] = _Running(lease, departure, lease.expires_at)
-        self._ring(slot.model, now)
+        self._wake_idle(slot.model, now)
         return lease
 
     async def wait_for_work(self, slot: Slot, until: float | None) -> None:
         """See Broker. The wake-ups keep a timer of their own, so `until` is not needed here."""
-        bell = self._bells[slot.model]
+        wakeups = self._wakeups[slot.model]
         sleeper = asyncio.get_running_loop().create_future()
-        bell.idle[slot.worker] = sleeper
-        bell.coming.discard(slot.worker)
-        self._ring(slot.model, self._clock())
+        wakeups.idle[slot.worker] = sleeper
+        wakeups.coming.discard(slot.worker)
+        self._wake_idle(slot.model, self._clock())
         try:
             await sleeper
         except asyncio.CancelledError:
-            if bell.idle.get(slot.worker) is sleeper:
-                del bell.idle[slot.worker]
-            bell.coming.discard(slot.worker)  # It may have been woken; it will not claim, so another should.
-            self._ring(slot.model, self._clock())
+            if wakeups.idle.get(slot.worker) is sleeper:
+                del wakeups.idle[slot.worker]
+            wakeups.coming.discard(slot.worker)  # It may have been woken; it will not claim, so another should.
+            self._wake_idle(slot.model, self._clock())
             raise
 
     async def complete(self, lease: Lease, items: Sequence[ItemResult]) -> Completion:
@@ -235,7 +235,7 @@ class MemoryBroker:
             self._queues[lease.slot.model].hand_back(running.departure, now)
         else:
             await self._fail(running, failure, now)
-        self._ring(lease.slot.model, now)
+        self._wake_idle(lease.slot.model, now)
         return True
 
     async def extend(self, lease: Lease) -> bool:
@@ -260,7 +260,7 @@ class MemoryBroker:
     async def cancel_task(self, tenant: str, id: str) -> None:
         """See Broker."""
         now = self._clock()
-        found = self._sharing.outcome(tenant, id, now)
+        found = self._dedup.outcome(tenant, id, now)
         if isinstance(found, QueuedEntry):
             self._let_go(found, deleted=True)
             entry = found.entry
@@ -268,7 +268,7 @@ class MemoryBroker:
             ended = self._entries[tenant, id] = queued_at(entry, now)  # Known until its gateway has read that.
             self._post([(ended, told)])
         else:
-            self._sharing.forget(tenant, id)
+            self._dedup.forget(tenant, id)
 
     async def replies(self, gateway: str, after: int) -> tuple[Sequence[Reply], int]:
         """See Broker."""
@@ -288,12 +288,12 @@ class MemoryBroker:
     async def state(self, tenant: str, id: str) -> EntryState | None:
         """See Broker."""
         queued = self._entries.get((tenant, id))
-        return None if queued is None or queued.state == GONE else self._stage(queued)
+        return None if queued is None or queued.state == GONE else self._state(queued)
 
     async def outcome(self, tenant: str, id: str) -> Reply | EntryState | None:
         """See Broker."""
-        found = self._sharing.outcome(tenant, id, self._clock())
-        return self._stage(found) if isinstance(found, QueuedEntry) else found
+        found = self._dedup.outcome(tenant, id, self._clock())
+        return self._state(found) if isinstance(found, QueuedEntry) else found
 
     async def heartbeat(self, worker: WorkerInfo) -> None:
         """See Broker."""
@@ -333,37 +333,37 @@ class MemoryBroker:
                 await self._fail(running, lost, now)
             else:
                 due = min(due, running.expires_at)
-        for queued in self._sharing.overdue(now):
-            if self._sharing.follows(queued):  # It may have been let go of by the one before it.
-                left = self._sharing.leave(queued)
+        for queued in self._dedup.overdue(now):
+            if self._dedup.follows(queued):  # It may have been let go of by the one before it.
+                left = self._dedup.leave(queued)
                 self._end([(queued, reply_to(queued, now, None, lateness_of(queued, 1, now), None))], now, late=True)
                 self._ripple(left, now)
         for model, queue in self._queues.items():
             self._send_late(queue, queue.expire(now), now)
             self._count_slots(model, now)
-            self._bells[model].coming.clear()  # A worker that was woken and died must not keep others asleep.
-            self._ring(model, now)
+            self._wakeups[model].coming.clear()  # A worker that was woken and died must not keep others asleep.
+            self._wake_idle(model, now)
             due = min(due, queue.next_due())
-        return max(due - now, BELL_GRAIN)
+        return max(due - now, TIMER_GRAIN)
 
     def _admit(self, entry: Entry, now: float) -> Failure | None:
         """Judge an entry that is not known. It is charged when it is admitted."""
         if entry.digest:
-            entry = self._sharing.with_id(entry, now)
+            entry = self._dedup.with_id(entry, now)
         limits = entry.limits
         charged = charge(limits, self._book.tats, now) if limits else ()
         if isinstance(charged, Over):
             return failures.over(charged)
-        place = None
-        if len(entry.input) + len(entry.parameters) > SMALL and (place := self._room.take(entry)) is None:
+        reservation = None
+        if len(entry.input) + len(entry.parameters) > SMALL and (reservation := self._room.take(entry)) is None:
             return failures.scarcity(ROOM_WAIT)
-        refusal = self._join(entry, now) if entry.shares else self._offer(entry, now)
+        refusal = self._join(entry, now) if entry.dedup_keys else self._offer(entry, now)
         if limits and (refusal is None or refusal.reason == failures.CULPRIT):
             tats = self._book.tats
             for limit, tat in zip(limits, charged):  # noqa: B905 - checking the lengths takes as long as all of it
                 tats[limit.id] = tat
-        if place is not None and refusal is None:
-            place.give_to(self._entries[entry.tenant, entry.id])
+        if reservation is not None and refusal is None:
+            reservation.give_to(self._entries[entry.tenant, entry.id])
         return refusal
 
     def _offer(self, entry: Entry, now: float) -> Failure | None:
@@ -374,14 +374,14 @@ class MemoryBroker:
         if isinstance(offered, Refused):
             return failures.refusal(offered.wait, offered.tier_only)
         self._entries[entry.tenant, entry.id] = offered
-        if entry.shares:
-            self._sharing.lead(offered, now)
+        if entry.dedup_keys:
+            self._dedup.begin(offered, now)
         return None
 
     def _join(self, entry: Entry, now: float) -> Failure | None:
         """Join another entry's answer, or be offered."""
         queued = queued_at(entry, now)
-        joined = self._sharing.join(queued, now)
+        joined = self._dedup.join(queued, now)
         if joined is None:
             return self._offer(entry, now)
         if isinstance(joined, Failure):
@@ -395,11 +395,11 @@ class MemoryBroker:
         """Let go of an entry that nobody waits for any more. `deleted`: its outcome is unwanted, too."""
         entry = queued.entry
         del self._entries[entry.tenant, entry.id]
-        if self._sharing.active and entry.shares:
-            self._ripple(self._sharing.cancel(queued, deleted=deleted), self._clock())
+        if self._dedup.active and entry.dedup_keys:
+            self._ripple(self._dedup.cancel(queued, deleted=deleted), self._clock())
         else:
             self._queues[entry.model].remove(queued)
-            queued.place = None
+            queued.reservation = None
 
     def _ripple(self, ripple: Ripple, now: float) -> None:
         """Carry out the consequences of an event for other entries."""
@@ -411,24 +411,24 @@ class MemoryBroker:
             self._offer_anew(queued, now)
 
     def _offer_anew(self, queued: QueuedEntry, now: float) -> None:
-        """Offer a follower whose leader was too late: it runs itself, or joins another, in the time that it has left."""
+        """Offer a follower whose original was too late: it runs itself, or joins another, in the time that it has left."""
         entry, left = queued.entry, queued.due - now
         refusal = None
-        place, queued.place = queued.place, None  # What is offered anew takes it over.
+        reservation, queued.reservation = queued.reservation, None  # What is offered anew takes it over.
         if left > 0.0:
             wait = min(entry.queue_timeout, left)
             refusal = self._join(msgspec.structs.replace(entry, timeout=left, queue_timeout=wait), now)
-            if refusal is None and isinstance(place, Place):
-                place.give_to(self._entries[entry.tenant, entry.id])
+            if refusal is None and isinstance(reservation, Reservation):
+                reservation.give_to(self._entries[entry.tenant, entry.id])
         else:
             refusal = lateness_of(queued, 1, now)
         if refusal is not None:
-            self._sharing.lead(queued, now)  # If it is a task, that is its outcome.
+            self._dedup.begin(queued, now)  # If it is a task, that is its outcome.
             self._end([(queued, reply_to(queued, now, None, refusal, None))], now)
-        self._ring(entry.model, now)
+        self._wake_idle(entry.model, now)
 
-    def _stage(self, queued: QueuedEntry) -> EntryState:
-        return EntryState.PROCESSING if self._sharing.leader_of(queued).state == RUNNING else EntryState.QUEUED
+    def _state(self, queued: QueuedEntry) -> EntryState:
+        return EntryState.PROCESSING if self._dedup.original_of(queued).state == RUNNING else EntryState.QUEUED
 
     async def _fail(self, running: _Running, failure: BatchFailure, now: float) -> None:
         queue = self._queues[running.lease.slot.model]
@@ -453,11 +453,11 @@ class MemoryBroker:
         """Put a reply for each of `members` into its gateway's mailbox. `late`: they are failures for want of time."""
         if not replies:
             return
-        if self._sharing.active:
+        if self._dedup.active:
             self._end(list(zip(members, replies, strict=True)), now, late=late)
             return
         for member in members:
-            member.place = None
+            member.reservation = None
         gateways = {member.entry.gateway for member in members}
         if len(gateways) == 1:
             self._mailboxes[gateways.pop()].put(replies)
@@ -469,27 +469,27 @@ class MemoryBroker:
     def _end(self, ended: Sequence[tuple[QueuedEntry, Reply]], now: float, *, late: bool = False) -> None:
         """End entries that have their outcomes, and those that joined them."""
         for queued, reply in ended:
-            wanted = not self._sharing.unwanted(queued)
-            ripple = self._sharing.end(queued, reply, now, late=late)
+            wanted = not self._dedup.unwanted(queued)
+            ripple = self._dedup.end(queued, reply, now, late=late)
             if wanted:
                 ripple.replies.insert(0, (queued, reply))
             self._ripple(ripple, now)
 
     def _post(self, replies: Sequence[tuple[QueuedEntry, Reply]]) -> None:
         for queued, reply in replies:
-            queued.state, queued.place = GONE, None
+            queued.state, queued.reservation = GONE, None
             self._mailboxes[queued.entry.gateway].put((reply,))
 
-    def _ring(self, model: str, now: float) -> None:
+    def _wake_idle(self, model: str, now: float) -> None:
         """Wake an idle worker if there is something to claim, else set the timer for when there may be."""
-        bell = self._bells[model]
-        if not bell.idle or bell.coming:
+        wakeups = self._wakeups[model]
+        if not wakeups.idle or wakeups.coming:
             return
-        found = self._queues[model].wake(bell.idle, now)
+        found = self._queues[model].wake(wakeups.idle, now)
         if isinstance(found, str):
-            bell.wake(found)
+            wakeups.wake(found)
         else:
-            bell.arm(found, now, lambda: self._ring(model, self._clock()))
+            wakeups.arm(found, now, lambda: self._wake_idle(model, self._clock()))
 
     def _count_slots(self, model: str, now: float) -> None:
         known = [believed(worker, now) for worker in self._workers.values() if worker.model == model]
@@ -497,4 +497,4 @@ class MemoryBroker:
         queue = self._queues[model]
         if healthy != queue.slots:
             queue.set_slots(healthy)
-            self._ring(model, now)
+            self._wake_idle(model, now)

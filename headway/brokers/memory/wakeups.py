@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections.abc import Callable
 
-BELL_GRAIN = 0.001
+TIMER_GRAIN = 0.001
 """Least seconds for which a timer is set, as event loops count in milliseconds."""
 
 
@@ -21,7 +21,7 @@ class Wakeups:
         self.idle: dict[str, asyncio.Future[None]] = {}
         self.coming: set[str] = set()
         self.timer: asyncio.TimerHandle | None = None
-        self.rings_at = math.inf
+        self.looks_at = math.inf
 
     def wake(self, worker: str) -> None:
         """Wake an idle worker, which is `coming` from then on."""
@@ -30,14 +30,14 @@ class Wakeups:
             sleeper.set_result(None)
             self.coming.add(worker)
 
-    def arm(self, at: float, now: float, ring: Callable[[], None]) -> None:
-        """Call `ring` at instant `at`, or before: a timer that is set for earlier is left, as it asks again."""
-        if at < self.rings_at:
+    def arm(self, at: float, now: float, look: Callable[[], None]) -> None:
+        """Call `look` at instant `at`, or before: a timer that is set for earlier is left, as it asks again."""
+        if at < self.looks_at:
             if self.timer is not None:
                 self.timer.cancel()
-            self.rings_at = at
-            self.timer = asyncio.get_running_loop().call_later(max(at - now, BELL_GRAIN), self._rung, ring)
+            self.looks_at = at
+            self.timer = asyncio.get_running_loop().call_later(max(at - now, TIMER_GRAIN), self._look, look)
 
-    def _rung(self, ring: Callable[[], None]) -> None:
-        self.timer, self.rings_at = None, math.inf
-        ring()
+    def _look(self, look: Callable[[], None]) -> None:
+        self.timer, self.looks_at = None, math.inf
+        look()

@@ -23,7 +23,7 @@ from headway.brokers.redis.connection import RedisConnection
 from headway.brokers.redis.mailbox import Mailbox
 from headway.brokers.redis.registry import Registry
 from headway.brokers.redis.shard_queue import SHARDS, Granted, Look, Queue
-from headway.brokers.redis.shard_router import Places
+from headway.brokers.redis.shard_router import ShardRouter
 from headway.core import shards as sharding
 from headway.core.dedup import follower
 from headway.core.departure import Load, Policy
@@ -52,7 +52,7 @@ from headway.runtime.counters import Counters
 
 log = structlog.get_logger(__name__)
 
-LEAST_GATHER, MOST_GATHER = 0.001, 0.004
+LEAST_LINGER, MOST_LINGER = 0.001, 0.004
 """Bounds in seconds of the time for which entries gather, which is a tenth of the headway."""
 MOST_PAUSE = 0.4
 """Most seconds between two looks at other shards. The pause doubles while a slot rests."""
@@ -76,7 +76,7 @@ class RedisBroker:
     """Broker over Redis. See `headway.ports.Broker` for the methods and the laws.
 
     Arguments:
-        link: connection to the server, opened.
+        connection: connection to the server, opened.
         models: bounds of the queue of each model served.
         counters: counters of retries.
         rng: uniform in [0, 1).
@@ -87,7 +87,7 @@ class RedisBroker:
 
     def __init__(
         self,
-        link: RedisConnection,
+        connection: RedisConnection,
         models: Mapping[str, QueueLimits],
         counters: Counters,
         rng: Callable[[], float],
@@ -95,17 +95,19 @@ class RedisBroker:
         lease_seconds: float = 3.0,
         kept: KeptLimits = KEPT,
     ) -> None:
-        self._link = link
+        self._connection = connection
         self._kept = kept
         self._kept_found: tuple[tuple[int, int], KeptLimits] | None = None
-        self._link.process = link.process or str(uuid_utils.uuid7())
+        self._connection.process = connection.process or str(uuid_utils.uuid7())
         self._queues = {
-            model: [Queue(link, model, shard, limits, lease_seconds, self._kept_by_queue) for shard in range(shards)]
+            model: [
+                Queue(connection, model, shard, limits, lease_seconds, self._kept_by_queue) for shard in range(shards)
+            ]
             for model, limits in models.items()
         }
         self._every = [queue for queues in self._queues.values() for queue in queues]
-        self._registry = Registry(link)
-        self._places = Places(self._queues, models, self._registry, rng)
+        self._registry = Registry(connection)
+        self._router = ShardRouter(self._queues, models, self._registry, rng)
         self._counters = counters
         self._rng = rng
         self._shards = shards
@@ -122,7 +124,7 @@ class RedisBroker:
     def linger(self) -> float:
         """See Broker: a tenth of the headway, between 1 and 4 ms."""
         headway = max((queue.headway for queue in self._every), default=0.0)
-        return min(max(headway / 10, LEAST_GATHER), MOST_GATHER)
+        return min(max(headway / 10, LEAST_LINGER), MOST_LINGER)
 
     @property
     def epoch(self) -> str:
@@ -134,7 +136,7 @@ class RedisBroker:
     @property
     def memory_pressure(self) -> bool:
         """See Broker: whether any server uses more than four fifths of its `maxmemory`."""
-        return self._link.memory_pressure
+        return self._connection.memory_pressure
 
     @property
     def kept(self) -> KeptLimits:
@@ -142,11 +144,11 @@ class RedisBroker:
         return self._kept_by_queue()
 
     def _kept_by_queue(self) -> KeptLimits:
-        found, known = (self._link.servers, self._link.smallest_memory), self._kept_found
+        found, known = (self._connection.servers, self._connection.smallest_memory), self._kept_found
         if known is not None and known[0] == found:
             return known[1]
         servers, memory = found
-        parts = self._shards if self._link.clustered else 1
+        parts = self._shards if self._connection.clustered else 1
         kept = self._kept.within(int(KEPT_SHARE * memory) * min(servers, parts)) if memory else self._kept
         kept = kept.split(parts)
         self._kept_found = found, kept
@@ -154,29 +156,29 @@ class RedisBroker:
 
     async def close(self) -> None:
         """Stop listening and reading. The connection to the server stays open."""
-        await self._places.close()
+        await self._router.close()
         for box in self._mailboxes.values():
             await box.close()
         await _all(*(queue.close() for queue in self._every))
 
     async def enqueue(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
         """See Broker."""
-        await self._places.count()
+        await self._router.count()
         groups: dict[Queue, list[int]] = {}
-        for place, queue in enumerate(self._places.deal(entries)):
-            groups.setdefault(queue, []).append(place)
+        for position, queue in enumerate(self._router.deal(entries)):
+            groups.setdefault(queue, []).append(position)
         if len(groups) == 1:
             [queue] = groups
             answers = [await queue.enqueue(entries)]
         else:
-            parts = ([entries[place] for place in places] for places in groups.values())
+            parts = ([entries[position] for position in positions] for positions in groups.values())
             answers = await _all(*(queue.enqueue(part) for queue, part in zip(groups, parts, strict=True)))
         result: list[Failure | None] = [None] * len(entries)
-        for places, answer in zip(groups.values(), answers, strict=True):
-            for place, verdict in zip(places, answer, strict=True):
-                result[place] = verdict
+        for positions, answer in zip(groups.values(), answers, strict=True):
+            for position, verdict in zip(positions, answer, strict=True):
+                result[position] = verdict
         refused = [entry for entry, verdict in zip(entries, result, strict=True) if verdict is not None]
-        self._places.forget((entry.tenant, entry.id) for entry in refused)
+        self._router.forget((entry.tenant, entry.id) for entry in refused)
         return result
 
     async def subscribe(self, subscriptions: Sequence[Subscription]) -> Sequence[Failure | None]:
@@ -193,7 +195,7 @@ class RedisBroker:
 
     async def claim(self, slot: Slot, policy: Policy) -> Lease | NoWork:
         """See Broker."""
-        home = self._places.home(slot.worker, slot.model)
+        home = self._router.home(slot.worker, slot.model)
         doubt = self._doubts.get(slot)
         hint = self._hints.pop(slot, home)
         queue = doubt.queue if doubt is not None else hint
@@ -202,7 +204,7 @@ class RedisBroker:
             if isinstance(claimed, Lease):
                 with contextlib.suppress(
                     BrokerUnavailable
-                ):  # It waits there no longer; otherwise a bell is lost on it.
+                ):  # It waits there no longer; otherwise a wake-up is lost on it.
                     await home.unlisten(slot.worker)
                 return claimed
         claimed = await self._claim_from(home, slot, policy, guest=False)
@@ -211,12 +213,12 @@ class RedisBroker:
 
     async def wait_for_work(self, slot: Slot, until: float | None) -> None:
         """See Broker."""
-        home = self._places.home(slot.worker, slot.model)
+        home = self._router.home(slot.worker, slot.model)
         idle_at = self._idle_at.get(slot, home)
         if idle_at is not home:  # It has moved since it claimed.
             await idle_at.unlisten(slot.worker)
             return
-        sleeping = asyncio.ensure_future(home.bell.sleep(slot.worker, until))
+        sleeping = asyncio.ensure_future(home.wakeups.sleep(slot.worker, until))
         helping = asyncio.ensure_future(self._look_around(slot, home)) if self._shards > 1 else None
         try:
             await asyncio.wait({sleeping, helping} if helping else {sleeping}, return_when=asyncio.FIRST_COMPLETED)
@@ -241,8 +243,8 @@ class RedisBroker:
         queue, fence = self._queue_of(lease)
         *ahead, last = parts(lease.entries, items)
         delivered = 0
-        for places in ahead:
-            answered = await queue.deliver(fence, pack(lease, items, waited, places))
+        for positions in ahead:
+            answered = await queue.deliver(fence, pack(lease, items, waited, positions))
             if answered is None:
                 break  # The lease has ended, as the completion will say.
             delivered += answered
@@ -271,10 +273,10 @@ class RedisBroker:
         """See Broker."""
         groups: dict[Queue, list[bytes]] = {}
         for submission in submissions:
-            for queue in self._places.where(submission[:2]):
+            for queue in self._router.where(submission[:2]):
                 groups.setdefault(queue, []).append(wire.name_of(*submission))
         await _all(*(queue.withdraw(names, gateway) for queue, names in groups.items()))
-        self._places.forget(submission[:2] for submission in submissions)
+        self._router.forget(submission[:2] for submission in submissions)
 
     async def probe(self, gateway: str) -> None:
         """See Broker. To withdraw what was never there is a write that changes nothing."""
@@ -282,8 +284,8 @@ class RedisBroker:
 
     async def cancel_task(self, tenant: str, id: str) -> None:
         """See Broker."""
-        await _all(*(queue.cancel_task(wire.key_of(tenant, id)) for queue in self._places.where((tenant, id))))
-        self._places.forget([(tenant, id)])
+        await _all(*(queue.cancel_task(wire.key_of(tenant, id)) for queue in self._router.where((tenant, id))))
+        self._router.forget([(tenant, id)])
 
     async def replies(self, gateway: str, after: int) -> tuple[Sequence[Reply], int]:
         """See Broker."""
@@ -291,26 +293,26 @@ class RedisBroker:
         if box is None:
             box = self._mailboxes[gateway] = Mailbox(gateway, self._every)
         replies, cursor = await box.replies(after)
-        self._places.forget((reply.tenant, reply.id) for reply in replies)
+        self._router.forget((reply.tenant, reply.id) for reply in replies)
         return replies, cursor
 
     async def state(self, tenant: str, id: str) -> EntryState | None:
         """See Broker."""
-        stages = await _all(*(queue.state(wire.key_of(tenant, id)) for queue in self._places.where((tenant, id))))
-        return next((stage for stage in stages if stage is not None), None)
+        states = await _all(*(queue.state(wire.key_of(tenant, id)) for queue in self._router.where((tenant, id))))
+        return next((state for state in states if state is not None), None)
 
     async def outcome(self, tenant: str, id: str) -> Reply | EntryState | None:
         """See Broker."""
-        found = await _all(*(queue.outcome(wire.key_of(tenant, id)) for queue in self._places.where((tenant, id))))
+        found = await _all(*(queue.outcome(wire.key_of(tenant, id)) for queue in self._router.where((tenant, id))))
         return next((one for one in found if one is not None), None)
 
     async def heartbeat(self, worker: WorkerInfo) -> None:
         """See Broker."""
-        await self._places.count(wait=True)
-        before = self._places.move(worker)
+        await self._router.count(wait=True)
+        before = self._router.move(worker)
         if before is not None:
-            before.bell.wake(worker.worker_id)  # It sleeps at its old home, and is needed at the new one.
-        home = self._places.home(worker.worker_id, worker.model)
+            before.wakeups.wake(worker.worker_id)  # It sleeps at its old home, and is needed at the new one.
+        home = self._router.home(worker.worker_id, worker.model)
         await _all(home.heartbeat(worker), self._registry.record(worker))
         if before is not None:
             await before.forget(worker.worker_id)
@@ -338,7 +340,7 @@ class RedisBroker:
 
     async def reap(self) -> float:
         """See Broker."""
-        self._link.look_soon()  # Somebody in the fleet reaps, also while no request comes.
+        self._connection.look_soon()  # Somebody in the fleet reaps, also while no request comes.
         now = asyncio.get_running_loop().time()
         due = [queue for queue in self._every if self._reap_at.get(queue, -math.inf) <= now + 1e-6]
         await _all(*(self._reap(queue) for queue in due))
@@ -354,7 +356,7 @@ class RedisBroker:
         doubt = self._doubts.pop(slot, None)
         again = doubt is not None and doubt.queue is queue
         if doubt is None or not again:
-            doubt = _Doubt(queue, f"{self._link.process}:{next(self._numbers)}")
+            doubt = _Doubt(queue, f"{self._connection.process}:{next(self._numbers)}")
         try:
             claimed = await queue.claim(slot, policy, doubt.token, guest)
         except BrokerUnavailable:
@@ -383,7 +385,7 @@ class RedisBroker:
     async def _look_around(self, slot: Slot, home: Queue) -> None:
         """Return when another shard is behind, and remember it for the next claim."""
         loop = asyncio.get_running_loop()
-        others = self._places.others(home)
+        others = self._router.others(home)
         start, pause = int(self._rng() * len(others)), sharding.LOOK_EVERY
         for turn in itertools.count(start):
             # At high load rests are short, so the first look of a rest must not wait for long.

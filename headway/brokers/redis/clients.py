@@ -49,7 +49,7 @@ class Client(Protocol):
         """Answers of all servers that have keys to a command without any, as redis-py reads them."""
         ...
 
-    def place_of(self, key: str) -> str:
+    def server_of(self, key: str) -> str:
         """Name of the server that has a key."""
         ...
 
@@ -94,7 +94,7 @@ class Single:
         """See Client."""
         return [await self._server.ask(*command)]
 
-    def place_of(self, key: str) -> str:
+    def server_of(self, key: str) -> str:
         """See Client."""
         return ""
 
@@ -151,11 +151,11 @@ def connect(url: str, timeout: float, count: int) -> Sequence[Client]:
         bounds = {"socket_timeout": share, "socket_connect_timeout": share}
         asking = {**common, **bounds, **_sentinel_login(given), "ssl": bool(secure)}
         return _followers(parts, hosts, asking, {**common, **_login(parts), "ssl": bool(secure)}, count)
-    place = {"db": int(parts.path.strip("/") or 0), **_login(parts), **common}
+    options = {"db": int(parts.path.strip("/") or 0), **_login(parts), **common}
 
     def make(host: str, port: int) -> Server:
         connection = SSLConnection if secure else Connection
-        return Server(Redis.from_pool(ConnectionPool(connection, host=host, port=port, **place)))
+        return Server(Redis.from_pool(ConnectionPool(connection, host=host, port=port, **options)))
 
     if kind == "cluster":
         return [Cluster(hosts, make, timeout) for _ in range(count)]
@@ -198,8 +198,8 @@ def _finite(seconds: float) -> float | None:
 
 def _hosts(parts: SplitResult, default: int) -> list[tuple[str, int]]:
     found = []
-    for place in parts.netloc.rpartition("@")[2].split(","):
-        one = urlsplit(f"//{place}")
+    for address in parts.netloc.rpartition("@")[2].split(","):
+        one = urlsplit(f"//{address}")
         found.append((one.hostname or "", one.port or default))
     return found
 

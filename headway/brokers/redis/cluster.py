@@ -43,7 +43,7 @@ class Cluster:
     def __init__(self, seeds: Sequence[Address], make: Callable[[str, int], Server], timeout: float) -> None:
         self._seeds = seeds
         self._make = make
-        self._patience = None if math.isinf(timeout) else timeout / 4
+        self._call_timeout = None if math.isinf(timeout) else timeout / 4
         self._servers: dict[Address, Server] = {}
         self._ends: list[int] = []
         self._owners: list[Address] = []
@@ -86,7 +86,7 @@ class Cluster:
         owners = dict.fromkeys(self._owners)
         return list(await asyncio.gather(*(self._server(owner).ask(*command) for owner in owners)))
 
-    def place_of(self, key: str) -> str:
+    def server_of(self, key: str) -> str:
         """See Client."""
         host, port = self._owner(key_slot(key.encode()))
         return f"{host}:{port}"
@@ -119,10 +119,10 @@ class Cluster:
         moved = self._moved.get(slot)
         if moved is not None:
             return moved
-        place = bisect_left(self._ends, slot)
-        if place == len(self._ends):
+        index = bisect_left(self._ends, slot)
+        if index == len(self._ends):
             raise BrokerUnavailable(f"no node of the cluster has slot {slot}")
-        return self._owners[place]
+        return self._owners[index]
 
     async def _look(self, wait: bool = False) -> None:
         """Have the map learnt anew. A call that has a map uses it meanwhile, unless it is to `wait`."""
@@ -139,7 +139,7 @@ class Cluster:
         failed: RedisError | OSError | TimeoutError | None = None
         for address in sorted(known, key=lambda one: one in self._silent):
             try:
-                async with asyncio.timeout(self._patience):
+                async with asyncio.timeout(self._call_timeout):
                     told = await self._server(address).ask("CLUSTER SLOTS")
             except (RedisError, OSError, TimeoutError) as exc:
                 self._silent.add(address)

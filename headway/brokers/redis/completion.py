@@ -42,16 +42,16 @@ def fitting(entries: Sequence[Entry], items: Sequence[ItemResult], most: int = M
         return items
     used: dict[str, int] = {}
     order = []
-    for place in sorted(range(len(items)), key=sizes.__getitem__):
-        tenant = entries[place].tenant
-        used[tenant] = used.get(tenant, 0) + sizes[place]
-        order.append((used[tenant], place))
+    for position in sorted(range(len(items)), key=sizes.__getitem__):
+        tenant = entries[position].tenant
+        used[tenant] = used.get(tenant, 0) + sizes[position]
+        order.append((used[tenant], position))
     fitted, room = list(items), most
-    for _, place in sorted(order):
-        if sizes[place] <= room:
-            room -= sizes[place]
+    for _, position in sorted(order):
+        if sizes[position] <= room:
+            room -= sizes[position]
         else:
-            fitted[place] = ItemResult(None, TOO_MUCH.format(most=most >> 20), fault=True)
+            fitted[position] = ItemResult(None, TOO_MUCH.format(most=most >> 20), fault=True)
     failed = sum(after is not before for after, before in zip(fitted, items, strict=True))
     log.warning("outputs of a batch do not fit into one completion", size=len(items), failed=failed, bytes=sum(sizes))
     return fitted
@@ -62,55 +62,55 @@ class Outcomes:
     """Outcomes of some entries of a lease, packed.
 
     Attributes:
-        places: places of the entries in the lease.
+        positions: positions of the entries in the lease.
         runs: packed replies by gateway.
-        shared: for each entry with dedup keys: its place, the worth and the bytes of its outcome, and its packed reply.
-        bad: places of items that failed, and the packed failures.
+        shared: for each entry with dedup keys: its position, the worth and the bytes of its outcome, and its packed reply.
+        bad: positions of items that failed, and the packed failures.
     """
 
-    places: Sequence[int]
+    positions: Sequence[int]
     runs: dict[str, bytes]
     shared: Sequence[tuple[int, int, int, bytes]]
     bad: Sequence[tuple[int, bytes]]
 
 
-def pack(lease: Lease, items: Sequence[ItemResult], waited: Sequence[float], places: Sequence[int]) -> Outcomes:
-    """Pack the outcomes of the entries at some places; `waited` are the seconds that each entry of the lease waited."""
+def pack(lease: Lease, items: Sequence[ItemResult], waited: Sequence[float], positions: Sequence[int]) -> Outcomes:
+    """Pack the outcomes of the entries at some positions; `waited` are the seconds that each entry of the lease waited."""
     runs: dict[str, list[wire.WireReply]] = {}
     shared: list[tuple[int, int, int, bytes]] = []
     bad: list[tuple[int, bytes]] = []
     worker = lease.slot.worker
-    for place in places:
-        entry, item, failure = lease.entries[place], items[place], None
+    for position in positions:
+        entry, item, failure = lease.entries[position], items[position], None
         if item.output is None:
             failure = failures.item_failure(item)
-            bad.append((place, wire.encode(wire.WireFailure("item", item.error or "", worker))))
-        reply = wire.WireReply(place, entry.id, entry.tenant, item.output, failure, waited[place], entry.nonce)
+            bad.append((position, wire.encode(wire.WireFailure("item", item.error or "", worker))))
+        reply = wire.WireReply(position, entry.id, entry.tenant, item.output, failure, waited[position], entry.nonce)
         runs.setdefault(entry.gateway, []).append(reply)
-        if entry.shares:
-            alone = wire.WireRun(wire.SCHEMA, worker, [msgspec.structs.replace(reply, place=0)])
-            shared.append((place, wire.worth(failure), weight(item.output), wire.encode(alone)))
+        if entry.dedup_keys:
+            alone = wire.WireRun(wire.SCHEMA, worker, [msgspec.structs.replace(reply, position=0)])
+            shared.append((position, wire.worth(failure), weight(item.output), wire.encode(alone)))
     packed = {gateway: wire.encode(wire.WireRun(wire.SCHEMA, worker, replies)) for gateway, replies in runs.items()}
-    return Outcomes(places, packed, shared, bad)
+    return Outcomes(positions, packed, shared, bad)
 
 
 def parts(entries: Sequence[Entry], items: Sequence[ItemResult], most: int = PART_BYTES) -> Sequence[Sequence[int]]:
-    """Places of the items, in order, cut into parts of at most `most` bytes of outputs; one part where they fit."""
-    places = range(len(items))
+    """Positions of the items, in order, cut into parts of at most `most` bytes of outputs; one part where they fit."""
+    positions = range(len(items))
     if sum(_copies(entry) * 4 * len(item.output or "") for entry, item in zip(entries, items, strict=True)) <= most:
-        return [places]
+        return [positions]
     begins, room = [0], most
-    for place, (entry, item) in enumerate(zip(entries, items, strict=True)):
+    for position, (entry, item) in enumerate(zip(entries, items, strict=True)):
         size = _copies(entry) * _bytes(item.output)
-        if size > room and place > begins[-1]:
-            begins.append(place)
+        if size > room and position > begins[-1]:
+            begins.append(position)
             room = most
         room -= size
-    return [places[begin:end] for begin, end in itertools.pairwise([*begins, len(items)])]
+    return [positions[begin:end] for begin, end in itertools.pairwise([*begins, len(items)])]
 
 
 def _copies(entry: Entry) -> int:
-    return 2 if entry.shares else 1
+    return 2 if entry.dedup_keys else 1
 
 
 def _bytes(output: str | None) -> int:

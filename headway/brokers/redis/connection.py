@@ -267,10 +267,10 @@ class RedisConnection:
         Of many calls that miss it, one does so.
         """
         async with self._loading:
-            place = client.place_of(key)
-            if self._loads.get(place, 0) == known.get(place, 0):
+            server = client.server_of(key)
+            if self._loads.get(server, 0) == known.get(server, 0):
                 await client.call(key, "FUNCTION", "LOAD", "REPLACE", self._source)
-                self._loads[place] = self._loads.get(place, 0) + 1
+                self._loads[server] = self._loads.get(server, 0) + 1
                 log.info("the broker has got its functions again")
 
     async def _ask(self, act: Callable[[], Awaitable[T]], wait: float = 0.0) -> T:

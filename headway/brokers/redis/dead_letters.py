@@ -21,14 +21,14 @@ class RedisDeadLetters:
     The step that ends an entry writes its dead letter in the same instant, so `add` is only for letters from elsewhere.
 
     Arguments:
-        link: connection to the server.
+        connection: connection to the server.
         models: names of the models.
         shards: queues that each model is split into.
     """
 
-    def __init__(self, link: RedisConnection, models: Iterable[str], shards: int = 1) -> None:
-        self._link = link
-        self._keys = [f"{link.prefix}:{{{model}:{shard}}}:" for model in models for shard in range(shards)]
+    def __init__(self, connection: RedisConnection, models: Iterable[str], shards: int = 1) -> None:
+        self._connection = connection
+        self._keys = [f"{connection.prefix}:{{{model}:{shard}}}:" for model in models for shard in range(shards)]
 
     async def add(self, letter: DeadLetter) -> None:
         """See DeadLetters."""
@@ -36,7 +36,7 @@ class RedisDeadLetters:
         model = f"{{{letter.entry.model}:"
         key = next((key for key in self._keys if model in key), self._keys[0])
         packed = wire.pack_letter(letter.died_at, letter.attempts, failure, wire.pack_entry(letter.entry))
-        await self._link.call("bury", key, wire.key_of(letter.entry.tenant, letter.entry.id), packed)
+        await self._connection.call("bury", key, wire.key_of(letter.entry.tenant, letter.entry.id), packed)
 
     async def list(self, limit: int = 100) -> Sequence[DeadLetter]:
         """See DeadLetters."""
@@ -65,7 +65,7 @@ class RedisDeadLetters:
         return sum(count for count, _ in await self._ask("letters", 0))
 
     async def _ask(self, function: str, *arguments: object) -> Sequence[Any]:
-        return await asyncio.gather(*(self._link.call(function, key, *arguments) for key in self._keys))
+        return await asyncio.gather(*(self._connection.call(function, key, *arguments) for key in self._keys))
 
 
 def _whose(id: str, tenant: str | None) -> tuple[str, ...]:

@@ -13,12 +13,12 @@ class RedisFleet:
     """Fleet in Redis. See `headway.ports.Fleet`.
 
     Arguments:
-        link: connection to the server.
+        connection: connection to the server.
     """
 
-    def __init__(self, link: RedisConnection) -> None:
-        self._link = link
-        self._key = f"{link.prefix}:{{fleet}}:"
+    def __init__(self, connection: RedisConnection) -> None:
+        self._connection = connection
+        self._key = f"{connection.prefix}:{{fleet}}:"
 
     async def heartbeat(self, member: ProcessInfo) -> None:
         """See Fleet."""
@@ -45,5 +45,5 @@ class RedisFleet:
         return wire.readable(wire.read_capacity, await self._ask("capacities"))
 
     async def _ask(self, function: str, *arguments: object) -> list[bytes]:
-        found: list[bytes] = await self._link.call(function, self._key, self._link.clock_text(), *arguments)
+        found: list[bytes] = await self._connection.call(function, self._key, self._connection.clock_text(), *arguments)
         return found

@@ -51,7 +51,7 @@ _FIGURES = (
     "last_departure", "schedule", "newest", "slots", "known_slots", "batch_seconds", "gate_at", "busy",
     "utilisation", "busy_at", "wait", "departures", "budgets", "credit", "lean", "apart", "known_until",
     "generation", "w", "n", "l", "nn", "nl", "off", "largest", "alpha", "beta", "deviation", "limit", "max_batch",
-    "size", "headway", "window", "rule_rate", "service", "pace", "lead", "gather", "quiet", "rule_at",
+    "size", "headway", "window", "rule_rate", "service", "pace", "tolerance", "gather", "quiet", "rule_at",
     "coming_until", "armed", "idle", "reaper_until", "swept_at", "latest", "last_tenant", "mixed_at", "counted",
 )  # fmt: skip
 """Names of a queue's figures in the server besides its entries, each a double."""
@@ -72,7 +72,7 @@ _NUMBERS: dict[str, float] = {
     "MOST_SETTINGS": 1000,
     "COUNTED_FROM": 0.25,  # Share of the longest queue below which the entries of each tenant are not counted.
     "CLOCK_STEP": 0.5,
-    "BELL_SECONDS": 60,
+    "WAKEUP_SECONDS": 60,
     # How long what is stored lasts when nobody comes any more. The figures end first: a queue without them begins anew.
     "LIFE_SECONDS": 3600,
     "FIGURES_SECONDS": 3000,
@@ -80,7 +80,7 @@ _NUMBERS: dict[str, float] = {
     "RENEW_SECONDS": 20,  # How much of that may be over before it begins anew.
     "ACCOUNT_SECONDS": 90_000,  # Longer than any outcome is kept.
     "LETTER_SECONDS": 7 * 86_400,
-    "BELL_GRAIN": 0.001,
+    "TIMER_GRAIN": 0.001,
     "SCARCE_WAIT": 1.0,
     "LETTERS": 10_000,
     "LETTER_BYTES": 64 << 20,
@@ -110,7 +110,7 @@ _NUMBERS: dict[str, float] = {
     "GATE_AGE": queue.GATE_AGE,
     "UNKNOWN_WAIT": queue.UNKNOWN_WAIT,
     "FAILURE_BYTES": retention.FAILURE_BYTES,
-    "POOL_BATCHES": queue.POOL_BATCHES,
+    "QUARANTINE_BATCHES": queue.QUARANTINE_BATCHES,
     "SEARCH_LOAD": queue.SEARCH_LOAD,
     "MAX_ATTEMPTS": retry.MAX_ATTEMPTS,
     "RAISES": retry.RAISES,
@@ -130,13 +130,13 @@ _NUMBERS: dict[str, float] = {
     "EXPECTED": culprits.EXPECTED,
     "MEMORY": culprits.MEMORY,
     "LEAST_COST": suspects.LEAST_COST,
-    "POOLED_ATTEMPTS": suspects.POOLED_ATTEMPTS,
+    "QUARANTINED_ATTEMPTS": suspects.QUARANTINED_ATTEMPTS,
     "APART_PRICE": suspects.APART_PRICE,
-    "PROBE_PRICE": suspects.PROBE_PRICE,
+    "SEARCH_PRICE": suspects.SEARCH_PRICE,
     "MOST_CREDIT": suspects.MOST_CREDIT,
-    "INPUT_PLACE": wire.place_of("input"),
-    "PARAMETERS_PLACE": wire.place_of("parameters"),
-    "CALLER_PLACE": wire.place_of("caller"),
+    "INPUT_POSITION": wire.position_of("input"),
+    "PARAMETERS_POSITION": wire.position_of("parameters"),
+    "CALLER_POSITION": wire.position_of("caller"),
 }
 
 

@@ -107,8 +107,8 @@ class Mailbox:
             self._arrival.set()
 
     async def _read_once(self, stream: _Stream) -> None:
-        link, key = stream.queue.link, stream.queue.stream_of(self._gateway)
-        for id, fields in await link.stream(key, stream.last):
+        connection, key = stream.queue.connection, stream.queue.stream_of(self._gateway)
+        for id, fields in await connection.stream(key, stream.last):
             stream.last = id
             try:
                 replies = wire.read_outcomes(fields)

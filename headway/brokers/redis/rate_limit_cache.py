@@ -10,7 +10,7 @@ LEAST = 10_000
 """Limits that are remembered before those without debt are dropped."""
 
 
-class Owed:
+class RateLimitCache:
     """Lower bounds on rate-limit debts, on the event loop's clock. Debts only grow, so a bound is never too high."""
 
     def __init__(self) -> None:

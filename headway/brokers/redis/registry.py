@@ -14,18 +14,20 @@ class Registry:
     """Worker registry in the server: the last heartbeat of each worker.
 
     Arguments:
-        link: connection to the server.
+        connection: connection to the server.
     """
 
-    def __init__(self, link: RedisConnection) -> None:
-        self._link = link
-        self._key = f"{link.prefix}:{{fleet}}:"
+    def __init__(self, connection: RedisConnection) -> None:
+        self._connection = connection
+        self._key = f"{connection.prefix}:{{fleet}}:"
 
     async def record(self, worker: WorkerInfo) -> None:
         """Write down a heartbeat."""
-        await self._link.call("register", self._key, self._link.clock_text(), worker.worker_id, wire.encode(worker))
+        await self._connection.call(
+            "register", self._key, self._connection.clock_text(), worker.worker_id, wire.encode(worker)
+        )
 
     async def workers(self) -> Sequence[WorkerInfo]:
         """Recent workers, each with the status to believe now."""
-        now, packed = await self._link.call("workers", self._key, self._link.clock_text())
+        now, packed = await self._connection.call("workers", self._key, self._connection.clock_text())
         return [believed(worker, float(now)) for worker in wire.readable(wire.read_worker, packed)]

@@ -1,8 +1,8 @@
 """Sentinels, asked who is the primary.
 
 While a failover goes on they do not agree: the one that leads it knows the new primary first. All are asked at once. Each
-tells the epoch of what it knows, which grows with every failover: the highest is believed, as they believe it themselves.
-Within one epoch, an address that has just refused to be the primary is the last to be believed.
+tells the configuration epoch of what it knows, which grows with every failover: the highest is believed, as they believe it themselves.
+Within one configuration epoch, an address that has just refused to be the primary is the last to be believed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log = structlog.get_logger(__name__)
 Address = tuple[str, int]
 """Host and port of a server."""
 Vote = tuple[int, Address]
-"""Epoch of a failover, and the primary since then."""
+"""Configuration epoch of a failover, and the primary since then."""
 
 
 class Sentinels(Sentinel):
@@ -40,7 +40,7 @@ class Sentinels(Sentinel):
         super().__init__(hosts, sentinel_kwargs=asking)  # type: ignore[no-untyped-call]
         self._leave = leave
         self._refused: Address | None = None
-        self._epoch = 0
+        self._config_epoch = 0
         self._primary: Address | None = None
         """Primary that was named last."""
 
@@ -60,7 +60,7 @@ class Sentinels(Sentinel):
             one.connection_pool._available_connections.clear()
 
     async def discover_master(self, service_name: str) -> Address:
-        """Address of the primary since the highest epoch that a Sentinel tells.
+        """Address of the primary since the highest configuration epoch that a Sentinel tells.
 
         A Sentinel that does not answer is not waited for when most do. When the primary has changed, all connections to
         the old one are closed: it may still speak, and take requests that no one will find.
@@ -70,11 +70,13 @@ class Sentinels(Sentinel):
             ResponseError: a host that was asked is no Sentinel.
         """
         while True:
-            known = self._epoch
-            epoch, address = await self._vote(service_name)
-            if epoch >= self._epoch or known == self._epoch:  # Else it has become known what these did not yet know.
+            known = self._config_epoch
+            config_epoch, address = await self._vote(service_name)
+            if (
+                config_epoch >= self._config_epoch or known == self._config_epoch
+            ):  # Else it has become known what these did not yet know.
                 break
-        before, self._epoch, self._primary = self._primary, epoch, address
+        before, self._config_epoch, self._primary = self._primary, config_epoch, address
         if before is not None and before != address:
             log.info("the broker's primary is another one", was=_shown(before), now=_shown(address))
             await self._leave(before)
@@ -107,7 +109,9 @@ class Sentinels(Sentinel):
     def _agreed(self, votes: Counter[Vote]) -> bool:
         """Whether most votes name a primary that has not refused, and have not missed what is known here."""
         believed = (
-            count for (epoch, address), count in votes.items() if address != self._refused and epoch >= self._epoch
+            count
+            for (config_epoch, address), count in votes.items()
+            if address != self._refused and config_epoch >= self._config_epoch
         )
         return 2 * max(believed, default=0) > len(self.sentinels)
 
@@ -115,7 +119,7 @@ class Sentinels(Sentinel):
 async def _primary(sentinel: Redis, name: str) -> Vote | None:
     """Address of the primary that one Sentinel names; None when it knows of none that is up."""
     masters: Any = await sentinel.sentinel_masters()
-    # In this order: with an epoch that it has not yet, a new primary is believed later, an old one would be believed still.
+    # In this order: with a configuration epoch that it has not yet, a new primary is believed later, an old one would be believed still.
     found = await sentinel.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", name)  # type: ignore[no-untyped-call]
     if found is None:
         return None

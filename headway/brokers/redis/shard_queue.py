@@ -13,7 +13,7 @@ from headway.brokers.redis import wire
 from headway.brokers.redis.completion import Outcomes
 from headway.brokers.redis.connection import OutOfMemory, RedisConnection
 from headway.brokers.redis.function_library import RULE_AGE
-from headway.brokers.redis.rate_limit_cache import Owed
+from headway.brokers.redis.rate_limit_cache import RateLimitCache
 from headway.brokers.redis.wakeups import Wakeups
 from headway.core import failures
 from headway.core.departure import Load, Policy, Rule
@@ -46,7 +46,7 @@ TRIES = 4
 """Most times in a row that a claim may be asked for a newer rule."""
 
 _NOTHING_READ = ("", "", 0)
-_STAGES = (None, EntryState.QUEUED, EntryState.PROCESSING)
+_STATES = (None, EntryState.QUEUED, EntryState.PROCESSING)
 
 
 @dataclass(slots=True)
@@ -79,7 +79,7 @@ class Queue:
     """One queue in the server.
 
     Arguments:
-        link: connection to the server.
+        connection: connection to the server.
         model: name of the model.
         shard: number of the shard.
         limits: bounds of the queue.
@@ -95,20 +95,20 @@ class Queue:
 
     def __init__(
         self,
-        link: RedisConnection,
+        connection: RedisConnection,
         model: str,
         shard: int,
         limits: QueueLimits,
         lease_seconds: float,
         kept: Callable[[], KeptLimits],
     ) -> None:
-        self.link = link
+        self.connection = connection
         self.model = model
         self.shard = shard
         self.born = 0.0
         self.losses = 0
         self.headway = -1.0
-        self._key = f"{link.prefix}:{{{model}:{shard}}}:"
+        self._key = f"{connection.prefix}:{{{model}:{shard}}}:"
         self.in_use = 1
         self._limits = (
             limits.tiers,
@@ -120,13 +120,13 @@ class Queue:
         self._shed_at = limits.shed_at
         self._kept_limits = kept
         self._settings: tuple[tuple[int, KeptLimits] | None, str] = None, ""
-        self._counts_key = f"{self._key}w" if link.clustered else f"{link.prefix}:{{limits}}:w"
-        self._owed = Owed()
+        self._counts_key = f"{self._key}w" if connection.clustered else f"{connection.prefix}:{{limits}}:w"
+        self._rate_limit_cache = RateLimitCache()
         self._offset = 0.0
         self._load: tuple[float, Load] | None = None
         self._receipts: dict[str, Receipt] = {}
         self._telling: asyncio.Task[None] | None = None
-        self.bell = Wakeups(link, f"{self._key}b:{link.process}", self.now, self._learn)
+        self.wakeups = Wakeups(connection, f"{self._key}b:{connection.process}", self.now, self._learn)
 
     def now(self) -> float:
         """Instant on the server's clock, as far as it is known."""
@@ -138,7 +138,7 @@ class Queue:
 
     async def close(self) -> None:
         """Stop listening. The server is told what was read, if it can be."""
-        await self.bell.close()
+        await self.wakeups.close()
         if self._telling is not None:
             self._telling.cancel()
             await asyncio.gather(self._telling, return_exceptions=True)
@@ -149,7 +149,7 @@ class Queue:
     @property
     def counts(self) -> int:
         """Number of counts that a limit that spans tenants is spread over."""
-        return self.in_use if self.link.clustered else 1
+        return self.in_use if self.connection.clustered else 1
 
     async def enqueue(self, entries: Sequence[Entry]) -> list[Failure | None]:
         """Offer entries. Returns the verdicts in order, None for an admitted one."""
@@ -160,7 +160,7 @@ class Queue:
 
     def rate_limit_debt(self, limit: Limit) -> float:
         """Seconds owed to a limit, as far as this process knows."""
-        return self._owed.seconds(limit.id, asyncio.get_running_loop().time())
+        return self._rate_limit_cache.seconds(limit.id, asyncio.get_running_loop().time())
 
     async def _enqueue_part(self, entries: Sequence[Entry]) -> list[Failure | None]:
         receipt = self._receipts.pop(entries[0].gateway, None)
@@ -178,14 +178,14 @@ class Queue:
         now, born, self.headway = wire.read_numbers(told)
         self._note(now, born)
         if owed:
-            self._owed.learn(wire.limits_of(entries), wire.read_numbers(owed), began)
+            self._rate_limit_cache.learn(wire.limits_of(entries), wire.read_numbers(owed), began)
         result: list[Failure | None] = [None] * len(entries)
-        for place, wait, why in zip(refused[::3], refused[1::3], refused[2::3], strict=True):
-            result[place] = _refusal(entries[place], why, float(wait))
+        for position, wait, why in zip(refused[::3], refused[1::3], refused[2::3], strict=True):
+            result[position] = _refusal(entries[position], why, float(wait))
         return result
 
     async def _enqueue(self, arguments: Sequence[object]) -> Any:
-        if not await self.link.is_scarce():
+        if not await self.connection.is_scarce():
             try:
                 return await self._call("enqueue", *arguments)
             except OutOfMemory:  # Nothing was done. What is known already must not be refused.
@@ -201,14 +201,14 @@ class Queue:
             token: name of the claim, the same when it is repeated.
             guest: whether the slot is at home elsewhere.
         """
-        self.bell.forget(slot.worker)
-        name = f"{self.link.process}\0{slot.worker}"
-        self.bell.start()
+        self.wakeups.forget(slot.worker)
+        name = f"{self.connection.process}\0{slot.worker}"
+        self.wakeups.start()
         loop, took = asyncio.get_running_loop(), 0.0
         for _ in range(TRIES):
             began = loop.time()
             rule = self._rule(policy, took)
-            answer = await self.link.claim(
+            answer = await self.connection.claim(
                 "claim", self._key, *self._head(), name, slot.max_batch, token, int(guest), wire.pack_numbers(rule)
             )
             if answer[0] == b"lease":
@@ -225,7 +225,7 @@ class Queue:
 
         Returns how many were answered, None when the lease was no longer valid.
         """
-        answer = await self._call("deliver", fence, wire.encode(list(outcomes.places)), *self._arguments(outcomes))
+        answer = await self._call("deliver", fence, wire.encode(list(outcomes.positions)), *self._arguments(outcomes))
         return int(answer[0]) if answer else None
 
     async def complete(self, fence: int, outcomes: Outcomes) -> Completion:
@@ -241,11 +241,11 @@ class Queue:
         arguments: list[object] = [len(outcomes.runs)]
         for gateway, run in outcomes.runs.items():
             arguments += (gateway, run)
-        arguments += (len(outcomes.shared), int(not outcomes.shared or not self.link.memory_pressure))
+        arguments += (len(outcomes.shared), int(not outcomes.shared or not self.connection.memory_pressure))
         for one in outcomes.shared:
             arguments += one
-        for place, failure in outcomes.bad:
-            arguments += (place, failure)
+        for position, failure in outcomes.bad:
+            arguments += (position, failure)
         return arguments
 
     async def release(self, fence: int, failure: BatchFailure | None, rng: tuple[float, float]) -> int | None:
@@ -272,20 +272,20 @@ class Queue:
 
     async def state(self, key: bytes) -> EntryState | None:
         """State of an entry; None when it has its outcome, or is not known."""
-        return _STAGES[await self._call("stage", key)]
+        return _STATES[await self._call("stage", key)]
 
     async def outcome(self, key: bytes) -> Reply | EntryState | None:
         """Outcome of a task, or its state while it has none."""
         standing, *fields = await self._call("recall", key)
         if not fields:
-            return _STAGES[standing]
+            return _STATES[standing]
         [reply] = wire.read_outcomes(dict(zip(fields[::2], fields[1::2], strict=True)))
         return reply
 
     async def unlisten(self, worker: str) -> None:
         """Note that a slot no longer waits to be woken."""
-        self.bell.forget(worker)
-        self._note(*await self._call("unlisten", f"{self.link.process}\0{worker}"))
+        self.wakeups.forget(worker)
+        self._note(*await self._call("unlisten", f"{self.connection.process}\0{worker}"))
 
     async def heartbeat(self, worker: WorkerInfo) -> None:
         """Note whether a slot that is at home here is healthy."""
@@ -310,7 +310,7 @@ class Queue:
 
     async def reap(self, rng: tuple[float, float], shards: int = 1) -> tuple[float, int]:
         """Reap. Returns the seconds until the next call, and the number of entries of lost leases that run again."""
-        due, again, now, born = await self._call("reap", self.link.process, *rng, shards)
+        due, again, now, born = await self._call("reap", self.connection.process, *rng, shards)
         self._note(now, born)
         return float(due), int(again)
 
@@ -355,7 +355,7 @@ class Queue:
         key = self.in_use, self._kept_limits()
         if self._settings[0] != key:
             self._settings = key, self._packed_settings(*key)
-        return self.link.clock_text(), self._settings[1]
+        return self.connection.clock_text(), self._settings[1]
 
     def _packed_settings(self, in_use: int, kept: KeptLimits) -> str:
         """Bounds of the queue, as the library takes them."""
@@ -364,7 +364,7 @@ class Queue:
         return " ".join(map(str, (*self._limits, *shed_at, budgets, self._counts_key)))
 
     async def _call(self, function: str, *arguments: object) -> Any:
-        return await self.link.call(function, self._key, *self._head(), *arguments)
+        return await self.connection.call(function, self._key, *self._head(), *arguments)
 
     def _note(self, now: bytes | float, born: bytes | float) -> None:
         self._offset = float(now) - asyncio.get_running_loop().time()
@@ -373,8 +373,8 @@ class Queue:
             if self.born != 0.0:
                 self.losses += 1
                 self._receipts.clear()
-                self._owed = Owed()
-                self.bell.wake_all()  # The server no longer knows who listens.
+                self._rate_limit_cache = RateLimitCache()
+                self.wakeups.wake_all()  # The server no longer knows who listens.
             self.born = found
 
     def _learn(self, load: bytes) -> None:
@@ -398,7 +398,7 @@ class Queue:
 
     def _granted(self, slot: Slot, answer: list[Any]) -> Granted:
         _, numbers, reason, arrivals, payloads = answer
-        now, fence, left_at, ends, patience = wire.read_numbers(numbers)
+        now, fence, left_at, ends, time_left = wire.read_numbers(numbers)
         self._offset = now - asyncio.get_running_loop().time()
         entries: list[Entry] = []
         unreadable = ""
@@ -415,7 +415,7 @@ class Queue:
             reason=reason.decode(),
             granted_at=left_at,
             expires_at=ends,
-            patience=patience,
+            time_left=time_left,
         )
         return Granted(lease, waited, unreadable)
 
@@ -436,7 +436,7 @@ def _numbers(rule: Rule) -> tuple[float, ...]:
         rule.rate,
         rule.service,
         rule.pace,
-        rule.lead,
+        rule.tolerance,
         rule.gather,
         rule.quiet,
     )

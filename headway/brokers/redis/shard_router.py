@@ -27,7 +27,7 @@ REMEMBERED = 100_000
 _Key = tuple[str, str]
 
 
-class Places:
+class ShardRouter:
     """Router of one process: it chooses the home of each slot and the queue of each entry.
 
     Arguments:
@@ -103,14 +103,14 @@ class Places:
         counts = Counter(entry.model for entry in entries)
         parts = {model: sharding.parts(count, self._limits[model].max_batch) for model, count in counts.items()}
         dealt = []
-        for place, entry in enumerate(entries):
+        for position, entry in enumerate(entries):
             key = (entry.tenant, entry.id)
             queue = self._placed.get(key)
-            if queue is None and (entry.limits or entry.shares or entry.digest):
+            if queue is None and (entry.limits or entry.dedup_keys or entry.digest):
                 queue = self._placed[key] = self._of_tenant(entry)
             elif queue is None:
                 slots = len(self._census.get(entry.model, []))
-                turn = self._turn + place % parts[entry.model]
+                turn = self._turn + position % parts[entry.model]
                 shard = sharding.in_turn(turn, slots, sharding.active(self._shards, slots))
                 queue = self._placed[key] = self._queues[entry.model][shard]
             if len(self._placed) > REMEMBERED:

@@ -49,16 +49,16 @@ class Wakeups:
     """Wake-ups of one queue for the slots of this process.
 
     Arguments:
-        link: connection to the server.
+        connection: connection to the server.
         key: key of the list.
         now: returns the instant on the server's clock.
         learn: takes the packed load that comes with each wake-up.
     """
 
     def __init__(
-        self, link: RedisConnection, key: str, now: Callable[[], float], learn: Callable[[bytes], None]
+        self, connection: RedisConnection, key: str, now: Callable[[], float], learn: Callable[[bytes], None]
     ) -> None:
-        self._link = link
+        self._connection = connection
         self._key = key
         self._now = now
         self._learn = learn
@@ -113,18 +113,18 @@ class Wakeups:
     async def _read_on(self) -> None:
         try:
             while True:
-                message = await self._link.pop(self._key)
+                message = await self._connection.pop(self._key)
                 if message is not None:
-                    self._ring(message)
+                    self._wake(message)
         except BrokerUnavailable as exc:
             # No pause between here and the end: who comes later finds that nobody listens any more, and starts anew.
             for sleeper in self._sleepers.values():
                 if not sleeper.woken.done():
                     sleeper.woken.set_exception(exc)
 
-    def _ring(self, message: bytes) -> None:
+    def _wake(self, message: bytes) -> None:
         try:
-            at, load, worker = wire.read_bell(message)
+            at, load, worker = wire.read_wakeup(message)
         except wire.UNREADABLE as exc:
             log.error("a wake-up cannot be read", error=wire.reason(exc))
             return

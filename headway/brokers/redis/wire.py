@@ -41,7 +41,7 @@ READABLE = range(1, SCHEMA + 2)
 
 
 SHED, SCARCE, CONFLICT, MISUSE, NO_TASK, CANCELLED, TOO_LARGE, CULPRIT, OVER = 1, 2, 3, 4, 5, 6, 7, 8, 16
-"""Codes of the library's refusals, besides 0 for a queue that is too long. From OVER on: the place of a rate limit."""
+"""Codes of the library's refusals, besides 0 for a queue that is too long. From OVER on: the position of a rate limit."""
 
 
 class TooNew(Exception):
@@ -66,8 +66,8 @@ def readable(read: Callable[[bytes], T], packed: Iterable[bytes]) -> list[T]:
     return found
 
 
-class WireShare(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """An answer that an entry may have in common with others; `kind` is the value of a `DedupKind`."""
+class WireDedupKey(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A dedup key; `kind` is the value of a `DedupKind`."""
 
     kind: str
     key: str
@@ -89,15 +89,15 @@ class WireEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     queue_timeout: float
     timeout: float
     parameters: bytes = b""
-    shares: tuple[WireShare, ...] = ()
+    dedup_keys: tuple[WireDedupKey, ...] = ()
     nonce: int = 0
     caller: str = ""
 
 
 class WireReply(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Answer of one entry; `place` is its place in the batch, `queued` the seconds it waited."""
+    """Answer of one entry; `position` is its number in the batch, from 0, `queued` the seconds it waited."""
 
-    place: int
+    position: int
     id: str
     tenant: str
     output: str | None
@@ -129,7 +129,7 @@ _failure = msgspec.msgpack.Decoder(WireFailure)
 _lates = msgspec.msgpack.Decoder(list[tuple[str, str, int, bool, int]])
 _passed = msgspec.msgpack.Decoder(list[tuple[str, str, bool, int]])
 _refusals = msgspec.msgpack.Decoder(list[tuple[str, str, int, str, int]])
-_places = msgspec.msgpack.Decoder(list[int])
+_positions = msgspec.msgpack.Decoder(list[int])
 _worker = msgspec.msgpack.Decoder(WorkerInfo)
 _member = msgspec.msgpack.Decoder(ProcessInfo)
 _capacity = msgspec.msgpack.Decoder(Capacity)
@@ -175,8 +175,8 @@ def pack_entry(entry: Entry) -> bytes:
             entry.queue_timeout,
             entry.timeout,
             entry.parameters,
-            tuple(WireShare(s.kind.value, s.key, s.digest, s.keep, s.joins) for s in entry.shares)
-            if entry.shares
+            tuple(WireDedupKey(s.kind.value, s.key, s.digest, s.keep, s.joins) for s in entry.dedup_keys)
+            if entry.dedup_keys
             else (),
             entry.nonce,
             entry.caller,
@@ -184,8 +184,8 @@ def pack_entry(entry: Entry) -> bytes:
     )
 
 
-def place_of(member: str) -> int:
-    """Place of a member of an entry in its payload, as Lua counts."""
+def position_of(member: str) -> int:
+    """Position of a member of an entry in its payload, as Lua counts."""
     return WireEntry.__struct_fields__.index(member) + 1
 
 
@@ -204,8 +204,8 @@ def read_entry(payload: bytes) -> Entry:
         found.timeout,
         found.parameters,
         (),
-        tuple(DedupKey(DedupKind(s.kind), s.key, s.digest, s.keep, s.joins) for s in found.shares)
-        if found.shares
+        tuple(DedupKey(DedupKind(s.kind), s.key, s.digest, s.keep, s.joins) for s in found.dedup_keys)
+        if found.dedup_keys
         else (),
         found.nonce,
         b"",
@@ -220,14 +220,14 @@ def pack_extras(entries: Sequence[Entry], counts: int) -> bytes:
         entries: entries of one call.
         counts: number of counts that limits of whole tiers are spread over.
     """
-    if not any(entry.limits or entry.shares or entry.digest for entry in entries):
+    if not any(entry.limits or entry.dedup_keys or entry.digest for entry in entries):
         return b""
     limits = limits_of(entries)
-    places = {limit: place for place, limit in enumerate(limits)}
-    charged = [[places[limit] for limit in entry.limits] for entry in entries]
-    shares = {place: _pack_shares(entry) for place, entry in enumerate(entries, 1) if entry.shares}
-    digests = {place: entry.digest.hex() for place, entry in enumerate(entries, 1) if entry.digest}
-    return encode(([_pack_limit(limit, counts) for limit in limits], charged, shares, digests))
+    positions = {limit: position for position, limit in enumerate(limits)}
+    charged = [[positions[limit] for limit in entry.limits] for entry in entries]
+    dedup_keys = {position: _pack_dedup_keys(entry) for position, entry in enumerate(entries, 1) if entry.dedup_keys}
+    digests = {position: entry.digest.hex() for position, entry in enumerate(entries, 1) if entry.digest}
+    return encode(([_pack_limit(limit, counts) for limit in limits], charged, dedup_keys, digests))
 
 
 def limits_of(entries: Iterable[Entry]) -> Sequence[Limit]:
@@ -241,17 +241,17 @@ def _pack_limit(limit: Limit, counts: int) -> tuple[str, float, float]:
     return limit.id, ratelimit.interval(limit), ratelimit.tolerance(limit)
 
 
-def _pack_shares(entry: Entry) -> list[tuple[str, str, str, float, bool, bool]]:
+def _pack_dedup_keys(entry: Entry) -> list[tuple[str, str, str, float, bool, bool]]:
     return [
         (
-            share.kind.value,
-            f"{share.kind.value}\0{key_of(entry.tenant, share.key).decode()}",
-            share.digest.hex(),
-            share.keep,
-            share.joins,
-            share.kind is DedupKind.TASK and share.key != entry.id,
+            dedup_key.kind.value,
+            f"{dedup_key.kind.value}\0{key_of(entry.tenant, dedup_key.key).decode()}",
+            dedup_key.digest.hex(),
+            dedup_key.keep,
+            dedup_key.joins,
+            dedup_key.kind is DedupKind.TASK and dedup_key.key != entry.id,
         )
-        for share in entry.shares
+        for dedup_key in entry.dedup_keys
     ]
 
 
@@ -340,7 +340,7 @@ def read_numbers(packed: bytes) -> tuple[float, ...]:
     return struct.unpack(f"<{len(packed) // 8}d", packed)
 
 
-def read_bell(packed: bytes) -> tuple[float, bytes, str]:
+def read_wakeup(packed: bytes) -> tuple[float, bytes, str]:
     """Read a wake-up: the instant at which to claim (0: now), the packed load, and the worker."""
     end = _STAMP.size + _LOAD.size
     return _STAMP.unpack_from(packed)[0], packed[_STAMP.size : end], packed[end:].decode()
@@ -369,7 +369,7 @@ def _outcomes(fields: Mapping[bytes, bytes]) -> list[Reply]:
         _check(run.schema)
         ran = BatchRun(run.worker, size, ended_at - left_at, left_at)
         attempts = int(fields[b"a"])
-        gone = frozenset(_places.decode(fields[b"x"])) if fields[b"x"] else ()
+        gone = frozenset(_positions.decode(fields[b"x"])) if fields[b"x"] else ()
         return [
             Reply(
                 one.id,
@@ -384,7 +384,7 @@ def _outcomes(fields: Mapping[bytes, bytes]) -> list[Reply]:
                 one.nonce,
             )
             for one in run.replies
-            if one.place not in gone
+            if one.position not in gone
         ]
     return _failed(fields, left_at, ended_at, size)
 

@@ -34,9 +34,9 @@ SATURATED = 0.8
 """Share of the GPUs' capacity in use above which full batches are spaced, too."""
 PACE = 0.95
 """Gaps by which each departure moves the schedule of full batches on; below 1, so that it never limits throughput."""
-LEAD = 0.0625
+TOLERANCE = 0.0625
 """Gaps that a full batch may be ahead of that schedule."""
-LEAD_DEVIATIONS = 4.0
+TOLERANCE_DEVIATIONS = 4.0
 """Standard deviations of the batch time that a full batch may be ahead besides."""
 SILENCE = 3.0
 """Mean gaps between arrivals after which a silence is no chance any more: of Poisson gaps, 5 % are longer."""
@@ -70,7 +70,7 @@ class Paced:
             rate=load.rate,
             service=service,
             pace=PACE * gap if saturated else 0.0,
-            lead=LEAD * gap + LEAD_DEVIATIONS * load.deviation if saturated else math.inf,
+            tolerance=TOLERANCE * gap + TOLERANCE_DEVIATIONS * load.deviation if saturated else math.inf,
             gather=max(0.0, gap - silence),
             quiet=silence,
         )

@@ -25,7 +25,7 @@ from headway.http.authentication import stranger
 from headway.http.inference.async_handoff import AsyncHandoff
 from headway.http.inference.codecs import Codec, no_text
 from headway.http.inference.inference_head import SHOWN, InferenceHead, read_inference_head
-from headway.http.server.connection import APP, ASKED, BODY, FAR, HELD, IDLE, Connection
+from headway.http.server.connection import APP, ASKED, BODY, FAR, IDLE, MOST_BUFFERED, Connection
 from headway.http.server.connection_context import InferenceContext
 from headway.http.server.head import Head
 from headway.http.server.quotas import too_many
@@ -47,26 +47,26 @@ class FastPathConnection(Connection):
     """Connection of the public port.
 
     Arguments:
-        lane: context shared with the listener's other connections.
+        inference: context shared with the listener's other connections.
     """
 
     far = FAR
 
     __slots__ = (
-        "after", "before", "begun", "caller", "handover", "known", "lane", "memo", "order", "origin", "owner", "pieces",
-        "reserved", "unfetched",
+        "after", "before", "begun", "handoff", "inference", "known", "memo", "origin", "owner", "pieces", "principal",
+        "request", "reserved", "unfetched",
     )  # fmt: skip
 
-    def __init__(self, lane: InferenceContext) -> None:
-        super().__init__(lane)
-        self.lane = lane
-        self.order: InferenceHead | None = None
-        self.caller = self.known = _NOBODY
+    def __init__(self, inference: InferenceContext) -> None:
+        super().__init__(inference)
+        self.inference = inference
+        self.request: InferenceHead | None = None
+        self.principal = self.known = _NOBODY
         self.origin: str | None = None
         self.owner: str | None = None
         self.reserved = 0
         self.unfetched = 0
-        self.handover: AsyncHandoff | None = None
+        self.handoff: AsyncHandoff | None = None
         self.begun = 0.0
         self.pieces: list[bytes] = []
         self.memo: InferenceHead | None = None
@@ -83,22 +83,22 @@ class FastPathConnection(Connection):
         super().connection_made(transport)
         if self.phase == IDLE and self in self.connections:
             address = str((transport.get_extra_info("peername") or ("",))[0])
-            self.origin = address if self.lane.anonymous else None
-            if not self.lane.quotas.enter(self, address):
+            self.origin = address if self.inference.anonymous else None
+            if not self.inference.quotas.enter(self, address):
                 self.reject(too_many("too many connections of this client are"))
 
     def data_received(self, data: bytes) -> None:
         """Take the bytes that came. A whole request under a known head goes straight on."""
         if self.phase == IDLE and data.startswith(self.before):
-            order = self.memo
+            request = self.memo
             begin = len(self.before)
             end = data.find(b"\r", begin, begin + 10)
-            if order is not None and data.startswith(self.after, end):
+            if request is not None and data.startswith(self.after, end):
                 length = data[begin:end]
                 end += len(self.after)
-                if length.isdigit() and int(length) == len(data) - end <= self.desk.most_body:
+                if length.isdigit() and int(length) == len(data) - end <= self.context.most_body:
                     try:
-                        self._repeat(order, data[end:])
+                        self._repeat(request, data[end:])
                     except Exception as exc:
                         self.fault(exc)
                     return
@@ -108,13 +108,13 @@ class FastPathConnection(Connection):
         """Abandon the request in hand."""
         try:
             if self.phase == ASKED:
-                self.lane.intake.abandon(self, self.caller.tenant, self.id)
-            self._end_handover()
+                self.inference.intake.abandon(self, self.principal.tenant, self.id)
+            self._end_handoff()
         finally:
-            self.order = self.memo = None
+            self.request = self.memo = None
             self.before = b""
             self.pieces.clear()
-            self.lane.quotas.leave(self)
+            self.inference.quotas.leave(self)
             super().connection_lost(exc)
 
     def pause_writing(self) -> None:
@@ -124,7 +124,7 @@ class FastPathConnection(Connection):
 
     def resume_writing(self) -> None:
         """Note that the client has taken all of its answer."""
-        self.lane.quotas.keep(self, 0)
+        self.inference.quotas.keep(self, 0)
         super().resume_writing()
 
     def inspect(self, now: float) -> None:
@@ -135,16 +135,16 @@ class FastPathConnection(Connection):
 
     def answer(self, reply: Reply) -> None:
         """Take the reply to the request in hand; one to any other request is never written."""
-        order = self.order
-        if self.phase != ASKED or order is None or reply.id != self.id:
+        request = self.request
+        if self.phase != ASKED or request is None or reply.id != self.id:
             return
         try:
-            lane = self.lane
-            if self.handover is not None:
-                if reply.output is not None and self.handover.due:
+            inference = self.inference
+            if self.handoff is not None:
+                if reply.output is not None and self.handoff.due:
                     self._hand_over()
                     return
-                self._end_handover()
+                self._end_handoff()
             now = monotonic()
             shared = b"" if reply.shared is None else _SHARED.get((reply.shared, reply.kept), b"")
             if reply.unkept:
@@ -155,19 +155,19 @@ class FastPathConnection(Connection):
                 try:
                     milliseconds = int((now - self.begun) * 1e6) / 1000
                     shown = SHOWN + self.id
-                    body = order.codec.write(shown, reply.output, milliseconds, lane.version)
+                    body = request.codec.write(shown, reply.output, milliseconds, inference.version)
                 except UnicodeEncodeError:
                     self._fail(no_text(), shared)
                 else:
-                    ending = b"connection: close\r\n" if self.last or lane.closing else b""
-                    if self.caller.limits:
-                        ending += lane.allowances.lines(self.caller.limits)
+                    ending = b"connection: close\r\n" if self.last or inference.closing else b""
+                    if self.principal.limits:
+                        ending += inference.rate_limit_headers.lines(self.principal.limits)
                     if shared:
                         ending += shared
-                    self.caller = _NOBODY
+                    self.principal = _NOBODY
                     self.transport.write(
                         b"%b%b\r\n%bcontent-length: %d\r\n\r\n%b"
-                        % (lane.opening, shown.encode(), ending, len(body), body)
+                        % (inference.opening, shown.encode(), ending, len(body), body)
                     )
             self._rest_from(now)
         except Exception as exc:
@@ -177,10 +177,10 @@ class FastPathConnection(Connection):
         """Start on a request: the inference routes here, all others in the app."""
         if head.method == b"POST":
             path, query = _split(head.target)
-            codec = self.lane.codecs.get(path)
+            codec = self.inference.codecs.get(path)
             if codec is not None:
                 self.encode_error = codec.encode_error
-                self._serve_hot(codec, head, query, raw)
+                self._serve_inference(codec, head, query, raw)
                 return
         try:
             self._tell_owner(head)
@@ -191,71 +191,71 @@ class FastPathConnection(Connection):
 
     def reserve(self, amount: int) -> bool:
         """Let the connection hold `amount` bytes of bodies, in all; False, and nothing is changed, when it may not."""
-        return amount == self.reserved or self.lane.quotas.reserve(self, amount)
+        return amount == self.reserved or self.inference.quotas.reserve(self, amount)
 
     def take(self, content: bytes) -> None:
         """Take a piece of the body."""
-        if self.order is None:
+        if self.request is None:
             super().take(content)
         elif self.chunks is None or self.reserve(self.reserved + len(content)):
             self.pieces.append(content)
         else:
-            self.reject(self.lane.quotas.no_room(self))
+            self.reject(self.inference.quotas.no_room(self))
 
     def complete(self) -> None:
         """Note that the body is complete."""
-        order = self.order
-        if order is None:
+        request = self.request
+        if request is None:
             super().complete()
         else:
             body = b"".join(self.pieces)
             self.pieces.clear()
             self.reserve(0)
-            if self.caller.limits:
-                intake = self.lane.intake
-                intake.limiter.refund(intake.counted(self.caller.limits))
-            self._ask(order, body)
+            if self.principal.limits:
+                intake = self.inference.intake
+                intake.limiter.refund(intake.counted(self.principal.limits))
+            self._ask(request, body)
 
     def write_error(
         self, code: str, message: str, retry_after: float | None = None, reason: str = "", fields: bytes = b""
     ) -> None:
         """Write the answer of an error, with the principal's limits."""
-        if self.caller.limits:
-            fields += self.lane.allowances.lines(self.caller.limits)
-        self.caller = _NOBODY
+        if self.principal.limits:
+            fields += self.inference.rate_limit_headers.lines(self.principal.limits)
+        self.principal = _NOBODY
         super().write_error(code, message, retry_after, reason, fields)
 
     def reject(self, error: RequestError, tier: str | None = "none") -> None:
         """Answer an error that ends the connection."""
         if self.phase == ASKED:
-            self.lane.intake.abandon(self, self.caller.tenant, self.id)
-            self._end_handover()
-        self.order = None
+            self.inference.intake.abandon(self, self.principal.tenant, self.id)
+            self._end_handoff()
+        self.request = None
         self.pieces.clear()
         super().reject(error, tier)
 
     def crowd_out(self) -> None:
         """End a connection between two requests, since its owner holds too much."""
-        self.encode_error = self.lane.encode_error
-        self.reject(self.lane.quotas.no_room(self))
+        self.encode_error = self.inference.encode_error
+        self.reject(self.inference.quotas.no_room(self))
 
     def _count_unfetched(self) -> None:
         left = self.transport.get_write_buffer_size()
-        self.lane.quotas.keep(self, left if left > HELD else 0)
+        self.inference.quotas.keep(self, left if left > MOST_BUFFERED else 0)
 
-    def _serve_hot(self, codec: Codec, head: Head, query: bytes, raw: bytes) -> None:
-        lane = self.lane
+    def _serve_inference(self, codec: Codec, head: Head, query: bytes, raw: bytes) -> None:
+        inference = self.inference
         authorization = head.single.get(b"authorization", b"")
         try:
-            caller = self.known
-            if (found := lane.identify(authorization)) is not caller:
-                caller = self._belong(found, authorization)
+            principal = self.known
+            if (found := inference.identify(authorization)) is not principal:
+                principal = self._belong(found, authorization)
         except RequestError as exc:
             self.refuse(exc, head)
             return
-        self.caller = caller
+        self.principal = principal
         try:
-            order = read_inference_head(codec, head, query, lane.settings, self.origin)
+            request = read_inference_head(codec, head, query, inference.settings, self.origin)
         except RequestError as exc:
             over = self._charge()
             if over is None:
@@ -263,120 +263,120 @@ class FastPathConnection(Connection):
             else:
                 self.refuse(over, head, None)
             return
-        length, held = head.length, self.held
-        whole = 0 <= length <= len(held)
+        length, buffer = head.length, self.buffer
+        whole = 0 <= length <= len(buffer)
         if not whole and (over := self._excess()) is not None:
             self.refuse(over, head, None)
             return
         if length > 0 and not whole and not self.reserve(length):
-            self.refuse(lane.quotas.no_room(self), head, lane.tiers[caller.tier])
+            self.refuse(inference.quotas.no_room(self), head, inference.tiers[principal.tier])
             return
-        if not whole and caller.limits:  # Until the body is there: else any number could be on their way.
-            lane.intake.limiter.charge(lane.intake.counted(caller.limits))
-        self.order = order
-        if order.repeatable:
-            self._remember(order, raw)
+        if not whole and principal.limits:  # Until the body is there: else any number could be on their way.
+            inference.intake.limiter.charge(inference.intake.counted(principal.limits))
+        self.request = request
+        if request.repeatable:
+            self._remember(request, raw)
         if whole:
-            self.held = held[length:]
-            self._ask(order, held[:length])
+            self.buffer = buffer[length:]
+            self._ask(request, buffer[:length])
             return
         self.phase = BODY
         self.expect_body(head)
-        if order.expects and not held:
+        if request.expects and not buffer:
             self.transport.write(_CONTINUE)
 
-    def _remember(self, order: InferenceHead, raw: bytes) -> None:
+    def _remember(self, request: InferenceHead, raw: bytes) -> None:
         found = _LENGTH.search(raw)
-        if found is not None and len(raw) + 9 <= self.desk.most_header:
-            self.memo = order
+        if found is not None and len(raw) + 9 <= self.context.most_header:
+            self.memo = request
             self.before = raw[: found.start(1)]
             self.after = raw[found.end(1) :]
 
-    def _repeat(self, order: InferenceHead, body: bytes) -> None:
+    def _repeat(self, request: InferenceHead, body: bytes) -> None:
         """Start on a request that came whole, under the remembered head."""
-        lane = self.lane
-        self.id = order.id or lane.new_id()
-        self.encode_error = order.codec.encode_error
+        inference = self.inference
+        self.id = request.id or inference.new_id()
+        self.encode_error = request.codec.encode_error
         try:
-            caller = self.known
-            if (found := lane.identify(order.authorization)) is not caller:
-                caller = self._belong(found, order.authorization)
+            principal = self.known
+            if (found := inference.identify(request.authorization)) is not principal:
+                principal = self._belong(found, request.authorization)
         except RequestError as exc:
             self._deny(exc)
         else:
-            self.order = order
-            self.caller = caller
-            self._ask(order, body)
+            self.request = request
+            self.principal = principal
+            self._ask(request, body)
 
-    def _belong(self, caller: Principal | None, authorization: bytes) -> Principal:
+    def _belong(self, principal: Principal | None, authorization: bytes) -> Principal:
         """Count the connection for its principal's tenant from now on.
 
         Raises:
             RequestError: the principal is not known, or its tenant has too many connections: this one is not kept.
         """
-        if caller is None:
+        if principal is None:
             raise stranger(authorization)
         try:
-            self.lane.quotas.belong(self, caller.tenant)
+            self.inference.quotas.belong(self, principal.tenant)
         except RequestError:
             self.last = True
             raise
-        self.known = caller
-        return caller
+        self.known = principal
+        return principal
 
     def _tell_owner(self, head: Head) -> None:
         """Count the connection for the tenant that asks for an ordinary route. The route decides whether it may ask."""
         authorization = head.single.get(b"authorization", b"")
-        caller = None
+        principal = None
         if authorization:
             with contextlib.suppress(RequestError):
-                caller = self.lane.identify(authorization)
-        if caller is not None:
-            self._belong(caller, authorization)
+                principal = self.inference.identify(authorization)
+        if principal is not None:
+            self._belong(principal, authorization)
 
     def _excess(self) -> RequestError | None:
         """Refusal of the request in hand when its principal is over a limit. The gateway counts it."""
-        caller, intake = self.caller, self.lane.intake
-        if not caller.limits:
+        principal, intake = self.principal, self.inference.intake
+        if not principal.limits:
             return None
-        failure = intake.limiter.excess(intake.counted(caller.limits), intake.broker)
+        failure = intake.limiter.excess(intake.counted(principal.limits), intake.broker)
         if failure is None:
             return None
-        intake.note_refusal(caller, Entry(self.id, "", "", caller.tier, caller.tenant, "", 0.0, 0.0), failure)
+        intake.note_refusal(principal, Entry(self.id, "", "", principal.tier, principal.tenant, "", 0.0, 0.0), failure)
         return RequestError(failure.message, code=failure.code, retry_after=failure.retry_after, reason=failure.reason)
 
     def _charge(self) -> RequestError | None:
         """Count a wrong request towards its principal's limits; the refusal when it is over one."""
         over = self._excess()
-        if over is None and self.caller.limits:
-            intake = self.lane.intake
-            intake.limiter.charge(intake.counted(self.caller.limits))
+        if over is None and self.principal.limits:
+            intake = self.inference.intake
+            intake.limiter.charge(intake.counted(self.principal.limits))
         return over
 
-    def _ask(self, order: InferenceHead, body: bytes) -> None:
+    def _ask(self, request: InferenceHead, body: bytes) -> None:
         self.begun = monotonic()
         try:
-            if order.octets:
-                model, text, parameters = order.model, order.codec.text(body), b""
+            if request.octets:
+                model, text, parameters = request.model, request.codec.text(body), b""
             else:
-                model, text, parameters = order.codec.read(body)
+                model, text, parameters = request.codec.read(body)
         except RequestError as exc:
             over = self._charge()
             if over is None:
-                self._deny(exc, self.lane.tiers[self.caller.tier])
+                self._deny(exc, self.inference.tiers[self.principal.tier])
             else:
                 self._deny(over, None)
             return
         self.phase = ASKED
-        lane, caller = self.lane, self.caller
-        if order.wish is not None:
-            self.handover = AsyncHandoff(lane.loop, order.wait, self._hand_over)
-        lane.submit(self, caller, self.id, order.options, model or lane.model, text, parameters)
+        inference, principal = self.inference, self.principal
+        if request.wish is not None:
+            self.handoff = AsyncHandoff(inference.loop, request.wait, self._hand_over)
+        inference.submit(self, principal, self.id, request.options, model or inference.model, text, parameters)
 
     def admitted(self) -> None:
         """Note that the request in hand will have its outcome, whoever waits for it."""
-        if self.handover is not None:
-            self.handover.admitted()
+        if self.handoff is not None:
+            self.handoff.admitted()
 
     def _hand_over(self) -> None:
         """Answer with the id of the task that the request in hand has become."""
@@ -386,45 +386,54 @@ class FastPathConnection(Connection):
             self.fault(exc)
 
     def _give_id(self) -> None:
-        order, caller, lane = self.order, self.caller, self.lane
-        self._end_handover()
-        if order is None or order.wish is None:
+        request, principal, inference = self.request, self.principal, self.inference
+        self._end_handoff()
+        if request is None or request.wish is None:
             return
-        lane.intake.detach(caller.tenant, self.id)
+        inference.intake.detach(principal.tenant, self.id)
         shown = SHOWN + self.id
         body = msgspec.json.encode(Result(shown, "PENDING"))
-        ending = b"connection: close\r\n" if self.last or lane.closing else b""
-        if caller.limits:
-            ending += lane.allowances.lines(caller.limits)
-        self.caller = _NOBODY
+        ending = b"connection: close\r\n" if self.last or inference.closing else b""
+        if principal.limits:
+            ending += inference.rate_limit_headers.lines(principal.limits)
+        self.principal = _NOBODY
         self.transport.write(
             b"HTTP/1.1 202 Accepted\r\ndate: %b\r\ncontent-type: application/json\r\nx-request-id: %b\r\n"
             b"location: %b/%b\r\npreference-applied: %b\r\nretry-after: 1\r\n%bcontent-length: %d\r\n\r\n%b"
-            % (lane.date, shown.encode(), PATH.encode(), shown.encode(), order.wish.applied, ending, len(body), body)
+            % (
+                inference.date,
+                shown.encode(),
+                PATH.encode(),
+                shown.encode(),
+                request.wish.applied,
+                ending,
+                len(body),
+                body,
+            )
         )
         self._rest_from(monotonic())
 
-    def _end_handover(self) -> None:
-        if self.handover is not None:
-            self.handover.end()
-            self.handover = None
+    def _end_handoff(self) -> None:
+        if self.handoff is not None:
+            self.handoff.end()
+            self.handoff = None
 
     def _rest_from(self, now: float) -> None:
         """End the request in hand, which has been answered."""
-        self.order = None
-        if self.last or self.lane.closing or self.unread.since:
+        self.request = None
+        if self.last or self.inference.closing or self.unread.since:
             self.finish()
         else:
             self.phase = IDLE
             self.since = now
-        if self.held:
+        if self.buffer:
             self.advance()
 
     def _deny(self, error: RequestError, tier: str | None = "none") -> None:
         """Answer an error to a request that was read to its end; see `refuse`."""
-        self.order = None
+        self.request = None
         self.write_error(error.code, error.message, error.retry_after, error.reason)
-        self.desk.refused(error, tier)
+        self.context.refused(error, tier)
         self.finish()
 
     def _fail(self, failure: Failure, fields: bytes) -> None:

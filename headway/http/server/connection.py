@@ -8,7 +8,7 @@
 
 The rules:
 
-- One request at a time. What a client sends beyond it is held, and read on when its answer has been written,
+- One request at a time. What a client sends beyond it is buffered, and read on when its answer has been written,
   so that answers leave in the order of the requests.
 - A head is parsed when it is complete, a counted body is only counted, a chunked one is unwrapped. No parser
   lives longer than one request, so nothing of a request can reach into the next.
@@ -45,7 +45,7 @@ log = structlog.get_logger(__name__)
 
 IDLE, HEAD, BODY, DROP, ASKED, APP, BLOCKED, WAITING, LINGERING, CLOSED = range(10)
 
-HELD = 65_536
+MOST_BUFFERED = 65_536
 """Bytes a client may send ahead of its answers; also the most of a refused body that is read to keep a connection."""
 
 FAR = 4 << 20
@@ -62,32 +62,32 @@ class Connection(HttpToolsProtocol):
     """Connection whose requests all go to the ASGI app; the fast path adds routes that do not.
 
     Arguments:
-        desk: context shared with the listener's other connections.
+        context: context shared with the listener's other connections.
 
     Attributes:
         far: bytes a client may send ahead of its answers.
         encode_error: encoder of errors of the request in hand; the listener's own until its route is known.
     """
 
-    far = HELD
+    far = MOST_BUFFERED
 
     __slots__ = (
-        "ahead", "chunks", "descriptor", "desk", "encode_error", "expects", "held", "id", "last", "missing", "open", "paused", "phase", "seen", "since",
-        "unread",
+        "ahead", "buffer", "chunks", "context", "descriptor", "encode_error", "expects", "id", "last", "missing",
+        "open", "paused", "phase", "seen", "since", "unread",
     )  # fmt: skip
 
-    def __init__(self, desk: ConnectionContext) -> None:
-        super().__init__(desk.config, desk.state, {}, desk.loop)
+    def __init__(self, context: ConnectionContext) -> None:
+        super().__init__(context.config, context.state, {}, context.loop)
         self.parser = cast(Any, None)
-        self.desk = desk
+        self.context = context
         self.descriptor = -1
         self.phase = IDLE
         self.since = 0.0
-        self.held = b""
+        self.buffer = b""
         self.ahead: bytearray | None = None
         self.seen = 0
         self.id = ""
-        self.encode_error = desk.encode_error
+        self.encode_error = context.encode_error
         self.last = False
         self.paused = False
         self.open = False
@@ -106,12 +106,12 @@ class Connection(HttpToolsProtocol):
         # Any byte the kernel does not take at once counts as stuck: then nothing more is read from the client.
         transport.set_write_buffer_limits(high=0)
         self.since = monotonic()
-        desk = self.desk
-        full = len(self.connections) - desk.settings.max_connections
+        context = self.context
+        full = len(self.connections) - context.settings.max_connections
         descriptor = self.descriptor = descriptor_of(transport)
-        if full > TURNED_AWAY or descriptor >= desk.fd_brink:
+        if full > TURNED_AWAY or descriptor >= context.fd_brink:
             transport.abort()
-        elif full >= 0 or descriptor >= desk.fd_ceiling:
+        elif full >= 0 or descriptor >= context.fd_ceiling:
             self.connections.add(self)
             self.reject(RequestError("too many connections are open", code=SERVICE_OVERLOADED, retry_after=1.0))
         else:
@@ -119,24 +119,24 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Take what the client has sent."""
-        held = self.held
-        if self.ahead or (len(held) > HELD and self.phase > HEAD and not self.open):
+        buffer = self.buffer
+        if self.ahead or (len(buffer) > MOST_BUFFERED and self.phase > HEAD and not self.open):
             self.ahead = self.ahead or bytearray()
             self.ahead += data
             self._keep_ahead()
         else:
-            self.held = held + data if held else data
+            self.buffer = buffer + data if buffer else data
             self.advance()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Let go of everything."""
         self.phase = CLOSED
-        self.held, self.ahead = b"", None
+        self.buffer, self.ahead = b"", None
         self.chunks = None
         if self.paused:
-            self.desk.hangups.forget(self.descriptor)
+            self.context.hangups.forget(self.descriptor)
         super().connection_lost(exc)
-        self.desk.left()
+        self.context.left()
 
     def pause_writing(self) -> None:
         """Note that the client does not take its answer."""
@@ -157,7 +157,7 @@ class Connection(HttpToolsProtocol):
         """Work through what was received, as far as the request in hand allows."""
         left = HANDFUL
         try:
-            while self.held or self._fetch():
+            while self.buffer or self._fetch():
                 phase = self.phase
                 if phase <= HEAD:
                     if not left:
@@ -167,7 +167,7 @@ class Connection(HttpToolsProtocol):
                     elif not self._fetch():
                         break
                 elif phase >= LINGERING:
-                    self.held, self.ahead = b"", None
+                    self.buffer, self.ahead = b"", None
                 elif self.open:
                     self._take_body()
                 else:
@@ -185,8 +185,8 @@ class Connection(HttpToolsProtocol):
 
     def serve(self, head: Head, raw: bytes) -> None:
         """Start on a request whose head is complete; `raw` is the head as it came."""
-        if head.length > self.desk.most_body:
-            self.refuse(too_large(self.desk.settings), head)
+        if head.length > self.context.most_body:
+            self.refuse(too_large(self.context.settings), head)
             return
         self.server = get_local_addr(self.transport)
         self.client = get_remote_addr(self.transport)
@@ -202,9 +202,9 @@ class Connection(HttpToolsProtocol):
             return
         state = self.scope["state"]
         state["request_id"] = shown = SHOWN + self.id
-        state["shut"] = self.desk.shut
+        state["shut"] = self.context.shut
         self.cycle.default_headers = [*self.server_state.default_headers, (b"x-request-id", shown.encode())]
-        self.cycle.keep_alive = head.keep and not self.desk.closing
+        self.cycle.keep_alive = head.keep and not self.context.closing
         self.phase = APP
         if not self.expect_body(head):
             self.on_message_complete()
@@ -214,7 +214,7 @@ class Connection(HttpToolsProtocol):
         self.open = head.length != 0
         self.expects = head.expects
         if head.length < 0:
-            self.chunks = Chunks(self.desk.most_body, self.desk.most_header)
+            self.chunks = Chunks(self.context.most_body, self.context.most_header)
         else:
             self.missing = head.length
         return self.open
@@ -241,22 +241,22 @@ class Connection(HttpToolsProtocol):
         self.flow.resume_reading()
         if self.transport.is_closing():
             self.phase = CLOSED
-            self.held, self.ahead = b"", None
+            self.buffer, self.ahead = b"", None
         elif not self.open:
             self.finish()
-        elif self.expects or self.missing > HELD or self.chunks is not None:
+        elif self.expects or self.missing > MOST_BUFFERED or self.chunks is not None:
             self.linger()
         else:
             self._drop_body()
-        if self.phase == IDLE and self.held:  # An app's route may cost as much as a handful.
+        if self.phase == IDLE and self.buffer:  # An app's route may cost as much as a handful.
             self._wait_turn()
         else:
             self.advance()
 
     def finish(self) -> None:
         """End a request whose answer is written: wait for the next request, or close."""
-        if self.last or self.desk.closing:
-            if self.held:
+        if self.last or self.context.closing:
+            if self.buffer:
                 self.linger()
             else:
                 self.phase = CLOSED
@@ -271,11 +271,11 @@ class Connection(HttpToolsProtocol):
     def refuse(self, error: RequestError, head: Head, tier: str | None = "none") -> None:
         """Answer an error to a request whose body has not been read; keep the connection if the rest is short. The
         refusal is counted under a tier; None: it has been counted."""
-        if head.expects or not 0 <= head.length <= HELD:
+        if head.expects or not 0 <= head.length <= MOST_BUFFERED:
             self.reject(error, tier)
             return
         self.write_error(error.code, error.message, error.retry_after, error.reason)
-        self.desk.refused(error, tier)
+        self.context.refused(error, tier)
         if self.expect_body(head):
             self._drop_body()
         else:
@@ -283,9 +283,9 @@ class Connection(HttpToolsProtocol):
 
     def reject(self, error: RequestError, tier: str | None = "none") -> None:
         """Answer an error after which nothing the client sends can be understood, or is wanted."""
-        self.id = self.id or self.desk.new_id()
+        self.id = self.id or self.context.new_id()
         self.last = True
-        self.desk.refused(error, tier)
+        self.context.refused(error, tier)
         if self.phase == APP:
             cycle = self.cycle
             cycle.disconnected = True
@@ -303,7 +303,7 @@ class Connection(HttpToolsProtocol):
 
     def fault(self, exc: Exception) -> None:
         """Answer an unforeseen exception with 500, and log it once, under the request's id."""
-        self.id = self.id or self.desk.new_id()
+        self.id = self.id or self.context.new_id()
         log.error("a request failed", request_id=SHOWN + self.id, exc_info=exc)
         try:
             if self.phase in (DROP, BLOCKED, LINGERING, CLOSED):  # The answer has been given.
@@ -318,17 +318,17 @@ class Connection(HttpToolsProtocol):
         self, code: str, message: str, retry_after: float | None = None, reason: str = "", fields: bytes = b""
     ) -> None:
         """Write the answer of an error, with further lines of its header."""
-        desk, shown = self.desk, SHOWN + self.id
+        context, shown = self.context, SHOWN + self.id
         encoded = self.encode_error(code, message, shown, retry_after, reason)
-        close = self.last or desk.closing
-        self.transport.write(frame_error(code, shown, encoded, date=desk.date, close=close, fields=fields))
+        close = self.last or context.closing
+        self.transport.write(frame_error(code, shown, encoded, date=context.date, close=close, fields=fields))
 
     def linger(self) -> None:
         """Close the sending side, yet read on for a moment. Closing with bytes unread would reset the connection, and
         could take the answer away from a client that is still sending (RFC 9112, section 9.6)."""
         self.phase = LINGERING
         self.since = monotonic()
-        self.held, self.ahead = b"", None
+        self.buffer, self.ahead = b"", None
         self.reserve(0)
         self.open = False
         self.chunks = None
@@ -336,30 +336,30 @@ class Connection(HttpToolsProtocol):
             self.transport.write_eof()
             self.flow.resume_reading()
 
-    # What the door calls.
+    # What the listener calls.
 
     def inspect(self, now: float) -> None:
         """End what takes too long; `now` is a monotonic instant in seconds."""
-        desk, phase, waited = self.desk, self.phase, now - self.since
+        context, phase, waited = self.context, self.phase, now - self.since
         if self.unread.since:
-            if self.unread.overdue(self.transport, now, desk.body_timeout, SLOWEST):
+            if self.unread.overdue(self.transport, now, context.body_timeout, SLOWEST):
                 self.transport.abort()
         elif phase == IDLE:
-            if waited > (desk.keep_alive if self.id else desk.header_timeout) or (
-                desk.shut.is_set() and waited >= GRACE
+            if waited > (context.keep_alive if self.id else context.header_timeout) or (
+                context.shut.is_set() and waited >= GRACE
             ):
                 self.phase = CLOSED
                 self.transport.close()
         elif phase == HEAD:
-            if waited > desk.header_timeout:
-                self.id, self.encode_error = "", desk.encode_error
-                self._late("header", desk.settings.header_timeout_ms)
+            if waited > context.header_timeout:
+                self.id, self.encode_error = "", context.encode_error
+                self._late("header", context.settings.header_timeout_ms)
         elif phase == DROP:
-            if waited > desk.body_timeout:
+            if waited > context.body_timeout:
                 self.linger()  # without a word: the answer has been given
         elif self.open:
-            if waited > desk.body_timeout:
-                self._late("body", desk.settings.body_timeout_ms)
+            if waited > context.body_timeout:
+                self._late("body", context.settings.body_timeout_ms)
         elif phase == LINGERING and waited > LINGER:
             self.transport.abort()
 
@@ -376,45 +376,45 @@ class Connection(HttpToolsProtocol):
 
     def _take_head(self) -> bool:
         """Start on the next request, if all of its head is here."""
-        held = self.held
-        if held.startswith(b"\r"):
-            held = self.held = past_blank(held)
-            if held == b"\r":
+        buffer = self.buffer
+        if buffer.startswith(b"\r"):
+            buffer = self.buffer = past_blank(buffer)
+            if buffer == b"\r":
                 self._begin_head()
                 return False
-            if not held:
+            if not buffer:
                 return False
-        end = held.find(END, max(self.seen - 3, 0)) + len(END)
-        if end > self.desk.most_header or (end < len(END) and len(held) > self.desk.most_header):
-            self.id, self.encode_error = "", self.desk.encode_error
-            self.reject(too_long(self.desk.most_header))
+        end = buffer.find(END, max(self.seen - 3, 0)) + len(END)
+        if end > self.context.most_header or (end < len(END) and len(buffer) > self.context.most_header):
+            self.id, self.encode_error = "", self.context.encode_error
+            self.reject(too_long(self.context.most_header))
             return True
         if end < len(END):
-            self._await_head(held)
+            self._await_head(buffer)
             return False
-        raw = held[:end]
-        self.held = held[end:]
+        raw = buffer[:end]
+        self.buffer = buffer[end:]
         self.reserve(0)
         self.seen = 0
         self.since = monotonic()
-        self.id, self.encode_error = "", self.desk.encode_error
+        self.id, self.encode_error = "", self.context.encode_error
         try:
             head = read_head(raw)
         except RequestError as exc:
             self.reject(exc)
         else:
-            self.id = chosen_id(head) or self.desk.new_id()
+            self.id = chosen_id(head) or self.context.new_id()
             self.last = not head.keep
             self.serve(head, raw)
         return True
 
-    def _await_head(self, held: bytes) -> None:
-        why = suspect(held, self.seen)
+    def _await_head(self, buffer: bytes) -> None:
+        why = suspect(buffer, self.seen)
         if why is not None:
-            self.id, self.encode_error = "", self.desk.encode_error
+            self.id, self.encode_error = "", self.context.encode_error
             self.reject(BadRequest(why))
             return
-        self.seen = len(held)
+        self.seen = len(buffer)
         self._begin_head()
 
     def _begin_head(self) -> None:
@@ -423,14 +423,14 @@ class Connection(HttpToolsProtocol):
             self.since = monotonic()
 
     def _take_body(self) -> None:
-        held, chunks = self.held, self.chunks
+        buffer, chunks = self.buffer, self.chunks
         if chunks is None:
-            content, self.held = held[: self.missing], held[self.missing :]
+            content, self.buffer = buffer[: self.missing], buffer[self.missing :]
             self.missing -= len(content)
             self.open = self.missing > 0
         else:
             try:
-                content, self.held = chunks.feed(held)
+                content, self.buffer = chunks.feed(buffer)
             except RequestError as exc:
                 self.reject(exc)
                 return
@@ -444,20 +444,20 @@ class Connection(HttpToolsProtocol):
     def _keep_ahead(self) -> None:
         """Keep bytes sent ahead of the answer in hand, and read on, to see the client leave. Beyond what one connection
         may hold nothing is read. Beyond what its owner may hold the bytes are dropped, and the answer is the last."""
-        ahead = len(self.held) + (len(self.ahead) if self.ahead else 0)
+        ahead = len(self.buffer) + (len(self.ahead) if self.ahead else 0)
         if ahead > UNCOUNTED and not self.reserve(ahead):
             if self.phase == WAITING:
                 self.crowd_out()
                 return
-            self.held, self.ahead = self.held[:1], None  # More is to come, so the end has to linger.
+            self.buffer, self.ahead = self.buffer[:1], None  # More is to come, so the end has to linger.
             self.last = True
             self.retire()
             self._read_on()
-        elif ahead > (HELD if self.phase == WAITING else self.far) and not self.paused:
+        elif ahead > (MOST_BUFFERED if self.phase == WAITING else self.far) and not self.paused:
             self.paused = True
             self.flow.pause_reading()
-            self.desk.hangups.watch(self.descriptor, self.shutdown)
-        elif ahead <= HELD:
+            self.context.hangups.watch(self.descriptor, self.shutdown)
+        elif ahead <= MOST_BUFFERED:
             self._read_on()
 
     def _fetch(self) -> bool:
@@ -465,19 +465,19 @@ class Connection(HttpToolsProtocol):
         ahead = self.ahead
         if not ahead:
             return False
-        self.held += bytes(ahead[:HELD])
-        del ahead[:HELD]
+        self.buffer += bytes(ahead[:MOST_BUFFERED])
+        del ahead[:MOST_BUFFERED]
         return True
 
     def _read_on(self) -> None:
         if self.paused:
             self.paused = False
-            self.desk.hangups.forget(self.descriptor)
+            self.context.hangups.forget(self.descriptor)
             self.flow.resume_reading()
 
     def _wait_turn(self) -> None:
         self.phase = WAITING
-        self.desk.turns.wait(self)
+        self.context.turns.wait(self)
 
     def _drop_body(self) -> None:
         self.reserve(0)

@@ -243,7 +243,7 @@ class InferenceContext(ConnectionContext):
         self.identify = identity.identify
         self.anonymous = isinstance(identity, AnonymousIdentity)
         self.codecs = {path.encode(): codec for path, codec in codecs(settings).items()}
-        self.allowances = RateLimitHeaders(intake)
+        self.rate_limit_headers = RateLimitHeaders(intake)
         self.quotas = Quotas(settings)
         self.model = settings.model
         self.version = settings.model_version

@@ -197,10 +197,10 @@ def _about_line(raw: bytes) -> str:
     return f"the request line {shown!r} is malformed; expected: METHOD target HTTP/1.1"
 
 
-def past_blank(held: bytes) -> bytes:
+def past_blank(buffer: bytes) -> bytes:
     """Bytes after the blank lines before a request."""
-    blank = _BLANK.match(held)
-    return held[blank.end() if blank else 0 :]
+    blank = _BLANK.match(buffer)
+    return buffer[blank.end() if blank else 0 :]
 
 
 def too_long(most: int) -> RequestError:

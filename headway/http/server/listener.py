@@ -51,18 +51,18 @@ class Listener:
         port: port to bind, 0 to let the system choose.
         prefix: prefix of the names of these two settings, for errors.
         settings: limits and times.
-        make_desk: builds the context that the connections share; called within the event loop.
+        make_context: builds the context that the connections share; called within the event loop.
     """
 
     def __init__(
-        self, host: str, port: int, prefix: str, settings: Settings, make_desk: Callable[[], ConnectionContext]
+        self, host: str, port: int, prefix: str, settings: Settings, make_context: Callable[[], ConnectionContext]
     ) -> None:
         self._host = host
         self._wanted_port = port
         self._prefix = prefix
         self._settings = settings
-        self._make_desk = make_desk
-        self._desk: ConnectionContext | None = None
+        self._make_context = make_context
+        self._context: ConnectionContext | None = None
         self._listeners: list[_Listener] = []
         self._sweep: asyncio.TimerHandle | None = None
         self.port = 0
@@ -103,9 +103,9 @@ class Listener:
         Raises:
             SettingError: the address cannot be had.
         """
-        desk = self._desk = self._make_desk()
+        context = self._context = self._make_context()
         _raise_descriptor_limit(self._settings.max_connections)
-        for listener in await self._bind(desk):
+        for listener in await self._bind(context):
             self._listeners.append(listener)
             await listener.listen()
         self._look_after()
@@ -115,8 +115,8 @@ class Listener:
 
         An idle connection is kept: closing it could cross a request on its way.
         """
-        if self._desk is not None:
-            self._desk.retire()
+        if self._context is not None:
+            self._context.retire()
         for connection in self._connections():
             connection.retire()
 
@@ -126,36 +126,36 @@ class Listener:
         A client that uses its connection all the time hears of the end with its next answer; one that has
         been silent for a while is left without a word. Returns when no connection is left.
         """
-        desk = self._desk
-        if desk is None:
+        context = self._context
+        if context is None:
             return
         for _ in range(BACKLOG):
             if not any(listener.has_callers for listener in self._listeners):
                 break
             await asyncio.sleep(0)  # They are accepted; else they would be cut when the listener closes.
-        desk.close()
+        context.close()
         self._stop_listening()
         for connection in self._connections():
             connection.retire()
         self._look_after()
-        await desk.emptied()
+        await context.emptied()
 
     async def close(self) -> None:
         """Cut what is left."""
         self._stop_listening()
         if self._sweep is not None:
             self._sweep.cancel()
-        desk = self._desk
-        if desk is not None:
-            desk.close()
+        context = self._context
+        if context is not None:
+            context.close()
             for connection in self._connections():
                 connection.shutdown()
-            tasks = list(desk.state.tasks)
+            tasks = list(context.state.tasks)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await desk.emptied()
-            desk.hangups.close()
+            await context.emptied()
+            context.hangups.close()
 
     def sweep(self, now: float) -> None:
         """Look at all connections at the monotonic instant `now`, in seconds, and end what takes too long."""
@@ -166,28 +166,31 @@ class Listener:
                 connection.fault(exc)
 
     def _connections(self) -> list[Connection]:
-        return [] if self._desk is None else cast(list[Connection], list(self._desk.state.connections))
+        return [] if self._context is None else cast(list[Connection], list(self._context.state.connections))
 
     def _look_after(self) -> None:
         """Sweep, and schedule the next sweep."""
-        desk = self._desk
-        if desk is None:
+        context = self._context
+        if context is None:
             return
         if self._sweep is not None:
             self._sweep.cancel()
-        desk.refresh()
-        desk.fd_ceiling, desk.fd_brink = _descriptor_ceiling(desk.spare), _descriptor_ceiling(desk.spare // 2)
-        self._sweep_soon(desk, monotonic())
+        context.refresh()
+        context.fd_ceiling, context.fd_brink = (
+            _descriptor_ceiling(context.spare),
+            _descriptor_ceiling(context.spare // 2),
+        )
+        self._sweep_soon(context, monotonic())
         for listener in self._listeners:
             listener.revive()
-        self._sweep = desk.loop.call_later(_interval(desk), self._look_after)
+        self._sweep = context.loop.call_later(_interval(context), self._look_after)
 
-    def _sweep_soon(self, desk: ConnectionContext, now: float) -> None:
+    def _sweep_soon(self, context: ConnectionContext, now: float) -> None:
         """Sweep when all that has come by `now` has been read: this process may have stood still, and not its clients.
 
         Timers come first after a stand-still, so this takes a turn to get behind them, and one in which is read.
         """
-        loop = desk.loop
+        loop = context.loop
         loop.call_soon(loop.call_soon, self.sweep, now)
 
     def _stop_listening(self) -> None:
@@ -195,10 +198,10 @@ class Listener:
             listener.close()
         self._listeners.clear()
 
-    async def _bind(self, desk: ConnectionContext) -> list[_Listener]:
+    async def _bind(self, context: ConnectionContext) -> list[_Listener]:
         """Make a listening socket for each address that the host stands for, all on one port."""
         try:
-            found = await desk.loop.getaddrinfo(
+            found = await context.loop.getaddrinfo(
                 self._host or None, self._wanted_port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             )
         except (OSError, UnicodeError) as exc:
@@ -211,7 +214,7 @@ class Listener:
             for family, address in dict.fromkeys((family, address) for family, _, _, _, address in found):
                 sock = _bound(family, (address[0], self.port, *address[2:]))
                 self.port = sock.getsockname()[1]
-                listeners.append(_Listener(sock, desk))
+                listeners.append(_Listener(sock, context))
         except OSError as exc:
             for listener in listeners:
                 listener.close()
@@ -236,10 +239,10 @@ class Listener:
 class _Listener:
     """Bound socket, and a second handle on it from which listening goes on if the event loop gives it up."""
 
-    def __init__(self, sock: socket.socket, desk: ConnectionContext) -> None:
+    def __init__(self, sock: socket.socket, context: ConnectionContext) -> None:
         self._spare = sock
         self._sock = sock.dup()
-        self._desk = desk
+        self._context = context
         self._server: asyncio.Server | None = None
         self._reviving: asyncio.Task[None] | None = None
 
@@ -251,11 +254,13 @@ class _Listener:
         return bool(poll.poll(0))
 
     async def listen(self) -> None:
-        desk = self._desk
+        context = self._context
         protocol: Callable[[], Connection] = (
-            (lambda: FastPathConnection(desk)) if isinstance(desk, InferenceContext) else (lambda: Connection(desk))
+            (lambda: FastPathConnection(context))
+            if isinstance(context, InferenceContext)
+            else (lambda: Connection(context))
         )
-        self._server = await desk.loop.create_server(protocol, sock=self._sock, backlog=BACKLOG)
+        self._server = await context.loop.create_server(protocol, sock=self._sock, backlog=BACKLOG)
 
     def revive(self) -> None:
         """Listen again if the event loop has closed the socket, as uvloop does when accepting fails for good."""
@@ -264,7 +269,7 @@ class _Listener:
         with contextlib.suppress(OSError):  # still out of descriptors: the next sweep tries again
             self._sock = self._spare.dup()
             log.warning("the listener had died and was started anew", port=self._spare.getsockname()[1])
-            self._reviving = self._desk.loop.create_task(self.listen())
+            self._reviving = self._context.loop.create_task(self.listen())
 
     def close(self) -> None:
         if self._reviving is not None:
@@ -289,9 +294,9 @@ def _bound(family: int, address: tuple[Any, ...]) -> socket.socket:
     return sock
 
 
-def _interval(desk: ConnectionContext) -> float:
-    shortest = min(desk.header_timeout, desk.body_timeout, desk.keep_alive)
-    return max(0.01, min(SWEEP, shortest / 2, 0.05 if desk.shut.is_set() else SWEEP))
+def _interval(context: ConnectionContext) -> float:
+    shortest = min(context.header_timeout, context.body_timeout, context.keep_alive)
+    return max(0.01, min(SWEEP, shortest / 2, 0.05 if context.shut.is_set() else SWEEP))
 
 
 def _raise_descriptor_limit(connections: int) -> None:

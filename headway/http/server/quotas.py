@@ -91,7 +91,7 @@ class Quotas:
             return
         self.leave(guest)
         if not self._connections.take(tenant, 1, self._most):
-            raise too_many(f"{self._connections.held(tenant)} connections of this tenant are")
+            raise too_many(f"{self._connections.used(tenant)} connections of this tenant are")
         guest.owner = tenant
 
     def leave(self, guest: Guest) -> None:
@@ -142,15 +142,15 @@ class Quotas:
 
     def no_room(self, guest: Guest) -> RequestError:
         """Error of a body that `reserve` has refused."""
-        held = 0 if guest.owner is None else self._bodies.held(guest.owner)
-        if not held:
+        used = 0 if guest.owner is None else self._bodies.used(guest.owner)
+        if not used:
             return RequestError(
                 "too many bytes of bodies are on their way (max_bodies_mb)",
                 code=SERVICE_OVERLOADED,
                 retry_after=1.0,
                 reason="bodies",
             )
-        message = f"{held} bytes of this caller's bodies and unread answers are on their way; use fewer at once (max_bodies_mb)"
+        message = f"{used} bytes of this caller's bodies and unread answers are on their way; use fewer at once (max_bodies_mb)"
         return RequestError(message, code=RATE_LIMITED, retry_after=1.0, reason="bodies")
 
 

@@ -29,8 +29,8 @@ import structlog
 from headway.config import Settings
 from headway.errors import SERVICE_OVERLOADED, RequestError, StoreCorrupted, StoreUnavailable
 from headway.identity.api_keys.credential import digest, parse
-from headway.identity.api_keys.table import SHARDS, KeyTable, Rights, unpack
-from headway.identity.principals import make_caller
+from headway.identity.api_keys.table import BUCKETS, KeyTable, Rights, unpack
+from headway.identity.principals import make_principal
 from headway.model import ApiKey, Principal
 from headway.ports import KeyMark, KeyStore
 from headway.runtime.counters import Counters
@@ -55,7 +55,7 @@ BITE_PAUSE = 0.25
 """Seconds between two bites of that reading, where there is no hurry."""
 TRY_AGAIN = 1.0
 """Seconds until a bite that failed is tried again."""
-ENDED_SHARE = SHARDS // 64
+ENDED_SHARE = BUCKETS // 64
 """Part of the table that each refresh searches for ended keys: all of it once a minute."""
 RETIRE_EVERY = 600.0
 """Seconds between two removals of long ended keys from the store."""
@@ -74,7 +74,7 @@ class _Good:
 
     id: str
     kept: bytes
-    caller: Principal | None
+    principal: Principal | None
     ends: float
     upto: int
 
@@ -183,7 +183,7 @@ class ApiKeyCache:
             if len(self._seen) >= SEEN:
                 self._seen.clear()
             self._seen[came] = good
-        return good.caller if self._wall() < good.ends else None
+        return good.principal if self._wall() < good.ends else None
 
     def _holds(self, good: _Good) -> bool:
         """Whether the store has not told of a change of a key since the key came."""
@@ -204,12 +204,12 @@ class ApiKeyCache:
         ends, rights = (inf, self._nobody) if kept is None else unpack(kept)
         if not compare_digest(digest(secret), rights.digest) or kept is None:
             return None
-        return _Good(id, kept, self._caller(id, rights), ends, self._table.changes)
+        return _Good(id, kept, self._principal(id, rights), ends, self._table.changes)
 
-    def _caller(self, id: str, rights: Rights) -> Principal | None:
+    def _principal(self, id: str, rights: Rights) -> Principal | None:
         if rights.tier not in self._settings.tier_names:
             return None
-        return make_caller(
+        return make_principal(
             self._settings,
             rights.user,
             rights.tenant,
@@ -304,7 +304,7 @@ class ApiKeyCache:
 
     def _begin(self, *, hurry: bool) -> None:
         self._reading = _Reading(hurry)
-        self._table.begin_round()
+        self._table.begin_reading()
         if hurry:
             self._hurry.set()
 
@@ -319,7 +319,7 @@ class ApiKeyCache:
         reading.upto = found.upto.revision
         if found.more:
             return
-        for _ in self._table.end_round():
+        for _ in self._table.end_reading():
             await asyncio.sleep(0)
         if reading is self._reading:
             self._reading = None

@@ -27,7 +27,7 @@ from headway.config import Settings
 from headway.errors import SERVICE_OVERLOADED, RequestError, Unauthenticated
 from headway.identity.jwt.issuers import Issuer, printable
 from headway.identity.jwt.keysets import Key, KeySet
-from headway.identity.principals import make_caller
+from headway.identity.principals import make_principal
 from headway.model import Principal
 
 log = structlog.get_logger(__name__)
@@ -51,21 +51,21 @@ class Loops(Protocol):
         ...
 
 
-class _Refused(Exception):
+class _TokenRefused(Exception):
     """The token is not valid. The text gives the reason in Headway's words."""
 
 
-class _Expired(_Refused):
+class _Expired(_TokenRefused):
     """The token was valid, and has expired."""
 
 
 class _Known:
     """Token that was found good, up to an instant."""
 
-    __slots__ = ("caller", "key", "until")
+    __slots__ = ("key", "principal", "until")
 
-    def __init__(self, caller: Principal, key: Key, until: float) -> None:
-        self.caller = caller
+    def __init__(self, principal: Principal, key: Key, until: float) -> None:
+        self.principal = principal
         self.key = key
         self.until = until
 
@@ -168,56 +168,56 @@ class Tokens:
         if known is not None:
             if known.key.live and now < known.until:
                 self._known.move_to_end(digest)
-                return known.caller
+                return known.principal
             del self._known[digest]
         try:
             known = self._verified(token, now)
         except _Expired:
             log.debug("token refused", reason="it has expired")
             raise Unauthenticated("the credential has expired") from None
-        except _Refused as exc:
+        except _TokenRefused as exc:
             log.debug("token refused", reason=str(exc))
             return None
         self._known[digest] = known
         if len(self._known) > self._most:
             self._known.popitem(last=False)
-        return known.caller
+        return known.principal
 
     def _verified(self, token: bytes, now: float) -> _Known:
         """Check a token from the outside in: its form, its issuer, the key, the signature, and only then its claims."""
         parts = _FORM.fullmatch(token)
         if parts is None:
-            raise _Refused("it has not the form of a signed token")
+            raise _TokenRefused("it has not the form of a signed token")
         header, claims = _table(parts[1], "header"), _table(parts[2], "payload")
         issuer_name = claims.get("iss")
         keyset = self._keysets.get(issuer_name) if isinstance(issuer_name, str) else None
         if keyset is None:
-            raise _Refused("its issuer is not one of ours")
+            raise _TokenRefused("its issuer is not one of ours")
         issuer = keyset.issuer
         if header.get("alg") != issuer.algorithm:
-            raise _Refused(f"it is not signed with {issuer.algorithm}, as its issuer's are")
+            raise _TokenRefused(f"it is not signed with {issuer.algorithm}, as its issuer's are")
         if "crit" in header:
-            raise _Refused("it has critical extensions")
+            raise _TokenRefused("it has critical extensions")
         key = _key(keyset, header)
         try:
             self._verifiers[issuer.algorithm].decode(token, key.jwk, [issuer.algorithm])
         except (jwt.PyJWTError, ValueError) as exc:
-            raise _Refused(f"its signature is not good: {type(exc).__name__}") from None
+            raise _TokenRefused(f"its signature is not good: {type(exc).__name__}") from None
         until = _lifetime(issuer, claims, now)
-        return _Known(self._caller(issuer, claims), key, until)
+        return _Known(self._principal(issuer, claims), key, until)
 
-    def _caller(self, issuer: Issuer, claims: dict[str, Any]) -> Principal:
+    def _principal(self, issuer: Issuer, claims: dict[str, Any]) -> Principal:
         tenant = issuer.tenant or issuer.tenant_prefix + _name(claims, issuer.tenant_claim)
         if not printable(tenant):
-            raise _Refused("its tenant's name is too long")
+            raise _TokenRefused("its tenant's name is too long")
         tier = issuer.default_tier
         if tier is None or issuer.tier_claim in claims:
             tier = _name(claims, issuer.tier_claim)
         user, models = _name(claims, issuer.user_claim), _models(issuer, claims)
         try:
-            return make_caller(self._settings, user, tenant, tier, models=models)
+            return make_principal(self._settings, user, tenant, tier, models=models)
         except ValueError:
-            raise _Refused("its tier is none of ours") from None
+            raise _TokenRefused("its tier is none of ours") from None
 
 
 def _verifier(issuer: Issuer) -> jwt.PyJWS:
@@ -228,7 +228,7 @@ def _key(keyset: KeySet, header: dict[str, Any]) -> Key:
     """Key that a token says it is signed with. Raises RequestError while that key cannot be looked up."""
     kid = header.get("kid")
     if kid is not None and not isinstance(kid, str):
-        raise _Refused("the id of its key is no text")
+        raise _TokenRefused("the id of its key is no text")
     if not keyset.there:
         text = "the credential cannot be checked yet: its issuer does not answer"
         raise RequestError(text, code=SERVICE_OVERLOADED, retry_after=keyset.due())
@@ -237,7 +237,7 @@ def _key(keyset: KeySet, header: dict[str, Any]) -> Key:
         if keyset.want():
             text = "the credential cannot be checked yet: its issuer is being asked"
             raise RequestError(text, code=SERVICE_OVERLOADED, retry_after=1.0)
-        raise _Refused("its key is none of its issuer's")
+        raise _TokenRefused("its key is none of its issuer's")
     return key
 
 
@@ -247,9 +247,9 @@ def _table(part: bytes, name: str) -> dict[str, Any]:
         text = a2b_base64(part.translate(_TO_BASE64) + b"==").decode()
         table = _decoder.decode(text)
     except (ValueError, RecursionError):
-        raise _Refused(f"its {name} is not JSON") from None
+        raise _TokenRefused(f"its {name} is not JSON") from None
     if not isinstance(table, dict):
-        raise _Refused(f"its {name} is no object")
+        raise _TokenRefused(f"its {name} is no object")
     return table
 
 
@@ -274,14 +274,14 @@ def _lifetime(issuer: Issuer, claims: dict[str, Any], now: float) -> float:
     """Instant at which a token expires here. Raises _Refused when it is not valid now, or for others."""
     audience = claims.get("aud")
     if issuer.audience not in (audience if isinstance(audience, list) else [audience]):
-        raise _Refused("it is for another audience")
+        raise _TokenRefused("it is for another audience")
     _name(claims, "sub")
     leeway = issuer.leeway_s
     until = _instant(claims, "exp") + leeway
     if "nbf" in claims and _instant(claims, "nbf") > now + leeway:
-        raise _Refused("it is not valid yet")
+        raise _TokenRefused("it is not valid yet")
     if "iat" in claims and _instant(claims, "iat") > now + leeway:
-        raise _Refused("it was issued in the future")
+        raise _TokenRefused("it was issued in the future")
     if now >= until:
         raise _Expired
     return until
@@ -293,22 +293,22 @@ def _models(issuer: Issuer, claims: dict[str, Any]) -> list[str]:
         return []
     named = claims.get(issuer.models_claim)
     if not isinstance(named, list) or not named:
-        raise _Refused("its claim of models is missing, or no list of names")
+        raise _TokenRefused("its claim of models is missing, or no list of names")
     models = [name for name in named if isinstance(name, str) and printable(name)]
     if len(models) < len(named):
-        raise _Refused("its claim of models holds what is no name")
+        raise _TokenRefused("its claim of models holds what is no name")
     return models
 
 
 def _instant(claims: dict[str, Any], name: str) -> float:
     value = claims.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not -LATEST <= value <= LATEST:
-        raise _Refused(f"its claim {name} is no instant")
+        raise _TokenRefused(f"its claim {name} is no instant")
     return float(value)
 
 
 def _name(claims: dict[str, Any], claim: str) -> str:
     value = claims.get(claim)
     if not isinstance(value, str) or not printable(value):
-        raise _Refused(f"its claim {claim} is missing, or no name")
+        raise _TokenRefused(f"its claim {claim} is missing, or no name")
     return value

@@ -60,29 +60,29 @@ class PostgresKeys:
     """
 
     def __init__(self, url: str) -> None:
-        self._link = ConnectionPair(url)
+        self._pair = ConnectionPair(url)
 
     async def open(self) -> None:
         """See KeyStore."""
-        await self._link.open()
+        await self._pair.open()
 
     async def add(self, key: ApiKey) -> None:
         """See KeyStore."""
-        async with self._link.writing() as session:
+        async with self._pair.writing() as session:
             await session.execute("SELECT pg_advisory_xact_lock($1)", LOCK)
             check_new(key, _sound(await session.fetch(_ALIKE, key.id, key.replaces)))
             await session.execute(_ADD, *row_of(key), await _next(session))
 
     async def get(self, id: str) -> ApiKey | None:
         """See KeyStore."""
-        async with self._link.asking() as session:
+        async with self._pair.asking() as session:
             row = await session.fetchrow(f"{SELECT} WHERE id = $1", id)
         found = [] if row is None else _sound([row])
         return found[0] if found else None
 
     async def expire(self, id: str, at: float) -> bool:
         """See KeyStore."""
-        async with self._link.writing() as session:
+        async with self._pair.writing() as session:
             await session.execute("SELECT pg_advisory_xact_lock($1)", LOCK)
             if not await session.fetchval(_THERE, id):
                 return False
@@ -91,12 +91,12 @@ class PostgresKeys:
 
     async def keys(self) -> Sequence[ApiKey]:
         """See KeyStore."""
-        async with self._link.asking() as session:
+        async with self._pair.asking() as session:
             return _sound(await session.fetch(IN_ORDER))
 
     async def changes(self, since: KeyMark, limit: int) -> KeyChanges | None:
         """See KeyStore."""
-        async with self._link.asking() as session:
+        async with self._pair.asking() as session:
             if since.mark and not await session.fetchval(_KNOWN, since.revision, since.mark):
                 return None
             rows = await session.fetch(_AFTER, since.revision, limit)
@@ -104,19 +104,19 @@ class PostgresKeys:
 
     async def latest(self) -> KeyMark:
         """See KeyStore."""
-        async with self._link.asking() as session:
+        async with self._pair.asking() as session:
             found = await session.fetchrow(LATEST)
         return KeyMark(*found)
 
     async def remove_ended(self, before: float, limit: int) -> int:
         """See KeyStore."""
-        async with self._link.writing() as session:
+        async with self._pair.writing() as session:
             done: str = await session.execute(_REMOVE, before, limit)
         return int(done.rpartition(" ")[2])
 
     async def close(self) -> None:
         """See KeyStore."""
-        await self._link.close()
+        await self._pair.close()
 
 
 async def _next(session: Session) -> int:

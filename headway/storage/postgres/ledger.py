@@ -63,23 +63,23 @@ class PostgresLedger:
     """
 
     def __init__(self, url: str) -> None:
-        self._link = ConnectionPair(url)
+        self._pair = ConnectionPair(url)
 
     async def open(self) -> None:
         """See Ledger."""
-        await self._link.open()
+        await self._pair.open()
 
     async def write(self, records: Sequence[LedgerRecord]) -> None:
         """See Ledger."""
         rows = [_row(record) for record in records]
         try:
-            async with self._link.writing() as session:
+            async with self._pair.writing() as session:
                 await session.copy("headway_requests", list(_TYPES), rows)
                 return
         except RowRefused as exc:
             if not isinstance(exc.__cause__, asyncpg.UniqueViolationError):
                 raise
-        async with self._link.writing() as session:
+        async with self._pair.writing() as session:
             await session.execute(_INSERT, *zip(*rows, strict=True))
 
     async def find(self, id: str) -> Sequence[LedgerRecord]:
@@ -88,18 +88,18 @@ class PostgresLedger:
             key = uuid.UUID(id)
         except ValueError:
             return ()
-        async with self._link.asking() as session:
+        async with self._pair.asking() as session:
             return [_record(row) for row in await session.fetch(_FIND, key)]
 
     async def prune(self, before: float, limit: int) -> int:
         """See Ledger."""
-        async with self._link.asking() as session:
+        async with self._pair.asking() as session:
             removed = await session.fetchval(_PRUNE, _from_unix(before, UTC), limit)
         return int(removed)
 
     async def close(self) -> None:
         """See Ledger."""
-        await self._link.close()
+        await self._pair.close()
 
 
 def _row(record: LedgerRecord) -> tuple[Any, ...]:

@@ -24,7 +24,7 @@ import structlog
 
 from headway.errors import SettingError, StoreCorrupted, StoreUnavailable
 from headway.runtime.folder_lock import locked
-from headway.storage.sqlite.file_identity import Place, look, remove_log
+from headway.storage.sqlite.file_identity import FileIdentity, look, remove_log
 
 T = TypeVar("T")
 
@@ -65,7 +65,7 @@ class ConnectionThread:
         self._connect = connect
         self._connection: sqlite3.Connection | None = None
         self.moves = 0
-        self._place: Place | None = None
+        self._identity: FileIdentity | None = None
         """File that `look` saw when the connection was made."""
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -138,12 +138,12 @@ class ConnectionThread:
         """Connection to the file that lies at the path now."""
         if self._connection is None:
             self._connection = self._connect()
-            self._place = look(self._path)
+            self._identity = look(self._path)
         there = look(self._path)
-        if there != self._place:
+        if there != self._identity:
             if there is None:
                 raise StoreUnavailable(_GONE)
-            if self._place is not None and there.file == self._place.file:
+            if self._identity is not None and there.file == self._identity.file:
                 raise StoreCorrupted(_NO_LOG)
             self._go_over()
         return self._connection
@@ -154,7 +154,7 @@ class ConnectionThread:
             if (there := look(self._path)) is None:
                 raise StoreUnavailable(_GONE)
             _check_ledger(self._path)
-            if self._place is not None and there.log == self._place.log:
+            if self._identity is not None and there.log == self._identity.log:
                 # What lies beside it is the log of the file that was there before, and would get into this one.
                 remove_log(self._path)
             before = self._connection
@@ -162,7 +162,7 @@ class ConnectionThread:
                 self._connection = self._connect()
             except SettingError as exc:
                 raise StoreUnavailable(str(exc)) from exc
-            self._place = look(self._path)
+            self._identity = look(self._path)
         self.moves += 1
         if before is not None:
             before.close()

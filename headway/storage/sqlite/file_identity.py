@@ -18,7 +18,7 @@ from typing import NamedTuple
 _Inode = tuple[int, int]
 
 
-class Place(NamedTuple):
+class FileIdentity(NamedTuple):
     """The files of one database, by device and inode.
 
     Attributes:
@@ -30,11 +30,11 @@ class Place(NamedTuple):
     log: _Inode | None
 
 
-def look(path: str) -> Place | None:
+def look(path: str) -> FileIdentity | None:
     """Files at a path now; None when there is no database."""
     real = os.path.realpath(path)
     file = _inode(real)
-    return None if file is None else Place(file, _inode(f"{real}-wal"))
+    return None if file is None else FileIdentity(file, _inode(f"{real}-wal"))
 
 
 def make(path: str) -> None:

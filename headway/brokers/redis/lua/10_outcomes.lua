@@ -32,7 +32,7 @@ local function send_failures(s, kind, entries, attempts, left_at, size, failure)
   mark(s, entries)
 end
 
--- Dead letters, as `brokers.letters`: when there are too many, or too many bytes of them, the tenant that has most of them
+-- Dead letters, as `brokers.memory.dead_letters`: when there are too many, or too many bytes of them, the tenant that has most of them
 -- loses its oldest.
 local dead = {}
 
@@ -48,13 +48,13 @@ local function count(prefix, tenant, letters, bytes)
   return redis.call('INCRBY', prefix .. 'u', bytes)
 end
 
-local EMPTY = {[INPUT_PLACE] = '\160', [PARAMETERS_PLACE] = '\196\0'}
+local EMPTY = {[INPUT_POSITION] = '\160', [PARAMETERS_POSITION] = '\196\0'}
 
 local function cut(letter)
   local _, _, length, start = struct.unpack('>ddI4', letter)
   local members = culprits.members_in(string.sub(letter, start + length))
-  for place, nothing in pairs(EMPTY) do
-    members[place] = members[place] and nothing
+  for position, nothing in pairs(EMPTY) do
+    members[position] = members[position] and nothing
   end
   return string.sub(letter, 1, start + length - 1) .. '\220' .. struct.pack('>I2', #members) .. table.concat(members)
 end
@@ -122,7 +122,7 @@ local function bury(s, key, attempts, failure)
   dead.keep(s.prefix, key, letter)
 end
 
--- Answer and take out what waited too long apart from the lanes.
+-- Answer and take out what waited too long apart from the tier queues.
 local function expire_suspects(s)
   local q, late, gone = s.q, {}, {}
   q.suspects_due = INF

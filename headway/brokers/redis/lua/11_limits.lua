@@ -45,11 +45,11 @@ local function open_book(s, limits)
   return book
 end
 
--- Of the limits that an entry is over, the place of the one that takes longest among its own, and how long in seconds.
-local function over_limit(book, places)
+-- Of the limits that an entry is over, the position of the one that takes longest among its own, and how long in seconds.
+local function over_limit(book, positions)
   local worst, longest = nil, RATE_ROUNDING
-  for i, place in ipairs(places) do
-    local limit = book.limits[place + 1]
+  for i, position in ipairs(positions) do
+    local limit = book.limits[position + 1]
     local wait = book.owed[limit[1]] + limit[2] - limit[3]
     if wait > longest then
       worst, longest = i - 1, wait
@@ -58,9 +58,9 @@ local function over_limit(book, places)
   return worst, longest
 end
 
-local function charge(book, places)
-  for _, place in ipairs(places) do
-    local id, interval = unpack(book.limits[place + 1])
+local function charge(book, positions)
+  for _, position in ipairs(positions) do
+    local id, interval = unpack(book.limits[position + 1])
     book.owed[id], book.charged[id] = book.owed[id] + interval, true
   end
 end

@@ -1,10 +1,10 @@
 -- enqueue: admit entries or refuse them. Arguments after the head: what the gateway has read (its name, the id of the last
 -- stream entry, how many submissions, their names), what counts and is shared (nothing, or the limits, for each entry the
--- places of its limits, by place the shares of those that have any, and by place the digests of those whose clients chose the
+-- positions of its limits, by position the dedup keys of those that have any, and by position the digests of those whose clients chose the
 -- id), then for each entry its head (tier, lengths of the key and its tenant, queue timeout, timeout, nonce, key, gateway) and
--- its payload. Returns the instant, the queue's birth and the headway, packed, for each refused one its place, the wait and why
+-- its payload. Returns the instant, the queue's birth and the headway, packed, for each refused one its position, the wait and why
 -- (0 the queue is too long, 1 this tier's share of it, 2 memory, 3 another submission's, 4 its key was used for another
--- request, 5 no such task, 8 this input failed alone, from OVER on the place of the limit among its own), and the seconds owed
+-- request, 5 no such task, 8 this input failed alone, from OVER on the position of the limit among its own), and the seconds owed
 -- to each limit, packed.
 
 do
@@ -50,8 +50,8 @@ local function forget_read(s, args, at)
   return at + 3 + count
 end
 
-local function turn_away(refused, place, wait, why)
-  refused[#refused + 1] = place - 1
+local function turn_away(refused, position, wait, why)
+  refused[#refused + 1] = position - 1
   refused[#refused + 1] = exact(wait)
   refused[#refused + 1] = why
 end
@@ -102,7 +102,7 @@ local function admit(s, intake, entry, payload, timeouts, shares)
   end
   s.entered[entry.key] = true
   if shares then
-    lead(s, entry.key, record, free)
+    begin(s, entry.key, record, free)
     store_record(s, entry.key, record)
   end
   return nil
@@ -244,7 +244,7 @@ redis.register_function{function_name = VERSION .. '_cancel_task', flags = {'all
   local s = open(keys, args)
   local key = args[HEAD + 1]
   local flight = TASK .. '\0' .. key
-  local entry = leader_of(s, flight) == key and live(s, key)
+  local entry = original_of(s, flight) == key and live(s, key)
   if entry then
     let_go_of(s, entry, key, true)
     if entry.gateway ~= '' then

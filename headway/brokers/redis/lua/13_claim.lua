@@ -7,7 +7,7 @@ local take_lease
 
 do
 
-local RULE = {'size', 'headway', 'window', 'rule_rate', 'service', 'pace', 'lead', 'gather', 'quiet'}
+local RULE = {'size', 'headway', 'window', 'rule_rate', 'service', 'pace', 'tolerance', 'gather', 'quiet'}
 
 local function granted(s, slot, fence, lease, entries)
   local names, arrivals, first_due = {}, {}, INF
@@ -129,7 +129,7 @@ local function depart_apart(s, slot, token, group, limit, price)
   if group.caller ~= '' then
     limit = culprits.group_size(s, group.caller, limit)
   end
-  local reason = kind == GROUP.POOL and group.attempts == 0 and 'apart' or 'retry'
+  local reason = kind == GROUP.QUARANTINE and group.attempts == 0 and 'apart' or 'retry'
   local entries = suspects.take(s, group, limit)
   if kind ~= GROUP.FIRST then
     suspects.pay(s, kind, batch_seconds(q, #entries), batch_seconds(q, q.max_batch), price)
@@ -239,7 +239,7 @@ end
 
 redis.register_function{function_name = VERSION .. '_claim', flags = {'allow-oom'}, callback = claim}
 
--- unlisten: a slot no longer waits for its bell; if it had been woken, another is.
+-- unlisten: a slot no longer waits for a wake-up; if it had been woken, another is.
 redis.register_function{function_name = VERSION .. '_unlisten', flags = {'allow-oom'}, callback = function(keys, args)
   local s = open(keys, args)
   no_longer_idle(s, args[HEAD + 1])

@@ -1,8 +1,8 @@
 -- How a lease ends: completed, released, or outlived.
 
--- Give entries of a lease their outcomes. Arguments from a place on: how many gateways, for each its name and its packed
--- replies; how many entries have shares, whether outcomes may be kept, for each such entry its place, what its outcome is
--- worth, what it weighs, and its packed reply alone; then for each item that failed by itself: its place and why.
+-- Give entries of a lease their outcomes. Arguments from a position on: how many gateways, for each its name and its packed
+-- replies; how many entries have dedup keys, whether outcomes may be kept, for each such entry its position, what its outcome is
+-- worth, what it weighs, and its packed reply alone; then for each item that failed by itself: its position and why.
 local function give(s, lease, entries, args, at)
   local now = s.now
   local first, at = at, at + 1
@@ -12,16 +12,16 @@ local function give(s, lease, entries, args, at)
   end
   local unwanted = ''
   if #entries < #lease.members or present[''] then
-    local there, places = {}, {}
+    local there, positions = {}, {}
     for _, entry in ipairs(entries) do
-      there[entry.place] = entry.gateway ~= ''
+      there[entry.position] = entry.gateway ~= ''
     end
-    for place = 1, #lease.members do
-      if not there[place] then
-        places[#places + 1] = place - 1
+    for position = 1, #lease.members do
+      if not there[position] then
+        positions[#positions + 1] = position - 1
       end
     end
-    unwanted = cmsgpack.pack(places)
+    unwanted = cmsgpack.pack(positions)
   end
   if #entries > 0 then
     for _ = 1, tonumber(args[first]) do
@@ -40,21 +40,21 @@ local function give(s, lease, entries, args, at)
       't', exact(lease.left_at), 'e', exact(now), 'n', #lease.members, 'a', lease.attempts, 'x', ''}}
   end
   at = at + 2 + 4 * tonumber(args[at])
-  local place_of = {}
+  local at_position = {}
   if at < #args then
     for _, entry in ipairs(entries) do
-      place_of[entry.place - 1] = entry
+      at_position[entry.position - 1] = entry
     end
   end
   for i = at, #args, 2 do
-    local entry = place_of[tonumber(args[i])]
+    local entry = at_position[tonumber(args[i])]
     if entry then
       bury(s, entry.key, lease.attempts, args[i + 1])
     end
   end
   for _, entry in ipairs(entries) do
     if entry.shared then
-      local outcome = alone[entry.place - 1]
+      local outcome = alone[entry.position - 1]
       conclude(s, outcome or late_outcome(s, entry), {whose(entry.key, '', false, false)}, not outcome)
     end
   end
@@ -62,7 +62,7 @@ local function give(s, lease, entries, args, at)
 end
 
 -- deliver: some of a batch's outcomes, ahead of its completion, which has the others: large outputs in one step would keep
--- everybody waiting. Arguments after the head: fence, packed places of the entries, and their outcomes. Returns how many were
+-- everybody waiting. Arguments after the head: fence, packed positions of the entries, and their outcomes. Returns how many were
 -- answered; or nothing.
 redis.register_function{function_name = VERSION .. '_deliver', flags = {'allow-oom'}, callback = function(keys, args)
   local s = open(keys, args)
@@ -71,11 +71,11 @@ redis.register_function{function_name = VERSION .. '_deliver', flags = {'allow-o
     return {}
   end
   local lease, there, entries = cmsgpack.unpack(packed), {}, {}
-  for _, place in ipairs(cmsgpack.unpack(args[HEAD + 2])) do
-    there[place + 1] = true
+  for _, position in ipairs(cmsgpack.unpack(args[HEAD + 2])) do
+    there[position + 1] = true
   end
   for _, entry in ipairs(wanted(s, lease.members)) do
-    if there[entry.place] then
+    if there[entry.position] then
       entries[#entries + 1] = entry
     end
   end

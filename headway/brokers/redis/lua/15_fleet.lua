@@ -1,6 +1,6 @@
 -- The slots at home, and the housekeeping that somebody must do even when nobody asks for work.
 
--- Slots that fell silent wait for no bell: each would be rung for, and waited for, before one that is there. They are told,
+-- Slots that fell silent wait for no wake-up: each would be sent one, and waited for, before one that is there. They are told,
 -- should they be late only.
 local function leave_silent(s)
   local silent = redis.call('ZRANGEBYSCORE', s.prefix .. 'h', '-inf', exact(s.now - DEGRADED_AFTER))
@@ -12,7 +12,7 @@ local function leave_silent(s)
     for _, slot in ipairs(redis.call('ZRANGE', s.prefix .. 'i', 0, -1)) do
       if silent[string.match(slot, '%z(.*)$')] then
         no_longer_idle(s, slot)
-        bell(s, slot, 0)
+        send_wakeup(s, slot, 0)
       end
     end
   end
@@ -87,7 +87,7 @@ redis.register_function{function_name = VERSION .. '_glance', flags = {'no-write
   return {q.fresh + q.suspects, q.slots}
 end}
 
--- Where an entry stands: 0 not known or at its end, 1 waiting, 2 running. One that follows stands where its leader does.
+-- Where an entry stands: 0 not known or at its end, 1 waiting, 2 running. One that follows stands where its original does.
 local function standing(s, key)
   local entry = live(s, key)
   if entry and entry.shared then
@@ -121,9 +121,9 @@ end}
 redis.register_function{function_name = VERSION .. '_recall', flags = {'allow-oom'}, callback = function(keys, args)
   local s = open(keys, args)
   local flight = TASK .. '\0' .. args[HEAD + 1]
-  local leader = leader_of(s, flight)
-  if leader then
-    return {standing(s, leader)}
+  local original = original_of(s, flight)
+  if original then
+    return {standing(s, original)}
   end
   local found = kept_under(s, flight)
   if not found then
@@ -228,5 +228,5 @@ redis.register_function{function_name = VERSION .. '_reap', flags = {'allow-oom'
     due = math.min(due, tonumber(first[2]))
   end
   save(s)
-  return {exact(math.max(due - now, BELL_GRAIN)), again, exact(now), exact(q.born)}
+  return {exact(math.max(due - now, TIMER_GRAIN)), again, exact(now), exact(q.born)}
 end}

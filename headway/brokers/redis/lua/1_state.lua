@@ -5,29 +5,29 @@
 --   q          string  the figures below, packed as doubles
 --   e          hash    entry → header; '!', the nonce and the gateway once it has its outcome and that was not read yet
 --   p          hash    entry → payload, as the gateway packed it
---   l<tier>    zset    lane: member → number of its round
---   a<tier>    list    lane: its line, see 4_lanes.lua
---   t<tier>    zset    tenant → the last round that its entries in the lane cost
---   tw         hash    tenant → its entries in the lanes, while they are counted, see 7_intake.lua
+--   l<tier>    zset    tier queue: member → number of its round
+--   a<tier>    list    tier queue: its line, see 4_tier_queues.lua
+--   t<tier>    zset    tenant → the last round that its entries in the tier queue cost
+--   tw         hash    tenant → its entries in the tier queues, while they are counted, see 7_intake.lua
 --   d          zset    member that is due sooner than one before it in its line → its queue deadline
 --   x          hash    fence → lease
 --   y          zset    fence → instant at which the lease ends
---   s          hash    group → suspects: members that wait apart from the lanes, see 5_suspects.lua
+--   s          hash    group → suspects: members that wait apart from the tier queues, see 5_suspects.lua
 --   rb         hash    tenant → its retry budget, while it is not full
 --   ca         hash    caller → what is known of it since one of its inputs failed alone
 --   kc:<input> string  input of a tenant that failed alone, and the tenant itself → until when that is known
 --   i          zset    idle slot → since when
 --   f          string  the idle slot that is on watch
 --   c          string  slot that was woken last; it is waited for until `coming_until`, or until it claims
---   b:<process> list   the bell of a process: which of its slots should claim, or when
+--   b:<process> list   the wake-ups of a process: which of its slots should claim, or when
 --   n          hash    slot → token of its last granted claim, and the fence it got
 --   h          zset    healthy slot at home here → its last heartbeat
 --   r:<gateway> stream replies
 --   g          zset    gateway → when it was last heard of
 --   m          string  the process that reaps
---   v          hash    flight → its leader and the digest, see 9_sharing.lua
+--   v          hash    flight → its original and the digest, see 9_dedup.lua
 --   v:<flight> zset    entry that follows → its number
---   vs         hash    entry that leads or follows → its shares
+--   vs         hash    original or follower → its dedup keys
 --   vd         zset    entry that follows → its deadline
 --   k:<flight> string  outcome that is kept, see 18_kept.lua
 --   z, zl, o, on, u  hashes, zset, strings  dead letters: key → letter, key → what is listed of it, key → its number, the
@@ -50,7 +50,7 @@ local INF = 1 / 0
 -- expressions EACH_FIGURE of `q`, and EACH_OF_TIER.
 local START = {
   suspects_due = INF, oldest = INF, due = INF, last_departure = -INF, schedule = -INF, newest = -INF,
-  known_slots = 1, gate_at = -INF, known_until = -INF, headway = -1, window = INF, lead = INF, rule_at = -INF,
+  known_slots = 1, gate_at = -INF, known_until = -INF, headway = -1, window = INF, tolerance = INF, rule_at = -INF,
   coming_until = -INF, armed = INF, reaper_until = -INF, swept_at = -INF, latest = -INF,
   mixed_at = -INF,
 }
@@ -281,7 +281,7 @@ local function open(keys, args, looks_only)
 end
 
 -- Headers: tier, number, arrival, queue deadline, deadline, nonce, then the gateway's name: none when nobody waits for the
--- entry itself any more. SHARED is added to the tier of one that has shares.
+-- entry itself any more. SHARED is added to the tier of one that has dedup keys.
 local HEADER = '>Bddddd'
 local HEADER_BYTES = 41
 local SHARED = 64
@@ -291,12 +291,12 @@ local function pack_header(tier, seq, arrived, queue_due, due, nonce, gateway)
 end
 
 -- The entry of a header, of which more may be known.
-local function read_header(header, key, member, place)
+local function read_header(header, key, member, position)
   local tier, seq, arrived, queue_due, due, nonce = struct.unpack(HEADER, header)
   local shared = tier > SHARED
   return {
     tier = shared and tier - SHARED or tier, shared = shared, seq = seq, arrived = arrived, queue_due = queue_due, due = due,
-    nonce = nonce, gateway = string.sub(header, HEADER_BYTES + 1), key = key, member = member, place = place,
+    nonce = nonce, gateway = string.sub(header, HEADER_BYTES + 1), key = key, member = member, position = position,
   }
 end
 

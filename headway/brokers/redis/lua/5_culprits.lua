@@ -24,7 +24,7 @@ local function number_at(text, at, bytes)
   return number
 end
 
--- How many values an array at a place has, and where the first is; nothing when there is none.
+-- How many values an array at a position has, and where the first is; nothing when there is none.
 local function array_at(text, at)
   local first = string.byte(text, at)
   if first >= 0x90 and first <= 0x9f then
@@ -37,15 +37,15 @@ local function array_at(text, at)
   return nil
 end
 
--- Where the value after the one at a place is. The server's own decoder knows no bytes, only text.
+-- Where the value after the one at a position is. The server's own decoder knows no bytes, only text.
 local function after(text, at)
   local first = string.byte(text, at)
-  local count, place = array_at(text, at)
+  local count, position = array_at(text, at)
   if count then
     for _ = 1, count do
-      place = after(text, place)
+      position = after(text, position)
     end
-    return place
+    return position
   elseif first >= 0xa0 and first <= 0xbf then
     return at + 1 + first - 0xa0
   elseif LENGTHS[first] then
@@ -60,8 +60,8 @@ function culprits.members_in(payload)
   if payload and #payload > 0 then
     local count, at = array_at(payload, 1)
     for i = 1, count or 0 do
-      local place = after(payload, at)
-      members[i], at = string.sub(payload, at, place - 1), place
+      local position = after(payload, at)
+      members[i], at = string.sub(payload, at, position - 1), position
     end
   end
   return members
@@ -69,7 +69,7 @@ end
 
 function culprits.caller_in(key, payload)
   local entry = culprits.members_in(payload)
-  return tenant_of(key) .. '\0' .. (entry[CALLER_PLACE] or NO_CALLER), entry
+  return tenant_of(key) .. '\0' .. (entry[CALLER_POSITION] or NO_CALLER), entry
 end
 
 -- The callers of entries that are queued.
@@ -142,7 +142,7 @@ local function make_room(s)
 end
 
 local function known_key(s, tenant, entry)
-  return s.prefix .. 'kc:' .. tenant .. '\0' .. redis.sha1hex(entry[INPUT_PLACE] .. (entry[PARAMETERS_PLACE] or ''))
+  return s.prefix .. 'kc:' .. tenant .. '\0' .. redis.sha1hex(entry[INPUT_POSITION] .. (entry[PARAMETERS_POSITION] or ''))
 end
 
 local function know(s, key, generation)
@@ -165,7 +165,7 @@ function culprits.found(s, entry, killed)
   end
   record[UNTIL] = s.now + APART_SECONDS
   store(s, caller, record)
-  if asked[INPUT_PLACE] then
+  if asked[INPUT_POSITION] then
     q.known_until = s.now + KNOWN_SECONDS
     know(s, s.prefix .. 'kc:' .. tenant_of(key), ALL_GENERATIONS)
     know(s, known_key(s, tenant_of(key), asked), killed and ALL_GENERATIONS or q.generation)
@@ -197,7 +197,7 @@ function culprits.knows(s, key, payload)
     return false
   end
   local entry = culprits.members_in(payload)
-  if (entry[CALLER_PLACE] or NO_CALLER) == NO_CALLER then
+  if (entry[CALLER_POSITION] or NO_CALLER) == NO_CALLER then
     return false
   end
   return is_known(s, known_key(s, tenant_of(key), entry))

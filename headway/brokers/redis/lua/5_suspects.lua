@@ -1,8 +1,8 @@
--- Entries that wait apart from the lanes: as `core.suspects`. The groups are read once in a step, when they are needed, and
+-- Entries that wait apart from the tier queues: as `core.suspects`. The groups are read once in a step, when they are needed, and
 -- those that have changed are written when it saves.
 
 local suspects = {}
-local GROUP = {FIRST = 0, PROBE = 1, POOL = 2, REST = 3}
+local GROUP = {FIRST = 0, HALF = 1, QUARANTINE = 2, REST = 3}
 
 do
 
@@ -56,7 +56,7 @@ local function touch(s, group)
   s.changed[group.id] = group
 end
 
-local function place(s, group, entries)
+local function put(s, group, entries)
   local q = s.q
   for _, entry in ipairs(entries) do
     q.suspects_due = math.min(q.suspects_due, suspects.last_moment(entry, group.attempts))
@@ -101,11 +101,11 @@ function suspects.add(s, entries, kind, like)
     alone = like.alone or 0, caller = '', rest = like.rest or 0, avoid = like.avoid or '', avoid_until = like.avoid_until or -INF,
   }
   append(s, group)
-  place(s, group, entries)
+  put(s, group, entries)
   return group
 end
 
-function suspects.pool(s, caller)
+function suspects.quarantine(s, caller)
   for _, group in ipairs(suspects.groups(s)) do
     if group.caller == caller then
       return group
@@ -114,7 +114,7 @@ function suspects.pool(s, caller)
   return nil
 end
 
--- Callers that share the GPUs with the lanes, at least one.
+-- Callers that share the GPUs with the tier queues, at least one.
 function suspects.callers(s)
   local count = 0
   for _, group in ipairs(suspects.groups(s)) do
@@ -126,22 +126,22 @@ function suspects.callers(s)
 end
 
 function suspects.join(s, caller, entries, like)
-  local pool = suspects.pool(s, caller)
-  if not pool then
-    pool = {members = {}, kind = GROUP.POOL, ready_at = like.ready_at, failures = 0, attempts = 0, alone = 0, caller = caller,
+  local quarantine = suspects.quarantine(s, caller)
+  if not quarantine then
+    quarantine = {members = {}, kind = GROUP.QUARANTINE, ready_at = like.ready_at, failures = 0, attempts = 0, alone = 0, caller = caller,
       rest = 0, avoid = '', avoid_until = -INF}
-    append(s, pool)
+    append(s, quarantine)
   end
-  pool.ready_at = math.min(pool.ready_at, like.ready_at)
-  pool.failures = math.max(pool.failures, like.failures)
-  pool.attempts = math.max(pool.attempts, math.min(like.attempts, POOLED_ATTEMPTS))
+  quarantine.ready_at = math.min(quarantine.ready_at, like.ready_at)
+  quarantine.failures = math.max(quarantine.failures, like.failures)
+  quarantine.attempts = math.max(quarantine.attempts, math.min(like.attempts, QUARANTINED_ATTEMPTS))
   for _, entry in ipairs(entries) do
-    pool.members[#pool.members + 1] = entry.member
+    quarantine.members[#quarantine.members + 1] = entry.member
   end
-  if #pool.members >= culprits.group_size(s, caller, s.q.max_batch) then
-    pool.ready_at = -INF
+  if #quarantine.members >= culprits.group_size(s, caller, s.q.max_batch) then
+    quarantine.ready_at = -INF
   end
-  place(s, pool, entries)
+  put(s, quarantine, entries)
 end
 
 -- Nothing is known of these entries any more.
@@ -152,7 +152,7 @@ function suspects.unknown(s, entries, like)
   local callers = culprits.callers_of(s, entries)
   for i = 2, #callers do
     if callers[i] ~= callers[1] then
-      suspects.add(s, entries, GROUP.POOL, {ready_at = like.ready_at, failures = like.failures, attempts = like.attempts})
+      suspects.add(s, entries, GROUP.QUARANTINE, {ready_at = like.ready_at, failures = like.failures, attempts = like.attempts})
       return
     end
   end
@@ -203,7 +203,7 @@ function suspects.halve(s, entries, like)
     rest = suspects.add(s, right, GROUP.REST, {ready_at = INF, failures = like.failures, attempts = like.attempts}).id
     entries, alone = left, 0
   end
-  suspects.add(s, entries, GROUP.PROBE, {ready_at = like.ready_at, failures = like.failures, attempts = like.attempts, alone = alone,
+  suspects.add(s, entries, GROUP.HALF, {ready_at = like.ready_at, failures = like.failures, attempts = like.attempts, alone = alone,
     rest = rest, avoid = like.avoid, avoid_until = like.avoid_until})
 end
 
@@ -218,7 +218,7 @@ local function find_group(s, id)
   return nil
 end
 
--- The entries that waited for a probe, which has ended.
+-- The entries that waited for a half, which has ended.
 function suspects.let_go(s, id)
   local group = find_group(s, id)
   if not group then
@@ -248,7 +248,7 @@ function suspects.take(s, group, limit)
   group.members = left
   if #left == 0 then
     remove_group(s, group)
-  elseif group.kind == GROUP.POOL then  -- Others have their turn before what is left of it.
+  elseif group.kind == GROUP.QUARANTINE then  -- Others have their turn before what is left of it.
     remove_group(s, group)
     append(s, group)
     touch(s, group)
@@ -280,26 +280,26 @@ end
 
 -- What a worker may take: a group that goes first, or one that takes its turn; and the instant to look again.
 function suspects.choose(s, worker)
-  local probe, pool, again = nil, nil, INF
+  local half, quarantine, again = nil, nil, INF
   for _, group in ipairs(suspects.groups(s)) do
     local opens = suspects.opens_at(s, group, worker)
     if opens > s.now then
       again = math.min(again, opens)
     elseif group.kind == GROUP.FIRST then
       return group, nil, again
-    elseif group.kind == GROUP.PROBE then
-      probe = probe or group
+    elseif group.kind == GROUP.HALF then
+      half = half or group
     else
-      pool = pool or group
+      quarantine = quarantine or group
     end
   end
-  if pool and (not probe or s.q.lean > 0) then
-    return nil, pool, again
+  if quarantine and (not half or s.q.lean > 0) then
+    return nil, quarantine, again
   end
-  return nil, probe, again
+  return nil, half, again
 end
 
--- The lanes went first for so many seconds of a GPU, while groups waited beside so many tenants.
+-- The tier queues went first for so many seconds of a GPU, while groups waited beside so many tenants.
 function suspects.earn(s, seconds, tenants, full)
   local share = math.max(seconds, LEAST_COST) * suspects.callers(s) / math.max(tenants, 1)
   s.q.credit = math.min(s.q.credit + share, MOST_CREDIT * math.max(full, LEAST_COST))
@@ -321,7 +321,7 @@ function suspects.pay(s, kind, seconds, full, price)
   local q, cost = s.q, math.max(seconds, LEAST_COST)
   q.credit = q.credit - cost * price
   local most = MOST_CREDIT * math.max(full, LEAST_COST)
-  q.lean = math.max(-most, math.min(most, q.lean + (kind == GROUP.POOL and -cost or cost * PROBE_PRICE)))
+  q.lean = math.max(-most, math.min(most, q.lean + (kind == GROUP.QUARANTINE and -cost or cost * SEARCH_PRICE)))
 end
 
 end

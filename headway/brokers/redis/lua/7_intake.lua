@@ -1,12 +1,12 @@
--- Into the lanes: what a step lets in is gathered, and written down together.
+-- Into the tier queues: what a step lets in is gathered, and written down together.
 
 local function new_intake(s)
   local intake = {
-    headers = {}, payloads = {}, odd = {}, lanes = {}, lines = {}, latest = {}, stamps = {}, joined = {}, counted = {},
-    held = {}, most = {},
+    headers = {}, payloads = {}, odd = {}, tier_queues = {}, lines = {}, latest = {}, stamps = {}, joined = {}, counted = {},
+    waiting = {}, most = {},
   }
   for tier = 1, s.tiers do
-    intake.lanes[tier], intake.lines[tier], intake.latest[tier], intake.joined[tier] = {}, {}, {}, 0
+    intake.tier_queues[tier], intake.lines[tier], intake.latest[tier], intake.joined[tier] = {}, {}, {}, 0
   end
   return intake
 end
@@ -26,7 +26,7 @@ local function round_of(s, intake, tier, tenant, cost)
   return round
 end
 
--- Count the entries of each tenant in the lanes.
+-- Count the entries of each tenant in the tier queues.
 local function count_tenants(s)
   local counts, list = {}, {}
   for tier = 1, s.tiers do
@@ -44,31 +44,31 @@ local function count_tenants(s)
   s.q.counted, s.counts_anew = 1, true
 end
 
--- How many entries of a tenant wait in the lanes, with those that this step has let in.
+-- How many entries of a tenant wait in the tier queues, with those that this step has let in.
 function held_by(s, intake, tenant)
   if s.q.counted == 0 then
     count_tenants(s)
   end
-  return math.max(tonumber(redis.call('HGET', s.prefix .. 'tw', tenant) or 0), 0) + (intake.held[tenant] or 0)
+  return math.max(tonumber(redis.call('HGET', s.prefix .. 'tw', tenant) or 0), 0) + (intake.waiting[tenant] or 0)
 end
 
 -- Entries in so many rounds from the next one on, when they are counted one by one.
 local function in_rounds(s, intake, tier, rounds)
-  local last, lane = s.q.next[tier] + rounds - 1, intake.lanes[tier]
+  local last, tier_queue = s.q.next[tier] + rounds - 1, intake.tier_queues[tier]
   local count = redis.call('ZCOUNT', s.prefix .. 'l' .. tier, s.q.next[tier], last)
-  for i = 1, #lane, 2 do
-    count = count + (lane[i] <= last and 1 or 0)
+  for i = 1, #tier_queue, 2 do
+    count = count + (tier_queue[i] <= last and 1 or 0)
   end
   return count
 end
 
--- At most how many of an entry's lane are served before it, as `core.fair_queue.Lane.ahead`. What this step has let in is not
--- in the lanes yet; all of it is in rounds that have not begun.
+-- At most how many of an entry's tier queue are served before it, as `core.fair_queue.TierQueue.ahead`. What this step has let in is not
+-- in the tier queues yet; all of it is in rounds that have not begun.
 function served_before(s, intake, entry)
   local q, tier, counted = s.q, entry.tier, intake.counted[entry.tier]
-  local tenant, lane = entry.tenant, s.prefix .. 'l' .. entry.tier
+  local tenant, tier_queue = entry.tenant, s.prefix .. 'l' .. entry.tier
   if not counted then
-    counted = {redis.call('ZCOUNT', lane, '-inf', '(' .. q.next[tier]), redis.call('ZCOUNT', lane, q.next[tier], q.next[tier])}
+    counted = {redis.call('ZCOUNT', tier_queue, '-inf', '(' .. q.next[tier]), redis.call('ZCOUNT', tier_queue, q.next[tier], q.next[tier])}
     intake.counted[tier] = counted
   end
   local rounds = math.max(latest_of(s, intake, tier, tenant) + 2 - q.next[tier], 1)
@@ -78,7 +78,7 @@ function served_before(s, intake, entry)
   return rounds > LOOKED_AT and q.depth[tier] or counted[1] + in_rounds(s, intake, tier, rounds)
 end
 
--- Tenants that have entries in the lanes, and in the intake, which is not in the lanes yet.
+-- Tenants that have entries in the tier queues, and in the intake, which is not in the tier queues yet.
 local function tenants_in_lanes(s, intake)
   local count = 0
   for tier = 1, s.tiers do
@@ -116,7 +116,7 @@ local function note_tenant(s, intake, tenant)
   q.last_tenant = number
 end
 
--- Let an entry wait in its lane.
+-- Let an entry wait in its tier queue.
 local function take_in(s, intake, entry, payload)
   local q, tier, queue_due = s.q, entry.tier, entry.queue_due
   local headers, payloads = intake.headers, intake.payloads
@@ -128,12 +128,12 @@ local function take_in(s, intake, entry, payload)
   local tenant = entry.tenant
   local cost = payload and cost_of(#payload) or cost_of_member(s, member)
   local round = round_of(s, intake, tier, tenant, cost)
-  intake.held[tenant] = (intake.held[tenant] or 0) + 1
+  intake.waiting[tenant] = (intake.waiting[tenant] or 0) + 1
   if tenant ~= intake.tenant then
     note_tenant(s, intake, tenant)
   end
-  local lane, line, stamps = intake.lanes[tier], intake.lines[tier], intake.stamps
-  lane[#lane + 1], lane[#lane + 2] = round, member
+  local tier_queue, line, stamps = intake.tier_queues[tier], intake.lines[tier], intake.stamps
+  tier_queue[#tier_queue + 1], tier_queue[#tier_queue + 2] = round, member
   if round == q.next[tier] then
     intake.joined[tier] = intake.joined[tier] + 1
   end
@@ -161,7 +161,7 @@ end
 local function write_down(s, intake)
   local p = s.prefix
   if s.q.counted > 0 then
-    for tenant, count in pairs(intake.held) do
+    for tenant, count in pairs(intake.waiting) do
       redis.call('HINCRBY', p .. 'tw', tenant, count)
     end
     if s.counts_anew then
@@ -170,7 +170,7 @@ local function write_down(s, intake)
   end
   call_all('HSET', p .. 'e', intake.headers)
   call_all('HSET', p .. 'p', intake.payloads)
-  if s.q.fresh <= #intake.headers / 2 then  -- Nothing else waits in the lanes.
+  if s.q.fresh <= #intake.headers / 2 then  -- Nothing else waits in the tier queues.
     lasting(s, 'e', 'p')
   end
   if #intake.odd > 0 then
@@ -181,15 +181,15 @@ local function write_down(s, intake)
     s.q.odd = s.q.odd + #intake.odd / 2
   end
   for tier = 1, s.tiers do
-    if #intake.lanes[tier] > 0 then
-      call_all('ZADD', p .. 'l' .. tier, intake.lanes[tier])
+    if #intake.tier_queues[tier] > 0 then
+      call_all('ZADD', p .. 'l' .. tier, intake.tier_queues[tier])
       call_all('RPUSH', p .. 'a' .. tier, intake.lines[tier])
       local rounds = {}
       for tenant, round in pairs(intake.latest[tier]) do
         rounds[#rounds + 1], rounds[#rounds + 2] = round, tenant
       end
       call_all('ZADD', p .. 't' .. tier, rounds)
-      if s.q.depth[tier] == #intake.lanes[tier] / 2 then
+      if s.q.depth[tier] == #intake.tier_queues[tier] / 2 then
         lasting(s, 'l' .. tier, 'a' .. tier, 't' .. tier)
       end
     end
@@ -202,20 +202,20 @@ local function caller_apart(s, key, payload)
   return culprits.ride_apart(s, caller) and caller or nil
 end
 
--- Let an entry wait in the pool of its caller, which rides apart.
+-- Let an entry wait in the quarantine of its caller, which rides apart.
 local function wait_apart(s, entry, caller)
   entry.member = member_of(entry.seq, entry.key)
   suspects.join(s, caller, {entry}, {ready_at = s.now + batch_seconds(s.q, 1), failures = 0, attempts = 0})
 end
 
--- Why a new entry may not wait, as `refuse`: in its lane, or in the pool of its caller when that rides apart.
+-- Why a new entry may not wait, as `refuse`: in its tier queue, or in the quarantine of its caller when that rides apart.
 local function admissible(s, intake, entry, timeouts, apart)
   if not apart then
     return refuse(s, intake, entry, timeouts[1], timeouts[2])
   end
-  local q, pool = s.q, suspects.pool(s, apart)
-  local waiting = pool and #pool.members or 0
-  if waiting >= POOL_BATCHES * q.max_batch * q.known_slots then
+  local q, quarantine = s.q, suspects.quarantine(s, apart)
+  local waiting = quarantine and #quarantine.members or 0
+  if waiting >= QUARANTINE_BATCHES * q.max_batch * q.known_slots then
     gate(s)
     local pace = pace_of(q, entry.tier)
     return pace > 0 and math.max(1 / pace, MIN_WAIT) or UNKNOWN_WAIT, false

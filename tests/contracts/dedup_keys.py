@@ -34,8 +34,8 @@ def share(kind: DedupKind) -> DedupKey:
     return {DedupKind.TASK: task("first"), DedupKind.KEY: key(), DedupKind.SAME: same()}[kind]
 
 
-def sharing(id: str, *shares: DedupKey, input: str = "asked", **how: object) -> Entry:
-    return ask(input, id=id, shares=shares, **how)  # type: ignore[arg-type]
+def sharing(id: str, *dedup_keys: DedupKey, input: str = "asked", **how: object) -> Entry:
+    return ask(input, id=id, dedup_keys=dedup_keys, **how)  # type: ignore[arg-type]
 
 
 def poll(

@@ -1,13 +1,13 @@
--- One answer for several entries of a tenant: as `core.dedup`. What is known under a share is a flight: who leads it and
--- who follows, or the outcome that is kept.
+-- One answer for several entries of a tenant: as `core.dedup`. What is known under a dedup key is a flight: its original and
+-- its followers, or the outcome that is kept.
 --
--- A share is a list: kind, flight, digest, seconds to keep, whether it joins a leader, whether it waits for one only. The
--- record of an entry has its shares, the places of those that it leads, the flight that it follows, or '', and once
+-- A dedup key, here a share, is a list: kind, flight, digest, seconds to keep, whether it joins an original, whether it waits for one only. The
+-- record of an entry has its shares, the positions of those whose flights it began, the flight that it follows, or '', and once
 -- nobody waits for the entry itself, the gateway that did. An outcome has the fields that a stream has of it, and its
 -- worth: ANSWER, VERDICT, or 0 when it is of no use to those who ask later.
 
 local VERDICT, TASK
-local live, member_found, leader_of, kept_under, root_of, find_flight, lead, join, store_record, conclude, whose, late_outcome
+local live, member_found, original_of, kept_under, root_of, find_flight, begin, join, store_record, conclude, whose, late_outcome
 local withdraw, expire_followers
 local is_small, keep_outcome, forget_outcome, forget_ended, renew_account  -- of 18_kept.lua
 
@@ -43,7 +43,7 @@ function member_found(entry)
   return entry.gateway == '' and entry.key or member_of(entry.seq, entry.key)
 end
 
-function leader_of(s, flight)
+function original_of(s, flight)
   local packed = redis.call('HGET', s.prefix .. 'v', flight)
   if packed then
     local found = cmsgpack.unpack(packed)
@@ -70,12 +70,12 @@ function submissions.share_of_id(s, key, digest)
   return kept_under(s, flight) and {TASK, flight, digest, 0, true, false}
 end
 
--- What is known under a share, if anything is. A leader that ended unnoticed, in a process of another release, leads
+-- What is known under a share, if anything is. An original that ended unnoticed, in a process of another release, is
 -- nothing; its followers get the next one's outcome.
 local function flight_of(s, share)
-  local leader, digest = leader_of(s, share[FLIGHT])
-  if leader and ((s.entered and s.entered[leader]) or live(s, leader)) then
-    return {leader = leader, digest = digest}
+  local original, digest = original_of(s, share[FLIGHT])
+  if original and ((s.entered and s.entered[original]) or live(s, original)) then
+    return {original = original, digest = digest}
   end
   local found = kept_under(s, share[FLIGHT])
   return found and {digest = found[1], kept = found}
@@ -85,25 +85,25 @@ end
 function root_of(s, key)
   while true do
     local record = record_of(s, key)
-    local leader = record and record.follows ~= '' and leader_of(s, record.follows)
-    if not leader then
+    local original = record and record.follows ~= '' and original_of(s, record.follows)
+    if not original then
       return key
     end
-    key = leader
+    key = original
   end
 end
 
 -- Look for an answer in common with others: why an entry may not come in, or else the flight to join and its share.
--- None: it has to run. Also the places of shares that nobody is under.
+-- None: it has to run. Also the positions of those that nobody is under.
 function find_flight(s, shares)
   local free = {}
-  for place, share in ipairs(shares) do
+  for position, share in ipairs(shares) do
     local flight = flight_of(s, share)
     if not flight then
       if share[WAITS] then
         return NO_TASK
       end
-      free[place] = true
+      free[position] = true
     else
       if flight.digest ~= share[DIGEST] and not share[WAITS] then
         return MISUSE
@@ -116,12 +116,12 @@ function find_flight(s, shares)
 end
 
 -- The entry is the first under those of its shares that nobody is under yet.
-function lead(s, key, record, free)
-  for place, share in ipairs(record.shares) do
+function begin(s, key, record, free)
+  for position, share in ipairs(record.shares) do
     local looks = share[WAITS] or (share[KIND] == TASK and share[KEEP] <= 0)
-    if not looks and (free[place] or not flight_of(s, share)) then
+    if not looks and (free[position] or not flight_of(s, share)) then
       redis.call('HSET', s.prefix .. 'v', share[FLIGHT], cmsgpack.pack({key, share[DIGEST]}))
-      record.led[#record.led + 1] = place
+      record.led[#record.led + 1] = position
       lasting(s, 'v')
     end
   end
@@ -180,8 +180,8 @@ local function scatter(s, followers, anew)
     for _, key in ipairs(loose[at]) do
       local entry, record = live(s, key), record_of(s, key)
       if entry and record then
-        for _, place in ipairs(record.led) do
-          loose[#loose + 1] = take_followers(s, record.shares[place][FLIGHT])
+        for _, position in ipairs(record.led) do
+          loose[#loose + 1] = take_followers(s, record.shares[position][FLIGHT])
         end
         redis.call('HDEL', s.prefix .. 'vs', key)
         if entry.gateway == '' then
@@ -214,8 +214,8 @@ function conclude(s, outcome, ended, late)
     local record = record_of(s, one.key)
     if record then
       redis.call('HDEL', s.prefix .. 'vs', one.key)
-      for _, place in ipairs(record.led) do
-        local share = record.shares[place]
+      for _, position in ipairs(record.led) do
+        local share = record.shares[position]
         local followers = take_followers(s, share[FLIGHT])
         if late and share[KIND] ~= TASK then
           scatter(s, followers, anew)
@@ -256,11 +256,11 @@ local function end_alone(s, key, outcome)
   conclude(s, outcome, {whose(key, '', false, true)}, false)
 end
 
--- An entry joins a flight: it gets what is kept, or follows the leader.
+-- An entry joins a flight: it gets what is kept, or follows the original.
 function join(s, entry, record, flight, share, free)
   redis.call('HSET', s.prefix .. 'e', entry.key, new_header(s, entry))
   lasting(s, 'e', 'p')
-  lead(s, entry.key, record, free)
+  begin(s, entry.key, record, free)
   if flight.kept then
     store_record(s, entry.key, record)
     conclude(s, {fields = flight.kept[4], worth = flight.kept[8], weight = flight.kept[9]},
@@ -271,7 +271,7 @@ function join(s, entry, record, flight, share, free)
   end
 end
 
--- A follower whose leader was too late: it runs itself, or joins another, in the time that it has left.
+-- A follower whose original was too late: it runs itself, or joins another, in the time that it has left.
 offer_anew = function(s, one)
   local entry, record, why, wait, apart = one.entry, {shares = one.shares, led = {}, follows = ''}, nil, 0, nil
   local left = entry.due - s.now
@@ -306,7 +306,7 @@ offer_anew = function(s, one)
     take_in(s, intake, entry)
     write_down(s, intake)
   end
-  lead(s, entry.key, record, free or {})
+  begin(s, entry.key, record, free or {})
   store_record(s, entry.key, record)
   if outcome then  -- If it is a task, that is its outcome.
     end_alone(s, entry.key, outcome)
@@ -340,14 +340,14 @@ local function let_go(s, key)
     if not entry or not record or entry.gateway ~= '' then
       return
     end
-    for _, place in ipairs(record.led) do
-      local share = record.shares[place]
+    for _, position in ipairs(record.led) do
+      local share = record.shares[position]
       if share[KIND] == BY_KEY or has_followers(s, share[FLIGHT]) then
         return
       end
     end
-    for _, place in ipairs(record.led) do
-      redis.call('HDEL', s.prefix .. 'v', record.shares[place][FLIGHT])
+    for _, position in ipairs(record.led) do
+      redis.call('HDEL', s.prefix .. 'v', record.shares[position][FLIGHT])
     end
     forget(s, key)
     if record.follows == '' then
@@ -355,7 +355,7 @@ local function let_go(s, key)
       return
     end
     unfollow(s, key, record.follows)
-    key = leader_of(s, record.follows)
+    key = original_of(s, record.follows)
     if not key then
       return
     end
@@ -368,8 +368,8 @@ end
 function withdraw(s, entry, deleted)
   local p, key, member = s.prefix, entry.key, member_found(entry)
   local record, led = record_of(s, key) or {shares = {}, led = {}, follows = ''}, {}
-  for _, place in ipairs(record.led) do
-    local share = record.shares[place]
+  for _, position in ipairs(record.led) do
+    local share = record.shares[position]
     if share[KIND] == TASK then
       for _, follower in ipairs(take_followers(s, share[FLIGHT])) do
         end_alone(s, follower, refused_outcome(s, follower, 0, NO_TASK, 0))
@@ -377,7 +377,7 @@ function withdraw(s, entry, deleted)
     elseif deleted and share[KIND] == BY_KEY and not has_followers(s, share[FLIGHT]) then
       redis.call('HDEL', p .. 'v', share[FLIGHT])
     else
-      led[#led + 1] = place
+      led[#led + 1] = position
       redis.call('HSET', p .. 'v', share[FLIGHT], cmsgpack.pack({member, share[DIGEST]}))
     end
   end
@@ -404,10 +404,10 @@ function expire_followers(s)
     redis.call('ZREM', s.prefix .. 'vd', key)
     if entry and record and record.follows ~= '' then
       unfollow(s, key, record.follows)
-      local leader = leader_of(s, record.follows)
+      local original = original_of(s, record.follows)
       conclude(s, late_outcome(s, entry, 1), {whose(key, '', false, true)}, true)
-      if leader then
-        let_go(s, leader)
+      if original then
+        let_go(s, original)
       end
     end
   end

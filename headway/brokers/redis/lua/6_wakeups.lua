@@ -1,14 +1,14 @@
--- Waiting costs nothing and misses nothing: an idle slot sleeps until its bell rings.
+-- Waiting costs nothing and misses nothing: an idle slot sleeps until it is woken.
 --
 -- A claim in vain leaves its slot idle. Whatever changes the queue wakes the first idle slot if it has something to
 -- claim, and nobody else until that one has come, or has not come for a while. For what may leave only later, one of the
 -- idle slots is told the instant: it is the one on watch. So neither do all slots ask at once, nor does one have to poll.
 
-local function bell(s, slot, instant)
+local function send_wakeup(s, slot, instant)
   local process, worker = string.match(slot, '^(.-)%z(.*)$')
   local key = s.prefix .. 'b:' .. process
   redis.call('RPUSH', key, struct.pack('<d', instant) .. load_of(s) .. worker)
-  redis.call('EXPIRE', key, BELL_SECONDS)
+  redis.call('EXPIRE', key, WAKEUP_SECONDS)
 end
 
 local function off_watch(s, slot)
@@ -30,10 +30,10 @@ local function wake(s, slot)
   no_longer_idle(s, slot)
   q.coming_until = s.now + COMING_SECONDS
   redis.call('SET', s.prefix .. 'c', slot, 'EX', LIFE_SECONDS)
-  bell(s, slot, 0)
+  send_wakeup(s, slot, 0)
 end
 
--- Put a slot on watch. Returns the instant if it is `me`, who is told by the reply to its claim and needs no bell.
+-- Put a slot on watch. Returns the instant if it is `me`, who is told by the reply to its claim and needs no wake-up.
 local function watch(s, slot, instant, me)
   if instant < s.q.armed then
     s.q.armed = instant
@@ -41,7 +41,7 @@ local function watch(s, slot, instant, me)
     if slot == me then
       return instant
     end
-    bell(s, slot, instant)
+    send_wakeup(s, slot, instant)
   end
   return nil
 end

@@ -1,7 +1,7 @@
--- Who rides: as `core.fair_queue`. A lane serves its tenants in rounds, one entry of each in a round.
+-- Who rides: as `core.fair_queue`. A tier queue serves its tenants in rounds, one entry of each in a round.
 
 --
--- Beside its rounds a lane has a line: all that came, in order, each with its arrival and its queue deadline. What has left
+-- Beside its rounds a tier queue has a line: all that came, in order, each with its arrival and its queue deadline. What has left
 -- is taken out of it only when it comes to the head. Deadlines come almost in order, too, as most requests use the
 -- configured timeout; only what is due sooner than the one before it pays for a place in the sorted set of the odd.
 
@@ -29,7 +29,7 @@ local function is_waiting(s, tier, member)
   return redis.call('ZSCORE', s.prefix .. 'l' .. tier, member)
 end
 
--- Go along a lane's line from its head. `visit` is called with the arrival, the deadline and the member of each that still
+-- Go along a tier queue's line from its head. `visit` is called with the arrival, the deadline and the member of each that still
 -- waits, until it returns false; what has left is dropped on the way, and so is what `visit` takes. `gone` has members that
 -- are known to have left.
 local function walk(s, tier, gone, visit)
@@ -57,7 +57,7 @@ local function walk(s, tier, gone, visit)
   end
 end
 
--- Arrival and deadline of the one that has waited longest in a lane.
+-- Arrival and deadline of the one that has waited longest in a tier queue.
 local function head_of(s, tier, gone)
   local arrived, due = INF, INF
   walk(s, tier, gone, function(since, by)
@@ -89,7 +89,7 @@ local function look_again(s, gone)
   end
 end
 
--- The entries of each tenant in the lanes are counted from the moment on at which somebody has to know, until there are few
+-- The entries of each tenant in the tier queues are counted from the moment on at which somebody has to know, until there are few
 -- again: see `held_by`.
 local function stop_counting(s)
   if s.q.counted > 0 then
@@ -98,7 +98,7 @@ local function stop_counting(s)
   end
 end
 
--- The lanes hold less than the figures say: part of the state was lost. Believe the lanes.
+-- The tier queues hold less than the figures say: part of the state was lost. Believe the tier queues.
 local function recount(s)
   local q = s.q
   stop_counting(s)
@@ -116,7 +116,7 @@ local function no_longer_odd(s, members)
   end
 end
 
--- These members wait in the lanes no more.
+-- These members wait in the tier queues no more.
 local function leave_lanes(s, members)
   local q, key, counts = s.q, s.prefix .. 'tw', {}
   q.fresh = q.fresh - #members
@@ -137,7 +137,7 @@ local function leave_lanes(s, members)
   end
 end
 
--- Take an entry out of its lane; its tenant gets the place back. False when it was not there.
+-- Take an entry out of its tier queue; its tenant gets the place back. False when it was not there.
 local function drop_from_lane(s, entry)
   local q, tier = s.q, entry.tier
   if redis.call('ZREM', s.prefix .. 'l' .. tier, entry.member) == 0 then
@@ -232,8 +232,8 @@ local function pop_in_turns(s, room, gone, closed)
   local arrived = {}
   for _ = 1, kept + left do
     local longest, chosen = INF, nil
-    for place = 2, #waiting do
-      local tier = waiting[place]
+    for position = 2, #waiting do
+      local tier = waiting[position]
       if q.depth[tier] > 0 then
         arrived[tier] = arrived[tier] or head_of(s, tier, gone)
         if arrived[tier] < longest then

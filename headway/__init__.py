@@ -2,6 +2,7 @@
 
 For programs there are, each imported when it is first used, so that `import headway` costs nothing:
 
+    headway.serve          serves a function or a class, as `headway serve` does
     headway.Client         asks a running service; headway.AsyncClient does so from asyncio
     headway.client         the clients' results, tasks and errors
 
@@ -35,10 +36,11 @@ The map of the packages. Imports only point down the list, from package to packa
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from headway.app.serving import BackgroundService, serve
     from headway.client import AsyncClient, Client
 
 __version__ = "0.1.0"
-__all__ = ["AsyncClient", "Client", "__version__"]
+__all__ = ["AsyncClient", "Client", "BackgroundService", "__version__", "serve"]
 
 if not TYPE_CHECKING:  # Else every name would pass.
 
@@ -48,6 +50,10 @@ if not TYPE_CHECKING:  # Else every name would pass.
             import headway.client
 
             return headway.client if name == "client" else getattr(headway.client, name)
+        if name in ("BackgroundService", "serve"):
+            from headway.app import serving
+
+            return getattr(serving, name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
     def __dir__():

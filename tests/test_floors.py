@@ -65,8 +65,8 @@ CHILD_ONLY = {USER_CODE: "headway.backends.process.child", "headway.backends.pro
 """Modules that run inside the child process, and the only module that imports each: user code never reaches a server.
 """
 
-ROLE_MODULES = ("headway.model.fleet", "headway.app.roles")
-"""Modules in which roles are named, besides the commands that start one."""
+ROLE_MODULES = ("headway.model.fleet", "headway.app.roles", "headway.app.serving")
+"""Modules in which roles are named, besides the commands that start one: `headway.app.serving` is one for programs."""
 
 LOADERS = ("importlib.import_module", "importlib.machinery", "importlib.util", "runpy")
 MEANINGLESS = frozenset(["common", "helper", "helpers", "misc", "shared", "util", "utils"])

@@ -3,6 +3,9 @@
 roles         table of roles, and the parts of each
 wiring        connects the parts of a process
 runner        runs a process to its end
+serving       `headway.serve`, for programs
+background    a service in a thread of a program
+python_target names of targets that are given as Python objects
 brokers       chooses the broker
 backends      chooses what runs batches
 stores        chooses identity, key store and ledger

@@ -33,13 +33,15 @@ short.
 """
 
 
-async def run(settings: Settings, role: Role, target: str = "", reopen_log: Callable[[], bool] = lambda: False) -> int:
+async def run(
+    settings: Settings, role: Role, target: str | Target = "", reopen_log: Callable[[], bool] = lambda: False
+) -> int:
     """Run a process of a role to its end. Returns the exit code.
 
     Arguments:
         settings: settings of the process.
         role: role of the process.
-        target: TARGET of a process that runs batches.
+        target: target of a process that runs batches, or the text that names it.
         reopen_log: opens the log anew; False when it goes to no file.
 
     Raises:

@@ -72,13 +72,13 @@ class Process:
     public: Listener | None
 
 
-def build(settings: Settings, role: Role, target_text: str = "") -> Process:
+def build(settings: Settings, role: Role, given: str | Target = "") -> Process:
     """Put a process together; for the arguments and what it raises see `runner.run`."""
     parts = ROLES[role]
     if not (settings.broker or parts.alone):
         raise _no_broker(role)
     settings = dataclasses.replace(settings, name=settings.name or _default_name())
-    target = with_arguments(parse_target(target_text), settings.target_arguments) if parts.batchers else None
+    target = _target(settings, given) if parts.batchers else None
     clock, counters = time.monotonic, Counters()
     bundle = make_broker_bundle(settings, counters, clock)
     ledger = make_ledger(settings.ledger) if settings.ledger else None
@@ -145,6 +145,10 @@ def build(settings: Settings, role: Role, target_text: str = "") -> Process:
         resources=resources,
     )
     return Process(settings, role, target, service, admin_listener, public_listener)
+
+
+def _target(settings: Settings, given: str | Target) -> Target:
+    return with_arguments(parse_target(given) if isinstance(given, str) else given, settings.target_arguments)
 
 
 def make_components(

@@ -14,7 +14,7 @@ A flag beats the environment, which beats the file, which beats the default.
 from headway.config.broker import shown_url
 from headway.config.checks import idle, is_loopback
 from headway.config.settings import FIELDS, PREFIX, Settings, flag, kind
-from headway.config.sources import load
+from headway.config.sources import load, load_arguments
 
 __all__ = [
     "FIELDS",
@@ -25,5 +25,6 @@ __all__ = [
     "is_loopback",
     "kind",
     "load",
+    "load_arguments",
     "shown_url",
 ]

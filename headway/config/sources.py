@@ -6,7 +6,7 @@ import difflib
 import os
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ def load(
     flags: Mapping[str, Any],
     environ: Mapping[str, str] = os.environ,
     file: Path | None = None,
+    spell: Callable[[str], str] = flag,
 ) -> Settings:
     """Merge flags, environment and file into Settings.
 
@@ -28,25 +29,36 @@ def load(
         environ: the process environment; `HEADWAY_PORT` sets `port`, and so on. An empty variable counts as
             not set. `HEADWAY_CONFIG` names the file when `file` is None.
         file: a TOML file; when none is named, `headway.toml` in the working directory is read if it is there.
+        spell: field name to the name under which the caller of the command, or of a function, gave it.
 
     Raises:
         SettingError: a name is unknown, or a value is of the wrong type or out of range.
     """
-    source = "--config"
+    source = spell("config")
     if file is None and environ.get(f"{PREFIX}CONFIG"):
         file, source = Path(environ[f"{PREFIX}CONFIG"]), f"{PREFIX}CONFIG"
+    return _merged([_from_file(file, source), _from_environ(environ), _from_flags(flags, spell)], spell)
+
+
+def load_arguments(values: Mapping[str, Any]) -> Settings:
+    """Settings of a function's arguments alone, whatever environment and files say; see `load`."""
+    return _merged([_from_flags(values, str)], str)
+
+
+def _merged(sources: Sequence[_Given], spell: Callable[[str], str]) -> Settings:
+    """Settings of several sources, of which a later one beats an earlier one."""
     values: dict[str, Any] = {}
-    spelling: dict[str, str] = {name: flag(name) for name in FIELDS}
-    for given in (_from_file(file, source), _from_environ(environ), _from_flags(flags)):
+    spelling: dict[str, str] = {name: spell(name) for name in FIELDS}
+    for given in sources:
         for name, (spelt, value) in given.items():
             values[name], spelling[name] = value, spelt
     _fit_times(values)
     try:
         return Settings(**values)
     except SettingError as exc:
-        spell = _speller(spelling)
+        respell = _speller(spelling)
         spelt = spelling[exc.setting] + ("" if exc.setting in values else " (its default)")
-        raise SettingError(spelt, exc.value, spell(exc.reason), spell(exc.hint)) from None
+        raise SettingError(spelt, exc.value, respell(exc.reason), respell(exc.hint)) from None
 
 
 def _fit_times(values: dict[str, Any]) -> None:
@@ -102,13 +114,15 @@ def _from_file(file: Path | None, source: str) -> _Given:
     for name, value in table.items():
         spelt = f"{path}: {name}"
         if name not in FIELDS:
-            near = difflib.get_close_matches(name, FIELDS, 1)
-            hint = f"Did you mean {near[0]}?" if near else "Remove it."
-            raise SettingError(
-                spelt, shown(FIELDS[near[0]], value) if near else value, "there is no such setting", hint
-            )
+            raise _unknown(spelt, name, value)
         found[name] = (spelt, _typed(spelt, name, value))
     return found
+
+
+def _unknown(spelt: str, name: str, value: object) -> SettingError:
+    near = difflib.get_close_matches(name, FIELDS, 1)
+    hint = f"Did you mean {near[0]}?" if near else "Remove it."
+    return SettingError(spelt, shown(FIELDS[near[0]], value) if near else value, "there is no such setting", hint)
 
 
 def _target_arguments(path: Path, table: object, twice: bool) -> tuple[str, str]:
@@ -141,12 +155,14 @@ def _from_environ(environ: Mapping[str, str]) -> _Given:
     return found
 
 
-def _from_flags(flags: Mapping[str, Any]) -> _Given:
+def _from_flags(flags: Mapping[str, Any], spell: Callable[[str], str]) -> _Given:
     found: _Given = {}
     for name, value in flags.items():
+        if name not in FIELDS:
+            raise _unknown(spell(name), name, value)
         if value is not None:
             parse = _parsed if isinstance(value, str) else _typed
-            found[name] = (flag(name), parse(flag(name), name, value))
+            found[name] = (spell(name), parse(spell(name), name, value))
     return found
 
 

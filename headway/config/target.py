@@ -22,11 +22,19 @@ from headway.errors import SettingError, TargetError
 
 @dataclass(frozen=True, slots=True)
 class ModuleTarget:
-    """An attribute of an importable module; `arguments` of its class are as `core.arguments` reads them."""
+    """An attribute of an importable module.
+
+    Attributes:
+        module: dotted name of the module.
+        attribute: name in it, may be dotted.
+        arguments: arguments that its class is built with, as `core.arguments` reads them.
+        folder: folder that the module is imported from; empty: the working directory.
+    """
 
     module: str
     attribute: str
     arguments: str = field(default="", repr=False)
+    folder: str = ""
 
     def __str__(self) -> str:
         return f"{self.module}:{self.attribute}{_call(self.arguments)}"

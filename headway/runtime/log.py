@@ -17,8 +17,9 @@ import queue
 import re
 import stat
 import sys
+import threading
 from collections.abc import Iterator, MutableMapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
@@ -46,31 +47,97 @@ def running(level: str = "info", json: bool = False, stream: TextIO | None = Non
         json: one JSON object a line, instead of text for people.
         stream: stream to write to; None for standard error.
     """
-    target = stream or sys.stderr
-    root = logging.getLogger()
-    before = (root.level, root.handlers[:])
-    waiting: queue.SimpleQueue[logging.LogRecord | None] = queue.SimpleQueue()
-    writer = logging.StreamHandler(target)
-    writer.setFormatter(_formatter(json, target.isatty()))
-    listener = Writer(waiting, writer, target)
-    root.handlers[:] = [_Outbox(waiting)]
-    root.setLevel(level.upper())
     logging.captureWarnings(True)
+    try:
+        with _structlog(level, _wrap), _writing(logging.getLogger(), level, json, stream or sys.stderr) as writer:
+            yield writer
+    finally:
+        logging.captureWarnings(False)
+
+
+@contextmanager
+def beside(level: str = "info", json: bool = False) -> Iterator[None]:
+    """Log while the context lasts, as a guest in a program that may have a log of its own.
+
+    A program that has set up structlog gets all lines its way. One that has set up the standard library's logging gets
+    them there, from loggers below `headway`. Else they are written to standard error, and nothing else is.
+
+    Arguments:
+        level: least important level that is logged: debug, info, warning or error.
+        json: one JSON object a line, instead of text for people, where they are written here.
+    """
+    with _entering:
+        if not _guests:
+            _set_up.enter_context(_as_guest(level, json))
+        _guests.append(None)
+    try:
+        yield
+    finally:
+        with _entering:
+            _guests.pop()
+            if not _guests:
+                _set_up.close()
+
+
+_entering = threading.Lock()
+_guests: list[None] = []
+"""One item for each `beside` under way: the first sets the log up, the last takes that back."""
+_set_up = ExitStack()
+
+
+@contextmanager
+def _as_guest(level: str, json: bool) -> Iterator[None]:
+    if structlog.is_configured():
+        yield
+        return
+    own = logging.getLogger("headway")
+    if own.hasHandlers():
+        with _structlog(level, _exception, _defuse, _console(False)):
+            yield
+        return
+    own.propagate = False
+    try:
+        with _structlog(level, _wrap), _writing(own, level, json, sys.stderr):
+            yield
+    finally:
+        own.propagate = True
+
+
+@contextmanager
+def _structlog(level: str, *last: structlog.typing.Processor) -> Iterator[None]:
+    """Send what is logged by structlog to the standard library's loggers, and restore what was."""
+    was = structlog.get_config() if structlog.is_configured() else None
     structlog.configure(
-        processors=[*_ADDED, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        processors=[*_ADDED, *last],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelName(level.upper())),
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=False,
     )
-    listener.start()
     try:
-        yield listener
+        yield
     finally:
-        listener.stop()
-        logging.captureWarnings(False)
         structlog.reset_defaults()
-        root.setLevel(before[0])
-        root.handlers[:] = before[1]
+        if was is not None:
+            structlog.configure(**was)
+
+
+@contextmanager
+def _writing(logger: logging.Logger, level: str, json: bool, stream: TextIO) -> Iterator[Writer]:
+    """Write what comes to a logger, and restore its handlers."""
+    before = (logger.level, logger.handlers[:])
+    waiting: queue.SimpleQueue[logging.LogRecord | None] = queue.SimpleQueue()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(_formatter(json, stream.isatty()))
+    writer = Writer(waiting, handler, stream)
+    logger.handlers[:] = [_Outbox(waiting)]
+    logger.setLevel(level.upper())
+    writer.start()
+    try:
+        yield writer
+    finally:
+        writer.stop()
+        logger.setLevel(before[0])
+        logger.handlers[:] = before[1]
 
 
 def get_logger(name: str) -> structlog.typing.FilteringBoundLogger:
@@ -195,7 +262,8 @@ def _defuse(logger: Any, name: str, event: _Event) -> _Event:
     """Escape what the console renderer prints as it is; other values it prints as Python literals."""
     safe: _Event = {escape(key): value for key, value in event.items()}
     safe["event"] = escape(str(event.get("event", "")))
-    safe["logger"] = escape(str(event["logger"]))
+    if "logger" in event:
+        safe["logger"] = escape(str(event["logger"]))
     if "exception" in event:
         safe["exception"] = "\n".join(_INDENT + escape(line) for line in event["exception"].splitlines())
     return safe
@@ -204,23 +272,29 @@ def _defuse(logger: Any, name: str, event: _Event) -> _Event:
 _KEPT = ("exc_info", "stack_info")
 
 _ADDED: tuple[structlog.typing.Processor, ...] = (structlog.contextvars.merge_contextvars, _pin)
+_wrap = structlog.stdlib.ProcessorFormatter.wrap_for_formatter
+_exception = structlog.processors.format_exc_info
 
 
 def _formatter(json: bool, colours: bool) -> structlog.stdlib.ProcessorFormatter:
     rendering: list[structlog.typing.Processor] = [
         _describe_record,
         structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-        structlog.processors.format_exc_info,
+        _exception,
     ]
     if json:
         rendering.append(structlog.processors.JSONRenderer())
     else:
-        console = structlog.dev.ConsoleRenderer(
-            colors=colours,
-            repr_native_str=True,
-            sort_keys=False,
-            pad_event_to=0,
-            exception_formatter=structlog.dev.plain_traceback,
-        )
-        rendering += [_defuse, console]
+        rendering += [_defuse, _console(colours)]
     return structlog.stdlib.ProcessorFormatter(processors=rendering)
+
+
+def _console(colours: bool) -> structlog.dev.ConsoleRenderer:
+    """Renderer of text for people."""
+    return structlog.dev.ConsoleRenderer(
+        colors=colours,
+        repr_native_str=True,
+        sort_keys=False,
+        pad_event_to=0,
+        exception_formatter=structlog.dev.plain_traceback,
+    )

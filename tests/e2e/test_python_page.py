@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import headway
 from tests.e2e.client import PATIENCE
 from tests.e2e.server import ROOT, launched
@@ -19,12 +21,15 @@ URL = "http://127.0.0.1:8000"
 TARGET = "def upper(inputs: list[str]) -> list[str]:\n    return [text.upper() for text in inputs]\n"
 
 _SNIPPET = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+"""Snippet for Python. They are run one after the other, as in one session."""
 _TOLD = re.compile(r"^(?: *print\(.*\)  )?# (.+)$", re.MULTILINE)
 """Comments that tell what is printed: behind a print, or on lines of their own."""
 
 
-def test_the_snippets_do_what_the_page_says(tmp_path: Path) -> None:
+def test_the_snippets_do_what_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "upper.py").write_text(TARGET)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     names: dict[str, Any] = {"__name__": "snippets"}
     with launched(tmp_path, target="upper.py:upper") as server:
         server.ready()

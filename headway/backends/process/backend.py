@@ -189,7 +189,8 @@ class ProcessBackend:
         self._busy = True
         try:
             async with asyncio.timeout(self._start_timeout):
-                word = await child.ask(_encode(Build(self._spec.arguments)))
+                folder = self._spec.folder if isinstance(self._spec, ModuleTarget) else ""
+                word = await child.ask(_encode(Build(self._spec.arguments, folder)))
                 if isinstance(word, TargetRefused):
                     raise TargetError(word.message)
                 if not isinstance(word, Ready):

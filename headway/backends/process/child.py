@@ -183,7 +183,8 @@ def main(arguments: list[str]) -> None:
     if (content := pipe.receive()) is None:
         return
     try:
-        target = load(kind, place, attribute, loop, msgspec.msgpack.decode(content, type=Build).arguments)
+        build = msgspec.msgpack.decode(content, type=Build)
+        target = load(kind, place, attribute, loop, build.arguments, build.folder)
     except Refusal as refusal:
         pipe.send(TargetRefused(str(refusal)))
         return

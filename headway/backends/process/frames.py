@@ -23,9 +23,14 @@ MAX_OUTPUTS = 192 << 20
 
 
 class Build(msgspec.Struct, array_like=True, gc=False):
-    """Word of the parent: load the target. `arguments` are those of its class, as `core.arguments` reads them."""
+    """Word of the parent: load the target.
+
+    `arguments` are those of its class, as `core.arguments` reads them; modules are imported from `folder`, where it is
+    empty from the working directory.
+    """
 
     arguments: str = ""
+    folder: str = ""
 
 
 class Run(msgspec.Struct, array_like=True, gc=False):

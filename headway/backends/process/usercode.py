@@ -149,7 +149,7 @@ def _signature(call: Callable[..., Any], name: str) -> tuple[bool, bool]:
     return second is not None, by_name
 
 
-def load(kind: str, place: str, attribute: str, loop: UserLoop, arguments: str = "") -> Target:
+def load(kind: str, place: str, attribute: str, loop: UserLoop, arguments: str = "", folder: str = "") -> Target:
     """Import, build and set up a target.
 
     Arguments:
@@ -158,12 +158,13 @@ def load(kind: str, place: str, attribute: str, loop: UserLoop, arguments: str =
         attribute: a name in it, may be dotted.
         loop: finishes what is async.
         arguments: those that a class is built with, as `core.arguments` reads them.
+        folder: folder that a module is imported from; empty: the working directory.
 
     Raises:
         Refusal: it cannot be served.
     """
     name = f"{place}:{attribute}"
-    module = found = _import(kind, place, name)
+    module = found = _import(kind, place, name, folder)
     for part in attribute.split("."):
         try:
             found = getattr(found, part)
@@ -178,11 +179,11 @@ def load(kind: str, place: str, attribute: str, loop: UserLoop, arguments: str =
     return Target(found, name, getattr(module, "__file__", None) or "", loop)
 
 
-def _import(kind: str, place: str, name: str) -> Any:
+def _import(kind: str, place: str, name: str, folder: str) -> Any:
     try:
         if kind == "file":
             return _import_file(place)
-        sys.path.insert(0, os.getcwd())  # noqa: PTH109
+        sys.path.insert(0, folder or os.getcwd())  # noqa: PTH109
         return importlib.import_module(place)
     except ModuleNotFoundError as exc:
         if kind == "module" and exc.name is not None and f"{place}.".startswith(f"{exc.name}."):

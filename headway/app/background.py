@@ -1,0 +1,148 @@
+"""A service in a thread of this process, as notebooks and tests want it.
+
+with headway.serve(upper, port=0, block=False) as server:
+    print(headway.Client(server.url).infer("hello").output)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import os
+import threading
+from concurrent.futures import Future
+from typing import Self
+
+from headway.app.wiring import Process, build
+from headway.config import Settings
+from headway.config.target import Target
+from headway.errors import HeadwayError
+from headway.model import Role
+from headway.runtime import log
+
+_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - the addresses that are replaced
+"""Address under which this machine reaches what listens on every interface."""
+
+
+class BackgroundService:
+    """Service that runs in a thread of its own. It is up when the constructor returns.
+
+    Arguments:
+        settings: settings of the service.
+        role: role of the process.
+        target: target that it serves.
+
+    Attributes:
+        url: address of the public port.
+        admin_url: address of the admin port.
+
+    Raises:
+        SettingError: a setting cannot be met, for example a port that is taken.
+        TargetError: the target cannot be loaded or breaks the rules.
+        BrokerUnavailable: the broker does not answer.
+    """
+
+    def __init__(self, settings: Settings, role: Role, target: Target) -> None:
+        self._settings = settings
+        self._role = role
+        self._target = target
+        self._up: Future[Process] = Future()
+        self._ended: Future[None] = Future()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._leave = asyncio.Event()
+        self._stopping = False
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._live, name="headway-serve", daemon=True)
+        self._thread.start()
+        try:
+            process = self._up.result()
+        except BaseException:
+            self.stop(drain=False)
+            raise
+        public = process.public.port if process.public is not None else 0
+        self.url = _url(settings.host, public)
+        self.admin_url = _url(settings.admin_host, process.admin.port)
+        atexit.register(self._abandon)
+
+    def __repr__(self) -> str:
+        return f"<headway server of {self._target} at {self.url}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.stop()
+
+    @property
+    def running(self) -> bool:
+        """Whether the service has not ended."""
+        return self._thread.is_alive()
+
+    def stop(self, *, drain: bool = True) -> None:
+        """End the service, and return when it has ended. Calls after the first change nothing.
+
+        Arguments:
+            drain: whether what it holds is answered first, within `drain_timeout_ms`; if not, that gets 503.
+        """
+        self._stopping = True
+        loop, task = self._loop, self._task
+        if loop is not None and task is not None:
+            with contextlib.suppress(RuntimeError):  # The loop may be closed.
+                loop.call_soon_threadsafe(self._leave.set if drain else task.cancel)
+        self._thread.join()
+        atexit.unregister(self._abandon)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the service has ended, at most `timeout` seconds; whether it has.
+
+        Raises:
+            HeadwayError: it has failed.
+        """
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            return False
+        self._ended.result()
+        return True
+
+    def _abandon(self) -> None:
+        """End the service with the program; what was forked off has no such thread."""
+        if self._pid == os.getpid():
+            self.stop(drain=False)
+
+    def _live(self) -> None:
+        import uvloop
+
+        settings = self._settings
+        try:
+            with (
+                log.beside(settings.log_level, json=settings.log_json),
+                asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+            ):
+                runner.run(self._serve())
+            self._ended.set_result(None)
+        except asyncio.CancelledError:
+            self._ended.set_result(None)
+        except BaseException as exc:
+            self._ended.set_exception(exc)
+        if not self._up.done():
+            self._up.set_exception(self._ended.exception() or HeadwayError("the service was stopped before it was up"))
+
+    async def _serve(self) -> None:
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        if self._stopping:
+            return
+        process = build(self._settings, self._role, self._target)
+        try:
+            await process.service.start()
+            self._up.set_result(process)
+            await self._leave.wait()
+            await process.service.drain()
+        finally:
+            await process.service.stop()
+
+
+def _url(host: str, port: int) -> str:
+    address = _EVERYWHERE.get(host, host)
+    return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"

@@ -87,7 +87,7 @@ lock: .venv/.ready
 		--excludes requirements-embeddings.exclude -o requirements-embeddings.lock
 	$(BIN)/uv pip compile --no-config --no-deps --universal --python-version 3.11 --generate-hashes \
 		--no-emit-index-url --no-emit-find-links --no-annotate --custom-compile-command 'make lock' --quiet \
-		$(if $(UPGRADE),--upgrade) bench/triton/requirements.in -o bench/triton/requirements.lock
+		$(if $(UPGRADE),--upgrade) bench/stand/triton/requirements.in -o bench/stand/triton/requirements.lock
 
 audit: .venv/.ready
 	$(BIN)/pip-audit --strict --require-hashes --disable-pip -r requirements.lock
@@ -121,11 +121,11 @@ clean:
 	@touch $@
 
 # In an environment of its own: its client library, which is not installed, would want an older protobuf than ours.
-.venv/triton/.ready: bench/triton/requirements.lock | .venv/.ready
-	@echo "Setting up .venv/triton from bench/triton/requirements.lock …"
+.venv/triton/.ready: bench/stand/triton/requirements.lock | .venv/.ready
+	@echo "Setting up .venv/triton from bench/stand/triton/requirements.lock …"
 	@$(PYTHON) -m venv --clear .venv/triton
 	@.venv/triton/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --require-hashes \
-		-r bench/triton/requirements.lock
+		-r bench/stand/triton/requirements.lock
 	@touch $@
 
 # Which build of torch fits depends on the machine, so it is pinned in pyproject.toml but not locked by hash: pip

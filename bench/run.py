@@ -3,7 +3,7 @@
     python bench/run.py                     short: a first impression, about a quarter of an hour
     python bench/run.py --full              as the documentation quotes them, about an hour and a half
     python bench/run.py --only cases peer   some of them
-    python bench/run.py --traces DIR        with the Azure traces (see traces.py)
+    python bench/run.py --traces DIR        with the Azure traces (see bench/simulated/traces.py)
 
 Each is a program of its own, with arguments of its own (--help). Their tables appear here, their results as JSON in
 bench/out. The exit code is 1 when one of them missed a bound, else 0. Run them on a machine with nothing else to do.
@@ -18,7 +18,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import stand
+from bench.stand import stand
 
 _HERE = Path(__file__).parent
 _GRACE = 60.0
@@ -27,42 +27,57 @@ _VERDICTS = {0: "all bounds met", 1: "a bound missed", 2: "could not run"}
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One benchmark, and its arguments for a short run and a full one."""
+    """One benchmark: its folder, what it asks, and its arguments for a short run and a full one."""
 
+    group: str
     what: str
     short: tuple[str, ...]
     full: tuple[str, ...]
 
 
 PROGRAMS = {
-    "policies": Program("all policies on real traffic, simulated", (), ()),
-    "formation": Program("batches formed at the claim or by gateways, simulated", (), ()),
-    "sharding": Program("a queue cut into shards, simulated", (), ()),
-    "cases": Program("the cases it is designed for", ("--seconds", "10"), ("--seconds", "60")),
-    "overload": Program("half as much again as there is capacity", ("--seconds", "10"), ("--seconds", "30")),
-    "peer": Program("CPU time beside mosec", ("--rounds", "2", "--seconds", "4"), ("--rounds", "5", "--seconds", "10")),
-    "growth": Program("cost by rate, by workers, by waiting client", ("--seconds", "4"), ("--seconds", "30")),
-    "hotspots": Program("where the time goes", ("--seconds", "4"), ("--seconds", "20")),
-    "exactness": Program("every answer to its own request", ("--requests", "100000"), ("--requests", "1000000")),
+    "policies": Program("simulated", "all policies on real traffic, simulated", (), ()),
+    "formation": Program("simulated", "batches formed at the claim or by gateways, simulated", (), ()),
+    "sharding": Program("simulated", "a queue cut into shards, simulated", (), ()),
+    "cases": Program("load", "the cases it is designed for", ("--seconds", "10"), ("--seconds", "60")),
+    "overload": Program("load", "half as much again as there is capacity", ("--seconds", "10"), ("--seconds", "30")),
+    "peer": Program(
+        "cost", "CPU time beside mosec", ("--rounds", "2", "--seconds", "4"), ("--rounds", "5", "--seconds", "10")
+    ),
+    "growth": Program("cost", "cost by rate, by workers, by waiting client", ("--seconds", "4"), ("--seconds", "30")),
+    "hotspots": Program("cost", "where the time goes", ("--seconds", "4"), ("--seconds", "20")),
+    "exactness": Program(
+        "promises", "every answer to its own request", ("--requests", "100000"), ("--requests", "1000000")
+    ),
     "fleet_peer": Program(
-        "CPU time over Redis, beside Triton", ("--rounds", "1", "--seconds", "4"), ("--rounds", "3", "--seconds", "10")
+        "cost",
+        "CPU time over Redis, beside Triton",
+        ("--rounds", "1", "--seconds", "4"),
+        ("--rounds", "3", "--seconds", "10"),
     ),
-    "steps": Program("where Redis spends its time", ("--seconds", "4"), ()),
+    "steps": Program("cost", "where Redis spends its time", ("--seconds", "4"), ()),
     "gathering": Program(
-        "one queue for all gateways and hosts", ("--rounds", "1", "--seconds", "10"), ("--seconds", "60")
+        "load", "one queue for all gateways and hosts", ("--rounds", "1", "--seconds", "10"), ("--seconds", "60")
     ),
-    "claims": Program("claims by many hosts", ("--seconds", "4"), ("--seconds", "15")),
-    "ledger": Program("rows per second, and what they cost", ("--seconds", "4"), ("--rounds", "10", "--seconds", "10")),
-    "flood": Program("floods, lost workers, exact limits", ("--seconds", "8", "--minutes", "0.2"), ()),
+    "claims": Program("cost", "claims by many hosts", ("--seconds", "4"), ("--seconds", "15")),
+    "ledger": Program(
+        "cost", "rows per second, and what they cost", ("--seconds", "4"), ("--rounds", "10", "--seconds", "10")
+    ),
+    "flood": Program("load", "floods, lost workers, exact limits", ("--seconds", "8", "--minutes", "0.2"), ()),
     "drills": Program(
+        "promises",
         "what clients see behind HAProxy and nginx",
         ("--only", "gateways-rolling", "redis-blip", "sentinel-planned", "--proxy", "haproxy"),
         (),
     ),
-    "chaos": Program("everything is killed, Redis too", ("--seconds", "60"), ("--seconds", "600")),
-    "neighbours": Program("one tenant at its worst, another one beside it", ("--seconds", "3"), ("--seconds", "20")),
-    "crashes": Program("do dead workers leave anything behind?", ("--crashes", "60"), ("--crashes", "1000")),
-    "soak": Program("does anything grow?", ("--minutes", "0.5"), ("--minutes", "20")),
+    "chaos": Program("promises", "everything is killed, Redis too", ("--seconds", "60"), ("--seconds", "600")),
+    "neighbours": Program(
+        "load", "one tenant at its worst, another one beside it", ("--seconds", "3"), ("--seconds", "20")
+    ),
+    "crashes": Program(
+        "promises", "do dead workers leave anything behind?", ("--crashes", "60"), ("--crashes", "1000")
+    ),
+    "soak": Program("promises", "does anything grow?", ("--minutes", "0.5"), ("--minutes", "20")),
 }
 REPLAYING = ("policies", "formation")
 """Those that take traces."""
@@ -78,9 +93,9 @@ def main() -> int:
         arguments = [*(program.full if options.full else program.short)]
         if name in REPLAYING and options.traces:
             arguments += ["--traces", options.traces]
-        print(f"\n{name}: {program.what}  (bench/{name}.py {' '.join(arguments)})\n", flush=True)
+        print(f"\n{name}: {program.what}  (bench/{program.group}/{name}.py {' '.join(arguments)})\n", flush=True)
         begun = time.monotonic()
-        code = _run([sys.executable, str(_HERE / f"{name}.py"), *arguments])
+        code = _run([sys.executable, str(_HERE / program.group / f"{name}.py"), *arguments])
         worst = worst or int(code != 0)
         outcomes[name] = f"{_VERDICTS.get(code, f'exit code {code}')}, {time.monotonic() - begun:.0f} s"
     print()

@@ -8,5 +8,5 @@
     crowd.py        many clients that ask, leave, ask again, poll and delete, and note all of it
     client.py       one connection of theirs
 
-The first five are pure: no clock, no dice, no input or output. `bench/chaos.py` uses all of it.
+The first five are pure: no clock, no dice, no input or output. `bench/promises/chaos.py` uses all of it.
 """

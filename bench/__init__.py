@@ -1,0 +1,1 @@
+"""Benchmarks, grouped by what they ask; docs/benchmarks/README.md lists them."""

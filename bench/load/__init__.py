@@ -1,0 +1,1 @@
+"""Who is served under load, how soon, and who is refused?"""

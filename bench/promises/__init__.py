@@ -1,0 +1,1 @@
+"""Is every promise kept, whatever fails?"""

@@ -1,0 +1,247 @@
+"""Everything is killed at random, Redis too, and every promise is checked: none lost, none mixed up, none run twice.
+
+    python bench/promises/chaos.py                           ten minutes
+    python bench/promises/chaos.py --seconds 60 --seed 7     a first impression; the same dice as before
+    python bench/promises/chaos.py --rate 100 --poison 0.002 some inputs make their batch raise, too
+    python bench/promises/chaos.py --keep no                 Redis keeps nothing on disk: what it may forget is not held against it
+
+Three gateways, three worker hosts with a GPU made of sleep each, two controllers, and Redis with its append-only file
+brought to disk at every write (`appendfsync always`): with less, a killed Redis may forget what it has acknowledged.
+Clients of two tenants come open-loop through all gateways, as through a load balancer that asks no gateway which is gone,
+and do all that clients do (`tests/promises/crowd.py`): requests and tasks, ids and idempotency keys used again, polls,
+deletions, inputs that the model rejects, departures at every point. Meanwhile processes of every role are killed (SIGKILL),
+told to end (SIGTERM) and paused (SIGSTOP, SIGCONT), GPU processes and Redis are killed and paused; each is replaced after a
+random pause. One gateway and one worker host are always left in peace.
+
+In the end every task and key is asked for once more, and the whole history is judged (`tests/promises/checker.py`), by what
+each fault may cost (`tests/promises/faults.py`). The queue is empty then, no lease is left, and the registry of every
+gateway names the GPU processes there are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import secrets
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.promises.crowd import loop_factory
+from bench.promises.trouble import Trouble
+from bench.stand import fleet, lone, stand
+from bench.stand.findings import Findings
+from bench.stand.fleet import Fleet
+from tests.identity.writing import entry, key_of
+from tests.promises.checker import Violation, check
+from tests.promises.crowd import Crowd
+from tests.promises.journal import runs_in
+from tests.promises.operation import History, Kind
+
+GATEWAYS, HOSTS, CONTROLLERS = 3, 3, 2
+RATE = 300.0
+BATCH_MS, MAX_BATCH = 50.0, 64
+TIMEOUT_MS = 30_000
+QUIET_SECONDS = 12.0
+"""Load without trouble at the end; a worker that is gone leaves the registry within it."""
+SETTLE_SECONDS = 15.0
+SHOWN = 5
+"""Violations of one promise that are told word for word."""
+TARGET = f"{stand.ROOT / 'tests' / 'targets' / 'marked.py'}:Marked"
+TENANTS = "acme", "globex"
+
+
+def main() -> int:
+    options = _options()
+    stand.end_in_order()
+    stand.pin_to_load_core()
+    findings = Findings(
+        "chaos", seconds=options.seconds, seed=options.seed, rate=options.rate, poison=options.poison,
+        gateways=GATEWAYS, worker_hosts=HOSTS, controllers=CONTROLLERS, batch_ms=BATCH_MS, max_batch=MAX_BATCH,
+        request_timeout_ms=TIMEOUT_MS, redis=options.keep, mean_pause_s=options.every, pinning=stand.PINNING,
+    )  # fmt: skip
+    findings.say(f"{options.seconds:g} s at {options.rate:g}/s, seed {options.seed}; {stand.PINNING}.")
+    with tempfile.TemporaryDirectory(prefix="headway-bench-chaos-") as name:
+        folder = Path(name)
+        (folder / "keys.toml").write_text("".join(entry(tenant, tenant=tenant) for tenant in TENANTS))
+        with (
+            _fleet(folder, options.keep) as made,
+            asyncio.Runner(loop_factory=loop_factory) as runner,
+        ):
+            crowd, trouble = runner.run(_drive(made, options))
+            rest = runner.run(_settled(made))
+            crowd.history.runs = runs_in(folder / "journal")
+            _audit(findings, crowd, trouble)
+            _at_rest(findings, made, rest, trouble)
+    return findings.close()
+
+
+def _fleet(folder: Path, keep: str) -> contextlib.AbstractContextManager[Fleet]:
+    timeouts = ("--request-timeout-ms", "--queue-timeout-ms", "--task-timeout-ms")
+    patience = [word for flag in timeouts for word in (flag, str(TIMEOUT_MS))]
+    shared = (
+        "--cache",
+        "--collapse",
+        "--keys",
+        str(folder / "keys.toml"),
+        "--user-rate",
+        "0",
+        "--result-ttl-s",
+        "3600",
+    )
+    return fleet.fleet(
+        TARGET, "--max-batch-size", str(MAX_BATCH), name="chaos", gateways=GATEWAYS, workers=HOSTS,
+        controllers=CONTROLLERS, keep=keep, gateway_flags=(*patience, *shared), worker_flags=("--workers", "1"),
+        environment={"PROMISES_MS": f"{BATCH_MS:g}", "PROMISES_JOURNAL": str(folder / "journal")},
+    )  # fmt: skip
+
+
+async def _drive(made: Fleet, options: argparse.Namespace) -> tuple[Crowd, Trouble]:
+    """The load, with trouble until shortly before its end; then all is asked for once more."""
+    tenants = {tenant: f"Bearer {key_of(tenant)}" for tenant in TENANTS}
+    crowd = Crowd([], tenants, options.rate, options.seed, poison=options.poison)
+    trouble = Trouble(made, crowd.doors, crowd.history.faults, options.every, options.seed)
+    load = asyncio.create_task(crowd.run(options.seconds))
+    try:
+        await trouble.make(max(options.seconds - QUIET_SECONDS, options.seconds / 2))
+        await load
+        await crowd.audit()
+    finally:
+        load.cancel()
+        await asyncio.gather(load, return_exceptions=True)
+    return crowd, trouble
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """What is left when the clients have gone, and should be nothing.
+
+    Attributes:
+        held: requests that gateways hold.
+        queued: entries in the queue, as the gateway says that says most.
+        kept: what Redis holds of entries, by kind.
+        wrong: gateways whose registry differs from what there is, in words.
+    """
+
+    held: int
+    queued: int
+    kept: dict[str, int]
+    wrong: list[str]
+
+    @property
+    def is_nothing(self) -> bool:
+        """Whether all is as it should be."""
+        return not (self.held or self.queued or any(self.kept.values()) or self.wrong)
+
+
+async def _settled(made: Fleet) -> Rest:
+    """What is left: waits until it is nothing, or too long."""
+    loop = asyncio.get_running_loop()
+    patience = loop.time() + SETTLE_SECONDS
+    while True:
+        rest = await asyncio.to_thread(_look, made)
+        if rest.is_nothing or loop.time() > patience:
+            return rest
+        await asyncio.sleep(0.2)
+
+
+def _look(made: Fleet) -> Rest:
+    gpus = sorted(pid for worker in made.workers for pid in fleet.gpu_pids(worker))
+    held = queued = 0
+    wrong: list[str] = []
+    for gateway in made.gateways:
+        health = gateway.ask("/internal/health")
+        held += health["pending"]
+        queued = max(queued, health["queue_depth"])
+        listed = [one for one in gateway.ask("/internal/workers")["workers"] if one["status"] != "offline"]
+        if sorted(one["pid"] for one in listed) != gpus or any(one["status"] != "healthy" for one in listed):
+            wrong.append(f"{gateway.name} lists {listed}, there are {gpus}")
+    return Rest(held, queued, made.redis.remains(), wrong)
+
+
+def _audit(findings: Findings, crowd: Crowd, trouble: Trouble) -> None:
+    """Tables of what happened, and the promises."""
+    history = crowd.history
+    troubles = Counter(fault.what for fault in history.faults)
+    findings.table("Trouble", [{"fault": what, "times": times} for what, times in sorted(troubles.items())])
+    outcomes = Counter((one.kind.value, _outcome(one.status, one.code, one.lost)) for one in history.operations)
+    findings.table(
+        "Outcomes",
+        [{"client": kind, "got": got, "times": times} for (kind, got), times in sorted(outcomes.items())],
+    )
+    findings.table("Outputs of requests, ms from the call", [lone.row("", [1000 * s for s in crowd.latencies])])
+    findings.keep("faults", history.faults)
+    violations = check(history)
+    by_promise: dict[str, list[Violation]] = {}
+    for violation in violations:
+        by_promise.setdefault(violation.promise, []).append(violation)
+    for found in by_promise.values():
+        for violation in found[:SHOWN]:
+            findings.say(f"  {violation}")
+    findings.keep("violations", [str(violation) for violation in violations])
+    for promise, found in sorted(by_promise.items()):
+        findings.none(promise, len(found))
+    findings.none("violations of promises in all", len(violations))
+    findings.none(f"accepted and not answered within {TIMEOUT_MS / 1000:g} s (504)", _late(history))
+    findings.none("processes that ended by themselves, or not in order", trouble.unruly)
+    for example in trouble.examples:
+        findings.say(f"  {example}")
+    refused = sum(one.status in (429, 503) for one in history.operations)
+    findings.say(
+        f"{len(history.operations):,} operations, {len(crowd.latencies):,} outputs at once, {refused:,} refused; "
+        f"{len(history.runs):,} runs; {len(history.faults)} troubles, {trouble.false_starts} starts failed and were "
+        "tried again."
+    )
+
+
+def _outcome(status: int, code: str, lost: str) -> str:
+    return lost or f"{status} {code.lower()}".strip()
+
+
+def _late(history: History) -> int:
+    """Requests without a short deadline of their own that were too late."""
+    asks = [one for one in history.operations if one.kind is Kind.ASK and one.status == 504]
+    return sum(one.timeout * 1000 >= TIMEOUT_MS for one in asks)
+
+
+def _at_rest(findings: Findings, made: Fleet, rest: Rest, trouble: Trouble) -> None:
+    findings.keep("rest", rest)
+    findings.none("requests held in the end", rest.held)
+    findings.none("entries queued in the end", rest.queued)
+    for kind in ("leased", "waiting", "suspect", "payloads"):
+        findings.none(f"{kind}: left in Redis in the end", rest.kept.get(kind, 0))
+    findings.none("gateways whose registry is wrong", len(rest.wrong))
+    findings.none("GPU processes that outlived their killed host", len(trouble.orphans()))
+    for line in rest.wrong:
+        findings.say(f"  {line}")
+    made.stop()
+    findings.none("exit codes other than 0 in the end", sum(bool(server.exit_code) for server in made.every()))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Random kills of every role and of Redis, and the history checked.")
+    parser.add_argument("--seconds", type=float, default=600.0, help="of load (default %(default)g)")
+    parser.add_argument("--seed", type=int, default=secrets.randbelow(1 << 31), help="of all dice (default: a new one)")
+    parser.add_argument("--rate", type=float, default=RATE, help="operations a second (default %(default)g)")
+    parser.add_argument(
+        "--keep",
+        choices=("always", "everysec", "no"),
+        default="always",
+        help="when Redis brings to disk what it is told",
+    )
+    parser.add_argument(
+        "--poison",
+        type=float,
+        default=0.0,
+        help="share of the inputs that make their batch raise (default %(default)g: to search for them and to let their "
+        "callers ride apart takes more GPU time than there is at the usual rate; 0.002 goes with --rate 100)",
+    )
+    parser.add_argument("--every", type=float, default=2.5, help="mean seconds between troubles (default %(default)g)")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

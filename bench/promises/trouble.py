@@ -1,0 +1,261 @@
+"""Trouble for a fleet: processes of every role are killed, told to end and paused at random, and replaced.
+
+    in peace ──SIGKILL──▶ gone ──random pause──▶ starting ──ready──▶ in peace
+       │  ▲
+       │  └──SIGCONT── paused ◀──SIGSTOP──┐
+       ├──────────────────────────────────┘
+       └──SIGTERM──▶ draining ──exit──▶ gone
+
+Troubles overlap. At least one gateway and one worker host are in peace at any time; Redis has one trouble at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from bench.stand import fleet, processes
+from bench.stand.fleet import Fleet
+from bench.stand.processes import Process
+from bench.stand.stand import Broken, Server
+from tests.promises.client import Door, Standing
+from tests.promises.faults import Fault
+
+WEIGHTS = {"gateway": 3, "worker": 3, "gpu": 3, "controller": 2, "redis": 2}
+"""How often each role gets into trouble, relative to the others."""
+GONE = (0.3, 3.0)
+"""Seconds until a process that has gone is replaced: least and most."""
+PAUSED = (0.3, 6.0)
+"""Seconds that a process is paused; a lease lasts 3."""
+REDIS_AWAY = (0.1, 2.0)
+"""Seconds that Redis is gone or paused."""
+KEPT = {"always": "durable", "everysec": "synced each second", "no": "memory only"}
+"""What a killed Redis brings back, by how often its append-only file is brought to disk."""
+START_AGAIN = 1.0
+"""Seconds between attempts to start a process that did not come up, because Redis was away."""
+MOST_STARTS = 10
+"""Such attempts, after which this program gives up."""
+WATCH_EVERY = 0.25
+"""Seconds between two looks for processes that ended by themselves."""
+
+
+@dataclass(slots=True, eq=False)
+class Unit:
+    """A process of the fleet, and whether it is left in peace."""
+
+    role: str
+    server: Server
+    door: Door | None = None
+    in_peace: bool = True
+
+
+class Trouble:
+    """All of it. Build it in a running loop, once the fleet is up, and call `make` once.
+
+    Arguments:
+        made: the fleet; its lists follow what becomes of it.
+        doors: to its gateways; follows what becomes of them.
+        faults: where what is done is noted.
+        every: mean seconds between troubles.
+        seed: of the dice.
+
+    Attributes:
+        unruly: processes that ended without being told, or were told and ended with an exit code other than 0.
+        false_starts: attempts to start a process that came to nothing, because Redis was away.
+        examples: unruly ones in words.
+    """
+
+    def __init__(self, made: Fleet, doors: list[Door], faults: list[Fault], every: float, seed: int) -> None:
+        self.unruly = self.false_starts = 0
+        self.examples: list[str] = []
+        self._fleet = made
+        self._doors = doors
+        self._faults = faults
+        self._every = every
+        self._rng = random.Random(f"trouble {seed}")
+        self._loop = asyncio.get_running_loop()
+        self._redis_in_peace = True
+        self._running: set[asyncio.Task[None]] = set()
+        self._children: list[Process] = []
+        self._units: list[Unit] = []
+        for role, servers in self._rosters().items():
+            for server in servers:
+                self._enlist(role, server)
+
+    async def make(self, seconds: float) -> None:
+        """Make trouble for so long; returns when all is repaired."""
+        end = self._loop.time() + seconds
+        watch = self._loop.create_task(self._watch())
+        try:
+            while (pause := self._rng.expovariate(1.0 / self._every)) < end - self._loop.time():
+                await asyncio.sleep(pause)
+                self._begin()
+            while self._running:
+                await asyncio.gather(*self._running)
+        finally:
+            watch.cancel()
+            for task in self._running:
+                task.cancel()
+            await asyncio.gather(watch, *self._running, return_exceptions=True)
+
+    def orphans(self) -> list[Process]:
+        """GPU processes that are still there though their host was killed."""
+        return [child for child in self._children if processes.is_alive(child)]
+
+    def _begin(self) -> None:
+        """Begin one trouble, if there is one to be had."""
+        role = self._rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
+        what: Callable[[], Awaitable[None]]
+        if role == "redis":
+            if not self._redis_in_peace:
+                return
+            what = self._rng.choice((self._kill_redis, self._pause_redis))
+        else:
+            unit = self._pick("worker" if role == "gpu" else role)
+            if unit is None:
+                return
+            doings = (self._kill_gpu, self._pause_gpu) if role == "gpu" else (self._kill, self._end, self._pause)
+            doing = self._rng.choice(doings)
+            what = lambda: doing(unit)  # noqa: E731
+        task = self._loop.create_task(self._run(what))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    async def _run(self, what: Callable[[], Awaitable[None]]) -> None:
+        await what()
+
+    def _pick(self, role: str) -> Unit | None:
+        """One that is in peace, and whose trouble leaves another in peace; controllers are not needed at all times."""
+        calm = [unit for unit in self._units if unit.role == role and unit.in_peace]
+        return self._rng.choice(calm) if len(calm) > (role != "controller") else None
+
+    async def _kill(self, unit: Unit) -> None:
+        with self._noted(f"{unit.role} killed", unit):
+            self._leave(unit, Standing.KILLED)
+            self._children += processes.family(unit.server.pid)[1:]
+            await asyncio.to_thread(unit.server.kill)
+            await self._replace(unit)
+
+    async def _end(self, unit: Unit) -> None:
+        with self._noted(f"{unit.role} ended", unit):
+            self._leave(unit, Standing.ENDING)
+            code = await asyncio.to_thread(unit.server.stop)
+            if code:
+                self._blame(unit, f"ended with exit code {code} after SIGTERM")
+            await self._replace(unit)
+
+    async def _pause(self, unit: Unit) -> None:
+        with self._noted(f"{unit.role} paused", unit):
+            unit.in_peace = False
+            os.kill(unit.server.pid, signal.SIGSTOP)
+            try:
+                await asyncio.sleep(self._rng.uniform(*PAUSED))
+            finally:
+                os.kill(unit.server.pid, signal.SIGCONT)
+            unit.in_peace = True
+
+    async def _kill_gpu(self, unit: Unit) -> None:
+        for pid in fleet.gpu_pids(unit.server)[:1]:
+            with self._noted("gpu killed", unit):
+                os.kill(pid, signal.SIGKILL)
+
+    async def _pause_gpu(self, unit: Unit) -> None:
+        """It may be killed and replaced meanwhile by its host, which finds that it hangs."""
+        found = [process for pid in fleet.gpu_pids(unit.server)[:1] if (process := processes.look(pid))]
+        for process in found:
+            with self._noted("gpu paused", unit):
+                os.kill(process.pid, signal.SIGSTOP)
+                try:
+                    await asyncio.sleep(self._rng.uniform(*PAUSED))
+                finally:
+                    if processes.is_alive(process):
+                        os.kill(process.pid, signal.SIGCONT)
+
+    async def _kill_redis(self) -> None:
+        self._redis_in_peace = False
+        redis = self._fleet.redis
+        with self._noted(f"redis killed, {KEPT[redis.keep]}", None):
+            redis.server.kill()
+            await asyncio.sleep(self._rng.uniform(*REDIS_AWAY))
+            await asyncio.to_thread(redis.start)
+        self._redis_in_peace = True
+
+    async def _pause_redis(self) -> None:
+        self._redis_in_peace = False
+        pid = self._fleet.redis.server.pid
+        with self._noted("redis paused", None):
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                await asyncio.sleep(self._rng.uniform(*REDIS_AWAY))
+            finally:
+                os.kill(pid, signal.SIGCONT)
+        self._redis_in_peace = True
+
+    def _leave(self, unit: Unit, standing: Standing) -> None:
+        """From now on it is not asked, and not counted on. Said before the signal is sent."""
+        unit.in_peace = False
+        if unit.door is not None:
+            unit.door.standing = standing
+
+    async def _replace(self, unit: Unit) -> None:
+        """Start another one in its place, after a while."""
+        self._units.remove(unit)
+        self._rosters()[unit.role].remove(unit.server)
+        await asyncio.sleep(self._rng.uniform(*GONE))
+        for attempt in range(1, MOST_STARTS + 1):
+            server = self._fleet.start(unit.role)
+            try:
+                await asyncio.to_thread(fleet.wait_until_up, unit.role, server)
+            except Broken:
+                self.false_starts += 1
+                if attempt == MOST_STARTS:
+                    raise
+                await asyncio.sleep(START_AGAIN)
+            except BaseException:
+                server.kill()
+                raise
+            else:
+                self._rosters()[unit.role].append(server)
+                self._enlist(unit.role, server)
+                return
+
+    def _enlist(self, role: str, server: Server) -> None:
+        door = Door(server.name, urlsplit(server.url).port or 80) if role == "gateway" else None
+        if door is not None:
+            self._doors.append(door)
+        self._units.append(Unit(role, server, door))
+
+    async def _watch(self) -> None:
+        """Find processes that ended without being told, and replace them."""
+        while True:
+            await asyncio.sleep(WATCH_EVERY)
+            for unit in [unit for unit in self._units if unit.in_peace and not unit.server.is_running]:
+                self._blame(unit, f"ended by itself: {unit.server.output[-500:]}")
+                self._leave(unit, Standing.ENDING)
+                task = self._loop.create_task(self._replace(unit))
+                self._running.add(task)
+                task.add_done_callback(self._running.discard)
+
+    def _blame(self, unit: Unit, text: str) -> None:
+        self.unruly += 1
+        self.examples.append(f"{unit.server.name} {text}")
+
+    @contextlib.contextmanager
+    def _noted(self, what: str, unit: Unit | None) -> Iterator[None]:
+        """Note a fault, from its begin to its repair."""
+        whom = unit.server.name if unit is not None else self._fleet.redis.server.name
+        fault = Fault(what, time.monotonic(), whom=whom)
+        self._faults.append(fault)
+        yield
+        fault.ended = time.monotonic()
+
+    def _rosters(self) -> dict[str, list[Server]]:
+        made = self._fleet
+        return {"gateway": made.gateways, "worker": made.workers, "controller": made.controllers}

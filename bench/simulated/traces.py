@@ -1,0 +1,32 @@
+"""The recorded traffic that simulations replay.
+
+The Azure LLM inference traces of 2023, from the folder `data` of the repository Azure/AzurePublicDataset on GitHub
+(CC-BY 4.0; Patel et al., "Splitwise: Efficient generative LLM inference using phase splitting", ISCA 2024). They are not
+part of this repository.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bench.stand.findings import Findings
+from headway.core.arrival_trace import instants
+
+TRACES = {"code": "AzureLLMInferenceTrace_code.csv", "conv": "AzureLLMInferenceTrace_conv.csv"}
+
+
+def traffic(folder: Path | None, findings: Findings) -> dict[str, tuple[float, ...]]:
+    """Instants by name of the traffic; none for Poisson. Says which trace is left out for lack of its file.
+
+    Raises:
+        SettingError: a trace cannot be read as one.
+    """
+    found: dict[str, tuple[float, ...]] = {"poisson": ()}
+    for name, file in TRACES.items():
+        path = None if folder is None else folder / file
+        if path is not None and path.is_file():
+            with path.open(encoding="utf-8", newline="") as lines:
+                found[name] = tuple(instants(lines, str(path), "--traces"))
+        else:
+            findings.say(f"Left out: {file} is not in {folder or '--traces DIR, which is not given'}.")
+    return found

@@ -1,0 +1,1 @@
+"""The stand that all of them use: servers, load generators, findings."""

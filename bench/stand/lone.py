@@ -1,0 +1,110 @@
+"""What a lone request pays on an idle system, beside what the machine itself takes for a round trip.
+
+One blocking client sends requests that never meet, in turns to Headway and to the barest server there is: a socket
+that answers whatever comes. Both wake up from sleep for each request, as their machine lets them; so the second
+column is the floor, and the first less the second is what Headway adds, its GPU process included. An open-loop
+generator is no use here: its own waking up late is as long as what is to be measured.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+
+import msgspec
+
+from bench.stand import stand
+from bench.stand.generators import Service
+from bench.stand.stand import Server
+
+GAP = 0.05
+"""Mean pause before each request, seconds."""
+_ECHO = """
+import asyncio, uvloop
+class Echo(asyncio.Protocol):
+    def connection_made(self, transport):
+        self.transport = transport
+    def data_received(self, data):
+        self.transport.write(b"HTTP/1.1 200 OK\\r\\ncontent-length: 2\\r\\n\\r\\n{}")
+async def main():
+    server = await asyncio.get_running_loop().create_server(Echo, "127.0.0.1", 0)
+    print("port", server.sockets[0].getsockname()[1], flush=True)
+    await server.serve_forever()
+uvloop.run(main())
+"""
+
+
+class Trip(msgspec.Struct):
+    """Latencies in ms: of the whole round trip, and of it what the server says it took (0 when it does not)."""
+
+    total: float
+    server: float
+
+
+def alternate(server: Service, seconds: float, seed: int = 0) -> tuple[list[Trip], list[Trip]]:
+    """Round trips of lone requests to `server` and to the bare one, taken in turns for so many seconds.
+
+    Raises:
+        stand.Broken: an answer is not the one to its request.
+    """
+    stand.pin_to_load_core()
+    rng = random.Random(seed)
+    ours: list[Trip] = []
+    bare: list[Trip] = []
+    with _bare_server() as port, _client(urlsplit(server.url).port or 0) as one, _client(port) as other:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            text = f"lone {len(ours)}"
+            for client, trips in ((one, ours), (other, bare)):
+                time.sleep(rng.uniform(0.5, 1.5) * GAP)
+                begun = time.perf_counter()
+                body = _ask(client, text)
+                total = (time.perf_counter() - begun) * 1000
+                answer = msgspec.json.decode(body)
+                if client is one and answer["output"] != text.upper():
+                    raise stand.Broken(f"{text!r} was answered by {answer['output']!r}")
+                trips.append(Trip(total, answer["metadata"]["latency_ms"] if client is one else 0.0))
+    return ours, bare
+
+
+def row(name: str, values: Sequence[float]) -> dict[str, object]:
+    """Percentiles of latencies in ms, as a line of a table."""
+    return {"": name, "requests": len(values)} | {f"p{p:g}": percentile(values, p) for p in (50, 90, 95, 99, 100)}
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The value that `percent` of `values` do not exceed."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
+
+
+@contextmanager
+def _bare_server() -> Iterator[int]:
+    with Server("lone-bare", [sys.executable, "-c", _ECHO], lambda _: "front") as bare:
+        bare.wait_for(lambda: bare.output.startswith("port ") and bare.output.endswith("\n"))
+        yield int(bare.output.split()[1])
+
+
+@contextmanager
+def _client(port: int) -> Iterator[socket.socket]:
+    with socket.create_connection(("127.0.0.1", port), timeout=10.0) as client:
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for _ in range(20):
+            _ask(client, "warm")
+        yield client
+
+
+def _ask(client: socket.socket, text: str) -> bytes:
+    body = msgspec.json.encode({"input": text})
+    client.sendall(b"POST /v1/inference HTTP/1.1\r\nHost: bench\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+    answer = b""
+    while True:
+        answer += client.recv(65_536)
+        head, end, rest = answer.partition(b"\r\n\r\n")
+        if end and len(rest) == int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0]):
+            return rest

@@ -1,0 +1,105 @@
+"""The peer among servers that many clients share: Triton with its Python backend, from the wheel `nvidia-pytriton`.
+
+It lives in a virtual environment of its own (`make triton`); no more of that wheel is used than the server, its
+libraries and the Python backend. It needs glibc 2.35 or later. `models/upper` is what it serves: the function that
+Headway serves beside it, a queue delay of 2 ms, at most 64 in a batch. All else is as it comes, but for gRPC, which
+is off.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.error import HTTPError, URLError
+from urllib.request import urlopen
+
+from bench.stand import stand
+from bench.stand.processes import Process
+from bench.stand.stand import Broken, Server
+
+ROUTE = "/v2/models/upper/infer"
+PYTHON = stand.ROOT / ".venv" / "triton" / "bin" / "python"
+MODELS = stand.HERE / "triton" / "models"
+ENTRIES, BATCHES = "nv_inference_count_total", "nv_inference_exec_count_total"
+"""Metrics: inputs that were run, and batches."""
+
+_WHERE = """
+import json, pathlib, site, sys, sysconfig
+packages = pathlib.Path(sysconfig.get_path("purelib"))
+server = packages / "pytriton" / "tritonserver"
+print(json.dumps({
+    "server": str(server),
+    "stub": str(server / "python_backend_stubs" / f"{sys.version_info[0]}.{sys.version_info[1]}"),
+    "libraries": [str(packages / "nvidia_pytriton.libs"), str(sysconfig.get_config_var("LIBDIR"))],
+}))
+"""
+_STUB = "triton_python_backend_stub"
+
+
+def body(length: int) -> bytes:
+    """A request of exactly so many bytes, in the JSON of its protocol."""
+    frame = b'{"inputs":[{"name":"text","shape":[1,1],"datatype":"BYTES","data":["%b"]}]}'
+    text = b"the quick brown fox " * (length // 20)
+    return frame % text[: length - len(frame) + 2]
+
+
+def is_installed() -> bool:
+    """Whether its environment is there."""
+    return PYTHON.exists()
+
+
+@contextmanager
+def upper(batch_ms: float = 0.0) -> Iterator[Server]:
+    """Triton, up and answering; `admin` is where its metrics are.
+
+    Arguments:
+        batch_ms: how long a batch takes.
+
+    Raises:
+        Broken: it does not come up.
+    """
+    where = _where()
+    port, metrics = stand.free_port(), stand.free_port()
+    with tempfile.TemporaryDirectory(prefix="headway-bench-triton-") as folder:
+        backends = Path(folder) / "backends"
+        shutil.copytree(Path(where["server"]) / "backends", backends)
+        shutil.copy(Path(where["stub"]) / _STUB, backends / "python" / _STUB)
+        command = [f"{where['server']}/bin/tritonserver", f"--model-repository={MODELS}"]
+        command += [f"--backend-directory={backends}", "--allow-grpc=false", "--exit-timeout-secs=5"]
+        command += ["--http-address=127.0.0.1", f"--http-port={port}"]
+        command += ["--metrics-address=127.0.0.1", f"--metrics-port={metrics}"]
+        # The stub finds its packages by the first Python on the path.
+        environment = {"LD_LIBRARY_PATH": ":".join(where["libraries"]), "PATH": f"{PYTHON.parent}:/usr/bin:/bin"}
+        environment["EMULATED_MS"] = str(batch_ms)
+        with Server("triton", command, _role, environment) as server:
+            server.url, server.admin = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{metrics}"
+            server.wait_for(lambda: _answers(server.url))
+            yield server
+
+
+def _where() -> dict[str, str]:
+    done = subprocess.run([str(PYTHON), "-c", _WHERE], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise Broken(f"Triton's environment does not work: {done.stderr[-1000:]}")
+    found: dict[str, str] = json.loads(done.stdout)
+    return found
+
+
+def _answers(url: str) -> bool:
+    """Whether it answers, and rightly."""
+    request = body(115)
+    try:
+        with urlopen(f"{url}{ROUTE}", data=request, timeout=2) as answer:
+            output = json.load(answer)["outputs"][0]["data"][0]
+    except (HTTPError, URLError, OSError):
+        return False
+    return bool(output == json.loads(request)["inputs"][0]["data"][0].upper())
+
+
+def _role(process: Process) -> str:
+    return "gpu" if _STUB in process.command else "front"

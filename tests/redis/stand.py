@@ -157,7 +157,7 @@ def hasty(broker: RedisBroker) -> Iterator[None]:
         patched.setattr(link, "_timeout", TIMEOUT)
         for client in (link._calls, link._claims, link._reads):
             if isinstance(client, Cluster):
-                patched.setattr(client, "_patience", TIMEOUT / 4)
+                patched.setattr(client, "_call_timeout", TIMEOUT / 4)
         yield
 
 

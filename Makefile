@@ -43,7 +43,7 @@ help:
 setup: .venv/.ready
 
 serve: .venv/.ready
-	$(BIN)/headway serve examples/emulated_gpu.py:EmulatedGPU --workers 2 --max-batch-size 100 $(ARGS)
+	$(BIN)/headway serve examples/emulated_gpu.py:EmulatedGPU --workers 2 --devices cpu --max-batch-size 100 $(ARGS)
 
 test: .venv/.ready
 	$(PYTEST) $(ARGS)

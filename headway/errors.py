@@ -248,13 +248,15 @@ class BackendError(HeadwayError):
     Arguments:
         message: what happened, for operators; it may hold what a worker wrote while it ran earlier batches.
         shown: part of the message that a client may read; all of it when left out.
+        trace: traceback of user code, for the log; empty when there is none.
     """
 
     cause = Cause.RAISED
 
-    def __init__(self, message: str, shown: str = "") -> None:
+    def __init__(self, message: str, shown: str = "", trace: str = "") -> None:
         super().__init__(message)
         self.shown = shown or message
+        self.trace = trace
 
 
 class BatchRaised(BackendError):

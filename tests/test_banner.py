@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from headway.app.banner import READY, banner
+from headway.app.devices import NO_DEVICES, Devices
 from headway.config import Settings
 from headway.config.target import Target, parse_target
 from headway.model import Role
@@ -57,10 +59,37 @@ def test_the_wait_is_told_as_the_policy_takes_it(policy: str, words: str) -> Non
 
 
 def test_the_banner_says_one_process_and_several_processes() -> None:
-    assert "; 1 GPU worker process\n" in banner(Settings(), Role.SERVE, LOCAL, 8000, 9000)
-    assert "; 2 GPU worker processes\n" in banner(Settings(workers=2), Role.SERVE, LOCAL, 8000, 9000)
+    assert "; 1 worker process\n" in banner(Settings(), Role.SERVE, LOCAL, 8000, 9000)
+    assert "; 2 worker processes\n" in banner(Settings(workers=2), Role.SERVE, LOCAL, 8000, 9000)
     assert "; 1 call in flight\n" in banner(Settings(), Role.SERVE, REMOTE, 8000, 9000)
     assert "; 2 calls in flight\n" in banner(Settings(workers=2), Role.SERVE, REMOTE, 8000, 9000)
+
+
+def test_the_banner_says_which_gpu_each_worker_has() -> None:
+    def devices(*ids: str, **settings: Any) -> str:
+        shown = banner(Settings(workers=len(ids), **settings), Role.SERVE, LOCAL, 8000, 9000, Devices(ids, len(ids)))
+        return next(line.removeprefix("  devices  ") for line in shown.splitlines() if line.startswith("  devices"))
+
+    assert devices("3", "MIG-4a5b", "cpu") == "gpu-0: GPU 3, gpu-1: MIG-4a5b, cpu-2: CPU"
+    assert devices("3", broker=URL, name="host") == "gpu-0: GPU 3"
+    assert devices(*map(str, range(20))).endswith("gpu-15: GPU 15 and 4 more")
+    assert "devices" not in banner(Settings(), Role.SERVE, REMOTE, 8000, 9000, NO_DEVICES)
+
+
+@pytest.mark.parametrize("role", [Role.SERVE, Role.WORKER])
+def test_nothing_on_the_cpu_is_called_a_gpu(role: Role) -> None:
+    shown = banner(Settings(broker=URL, workers=2), role, LOCAL, 8000, 9000, Devices(("cpu",) * 2, 2))
+    assert "  devices  CPU\n" in shown
+    assert "gpu" not in shown.lower()
+
+
+def test_with_keys_the_banner_says_how_much_a_user_may_send(tmp_path: Path) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text("keys = []")
+    shown = banner(Settings(keys=str(file)), Role.SERVE, LOCAL, 8000, 9000)
+    assert "  rates    1000 requests/min for each user whose key has no rate of its own (--user-rate)\n" in shown
+    assert "no limit for a user" in banner(Settings(keys=str(file), user_rate=0), Role.SERVE, LOCAL, 8000, 9000)
+    assert "rates" not in banner(Settings(), Role.SERVE, LOCAL, 8000, 9000)
 
 
 URL = "redis://user:canary@broker:6379/0"

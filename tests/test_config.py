@@ -111,7 +111,11 @@ BAD_FLAGS: list[tuple[dict[str, Any], str, str]] = [
     ({"tiers": "a,a"}, "--tiers = 'a,a':", "different names"),
     ({"tiers": "gold,silver"}, "--default-tier (its default) = 'paid':", "tiers gold,silver of --tiers"),
     ({"default_tier": "fre"}, "--default-tier = 'fre':", "Use free."),
-    ({"devices": "0,1"}, "--devices = '0,1':", "2 GPUs for 1 workers (--workers)"),
+    ({"devices": "0,1", "workers": "3"}, "--devices = '0,1':", "2 GPUs for 3 workers (--workers)"),
+    ({"devices": "first"}, "--devices = 'first':", "'first' is no id of a GPU"),
+    ({"devices": "cuda:0"}, "--devices = 'cuda:0':", "'cuda:0' is no id of a GPU"),
+    ({"devices": "-1"}, "--devices = '-1':", "nvidia-smi -L"),
+    ({"devices": "GPU-"}, "--devices = 'GPU-':", "is no id of a GPU"),
     ({"devices": "0,", "workers": "2"}, "--devices = '0,':", "empty id"),
     ({"queue_timeout_ms": "5000"}, "--queue-timeout-ms = 5000.0:", "longer than --request-timeout-ms (4000 ms)"),
     ({"max_wait_ms": "2500"}, "--max-wait-ms = 2500.0:", "longer than --queue-timeout-ms (2000 ms)"),
@@ -205,7 +209,14 @@ def test_tiers_and_devices_are_derived_from_their_settings() -> None:
     assert settings.tier_names == ("gold", "silver")
     assert settings.default_tier_index == 1
     assert settings.device_ids == ("3", "5")
-    assert Settings(workers=3).device_ids == ("0", "1", "2")
+    assert Settings(workers=3).device_ids == ()
+    assert Settings(workers=3, devices="cpu").device_ids == ("cpu", "cpu", "cpu")
+
+
+def test_there_are_as_many_workers_as_devices_are_named() -> None:
+    assert load({"devices": "3,5"}, {}).workers == 2
+    assert load({"devices": "cpu", "workers": "4"}, {}).workers == 4
+    assert load({}, {"HEADWAY_DEVICES": "cpu"}).workers == 1
 
 
 def test_only_loopback_hosts_count_as_loopback() -> None:

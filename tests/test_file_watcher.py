@@ -5,11 +5,11 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from headway.runtime import file_watcher
+from headway.runtime.file_watcher import FileWatcher, python_files
 
 
-def changes_seen(*files: Path, steps: list[Callable[[], object]]) -> list[bool]:
-    """Do one step before each look; returns after which ones a change was seen."""
+def changes_seen(*files: Path, steps: list[Callable[[], object]], folder: Path | None = None) -> list[bool]:
+    """Do one step before each look; returns after which ones a change was seen in the files, or in a folder's."""
 
     async def main() -> list[bool]:
         at = -1
@@ -25,8 +25,10 @@ def changes_seen(*files: Path, steps: list[Callable[[], object]]) -> list[bool]:
 
         seen: list[int] = []
 
+        watcher = FileWatcher((lambda: files) if folder is None else (lambda: python_files(folder)), pause)
+
         async def follow() -> None:
-            async for _ in file_watcher.watch(files, pause):
+            async for _ in watcher.changes():
                 seen.append(at)
 
         task = asyncio.create_task(follow())
@@ -93,3 +95,30 @@ def test_changes_of_several_files_at_once_are_one(tmp_path: Path) -> None:
         write(two, "b")()
 
     assert changes_seen(one, two, steps=[both, nothing, write(two, "c")]) == [True, False, True]
+
+
+def test_of_a_folder_all_python_files_count_and_new_ones_too(tmp_path: Path) -> None:
+    (tmp_path / "pkg" / "deep").mkdir(parents=True)
+    (tmp_path / "model.py").write_text("a")
+    (tmp_path / "pkg" / "deep" / "part.py").write_text("a")
+    steps = [
+        write(tmp_path / "pkg" / "deep" / "part.py", "b"),
+        write(tmp_path / "notes.txt", "b"),
+        write(tmp_path / "pkg" / "new.py", "b"),
+        (tmp_path / "model.py").unlink,
+        write(tmp_path / "model.py", "c"),
+    ]
+    assert changes_seen(steps=steps, folder=tmp_path) == [True, False, True, False, True]
+
+
+def test_what_is_installed_hidden_or_cached_is_passed_by(tmp_path: Path) -> None:
+    for folder in (".git", "__pycache__", "node_modules", "env/lib", "lib/site-packages"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "part.py").write_text("a")
+    (tmp_path / "env" / "pyvenv.cfg").touch()
+    (tmp_path / "model.py").write_text("a")
+    assert python_files(tmp_path) == [tmp_path / "model.py"]
+
+
+def test_a_folder_that_is_not_there_has_no_files(tmp_path: Path) -> None:
+    assert python_files(tmp_path / "nowhere") == []

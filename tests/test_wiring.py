@@ -19,6 +19,7 @@ from headway import brokers
 from headway.app import wiring
 from headway.app.backends import make_pool, worker_name
 from headway.app.brokers import make_broker_bundle
+from headway.app.devices import NO_DEVICES, Devices
 from headway.app.wiring import Process
 from headway.backends.process.group_guard import GroupGuard
 from headway.brokers.memory.broker import MemoryBroker
@@ -84,12 +85,37 @@ def test_a_host_name_of_any_characters_makes_a_name(monkeypatch: pytest.MonkeyPa
 def test_workers_are_told_apart_over_a_broker() -> None:
     local, remote = parse_target(TARGET), parse_target("http://127.0.0.1:9100/batch")
     alone, shared = Settings(workers=2, name="host"), Settings(workers=2, name="host", broker=BROKER)
-    for settings, target, names in (
-        (alone, local, ["gpu-0", "gpu-1"]),
-        (shared, local, ["host/gpu-0", "host/gpu-1"]),
-        (shared, remote, ["host/remote-0", "host/remote-1"]),
+    gpus, mixed = Devices(("3", "4"), 2), Devices(("0", "cpu"), 2)
+    for settings, target, devices, names in (
+        (alone, local, gpus, ["gpu-0", "gpu-1"]),
+        (alone, local, mixed, ["gpu-0", "cpu-1"]),
+        (shared, local, gpus, ["host/gpu-0", "host/gpu-1"]),
+        (shared, remote, NO_DEVICES, ["host/remote-0", "host/remote-1"]),
     ):
-        assert [worker_name(settings, target, number) for number in range(2)] == names
+        assert [worker_name(settings, target, devices, number) for number in range(2)] == names
+
+
+def test_calls_to_a_remote_api_need_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    remote = "http://127.0.0.1:9100/batch"
+    assert built(Role.SERVE, remote, workers=8).devices == NO_DEVICES
+    with pytest.raises(SettingError, match="CUDA_VISIBLE_DEVICES=3"):
+        built(Role.SERVE, TARGET, workers=8)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.1", "::"])
+def test_a_port_that_others_reach_without_a_key_is_warned_of(host: str, tmp_path: Path) -> None:
+    def warned(**settings: Any) -> list[Any]:
+        with capture_logs() as logs:
+            built(Role.SERVE, TARGET, **settings)
+        return [line for line in logs if line["log_level"] == "warning"]
+
+    [warning] = warned(host=host, default_tier="free")
+    assert (warning["host"], warning["let_in"]) == (host, "everybody, as free")
+    assert "--keys" in warning["hint"]
+    keys = tmp_path / "keys.toml"
+    keys.write_text("keys = []")
+    assert warned(host=host, keys=str(keys)) == warned(host="127.0.0.1") == []
 
 
 def test_a_target_that_is_none_is_found_out_before_anything_starts() -> None:
@@ -148,7 +174,7 @@ def backends_of(target: str) -> list[Any]:
     """The backends of two slots."""
     counters, clock = Counters(), time.monotonic
     broker = MemoryBroker({}, DeadLetterBox(), counters, clock, lambda: 0.5)
-    pool = make_pool(Settings(workers=2), parse_target(target), broker, counters, clock)
+    pool = make_pool(Settings(workers=2), parse_target(target), Devices(("cpu",) * 2, 2), broker, counters, clock)
     return [batcher._make_backend() for batcher in pool.batchers]
 
 

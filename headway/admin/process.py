@@ -28,6 +28,7 @@ class ProcessView:
         now: asks for the instant on the broker's clock, on which all its instants are.
         gateway: gateway whose requests are shown and which replays dead letters; None where there is none.
         ledger: ledger of requests that memory no longer holds; None where nothing is recorded.
+        starting: whether the process has not come up yet.
     """
 
     settings: Settings
@@ -41,3 +42,4 @@ class ProcessView:
     now: Callable[[], Awaitable[float]]
     gateway: Gateway | None = None
     ledger: Ledger | None = None
+    starting: Callable[[], bool] = lambda: False

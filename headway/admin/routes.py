@@ -6,7 +6,8 @@ only, and answers only to names of loopback: a web page that has its own name re
 turned away. What changes something is then not done for a page of another site (cross-site request forgery) either: a
 browser says where a page is from, in `Sec-Fetch-Site` or `Origin`, and pages cannot keep it from that.
 
-While the broker is away every route still answers: with 503, or with what this process knows by itself.
+While the broker is away every route still answers: with 503, or with what this process knows by itself. While the
+process starts, those answer that need nothing which is not there yet; the others say 503.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import hmac
 import re
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from starlette.applications import Starlette
@@ -40,6 +41,8 @@ from headway.model import Capacity, ProcessInfo, TierDepth, WorkerInfo, WorkerSt
 from headway.telemetry import metrics
 
 _OPEN = ("/livez", "/readyz", "/healthz")
+_EARLY = (*_OPEN, "/metrics", "/internal/health", "/internal/workers")
+"""Routes that answer while the process starts."""
 _SAFE = ("GET", "HEAD", "OPTIONS")
 _AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?")
 
@@ -66,19 +69,23 @@ def build(process: ProcessView, ready: Readiness) -> ASGIApp:
     )
     # A redirect would be built from the Host header, which anybody can write.
     app.router.redirect_slashes = False
-    return _Guard(app, process.settings.admin_token)
+    return _Guard(app, process.settings.admin_token, process.starting)
 
 
 class _Guard:
     """Check of a request's token; without a token, of the loopback name that it came by. A client's key never passes."""
 
-    def __init__(self, app: ASGIApp, tokens: str) -> None:
+    def __init__(self, app: ASGIApp, tokens: str, starting: Callable[[], bool]) -> None:
         self._app = app
+        self._starting = starting
         self._tokens = [token.encode() for token in tokens.split(",") if token]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in _OPEN:
             refused = self._refusal(Headers(scope=scope), scope["state"]["request_id"], scope["method"])
+            if refused is None and self._starting() and scope["path"] not in _EARLY:
+                message = "this process is starting; ask again when /readyz says 200"
+                refused = refusal(scope["state"]["request_id"], errors.NO_WORKERS, message)
             if refused is not None:
                 await refused(scope, receive, send)
                 return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -9,19 +10,21 @@ from typing import Any
 
 import structlog
 
+from headway.app.devices import CPU, NO_DEVICES, Devices, allot, find_gpus
 from headway.backends.process.backend import ProcessBackend
 from headway.backends.process.group_guard import GroupGuard
 from headway.backends.process.host_memory import HostMemory
 from headway.config import Settings
-from headway.config.checks import MOST_WORKERS
-from headway.config.target import FileTarget, ModuleTarget, ObservedTarget, RemoteTarget, Target
+from headway.config.target import FileTarget, ModuleTarget, RemoteTarget, Target
 from headway.core import policies
 from headway.core.breaker import Breaker
 from headway.model import Slot
 from headway.ports import Backend, WorkSource
 from headway.runtime.counters import Counters
-from headway.worker.batcher import Batcher, Limits
+from headway.worker.batcher import Batcher
+from headway.worker.failure_log import FailureLog
 from headway.worker.pool import WorkerPool
+from headway.worker.starting import Limits
 
 log = structlog.get_logger(__name__)
 
@@ -38,21 +41,16 @@ class SlotPlan:
     Attributes:
         settings: settings of the process.
         name: name of its worker.
-        index: number of the slot among those of this process.
+        device: GPU that it sees, or `cpu`; only for targets that run in a worker process.
         breaker: keeps the rest that a remote API asks for; goes by `time.monotonic`.
         guard: ends what workers have started if this process is killed.
     """
 
     settings: Settings
     name: str
-    index: int
+    device: str = CPU
     breaker: Breaker | None = None
     guard: GroupGuard | None = None
-
-    @property
-    def device(self) -> str:
-        """Id of its GPU: as the settings name it, else its number."""
-        return self.settings.device_ids[self.index] if self.settings.devices else str(self.index)
 
     @property
     def start_timeout(self) -> float:
@@ -66,7 +64,7 @@ class BackendKind:
 
     Attributes:
         make: builds the backend of one slot.
-        slot: name of a worker, before its number.
+        slot: name of a worker, before its number; empty: `gpu` or `cpu`, as its device is.
         words: banner's words for one slot, and for several.
         one_breaker: whether all slots share a breaker, as they ask the same service.
     """
@@ -75,6 +73,11 @@ class BackendKind:
     slot: str
     words: tuple[str, str]
     one_breaker: bool = False
+
+    @property
+    def local(self) -> bool:
+        """Whether each slot has a device of this machine."""
+        return not self.slot
 
 
 def _process(target: ModuleTarget | FileTarget, plan: SlotPlan) -> Backend:
@@ -103,27 +106,30 @@ def _remote(target: RemoteTarget, plan: SlotPlan) -> Backend:
     )
 
 
-def _observed(target: ObservedTarget, plan: SlotPlan) -> Backend:
-    from headway.backends.process.observed import ObservedBackend  # Tests alone need it.
-
-    return ObservedBackend(target, plan.name, plan.device, plan.start_timeout, log, plan.guard)
-
-
-_LOCAL = BackendKind(_process, "gpu", ("GPU worker process", "GPU worker processes"))
+_LOCAL = BackendKind(_process, "", ("worker process", "worker processes"))
 
 BACKENDS: Mapping[type[Target], BackendKind] = {
     ModuleTarget: _LOCAL,
     FileTarget: _LOCAL,
-    ObservedTarget: BackendKind(_observed, _LOCAL.slot, _LOCAL.words),
     RemoteTarget: BackendKind(_remote, "remote", ("call in flight", "calls in flight"), one_breaker=True),
 }
 """Backends by the kind of target."""
 
 
-def worker_name(settings: Settings, target: Target, index: int) -> str:
+def worker_name(settings: Settings, target: Target, devices: Devices, index: int) -> str:
     """Name of the worker of a slot, unique in the whole fleet where there is one."""
     prefix = f"{settings.name}/" if settings.broker else ""
-    return f"{prefix}{BACKENDS[type(target)].slot}-{index}"
+    kind = BACKENDS[type(target)].slot or ("cpu" if devices.of(index) == CPU else "gpu")
+    return f"{prefix}{kind}-{index}"
+
+
+def make_devices(settings: Settings, target: Target) -> Devices:
+    """Give each slot of a target its device; those that ask a remote API have none.
+
+    Raises:
+        SettingError: the GPUs that this process may use do not suffice, or are others.
+    """
+    return allot(settings, find_gpus()) if BACKENDS[type(target)].local else NO_DEVICES
 
 
 def make_backend(target: Target, plan: SlotPlan) -> Backend:
@@ -134,29 +140,36 @@ def make_backend(target: Target, plan: SlotPlan) -> Backend:
 def make_pool(
     settings: Settings,
     target: Target,
+    devices: Devices,
     broker: WorkSource,
     counters: Counters,
     clock: Callable[[], float],
-    name: Callable[[Settings, Target, int], str] = worker_name,
+    name: Callable[[Settings, Target, Devices, int], str] = worker_name,
+    request_timeout: float = math.inf,
 ) -> WorkerPool:
-    """Build the pool of workers that run a target; it can grow as far as there are devices for them."""
+    """Build the pool of workers that run a target; it can grow as far as there are devices for them.
+
+    `request_timeout` is most seconds of a request in all, where this process decides that.
+    """
     policy = policies.build(settings.policy, None if settings.max_wait_ms is None else settings.max_wait_ms / 1000)
     one_breaker = Breaker(BREAKER_THRESHOLD, BREAKER_COOLDOWN) if BACKENDS[type(target)].one_breaker else None
-    memory, guard = HostMemory(clock), GroupGuard()
+    limits = Limits(settings.gpu_timeout_ms / 1000, request_timeout)
+    memory, guard, failure_log = HostMemory(clock), GroupGuard(), FailureLog(settings.gpu_timeout_ms / 1000)
 
     def make(index: int) -> Batcher:
         breaker = one_breaker or Breaker(BREAKER_THRESHOLD, BREAKER_COOLDOWN)
-        plan = SlotPlan(settings, name(settings, target, index), index, breaker, guard)
+        plan = SlotPlan(settings, name(settings, target, devices, index), devices.of(index), breaker, guard)
         return Batcher(
             Slot(plan.name, settings.model, settings.max_batch_size),
             partial(make_backend, target, plan),
             broker,
             policy,
             breaker,
-            Limits(settings.gpu_timeout_ms / 1000),
+            limits,
             counters,
             clock,
             memory=memory.used,
+            failure_log=failure_log,
         )
 
-    return WorkerPool(make, settings.workers, settings.workers if settings.devices else MOST_WORKERS)
+    return WorkerPool(make, settings.workers, devices.most)

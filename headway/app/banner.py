@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from headway.app.backends import BACKENDS
+from headway.app.backends import BACKENDS, worker_name
+from headway.app.devices import CPU, NO_DEVICES, Devices
 from headway.app.roles import ROLES
 from headway.config import Settings
 from headway.config.target import Target, shown_target
@@ -15,7 +16,13 @@ READY = "Ready."
 """Last line of a process that has no clients."""
 
 
-def banner(settings: Settings, role: Role, target: Target | None, port: int, admin_port: int) -> str:
+MOST_SHOWN = 16
+"""Most workers whose devices are shown."""
+
+
+def banner(
+    settings: Settings, role: Role, target: Target | None, port: int, admin_port: int, devices: Devices = NO_DEVICES
+) -> str:
     """Text of the banner.
 
     Arguments:
@@ -24,11 +31,14 @@ def banner(settings: Settings, role: Role, target: Target | None, port: int, adm
         target: target of its workers; None when it has none.
         port: the public port; 0 when it has none.
         admin_port: the admin port.
+        devices: devices of its workers.
     """
-    return "\n".join(_lines(settings, role, target, port, admin_port))
+    return "\n".join(_lines(settings, role, target, port, admin_port, devices))
 
 
-def _lines(settings: Settings, role: Role, target: Target | None, port: int, admin_port: int) -> Iterator[str]:
+def _lines(
+    settings: Settings, role: Role, target: Target | None, port: int, admin_port: int, devices: Devices
+) -> Iterator[str]:
     parts = ROLES[role]
     url = f"http://{_host(settings.host)}:{port}"
     yield parts.headline.format(name=settings.name, target=target, model=f"model {settings.model!r}")
@@ -40,20 +50,24 @@ def _lines(settings: Settings, role: Role, target: Target | None, port: int, adm
         yield f"  broker   {settings.broker_shown}   keys {settings.broker_prefix}:…{shards}"
     if target is not None:
         yield f"  batches  up to {settings.max_batch_size}, policy {settings.policy}{_wait(settings)}; {_slots(settings, target)}"
+        if devices.ids:
+            yield f"  devices  {_devices(settings, target, devices)}"
     if parts.gateway:
-        gpu = f"GPU {settings.gpu_timeout_ms:g} ms, " if target is not None else ""
+        run = f"a batch {settings.gpu_timeout_ms:g} ms, " if target is not None else ""
         yield (
-            f"  limits   queue {settings.queue_timeout_ms:g} ms, {gpu}in all {settings.request_timeout_ms:g} ms; "
+            f"  limits   queue {settings.queue_timeout_ms:g} ms, {run}in all {settings.request_timeout_ms:g} ms; "
             f"body {settings.max_body_bytes} bytes"
         )
         yield f"  tiers    {' > '.join(settings.tier_names)}; {_who(settings)}"
+        if settings.keys or settings.jwt:
+            yield f"  rates    {_rates(settings)}"
         if settings.broker:
             yield f"  fallback {_fallback(settings)}"
         yield "Try it:"
         yield f'  curl {url}/v1/inference{_credential(settings)} -d \'{{"input": "hello"}}\''
         return
     if parts.batchers:
-        yield f"  limits   GPU {settings.gpu_timeout_ms:g} ms; a lease lasts {settings.lease_ms:g} ms"
+        yield f"  limits   a batch {settings.gpu_timeout_ms:g} ms; a lease lasts {settings.lease_ms:g} ms"
     if parts.controller:
         yield f"  capacity {settings.target_utilisation:.0%} of what the healthy workers were measured to do"
     yield READY
@@ -74,6 +88,25 @@ def _wait(settings: Settings) -> str:
 def _slots(settings: Settings, target: Target) -> str:
     one, many = BACKENDS[type(target)].words
     return f"{settings.workers} {one if settings.workers == 1 else many}"
+
+
+def _devices(settings: Settings, target: Target, devices: Devices) -> str:
+    """Device of each worker."""
+    if all(devices.of(index) == CPU for index in range(settings.workers)):
+        return "CPU"
+    shown = [
+        f"{worker_name(settings, target, devices, index).rpartition('/')[2]}: {devices.shown(index)}"
+        for index in range(min(settings.workers, MOST_SHOWN))
+    ]
+    more = settings.workers - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")
+
+
+def _rates(settings: Settings) -> str:
+    """Line on the rate limit that users have without anybody's doing."""
+    if not settings.user_rate:
+        return "no limit for a user but that of the key, if it has one"
+    return f"{settings.user_rate:g} requests/min for each user whose key has no rate of its own (--user-rate)"
 
 
 def _who(settings: Settings) -> str:

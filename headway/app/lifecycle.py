@@ -1,7 +1,7 @@
 """Lifecycle of a process: the order in which its parts come up and go down.
 
-    up     the broker answers → the fleet is told → resources open → workers load and pass their warm-up batch →
-           loops start → ports open
+    up     addresses are taken → the admin port opens → the broker answers → the fleet is told → resources open →
+           workers load and pass their warm-up batch → loops start → the public port opens
     down   not ready, but serving on for the lame-duck period → no new lead is asked for → the public port takes no new
            connection → what is held is answered → workers finish, go offline and end → the fleet is told → the admin
            port closes → loops stop → resources close → the broker is let go
@@ -41,8 +41,12 @@ log = structlog.get_logger(__name__)
 class PortListener(Protocol):
     """A listening port."""
 
+    async def bind(self) -> None:
+        """Take the address, without listening yet. Raises SettingError when it cannot be had."""
+        ...
+
     async def open(self) -> None:
-        """Listen. Raises SettingError when the address cannot be had."""
+        """Listen, at the address that was taken. Raises SettingError when another program listens there by now."""
         ...
 
     def retire(self) -> None:
@@ -122,6 +126,9 @@ class Service:
         fallback: fallback that the gateway asks while the broker is away; None without one.
         connection: connection opened first and closed last; None when the broker is in this process.
         resources: resources, opened in this order and closed in the other one.
+
+    Attributes:
+        up: whether the process has started.
     """
 
     def __init__(
@@ -138,6 +145,7 @@ class Service:
         connection: BrokerConnection | None = None,
         resources: Sequence[Resource] = (),
     ) -> None:
+        self.up = False
         self._settings = settings
         self._broker = broker
         self._gateway = gateway
@@ -165,7 +173,14 @@ class Service:
             TargetError: a worker does not start.
             SettingError: the broker cannot be used, another process has the name, or a port cannot be had.
         """
+        public, others = (
+            (self._listeners[:1], self._listeners[1:]) if self._gateway is not None else ((), self._listeners)
+        )
         try:
+            for listener in self._listeners:
+                await listener.bind()
+            for listener in others:
+                await listener.open()
             met = await self._connect()
             await self._open_resources()
             if met and self._pool is not None:
@@ -179,8 +194,9 @@ class Service:
                 self._take_part()
             else:
                 self._supervisor.start("late broker", self._meet_late)
-            for listener in self._listeners:
+            for listener in public:
                 await listener.open()
+            self.up = True
         except BaseException:
             await self.stop()
             raise

@@ -8,6 +8,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -15,13 +16,14 @@ import typer
 
 from headway.app.banner import banner
 from headway.app.lifecycle import Service
+from headway.app.progress import Progress
 from headway.app.signals import until_signalled
 from headway.app.wiring import build
 from headway.config import Settings
-from headway.config.target import FileTarget, Target
+from headway.config.target import FileTarget, ModuleTarget, Target
 from headway.errors import HeadwayError
 from headway.model import Role
-from headway.runtime import file_watcher
+from headway.runtime.file_watcher import FileWatcher, python_files
 
 log = structlog.get_logger(__name__)
 
@@ -50,16 +52,23 @@ async def run(
         BrokerUnavailable: the broker does not answer.
     """
     process = build(settings, role, target)
+    files = _files_of(process.target) if settings.reload and process.target is not None else None
     async with contextlib.AsyncExitStack() as stack:
+        progress = Progress(process.pool) if process.pool is not None else None
+        if progress is not None:
+            progress.begin()
+            stack.callback(progress.end)
 
         def ready() -> None:
+            if progress is not None:
+                progress.end()
             gc.collect()
             gc.freeze()
             gc.set_threshold(*COLLECT_AFTER)
             port = process.public.port if process.public is not None else 0
-            announce(banner(process.settings, role, process.target, port, process.admin.port))
-            if settings.reload and process.target is not None:
-                watcher = asyncio.create_task(_replace_on_change(process.service, process.target))
+            announce(banner(process.settings, role, process.target, port, process.admin.port, process.devices))
+            if files is not None:
+                watcher = asyncio.create_task(_replace_on_change(process.service, str(process.target), files))
                 stack.push_async_callback(_end, watcher)
 
         await until_signalled(process.service, ready, reopen_log)
@@ -71,15 +80,30 @@ async def _end(task: asyncio.Task[None]) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def _replace_on_change(service: Service, target: Target) -> None:
-    """Replace the workers whenever the target's file changes. A file that does not load leaves the last good workers."""
-    if not isinstance(target, FileTarget):
-        log.warning("reload needs a target of the form path/file.py:attr", target=str(target))
-        return
-    async for _ in file_watcher.watch([target.path]):
+def _files_of(target: Target) -> FileWatcher | None:
+    """Watcher of the Python files of a target: those in the folder of its file or package, and below."""
+    match target:
+        case FileTarget():
+            folder = target.path.parent
+        case ModuleTarget():
+            package = Path(target.folder, target.module.partition(".")[0])
+            folder = package if package.is_dir() else package.parent
+            if not (package.is_dir() or package.with_suffix(".py").is_file()):
+                hint = "Start where its module lies, or name it as path/file.py:attr."
+                log.warning("reload has nothing to watch", target=str(target), hint=hint)
+                return None
+        case _:
+            log.warning("reload has nothing to watch", target=str(target), hint="A remote API has no files here.")
+            return None
+    return FileWatcher(partial(python_files, folder))
+
+
+async def _replace_on_change(service: Service, target: str, files: FileWatcher) -> None:
+    """Replace the workers whenever a file has changed. What does not load leaves the last good workers."""
+    async for _ in files.changes():
         try:
             await service.replace_workers()
-            log.info("target reloaded", target=str(target))
+            log.info("target reloaded", target=target)
         except HeadwayError as exc:
             log.error("the changed target does not load; the last good one serves on", error=str(exc))
 

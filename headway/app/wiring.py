@@ -6,6 +6,7 @@ Every role is the same `Service` with some of its parts left out; `roles` says w
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import re
 import socket
@@ -18,12 +19,13 @@ import structlog
 from headway import __version__
 from headway.admin import routes as admin
 from headway.admin.process import ProcessView
-from headway.app.backends import make_pool
+from headway.app.backends import make_devices, make_pool
 from headway.app.brokers import BrokerBundle, make_broker_bundle, make_memory_broker
+from headway.app.devices import NO_DEVICES, Devices
 from headway.app.lifecycle import Resource, Service
 from headway.app.roles import ROLES, Parts
 from headway.app.stores import look_for_unused_keys, make_identity, make_ledger
-from headway.config import Settings, flag, idle, shown_url
+from headway.config import Settings, flag, idle, is_loopback, shown_url
 from headway.config.target import Target, parse_target, with_arguments
 from headway.controller.controller import Controller
 from headway.core.throttle import ArrivalRates
@@ -62,28 +64,31 @@ class Components:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """Process put together, not yet started. `public` is None without a public port."""
+    """Process put together, not yet started. `public` is None without a public port, `target` without workers."""
 
     settings: Settings
     role: Role
     target: Target | None
+    devices: Devices
+    pool: WorkerPool | None
     service: Service
     admin: Listener
     public: Listener | None
 
 
-def build(settings: Settings, role: Role, given: str | Target = "", listener: type[Listener] = Listener) -> Process:
-    """Put a process together with listeners of a kind; for the other arguments and what it raises see `runner.run`."""
+def build(settings: Settings, role: Role, given: str | Target = "") -> Process:
+    """Put a process together; for the arguments and what it raises see `runner.run`."""
     parts = ROLES[role]
     if not (settings.broker or parts.alone):
         raise _no_broker(role)
     settings = dataclasses.replace(settings, name=settings.name or _default_name())
     target = _target(settings, given) if parts.batchers else None
+    devices = make_devices(settings, target) if target is not None else NO_DEVICES
     clock, counters = time.monotonic, Counters()
     bundle = make_broker_bundle(settings, counters, clock)
     ledger = make_ledger(settings.ledger) if settings.ledger else None
     ledger_writer = LedgerWriter(ledger, settings, counters, clock) if ledger is not None else None
-    made = make_components(settings, parts, target, bundle, counters, clock, ledger_writer)
+    made = make_components(settings, parts, target, devices, bundle, counters, clock, ledger_writer)
 
     def describe() -> ProcessInfo:
         return _member(settings, role, made, admin_listener.port)
@@ -92,6 +97,9 @@ def build(settings: Settings, role: Role, given: str | Target = "", listener: ty
 
     def leaving() -> bool:
         return membership.leaving
+
+    def starting() -> bool:
+        return not service.up
 
     gateway, fallback = made.gateway, made.fallback
 
@@ -108,6 +116,7 @@ def build(settings: Settings, role: Role, given: str | Target = "", listener: ty
         holding,
         needs_workers=parts.needs_workers,
         needs_own=parts.needs_own_workers,
+        starting=starting,
     )
     shown = ProcessView(
         settings,
@@ -121,8 +130,9 @@ def build(settings: Settings, role: Role, given: str | Target = "", listener: ty
         bundle.now,
         gateway,
         ledger,
+        starting,
     )
-    admin_listener = listener.admin(settings, admin.build(shown, ready), new_id, counters)
+    admin_listener = Listener.admin(settings, admin.build(shown, ready), new_id, counters)
     public_listener = None
     resources: list[Resource] = [] if ledger_writer is None else [ledger_writer]
     if gateway is not None:
@@ -130,8 +140,9 @@ def build(settings: Settings, role: Role, given: str | Target = "", listener: ty
         app = public.build(gateway, ready, identity)
         resources.extend((*stores, *look_for_unused_keys(settings)))
         warn_of_idle(settings)
+        warn_of_strangers(settings)
         resources.append(CapacityWatcher(gateway, bundle.fleet, clock))
-        public_listener = listener.public(settings, gateway, identity, app, new_id, counters)
+        public_listener = Listener.public(settings, gateway, identity, app, new_id, counters)
     service = Service(
         settings,
         bundle.broker,
@@ -144,7 +155,7 @@ def build(settings: Settings, role: Role, given: str | Target = "", listener: ty
         connection=bundle.connection,
         resources=resources,
     )
-    return Process(settings, role, target, service, admin_listener, public_listener)
+    return Process(settings, role, target, devices, made.pool, service, admin_listener, public_listener)
 
 
 def _target(settings: Settings, given: str | Target) -> Target:
@@ -155,6 +166,7 @@ def make_components(
     settings: Settings,
     parts: Parts,
     target: Target | None,
+    devices: Devices,
     bundle: BrokerBundle,
     counters: Counters,
     clock: Callable[[], float],
@@ -170,9 +182,15 @@ def make_components(
             settings, [settings.model], bundle.broker, counters, clock, direct=beside, observers=observers
         )
     id = gateway.name if gateway is not None else settings.name
-    pool = None if target is None else make_pool(settings, target, bundle.broker, counters, clock)
+    whole = settings.request_timeout_ms / 1000 if parts.gateway else math.inf
+    pool = (
+        None
+        if target is None
+        else make_pool(settings, target, devices, bundle.broker, counters, clock, request_timeout=whole)
+    )
     if parts.controller:
-        controller = Controller(id, bundle.broker, bundle.fleet, settings.target_utilisation, clock)
+        alone = not settings.broker
+        controller = Controller(id, bundle.broker, bundle.fleet, settings.target_utilisation, clock, alone=alone)
     return Components(id, gateway, fallback, pool, controller)
 
 
@@ -208,6 +226,15 @@ def warn_of_idle(settings: Settings) -> None:
         log.warning("a setting has no effect", setting=flag(name), without=flag(missing))
 
 
+def warn_of_strangers(settings: Settings) -> None:
+    """Log that whoever reaches the public port is let in, where that is not only this machine."""
+    if is_loopback(settings.host) or settings.keys or settings.jwt:
+        return
+    hint = "Set --keys or --jwt, or bind it to 127.0.0.1 behind a proxy that asks who they are."
+    log.warning("the public port is open to others than this machine, and nobody is asked for a key",
+                host=settings.host, let_in=f"everybody, as {settings.default_tier}", hint=hint)  # fmt: skip
+
+
 def _no_broker(role: Role) -> SettingError:
     reason = f"a {role.value} without a broker has nobody to work with"
     hint = "Name the Redis or Valkey that all processes share, for example --broker redis://127.0.0.1:6379/0"
@@ -231,8 +258,9 @@ def make_fallback(settings: Settings, counters: Counters, clock: Callable[[], fl
     slots = settings.fallback_concurrency
     own = dataclasses.replace(settings, workers=slots, devices=",".join(["cpu"] * slots))
     broker = make_memory_broker(settings, counters, clock)
-    return Fallback(broker, make_pool(own, target, broker, counters, clock, _fallback_name))
+    devices = make_devices(own, target)
+    return Fallback(broker, make_pool(own, target, devices, broker, counters, clock, _fallback_name))
 
 
-def _fallback_name(settings: Settings, target: Target, index: int) -> str:
+def _fallback_name(settings: Settings, target: Target, devices: Devices, index: int) -> str:
     return f"{settings.name}/fallback-{index}"

@@ -89,11 +89,12 @@ def _object(text: str) -> bytes:
 
 
 async def _try_out(settings: Settings, target: str, inputs: list[str], parameters: bytes, repeats: int) -> Findings:
-    from headway.app.backends import SlotPlan, make_backend
+    from headway.app.backends import SlotPlan, make_backend, make_devices, worker_name
     from headway.config.target import parse_target, with_arguments
 
     spec = with_arguments(parse_target(target), settings.target_arguments)
-    backend = make_backend(spec, SlotPlan(settings, "gpu-0", 0))
+    devices = make_devices(settings, spec)
+    backend = make_backend(spec, SlotPlan(settings, worker_name(settings, spec, devices, 0), devices.of(0)))
     try:
         return await Trial(backend, inputs, parameters, settings.gpu_timeout_ms / 1000, settings.model, repeats).run()
     finally:

@@ -82,6 +82,8 @@ class Trial:
         self._repeats = repeats
         self._clock = clock
         self._found = Findings()
+        self._overdue = False
+        """Whether a batch ran beyond the deadline, so that larger ones need not be tried."""
 
     async def run(self) -> Findings:
         """Try everything.
@@ -93,6 +95,9 @@ class Trial:
         found.warm_up = await self._backend.start()
         last: dict[int, list[str] | None] = {}
         for size in sizes(len(self._inputs)):
+            if self._overdue:
+                found.notes.append(f"larger batches than {max(last)} were not tried")
+                break
             for _ in range(self._repeats):
                 outputs = await self._batch(self._inputs[:size])
                 if outputs is None:
@@ -101,7 +106,7 @@ class Trial:
                 if last.get(size, outputs) != outputs and _UNSTEADY not in found.notes:
                     found.notes.append(_UNSTEADY)
                 last[size] = outputs
-        whole, single = last[len(self._inputs)], last[1]
+        whole, single = last.get(len(self._inputs)), last[1]
         if whole is not None and single is not None and _UNSTEADY not in found.notes:
             self._check_alone(single[0], whole)
             await self._check_order(whole)
@@ -145,9 +150,14 @@ class Trial:
         begun = self._clock()
         try:
             items = await self._backend.run(entries, self._timeout)
+        except BatchTimeout as exc:
+            self._found.fault(_overdue(len(inputs), self._timeout, exc))
+            self._overdue = True
+            await self._backend.start()
+            return None
         except BackendError as exc:
             self._found.fault(f"a batch of {len(inputs)} failed: {exc}")
-            if isinstance(exc, WorkerCrashed | BatchTimeout):
+            if isinstance(exc, WorkerCrashed):
                 await self._backend.start()
             return None
         run = Run(len(inputs), self._clock() - begun)
@@ -174,6 +184,14 @@ class Trial:
                 f"the target rejects {self._inputs[position][:40]!r}: {error}. "
                 "If it asks for inputs of another kind, give some with --input."
             )
+
+
+def _overdue(size: int, timeout: float, exc: BatchTimeout) -> str:
+    ways = "raise --gpu-timeout-ms" if size == 1 else "lower --max-batch-size, or raise --gpu-timeout-ms"
+    return (
+        f"a batch of {size} took longer than --gpu-timeout-ms {timeout * 1000:g}, after which its worker is killed: {exc}. "
+        f"Make the model faster, {ways}"
+    )
 
 
 _DISORDER = "outputs are not in the order of their inputs: return outputs[i] for inputs[i]"

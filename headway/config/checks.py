@@ -97,10 +97,20 @@ def _tiers(settings: Settings) -> None:
         _refuse(settings, "default_tier", reason, f"Use {' or '.join(near or names)}.")
 
 
+_DEVICE = re.compile(r"cpu|[0-9]{1,4}|(GPU-|MIG-(GPU-)?)[0-9A-Fa-f]+(-[0-9A-Fa-f]+)*(/[0-9]+/[0-9]+)?")
+"""Id of a GPU as CUDA_VISIBLE_DEVICES takes it, or `cpu`."""
+
+
 def _devices(settings: Settings) -> None:
     ids = settings.device_ids
+    if not ids:
+        return
     if not all(ids):
         _refuse(settings, "devices", "has an empty id in it", "Name one id per worker, for example 0,1.")
+    for id in ids:
+        if not _DEVICE.fullmatch(id):
+            hint = "Write a number or a UUID, as nvidia-smi -L lists them, such as 0, GPU-8932f937-… or MIG-…; or cpu."
+            _refuse(settings, "devices", f"{id!r} is no id of a GPU", hint)
     if len(ids) != settings.workers:
         reason = f"names {len(ids)} GPUs for {settings.workers} workers (`workers`)"
         _refuse(settings, "devices", reason, "Name one id per worker, or leave it out.")

@@ -76,7 +76,11 @@ class Settings:
         "Longest wait for requests in flight when shutting down; left out, never less than a request or a batch may take.",
         "ms",
     )
-    reload: bool = _setting(False, _SERVICE, "For development: replace the workers when the target's file changes.")
+    reload: bool = _setting(
+        False,
+        _SERVICE,
+        "For development: replace the workers when a Python file in the target's folder, or below it, changes.",
+    )
 
     target_arguments: str = _setting(
         "",
@@ -85,11 +89,16 @@ class Settings:
         "\"'small', layers=3\"; in the file also a table [target.arguments].",
         show=_hidden,
     )
-    workers: int = _setting(1, _WORKERS, "Worker processes, one per GPU; for a remote API: calls in flight at once.")
+    workers: int = _setting(
+        1,
+        _WORKERS,
+        "Worker processes, one per GPU; for a remote API: calls in flight at once; left out: as many as `devices` names.",
+    )
     devices: str = _setting(
         "",
         _WORKERS,
-        "Comma-separated GPU ids, one per worker, for CUDA_VISIBLE_DEVICES; cpu: none; left out: counts up from 0.",
+        "Comma-separated GPUs, one per worker: numbers or UUIDs as in CUDA_VISIBLE_DEVICES, or cpu (cpu alone: for all); left "
+        "out: those that CUDA_VISIBLE_DEVICES allows, else all of the machine.",
     )
     start_timeout_ms: float = _setting(
         300_000.0, _WORKERS, "Longest time for a worker to load the target and pass its warm-up batch.", "ms"
@@ -301,10 +310,9 @@ class Settings:
 
     @property
     def device_ids(self) -> tuple[str, ...]:
-        """GPU ids, one for each worker."""
-        if self.devices:
-            return tuple(part.strip() for part in self.devices.split(","))
-        return tuple(str(number) for number in range(self.workers))
+        """Ids of the GPUs in `devices`, one for each worker; `cpu` alone stands for all workers. Empty without it."""
+        ids = tuple(part.strip() for part in self.devices.split(",")) if self.devices else ()
+        return ids * self.workers if ids == ("cpu",) else ids
 
     @property
     def broker_shown(self) -> str:

@@ -53,6 +53,8 @@ def _merged(sources: Sequence[_Given], spell: Callable[[str], str]) -> Settings:
         for name, (spelt, value) in given.items():
             values[name], spelling[name] = value, spelt
     _fit_times(values)
+    if devices := values.get("devices"):
+        values.setdefault("workers", devices.count(",") + 1)
     try:
         return Settings(**values)
     except SettingError as exc:

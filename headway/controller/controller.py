@@ -33,15 +33,24 @@ class Controller:
         fleet: fleet that knows the leader, and gets the capacities.
         target_utilisation: share of the measured capacity that the fleet is meant to carry, 0 to 1.
         clock: monotonic seconds.
+        alone: whether there can be no other controller, so that the lead is nothing to tell of.
 
     Attributes:
         leads: whether it led when it last asked.
     """
 
     def __init__(
-        self, id: str, broker: Broker, fleet: Fleet, target_utilisation: float, clock: Callable[[], float]
+        self,
+        id: str,
+        broker: Broker,
+        fleet: Fleet,
+        target_utilisation: float,
+        clock: Callable[[], float],
+        *,
+        alone: bool = False,
     ) -> None:
         self.leads = False
+        self._say = log.debug if alone else log.info
         self._id = id
         self._broker = broker
         self._fleet = fleet
@@ -74,4 +83,4 @@ class Controller:
     def _become(self, leader: bool) -> None:
         if leader is not self.leads:
             self.leads = leader
-            log.info("leads the fleet" if leader else "no longer leads the fleet", controller=self._id)
+            self._say("leads the fleet" if leader else "no longer leads the fleet", controller=self._id)

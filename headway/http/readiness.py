@@ -6,6 +6,8 @@ Alive means that this process answers, whatever becomes of the broker. Ready dep
                    there is something to ask in its place
     only batchers  one of its own slots is healthy
     neither        the broker answers
+
+None is while it starts: its admin port answers from the first moment, so that what loads for minutes is known to live.
 """
 
 from __future__ import annotations
@@ -52,6 +54,7 @@ class Readiness:
         holding: whether requests would be held for a broker that does not answer now, as it may be back in time.
         needs_workers: whether it is ready only while a worker is healthy.
         needs_own: whether that has to be one of its own.
+        starting: whether the process has not come up yet.
     """
 
     broker: Registry
@@ -62,11 +65,14 @@ class Readiness:
     holding: Callable[[], bool] = _never
     needs_workers: bool = True
     needs_own: bool = False
+    starting: Callable[[], bool] = _never
     _last_seen: Sequence[WorkerInfo] = field(default=(), init=False)
     """Registry as the broker last told it."""
 
     async def look(self) -> tuple[str, dict[str, Any]]:
         """Word of readiness, and the workers that it comes from. Waits for the broker, but not for long."""
+        if self.starting():  # The broker may not have been found fit yet.
+            return "starting", {"starting": True, "draining": False}
         try:
             workers = self._last_seen = await soon(self.broker.workers())
             return self._look_at(workers)
@@ -88,7 +94,7 @@ class Readiness:
         return self._judge(workers)
 
     def _alone(self, word: str) -> str:
-        if word == "draining":
+        if word in ("draining", "starting"):
             return word
         serves = word in SERVING and (self.direct is not None or self.holding())
         return "degraded" if serves else "unavailable"
@@ -102,12 +108,14 @@ class Readiness:
     def _judge(self, workers: Sequence[WorkerInfo]) -> tuple[str, Sequence[WorkerInfo]]:
         """Word of readiness by some workers, and those of them that it comes from.
 
-        `ok`: all that there should be. `degraded`: not every worker is healthy. `unavailable`: none is. `draining`:
-        shutting down. A worker elsewhere that is offline has left, or is given up: it is not waited for.
+        `ok`: all that there should be. `degraded`: not every worker is healthy. `unavailable`: none is. `starting`: not up
+        yet. `draining`: shutting down. A worker elsewhere that is offline has left, or is given up: it is not waited for.
         """
         counted = [worker for worker in workers if self._counts(worker)]
         if self.leaving():
             return "draining", counted
+        if self.starting():
+            return "starting", counted
         if not self.needs_workers:
             return "ok", counted
         healthy = sum(worker.status is WorkerStatus.HEALTHY for worker in counted)

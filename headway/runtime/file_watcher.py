@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
 
 LOOK_EVERY = 0.5
 """Seconds between two looks."""
+MOST_FILES = 2000
+"""Most Python files of a folder that are watched, the nearest ones."""
+MOST_FOLDERS = 500
+"""Most folders that are searched for them."""
 
+_PASSED_BY = frozenset(["__pycache__", "node_modules", "site-packages", "dist-packages"])
 _Seen = tuple[int, int, int]
 
 
@@ -16,30 +23,65 @@ def _pause() -> Awaitable[None]:
     return asyncio.sleep(LOOK_EVERY)
 
 
-async def watch(paths: Iterable[Path], pause: Callable[[], Awaitable[None]] = _pause) -> AsyncIterator[None]:
-    """Yield whenever one of `paths` has changed since the last look.
+class FileWatcher:
+    """Watcher of files, which have been looked at once when it is made.
 
-    A file that is gone counts as unchanged until it is back: editors replace a file by removing it first. Several
-    changes between two looks are one.
+    A file that is gone counts as unchanged until it is back: editors replace a file by removing it first. A new file is a
+    change. Several changes between two looks are one.
 
     Arguments:
-        paths: the files.
+        find: lists the files.
         pause: waits between two looks.
     """
-    seen = {path: _look(path) for path in paths}
-    while True:
-        await pause()
+
+    def __init__(self, find: Callable[[], Iterable[Path]], pause: Callable[[], Awaitable[None]] = _pause) -> None:
+        self._find = find
+        self._pause = pause
+        self._seen: dict[Path, _Seen] = {}
+        self._look()
+
+    async def changes(self) -> AsyncIterator[None]:
+        """Yield whenever one of the files has changed since the last look."""
+        while True:
+            await self._pause()
+            if await asyncio.to_thread(self._look):
+                yield
+
+    def _look(self) -> bool:
         changed = False
-        for path, before in seen.items():
-            now = _look(path)
-            if now is not None and now != before:
-                seen[path] = now
+        for path in self._find():
+            now = _stamp(path)
+            if now is not None and now != self._seen.get(path):
+                self._seen[path] = now
                 changed = True
-        if changed:
-            yield
+        return changed
 
 
-def _look(path: Path) -> _Seen | None:
+def python_files(folder: Path) -> list[Path]:
+    """Python files in `folder` and below it, nearest first; no hidden folders, environments and installed packages."""
+    found: list[Path] = []
+    folders = deque([folder])
+    for _ in range(MOST_FOLDERS):
+        if not folders or len(found) >= MOST_FILES:
+            break
+        try:
+            with os.scandir(folders.popleft()) as entries:
+                for entry in entries:
+                    if entry.name.endswith(".py"):
+                        found.append(Path(entry.path))
+                    elif entry.is_dir(follow_symlinks=False) and not _is_foreign(entry):
+                        folders.append(Path(entry.path))
+        except OSError:
+            continue
+    return found[:MOST_FILES]
+
+
+def _is_foreign(entry: os.DirEntry[str]) -> bool:
+    """Whether a folder holds nothing that its user writes."""
+    return entry.name.startswith(".") or entry.name in _PASSED_BY or Path(entry.path, "pyvenv.cfg").exists()
+
+
+def _stamp(path: Path) -> _Seen | None:
     """Stamp that tells one content of a file from the next: modification time in ns, size, inode."""
     try:
         found = path.stat()

@@ -26,6 +26,8 @@ from typing import Any, TextIO
 
 import structlog
 
+OUTPUT = "worker output"
+"""Event of a line that a worker printed; its fields are `worker`, `stream` and `line`."""
 CAPACITY = 10_000
 """Most lines that wait to be written."""
 FLUSH_WITHIN = 2.0
@@ -269,6 +271,25 @@ def _defuse(logger: Any, name: str, event: _Event) -> _Event:
     return safe
 
 
+class _Console:
+    """Renderer for people. A line that another program printed is shown as it is, behind the program's name.
+
+    Arguments:
+        console: renderer of all other lines.
+        colours: whether colours are understood.
+    """
+
+    def __init__(self, console: structlog.typing.Processor, colours: bool) -> None:
+        self._console = console
+        self._name = "\x1b[36m{} |\x1b[0m" if colours else "{} |"
+
+    def __call__(self, logger: Any, name: str, event: _Event) -> Any:
+        if event["event"] != OUTPUT or "line" not in event:
+            return self._console(logger, name, event)
+        who = self._name.format(escape(str(event.get("worker", ""))))
+        return f"{event['timestamp']} [{event['level']:<9}] {who} {escape(str(event['line']))}"
+
+
 _KEPT = ("exc_info", "stack_info")
 
 _ADDED: tuple[structlog.typing.Processor, ...] = (structlog.contextvars.merge_contextvars, _pin)
@@ -285,7 +306,7 @@ def _formatter(json: bool, colours: bool) -> structlog.stdlib.ProcessorFormatter
     if json:
         rendering.append(structlog.processors.JSONRenderer())
     else:
-        rendering += [_defuse, _console(colours)]
+        rendering += [_defuse, _Console(_console(colours), colours)]
     return structlog.stdlib.ProcessorFormatter(processors=rendering)
 
 

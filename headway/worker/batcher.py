@@ -21,7 +21,6 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import structlog
@@ -43,10 +42,8 @@ from headway.errors import (
     WorkerCrashed,
 )
 from headway.model import (
-    WARM_UP,
     BatchFailure,
     Cause,
-    Entry,
     ItemResult,
     Lease,
     NoWork,
@@ -58,6 +55,8 @@ from headway.ports import Backend, WorkSource
 from headway.runtime.availability import Availability
 from headway.runtime.counters import Counters
 from headway.runtime.supervisor import Supervisor
+from headway.worker.failure_log import FailureLog
+from headway.worker.starting import Limits, probe_entry, start
 
 log = structlog.get_logger(__name__)
 
@@ -80,13 +79,6 @@ Members that ride with the first to give up may have more time.
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits of a run. `gpu_timeout`: most seconds of one batch."""
-
-    gpu_timeout: float
-
-
 class Batcher:
     """Batcher of one slot.
 
@@ -102,6 +94,10 @@ class Batcher:
         rng: uniform in [0, 1), for pauses.
         memory: reads the share in use of the memory that the slot lives in. While memory is scarce the slot goes on,
             but does not count as capacity.
+        failure_log: log of failed batches, which the slots of a process share.
+
+    Attributes:
+        loading_since: instant at which the backend began to start; None while none starts.
     """
 
     def __init__(
@@ -117,8 +113,11 @@ class Batcher:
         *,
         rng: Callable[[], float] = random.random,
         memory: Callable[[], float] = lambda: 0.0,
+        failure_log: FailureLog | None = None,
     ) -> None:
         self.slot = slot
+        self.loading_since: float | None = None
+        self._failure_log = failure_log or FailureLog(limits.gpu_timeout)
         self._make_backend = make_backend
         self._broker = broker
         self._policy = policy
@@ -151,11 +150,11 @@ class Batcher:
         """Start the backend.
 
         Raises:
-            TargetError: the target cannot be loaded or fails its warm-up batch.
+            TargetError: the target cannot be loaded, fails its warm-up batch, or is too slow.
         """
         await self._become(WorkerStatus.STARTING)
         fresh, self._fresh = self._fresh, None
-        self._backend = fresh or await self._started_backend()
+        self._backend = fresh or await self._started_backend(fresh=self._restarts < 0)
         self._restarts += 1
         self._counters.worker_restarts[self.slot.worker] = self._restarts
         await self._become(WorkerStatus.HEALTHY)
@@ -176,7 +175,7 @@ class Batcher:
         Raises:
             TargetError: the fresh backend does not start; the present one goes on.
         """
-        fresh = await self._started_backend()
+        fresh = await self._started_backend(fresh=True)
         if self._fresh is not None:
             await self._fresh.stop()
         self._fresh = fresh
@@ -283,9 +282,8 @@ class Batcher:
         """
         slot, timeout = self.slot, self._limits.gpu_timeout
         self._asked = True
-        entry = Entry(WARM_UP, slot.model, WARM_UP, 0, "", "", timeout, timeout)
         try:
-            [item] = await backend.run([entry], timeout)
+            [item] = await backend.run([probe_entry(slot, timeout)], timeout)
             if item.fault:
                 raise BadOutput(item.error or "")
         except asyncio.CancelledError:
@@ -315,7 +313,8 @@ class Batcher:
             await self._tell(lease, lambda: self._broker.release(lease), since)
         except BackendError as exc:
             broken = backend.pid != 0 and isinstance(exc, WorkerCrashed | BatchTimeout)
-            await self._failed(lease, BatchFailure(exc.cause, str(exc), self.slot.worker, exc.shown), since, broken)
+            failure = BatchFailure(exc.cause, str(exc), self.slot.worker, exc.shown)
+            await self._failed(lease, failure, since, broken, exc.trace)
         except asyncio.CancelledError:
             with contextlib.suppress(BrokerUnavailable):  # Then the lease lapses.
                 await self._broker.release(lease, BatchFailure(Cause.LEASE_LOST, "shut down", self.slot.worker))
@@ -340,16 +339,9 @@ class Batcher:
         if self._status is not WorkerStatus.HEALTHY:
             await self._become(WorkerStatus.HEALTHY)
 
-    async def _failed(self, lease: Lease, failure: BatchFailure, since: float, broken: bool) -> None:
+    async def _failed(self, lease: Lease, failure: BatchFailure, since: float, broken: bool, trace: str = "") -> None:
         seconds = self._clock() - since
-        log.warning(
-            "batch failed",
-            worker=self.slot.worker,
-            cause=failure.cause.value,
-            error=failure.message,
-            size=len(lease.entries),
-            reason=lease.reason,
-        )
+        self._failure_log.failed(self.slot.worker, lease, failure, trace)
         self._note_run(lease, seconds)
         self._counters.wasted_seconds[failure.cause.value] += seconds
         # A batch of suspects says little of the backend, unless it was the backend's own fault.
@@ -396,14 +388,16 @@ class Batcher:
         counters.batch_fill[model].observe(size / self.slot.max_batch)
         counters.gpu_seconds[model, self.slot.worker].observe(seconds)
 
-    async def _started_backend(self) -> Backend:
-        backend = self._make_backend()
+    async def _started_backend(self, *, fresh: bool) -> Backend:
+        backend, self.loading_since = self._make_backend(), self._clock()
         try:
-            await backend.start()
+            await start(backend, self.slot, self._limits, self._clock, fresh=fresh)
         except BaseException as exc:
             await backend.stop()
             exc.__context__ = None  # A time-out there holds the task in which this ran, which is to hold `exc`.
             raise
+        finally:
+            self.loading_since = None
         return backend
 
     async def _swap(self) -> None:

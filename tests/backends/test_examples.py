@@ -30,7 +30,7 @@ def test_the_emulated_gpu_enforces_the_rules_of_a_real_one(monkeypatch: pytest.M
     target = FileTarget(EXAMPLES / "emulated_gpu.py", "EmulatedGPU")
 
     async def main() -> None:
-        backend = ProcessBackend(target, worker="gpu-0", device="0", start_timeout=LONG, log=Recorder())
+        backend = ProcessBackend(target, worker="cpu-0", device="cpu", start_timeout=LONG, log=Recorder())
         assert await backend.start() >= 0.001
         try:
             assert await backend.run(batch("a", "b", "c"), LONG) == [ItemResult("A"), ItemResult("B"), ItemResult("C")]

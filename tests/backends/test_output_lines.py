@@ -30,6 +30,7 @@ def test_a_progress_bar_is_many_lines_and_blank_ones_are_none() -> None:
         ("a\u2028b\u202ec\u0085d".encode(), "a\\u2028b\\u202ec\\x85d"),
         (b"\xed\xa0\x80", "\\xed\\xa0\\x80"),
         (b"nul\0", "nul\\x00"),
+        (b"a\tb", "a       b"),
     ],
 )
 def test_what_does_not_print_is_escaped(raw: bytes, shown: str) -> None:

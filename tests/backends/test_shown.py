@@ -39,7 +39,7 @@ def fails_with(word: str, kind: type[BackendError], timeout: float) -> BackendEr
     ("word", "kind", "timeout", "told", "shown"),
     [
         ("last-words", WorkerCrashed, 60.0, "out of", "the worker's process ended with exit code 9"),
-        ("hang", BatchTimeout, 0.1, "it was killed", "the worker had no answer within 0.1 s"),
+        ("hang", BatchTimeout, 0.1, "it was killed", "the model took longer than the GPU deadline of 100 ms"),
         ("forge", WorkerCrashed, 60.0, "", "the worker's process answered something else than it was asked"),
         ("raise", BatchRaised, 60.0, "what is", "ValueError: what is\nthis"),
     ],

@@ -47,6 +47,8 @@ TIERS = "--tiers", "enterprise,paid,free,last"
 """A tier below all that are used: the lowest is throttled to what was measured, which a slow moment makes little."""
 LONGEST_MS = "30000"
 """The longest time-out that a request may have."""
+GPUS = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(16)))}
+"""GPUs that the workers think they have, whatever the machine does; the targets of these tests use none."""
 HELD_UP = frozenset(
     (
         "the store of keys is out of reach",
@@ -132,7 +134,7 @@ class Server:
         self.port = self.admin_port = 0
         self._files = folder / f"out-{self.mark}", folder / f"log-{self.mark}"
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("HEADWAY_")}
-        own = {"PYTHONPATH": str(ROOT), "HEADWAY_LOG_JSON": str(logs_json), MARK: self.mark, **_patient(flags)}
+        own = {"PYTHONPATH": str(ROOT), "HEADWAY_LOG_JSON": str(logs_json), MARK: self.mark, **GPUS, **_patient(flags)}
         command = [role, *([target] if role in RUN else []), *(["--port", "0"] if role in TAKE else [])]
         with self._files[0].open("wb") as out, self._files[1].open("wb") as log:
             self.process = subprocess.Popen(

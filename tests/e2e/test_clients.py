@@ -91,7 +91,9 @@ def test_an_input_that_is_never_done_is_turned_down_at_the_gpu_deadline(tmp_path
         hanging = server.ask("sleep")
         answer = hanging.answer()
         assert (answer.status, hanging.outcome) == (422, "REJECTED_BY_MODEL")
-        assert "2 s" in answer.message
+        assert answer.message == "the model took longer than the GPU deadline of 2000 ms"
+        late = server.logged("batch failed", cause="timeout")
+        assert "raise --gpu-timeout-ms (2000)" in late["hint"], "the log says how to mend it"
         assert server.letters()[0]["attempts"] == 3
         server.ask("after").output()
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.e2e.client import Gate, wait_until
+from tests.e2e.client import Gate, request, wait_until
 from tests.e2e.server import serving
 
 UNHAPPY = {"batch failed", "worker process ended"}
@@ -127,6 +130,33 @@ def test_workers_are_recycled_without_a_failed_request(tmp_path: Path, flags: tu
         server.all_healthy()
 
 
+def test_reload_loads_what_is_on_disk_however_soon_it_changed_again(tmp_path: Path) -> None:
+    """Python's cached bytecode knows a source by its size and its modification time in whole seconds."""
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "model.py").write_text("from parts.words import answer_to\n\n"
+                                       "def answer(inputs):\n    return [answer_to(text) for text in inputs]\n")  # fmt: skip
+    part = tmp_path / "parts" / "words.py"
+
+    def write(word: str) -> None:
+        part.write_text(f"def answer_to(text):\n    return text + {word!r}\n")
+        os.utime(part, ns=(0, when.pop(0)))
+
+    when = [1_700_000_000_000_000_000 + number for number in range(3)]
+    write("1")
+    subprocess.run([sys.executable, "-m", "compileall", "-q", str(tmp_path)], check=True, timeout=60)
+    write("2")
+    with serving(tmp_path, "--reload", target="model.py:answer", lawful=False) as server:
+        for number, word in enumerate("23"):
+            connection = server.connect()
+            connection.send(request(b'{"input": "a"}'))
+            assert connection.answer().json["output"] == f"a{word}"
+            if number == 0:
+                stale = part.stat().st_mtime_ns
+                part.write_text("def answer_to(text):\n    return text + '3'\n")
+                os.utime(part, ns=(0, stale + 5))
+                server.logged("target reloaded")
+
+
 def test_reload_swaps_the_code_and_keeps_the_last_good_version(tmp_path: Path) -> None:
     target = tmp_path / "model.py"
 
@@ -165,12 +195,52 @@ def test_what_a_worker_prints_is_in_the_log_under_its_name_and_cannot_forge_a_li
         wait_until(lambda: "half a line" in server.log_text() or "ok" in server.log_text())
         bad = server.ask("raise")
         assert bad.refusal() == "REJECTED_BY_MODEL"
-        wait_until(lambda: server.log_text().count("batch failed") == 2)
-        lines = server.log_text().splitlines()
-        assert all(re.match(r"20\d\d-\d\d-\d\dT[\d:.]+\+00:00 \[(info|warning) +\] ", line) for line in lines), lines
-        assert not any(line.startswith(forged) for line in lines)
-        said = [line for line in lines if "worker output" in line]
-        assert {"gpu-0"} == set(re.findall(r"worker='(gpu-\d)'", "\n".join(said)))
-        assert any("stream='stdout'" in line and "line='one'" in line for line in said)
-        assert any("stream='stderr'" in line and "line='one'" in line for line in said)
-        assert "\x1b" not in server.log_text()
+        wait_until(lambda: "Traceback" in server.log_text())
+        server.admin(f"/internal/dlq/req_{bad.id}", "DELETE")
+    lines = server.log_text().splitlines()
+    start = r"20\d\d-\d\d-\d\dT[\d:.]+\+00:00 \[(info|warning) +\] "
+    assert all(re.match(f"{start}|    \\| ", line) for line in lines), lines
+    said = [line for line in lines if re.match(f"{start}gpu-0 \\| ", line)]
+    assert sum(line.endswith("gpu-0 | one") for line in said) == 2, "on both streams, as it is"
+    assert {line for line in lines if forged in line} <= set(said)
+    assert "\x1b" not in server.log_text()
+
+
+def test_one_bad_request_is_one_story_in_the_log(tmp_path: Path) -> None:
+    with serving(tmp_path) as server:
+        server.expected = {"batch failed"}
+        with server.held_back():
+            bad, mates = server.ask("raise"), [server.ask(f"mate {number}") for number in range(9)]
+        assert bad.refusal() == "REJECTED_BY_MODEL"
+        for mate in mates:
+            mate.output()
+        whole, found = [line for line in server.log() if line["level"] == "warning"]
+        assert (whole["event"], found["event"]) == ("batch failed", "batch failed")
+        assert (whole["size"], found["size"], found["request_id"]) == (10, 1, f"req_{bad.id}")
+        assert whole["exception"].startswith("Traceback") and "faults.py" in whole["exception"]
+        assert "exception" not in found, "the traceback is told once"
+        assert not [line for line in server.log("worker output") if "Traceback" in line["line"]]
+
+
+@pytest.mark.parametrize(
+    ("visible", "seen", "banner"),
+    [("3,4", {"cuda:0 3", "cuda:0 4"}, "gpu-0: GPU 3, gpu-1: GPU 4"), ("", {"cpu "}, "CPU")],
+)
+def test_workers_see_the_gpus_of_the_environment_and_no_others(
+    tmp_path: Path, visible: str, seen: set[str], banner: str
+) -> None:
+    environ = {"CUDA_VISIBLE_DEVICES": visible}
+    how: dict[str, Any] = {"target": "tests.targets.kinds:Model", "environ": environ, "lawful": False}
+    with serving(tmp_path, "--workers", "2", **how) as server:
+        assert f"  devices  {banner}\n" in server.banner()
+        found: set[str] = set()
+
+        def all_seen() -> bool:
+            """Ask on until both workers have answered."""
+            connection = server.connect()
+            connection.send(request(b'{"input": "a"}'))
+            found.add(connection.answer().json["output"].removeprefix("a 1 "))
+            return found == seen
+
+        wait_until(all_seen)
+        assert (visible != "") is any("gpu" in worker["worker_id"] for worker in server.workers())

@@ -99,6 +99,47 @@ def test_a_port_that_is_taken() -> None:
     served(main)
 
 
+def test_an_address_that_was_taken_refuses_callers_until_the_door_opens() -> None:
+    async def main() -> None:
+        door = admin_door(Starlette(routes=[Route("/", lambda _: PlainTextResponse("here"))]))
+        await door.bind()
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", door.port)
+        port = door.port
+        await door.open()
+        assert door.port == port
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.transport.abort()
+        await door.close()
+
+    run(main)
+
+
+def test_a_port_that_is_taken_is_found_before_the_door_opens() -> None:
+    async def main(stand: Stand) -> None:
+        door = admin_door(Starlette(), admin_port=stand.door.port)
+        with pytest.raises(SettingError, match="taken by another program"):
+            await door.bind()
+        await door.close()
+
+    served(main)
+
+
+def test_of_two_that_took_a_port_the_one_that_listens_first_has_it() -> None:
+    async def main() -> None:
+        first = admin_door(Starlette())
+        await first.bind()
+        second = admin_door(Starlette(), admin_port=first.port)
+        await second.bind()
+        await second.open()
+        with pytest.raises(SettingError, match="taken by another program"):
+            await first.open()
+        await first.close()
+        await second.close()
+
+    run(main)
+
+
 def test_a_door_that_was_never_opened_can_be_drained_and_closed() -> None:
     async def main() -> None:
         door = admin_door(Starlette())

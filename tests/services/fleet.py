@@ -22,8 +22,9 @@ from headway.ports import Broker
 from headway.runtime.counters import Counters
 from headway.runtime.request_id import new_id
 from headway.runtime.supervisor import Supervisor
-from headway.worker.batcher import Batcher, Limits
+from headway.worker.batcher import Batcher
 from headway.worker.pool import WorkerPool
+from headway.worker.starting import Limits
 from tests.services.fake_backend import FakeBackend
 from tests.services.troubled import Connection, Server
 

@@ -21,8 +21,9 @@ from headway.model import Principal, ProcessInfo, Reply, RequestOptions, Role, S
 from headway.ports import Fleet
 from headway.runtime.counters import Counters
 from headway.runtime.request_id import new_id
-from headway.worker.batcher import Batcher, Limits
+from headway.worker.batcher import Batcher
 from headway.worker.pool import WorkerPool
+from headway.worker.starting import Limits
 from tests.services.fake_backend import FakeBackend
 
 ANYBODY = Principal("anonymous", "default", 0)
@@ -35,6 +36,9 @@ class FakeDoor:
     def __init__(self, name: str, told: list[str]) -> None:
         self._name = name
         self._told = told
+
+    async def bind(self) -> None:
+        self._told.append(f"{self._name} binds")
 
     async def open(self) -> None:
         self._told.append(f"{self._name} opens")

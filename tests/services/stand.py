@@ -27,8 +27,9 @@ from headway.model import Principal, ProcessInfo, Reply, RequestOptions, Role, S
 from headway.ports import Broker, Ledger
 from headway.runtime.counters import Counters
 from headway.runtime.request_id import new_id
-from headway.worker.batcher import Batcher, Limits
+from headway.worker.batcher import Batcher
 from headway.worker.pool import WorkerPool
+from headway.worker.starting import Limits
 from tests.services.fake_backend import FakeBackend
 
 ANYBODY = Principal("anonymous", "default", 0)
@@ -151,6 +152,8 @@ class Stand:
 
 
 class _NoDoor:
+    async def bind(self) -> None: ...
+
     async def open(self) -> None: ...
 
     def retire(self) -> None: ...

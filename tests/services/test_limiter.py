@@ -66,7 +66,7 @@ def test_a_burst_smaller_than_the_number_of_gateways_lets_one_in() -> None:
 
 def test_a_burst_that_was_let_in_is_not_refused_because_the_broker_goes() -> None:
     async def main(clock: Clock) -> None:
-        async with Fleet(clock, FakeBackend(5.0), fallback=FakeBackend(0.01), max_batch=1) as fleet:
+        async with Fleet(clock, FakeBackend(2.9), fallback=FakeBackend(0.01), max_batch=1) as fleet:
             fleet.gateway.limiter.gateways = 4
             asked = [fleet.ask(f"text {number}", caller=LIMITED) for number in range(40)]
             await asyncio.sleep(0.2)

@@ -54,6 +54,8 @@ class PortListener:
     def __init__(self, notes: list[str]) -> None:
         self._notes = notes
 
+    async def bind(self) -> None: ...
+
     async def open(self) -> None:
         self._notes.append("door opens")
 

@@ -344,7 +344,7 @@ def test_the_link_is_opened_first_and_closed_last() -> None:
     async def scene(fleets: Fleets) -> None:
         service, _ = fleets.gateway(FakeLink(fleets.told))
         await service.start()
-        assert fleets.told == ["link opens", "public opens", "admin opens"]
+        assert fleets.told == ["public binds", "admin binds", "admin opens", "link opens", "public opens"]
         fleets.told.clear()
         await ended(service)
         assert fleets.told == ["public drains", "admin drains", "public closes", "admin closes", "link closes"]
@@ -374,7 +374,7 @@ def test_a_broker_that_does_not_come_is_given_up() -> None:
             await service.start()
         assert fleets.clock() - begun == pytest.approx(CONNECT_WITHIN, abs=1.0)
         assert backend.starts == 0
-        assert fleets.told == ["admin closes", "link closes"]
+        assert fleets.told == ["admin binds", "admin opens", "admin closes", "link closes"]
 
     played(scene)
 

@@ -28,6 +28,7 @@ from headway.backends.process import frames
 from headway.backends.process.frames import Answer, Failed, NoFrame, Ready, TargetRefused
 from headway.backends.process.group_guard import GroupGuard
 from headway.backends.process.output_lines import Lines
+from headway.runtime.log import OUTPUT
 
 Word = Ready | TargetRefused | Answer | Failed
 
@@ -101,7 +102,7 @@ class Output:
 
     def _say(self, lines: Sequence[str]) -> None:
         for line in lines:
-            self._log.info("worker output", worker=self._worker, stream=self._stream, line=line)
+            self._log.info(OUTPUT, worker=self._worker, stream=self._stream, line=line)
 
     def _tell_dropped(self) -> None:
         if self._timer is not None:
@@ -109,42 +110,6 @@ class Output:
             self._timer = None
         if dropped := self.lines.take_dropped():
             self._log.warning("worker output dropped", worker=self._worker, stream=self._stream, lines=dropped)
-
-
-class Child(Protocol):
-    """Child as its backend sees it; see `ChildProcess`."""
-
-    cause: str
-    doomed: bool
-    dismissed: bool
-    killed_by_others: bool
-    ended: asyncio.Event
-    gone: asyncio.Event
-
-    @property
-    def pid(self) -> int:
-        """Id of its process."""
-        ...
-
-    def ask(self, content: bytes) -> asyncio.Future[Word]:
-        """Send one frame, and await the child's next word."""
-        ...
-
-    def catch_up(self) -> None:
-        """Take what the child has sent by now."""
-        ...
-
-    def kill(self, verdict: str = "") -> None:
-        """End the child at once."""
-        ...
-
-    def hang_up(self) -> None:
-        """Ask an idle child to end."""
-        ...
-
-    def resident_bytes(self) -> int:
-        """Resident memory of its process in bytes."""
-        ...
 
 
 class ChildProcess:

@@ -63,11 +63,15 @@ class Answer(msgspec.Struct, array_like=True, tag="answer", gc=False):
 
 
 class Failed(msgspec.Struct, array_like=True, tag="failed", gc=False):
-    """Word of the child: the batch failed. User code raised, or (`bad_output`) returned no list of that length."""
+    """Word of the child: the batch failed. User code raised, or (`bad_output`) returned no list of that length.
+
+    `trace` is the traceback of what user code raised.
+    """
 
     number: int
     bad_output: bool
     message: str
+    trace: str = ""
 
 
 class NoFrame(Exception):

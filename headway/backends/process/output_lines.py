@@ -11,8 +11,8 @@ _END = b"\n"
 
 
 def printable(text: bytes) -> str:
-    """`text` read as UTF-8, with escapes for malformed bytes and for characters that do not print."""
-    shown = text.decode("utf-8", "backslashreplace")
+    """`text` read as UTF-8, with escapes for malformed bytes and for characters that do not print; tabs become spaces."""
+    shown = text.decode("utf-8", "backslashreplace").expandtabs()
     if shown.isprintable():
         return shown
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in shown)

@@ -20,14 +20,15 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from headway.backends.process.fresh_imports import SourceLoader, import_from_source
 from headway.core import arguments as class_arguments
 from headway.core import parameters as json_parameters
 
 if TYPE_CHECKING:
     import asyncio
-    from types import CodeType
 
 _MAX_TEXT = 500
+_MAX_TRACE = 16_000
 
 
 class Refusal(Exception):
@@ -60,6 +61,22 @@ def show(exc: BaseException) -> None:
         os.write(2, b"an exception whose traceback cannot be shown\n")
 
 
+def trace(exc: BaseException) -> str:
+    """Traceback of an exception of user code, from the first frame that is not Headway's; bounded and proper Unicode."""
+    import traceback
+
+    own, tb = os.path.dirname(__file__), exc.__traceback__  # noqa: PTH120
+    while tb is not None and tb.tb_frame.f_code.co_filename.startswith(own):
+        tb = tb.tb_next
+    try:
+        text = "".join(traceback.format_exception(type(exc), exc, tb))
+    except BaseException:
+        text = f"{kind_of(exc)}, whose traceback cannot be shown"
+    if len(text) > _MAX_TRACE:
+        text = f"{text[: _MAX_TRACE // 2]}\n  … (cut) …\n{text[-_MAX_TRACE // 2 :]}"
+    return text.rstrip().encode("utf-8", "backslashreplace").decode()
+
+
 class UserLoop:
     """The event loop of async targets, made when the first one needs it: asyncio is slow to import."""
 
@@ -75,11 +92,6 @@ class UserLoop:
 
             self._loop = asyncio.new_event_loop()
         return self._loop.run_until_complete(_awaited(result))
-
-    def close(self) -> None:
-        """Close the loop, if there is one."""
-        if self._loop is not None:
-            self._loop.close()
 
     def idle(self, fd: int) -> None:
         """Let the user's background tasks, if there is a loop, go on until `fd` is readable."""
@@ -175,29 +187,13 @@ def load(kind: str, place: str, attribute: str, loop: UserLoop, arguments: str =
             found = getattr(found, part)
         except AttributeError:
             raise Refusal(f"target {name}: {place} has no {part!r}. {_meant(found, part)}") from None
-    return prepare(found, name, getattr(module, "__file__", None) or "", loop, arguments)
-
-
-def prepare(found: Any, name: str, source: str, loop: UserLoop, arguments: str = "") -> Target:
-    """Build and set up a target that has been found.
-
-    Arguments:
-        found: function or class, or an object that can be called.
-        name: target as the user wrote it.
-        source: file it comes from; empty when there is none.
-        loop: finishes what is async.
-        arguments: those that a class is built with, as `core.arguments` reads them.
-
-    Raises:
-        Refusal: it cannot be served.
-    """
     if isinstance(found, type):
         found = _build(found, name, loop, arguments)
     elif arguments:
         raise Refusal(f"target {name}: it is no class, and arguments are for a class. Leave them out, or name a class.")
     elif not callable(found):
         raise Refusal(f"target {name}: it is of type {type(found).__name__}. Name a function or a class.")
-    return Target(found, name, source, loop)
+    return Target(found, name, getattr(module, "__file__", None) or "", loop)
 
 
 def _import(kind: str, place: str, name: str, folder: str) -> Any:
@@ -205,6 +201,7 @@ def _import(kind: str, place: str, name: str, folder: str) -> Any:
         if kind == "file":
             return _import_file(place)
         sys.path.insert(0, folder or os.getcwd())  # noqa: PTH109
+        import_from_source(sys.path[0])
         return importlib.import_module(place)
     except ModuleNotFoundError as exc:
         if kind == "module" and exc.name is not None and f"{place}.".startswith(f"{exc.name}."):
@@ -243,21 +240,15 @@ def _raised(name: str, doing: str, exc: BaseException) -> Refusal:
 
 
 def _import_file(place: str) -> Any:
-    from importlib.machinery import SourceFileLoader
     from importlib.util import module_from_spec, spec_from_file_location
-
-    class Afresh(SourceFileLoader):
-        """Source loader that never uses cached bytecode: for it, a file of an equal size and second is unchanged."""
-
-        def get_code(self, fullname: str) -> CodeType:
-            return self.source_to_code(self.get_data(self.path), self.path)
 
     folder, file = os.path.split(os.path.abspath(place))  # noqa: PTH100
     stem = file.removesuffix(".py")
     sys.path.insert(0, folder)
+    import_from_source(folder)
     taken = stem in sys.modules or stem in sys.stdlib_module_names or not stem.isidentifier()
     module_name = f"target_{stem}" if taken else stem
-    spec = spec_from_file_location(module_name, place, loader=Afresh(module_name, place))
+    spec = spec_from_file_location(module_name, place, loader=SourceLoader(module_name, place))
     if spec is None or spec.loader is None:
         raise ImportError(f"{place} is no Python source")
     module = module_from_spec(spec)
@@ -313,6 +304,4 @@ def _misfit(cls: type, name: str, given: str, positional: list[Any], named: dict
 
 def _device() -> str:
     """GPU left visible to this process, under the name that frameworks use."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    present = any(os.path.exists(path) for path in ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd"))  # noqa: PTH110
-    return "cuda:0" if visible and present else "cpu"
+    return "cuda:0" if os.environ.get("CUDA_VISIBLE_DEVICES") else "cpu"

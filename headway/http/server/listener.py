@@ -1,6 +1,7 @@
 """Listener: a listening port, the connections through it, and the order in which it closes.
 
-    open     bind → listen → look after the connections every now and then
+    bind     take the address; callers are refused as if nobody was there
+    open     listen → look after the connections every now and then
     retire   every answer says `Connection: close`; new connections are taken all the same
     drain    stop listening → every answer says `Connection: close` → idle connections go → none is left
     close    cut what is left
@@ -97,17 +98,29 @@ class Listener:
             lambda: ConnectionContext(app, settings, new_id, counters),
         )
 
-    async def open(self) -> None:
-        """Listen.
+    async def bind(self) -> None:
+        """Take the address, without listening.
 
         Raises:
             SettingError: the address cannot be had.
         """
         context = self._context = self._make_context()
+        self._listeners = await self._bind(context)
+
+    async def open(self) -> None:
+        """Listen, at the address that was taken, or else is taken now.
+
+        Raises:
+            SettingError: the address cannot be had. Of two programs that took it, the one that listens first has it.
+        """
+        if self._context is None:
+            await self.bind()
         _raise_descriptor_limit(self._settings.max_connections)
-        for listener in await self._bind(context):
-            self._listeners.append(listener)
-            await listener.listen()
+        try:
+            for listener in self._listeners:
+                await listener.listen()
+        except OSError as exc:
+            raise self._cannot_bind(exc) from None
         self._look_after()
 
     def retire(self) -> None:
@@ -255,6 +268,7 @@ class _Listener:
 
     async def listen(self) -> None:
         context = self._context
+        self._sock.listen(BACKLOG)  # A failure within uvloop would leave a loop that cannot be closed.
         protocol: Callable[[], Connection] = (
             (lambda: FastPathConnection(context))
             if isinstance(context, InferenceContext)

@@ -1,0 +1,167 @@
+"""Devices of worker processes: which GPU each of them sees, out of those that this process may use.
+
+`CUDA_VISIBLE_DEVICES` of the environment says which GPUs those are; on a machine that several share, the others belong to
+somebody else. Without it they are all that the machine has. Each worker gets one of them, in order, or the one that
+`devices` names for it; two workers share a GPU only if `devices` names it twice. Where there is no GPU, workers run on
+the CPU.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from headway.config import Settings
+from headway.config.checks import MOST_WORKERS
+from headway.errors import SettingError
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+"""Environment variable by which CUDA, and this module, learn which GPUs a process may use."""
+CPU = "cpu"
+"""Device of a worker that sees no GPU."""
+
+_NODE = re.compile(r"nvidia[0-9]+")
+_INDEX = re.compile(r"[0-9]{1,4}")
+_GPU = re.compile(r"[0-9]{1,4}|(?:GPU|MIG)-[0-9A-Za-z/-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Gpus:
+    """GPUs that this process may use.
+
+    Attributes:
+        ids: their ids, as CUDA_VISIBLE_DEVICES takes them; None: there are some, and their number is not known.
+        allotted: text of CUDA_VISIBLE_DEVICES in the environment; None where it is not set.
+    """
+
+    ids: tuple[str, ...] | None
+    allotted: str | None = None
+
+    @property
+    def source(self) -> str:
+        """Words for where the ids come from."""
+        return "this machine has" if self.allotted is None else f"{VISIBLE}={self.allotted} allows"
+
+
+def find_gpus(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> Gpus:
+    """Find the GPUs that this process may use.
+
+    Arguments:
+        environ: environment of the process.
+        root: root of the file system, whose device files tell of GPUs.
+    """
+    allotted = environ.get(VISIBLE)
+    if allotted is not None:
+        return Gpus(_visible(allotted), allotted)
+    return Gpus(_present(root))
+
+
+def _visible(text: str) -> tuple[str, ...]:
+    """Ids that CUDA would read in `text`: those before the first that is none, such as -1."""
+    ids: dict[str, None] = {}
+    for part in text.split(","):
+        if not _GPU.fullmatch(part.strip()):
+            break
+        ids[part.strip()] = None
+    return tuple(ids)
+
+
+def _present(root: Path) -> tuple[str, ...] | None:
+    for folder, pattern in (("dev", _NODE), ("proc/driver/nvidia/gpus", re.compile(".+"))):
+        try:
+            count = sum(pattern.fullmatch(entry.name) is not None for entry in (root / folder).iterdir())
+        except OSError:
+            continue
+        if count:
+            return tuple(map(str, range(count)))
+    # The kernel's other ways to a GPU (WSL, AMD, Jetson) do not tell how many there are.
+    return None if any((root / "dev" / name).exists() for name in ("nvidiactl", "nvhost-gpu", "dxg", "kfd")) else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """Devices of the workers of one process.
+
+    Attributes:
+        ids: device of each worker, in the order of their numbers: id of a GPU, or `cpu`.
+        most: most workers that there are devices for.
+        counted: whether further workers get the GPU with their own number.
+    """
+
+    ids: tuple[str, ...]
+    most: int
+    counted: bool = False
+
+    def of(self, index: int) -> str:
+        """Device of the worker with a number, counted from 0."""
+        if index < len(self.ids):
+            return self.ids[index]
+        return str(index) if self.counted else CPU
+
+    def shown(self, index: int) -> str:
+        """Words for the device of a worker."""
+        device = self.of(index)
+        return "CPU" if device == CPU else f"GPU {device}" if _INDEX.fullmatch(device) else device
+
+
+NO_DEVICES = Devices((), MOST_WORKERS)
+"""Devices of slots that need none."""
+
+
+def allot(settings: Settings, gpus: Gpus) -> Devices:
+    """Give each worker its device.
+
+    Raises:
+        SettingError: there are fewer GPUs than workers, or `devices` names one that this process may not use.
+    """
+    if settings.devices:
+        for id in settings.device_ids:
+            _check_allowed(settings, id, gpus)
+        return Devices(settings.device_ids, len(settings.device_ids))
+    if gpus.ids is None:
+        return Devices(tuple(map(str, range(settings.workers))), MOST_WORKERS, counted=True)
+    if not gpus.ids:
+        return Devices((CPU,) * settings.workers, MOST_WORKERS)
+    if settings.workers > len(gpus.ids):
+        raise _too_few(settings, gpus.ids, gpus)
+    return Devices(gpus.ids, len(gpus.ids))
+
+
+def _check_allowed(settings: Settings, id: str, gpus: Gpus) -> None:
+    if id == CPU or gpus.ids is None or any(_same(id, other) for other in gpus.ids):
+        return
+    if gpus.allotted is None and not _INDEX.fullmatch(id):
+        return  # The device files do not tell ids of this kind.
+    if gpus.allotted is not None and gpus.ids and not any(_alike(id, other) for other in gpus.ids):
+        return  # An id of another kind cannot be compared, and names its GPU whatever the numbers mean.
+    there = f"only {', '.join(gpus.ids)}" if gpus.ids else "none"
+    hint = f"Name {_one_of(gpus.ids)}, or cpu." if gpus.ids else "Leave it out, or name cpu."
+    if gpus.allotted is not None:
+        hint += f" If the GPU is yours, change {VISIBLE}."
+    raise SettingError("devices", settings.devices, f"names GPU {id}, and of GPUs {gpus.source} {there}", hint)
+
+
+def _same(id: str, other: str) -> bool:
+    """Whether two ids name one GPU. CUDA takes the beginning of a UUID for all of it."""
+    return id == other or (not _INDEX.fullmatch(id) and (id.startswith(other) or other.startswith(id)))
+
+
+def _alike(id: str, other: str) -> bool:
+    return bool(_INDEX.fullmatch(id)) is bool(_INDEX.fullmatch(other))
+
+
+def _one_of(ids: Sequence[str]) -> str:
+    return ids[0] if len(ids) == 1 else f"{', '.join(ids[:-1])} or {ids[-1]}"
+
+
+def _too_few(settings: Settings, ids: Sequence[str], gpus: Gpus) -> SettingError:
+    count = f"{len(ids)} GPU{'' if len(ids) == 1 else 's'} ({', '.join(ids)})"
+    shared = ",".join(ids[number % len(ids)] for number in range(settings.workers))
+    hint = (
+        f"Use --workers {len(ids)}; or let workers share, each with a model of its own, by --devices {shared}; "
+        "or --devices cpu."
+    )
+    return SettingError("workers", settings.workers, f"are more than one for each GPU: {gpus.source} {count}", hint)

@@ -1,0 +1,72 @@
+"""Line on a terminal that says what a start waits for. Where standard error is no terminal, nothing is written.
+
+The cursor stays at the line's beginning, so that a line of the log takes its place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import time
+from collections.abc import Callable
+from typing import TextIO
+
+from headway.worker.pool import WorkerPool
+
+LOOK_EVERY = 0.5
+"""Seconds between two writings of the line."""
+MOST_NAMED = 4
+"""Most workers that are named in it."""
+_CLEAR = "\x1b[2K"
+
+
+class Progress:
+    """Writer of the line.
+
+    Arguments:
+        pool: workers that load.
+        stream: the terminal; None for standard error.
+        clock: monotonic seconds, those of the workers.
+    """
+
+    def __init__(
+        self, pool: WorkerPool, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._pool = pool
+        self._terminal = stream or sys.stderr
+        self._clock = clock
+        self._timer: asyncio.TimerHandle | None = None
+        self._shown = False
+
+    def begin(self) -> None:
+        """Write the line now and then, until `end`."""
+        if self._terminal.isatty():
+            self._timer = asyncio.get_running_loop().call_later(LOOK_EVERY, self._tick)
+
+    def end(self) -> None:
+        """Take the line away. Safe to call more than once."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._shown:
+            self._shown = False
+            self._write(_CLEAR)
+
+    def _tick(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(LOOK_EVERY, self._tick)
+        loading = {
+            batcher.slot.worker: batcher.loading_since
+            for batcher in self._pool.batchers
+            if batcher.loading_since is not None
+        }
+        if loading:
+            names = ", ".join(list(loading)[:MOST_NAMED])
+            more = f" and {len(loading) - MOST_NAMED} more" if len(loading) > MOST_NAMED else ""
+            self._shown = True
+            self._write(f"{_CLEAR}loading {names}{more} … {self._clock() - min(loading.values()):.0f} s\r")
+
+    def _write(self, text: str) -> None:
+        with contextlib.suppress(OSError):  # A terminal that has gone needs no line.
+            self._terminal.write(text)
+            self._terminal.flush()

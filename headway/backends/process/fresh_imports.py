@@ -1,0 +1,59 @@
+"""Imports of user code from its source, inside the child process, never from cached bytecode.
+
+Python takes cached bytecode for good when the source has the size and the modification time, in whole seconds, that it was
+made from. A file that is saved twice within a second is then loaded as it was first. Installed packages, which nobody
+edits while they are served, keep their bytecode: they are large.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.machinery import (
+    BYTECODE_SUFFIXES,
+    EXTENSION_SUFFIXES,
+    SOURCE_SUFFIXES,
+    ExtensionFileLoader,
+    FileFinder,
+    SourceFileLoader,
+    SourcelessFileLoader,
+)
+from types import CodeType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from _typeshed.importlib import PathEntryFinderProtocol
+
+INSTALLED = ("site-packages", "dist-packages")
+"""Names of the folders of installed packages."""
+
+
+class SourceLoader(SourceFileLoader):
+    """Loader of a file's source, whatever bytecode there is."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Code of the module, compiled now."""
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
+def import_from_source(folder: str) -> None:
+    """Let modules in `folder`, and in packages below it, be imported by SourceLoader from now on."""
+    root = os.path.join(os.path.realpath(folder), "")  # noqa: PTH118
+    make = FileFinder.path_hook(
+        (ExtensionFileLoader, EXTENSION_SUFFIXES),
+        (SourceLoader, SOURCE_SUFFIXES),
+        (SourcelessFileLoader, BYTECODE_SUFFIXES),
+    )
+
+    def within(path: str) -> bool:
+        place = os.path.join(os.path.realpath(path), "")  # noqa: PTH118
+        return place.startswith(root) and not any(f"{os.sep}{name}{os.sep}" in place for name in INSTALLED)
+
+    def hook(path: str) -> PathEntryFinderProtocol:
+        if not within(path):
+            raise ImportError(path)
+        return make(path)
+
+    sys.path_hooks.insert(0, hook)
+    for path in [path for path in sys.path_importer_cache if within(path)]:
+        del sys.path_importer_cache[path]

@@ -1,0 +1,63 @@
+"""Log of failed batches, in which each bad input is one story.
+
+The search for the input that makes a batch fail is a row of further failures. The first is told with the traceback, and so
+is the failure of an input that ran alone, with the id of its request; those between, and the repeated ones, are logged at
+level debug.
+"""
+
+from __future__ import annotations
+
+import structlog
+
+from headway.model import BatchFailure, Cause, Lease
+
+log = structlog.get_logger(__name__)
+
+REMEMBERED = 10_000
+"""Most entries that are remembered."""
+
+
+class FailureLog:
+    """Log of the failed batches of one process, whose slots search together.
+
+    Arguments:
+        gpu_timeout: most seconds of one batch.
+    """
+
+    def __init__(self, gpu_timeout: float) -> None:
+        self._gpu_timeout = gpu_timeout
+        self._told: dict[tuple[str, str], tuple[Cause, bool]] = {}
+        """Cause under which an entry was told of, and whether it was alone; by tenant and id."""
+
+    def failed(self, worker: str, lease: Lease, failure: BatchFailure, trace: str = "") -> None:
+        """Log a failed batch.
+
+        Arguments:
+            worker: id of the worker that ran it.
+            lease: the batch.
+            failure: why it failed.
+            trace: traceback of the user's exception; empty when there is none.
+        """
+        alone = len(lease.entries) == 1
+        story = (failure.cause, alone)
+        known = [self._told.get((entry.tenant, entry.id)) for entry in lease.entries]
+        again = all(before is not None and before[0] is story[0] and before[1] >= alone for before in known)
+        fields: dict[str, object] = {"cause": failure.cause.value, "error": failure.message, "size": len(lease.entries)}
+        if alone:
+            fields["request_id"] = f"req_{lease.entries[0].id}"
+        if failure.cause is Cause.TIMEOUT:
+            fields["hint"] = self._hint(len(lease.entries))
+        if again:
+            log.debug("batch failed again", worker=worker, **fields, reason=lease.reason)
+            return
+        for entry in lease.entries:
+            self._told[entry.tenant, entry.id] = story
+        while len(self._told) > REMEMBERED:
+            del self._told[next(iter(self._told))]
+        if trace and not any(known):
+            fields["exception"] = trace
+        log.warning("batch failed", worker=worker, **fields, reason=lease.reason)
+
+    def _hint(self, size: int) -> str:
+        limit = f"raise --gpu-timeout-ms ({self._gpu_timeout * 1000:g}) if the model needs longer"
+        return limit if size == 1 else f"{limit}, or lower --max-batch-size"

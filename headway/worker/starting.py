@@ -1,0 +1,97 @@
+"""Start of a slot's backend: it loads, passes its warm-up batch, and is compared with the deadline of a batch.
+
+A model that needs longer for one input than a batch may take would load well and then answer nobody, as its worker is
+killed in each batch. So it is refused. The first batch may have been slow for reasons of its own (kernels are compiled,
+caches filled); a second one decides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from headway.errors import BackendError, BatchTimeout, TargetError
+from headway.model import WARM_UP, Entry, Slot
+from headway.ports import Backend
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of a run.
+
+    Attributes:
+        gpu_timeout: most seconds of one batch.
+        request_timeout: most seconds of a request in all; infinite where only other processes know.
+    """
+
+    gpu_timeout: float
+    request_timeout: float = math.inf
+
+
+def probe_entry(slot: Slot, timeout: float) -> Entry:
+    """Entry with the warm-up input, by which a backend is tried."""
+    return Entry(WARM_UP, slot.model, WARM_UP, 0, "", "", timeout, timeout)
+
+
+async def start(backend: Backend, slot: Slot, limits: Limits, clock: Callable[[], float], *, fresh: bool) -> None:
+    """Start a backend.
+
+    Arguments:
+        backend: backend that is not started yet; it is for the caller to stop, also when this fails.
+        slot: its slot.
+        limits: limits that its batches are held to.
+        clock: monotonic seconds.
+        fresh: whether nothing is known of the target yet; else it is not compared.
+
+    Raises:
+        TargetError: it does not load, fails its warm-up batch, or is slower than its deadlines.
+    """
+    log.info("loading", worker=slot.worker)
+    begun = clock()
+    warm_up = await backend.start()
+    loaded = clock() - begun - warm_up
+    again = await _again(backend, slot, limits, clock, warm_up) if fresh else None
+    fields = {} if again is None else {"second_ms": round(again * 1000, 1)}
+    log.info("loaded", worker=slot.worker, seconds=round(loaded, 2), warm_up_ms=round(warm_up * 1000, 1), **fields)
+
+
+async def _again(
+    backend: Backend, slot: Slot, limits: Limits, clock: Callable[[], float], warm_up: float
+) -> float | None:
+    """Seconds of a second batch of one input; None where the first was fast enough."""
+    most = min(limits.gpu_timeout, limits.request_timeout)
+    if warm_up <= most:
+        return None
+    begun = clock()
+    try:
+        await backend.run([probe_entry(slot, most)], most)
+    except BatchTimeout:
+        raise too_slow(warm_up, limits) from None
+    except BackendError as exc:
+        raise TargetError(f"the second warm-up batch failed: {exc}") from None
+    seconds = clock() - begun
+    if seconds > most:
+        raise too_slow(seconds, limits)
+    return seconds
+
+
+def too_slow(seconds: float, limits: Limits) -> TargetError:
+    """Error of a target that takes `seconds` for one input, longer than its limits allow."""
+    gpu, whole = limits.gpu_timeout, limits.request_timeout
+    which = f"--gpu-timeout-ms {gpu * 1000:g}" if gpu <= whole else f"--request-timeout-ms {whole * 1000:g}"
+    wanted = f"--gpu-timeout-ms {_ample(2 * seconds)} --request-timeout-ms {_ample(4 * seconds)}"
+    return TargetError(
+        f"the target takes {seconds * 1000:.0f} ms for one input, longer than {which}: no request would get its answer. "
+        f"Start with {wanted}, or make the model faster."
+    )
+
+
+def _ample(seconds: float) -> int:
+    """Whole milliseconds, rounded up to two digits."""
+    digits = max(math.floor(math.log10(seconds * 1000)) - 1, 0)
+    return math.ceil(seconds * 1000 / 10.0**digits) * int(10.0**digits)

@@ -1,0 +1,92 @@
+"""Start of a backend: what is logged of it, and the comparison of its pace with the deadlines."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from headway.errors import BatchRaised, BatchTimeout, TargetError
+from headway.model import Entry, ItemResult, Slot
+from headway.worker.starting import Limits, start
+from tests.services.fake_backend import FakeBackend
+from tests.virtual_time import run
+
+Clock = Callable[[], float]
+SLOT = Slot("gpu-0", "m", 8)
+
+
+class Slow(FakeBackend):
+    """Backend whose first batch takes `first` seconds and further ones `seconds`; held to its time-out like a process."""
+
+    def __init__(self, first: float, seconds: float) -> None:
+        super().__init__(seconds)
+        self._first = first
+
+    async def start(self) -> float:
+        await super().start()
+        await asyncio.sleep(self._first)
+        return self._first
+
+    async def run(self, entries: Sequence[Entry], timeout: float) -> Sequence[ItemResult]:
+        if self.seconds > timeout:
+            await asyncio.sleep(timeout)
+            raise BatchTimeout("took longer")
+        return await super().run(entries, timeout)
+
+
+def started(backend: FakeBackend, limits: Limits, fresh: bool = True) -> list[Any]:
+    """Start a backend; returns the lines that were logged."""
+
+    async def main(clock: Clock) -> None:
+        await start(backend, SLOT, limits, clock, fresh=fresh)
+
+    with capture_logs() as logs:
+        run(main)
+    return logs
+
+
+def test_a_start_is_told_of_when_it_begins_and_when_it_ends() -> None:
+    backend = FakeBackend(0.1)
+    backend.start_seconds = 6.1
+    loading, loaded = started(backend, Limits(3.0))
+    assert (loading["event"], loading["worker"], loading["log_level"]) == ("loading", "gpu-0", "info")
+    assert (loaded["event"], loaded["worker"]) == ("loaded", "gpu-0")
+    assert (loaded["seconds"], loaded["warm_up_ms"]) == (6.0, 100.0)
+    assert backend.batches == [], "a model that is fast enough runs no second batch"
+
+
+@pytest.mark.parametrize(
+    ("limits", "says"),
+    [
+        (Limits(3.0), "longer than --gpu-timeout-ms 3000"),
+        (Limits(3.0, 4.0), "longer than --gpu-timeout-ms 3000"),
+        (Limits(10.0, 4.0), "longer than --request-timeout-ms 4000"),
+    ],
+)
+def test_a_model_slower_than_its_deadline_is_refused_with_the_settings_that_fit(limits: Limits, says: str) -> None:
+    with pytest.raises(TargetError) as caught:
+        started(Slow(5.0, 5.0), limits)
+    assert "takes 5000 ms for one input" in str(caught.value)
+    assert says in str(caught.value)
+    assert "Start with --gpu-timeout-ms 10000 --request-timeout-ms 20000" in str(caught.value)
+
+
+def test_a_first_batch_that_has_to_compile_something_may_take_longer() -> None:
+    backend = Slow(20.0, 0.2)
+    [_, loaded] = started(backend, Limits(3.0))
+    assert (loaded["warm_up_ms"], loaded["second_ms"]) == (20_000.0, 200.0)
+    assert backend.batches == [["warm-up"]]
+
+
+def test_a_second_warm_up_batch_that_fails_refuses_the_target() -> None:
+    backend = FakeBackend(5.0, lambda entries: BatchRaised("ValueError: once only"))
+    with pytest.raises(TargetError, match="second warm-up batch failed: ValueError: once only"):
+        started(backend, Limits(3.0))
+
+
+def test_a_model_that_has_served_is_not_judged_anew() -> None:
+    started(Slow(5.0, 5.0), Limits(3.0), fresh=False)

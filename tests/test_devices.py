@@ -1,0 +1,137 @@
+"""Devices: which GPU each worker gets, out of those that the environment and the machine have for this process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headway.app.devices import Gpus, allot, find_gpus
+from headway.config import Settings
+from headway.errors import SettingError
+
+UUID = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
+MIG = "MIG-GPU-8932f937-d72c-4106-c12f-20bd9faed9f6/1/0"
+
+
+def machine(root: Path, *nodes: str) -> Path:
+    """A file system with these device files."""
+    (root / "dev").mkdir()
+    for node in nodes:
+        (root / "dev" / node).touch()
+    return root
+
+
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [
+        ("3,4", ("3", "4")),
+        (" 3 , 4 ", ("3", "4")),
+        (f"{UUID},{MIG}", (UUID, MIG)),
+        ("", ()),
+        ("-1", ()),
+        ("0,-1,1", ("0",)),
+        ("NoDevFiles", ()),
+        ("1,1", ("1",)),
+    ],
+)
+def test_the_environment_says_which_gpus_there_are(text: str, ids: tuple[str, ...], tmp_path: Path) -> None:
+    root = machine(tmp_path, "nvidia0", "nvidiactl")
+    assert find_gpus({"CUDA_VISIBLE_DEVICES": text}, root) == Gpus(ids, text)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "ids"),
+    [
+        ((), ()),
+        (("null", "nvidiactl", "nvidia0", "nvidia1", "nvidia-uvm"), ("0", "1")),
+        (("nvidia2", "nvidiactl"), ("0",)),
+        (("dxg",), None),
+        (("kfd",), None),
+    ],
+)
+def test_without_it_they_are_those_of_the_machine(
+    nodes: tuple[str, ...], ids: tuple[str, ...] | None, tmp_path: Path
+) -> None:
+    assert find_gpus({}, machine(tmp_path, *nodes)) == Gpus(ids)
+
+
+def test_a_driver_whose_device_files_are_not_there_yet_tells_of_its_gpus(tmp_path: Path) -> None:
+    (tmp_path / "proc/driver/nvidia/gpus/0000:01:00.0").mkdir(parents=True)
+    assert find_gpus({}, tmp_path) == Gpus(("0",))
+
+
+def given(workers: int, gpus: Gpus, devices: str = "") -> list[str]:
+    made = allot(Settings(workers=workers, devices=devices), gpus)
+    return [made.of(index) for index in range(workers)]
+
+
+def test_workers_get_the_gpus_of_the_environment_in_order() -> None:
+    assert given(2, Gpus(("3", "4"), "3,4")) == ["3", "4"]
+    assert given(1, Gpus(("3", "4"), "3,4")) == ["3"]
+    assert given(2, Gpus((UUID, MIG), f"{UUID},{MIG}")) == [UUID, MIG]
+
+
+def test_without_a_gpu_workers_run_on_the_cpu() -> None:
+    assert given(3, Gpus((), "")) == ["cpu"] * 3
+    assert given(2, Gpus(())) == ["cpu"] * 2
+
+
+def test_where_gpus_cannot_be_counted_numbers_go_up_from_0() -> None:
+    made = allot(Settings(workers=2), Gpus(None))
+    assert [made.of(index) for index in range(4)] == ["0", "1", "2", "3"]
+
+
+def test_a_pool_grows_as_far_as_there_are_gpus() -> None:
+    made = allot(Settings(workers=1), Gpus(("3", "4"), "3,4"))
+    assert (made.most, made.of(1)) == (2, "4")
+    assert allot(Settings(workers=1), Gpus((), "")).most > 100
+    assert allot(Settings(workers=1, devices="4"), Gpus(("3", "4"), "3,4")).most == 1
+
+
+def test_more_workers_than_gpus_are_refused_with_three_ways_out() -> None:
+    with pytest.raises(SettingError) as caught:
+        given(4, Gpus(("3", "4"), "3,4"))
+    assert str(caught.value) == (
+        "workers = 4: are more than one for each GPU: CUDA_VISIBLE_DEVICES=3,4 allows 2 GPUs (3, 4). Use --workers 2; or let "
+        "workers share, each with a model of its own, by --devices 3,4,3,4; or --devices cpu."
+    )
+    with pytest.raises(SettingError, match="this machine has 1 GPU"):
+        given(2, Gpus(("0",)))
+
+
+@pytest.mark.parametrize("devices", ["3,3", "4,3", "cpu,4", "cpu"])
+def test_named_devices_are_taken_as_they_are(devices: str) -> None:
+    expected = ["cpu", "cpu"] if devices == "cpu" else devices.split(",")
+    assert given(2, Gpus(("3", "4"), "3,4"), devices) == expected
+
+
+@pytest.mark.parametrize(
+    ("devices", "gpus", "says"),
+    [
+        ("0", Gpus(("3", "4"), "3,4"), "CUDA_VISIBLE_DEVICES=3,4 allows only 3, 4. Name 3 or 4, or cpu. If the GPU is"),
+        ("0", Gpus((), ""), "CUDA_VISIBLE_DEVICES= allows none. Leave it out, or name cpu."),
+        ("2", Gpus(("0", "1")), "this machine has only 0, 1. Name 0 or 1, or cpu."),
+        ("0", Gpus(()), "this machine has none. Leave it out, or name cpu."),
+        (UUID, Gpus((MIG,), MIG), "allows only MIG-GPU"),
+    ],
+)
+def test_a_gpu_that_is_not_for_this_process_is_refused(devices: str, gpus: Gpus, says: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        given(1, gpus, devices)
+    assert caught.value.setting == "devices"
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("devices", "gpus"),
+    [
+        (UUID[:12], Gpus((UUID,), UUID)),
+        (UUID, Gpus((UUID[:12],), UUID[:12])),
+        (UUID, Gpus(("0",))),
+        (UUID, Gpus(("3",), "3")),
+        ("7", Gpus(None)),
+    ],
+)
+def test_a_gpu_that_cannot_be_compared_or_is_abbreviated_is_taken(devices: str, gpus: Gpus) -> None:
+    assert given(1, gpus, devices) == [devices]

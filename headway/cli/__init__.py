@@ -9,7 +9,10 @@ Exit codes: 0 done · 1 it did not come out well (the message says why) · 2 wro
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import inspect
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -23,6 +26,9 @@ from headway import __version__
 EXIT_FAILED = 1
 EXIT_SETTING = 3
 EXIT_TARGET = 4
+
+_OF_OUTPUT = frozenset((errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.EPIPE))
+"""Errors of a disk that is full, or of a reader that has gone; those of a file name the file."""
 
 Found = Callable[..., Any] | typer.Typer
 """A command: a function with Typer's annotations, or an app with commands of its own."""
@@ -195,7 +201,24 @@ def build() -> TyperGroup:
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line on `arguments` (those of the process when None) and exit."""
     try:
+        code = _code(arguments)
+        sys.stdout.flush()
+    except OSError as exc:
+        if exc.errno not in _OF_OUTPUT or exc.filename is not None:
+            raise
+        code = EXIT_FAILED
+        _give_up_output()
+        with contextlib.suppress(OSError):
+            typer.echo(f"headway: the output cannot be written: {os.strerror(exc.errno)}", err=True)
+    sys.exit(code)
+
+
+def _code(arguments: Sequence[str] | None) -> int | str | None:
+    """Exit code of a command, which has been run. An error that is foreseen is told in one line."""
+    try:
         build().main(args=arguments, prog_name="headway")
+    except SystemExit as exc:
+        return exc.code
     except Exception as exc:
         from headway.errors import HeadwayError, SettingError, TargetError
 
@@ -203,5 +226,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             raise
         typer.echo(f"headway: {exc}", err=True)
         codes = {SettingError: EXIT_SETTING, TargetError: EXIT_TARGET}
-        sys.exit(next((code for kind, code in codes.items() if isinstance(exc, kind)), EXIT_FAILED))
-    sys.exit(0)
+        return next((code for kind, code in codes.items() if isinstance(exc, kind)), EXIT_FAILED)
+    return 0
+
+
+def _give_up_output() -> None:
+    """Let standard output go nowhere: what is still buffered would fail once more, and change the exit code."""
+    with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:  # noqa: PTH123
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())

@@ -29,6 +29,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print what the service ans
 DEFAULT_URL = "http://127.0.0.1:9000"
 SHORT = 10.0
 """Seconds to wait for an answer that is ready at once."""
+_NO_ROUTE = "nothing is served at"
+"""Beginning of what Headway says of a path that a port does not have."""
+_WHERE = "name the port of --admin-port, 9000 unless set, as in --admin http://HOST:9000"
 LONG = 60.0
 """Seconds to wait for the answer to a replay, which runs on a GPU first."""
 
@@ -103,6 +106,8 @@ class Admin:
 
             said = answer.get("message") if isinstance(answer, dict) else None
             hint = ". Set HEADWAY_ADMIN_TOKEN to it" if response.status == 401 else ""
+            if response.status == 404 and (not said or str(said).startswith(_NO_ROUTE)):
+                hint = f". This is no admin port, perhaps the public one: {_WHERE}"
             message = f"{self._url}: {escape(said or response.reason)}{hint} ({response.status})"
             raise AdminError(message, response.status)
         return answer

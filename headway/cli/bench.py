@@ -111,13 +111,16 @@ def bench(
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the results as JSON to FILE.", rich_help_panel=_RESULT)
     ] = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="No progress on standard error.", rich_help_panel=_RESULT)
+    ] = False,
 ) -> None:
     """Put open-loop load on a URL; report latency, errors and answers in time.
 
     Requests are sent when they are due, whether or not earlier ones were answered, and latency counts from the
     instant a request was due: a server that stalls cannot hide what it kept waiting.
 
-    Exit codes: 0 done, 1 wrong answers or no answer at all, 3 a bad setting, 130 interrupted.
+    Exit codes: 0 done, 1 wrong answers or not one success, 3 a bad setting, 130 interrupted.
     """
     from headway.load import spec as order
     from headway.load.generator import run_load
@@ -145,7 +148,7 @@ def bench(
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
     try:
         with _writable(out) as file:
-            report = make_report(spec, run_load(spec), _without_keys(sys.argv), started_at)
+            report = make_report(spec, run_load(spec, 0.0 if quiet else None), _without_keys(sys.argv), started_at)
             if file is not None:
                 file.write(to_json(report))
     except Unreachable as exc:
@@ -155,6 +158,8 @@ def bench(
         typer.echo(to_json(report))
     else:
         show(report)
+    if reason := _without_success(report):
+        typer.echo(f"headway: {reason}", err=True)
     raise typer.Exit(_exit_code(report))
 
 
@@ -191,7 +196,18 @@ def _without_keys(words: Sequence[str]) -> list[str]:
 def _exit_code(report: Report) -> int:
     if report.interrupted:
         return _EXIT_INTERRUPTED
-    return _EXIT_FAILED if report.mismatches or report.unreached else 0
+    return _EXIT_FAILED if report.mismatches or not report.total.answered else 0
+
+
+def _without_success(report: Report) -> str:
+    """Reason why nothing succeeded; empty when something did, or the load was stopped."""
+    total = report.total
+    if total.answered or report.interrupted:
+        return ""
+    if not total.requests:
+        return f"no request fell due in {report.duration_s:g} s: raise --rate or --duration"
+    outcome, count = next(iter(total.outcomes.items()))
+    return f"not one of {total.requests:,} requests succeeded; {count:,} ended with: {outcome}"
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@
     pool        connections, opened when wanted
     alarm       wakes the loop at an instant, to well under a millisecond
     generator   sends requests when they are due, never waiting for answers; each request gets one outcome
+    progress    one line now and then while it runs
     record      outcomes as they come, cheap to write
     report      percentiles and rates, made from the record when all is over
     table       shows a report to people

@@ -31,6 +31,7 @@ from headway.load.alarm import Alarm
 from headway.load.connection import IDLE, Connection
 from headway.load.payload import Payload
 from headway.load.pool import ConnectionPool
+from headway.load.progress import report_on
 from headway.load.record import Record
 from headway.load.schedule import due_times
 from headway.load.spec import LoadSpec
@@ -255,8 +256,12 @@ class Generator:
         return f"{status} {_printable(error[:60])}" if error else str(status)
 
 
-def run_load(spec: LoadSpec) -> Record:
+def run_load(spec: LoadSpec, progress: float | None = None) -> Record:
     """Run a load test in an event loop of its own; Ctrl-C ends it early, with what was found until then.
+
+    Arguments:
+        spec: the order.
+        progress: seconds between two lines of progress on standard error; None: by the kind of stream, 0: none at all.
 
     Raises:
         SettingError: the arrivals are a trace that cannot be read.
@@ -267,13 +272,21 @@ def run_load(spec: LoadSpec) -> Record:
         generator = Generator(spec, secrets.token_hex(4))
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, generator.stop)
+        telling = loop.create_task(_tell(generator, spec.duration, progress))
         try:
             return await generator.run()
         finally:
+            telling.cancel()
+            await asyncio.gather(telling, return_exceptions=True)
             loop.remove_signal_handler(signal.SIGINT)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(drive())
+
+
+async def _tell(generator: Generator, duration: float, every: float | None) -> None:
+    if every != 0.0:
+        await report_on(generator.record, lambda: perf_counter() - generator.started_at, duration, every)
 
 
 def _printable(text: str) -> str:

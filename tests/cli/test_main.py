@@ -117,14 +117,34 @@ def test_a_bad_setting_is_exit_code_3(arguments: list[str], message: str, capsys
 
 
 @pytest.mark.processes
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["plan", "--help"],
+        ["plan", "--rate", "10", "--batch-ms", "10", "--p95", "100", "--json"],
+        ["simulate", "--rate", "10", "--workers", "1", "--batch-ms", "10", "--duration", "1"],
+    ],
+)
+def test_a_full_disk_is_told_in_one_line(arguments: list[str]) -> None:
+    command = [sys.executable, "-m", "headway", *arguments]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=120
+        )
+    assert (done.returncode, done.stderr) == (1, "headway: the output cannot be written: No space left on device\n")
+
+
+@pytest.mark.processes
 def test_a_bad_setting_stops_a_real_process_whatever_its_source(tmp_path: Path) -> None:
-    (tmp_path / "headway.toml").write_text("max_batch_size = 200\n")
+    (tmp_path / "headway.toml").write_text("max_batch_size = 5000\n")
     wrong_file = run(["serve", "x:y"], tmp_path)
     wrong_environment = run(["serve", "x:y"], tmp_path, HEADWAY_MAX_BATCH_SIZE="0")
     wrong_flag = run(["serve", "x:y", "--max-batch-size", "many"], tmp_path, HEADWAY_MAX_BATCH_SIZE="10")
     beginnings = [
-        (wrong_file, "headway: headway.toml: max_batch_size = 200: must lie between 1 and 100 inputs."),
-        (wrong_environment, "headway: HEADWAY_MAX_BATCH_SIZE = 0: must lie between 1 and 100 inputs."),
+        (wrong_file, "headway: headway.toml: max_batch_size = 5000: must lie between 1 and 4096 inputs."),
+        (wrong_environment, "headway: HEADWAY_MAX_BATCH_SIZE = 0: must lie between 1 and 4096 inputs."),
         (wrong_flag, "headway: --max-batch-size = 'many': is not a whole number."),
     ]
     for done, beginning in beginnings:

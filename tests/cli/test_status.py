@@ -92,6 +92,18 @@ def port() -> Iterator[Port]:
     made.server.server_close()
 
 
+@pytest.mark.parametrize(
+    "answer", [{"message": "nothing is served at /internal/health; /docs lists what is"}, {}, ["x"]]
+)
+def test_a_port_that_is_no_admin_port_is_told_from_one(
+    port: Port, answer: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    port.answers["/internal/health"] = (404, answer)
+    assert code_of(["status", "--admin", port.url]) == 1
+    told = capsys.readouterr().err
+    assert "This is no admin port, perhaps the public one: name the port of --admin-port, 9000 unless set" in told
+
+
 def test_the_whole_fleet_is_shown(port: Port) -> None:
     shown = overview(look(Admin(port.url, ""))).splitlines()
     assert shown[:10] == [

@@ -104,7 +104,7 @@ def check_head(data: bytes) -> None:
     at = data.find(END)
     raw = data + END if at < 0 else data[: at + len(END)]
     why = suspect(data[: at if at >= 0 else len(data)])
-    assert why is None or why.isprintable()
+    assert why is None or why.message.isprintable()
     try:
         head = read_head(raw)
     except RequestError as exc:

@@ -6,6 +6,7 @@ import asyncio
 import gzip
 
 import pytest
+import structlog
 
 from headway.http.server.connection import IDLE, MOST_BUFFERED
 from tests.http.stand import Client, Stand, get, post, served, settled
@@ -52,6 +53,32 @@ def test_what_cannot_be_served_is_answered_and_the_connection_ended(request_: by
         assert answer.header["x-should-retry"] == "false"
         assert await client.ended()
         assert stand.gateway.asked == []
+
+    served(main)
+
+
+def test_tls_on_a_plain_port_is_logged_once_a_minute() -> None:
+    async def main(stand: Stand) -> None:
+        with structlog.testing.capture_logs() as lines:
+            for _ in range(3):
+                answer = await stand.ask(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03")
+                assert (answer.status, "plain HTTP" in answer.json["message"]) == (400, True)
+        [line] = lines
+        assert (line["event"], line["port"], line["times"]) == ("a client speaks TLS to a plain port", "public", 1)
+
+    served(main)
+
+
+def test_blanks_after_a_value_are_no_part_of_it() -> None:
+    """Though the head is remembered with them."""
+
+    async def main(stand: Stand) -> None:
+        id = "0190a0c0-0000-7000-8000-000000000000"
+        client = await stand.connect()
+        for _ in range(2):
+            await client.send(post(BODY, "/v1/inference", f"X-Request-Id:\t {id} \t", "X-Request-Timeout-Ms: 900\t "))
+            answer = await client.answer()
+            assert (answer.status, answer.header["x-request-id"]) == (200, f"req_{id}")
 
     served(main)
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.errors import BadRequest, RequestError
-from headway.http.server.head import read_head, suspect
+from headway.http.server.head import TlsHandshake, read_head, suspect
 
 GOOD = b"POST /v1/inference HTTP/1.1\r\nHost: a\r\n"
 
@@ -15,7 +15,7 @@ GOOD = b"POST /v1/inference HTTP/1.1\r\nHost: a\r\n"
 def test_a_head_is_read_into_method_target_version_and_fields() -> None:
     head = read_head(b"POST /x?y=1 HTTP/1.1\r\nHOST: a\r\nContent-Length: 0012\r\nX-A: \tb c \r\n\r\n")
     assert (head.method, head.target, head.version) == (b"POST", b"/x?y=1", "1.1")
-    assert head.fields == [(b"host", b"a"), (b"content-length", b"0012"), (b"x-a", b"b c ")]
+    assert head.fields == [(b"host", b"a"), (b"content-length", b"0012"), (b"x-a", b"b c")]
     assert (head.length, head.keep, head.expects) == (12, True, False)
 
 
@@ -39,6 +39,26 @@ def test_a_head_says_the_bodys_length_and_whether_the_connection_stays(
 ) -> None:
     head = read_head(raw)
     assert (head.length, head.keep, head.expects) == (length, keep, expects)
+
+
+@pytest.mark.parametrize("blanks", [" ", "\t", " \t  ", ""])
+def test_blanks_around_a_value_are_no_part_of_it(blanks: str) -> None:
+    fields = {"X-Request-Id": "ab", "Authorization": "Bearer k", "Idempotency-Key": "a b", "Expect": "100-continue"}
+    lines = "".join(f"{name}:{blanks}{value}{blanks}\r\n" for name, value in fields.items())
+    head = read_head(f"POST / HTTP/1.1\r\nHost:{blanks}a{blanks}\r\n{lines}Content-Length: 1{blanks}\r\n\r\n".encode())
+    assert head.single == {
+        b"host": b"a",
+        **{k.lower().encode(): v.encode() for k, v in fields.items()},
+        b"content-length": b"1",
+    }
+    assert (head.length, head.expects) == (1, True)
+
+
+@pytest.mark.parametrize("raw", [b"\x16\x03\x01\x02\x00\x01", b"\x16\x03\x03\x00\x05\r\n\r\n"])
+def test_a_tls_handshake_is_called_one(raw: bytes) -> None:
+    assert isinstance(suspect(raw), TlsHandshake)
+    with pytest.raises(TlsHandshake, match="plain HTTP"):
+        read_head(raw)
 
 
 @pytest.mark.parametrize(

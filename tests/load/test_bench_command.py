@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from headway.cli import main
+from headway.load.progress import line
+from headway.load.record import Record
 from tests.load.scripted import Call, Exchange, Scripted
 
 Run = Callable[..., int]
@@ -97,12 +99,49 @@ def test_bench_exits_with_1_when_answers_are_wrong(
     assert json.loads(capsys.readouterr().out)["mismatches"] > 20
 
 
-def test_bench_exits_with_0_when_requests_are_only_refused(
+def test_bench_exits_with_1_and_says_why_when_nothing_succeeded(
     server: tuple[Scripted, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     server[0].script = lambda call: call.answer(status=429, headers="Retry-After: 1\r\n", error="SHED")
-    assert bench(server[1]) == 0
-    assert "all with Retry-After" in capsys.readouterr().out
+    assert bench(server[1], "--arrivals", "uniform", "--quiet") == 1
+    printed = capsys.readouterr()
+    assert "all with Retry-After" in printed.out
+    assert printed.err == "headway: not one of 50 requests succeeded; 50 ended with: 429 SHED\n"
+
+
+def test_bench_says_that_no_request_fell_due(server: tuple[Scripted, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench(server[1], "--rate", "0.001", "--seed", "1") == 1
+    assert "no request fell due in 0.05 s" in capsys.readouterr().err
+
+
+def test_progress_is_told_while_requests_are_on_their_way(
+    server: tuple[Scripted, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[tuple[asyncio.AbstractEventLoop, Call]] = []
+    lines: list[str] = []
+
+    def note(line: str) -> None:
+        lines.append(line)
+        if len(held) == 50:
+            for loop, call in held:
+                loop.call_soon_threadsafe(call.answer)
+            held.clear()
+
+    monkeypatch.setattr("headway.load.progress.EVERY", 0.01)
+    monkeypatch.setattr("headway.load.progress._write", note)
+    server[0].script = lambda call: held.append((asyncio.get_running_loop(), call))
+    assert bench(server[1], "--arrivals", "uniform", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["total"]["answered"] == 50
+    assert "0 of 0.05 s: 50 sent, 0 answered, 50 in flight\n" in lines
+
+
+def test_progress_counts_each_outcome() -> None:
+    record = Record(["paid", "free"])
+    record.sent[:] = [4, 3_000]
+    record.streams[0].answered.append(0.1)
+    record.streams[1].refused.append(0.1)
+    record.streams[1].failed.update({"429 SHED": 1, "timeout": 2})
+    assert line(record, 12.4, 60.0) == "12 of 60 s: 3,004 sent, 1 answered, 1 refused, 2 failed, 3,000 in flight"
 
 
 def test_nobody_there_is_said_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -116,7 +116,7 @@ def chosen_id(head: Head) -> str:
 
 def _key(value: bytes) -> str:
     """Key in the value of `Idempotency-Key`: a string in quotes, as the draft has it, or the bare key."""
-    key, value = b"", value.strip(b" \t")
+    key = b""
     if _KEY.fullmatch(value) is not None:
         key = _ESCAPED.sub(rb"\1", value[1:-1]) if value.startswith(b'"') else value
     if not 1 <= len(key) <= MOST_KEY:

@@ -412,7 +412,7 @@ class Connection(HttpToolsProtocol):
         why = suspect(buffer, self.seen)
         if why is not None:
             self.id, self.encode_error = "", self.context.encode_error
-            self.reject(BadRequest(why))
+            self.reject(why)
             return
         self.seen = len(buffer)
         self._begin_head()

@@ -23,6 +23,7 @@ from headway.http.problem import encode_problem
 from headway.http.rate_limit_headers import RateLimitHeaders
 from headway.http.server.framing import EncodeError
 from headway.http.server.hangups import Hangups
+from headway.http.server.head import TlsHandshake
 from headway.http.server.quotas import Quotas
 from headway.http.server.read_turns import Turns
 from headway.identity.anonymous import AnonymousIdentity
@@ -43,6 +44,9 @@ GRACE = 1.0
 
 SPARE = 32
 """File descriptors kept from clients: the first half for refusing them, the second for workers, files and operators."""
+
+TLS_HINT_EVERY = 60.0
+"""Least seconds between two lines of the log about clients that speak TLS to a plain port."""
 
 SLOWEST = 16_384
 """Least bytes per second at which a client has to take its answer."""
@@ -140,11 +144,13 @@ class ConnectionContext:
         closing: whether every answer is its connection's last.
         shut: whether the port has closed, too: idle clients are dropped, and those that only wait for news are
             answered.
+        label: what the port is called in the log.
         spare: file descriptors that its connections leave to others.
         fd_ceiling: first descriptor number at which a connection is refused.
         fd_brink: first descriptor number at which it is cut off without an answer.
     """
 
+    label = "admin"
     spare = 8
 
     def __init__(self, app: ASGIApp, settings: Settings, new_id: NewId, counters: Counters) -> None:
@@ -165,6 +171,7 @@ class ConnectionContext:
         self.hangups = Hangups(self.loop)
         self.turns = Turns(self.loop)
         self._left = asyncio.Event()
+        self._handshakes, self._hinted_at = 0, -TLS_HINT_EVERY
         self.state = ServerState()
         self.config = Config(
             _Shelter(app),
@@ -209,8 +216,19 @@ class ConnectionContext:
 
     def refused(self, error: RequestError, tier: str | None) -> None:
         """Count a refusal under a tier; None: a gateway has counted it."""
+        if isinstance(error, TlsHandshake):
+            self._hint_at_tls()
         if tier is not None:
             self.counters.refusals[error.reason or error.code.lower(), tier] += 1
+
+    def _hint_at_tls(self) -> None:
+        """Log that a client speaks TLS here, but not more often than TLS_HINT_EVERY."""
+        self._handshakes += 1
+        now = self.loop.time()
+        if now >= self._hinted_at + TLS_HINT_EVERY:
+            hint = "let clients ask http://, or end TLS in a proxy in front"
+            log.warning("a client speaks TLS to a plain port", port=self.label, times=self._handshakes, hint=hint)
+            self._handshakes, self._hinted_at = 0, now
 
 
 class InferenceContext(ConnectionContext):
@@ -225,6 +243,7 @@ class InferenceContext(ConnectionContext):
         identity: identity that knows the principals.
     """
 
+    label = "public"
     spare = SPARE
 
     def __init__(

@@ -17,6 +17,8 @@ END = b"\r\n\r\n"
 
 _REQUEST_LINE = re.compile(rb"([A-Z][A-Z-]*) ([^\x00-\x20\x7f]+) HTTP/(1\.[01])\r\n")
 _LINE_SO_FAR = re.compile(rb"[A-Z][A-Z-]*(?: [^\x00-\x20\x7f]*(?: [HTP/1.0]{0,8})?)?\r?")
+_HANDSHAKE = re.compile(rb"\x16\x03[\x00-\x04]")
+"""Beginning of a TLS handshake: the type of the record, and its version."""
 _BLANK = re.compile(rb"(?:\r\n)*")
 _STRAY = re.compile(rb"(?<!\r)\n|\r(?=[^\n])|\x00")
 
@@ -70,6 +72,10 @@ class Head:
         self.expects = False
 
 
+class TlsHandshake(BadRequest):
+    """The client speaks TLS, and the port does not."""
+
+
 class Told:
     """Stand-in for uvicorn's parser, which answers from a head that was parsed before."""
 
@@ -105,7 +111,7 @@ class _Scribe:
         self.complete = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.fields.append((name.lower(), value))
+        self.fields.append((name.lower(), value.strip(b" \t")))  # RFC 9110, section 5.5: blanks are no part of it
 
     def on_headers_complete(self) -> None:
         self.complete = True
@@ -119,7 +125,7 @@ def read_head(raw: bytes) -> Head:
     """
     line = _REQUEST_LINE.match(raw)
     if line is None:
-        raise BadRequest(_about_line(raw))
+        raise _bad_line(raw)
     method, target, version = line.groups()
     if method == b"CONNECT":
         raise RequestError("CONNECT is not served here", code=METHOD_NOT_ALLOWED)
@@ -153,15 +159,15 @@ def _weigh(head: Head) -> None:
     host = single.get(b"host")
     if host is None and head.version == "1.1":
         raise BadRequest("the header host is missing; HTTP/1.1 requires it")
-    if host is not None and _HOST.fullmatch(host.strip(b" \t")) is None:
+    if host is not None and _HOST.fullmatch(host) is None:
         raise BadRequest(f"the header host is {shorten(host)}; expected a name or an address, and a port after a colon")
     coding = single.get(b"transfer-encoding")
     if coding is not None:
-        if coding.strip().lower() != b"chunked" or head.version == "1.0" or b"content-length" in single:
+        if coding.lower() != b"chunked" or head.version == "1.0" or b"content-length" in single:
             raise BadRequest("Transfer-Encoding may only be `chunked`, on HTTP/1.1, and without Content-Length")
         head.length = -1
     elif b"content-length" in single:
-        digits = single[b"content-length"].strip(b" \t")
+        digits = single[b"content-length"]
         if len(digits) > _MOST_DIGITS:
             raise BadRequest(f"Content-Length has {len(digits)} digits; expected at most {_MOST_DIGITS}")
         head.length = int(digits)
@@ -173,7 +179,7 @@ def shorten(value: bytes) -> str:
     return repr(value[:60].decode("latin-1"))
 
 
-def suspect(partial: bytes, seen: int = 0) -> str | None:
+def suspect(partial: bytes, seen: int = 0) -> BadRequest | None:
     """Reason why the beginning of a head can never become a good one; None when it still may.
 
     Without this, a client that speaks another protocol would be left waiting for the header deadline.
@@ -186,15 +192,17 @@ def suspect(partial: bytes, seen: int = 0) -> str | None:
     if newline < 0 or seen <= newline + 1:
         good = _LINE_SO_FAR.fullmatch(partial) if newline < 0 else _REQUEST_LINE.match(partial)
         if good is None:
-            return _about_line(partial)
+            return _bad_line(partial)
     if _STRAY.search(partial, max(seen - 1, 0)):
-        return "the header is malformed: a CR or LF stands alone, or there is a NUL in it"
+        return BadRequest("the header is malformed: a CR or LF stands alone, or there is a NUL in it")
     return None
 
 
-def _about_line(raw: bytes) -> str:
+def _bad_line(raw: bytes) -> BadRequest:
+    if _HANDSHAKE.match(raw):
+        return TlsHandshake("a TLS handshake came to a port that speaks plain HTTP; ask http:// instead of https://")
     shown = raw.split(b"\n", 1)[0][:80].decode("ascii", "backslashreplace")
-    return f"the request line {shown!r} is malformed; expected: METHOD target HTTP/1.1"
+    return BadRequest(f"the request line {shown!r} is malformed; expected: METHOD target HTTP/1.1")
 
 
 def past_blank(buffer: bytes) -> bytes:

@@ -44,6 +44,9 @@ PROGRAMS = {
     "peer": Program(
         "cost", "CPU time beside mosec", ("--rounds", "2", "--seconds", "4"), ("--rounds", "5", "--seconds", "10")
     ),
+    "peer_rates": Program(
+        "cost", "CPU time beside mosec at everyday rates", ("--rounds", "1", "--seconds", "6"), ("--seconds", "30")
+    ),
     "growth": Program("cost", "cost by rate, by workers, by waiting client", ("--seconds", "4"), ("--seconds", "30")),
     "hotspots": Program("cost", "where the time goes", ("--seconds", "4"), ("--seconds", "20")),
     "exactness": Program(

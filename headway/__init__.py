@@ -5,10 +5,12 @@ For programs there are, each imported when it is first used, so that `import hea
     headway.serve          serves a function or a class, as `headway serve` does
     headway.Client         asks a running service; headway.AsyncClient does so from asyncio
     headway.client         the clients' results, tasks and errors
+    headway.testing        runs a target under the real batcher in a test
 
 The map of the packages. Imports only point down the list, from package to package, which a test enforces.
 
     cli          the commands, one file each
+    testing      a target under the real batcher, for tests of targets
     app          puts a process together by its role, starts it, and ends it in order; the only place that chooses adapters
     admin        the admin port of every process
     http         the way in over HTTP: the public port, its listener and connections, the inference routes, the ordinary
@@ -36,6 +38,7 @@ The map of the packages. Imports only point down the list, from package to packa
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from headway import testing as testing
     from headway.app.serving import BackgroundService, serve
     from headway.client import AsyncClient, Client
 
@@ -50,6 +53,10 @@ if not TYPE_CHECKING:  # Else every name would pass.
             import headway.client
 
             return headway.client if name == "client" else getattr(headway.client, name)
+        if name == "testing":
+            import headway.testing
+
+            return headway.testing
         if name in ("BackgroundService", "serve"):
             from headway.app import serving
 
@@ -57,4 +64,4 @@ if not TYPE_CHECKING:  # Else every name would pass.
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
     def __dir__():
-        return sorted({*globals(), *__all__, "client"})
+        return sorted({*globals(), *__all__, "client", "testing"})

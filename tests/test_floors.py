@@ -38,6 +38,7 @@ FLOORS: dict[str, int] = {
     "simulator": 5,
     "admin": 6,
     "app": 7,
+    "testing": 8,
     "cli": 8,
     "__main__": 8,
 }
@@ -64,12 +65,16 @@ USER_CODE = "headway.backends.process.usercode"
 FRESH_IMPORTS = "headway.backends.process.fresh_imports"
 """The module that says how user code is imported."""
 
-CHILD_ONLY = {
-    USER_CODE: "headway.backends.process.child",
-    FRESH_IMPORTS: USER_CODE,
-    "headway.backends.process.child": None,
+_PROCESS = "headway.backends.process"
+CHILD_ONLY: dict[str, tuple[str, ...]] = {
+    USER_CODE: (f"{_PROCESS}.child", f"{_PROCESS}.thread_child"),
+    FRESH_IMPORTS: (USER_CODE,),
+    f"{_PROCESS}.child": (f"{_PROCESS}.thread_child",),
+    f"{_PROCESS}.thread_child": (f"{_PROCESS}.observed",),
+    f"{_PROCESS}.observed": ("headway.app.backends",),
 }
-"""Modules that run inside the child process, and the only module that imports each: user code never reaches a server.
+"""Modules that run inside the child process, or in a thread for a test, and the only ones that import each: user code never
+reaches a server.
 """
 
 ROLE_MODULES = ("headway.model.fleet", "headway.app.roles", "headway.app.serving")
@@ -189,8 +194,8 @@ def check_adapters(name: str, tree: ast.Module) -> Iterator[str]:
 
 def check_user_code(name: str, tree: ast.Module) -> Iterator[str]:
     for line, target in imports(name, tree):
-        for module, importer in CHILD_ONLY.items():
-            if below(target, module) and name not in (module, importer):
+        for module, importers in CHILD_ONLY.items():
+            if below(target, module) and name not in (module, *importers):
                 yield f"line {line}: imports {target}, which belongs into the child process"
         loader = target in ("importlib", "importlib.*") or any(below(target, known) for known in LOADERS)
         if loader and name not in (USER_CODE, FRESH_IMPORTS):

@@ -101,8 +101,8 @@ def _contenders(folder: Path) -> dict[str, Contender]:
     window = partial(ours, "--policy", "window", "--max-wait-ms", str(WAIT_MS), name="peer-window")
     return {
         WINDOW: ask(window),
-        MOSEC: Contender(partial(_mosec, False), batch_metric=MOSEC_BATCH),
-        MOSEC_FAST: Contender(partial(_mosec, True), batch_metric=MOSEC_BATCH),
+        MOSEC: Contender(partial(mosec, False), batch_metric=MOSEC_BATCH),
+        MOSEC_FAST: Contender(partial(mosec, True), batch_metric=MOSEC_BATCH),
         PACED: ask(partial(ours, name="peer-paced")),
     }
 
@@ -178,14 +178,30 @@ def _mean(rounds: list[dict[str, float]], role: str) -> float:
 
 
 @contextmanager
-def _mosec(fast_json: bool) -> Iterator[Server]:
-    """Mosec, up and answering."""
+def mosec(
+    fast_json: bool = False,
+    max_batch: int = MAX_BATCH,
+    wait_ms: int = WAIT_MS,
+    batch_ms: float = 0.0,
+    workers: int = 1,
+) -> Iterator[Server]:
+    """Mosec, up and answering.
+
+    Arguments:
+        fast_json: whether msgspec decodes and encodes its JSON.
+        max_batch: most inputs in one batch.
+        wait_ms: milliseconds that a batch waits for more inputs.
+        batch_ms: run time of a batch in milliseconds.
+        workers: number of its worker processes.
+    """
     port = stand.free_port()
     program = str(stand.HERE / "mosec_server.py")
     command = [sys.executable, program, "--address", "127.0.0.1", "--port", str(port), "--log-level", "warning"]
     environment = {
-        "BENCH_MAX_BATCH": str(MAX_BATCH),
-        "BENCH_MAX_WAIT_MS": str(WAIT_MS),
+        "BENCH_MAX_BATCH": str(max_batch),
+        "BENCH_MAX_WAIT_MS": str(wait_ms),
+        "BENCH_BATCH_MS": str(batch_ms),
+        "BENCH_WORKERS": str(workers),
         "BENCH_MSGSPEC": "1" if fast_json else "",
     }
     with Server("peer-mosec", command, _mosec_role, environment) as server:

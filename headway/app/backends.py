@@ -15,7 +15,7 @@ from headway.backends.process.backend import ProcessBackend
 from headway.backends.process.group_guard import GroupGuard
 from headway.backends.process.host_memory import HostMemory
 from headway.config import Settings
-from headway.config.target import FileTarget, ModuleTarget, RemoteTarget, Target
+from headway.config.target import FileTarget, ModuleTarget, ObservedTarget, RemoteTarget, Target
 from headway.core import policies
 from headway.core.breaker import Breaker
 from headway.model import Slot
@@ -106,11 +106,18 @@ def _remote(target: RemoteTarget, plan: SlotPlan) -> Backend:
     )
 
 
+def _observed(target: ObservedTarget, plan: SlotPlan) -> Backend:
+    from headway.backends.process.observed import ObservedBackend  # Tests alone need it.
+
+    return ObservedBackend(target, plan.name, plan.device, plan.start_timeout, log, plan.guard)
+
+
 _LOCAL = BackendKind(_process, "", ("worker process", "worker processes"))
 
 BACKENDS: Mapping[type[Target], BackendKind] = {
     ModuleTarget: _LOCAL,
     FileTarget: _LOCAL,
+    ObservedTarget: BackendKind(_observed, _LOCAL.slot, _LOCAL.words),
     RemoteTarget: BackendKind(_remote, "remote", ("call in flight", "calls in flight"), one_breaker=True),
 }
 """Backends by the kind of target."""

@@ -11,15 +11,19 @@ import atexit
 import contextlib
 import os
 import threading
+from collections.abc import Coroutine
 from concurrent.futures import Future
-from typing import Self
+from typing import Any, Self, TypeVar
 
 from headway.app.wiring import Process, build
 from headway.config import Settings
 from headway.config.target import Target
 from headway.errors import HeadwayError
+from headway.http.server.listener import Listener
 from headway.model import Role
 from headway.runtime import log
+
+T = TypeVar("T")
 
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - the addresses that are replaced
 """Address under which this machine reaches what listens on every interface."""
@@ -32,8 +36,10 @@ class BackgroundService:
         settings: settings of the service.
         role: role of the process.
         target: target that it serves.
+        listener: kind of its listeners.
 
     Attributes:
+        process: the process, whose parts belong to the thread.
         url: address of the public port.
         admin_url: address of the admin port.
 
@@ -43,9 +49,10 @@ class BackgroundService:
         BrokerUnavailable: the broker does not answer.
     """
 
-    def __init__(self, settings: Settings, role: Role, target: Target) -> None:
+    def __init__(self, settings: Settings, role: Role, target: Target, listener: type[Listener] = Listener) -> None:
         self._settings = settings
         self._role = role
+        self._listener = listener
         self._target = target
         self._up: Future[Process] = Future()
         self._ended: Future[None] = Future()
@@ -57,13 +64,13 @@ class BackgroundService:
         self._thread = threading.Thread(target=self._live, name="headway-serve", daemon=True)
         self._thread.start()
         try:
-            process = self._up.result()
+            self.process = self._up.result()
         except BaseException:
             self.stop(drain=False)
             raise
-        public = process.public.port if process.public is not None else 0
-        self.url = _url(settings.host, public)
-        self.admin_url = _url(settings.admin_host, process.admin.port)
+        public = self.process.public
+        self.url = _url(settings.host, public.port if public is not None else 0)
+        self.admin_url = _url(settings.admin_host, self.process.admin.port)
         atexit.register(self._abandon)
 
     def __repr__(self) -> str:
@@ -93,6 +100,17 @@ class BackgroundService:
                 loop.call_soon_threadsafe(self._leave.set if drain else task.cancel)
         self._thread.join()
         atexit.unregister(self._abandon)
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the service's event loop, and return what it returns.
+
+        Raises:
+            RuntimeError: the service has ended.
+        """
+        if self._loop is None or not self.running:
+            work.close()
+            raise RuntimeError("the service has ended")
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the service has ended, at most `timeout` seconds; whether it has.
@@ -133,7 +151,7 @@ class BackgroundService:
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         if self._stopping:
             return
-        process = build(self._settings, self._role, self._target)
+        process = build(self._settings, self._role, self._target, self._listener)
         try:
             await process.service.start()
             self._up.set_result(process)

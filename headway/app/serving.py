@@ -18,6 +18,7 @@ from headway.backends.process import is_child
 from headway.config import Settings, load
 from headway.config.target import Target
 from headway.errors import HeadwayError, SettingError, TargetError
+from headway.http.server.listener import Listener
 from headway.model import Role
 
 __all__ = ["BackgroundService", "serve"]
@@ -91,7 +92,7 @@ def serve(
     if not block:
         if loaded.reload:
             raise SettingError("reload", True, "needs a service that blocks", "Leave it out, or leave out block=False.")
-        return BackgroundService(loaded, Role.SERVE, found)
+        return start(loaded, found)
     if threading.current_thread() is not threading.main_thread() or _in_loop():
         raise HeadwayError(
             "headway.serve blocks, which it can do in the main thread only, and not within an event loop, as notebooks "
@@ -99,6 +100,11 @@ def serve(
         )
     _run(loaded, found)
     return None
+
+
+def start(settings: Settings, target: Target, listener: type[Listener] = Listener) -> BackgroundService:
+    """Start a service in a thread, with listeners of a kind; for what it raises see `serve`."""
+    return BackgroundService(settings, Role.SERVE, target, listener)
 
 
 def _run(settings: Settings, target: Target) -> None:

@@ -76,8 +76,8 @@ class Process:
     public: Listener | None
 
 
-def build(settings: Settings, role: Role, given: str | Target = "") -> Process:
-    """Put a process together; for the arguments and what it raises see `runner.run`."""
+def build(settings: Settings, role: Role, given: str | Target = "", listener: type[Listener] = Listener) -> Process:
+    """Put a process together with listeners of a kind; for the other arguments and what it raises see `runner.run`."""
     parts = ROLES[role]
     if not (settings.broker or parts.alone):
         raise _no_broker(role)
@@ -132,7 +132,7 @@ def build(settings: Settings, role: Role, given: str | Target = "") -> Process:
         ledger,
         starting,
     )
-    admin_listener = Listener.admin(settings, admin.build(shown, ready), new_id, counters)
+    admin_listener = listener.admin(settings, admin.build(shown, ready), new_id, counters)
     public_listener = None
     resources: list[Resource] = [] if ledger_writer is None else [ledger_writer]
     if gateway is not None:
@@ -142,7 +142,7 @@ def build(settings: Settings, role: Role, given: str | Target = "") -> Process:
         warn_of_idle(settings)
         warn_of_strangers(settings)
         resources.append(CapacityWatcher(gateway, bundle.fleet, clock))
-        public_listener = Listener.public(settings, gateway, identity, app, new_id, counters)
+        public_listener = listener.public(settings, gateway, identity, app, new_id, counters)
     service = Service(
         settings,
         bundle.broker,

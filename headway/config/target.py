@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from headway.core import arguments
@@ -65,7 +66,25 @@ class RemoteTarget:
         return f"RemoteTarget({str(self)!r})"
 
 
-Target = ModuleTarget | FileTarget | RemoteTarget
+@dataclass(frozen=True, slots=True, eq=False)
+class ObservedTarget:
+    """Target of a test, whose batches are noted.
+
+    Attributes:
+        subject: target that a worker process runs; or function, class or other object that a thread of this process runs.
+        batches: inputs of each batch so far, as they came; they are added by its backends.
+    """
+
+    subject: ModuleTarget | FileTarget | Callable[..., Any]
+    batches: list[list[Any]]
+
+    def __str__(self) -> str:
+        if isinstance(self.subject, ModuleTarget | FileTarget):
+            return str(self.subject)
+        return str(getattr(self.subject, "__qualname__", None) or type(self.subject).__qualname__)
+
+
+Target = ModuleTarget | FileTarget | RemoteTarget | ObservedTarget
 
 SCHEMES: Mapping[str, Callable[[str], Target]] = {"http": RemoteTarget, "https": RemoteTarget}
 """Kind of target that the URL of a service names, by its scheme."""
@@ -103,7 +122,7 @@ def with_arguments(target: Target, text: str) -> Target:
     Raises:
         SettingError: the target has arguments of its own, or can have none.
     """
-    if not text:
+    if not text or isinstance(target, ObservedTarget):
         return target
     if isinstance(target, RemoteTarget):
         hint = "Leave them out, or name a class: path/file.py:Class."

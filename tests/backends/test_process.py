@@ -15,6 +15,7 @@ import pytest
 
 from headway.backends.process import child_process
 from headway.backends.process.backend import ProcessBackend
+from headway.backends.process.child_process import ChildProcess
 from headway.errors import BatchRaised, BatchTimeout, WorkerAbsent, WorkerCrashed
 from headway.model import ItemResult
 from tests.backends.entries import batch
@@ -166,7 +167,7 @@ def test_a_process_that_speaks_without_being_asked_is_killed() -> None:
 
 def await_bytes(backend: ProcessBackend, count: int) -> None:
     """Hold up everything here until the child has sent so many that are not read yet."""
-    assert backend._child is not None
+    assert isinstance(backend._child, ChildProcess)
     waiting = b""
     while int.from_bytes(waiting, sys.byteorder) < count:
         waiting = fcntl.ioctl(backend._child._socket, termios.FIONREAD, bytes(4))

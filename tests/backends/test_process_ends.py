@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from headway.backends.process.backend import ProcessBackend
+from headway.backends.process.child_process import ChildProcess
 from headway.errors import BackendError, BatchTimeout, WorkerCrashed
 from headway.model import ItemResult
 from tests.backends.entries import batch
@@ -30,7 +31,7 @@ def test_a_process_that_died_leaves_nothing_for_the_garbage_collector(word: str)
     async def main() -> None:
         backend = build(FAULTS, Recorder())
         await backend.start()
-        assert backend._child is not None
+        assert isinstance(backend._child, ChildProcess)
         left: list[weakref.ref[Any]] = [weakref.ref(backend._child), *map(weakref.ref, backend._child._outputs)]
         with contextlib.suppress(BackendError):
             await backend.run(batch("a", word), 0.1 if word == "hang" else LONG)

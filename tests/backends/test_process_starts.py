@@ -11,7 +11,6 @@ import weakref
 import pytest
 
 from headway.backends.process.backend import ProcessBackend
-from headway.backends.process.child_process import ChildProcess
 from headway.config.target import ModuleTarget
 from headway.errors import StartKilled, TargetError
 from headway.model import ItemResult
@@ -127,7 +126,7 @@ def test_a_start_that_failed_leaves_nothing_for_the_garbage_collector(name: str)
         backend = build(kind(name), Recorder())
         starting = asyncio.ensure_future(backend.start())
         await asyncio.sleep(0)
-        child: ChildProcess | None = backend._child
+        child = backend._child
         assert child is not None
         left = weakref.ref(child)
         with contextlib.suppress(TargetError):

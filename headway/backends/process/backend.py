@@ -15,11 +15,11 @@ import math
 import os
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from headway.backends.process.child_process import ChildProcess, Log, Word
+from headway.backends.process.child_process import Child, ChildProcess, Log, Word
 from headway.backends.process.frames import MAX_FRAME, Answer, Build, Failed, Ready, Run, TargetRefused
 from headway.backends.process.group_guard import GroupGuard
 from headway.config.target import FileTarget, ModuleTarget
@@ -44,6 +44,9 @@ _CHECK_EVERY = 1.0
 
 _encode = msgspec.msgpack.Encoder().encode
 
+Spawn = Callable[[Sequence[str], Mapping[str, str], str, Log, GroupGuard | None], Child]
+"""Function that starts a child; its arguments are those of ChildProcess."""
+
 
 class ProcessBackend:
     """Backend of one slot with a child process.
@@ -59,6 +62,7 @@ class ProcessBackend:
         log: logger of the child's output and of its end.
         guard: ends what the child has started if this process is killed; None: no guard.
         rng: uniform in [0, 1), for that spread.
+        spawn: starts the child.
     """
 
     def __init__(
@@ -73,12 +77,14 @@ class ProcessBackend:
         log: Log,
         guard: GroupGuard | None = None,
         rng: Callable[[], float] = random.random,
+        spawn: Spawn = ChildProcess,
     ) -> None:
+        self._spawn = spawn
         self._spec, self._worker, self._device = spec, worker, device
         self._start_timeout = start_timeout
         self._recycle_rss, self._recycle_after = recycle_rss_bytes, recycle_after
         self._log, self._guard, self._rng = log, guard, rng
-        self._child: ChildProcess | None = None
+        self._child: Child | None = None
         self._takes_parameters = False
         self._source = ""
         self._number = 0
@@ -110,7 +116,7 @@ class ProcessBackend:
             TargetError: any of that failed or took longer than `start_timeout` seconds. No process is left behind.
         """
         await self.stop()
-        child = self._child = ChildProcess(self._arguments(), self._environment(), self._worker, self._log, self._guard)
+        child = self._child = self._spawn(self._arguments(), self._environment(), self._worker, self._log, self._guard)
         ready = False
         try:
             seconds = await self._prepare(child)
@@ -177,14 +183,14 @@ class ProcessBackend:
         if self._child is child:
             self._child = None
 
-    async def _reap(self, child: ChildProcess) -> None:
+    async def _reap(self, child: Child) -> None:
         try:
             async with asyncio.timeout(REAP_LIMIT):
                 await child.ended.wait()
         except TimeoutError:
             self._log.warning("worker process was killed but does not end", worker=self._worker, pid=child.pid)
 
-    async def _prepare(self, child: ChildProcess) -> float:
+    async def _prepare(self, child: Child) -> float:
         """Wait until the target is loaded, and run the warm-up batch; returns its run time."""
         self._busy = True
         try:
@@ -218,7 +224,7 @@ class ProcessBackend:
             raise TargetError(f"target {self._spec}: the warm-up batch {[WARM_UP]} failed: {items[0].error}.")
         return time.monotonic() - begun
 
-    async def _answer(self, child: ChildProcess, content: bytes, timeout: float) -> Word:
+    async def _answer(self, child: Child, content: bytes, timeout: float) -> Word:
         waiter = child.ask(content)
         timer = asyncio.get_running_loop().call_later(timeout, self._overdue, child, waiter, timeout)
         try:
@@ -233,7 +239,7 @@ class ProcessBackend:
                 child.kill("was killed with the run that was cancelled")
             del waiter  # It holds an exception whose traceback holds this frame.
 
-    def _overdue(self, child: ChildProcess, waiter: asyncio.Future[Word], timeout: float) -> None:
+    def _overdue(self, child: Child, waiter: asyncio.Future[Word], timeout: float) -> None:
         child.catch_up()
         if not waiter.done():
             child.kill(f"was killed, its batch had run for {timeout:g} s")
@@ -242,7 +248,7 @@ class ProcessBackend:
                 BatchTimeout(f"worker {self._worker}: its batch {late}; it was killed", f"the model {late}")
             )
 
-    def _items(self, child: ChildProcess, word: Word, expected: int) -> list[ItemResult]:
+    def _items(self, child: Child, word: Word, expected: int) -> list[ItemResult]:
         if isinstance(word, Failed):
             raise (BadOutput if word.bad_output else BatchRaised)(word.message, trace=word.trace)
         if not isinstance(word, Answer) or word.number != self._number or len(word.outputs) != expected:

@@ -19,6 +19,7 @@ import faulthandler
 import os
 import signal
 import sys
+from collections.abc import Callable
 from functools import partial
 from itertools import islice
 
@@ -136,6 +137,30 @@ def _text(output: object) -> tuple[str | None, tuple[str, bool]]:
     return str.__str__(output), ("", False)
 
 
+def attend(pipe: Pipe, loop: UserLoop, name: str, find: Callable[[Build, UserLoop], Target]) -> None:
+    """Load the target as the parent asks for it, and run batches until the pipe closes.
+
+    Arguments:
+        pipe: pipe to the parent.
+        loop: finishes what is async.
+        name: name of the target, for its author.
+        find: loads the target; raises Refusal.
+    """
+    if (content := pipe.receive()) is None:
+        return
+    try:
+        target = find(msgspec.msgpack.decode(content, type=Build), loop)
+    except Refusal as refusal:
+        pipe.send(TargetRefused(str(refusal)))
+        return
+    except BaseException as exc:
+        show(exc)
+        pipe.send(TargetRefused(f"target {name}: to look at it raised {describe(exc)}. Mend it there."))
+        return
+    pipe.send(Ready(target.takes_parameters, target.source))
+    serve(pipe, target, loop)
+
+
 def serve(pipe: Pipe, target: Target, loop: UserLoop) -> None:
     """Run batches until the pipe closes."""
     while True:
@@ -178,21 +203,11 @@ def main(arguments: list[str]) -> None:
     not_outlive(int(parent))
     sys.stdout.reconfigure(encoding="utf-8", line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
     sys.argv[:] = [place]
-    pipe, loop = Pipe(int(fd)), UserLoop()
-    if (content := pipe.receive()) is None:
-        return
-    try:
-        build = msgspec.msgpack.decode(content, type=Build)
-        target = load(kind, place, attribute, loop, build.arguments, build.folder)
-    except Refusal as refusal:
-        pipe.send(TargetRefused(str(refusal)))
-        return
-    except BaseException as exc:
-        show(exc)
-        pipe.send(TargetRefused(f"target {place}:{attribute}: to look at it raised {describe(exc)}. Mend it there."))
-        return
-    pipe.send(Ready(target.takes_parameters, target.source))
-    serve(pipe, target, loop)
+
+    def find(build: Build, loop: UserLoop) -> Target:
+        return load(kind, place, attribute, loop, build.arguments, build.folder)
+
+    attend(Pipe(int(fd)), UserLoop(), f"{place}:{attribute}", find)
 
 
 if __name__ == "__main__":

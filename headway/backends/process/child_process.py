@@ -112,6 +112,42 @@ class Output:
             self._log.warning("worker output dropped", worker=self._worker, stream=self._stream, lines=dropped)
 
 
+class Child(Protocol):
+    """Child as its backend sees it; see `ChildProcess`."""
+
+    cause: str
+    doomed: bool
+    dismissed: bool
+    killed_by_others: bool
+    ended: asyncio.Event
+    gone: asyncio.Event
+
+    @property
+    def pid(self) -> int:
+        """Id of its process."""
+        ...
+
+    def ask(self, content: bytes) -> asyncio.Future[Word]:
+        """Send one frame, and await the child's next word."""
+        ...
+
+    def catch_up(self) -> None:
+        """Take what the child has sent by now."""
+        ...
+
+    def kill(self, verdict: str = "") -> None:
+        """End the child at once."""
+        ...
+
+    def hang_up(self) -> None:
+        """Ask an idle child to end."""
+        ...
+
+    def resident_bytes(self) -> int:
+        """Resident memory of its process in bytes."""
+        ...
+
+
 class ChildProcess:
     """A running child. Must be built on the event loop, in a thread that lives as long as the loop.
 

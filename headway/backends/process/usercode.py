@@ -93,6 +93,11 @@ class UserLoop:
             self._loop = asyncio.new_event_loop()
         return self._loop.run_until_complete(_awaited(result))
 
+    def close(self) -> None:
+        """Close the loop, if there is one."""
+        if self._loop is not None:
+            self._loop.close()
+
     def idle(self, fd: int) -> None:
         """Let the user's background tasks, if there is a loop, go on until `fd` is readable."""
         if self._loop is None:
@@ -187,13 +192,29 @@ def load(kind: str, place: str, attribute: str, loop: UserLoop, arguments: str =
             found = getattr(found, part)
         except AttributeError:
             raise Refusal(f"target {name}: {place} has no {part!r}. {_meant(found, part)}") from None
+    return prepare(found, name, getattr(module, "__file__", None) or "", loop, arguments)
+
+
+def prepare(found: Any, name: str, source: str, loop: UserLoop, arguments: str = "") -> Target:
+    """Build and set up a target that has been found.
+
+    Arguments:
+        found: function or class, or an object that can be called.
+        name: target as the user wrote it.
+        source: file it comes from; empty when there is none.
+        loop: finishes what is async.
+        arguments: those that a class is built with, as `core.arguments` reads them.
+
+    Raises:
+        Refusal: it cannot be served.
+    """
     if isinstance(found, type):
         found = _build(found, name, loop, arguments)
     elif arguments:
         raise Refusal(f"target {name}: it is no class, and arguments are for a class. Leave them out, or name a class.")
     elif not callable(found):
         raise Refusal(f"target {name}: it is of type {type(found).__name__}. Name a function or a class.")
-    return Target(found, name, getattr(module, "__file__", None) or "", loop)
+    return Target(found, name, source, loop)
 
 
 def _import(kind: str, place: str, name: str, folder: str) -> Any:

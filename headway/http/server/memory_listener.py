@@ -1,0 +1,119 @@
+"""Listener without a port: connections are made within this process, for tests of targets.
+
+A request and its answer are the bytes that they would be on a wire, so that all that happens at the door happens here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import io
+from collections.abc import Mapping
+from typing import Any
+
+from headway.http.inference.fast_path import FastPathConnection
+from headway.http.server.connection_context import InferenceContext
+from headway.http.server.listener import Listener
+
+END = b"\r\n\r\n"
+
+
+class MemoryListener(Listener):
+    """Listener that takes no address, and connections by `ask` alone."""
+
+    async def open(self) -> None:
+        """Get ready for connections."""
+        self._context = self._make_context()
+        self._look_after()
+
+    def ask(self, method: str, path: str, header: Mapping[str, str], body: bytes) -> asyncio.Future[Exchange]:
+        """Send a request over a connection of its own; requests of one turn of the event loop arrive together."""
+        context = self._context
+        if not isinstance(context, InferenceContext):
+            raise RuntimeError("the listener is not open, or not one for clients")
+        transport = _MemoryTransport(context.loop)
+        connection = FastPathConnection(context)
+        transport.connect(connection)
+        fields = {"Host": "memory", "Connection": "close", "Content-Length": str(len(body)), **header}
+        lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items()), "", ""]
+        connection.data_received("\r\n".join(lines).encode("latin-1") + body)
+        return transport.answer
+
+
+class Exchange:
+    """Answer to one request: `status`, `header` with its names in lower case, and `body`.
+
+    Arguments:
+        received: all bytes of the answer.
+    """
+
+    def __init__(self, received: bytes) -> None:
+        head, _, self.body = received.partition(END)
+        line, _, fields = head.partition(b"\r\n")
+        self.status = int(line.split(b" ", 2)[1])
+        parsed = http.client.parse_headers(io.BytesIO(fields + END))
+        self.header = {name.lower(): value for name, value in parsed.items()}
+
+
+class _MemoryTransport(asyncio.Transport):
+    """Transport that keeps what is written, and closes when the connection says so."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__({"peername": ("127.0.0.1", 0)})
+        self.answer: asyncio.Future[Exchange] = loop.create_future()
+        self._loop = loop
+        self._received = bytearray()
+        self._closing = False
+
+    def connect(self, protocol: asyncio.Protocol) -> None:
+        """Begin the connection."""
+        self._protocol = protocol
+        protocol.connection_made(self)
+
+    def write(self, data: Any) -> None:
+        """Keep a part of the answer."""
+        self._received += data
+
+    def write_eof(self) -> None:
+        """End the answer."""
+        self.close()
+
+    def can_write_eof(self) -> bool:
+        """Return True."""
+        return True
+
+    def close(self) -> None:
+        """End the connection."""
+        if not self._closing:
+            self._closing = True
+            self._loop.call_soon(self._end)
+
+    def abort(self) -> None:
+        """End the connection."""
+        self.close()
+
+    def is_closing(self) -> bool:
+        """Whether the connection has ended, or is about to."""
+        return self._closing
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Do nothing: what is written has been read."""
+
+    def get_write_buffer_size(self) -> int:
+        """Return 0: what is written has been read."""
+        return 0
+
+    def pause_reading(self) -> None:
+        """Do nothing: all that there is has been read."""
+
+    def resume_reading(self) -> None:
+        """Do nothing: all that there is has been read."""
+
+    def _end(self) -> None:
+        self._protocol.connection_lost(None)
+        if self.answer.done():
+            return
+        if self._received:
+            self.answer.set_result(Exchange(bytes(self._received)))
+        else:
+            self.answer.set_exception(ConnectionResetError("the connection was cut"))

@@ -1,0 +1,156 @@
+"""A target under the real queue, batcher and checks, in a test.
+
+All is as in `headway serve` but the port: requests come as bytes over connections in memory. So what a client would get,
+outputs and errors, is what the test gets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, Self, overload
+
+from headway.app.python_target import TargetLike, target_of
+from headway.app.serving import Value, start
+from headway.client.errors import ApiError
+from headway.client.messages import Answer, Request, inference, read_error, read_result
+from headway.config import Settings, load_arguments
+from headway.config.target import FileTarget, ModuleTarget, ObservedTarget, RemoteTarget, Target, with_arguments
+from headway.errors import TargetError
+from headway.http.server.memory_listener import MemoryListener
+
+_PATIENT: Mapping[str, Value] = {
+    "queue_timeout_ms": 60_000.0,
+    "request_timeout_ms": 60_000.0,
+    "gpu_timeout_ms": 60_000.0,
+    "max_connections": 1_000_000,
+    "log_level": "warning",
+}
+"""Settings of a test that says nothing of them: a machine that is busy fails none."""
+
+
+def batched(target: TargetLike, *, process: bool = False, **settings: Value) -> BatchedTarget:
+    """Run a target under the real batcher, in a `with` block.
+
+        with batched(upper, max_batch_size=4) as run:
+            assert run("a") == "A"
+
+    Arguments:
+        target: function, class, `functools.partial` of a class, an object that can be called, or text as `headway serve`
+            takes it. Text is always run in a worker process.
+        process: whether the target runs in a worker process, as it will be served; it is then imported there by its
+            name. If not, it runs in a thread of this process: any function will do, and a test can replace what it
+            uses. A deadline cannot end it there.
+        settings: settings by their names, for example `max_batch_size=4`; the environment and `headway.toml` count for
+            nothing. Time-outs are 60 s unless they are given.
+
+    Raises:
+        SettingError: a setting is unknown or wrong.
+        TargetError: the target cannot be loaded or breaks the rules; raised where the block begins.
+    """
+    given = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in settings.items()}
+    if "request_timeout_ms" in given:
+        given.setdefault("queue_timeout_ms", given["request_timeout_ms"])
+    loaded = load_arguments({**_PATIENT, **given})
+    return BatchedTarget(loaded, _subject(target, process, loaded.target_arguments))
+
+
+def _subject(target: TargetLike, process: bool, arguments: str) -> Any:
+    """Target that a worker process runs, or object that a thread runs."""
+    if process or isinstance(target, str):
+        found: Target = with_arguments(target_of(target), arguments)
+        if isinstance(found, ModuleTarget | FileTarget):
+            return found
+        kind = "a remote API" if isinstance(found, RemoteTarget) else "no target of a worker"
+        raise TargetError(f"target {found}: it is {kind}. Test what runs in a worker: a function or a class.")
+    if isinstance(target, functools.partial) and isinstance(target.func, type):
+        return _with_arguments(target.func, target.args, target.keywords)
+    if not callable(target):
+        raise TargetError(f"target {type(target).__name__}: it cannot be called. Pass a function or a class.")
+    return target
+
+
+def _with_arguments(cls: type, arguments: Sequence[Any], named: Mapping[str, Any]) -> type:
+    """Class that is built without arguments, as `cls` is with these."""
+
+    def built(self: Any) -> None:
+        cls.__init__(self, *arguments, **named)  # type: ignore[misc]
+
+    return type(cls.__name__, (cls,), {"__init__": built, "__qualname__": cls.__qualname__})
+
+
+class BatchedTarget:
+    """Target under the batcher; made by `batched`. Call it with an input within a `with` block.
+
+    Attributes:
+        batches: inputs of each batch so far, in the order in which they ran; the warm-up batch is not among them. An
+            input of a batch that failed is there again for each further run.
+    """
+
+    def __init__(self, settings: Settings, subject: Any) -> None:
+        self.batches: list[list[Any]] = []
+        self._settings = settings
+        self._target = ObservedTarget(subject, self.batches)
+
+    def __enter__(self) -> Self:
+        self._service = start(self._settings, self._target, MemoryListener)
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._service.stop(drain=False)
+
+    def __call__(self, input: Any, parameters: Mapping[str, Any] | None = None) -> Any:
+        """Output for one input.
+
+        Raises:
+            ApiError: the error that a client would get, such as RejectedByModel.
+        """
+        return self.many([input], parameters)[0]
+
+    @overload
+    def many(
+        self,
+        inputs: Iterable[Any],
+        parameters: Mapping[str, Any] | None = None,
+        *,
+        return_errors: Literal[False] = False,
+    ) -> list[Any]: ...
+
+    @overload
+    def many(
+        self, inputs: Iterable[Any], parameters: Mapping[str, Any] | None = None, *, return_errors: bool
+    ) -> list[Any | ApiError]: ...
+
+    def many(
+        self, inputs: Iterable[Any], parameters: Mapping[str, Any] | None = None, *, return_errors: bool = False
+    ) -> list[Any]:
+        """Outputs for several inputs that arrive together, in their order.
+
+        Arguments:
+            inputs: the inputs.
+            parameters: parameters of each input.
+            return_errors: whether an input that fails has its error in the list; if not, the first one is raised.
+
+        Raises:
+            ApiError: the error that a client would get.
+        """
+        requests = [inference(input, None, parameters, "") for input in inputs]
+        outcomes = [_outcome(answer) for answer in self._service.call(self._ask(requests))]
+        if not return_errors:
+            for outcome in outcomes:
+                if isinstance(outcome, ApiError):
+                    raise outcome
+        return outcomes
+
+    async def _ask(self, requests: Sequence[Request]) -> list[Answer]:
+        listener = self._service.process.public
+        assert isinstance(listener, MemoryListener)  # noqa: S101 - it was built with one
+        asked = [listener.ask(one.method, one.path, one.header, one.body or b"") for one in requests]
+        answers = await asyncio.gather(*asked)
+        return [Answer(one.status, one.header, one.body) for one in answers]
+
+
+def _outcome(answer: Answer) -> Any:
+    return read_result(answer).output if answer.status == 200 else read_error(answer)

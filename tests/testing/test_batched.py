@@ -1,0 +1,193 @@
+"""`headway.testing`: what a test sees of a target is what a client of a service would."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+from typing import Any
+
+import pytest
+
+import headway
+from headway.client import BadRequest, DeadlineExceeded, ModelFailed, RejectedByModel
+from headway.errors import SettingError, TargetError
+from headway.testing import batched
+
+
+def upper(inputs: list[str]) -> list[str]:
+    return [text.upper() for text in inputs]
+
+
+class Model:
+    def __init__(self, end: str = "") -> None:
+        self.end = end
+        self.device = "none"
+
+    def setup(self, device: str) -> None:
+        self.device = device
+
+    def __call__(self, inputs: list[str]) -> list[str]:
+        return [f"{text}{self.end} {self.device}" for text in inputs]
+
+
+async def slowly(inputs: list[str]) -> list[str]:
+    await asyncio.sleep(0)
+    return upper(inputs)
+
+
+def cut(inputs: list[str], parameters: list[dict[str, Any]]) -> list[str]:
+    return [text[: given.get("length", 1)] for text, given in zip(inputs, parameters, strict=True)]
+
+
+def raising(inputs: list[str]) -> list[str]:
+    if "bad" in inputs:
+        raise ValueError("a bad one")
+    return inputs
+
+
+def test_inputs_that_come_together_make_full_batches() -> None:
+    with batched(upper, max_batch_size=8) as run:
+        assert run("a") == "A"
+        assert run.many(f"n{number}" for number in range(20)) == [f"N{number}" for number in range(20)]
+        assert [len(batch) for batch in run.batches] == [1, 8, 8, 4]
+        assert run.batches[1] == [f"n{number}" for number in range(8)]
+        assert run.many([]) == []
+
+
+@pytest.mark.parametrize(
+    ("target", "output"),
+    [
+        (upper, "AB"),
+        (lambda inputs: [text * 2 for text in inputs], "abab"),
+        (functools.partial(upper), "AB"),
+        (Model, "ab cpu"),
+        (Model("!"), "ab! none"),
+        (functools.partial(Model, end="?"), "ab? cpu"),
+        (functools.partial(Model, "?"), "ab? cpu"),
+        (slowly, "AB"),
+        (cut, "a"),
+    ],
+)
+def test_whatever_can_be_called_is_a_target(target: Any, output: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with batched(target) as run:
+        assert run("ab") == output
+
+
+def test_parameters_reach_the_target() -> None:
+    with batched(cut) as run:
+        assert run("abcd", {"length": 3}) == "abc"
+        assert run.many(["abcd", "efgh"], {"length": 2}) == ["ab", "ef"]
+
+
+def test_the_culprit_of_a_batch_is_found_and_the_others_are_answered() -> None:
+    with batched(raising, max_batch_size=4) as run:
+        first, second, culprit, last = run.many(["a", "b", "bad", "c"], return_errors=True)
+        assert (first, second, last) == ("a", "b", "c")
+        assert isinstance(culprit, RejectedByModel) and culprit.message == "ValueError: a bad one"
+        assert run.batches[0] == ["a", "b", "bad", "c"] and ["bad"] in run.batches
+        with pytest.raises(RejectedByModel):
+            run.many(["a", "bad"])
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        (lambda inputs: inputs if inputs == ["warm-up"] else [], "the target returned 0 outputs for 1 inputs"),
+        (lambda inputs: inputs if inputs == ["warm-up"] else [3], "the target returned int for this input"),
+    ],
+)
+def test_outputs_are_checked_as_in_service(target: Any, message: str) -> None:
+    with batched(target) as run, pytest.raises(ModelFailed) as raised:
+        run("a")
+    assert message in raised.value.message
+
+
+def test_inputs_are_checked_as_at_the_door() -> None:
+    with batched(upper, max_input_chars=3) as run:
+        with pytest.raises(BadRequest, match=r"U\+0000"):
+            run("\0")
+        with pytest.raises(headway.client.PayloadTooLarge):
+            run("long")
+        assert run.batches == []
+
+
+def test_a_test_can_replace_what_its_target_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    with batched(slowly) as run:
+        monkeypatch.setattr(f"{__name__}.upper", lambda inputs: ["replaced"] * len(inputs))
+        assert run("a") == "replaced"
+
+
+def test_a_hanging_batch_meets_its_deadline_and_another_thread_takes_over() -> None:
+    release = threading.Event()
+
+    def hang(inputs: list[str]) -> list[str]:
+        if "hang" in inputs:
+            release.wait(30.0)
+        return inputs
+
+    try:
+        with batched(hang, gpu_timeout_ms=50, request_timeout_ms=150) as run, pytest.raises(DeadlineExceeded):
+            run("hang")
+        with batched(hang) as run:
+            assert run("a") == "a"
+    finally:
+        release.set()
+
+
+@pytest.mark.parametrize(
+    ("target", "how", "part"),
+    [
+        (lambda inputs: 1 / 0, {}, "the warm-up batch ['warm-up'] failed: ZeroDivisionError"),
+        (lambda: None, {}, "its signature is ()"),
+        (3, {}, "target int: it cannot be called"),
+        (lambda inputs: inputs, {"process": True}, "has no name by which workers could import it"),
+        ("http://127.0.0.1:1/", {}, "it is a remote API"),
+        ("nowhere.py:f", {}, "there is no file nowhere.py"),
+    ],
+)
+def test_a_target_that_cannot_be_served_says_why(target: Any, how: dict[str, Any], part: str) -> None:
+    with pytest.raises(TargetError) as raised, batched(target, **how):
+        raise AssertionError("it was up")
+    assert part in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"max_batch_size": 0}, "max_batch_size"),
+        ({"maxbatch": 1}, "maxbatch"),
+        ({"queue_timeout_ms": "x"}, "queue_timeout_ms"),
+    ],
+)
+def test_settings_are_checked(settings: dict[str, Any], named: str) -> None:
+    with pytest.raises(SettingError) as raised:
+        batched(upper, **settings)
+    assert raised.value.setting == named
+
+
+def test_environment_and_files_count_for_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setenv("HEADWAY_MAX_BATCH_SIZE", "nonsense")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "headway.toml").write_text("nonsense = 1")
+    with batched(upper, request_timeout_ms=500) as run:
+        assert run("a") == "A"
+
+
+def test_nothing_is_left_behind() -> None:
+    before = threading.active_count()
+    with batched(slowly) as run, batched(upper) as other:
+        assert (run("a"), other("b")) == ("A", "B")
+    assert threading.active_count() == before
+    with pytest.raises(RuntimeError, match="has ended"):
+        run("a")
+
+
+@pytest.mark.processes
+def test_a_worker_process_runs_what_it_imports() -> None:
+    with batched(functools.partial(Model, end="!"), process=True, devices="cpu", max_batch_size=2) as run:
+        assert run.many(["a", "b", "c"]) == ["a! cpu", "b! cpu", "c! cpu"]
+        assert [len(batch) for batch in run.batches] == [2, 1]
+    with batched("tests.targets.faults:answer") as run, pytest.raises(RejectedByModel):
+        run("exception")

@@ -269,8 +269,16 @@ class Backend(Protocol):
         """Process id of the child that runs batches; 0 when there is none."""
         ...
 
+    @property
+    def warm_up(self) -> Sequence[tuple[int, float]]:
+        """Sizes and run times in seconds of the batches that the last start has run once the target was warm.
+
+        Empty where it ran none.
+        """
+        ...
+
     async def start(self) -> float:
-        """Start the backend, warm-up batch included. Returns the warm-up's run time in seconds.
+        """Start the backend, warm-up batch included. Returns the first warm-up's run time in seconds.
 
         Raises:
             TargetError: the target cannot be loaded, or fails its warm-up batch.

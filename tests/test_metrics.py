@@ -29,6 +29,7 @@ NAMES = {
     "headway_gpu_utilization": ("gauge", {"model", "worker"}),
     "headway_workers": ("gauge", {"model", "status"}),
     "headway_capacity_items_per_second": ("gauge", {"model"}),
+    "headway_capacity_estimated": ("gauge", {"model"}),
     "headway_throttle_per_second": ("gauge", {"model"}),
     "headway_broker_up": ("gauge", set()),
     "headway_worker_restarts": ("counter", {"worker"}),

@@ -186,6 +186,8 @@ class _Routes:
                     "pid": worker.pid,
                     "memory": round(worker.memory, 4),
                     "reason": worker.reason,
+                    "items_per_second": round(worker.items_per_second, 2),
+                    "estimated": worker.estimated,
                 }
                 for worker in listed
             ]
@@ -244,6 +246,7 @@ def _capacity(capacity: Capacity, now: float) -> dict[str, Any]:
         "degraded": capacity.degraded,
         "items_per_second": round(capacity.items_per_second, 2),
         "usable_per_second": round(capacity.usable_per_second, 2),
+        "estimated": capacity.estimated,
         "scarce": capacity.scarce,
         "age_seconds": round(_age(capacity.measured_at, now), 3),
     }

@@ -44,6 +44,7 @@ class SlotPlan:
         device: GPU that it sees, or `cpu`; only for targets that run in a worker process.
         breaker: keeps the rest that a remote API asks for; goes by `time.monotonic`.
         guard: ends what workers have started if this process is killed.
+        warms_up: whether its start measures what batches take.
     """
 
     settings: Settings
@@ -51,6 +52,7 @@ class SlotPlan:
     device: str = CPU
     breaker: Breaker | None = None
     guard: GroupGuard | None = None
+    warms_up: bool = True
 
     @property
     def start_timeout(self) -> float:
@@ -87,6 +89,7 @@ def _process(target: ModuleTarget | FileTarget, plan: SlotPlan) -> Backend:
         worker=plan.name,
         device=plan.device,
         start_timeout=plan.start_timeout,
+        max_batch=settings.max_batch_size if plan.warms_up else 0,
         recycle_rss_bytes=settings.recycle_rss_mb << 20,
         recycle_after=settings.recycle_after_s,
         log=log,

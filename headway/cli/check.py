@@ -94,7 +94,8 @@ async def _try_out(settings: Settings, target: str, inputs: list[str], parameter
 
     spec = with_arguments(parse_target(target), settings.target_arguments)
     devices = make_devices(settings, spec)
-    backend = make_backend(spec, SlotPlan(settings, worker_name(settings, spec, devices, 0), devices.of(0)))
+    plan = SlotPlan(settings, worker_name(settings, spec, devices, 0), devices.of(0), warms_up=False)
+    backend = make_backend(spec, plan)
     try:
         return await Trial(backend, inputs, parameters, settings.gpu_timeout_ms / 1000, settings.model, repeats).run()
     finally:

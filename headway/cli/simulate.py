@@ -98,6 +98,15 @@ def simulate(
     request_timeout_ms: Annotated[
         float, typer.Option(metavar="MS", help="Longest time for a request in all.", rich_help_panel=_BATCHING)
     ] = 4000.0,
+    target_utilisation: Annotated[
+        float,
+        typer.Option(
+            metavar="X",
+            help="Share of the measured capacity above which the lowest of several tiers is held to what the others "
+            "leave.",
+            rich_help_panel=_BATCHING,
+        ),
+    ] = 1.0,
     gateways: Annotated[
         int, typer.Option(metavar="N", help="Gateways that requests come through.", rich_help_panel=_FLEET)
     ] = 1,
@@ -191,6 +200,7 @@ def simulate(
         tenants=tenants,
         queue_timeout=queue_timeout_ms / 1000,
         timeout=request_timeout_ms / 1000,
+        target_utilisation=target_utilisation,
         promise=None if promise is None else promise / 1000,
         gateways=gateways,
         gather=gather_ms / 1000,

@@ -12,6 +12,7 @@ import structlog
 
 from headway.core.capacity import capacity
 from headway.errors import BrokerUnavailable
+from headway.model import Capacity
 from headway.ports import Broker, Fleet
 from headway.runtime.periodic import Periodic
 from headway.runtime.supervisor import Supervisor
@@ -55,6 +56,8 @@ class Controller:
         self._broker = broker
         self._fleet = fleet
         self._target_utilisation = target_utilisation
+        self._told: dict[str, bool] = {}
+        """Whether what was logged last of a model's capacity was an estimate."""
         self._periodic = Periodic("controller", self._control, clock, every=PUBLISH_EVERY)
 
     def start(self, supervisor: Supervisor) -> None:
@@ -78,7 +81,20 @@ class Controller:
         workers, loads = await self._broker.workers(), await self._broker.loads()
         target, scarce = self._target_utilisation, self._broker.memory_pressure
         for model in sorted({*loads, *(worker.model for worker in workers)}):
-            await self._fleet.publish(capacity(model, workers, loads.get(model), target, scarce))
+            found = capacity(model, workers, loads.get(model), target, scarce)
+            await self._fleet.publish(found)
+            self._tell(found)
+
+    def _tell(self, found: Capacity) -> None:
+        """Log a capacity when it becomes known, and when it becomes an estimate or sure."""
+        if found.items_per_second and self._told.get(found.model) is not found.estimated:
+            self._told[found.model] = found.estimated
+            log.info(
+                "capacity is estimated" if found.estimated else "capacity is measured",
+                model=found.model,
+                items_per_second=round(found.items_per_second, 1),
+                workers=found.healthy,
+            )
 
     def _become(self, leader: bool) -> None:
         if leader is not self.leads:

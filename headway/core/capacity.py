@@ -1,7 +1,8 @@
-"""Capacity of the workers of a model, from the measured times of their batches."""
+"""Capacity of the workers of a model, from what each of them does in full batches."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from headway.core.departure import Load
@@ -12,7 +13,10 @@ from headway.model import Capacity, WorkerInfo, WorkerStatus
 def capacity(
     model: str, workers: Sequence[WorkerInfo], load: Load | None, target_utilisation: float, scarce: bool = False
 ) -> Capacity:
-    """Capacity of one model: healthy slots × B/ℓ(B), a full batch over the time that it takes.
+    """Capacity of one model: the sum of what its healthy slots do in full batches.
+
+    A slot that has not run a batch yet is taken to do as the others, by the load's α and β: B/ℓ(B), a full batch over
+    the time that it takes.
 
     Arguments:
         model: name of the model; workers of others are left out.
@@ -21,16 +25,18 @@ def capacity(
         target_utilisation: share of the measured capacity that the fleet is meant to carry, 0 to 1.
         scarce: whether the broker's memory is nearly full; it then admits nothing, so that no capacity is usable.
     """
-    statuses = [worker.status for worker in workers if worker.model == model]
-    healthy = statuses.count(WorkerStatus.HEALTHY)
-    items = healthy * pace(load) if load is not None else 0.0
+    own = [worker for worker in workers if worker.model == model]
+    healthy = [worker for worker in own if worker.status is WorkerStatus.HEALTHY]
+    usual = pace(load) if load is not None else 0.0
+    items = math.fsum(worker.items_per_second or usual for worker in healthy)
     return Capacity(
         model=model,
-        healthy=healthy,
-        degraded=statuses.count(WorkerStatus.DEGRADED),
+        healthy=len(healthy),
+        degraded=sum(worker.status is WorkerStatus.DEGRADED for worker in own),
         items_per_second=items,
         usable_per_second=0.0 if scarce else items * target_utilisation,
         scarce=scarce,
+        estimated=any(worker.estimated or not worker.items_per_second for worker in healthy),
     )
 
 

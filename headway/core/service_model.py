@@ -6,11 +6,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+
+from headway.core.warm_up import WarmUpRun
 
 DECAY = 0.98
 """Weight of the past at each new batch: about the last 50 batches count."""
 RATE_TIME = 1.0
 """Time constant of the arrival rate, seconds."""
+LEAST_SEEN = 0.01
+"""Least share of the past that is taken for seen, so that two first arrivals at one instant are no flood."""
 REACH = 2.0
 """Multiple of the largest recent batch up to which the line is believed; from there on it is level."""
 NORMAL = 1.25
@@ -45,6 +50,12 @@ class ServiceModel:
         self.alpha = 0.0
         self.beta = 0.0
         self.deviation = 0.0
+
+    def warm_up(self, runs: Iterable[WarmUpRun]) -> None:
+        """Learn from batches that the start of a worker has run, as long as nothing else is known."""
+        if self.largest == 0.0:
+            for size, seconds in runs:
+                self.observe(size, seconds)
 
     def observe(self, size: int, seconds: float) -> None:
         """Learn from one finished batch of `size` entries that held its slot for `seconds`."""
@@ -97,7 +108,7 @@ class ArrivalRate:
         """The rate at instant `now`, in entries per second."""
         self._decay(now)
         seen = 1.0 - self._unseen
-        return self._sum / max(seen, 0.1)
+        return self._sum / max(seen, LEAST_SEEN)
 
     def _decay(self, now: float) -> None:
         if self._last is None:

@@ -75,6 +75,9 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
         pid: process id of the child; 0 for a remote API.
         memory: share in use of the memory that its process lives in, 0 to 1.
         reason: why it is degraded or offline, in words; empty when it is healthy, or was told to stop.
+        items_per_second: items per second that it does in full batches; 0 as long as that is not known.
+        estimated: whether that is not sure yet, as few full batches were seen.
+        warm_up: sizes and run times in seconds of the batches that its start has run.
     """
 
     worker_id: str
@@ -87,6 +90,9 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     pid: int = 0
     memory: float = 0.0
     reason: str = ""
+    items_per_second: float = 0.0
+    estimated: bool = False
+    warm_up: tuple[tuple[int, float], ...] = ()
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,9 +102,10 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
         model: name of the model.
         healthy: number of slots that serve.
         degraded: number of slots whose heartbeats are late, or that rest.
-        items_per_second: most items per second of the healthy slots together, as measured; 0 before the first batch.
+        items_per_second: most items per second of the healthy slots together; 0 as long as that is not known.
         usable_per_second: `items_per_second` times the target utilisation; 0 while `scarce`.
         scarce: whether the broker's memory is nearly full.
+        estimated: whether `items_per_second` is not sure yet, as some slot has run few full batches.
         measured_at: broker instant; set by the broker.
     """
 
@@ -108,6 +115,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     items_per_second: float
     usable_per_second: float
     scarce: bool = False
+    estimated: bool = False
     measured_at: float = 0.0
 
 

@@ -27,11 +27,14 @@ from headway.core.admission import Refused
 from headway.core.batch import Departure
 from headway.core.departure import Hold
 from headway.core.fair_queue import QueuedEntry
+from headway.core.slot_pace import SlotPace
+from headway.core.warm_up import WarmUpRun
 from headway.model import Cause, Entry
 from headway.simulator.fleet import Shard, Worker
 from headway.simulator.gateways import Came, Gateway, choose_gateway
 from headway.simulator.record import EXPIRED, FAILED, REFUSED, Record
 from headway.simulator.scenario import Kill, Scenario
+from headway.simulator.throttling import SET_EVERY, LowestTierThrottle
 from headway.simulator.traffic import POISON, arrivals, callers
 
 REAP_EVERY = 1.0
@@ -42,7 +45,7 @@ _LOOKS_AT = attrgetter("looks_at")
 
 
 def simulate(scenario: Scenario, choose: Choose | None = None) -> Record:
-    """Run a scenario until each request that came has had its outcome.
+    """WarmUpRun a scenario until each request that came has had its outcome.
 
     Arguments:
         scenario: the scenario.
@@ -61,7 +64,11 @@ class _Simulation:
         self._record = Record(scenario)
         self._shards = [Shard(number, scenario) for number in range(scenario.shards)]
         names = [f"gpu-{number}" for number in range(scenario.workers)]
-        self._workers = {name: Worker(name, self._shards[0], slow=name == names[0]) for name in names}
+        self._workers = {name: self._worker(name, slow=name == names[0]) for name in names}
+        warm = self._warm_up(slow=False)
+        for shard in self._shards:
+            shard.queue.service.warm_up(warm)
+        self._throttle = LowestTierThrottle(scenario) if len(scenario.mix) > 1 else None
         self._slots, self._active = 0, 1
         self._came: dict[QueuedEntry, float] = {}
         """Instants at which entries came that then gathered."""
@@ -78,6 +85,18 @@ class _Simulation:
         spread = math.log1p(scenario.jitter**2)
         self._log_mean, self._log_deviation = -spread / 2, math.sqrt(spread)
 
+    def _worker(self, name: str, slow: bool) -> Worker:
+        pace = SlotPace(self._scenario.max_batch)
+        pace.warmed(self._warm_up(slow))
+        return Worker(name, self._shards[0], slow, pace)
+
+    def _warm_up(self, slow: bool) -> tuple[WarmUpRun, ...]:
+        """Batches that the start of a worker has run."""
+        scenario = self._scenario
+        factor = scenario.slow if slow else 1.0
+        sizes = {1, scenario.max_batch}
+        return tuple((size, (scenario.alpha + scenario.beta * size) * factor) for size in sorted(sizes))
+
     def run(self) -> Record:
         scenario, record, heap = self._scenario, self._record, self._heap
         coming = arrivals(scenario, self._rng("arrivals"))
@@ -88,6 +107,8 @@ class _Simulation:
         for worker in self._workers.values():
             self._go_idle(worker, 0.0)
         self._plan_deaths()
+        if self._throttle is not None:
+            self._set_throttle(self._throttle, 0.0)
         arrival = next(coming, math.inf)
         if arrival == math.inf:
             self._close(0.0)
@@ -97,7 +118,9 @@ class _Simulation:
             if arrival <= soonest and arrival < math.inf:
                 entry = draw()
                 record.came(entry.tier, arrival, entry.input == POISON)
-                if straight:
+                if self._throttle is not None and self._throttle.refuses(entry.tier, arrival):
+                    record.lose(REFUSED, "capacity", entry.tier, arrival, entry.input == POISON)
+                elif straight:
                     self._offer(self._shards[0], ((entry, arrival),), arrival)
                 else:
                     self._come(choose(), entry, arrival)
@@ -127,6 +150,12 @@ class _Simulation:
         rate = math.fsum(load.rate for load in loads)
         self._record.estimates = (rate, loads[0].alpha, loads[0].beta, loads[0].deviation)
         self._closed = True
+
+    def _set_throttle(self, throttle: LowestTierThrottle, now: float) -> None:
+        """Set the throttle's rate, now and then again as long as requests come."""
+        throttle.set_rate(self._workers.values(), self._shards[0].queue.load(now), now)
+        if not self._closed:
+            self._at(now + SET_EVERY, partial(self._set_throttle, throttle))
 
     def _deal(self, now: float) -> None:
         """Deal workers that have come or gone out to their home shards."""
@@ -241,6 +270,7 @@ class _Simulation:
         worker.departure = None
         record = self._record
         record.ran(departure.left_at + self._scenario.overhead / 2, seconds)
+        worker.pace.observe(len(departure.members), now - departure.left_at)
         if self._scenario.poison and any(member.entry.input == POISON for member in departure.members):
             self._fail(worker.shard, departure, now, Cause.RAISED)
         else:

@@ -6,6 +6,7 @@ import math
 
 from headway.core.batch import Departure
 from headway.core.queue import ModelQueue
+from headway.core.slot_pace import SlotPace
 from headway.simulator.scenario import Scenario
 
 
@@ -25,10 +26,13 @@ class Shard:
 class Worker:
     """A GPU. `life` counts its lives, so that work of an earlier one is known to be void; `rest` counts its rests."""
 
-    __slots__ = ("alive", "departure", "died_at", "home", "life", "look", "name", "rest", "shard", "slow")
+    __slots__ = (
+        "alive", "departure", "died_at", "home", "life", "look", "name", "pace", "rest", "shard", "slow",
+    )  # fmt: skip
 
-    def __init__(self, name: str, home: Shard, slow: bool) -> None:
+    def __init__(self, name: str, home: Shard, slow: bool, pace: SlotPace) -> None:
         self.name = name
+        self.pace = pace
         self.slow = slow
         self.life = self.rest = 0
         self.alive = True

@@ -68,6 +68,8 @@ class Scenario:
         queue_timeout: seconds a request may wait for its first departure.
         timeout: seconds until its answer is worthless.
         reserved_share: share of each batch kept for lower tiers, 0 to 0.5.
+        target_utilisation: share of the measured capacity, 0.1 to 1, above which the lowest of several tiers is held to
+            what the others leave.
         max_queue: most entries waiting at once.
         promise: latency promise in seconds, for goodput; None for none.
         fail_every: mean seconds between two deaths of one worker, exponential; 0 for never.
@@ -101,6 +103,7 @@ class Scenario:
     queue_timeout: float = 2.0
     timeout: float = 4.0
     reserved_share: float = 0.1
+    target_utilisation: float = 1.0
     max_queue: int = 20_000
     promise: float | None = None
     fail_every: float = 0.0
@@ -132,6 +135,7 @@ class Scenario:
         _between("--fail-every", self.fail_every, 0, 31_536_000, "s")
         _between("--restart-s", self.restart, 0, 86_400, "s")
         _between("--poison", self.poison, 0, 1)
+        _between("--target-utilisation", self.target_utilisation, 0.1, 1)
         _between("--gateways", self.gateways, 1, _MAX_GATEWAYS)
         _between("--gather-ms", self.gather * 1000, 0, 1_000, "ms")
         _between("--shards", self.shards, 1, _MAX_SHARDS)

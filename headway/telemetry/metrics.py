@@ -119,8 +119,12 @@ def families(state: State) -> Iterator[Metric]:
     )  # fmt: skip
     yield _gauge("workers", "Workers by status.", ("model", "status"), _census(state.workers))
     yield _gauge(
-        "capacity_items_per_second", "What the healthy workers of a model do at most together, as measured.",
+        "capacity_items_per_second", "What the healthy workers of a model do at most together.",
         ("model",), {(c.model,): c.items_per_second for c in state.capacities},
+    )  # fmt: skip
+    yield _gauge(
+        "capacity_estimated", "Whether that is an estimate yet, as few full batches were seen.",
+        ("model",), {(c.model,): int(c.estimated) for c in state.capacities},
     )  # fmt: skip
     yield _gauge(
         "throttle_per_second", "Requests of the lowest tier that this gateway lets in a second; none: all of them.",

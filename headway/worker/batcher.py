@@ -25,7 +25,6 @@ from typing import Any, TypeVar
 
 import structlog
 
-from headway.core import health
 from headway.core.breaker import Breaker, State
 from headway.core.departure import RETRY, Policy
 from headway.core.health import HEARTBEAT_EVERY
@@ -56,6 +55,7 @@ from headway.runtime.availability import Availability
 from headway.runtime.counters import Counters
 from headway.runtime.supervisor import Supervisor
 from headway.worker.failure_log import FailureLog
+from headway.worker.slot_figures import SlotFigures
 from headway.worker.starting import Limits, probe_entry, start
 
 log = structlog.get_logger(__name__)
@@ -68,8 +68,6 @@ IN_DOUBT = 0.5
 """Seconds for which a slot that waits for another's first probe still counts as healthy, as the probe mostly passes."""
 PROBE_GRACE = 15.0
 """Seconds beyond the longest run after which a probe that was never heard of again is given up."""
-BUSY_WEIGHT = 0.16
-"""Weight of the time since the last heartbeat in the utilisation; the last second weighs 0.3."""
 LEAST_TIME_LEFT = 1.0
 """Least seconds for which the outcome of a batch is offered again to a broker out of reach.
 
@@ -98,6 +96,7 @@ class Batcher:
 
     Attributes:
         loading_since: instant at which the backend began to start; None while none starts.
+        figures: figures that the heartbeats tell.
     """
 
     def __init__(
@@ -126,8 +125,6 @@ class Batcher:
         self._counters = counters
         self._clock = clock
         self._rng = rng
-        self._memory = memory
-        self._scarce = False
         self._availability = Availability(slot.worker, clock)
         self._unanswered = 0
         self._backend: Backend | None = None
@@ -143,8 +140,7 @@ class Batcher:
         self._restarts = -1
         self._lease: Lease | None = None
         self._running_since: float | None = None
-        self._busy = 0.0
-        self._utilisation = 0.0
+        self.figures = SlotFigures(slot, memory)
 
     async def start(self) -> None:
         """Start the backend.
@@ -157,6 +153,7 @@ class Batcher:
         self._backend = fresh or await self._started_backend(fresh=self._restarts < 0)
         self._restarts += 1
         self._counters.worker_restarts[self.slot.worker] = self._restarts
+        self.figures.pace.warmed(self._backend.warm_up)
         await self._become(WorkerStatus.HEALTHY)
 
     def run(self, supervisor: Supervisor) -> asyncio.Task[None]:
@@ -331,6 +328,7 @@ class Batcher:
     async def _succeeded(self, lease: Lease, items: Sequence[ItemResult], since: float) -> None:
         seconds = self._clock() - since
         settled = await self._tell(lease, lambda: self._broker.complete(lease, items), since)
+        self.figures.pace.observe(len(lease.entries), self._clock() - since)
         self._breaker.success(self._clock())
         self._pauses.well()
         self._note_run(lease, seconds)
@@ -382,7 +380,7 @@ class Batcher:
 
     def _note_run(self, lease: Lease, seconds: float) -> None:
         counters, model, size = self._counters, self.slot.model, len(lease.entries)
-        self._busy += seconds
+        self.figures.ran(seconds)
         counters.batches[model, lease.reason] += 1
         counters.batch_size[model].observe(size)
         counters.batch_fill[model].observe(size / self.slot.max_batch)
@@ -432,18 +430,22 @@ class Batcher:
     async def _heartbeat(self) -> bool:
         """Send a heartbeat; False when the broker is out of reach."""
         self._counters.breaker_state[self.slot.worker] = self._breaker.state(self._clock())
-        memory = self._memory()
+        figures = self.figures
+        memory = figures.memory_in_use()
         status, reason = self._standing(memory)
         beat = WorkerInfo(
             worker_id=self.slot.worker,
             model=self.slot.model,
             status=status,
-            utilisation=self._utilisation,
+            utilisation=figures.utilisation,
             in_flight=int(self._running_since is not None),
             restarts=max(self._restarts, 0),
             pid=self._backend.pid if self._backend is not None else 0,
             memory=memory,
             reason=reason,
+            items_per_second=figures.pace.items_per_second,
+            estimated=figures.pace.estimated,
+            warm_up=tuple(self._backend.warm_up) if self._backend is not None else (),
         )
         try:
             await self._broker.heartbeat(beat)
@@ -453,18 +455,13 @@ class Batcher:
 
     def _standing(self, memory: float) -> tuple[WorkerStatus, str]:
         """Status of the slot, and the reason for which it is not healthy."""
-        before, self._scarce = self._scarce, health.scarce(memory, self._scarce)
-        if self._scarce is not before:
-            say = log.warning if self._scarce else log.info
-            say("memory is scarce" if self._scarce else "memory is ample again", worker=self.slot.worker,
-                used=round(memory, 3))  # fmt: skip
         if self._status is WorkerStatus.DEGRADED:
             asked = self._breaker.rest_left(self._clock())
             return (
                 self._status,
                 f"rests for {asked:.0f} s, as it was asked to" if asked else "rests after failed batches",
             )
-        if self._scarce and self._status is WorkerStatus.HEALTHY:
+        if self.figures.scarce and self._status is WorkerStatus.HEALTHY:
             return WorkerStatus.DEGRADED, f"{memory:.0%} of the memory is in use"
         return self._status, ""
 
@@ -473,8 +470,7 @@ class Batcher:
 
         It renews the lease of the running batch, and reports the busy share.
         """
-        last = self._clock()
-        counted = self._busy
+        self.figures.note_utilisation(self._clock(), 0.0)
         while True:
             if await self._heartbeat() and self._draining and self._status is WorkerStatus.OFFLINE:
                 return
@@ -483,7 +479,4 @@ class Batcher:
                 with contextlib.suppress(BrokerUnavailable):
                     await self._broker.extend(self._lease)
             now = self._clock()
-            busy = self._busy + (now - self._running_since if self._running_since is not None else 0.0)
-            share = min(max((busy - counted) / max(now - last, 1e-9), 0.0), 1.0)
-            self._utilisation += BUSY_WEIGHT * (share - self._utilisation)
-            last, counted = now, busy
+            self.figures.note_utilisation(now, now - self._running_since if self._running_since is not None else 0.0)

@@ -54,10 +54,21 @@ async def start(backend: Backend, slot: Slot, limits: Limits, clock: Callable[[]
     log.info("loading", worker=slot.worker)
     begun = clock()
     warm_up = await backend.start()
-    loaded = clock() - begun - warm_up
+    further = dict(backend.warm_up)
+    loaded = max(clock() - begun - warm_up - sum(further.values()), 0.0)
     again = await _again(backend, slot, limits, clock, warm_up) if fresh else None
     fields = {} if again is None else {"second_ms": round(again * 1000, 1)}
+    if (full := further.get(slot.max_batch)) is not None:
+        fields["full_batch_ms"] = round(full * 1000, 1)
     log.info("loaded", worker=slot.worker, seconds=round(loaded, 2), warm_up_ms=round(warm_up * 1000, 1), **fields)
+    if full is not None and full > limits.gpu_timeout:
+        log.warning(
+            "full batches take longer than the GPU deadline; raise gpu_timeout_ms or lower max_batch_size",
+            worker=slot.worker,
+            size=slot.max_batch,
+            full_batch_ms=round(full * 1000, 1),
+            gpu_timeout_ms=round(limits.gpu_timeout * 1000, 1),
+        )
 
 
 async def _again(

@@ -61,6 +61,31 @@ def test_a_target_that_cannot_be_served_is_refused_with_the_reason(target: Modul
     asyncio.run(main())
 
 
+def test_a_start_measures_batches_of_one_and_of_the_largest_size() -> None:
+    async def act(backend: ProcessBackend, log: Recorder) -> None:
+        assert log.lines("stdout") == ["a batch of 1", "a batch of 1", "a batch of 64", "a batch of 64"]
+        assert [size for size, _ in backend.warm_up] == [1, 64]
+        assert all(0.0 < seconds < LONG for _, seconds in backend.warm_up)
+
+    started(kind("tells_sizes"), act, max_batch=64)
+
+
+def test_a_target_that_does_not_take_the_largest_batch_is_refused() -> None:
+    async def main() -> None:
+        for name, says in (
+            ("takes_few", "a warm-up batch of 64 times 'warm-up' failed: ValueError: too many."),
+            ("dies_of_many", "its process ended with exit code 9 in a warm-up batch of 64."),
+        ):
+            backend = build(kind(name), Recorder(), max_batch=64)
+            with pytest.raises(TargetError) as caught:
+                await backend.start()
+            assert says in str(caught.value)
+            assert "lower max_batch_size" in str(caught.value)
+            await backend.stop()
+
+    asyncio.run(main())
+
+
 def test_the_traceback_of_a_failed_import_is_in_the_log() -> None:
     async def main() -> None:
         log = Recorder()

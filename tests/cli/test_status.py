@@ -51,7 +51,7 @@ FLEET: dict[str, Any] = {
     ],
     "capacities": [
         {"model": model, "healthy": 1, "degraded": degraded, "items_per_second": items, "usable_per_second": 0.7 * items,
-         "scarce": scarce, "age_seconds": age}
+         "estimated": items > 0, "scarce": scarce, "age_seconds": age}
         for model, degraded, items, age, scarce in (("default", 1, 1000.0, 0.5, True), ("other", 0, 0.0, 12.3, False))
     ],
 }  # fmt: skip
@@ -115,7 +115,7 @@ def test_the_whole_fleet_is_shown(port: Port) -> None:
         "waiting       4 paid, 3 free, oldest 250 ms",
         "dead letters  2",
         (
-            "capacity      default: 700 of 1000 inputs/s, 1 healthy, 1 degraded, the broker's memory is scarce; "
+            "capacity      default: 700 of 1000 inputs/s (estimated), 1 healthy, 1 degraded, the broker's memory is scarce; "
             "other: not measured yet, 1 healthy, 12 s ago"
         ),
         "policy        paced",

@@ -18,6 +18,7 @@ class Box:
     """A black box that takes α + βn seconds on the loop's clock."""
 
     pid = 1
+    warm_up: Sequence[tuple[int, float]] = ()
 
     def __init__(self, function: Function, alpha: float = 0.1, beta: float = 0.002) -> None:
         self.function = function

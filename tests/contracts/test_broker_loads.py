@@ -54,6 +54,23 @@ async def test_the_pace_is_what_batches_were_measured_to_take(harness: Harness) 
 
 
 @story
+async def test_before_any_batch_the_pace_is_that_of_the_warm_up(harness: Harness) -> None:
+    runs = ((1, 0.02), (MAX_BATCH, 0.09))
+    for name, warm_up in (("gpu-0", runs), ("gpu-1", ((1, 9.0), (MAX_BATCH, 9.0)))):
+        await harness.broker.heartbeat(
+            WorkerInfo(worker_id=name, model="m", status=WorkerStatus.HEALTHY, warm_up=warm_up)
+        )
+    load = (await harness.peer().loads())["m"]
+    assert (load.alpha, load.beta, load.largest) == pytest.approx((0.01, 0.01, MAX_BATCH))
+    await harness.broker.enqueue([ask()])
+    lease = await harness.claim()
+    await harness.advance(0.02)
+    await harness.answer(lease)
+    await harness.healthy("gpu-0")
+    assert (await harness.peer().loads())["m"].batch_seconds(MAX_BATCH) == pytest.approx(0.09, rel=0.1)
+
+
+@story
 async def test_the_rate_is_that_of_arrivals(harness: Harness) -> None:
     await harness.healthy("gpu-0")
     for _ in range(40):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import msgspec
 import pytest
 
 from headway.core.capacity import capacity, pace
@@ -23,6 +24,26 @@ def test_only_healthy_slots_of_the_model_carry() -> None:
     assert (found.model, found.healthy, found.degraded) == ("m", 2, 3)
     assert found.items_per_second == pytest.approx(2000)
     assert found.usable_per_second == pytest.approx(1400)
+
+
+def test_each_slot_counts_for_what_it_does_itself() -> None:
+    fleet = workers(*[WorkerStatus.HEALTHY] * 3, WorkerStatus.DEGRADED)
+    slow = [msgspec.structs.replace(fleet[0], items_per_second=400.0), *fleet[1:]]
+    assert capacity("m", slow, GPU, 1.0).items_per_second == pytest.approx(400 + 2 * 1000)
+    own = [msgspec.structs.replace(worker, items_per_second=400.0) for worker in fleet]
+    assert capacity("m", own, None, 1.0).items_per_second == pytest.approx(3 * 400)
+
+
+def test_it_is_an_estimate_as_long_as_that_of_any_healthy_slot_is() -> None:
+    sure = [
+        msgspec.structs.replace(worker, items_per_second=400.0)
+        for worker in workers(WorkerStatus.HEALTHY, WorkerStatus.HEALTHY)
+    ]
+    assert not capacity("m", sure, GPU, 1.0).estimated
+    assert capacity("m", [sure[0], msgspec.structs.replace(sure[1], estimated=True)], GPU, 1.0).estimated
+    assert capacity("m", [sure[0], *workers(WorkerStatus.HEALTHY)], GPU, 1.0).estimated
+    gone = workers(WorkerStatus.OFFLINE)
+    assert not capacity("m", [*sure, msgspec.structs.replace(gone[0], estimated=True)], GPU, 1.0).estimated
 
 
 def test_half_the_workers_gone_is_half_the_capacity() -> None:

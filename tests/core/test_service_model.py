@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.core.service_model import REACH, ArrivalRate, ServiceModel
+from headway.core.service_model import LEAST_SEEN, REACH, ArrivalRate, ServiceModel
 
 
 def learnt(alpha: float, beta: float, noise: float = 0.0, seed: int = 1, batches: int = 400) -> ServiceModel:
@@ -88,8 +88,31 @@ class TestServiceModel:
         assert model.seconds(32) == 0.0
         assert model.largest == 0.0
 
+    def test_a_warm_up_is_believed_until_batches_are_seen(self) -> None:
+        model = ServiceModel()
+        model.warm_up([(1, 0.102), (64, 0.228)])
+        assert (model.alpha, model.beta) == pytest.approx((0.1, 0.002))
+        model.warm_up([(1, 9.0), (64, 9.0)])
+        assert model.seconds(64) == pytest.approx(0.228)
+        fresh = ServiceModel()
+        fresh.warm_up([])
+        assert fresh.seconds(64) == 0.0
+
 
 class TestArrivalRate:
+    def test_is_right_within_milliseconds_of_a_start_into_full_load(self) -> None:
+        """Until it is, every free GPU leaves with what little is there, and the rest waits for them."""
+        measured = ArrivalRate()
+        for step in range(100):
+            measured.observe(1, step / 10_000)
+        assert measured.at(0.01) == pytest.approx(10_000.0, rel=0.05)
+
+    def test_two_first_arrivals_at_once_are_no_flood(self) -> None:
+        measured = ArrivalRate()
+        measured.observe(1, 5.0)
+        measured.observe(1, 5.0)
+        assert measured.at(5.0) <= 100.0
+
     @pytest.mark.parametrize("rate", [5.0, 100.0, 5000.0])
     def test_finds_a_steady_rate(self, rate: float) -> None:
         measured, now = ArrivalRate(), 0.0
@@ -146,4 +169,4 @@ class TestArrivalRate:
             now += pause
             measured.observe(count, now)
             total += count
-            assert 0.0 <= measured.at(now) <= total / 0.1
+            assert 0.0 <= measured.at(now) <= total / LEAST_SEEN

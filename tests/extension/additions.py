@@ -145,6 +145,7 @@ class KettleBackend:
     """One kettle."""
 
     pid = 0
+    warm_up = ()
 
     async def start(self) -> float:
         """Fill it."""

@@ -182,6 +182,8 @@ def test_workers_are_listed() -> None:
             "model": "m",
             "status": "healthy",
             "utilisation": 0.0,
+            "items_per_second": 0.0,
+            "estimated": True,
             "in_flight": 0,
             "restarts": 0,
             "pid": 4242,

@@ -23,6 +23,7 @@ class FakeBackend:
         self.starts = 0
         self.start_seconds = 0.0
         self.stops = 0
+        self.warm_up: Sequence[tuple[int, float]] = ()
         self.refuse_start = 0
         self.refusal = TargetError("does not load")
         self.busy = False

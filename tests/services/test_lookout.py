@@ -17,7 +17,7 @@ from headway.model import Capacity, Principal, ProcessInfo, Reply, RequestOption
 from headway.runtime.request_id import new_id
 from tests import virtual_time
 from tests.services.fake_backend import FakeBackend
-from tests.services.roles import MAX_BATCH, Fleets
+from tests.services.roles import MAX_BATCH, Fleets, asking
 
 BATCH_SECONDS = 0.2
 PER_WORKER = MAX_BATCH / BATCH_SECONDS
@@ -154,6 +154,35 @@ def test_half_the_workers_gone_tightens_within_3_s_and_their_return_relaxes_in_o
         free = await flooding
         assert set(free.refused) <= {"capacity", "total"}
         assert free.refused.get("total", 0) <= 2 * MAX_BATCH, "what the two ran when they were killed"
+
+    played(scene)
+
+
+def test_capacity_is_an_estimate_until_full_batches_were_seen() -> None:
+    async def scene(fleets: Fleets) -> None:
+        entrance, gateway = fleets.gateway()
+        even, slow = FakeBackend(0.1), FakeBackend(0.3)
+        even.warm_up, slow.warm_up = ((1, 0.05), (8, 0.1)), ((1, 0.15), (8, 0.3))
+        workers = [fleets.worker(f"host-{n}", backend) for n, backend in enumerate((even, slow))]
+        service, _ = fleets.controller("control")
+        for started in (*workers, service, entrance):
+            await started.start()
+        truth = 8 / 0.1 + 8 / 0.3
+        await asyncio.sleep(1.0)
+        [before] = await fleets.fleet.capacities()
+        assert before.items_per_second == pytest.approx(truth, rel=0.01), "by the warm-up, before any request"
+        assert before.estimated
+        for number in range(10):
+            await asking(gateway, f"alone {number}")
+        await asyncio.sleep(1.0)
+        [lone] = await fleets.fleet.capacities()
+        assert lone.estimated, "lone requests say nothing of full batches"
+        for _ in range(4):
+            await asyncio.gather(*(asking(gateway, f"text {n}", 60.0) for n in range(160)))
+        await asyncio.sleep(1.0)
+        [after] = await fleets.fleet.capacities()
+        assert not after.estimated
+        assert after.items_per_second == pytest.approx(truth, rel=0.1), "each worker has a pace of its own"
 
     played(scene)
 

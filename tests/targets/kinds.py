@@ -15,6 +15,24 @@ def plain(inputs: list[str]) -> list[str]:
     return [text.upper() for text in inputs]
 
 
+def tells_sizes(inputs: list[str]) -> list[str]:
+    sys.stdout.write(f"a batch of {len(inputs)}\n")
+    sys.stdout.flush()
+    return inputs
+
+
+def takes_few(inputs: list[str]) -> list[str]:
+    if len(inputs) > 8:
+        raise ValueError("too many")
+    return inputs
+
+
+def dies_of_many(inputs: list[str]) -> list[str]:
+    if len(inputs) > 8:
+        os._exit(9)
+    return inputs
+
+
 def as_tuple(inputs: list[str]) -> tuple[str, ...]:
     return tuple(inputs)
 

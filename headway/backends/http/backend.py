@@ -95,6 +95,11 @@ class HttpBackend:
         """Process id, always 0: the API runs elsewhere."""
         return 0
 
+    @property
+    def warm_up(self) -> Sequence[tuple[int, float]]:
+        """Batches that are known to be warm: none, as each further call may cost money."""
+        return ()
+
     async def start(self) -> float:
         """Send a batch of one warm-up input; returns its run time in seconds.
 

@@ -23,6 +23,7 @@ from headway.backends.process.child_process import Child, ChildProcess, Log, Wor
 from headway.backends.process.frames import MAX_FRAME, Answer, Build, Failed, Ready, Run, TargetRefused
 from headway.backends.process.group_guard import GroupGuard
 from headway.config.target import FileTarget, ModuleTarget
+from headway.core.warm_up import WarmUpRun, measured, next_size
 from headway.errors import (
     BackendError,
     BadOutput,
@@ -55,7 +56,8 @@ class ProcessBackend:
         spec: target that the child loads.
         worker: name of the worker in logs and errors, for example `gpu-0`.
         device: GPU that the child may see, the value of CUDA_VISIBLE_DEVICES; `cpu` hides all of them.
-        start_timeout: seconds for loading, setup and the warm-up batch together.
+        start_timeout: seconds for loading, setup and the warm-up batches together.
+        max_batch: size of the largest batch, up to which warm-up batches are tried; 0: only one of one input is.
         recycle_rss_bytes: bytes of the child's memory beyond which it is to be replaced; 0: never.
         recycle_after: seconds after which the child is to be replaced (±10 %, so that workers started together do not
             leave together); 0: never.
@@ -72,6 +74,7 @@ class ProcessBackend:
         worker: str,
         device: str,
         start_timeout: float,
+        max_batch: int = 0,
         recycle_rss_bytes: int = 0,
         recycle_after: float = 0.0,
         log: Log,
@@ -82,6 +85,7 @@ class ProcessBackend:
         self._spawn = spawn
         self._spec, self._worker, self._device = spec, worker, device
         self._start_timeout = start_timeout
+        self._max_batch, self._warm_up_runs = max_batch, list[WarmUpRun]()
         self._recycle_rss, self._recycle_after = recycle_rss_bytes, recycle_after
         self._log, self._guard, self._rng = log, guard, rng
         self._child: Child | None = None
@@ -103,14 +107,21 @@ class ProcessBackend:
         """File that the target was loaded from; empty before it was, or when there is none."""
         return self._source
 
+    @property
+    def warm_up(self) -> Sequence[WarmUpRun]:
+        """Sizes and run times in seconds of the batches that the last start has run once the target was warm."""
+        return measured(self._warm_up_runs)
+
     async def start(self) -> float:
-        """Spawn the child, load the target and run the warm-up batch. A child that is there is ended first.
+        """Spawn the child, load the target and run warm-up batches. A child that is there is ended first.
+
+        The first is of one input. How large the others are, see `core.warm_up`.
 
         A target that rejects the warm-up input by an exception in its place passes: no contract is broken. A batch that
         raises does not pass.
 
         Returns:
-            The warm-up batch's run time in seconds.
+            The first warm-up batch's run time in seconds.
 
         Raises:
             TargetError: any of that failed or took longer than `start_timeout` seconds. No process is left behind.
@@ -191,7 +202,9 @@ class ProcessBackend:
             self._log.warning("worker process was killed but does not end", worker=self._worker, pid=child.pid)
 
     async def _prepare(self, child: Child) -> float:
-        """Wait until the target is loaded, and run the warm-up batch; returns its run time."""
+        """Wait until the target is loaded, and run the warm-up batches; returns the first one's run time."""
+        runs = self._warm_up_runs = []
+        size: int | None = None
         self._busy = True
         try:
             async with asyncio.timeout(self._start_timeout):
@@ -202,8 +215,10 @@ class ProcessBackend:
                 if not isinstance(word, Ready):
                     raise ChildProcessError("spoke before it was ready")
                 self._takes_parameters, self._source = word.takes_parameters, word.source
-                begun = time.monotonic()
-                items = self._items(child, await child.ask(self._pack([WARM_UP], None)), 1)
+                while (size := next_size(runs, max(self._max_batch, 1))) is not None:
+                    runs.append((size, await self._run_warm_up(child, size)))
+                    if not self._max_batch:
+                        break
         except TimeoutError:
             raise TargetError(
                 f"target {self._spec}: worker {self._worker} was not ready within {self._start_timeout:g} s. "
@@ -211,17 +226,30 @@ class ProcessBackend:
             ) from None
         except ChildProcessError as end:
             kind = StartKilled if child.killed_by_others else TargetError
-            raise kind(f"target {self._spec}: while worker {self._worker} started, its process {end}.") from None
-        except BackendError as exc:
-            hint = "If it cannot take this text, let it return an exception in the text's place."
-            raise TargetError(
-                f"target {self._spec}: the warm-up batch {[WARM_UP]} failed: {exc}."
-                f"{f' {hint}' if isinstance(exc, BatchRaised) else ''}"
-            ) from None
+            hint = (
+                f" in a warm-up batch of {size}. If it takes fewer, lower max_batch_size" if size and size > 1 else ""
+            )
+            raise kind(f"target {self._spec}: while worker {self._worker} started, its process {end}{hint}.") from None
         finally:
             self._busy = False
-        if items[0].fault:
-            raise TargetError(f"target {self._spec}: the warm-up batch {[WARM_UP]} failed: {items[0].error}.")
+        return runs[0][1]
+
+    async def _run_warm_up(self, child: Child, size: int) -> float:
+        """Run a warm-up batch; returns its run time in seconds."""
+        begun = time.monotonic()
+        what = f"the warm-up batch {[WARM_UP]}" if size == 1 else f"a warm-up batch of {size} times {WARM_UP!r}"
+        try:
+            items = self._items(child, await child.ask(self._pack([WARM_UP] * size, None)), size)
+        except BackendError as exc:
+            hint = "If it cannot take this text, let it return an exception in the text's place."
+            if size > 1:
+                hint = "If it takes fewer at once, lower max_batch_size."
+            raise TargetError(
+                f"target {self._spec}: {what} failed: {exc}.{f' {hint}' if isinstance(exc, BatchRaised) else ''}"
+            ) from None
+        fault = next((item.error for item in items if item.fault), None)
+        if fault is not None:
+            raise TargetError(f"target {self._spec}: {what} failed: {fault}.")
         return time.monotonic() - begun
 
     async def _answer(self, child: Child, content: bytes, timeout: float) -> Word:

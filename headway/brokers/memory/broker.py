@@ -133,8 +133,7 @@ class MemoryBroker:
 
     async def enqueue(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
         """See Broker."""
-        now = self._clock()
-        known = self._entries
+        now, known = self._clock(), self._entries
         answers: list[Failure | None] = []
         for entry in entries:
             key = (entry.tenant, entry.id)
@@ -299,6 +298,7 @@ class MemoryBroker:
         """See Broker."""
         now = self._clock()
         self._workers[worker.worker_id] = msgspec.structs.replace(worker, last_heartbeat=now)
+        self._queues[worker.model].service.warm_up(worker.warm_up)
         self._count_slots(worker.model, now)
 
     async def workers(self) -> Sequence[WorkerInfo]:
@@ -492,8 +492,8 @@ class MemoryBroker:
             wakeups.arm(found, now, lambda: self._wake_idle(model, self._clock()))
 
     def _count_slots(self, model: str, now: float) -> None:
-        known = [believed(worker, now) for worker in self._workers.values() if worker.model == model]
-        healthy = sum(worker.status is WorkerStatus.HEALTHY for worker in known)
+        own = (believed(worker, now) for worker in self._workers.values() if worker.model == model)
+        healthy = sum(worker.status is WorkerStatus.HEALTHY for worker in own)
         queue = self._queues[model]
         if healthy != queue.slots:
             queue.set_slots(healthy)

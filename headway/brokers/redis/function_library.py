@@ -101,6 +101,7 @@ _NUMBERS: dict[str, float] = {
     "MIN_WAIT": admission.MIN_WAIT,
     "DECAY": service_model.DECAY,
     "RATE_TIME": service_model.RATE_TIME,
+    "LEAST_SEEN": service_model.LEAST_SEEN,
     "REACH": service_model.REACH,
     "NORMAL": service_model.NORMAL,
     "SPREAD": service_model.SPREAD,

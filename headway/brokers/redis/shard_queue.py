@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -288,8 +289,9 @@ class Queue:
         self._note(*await self._call("unlisten", f"{self.connection.process}\0{worker}"))
 
     async def heartbeat(self, worker: WorkerInfo) -> None:
-        """Note whether a slot that is at home here is healthy."""
-        self._note(*await self._call("beat", worker.worker_id, int(worker.status is WorkerStatus.HEALTHY)))
+        """Note whether a slot that is at home here is healthy, and what batches took when it started."""
+        runs = itertools.chain.from_iterable(worker.warm_up)
+        self._note(*await self._call("beat", worker.worker_id, int(worker.status is WorkerStatus.HEALTHY), *runs))
 
     async def forget(self, worker: str) -> None:
         """Drop a worker that is at home elsewhere from now on."""

@@ -27,7 +27,8 @@ local function recount(s)
   return changed
 end
 
--- beat: the heartbeat of a slot that is at home here. Arguments after the head: worker, whether it is healthy.
+-- beat: the heartbeat of a slot that is at home here. Arguments after the head: worker, whether it is healthy, then size and
+-- seconds of each batch that its start has run, which are learnt as long as nothing else is known.
 redis.register_function{function_name = VERSION .. '_beat', flags = {'allow-oom'}, callback = function(keys, args)
   local s = open(keys, args)
   local worker, stamp = args[HEAD + 1], exact(s.now)
@@ -36,6 +37,12 @@ redis.register_function{function_name = VERSION .. '_beat', flags = {'allow-oom'
     lasting(s, 'h')
   else
     redis.call('ZREM', s.prefix .. 'h', worker)
+  end
+  if s.q.largest == 0 then
+    for i = HEAD + 3, #args, 2 do
+      observe_batch(s.q, tonumber(args[i]), tonumber(args[i + 1]))
+    end
+    s.q.gate_at = -INF
   end
   if recount(s) then
     ring(s)

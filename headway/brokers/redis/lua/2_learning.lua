@@ -24,7 +24,7 @@ end
 
 local function rate_of(q, tier, now)
   decay_rate(q, tier, now)
-  return q.rate_sum[tier] / math.max(1 - q.rate_unseen[tier], 0.1)
+  return q.rate_sum[tier] / math.max(1 - q.rate_unseen[tier], LEAST_SEEN)
 end
 
 local function observe_batch(q, size, seconds)

@@ -1,0 +1,149 @@
+"""Pace of one slot in full batches, learnt from the batches that it ran itself.
+
+Slots differ: cards are mixed, and one may get hot. A line through the batches of all would take "slow card, larger
+batch" for the cost of an input. And where a batch takes as long as its longest input, no line fits from one input to a
+full batch. So each slot has figures of its own, and once batches of nearly the largest size were seen, they alone say how
+long a full one takes. Before that it is an estimate: what the start's batches say of the largest, times what later ones
+took longer than those.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from headway.core.service_model import REACH, ServiceModel
+from headway.core.warm_up import WarmUpRun
+
+NEAR = 0.75
+"""Least share of the largest batch from which a batch counts as nearly full."""
+DECAY = 0.98
+"""Weight of the past at each nearly full batch: about the last 50 count."""
+RUN = 6
+"""Nearly full batches in a row, all much slower or all much faster than the mean, after which the slot has changed."""
+SEEN = 2.0
+"""Least weight of nearly full batches from which they say more than the line."""
+LEAST = 12.0
+"""Least weight of nearly full batches from which the pace may count as measured."""
+TOLERANCE = 0.1
+"""Most relative error, with 95 % confidence, of a pace that counts as measured."""
+CONFIDENCE = 2.5
+"""Standard errors in a confidence interval of 95 % of few values, whose spread is not well known either."""
+DOUBT = 0.5
+"""Share of the seconds added to a batch that was not quite full, by which that may be wrong."""
+
+
+class Average:
+    """Exponentially weighted mean of values, with the variance around it."""
+
+    __slots__ = ("_decay", "_sum", "_sum_of_squares", "_weights_squared", "weight")
+
+    def __init__(self, decay: float) -> None:
+        self._decay = decay
+        self.weight = self._weights_squared = self._sum = self._sum_of_squares = 0.0
+
+    def add(self, value: float) -> None:
+        """Add the newest value."""
+        decay = self._decay
+        self.weight = self.weight * decay + 1.0
+        self._weights_squared = self._weights_squared * decay * decay + 1.0
+        self._sum = self._sum * decay + value
+        self._sum_of_squares = self._sum_of_squares * decay + value * value
+
+    @property
+    def mean(self) -> float:
+        """Mean of the values; there must be one."""
+        return self._sum / self.weight
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of the values."""
+        return math.sqrt(max(self._sum_of_squares / self.weight - self.mean**2, 0.0))
+
+    def error_of(self, deviation: float) -> float:
+        """Standard error of the mean of values with a standard deviation."""
+        return deviation * math.sqrt(self._weights_squared) / self.weight
+
+
+class SlotPace:
+    """Pace of one slot.
+
+    Arguments:
+        max_batch: size of the largest batch.
+    """
+
+    __slots__ = ("_full", "_line", "_max", "_ratio", "_run", "_shift", "_warm")
+
+    def __init__(self, max_batch: int) -> None:
+        self._max = max_batch
+        self._line = ServiceModel()
+        self._warm: ServiceModel | None = None
+        """Line through the batches of the start, if the largest was among them."""
+        self._ratio = Average(DECAY)
+        """Run times of batches over what that line says of them."""
+        self._full, self._shift = Average(DECAY), Average(DECAY)
+        """Seconds of nearly full batches, each as if it had been full; and what of that was added."""
+        self._run: list[float] = []
+        """The last of these seconds, as far as they lie far from the mean on one side."""
+
+    def warmed(self, runs: Sequence[WarmUpRun]) -> None:
+        """Learn from batches that a start has run: how much longer a full one takes than a smaller one."""
+        if runs and max(runs)[0] >= self._max:
+            self._warm = ServiceModel()
+            self._warm.warm_up(runs)
+            self._ratio = Average(DECAY)
+
+    def observe(self, size: int, seconds: float) -> None:
+        """Learn from one batch of `size` entries that held the slot for `seconds`."""
+        self._line.observe(size, seconds)
+        if self._warm is not None and (foretold := self._warm.seconds(size)) > 0.0:
+            self._ratio.add(seconds / foretold)
+        if size >= NEAR * self._max:
+            shift = self._line.beta * (self._max - size)
+            self._shift.add(shift)
+            self._add(seconds + shift)
+
+    @property
+    def estimated(self) -> bool:
+        """Whether too few nearly full batches were seen to be sure of the pace."""
+        full = self._full
+        if full.weight < LEAST:
+            return True
+        error = CONFIDENCE * full.error_of(full.deviation) + DOUBT * self._shift.mean
+        return error > TOLERANCE * full.mean
+
+    @property
+    def items_per_second(self) -> float:
+        """Entries per second in full batches; 0 as long as no batch was measured."""
+        seconds = self._full_seconds()
+        return self._max / seconds if seconds > 0.0 else 0.0
+
+    def _add(self, seconds: float) -> None:
+        """Add a nearly full batch; after a run of them that shows that the slot has changed, forget those before."""
+        full, run = self._full, self._run
+        full.add(seconds)
+        distance = seconds - full.mean
+        if abs(distance) <= max(TOLERANCE * full.mean, full.deviation):
+            run.clear()
+            return
+        if run and (run[-1] > full.mean) is not (distance > 0.0):
+            run.clear()
+        run.append(seconds)
+        if len(run) >= RUN:
+            self._full = Average(DECAY)
+            for one in run:
+                self._full.add(one)
+            run.clear()
+
+    def _full_seconds(self) -> float:
+        """Run time of a full batch; 0 as long as nothing is known.
+
+        Without a warm-up of that size a line through small batches is believed up to some multiple of theirs only, as in
+        `core.capacity.pace`.
+        """
+        if self._full.weight >= SEEN:
+            return self._full.mean
+        if self._warm is not None:
+            return self._warm.seconds(self._max) * (self._ratio.mean if self._ratio.weight else 1.0)
+        line = self._line
+        return line.alpha + line.beta * min(self._max, line.largest * REACH)

@@ -1,0 +1,47 @@
+"""Batches that a start runs to find out what a batch costs: of one input, and of as many as a batch may hold.
+
+    one input, cold ──▶ one input ──▶ … ──▶ the largest batch ──▶ the largest batch again
+
+The first run may load and compile what later ones find ready, and so may the first of each size: neither says what a
+batch takes. A batch is taken to need at most as much longer as it is larger, and is not run when that may not fit into
+the time left. Small steps then lead as far up as time allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+WarmUpRun = tuple[int, float]
+"""Size of a batch, and its run time in seconds."""
+
+BUDGET = 10.0
+"""Most seconds that all runs after the first may take together, as far as can be foreseen."""
+
+
+def next_size(runs: Sequence[WarmUpRun], most: int) -> int | None:
+    """Size of the batch to run next; None when enough is known, or no time is left.
+
+    Arguments:
+        runs: all batches so far, in order; the first is of one input.
+        most: size of the largest batch.
+    """
+    if not runs:
+        return 1
+    left = BUDGET - sum(seconds for _, seconds in runs[1:])
+    if len(runs) == 1:
+        return 1 if runs[0][1] <= left else None
+    largest = max(size for size, _ in runs)
+    seconds = min(seconds for size, seconds in runs[1:] if size == largest)
+    if largest < most:
+        fits = most if seconds <= 0.0 else int(min(largest * left / seconds, most))
+        return fits if fits > largest else None
+    again = most > 1 and [size for size, _ in runs].count(most) == 1
+    return most if again and seconds <= left else None
+
+
+def measured(runs: Sequence[WarmUpRun]) -> tuple[WarmUpRun, ...]:
+    """Sizes that were run after the first run, ascending, each with its shortest run time."""
+    best: dict[int, float] = {}
+    for size, seconds in runs[1:]:
+        best[size] = min(seconds, best.get(size, seconds))
+    return tuple(sorted(best.items()))

@@ -1,0 +1,63 @@
+"""Figures of one slot that its heartbeats tell: how busy it is, how much memory is left, how fast it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import structlog
+
+from headway.core import health
+from headway.core.slot_pace import SlotPace
+from headway.model import Slot
+
+log = structlog.get_logger(__name__)
+
+BUSY_WEIGHT = 0.16
+"""Weight of the time since the last heartbeat in the utilisation; the last second weighs 0.3."""
+
+
+class SlotFigures:
+    """Figures of one slot.
+
+    Arguments:
+        slot: the slot.
+        memory: reads the share in use of the memory that the slot lives in.
+
+    Attributes:
+        pace: pace of the slot in full batches.
+        utilisation: share of the last seconds in which it ran batches, 0 to 1.
+        scarce: whether memory was scarce when it was last read.
+    """
+
+    def __init__(self, slot: Slot, memory: Callable[[], float]) -> None:
+        self.pace = SlotPace(slot.max_batch)
+        self.utilisation = 0.0
+        self.scarce = False
+        self._worker = slot.worker
+        self._memory = memory
+        self._busy = 0.0
+        self._noted_at: float | None = None
+        self._noted_busy = 0.0
+
+    def ran(self, seconds: float) -> None:
+        """Note a run of a batch that has ended."""
+        self._busy += seconds
+
+    def note_utilisation(self, now: float, running: float) -> None:
+        """Note the busy share of the time since the last call. `running` are seconds of the run that goes on."""
+        busy = self._busy + running
+        if self._noted_at is not None:
+            share = (busy - self._noted_busy) / max(now - self._noted_at, 1e-9)
+            self.utilisation += BUSY_WEIGHT * (min(max(share, 0.0), 1.0) - self.utilisation)
+        self._noted_at, self._noted_busy = now, busy
+
+    def memory_in_use(self) -> float:
+        """Read the share of the memory in use, 0 to 1; a change between ample and scarce is logged."""
+        used = self._memory()
+        before, self.scarce = self.scarce, health.scarce(used, self.scarce)
+        if self.scarce is not before:
+            say = log.warning if self.scarce else log.info
+            say(
+                "memory is scarce" if self.scarce else "memory is ample again", worker=self._worker, used=round(used, 3)
+            )
+        return used

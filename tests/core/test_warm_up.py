@@ -1,0 +1,58 @@
+"""Batches that a start runs: of two sizes at least, and never for long."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.core.warm_up import BUDGET, WarmUpRun, measured, next_size
+
+
+def all_runs(most: int, seconds: Callable[[int], float], cold: float = 0.0) -> list[WarmUpRun]:
+    runs: list[WarmUpRun] = []
+    while (size := next_size(runs, most)) is not None:
+        runs.append((size, seconds(size) + (cold if not runs else 0.0)))
+        assert len(runs) < 50
+    return runs
+
+
+def test_a_quick_model_is_measured_at_both_ends() -> None:
+    runs = all_runs(64, lambda size: 0.01 + 0.001 * size, cold=3.0)
+    assert [size for size, _ in runs] == [1, 1, 64, 64]
+    assert measured(runs) == ((1, 0.011), (64, 0.074))
+
+
+def test_of_several_runs_of_a_size_the_shortest_counts() -> None:
+    assert measured([(1, 5.0), (1, 0.1), (64, 2.0), (64, 0.2)]) == ((1, 0.1), (64, 0.2))
+
+
+def test_a_slow_model_is_led_up_in_small_steps() -> None:
+    runs = all_runs(32, lambda size: 1.0 + 0.01 * size)
+    sizes = [size for size, _ in runs]
+    assert sizes == sorted(sizes)
+    assert sizes[-1] == 32
+
+
+def test_one_that_takes_too_long_for_one_input_is_run_once() -> None:
+    assert [size for size, _ in all_runs(32, lambda size: BUDGET + 1.0)] == [1]
+
+
+def test_the_largest_batch_may_be_one_input() -> None:
+    assert [size for size, _ in all_runs(1, lambda size: 0.1)] == [1, 1]
+
+
+@given(
+    st.integers(1, 4096),
+    st.floats(0.0, 30.0),
+    st.floats(0.0, 1.0),
+    st.floats(0.0, 100.0),
+)
+@pytest.mark.filterwarnings("error")
+def test_no_start_takes_longer_than_its_budget(most: int, alpha: float, beta: float, cold: float) -> None:
+    runs = all_runs(most, lambda size: alpha + beta * size, cold)
+    assert runs[0][0] == 1
+    assert sum(seconds for _, seconds in runs[1:]) <= BUDGET * (1 + 1e-9)
+    assert all(1 <= size <= most for size, _ in runs)

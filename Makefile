@@ -1,4 +1,5 @@
-# Everything runs in .venv, which the first target that needs it makes from the hash locks.
+# Everything runs in .venv, which the first target that needs it makes from the hash locks. `make serve` installs what serving
+# needs, any other target its own tools, too.
 #
 #   make serve               two emulated GPUs on http://127.0.0.1:8000
 #   make test                the tests, side by side in JOBS=auto workers (two a core, up to 8; 0: one by one)
@@ -10,12 +11,14 @@
 #   make bench               the benchmarks; tables on stdout, JSON in bench/out
 #   make triton              Triton's server, which a benchmark measures beside ours
 #   make example-embeddings  a real model (all-MiniLM-L6-v2) on http://127.0.0.1:8000
+#   make dist                a wheel and a source archive in dist/, checked: content, metadata, an installation of its own
 #   make lock                new locks after a change of dependencies; UPGRADE=1 takes newer versions too
 #   make audit               known vulnerabilities in the locked versions
 #   make clean               remove .venv and all that tools left behind
 #
 #   make PYTHON=python3.13 …  with another Python, from 3.11 on
 #   make serve ARGS='--port 9001 --policy window'
+#   make example-embeddings TORCH=torch==2.13.0  that build of torch, and not the one that fits the machine
 
 PYTHON ?= python3
 ARGS ?=
@@ -23,26 +26,28 @@ CASES ?= 1000000
 JOBS ?= auto
 MINUTES ?= 10
 SEED ?=
+TORCH ?=
 
 MAKEFLAGS += --no-print-directory
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --no-deps --require-hashes
+EDITABLE := $(PIP) install --quiet --no-deps --no-build-isolation --editable .
 # Bytecode is kept, wherever that is turned off: else each worker, and each server that it starts, compiles all anew.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n $(JOBS) --dist worksteal
 LOCK := $(BIN)/uv pip compile --no-config --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' --quiet \
-	$(if $(UPGRADE),--upgrade) pyproject.toml
+	$(if $(UPGRADE),--upgrade)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-fast check format fuzz explore mutants bench triton example-embeddings lock audit clean
+.PHONY: help setup serve test test-fast check format fuzz explore mutants bench triton example-embeddings dist lock audit clean
 
 help:
 	@sed -n '/^#   make/s/^#   //p' Makefile
 
 setup: .venv/.ready
 
-serve: .venv/.ready
+serve: .venv/.ready-serve
 	$(BIN)/headway serve examples/emulated_gpu.py:EmulatedGPU --workers 2 --devices cpu --max-batch-size 100 $(ARGS)
 
 test: .venv/.ready
@@ -75,15 +80,20 @@ bench: .venv/.ready-bench
 
 triton: .venv/triton/.ready
 
+dist: .venv/.ready-dist
+	$(BIN)/python tests/dist.py $(ARGS)
+
 example-embeddings: .venv/.ready-embeddings
 	HF_HUB_OFFLINE=1 $(BIN)/headway serve examples/embeddings.py:Embedder $(ARGS)
 
 lock: .venv/.ready
-	$(LOCK) --group dev -o requirements-dev.lock
-	$(LOCK) -c requirements-dev.lock --extra redis --extra postgres --extra jwt -o requirements.lock
-	$(LOCK) -c requirements-dev.lock --extra bench --extra plot -o requirements-bench.lock
-	$(LOCK) -c requirements-dev.lock --group mutants -o requirements-mutants.lock
-	$(LOCK) -c requirements-dev.lock --extra embeddings --no-emit-package torch \
+	$(LOCK) pyproject.toml --group dev -o requirements-dev.lock
+	$(LOCK) pyproject.toml -c requirements-dev.lock --extra redis --group build -o requirements-serve.lock
+	$(LOCK) -c requirements-dev.lock --group dist -o requirements-dist.lock
+	$(LOCK) pyproject.toml -c requirements-dev.lock --extra redis --extra postgres --extra jwt -o requirements.lock
+	$(LOCK) pyproject.toml -c requirements-dev.lock --extra bench --extra plot -o requirements-bench.lock
+	$(LOCK) pyproject.toml -c requirements-dev.lock --group mutants -o requirements-mutants.lock
+	$(LOCK) pyproject.toml -c requirements-dev.lock --extra embeddings --group lock --no-emit-package torch \
 		--excludes requirements-embeddings.exclude -o requirements-embeddings.lock
 	$(BIN)/uv pip compile --no-config --no-deps --universal --python-version 3.11 --generate-hashes \
 		--no-emit-index-url --no-emit-find-links --no-annotate --custom-compile-command 'make lock' --quiet \
@@ -97,17 +107,35 @@ clean:
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A virtual environment whose Python is gone or too old is made anew.
-.venv/.ready: requirements-dev.lock pyproject.toml
-	@command -v $(PYTHON) >/dev/null || { \
-		echo "$(PYTHON) is not on the path. Headway needs Python 3.11 or later: install it, or name one: make PYTHON=python3.12" >&2; exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-		echo "$(PYTHON) is $$($(PYTHON) -V 2>&1); Headway needs Python 3.11 or later: install one and name it: make PYTHON=python3.12" >&2; exit 1; }
-	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
-		echo "$(PYTHON) lacks the venv module. On Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
-	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || $(PYTHON) -m venv --clear .venv
+define environment
+@command -v $(PYTHON) >/dev/null || { \
+	echo "$(PYTHON) is not on the path. Headway needs Python 3.11 or later: install it, or name one: make PYTHON=python3.12" >&2; exit 1; }
+@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	echo "$(PYTHON) is $$($(PYTHON) -V 2>&1); Headway needs Python 3.11 or later: install one and name it: make PYTHON=python3.12" >&2; exit 1; }
+@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	echo "$(PYTHON) lacks the venv module. On Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || $(PYTHON) -m venv --clear .venv
+endef
+
+# Most modules of what is installed are never imported, and Python compiles those that are: a third less disk, half the time.
+.venv/.ready-serve: requirements-serve.lock pyproject.toml
+	$(environment)
+	@echo "Setting up .venv from requirements-serve.lock …"
+	@$(INSTALL) --no-compile -r requirements-serve.lock
+	@$(EDITABLE)
+	@touch $@
+
+# Its lock holds what serving needs, too.
+.venv/.ready: requirements-dev.lock requirements-serve.lock pyproject.toml
+	$(environment)
 	@echo "Setting up .venv from requirements-dev.lock …"
 	@$(INSTALL) -r requirements-dev.lock
-	@$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	@$(EDITABLE)
+	@touch .venv/.ready-serve $@
+
+.venv/.ready-dist: .venv/.ready-serve requirements-dist.lock
+	@echo "Adding requirements-dist.lock …"
+	@$(INSTALL) -r requirements-dist.lock
 	@touch $@
 
 .venv/.ready-bench: .venv/.ready requirements-bench.lock
@@ -128,10 +156,14 @@ clean:
 		-r bench/stand/triton/requirements.lock
 	@touch $@
 
-# Which build of torch fits depends on the machine, so it is pinned in pyproject.toml but not locked by hash: pip
-# takes the CPU build where it is offered one, else the default build with what that needs.
-.venv/.ready-embeddings: .venv/.ready requirements-embeddings.lock
+# Which build of torch fits depends on the machine, so it is pinned in pyproject.toml but not locked by hash. Without a GPU it is
+# the CPU build: where pip is offered one it takes that, else uv, which knows where PyTorch keeps it.
+.venv/.ready-embeddings: .venv/.ready-serve requirements-embeddings.lock
 	@echo "Adding requirements-embeddings.lock and torch …"
 	@$(INSTALL) -r requirements-embeddings.lock
-	@$(PIP) install --quiet "$$(sed -n 's/^embeddings = .*"\(torch==[^"]*\)".*/\1/p' pyproject.toml)"
+	@torch=$(or $(TORCH),$$(sed -n 's/^embeddings = .*"\(torch==[^"]*\)".*/\1/p' pyproject.toml)); \
+	if [ -n "$(TORCH)" ] || nvidia-smi -L >/dev/null 2>&1; then $(PIP) install --quiet "$$torch"; \
+	else $(PIP) install --quiet --no-deps "$$torch+cpu" 2>/dev/null \
+		|| $(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --torch-backend cpu "$$torch" \
+		|| { echo "There is no GPU, and no CPU build of $$torch was found. The default build (5.7 GB): make example-embeddings TORCH=$$torch" >&2; exit 1; }; fi
 	@touch $@

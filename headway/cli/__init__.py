@@ -161,9 +161,9 @@ def _plain(text: str) -> str:
     return re.sub(r"\[(?=[a-zA-Z#/@])", r"\\[", text)
 
 
-def _app(**settings: Any) -> typer.Typer:
+def _app(add_completion: bool = False, **settings: Any) -> typer.Typer:
     return typer.Typer(
-        add_completion=False,
+        add_completion=add_completion,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
         **settings,
@@ -178,18 +178,18 @@ def _show_version(wanted: bool) -> None:
 
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True)
+        bool, typer.Option("--version", "-V", help="Print the version.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
     """Turn single inference requests into full batches for scarce GPUs, and bring each answer back.
 
-    Start with: headway serve examples/emulated_gpu.py:EmulatedGPU
+    Start with a function of your own that takes a list of texts and returns as many: headway serve FILE.py:FUNCTION
     """
 
 
 def build() -> TyperGroup:
     """The whole command line as one command group."""
-    app = _app(no_args_is_help=True)
+    app = _app(add_completion=True, no_args_is_help=True)
     app.callback()(_root)
     group = typer.main.get_command(app)
     assert isinstance(group, TyperGroup)  # noqa: S101 - an app with a callback is a group; for the type checker

@@ -53,17 +53,35 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         assert summary[:30] in shown
 
 
-def test_the_example_in_the_help_can_be_served(capsys: pytest.CaptureFixture[str]) -> None:
-    assert code_of(["--help"]) == 0
-    shown = capsys.readouterr().out
-    [target] = re.findall(r"Start with: headway serve (\S+)", shown)
-    path, _, name = target.partition(":")
-    assert f"class {name}" in (ROOT / path).read_text()
+def test_the_help_names_no_file_that_a_wheel_does_not_have(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in ([], *([name] for name in COMMANDS)):
+        assert code_of([*arguments, "--help"]) == 0
+        assert "examples/" not in capsys.readouterr().out
 
 
-def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert code_of(["--version"]) == 0
+@pytest.mark.parametrize("flag", ["--version", "-V"])
+def test_the_version_is_printed(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert code_of([flag]) == 0
     assert capsys.readouterr().out == f"headway {headway.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("headway se", ["serve"]),
+        ("headway serve --max-batch-s", ["--max-batch-size"]),
+        ("headway dlq re", ["replay"]),
+        ("headway keys create --ten", ["--tenant"]),
+    ],
+)
+def test_a_shell_completes_commands_and_flags(
+    words: str, completed: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("_HEADWAY_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
+    assert code_of([]) == 0
+    assert capsys.readouterr().out.split() == completed
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -1,0 +1,105 @@
+"""Code blocks of a page, and the commands in them with what the page shows of their output."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import headway
+
+ROOT = Path(headway.__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "docs" / "benchmarks" / "README.md"]
+SHELL = frozenset(("sh", "bash", "console", "shell"))
+
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+_PROMPT = re.compile(r"^(?P<host>[\w-]*)\$ (?P<text>.*)$")
+_COMMENT = re.compile(r"\s+#\s.*$")
+_TOOL = re.compile(r"^(make|headway|pip|python|curl)\b|^[\w-]*\$ ")
+_FILE = re.compile(r"^(?:#|//) (\S+\.\w+)$")
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block.
+
+    Attributes:
+        page: path of the page, from the root of the project.
+        line: line number of its fence.
+        language: word after the fence, or empty.
+    """
+
+    page: str
+    line: int
+    language: str
+    text: str
+
+    @property
+    def is_shell(self) -> bool:
+        """Whether it holds commands. A block without a language does when it begins with one."""
+        return self.language in SHELL or (not self.language and bool(_TOOL.match(self.text)))
+
+    @property
+    def file(self) -> str | None:
+        """Name of the file that it is, which its first line tells as a comment."""
+        named = _FILE.match(self.text.partition("\n")[0])
+        return named[1] if named and not self.is_shell else None
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command of a page.
+
+    Attributes:
+        host: host before the prompt, or empty.
+        text: as it is typed, on one line unless it is a script.
+        shown: lines that the page shows below it.
+    """
+
+    page: str
+    line: int
+    host: str
+    text: str
+    shown: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}: {self.text}"
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    """Every fenced block of a page, in order."""
+    text = page.read_text(encoding="utf-8")
+    for found in _BLOCK.finditer(text):
+        yield Block(str(page.relative_to(ROOT)), text.count("\n", 0, found.start()) + 1, found[1], found[2])
+
+
+def commands(block: Block) -> list[Command]:
+    """The commands of a block of shell. With prompts, all other lines are output; without, each line is a command.
+
+    A line that ends with a backslash goes on in the next one, and so does a function or a loop until its end.
+    """
+    lines = block.text.splitlines()
+    if not any(_PROMPT.match(line) for line in lines):
+        return [
+            Command(block.page, block.line + 1 + at, "", text) for at, text in _joined(lines) if text and text[0] != "#"
+        ]
+    found: list[tuple[int, str, str, list[str]]] = []
+    for at, line in enumerate(lines):
+        if prompt := _PROMPT.match(line):
+            found.append((block.line + 1 + at, prompt["host"], _COMMENT.sub("", prompt["text"]), []))
+        elif found:
+            found[-1][3].append(line)
+    return [Command(block.page, line, host, text, tuple(shown)) for line, host, text, shown in found]
+
+
+def _joined(lines: list[str]) -> Iterator[tuple[int, str]]:
+    """Number and text of each command of lines without prompts."""
+    begun, whole = 0, ""
+    for at, line in enumerate(lines):
+        bare = _COMMENT.sub("", line).rstrip()
+        begun = begun if whole else at
+        whole = f"{whole[:-1]}{bare.lstrip()}" if whole.endswith("\\") else f"{whole}\n{bare}".lstrip("\n")
+        if not whole.endswith("\\") and len(re.findall(r"\bdo\b", whole)) == len(re.findall(r"\bdone\b", whole)):
+            yield begun, whole
+            whole = ""

@@ -1,0 +1,54 @@
+"""Commands that are parsed, and not run: `headway` by its own command line, anything else by the shell."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from typing import Any
+
+from typer.core import TyperGroup
+
+from headway.cli import build
+from headway.config import FIELDS, load
+
+_ASSIGNED = re.compile(r"^\w+=")
+_STOPS = frozenset(("&", "|", ";", "&&", ">", "2>", ">>", "2>>"))
+
+
+def parse(text: str) -> None:
+    """Raise what is wrong with a command: a flag there is not, a value that a setting does not take, shell that is none."""
+    words = shlex.split(text, comments=True)
+    while words and _ASSIGNED.match(words[0]):
+        words.pop(0)
+    if words[:1] != ["headway"]:
+        subprocess.run(["bash", "-n", "-c", text], check=True, capture_output=True, timeout=30)
+        return
+    stop = next((at for at, word in enumerate(words) if word in _STOPS), len(words))
+    parse_headway(words[1:stop])
+
+
+def parse_headway(arguments: list[str]) -> None:
+    """Raise what is wrong with the arguments of `headway`."""
+    context = _context(arguments)
+    load({name: value for name, value in context.params.items() if name in FIELDS}, environ={})
+
+
+def unknown_flags(arguments: list[str]) -> set[str]:
+    """Flags among the arguments of `headway` that their command does not have."""
+    named = [word for word in arguments if word.startswith("--")]
+    command = _context([word for word in arguments if word not in named], resilient=True).command
+    known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    return {flag.partition("=")[0] for flag in named} - known
+
+
+def _context(arguments: list[str], resilient: bool = False) -> Any:
+    """Context of the innermost command that arguments name."""
+    context: Any = build().make_context("headway", list(arguments), resilient_parsing=resilient)
+    while isinstance(group := context.command, TyperGroup):
+        rest = [*context._protected_args, *context.args]
+        command = group.get_command(context, rest[0]) if rest else None
+        if command is None:
+            break
+        context = command.make_context(rest[0], rest[1:], parent=context, resilient_parsing=resilient)
+    return context

@@ -1,0 +1,219 @@
+"""One reader of one page: a folder, a shell's state, and what he has started.
+
+Each address and port of the documents stands for one of this run: `10.0.0.N` for `127.0.0.1N`, and each port for one that is
+free. What comes back is read with the addresses and ports of the documents again.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+from tests.docs.answers import missing
+from tests.docs.pages import ROOT, Block, Command
+from tests.e2e.client import wait_until
+from tests.servers.ports import Port
+from tests.servers.reaper import the_reaper
+
+BIN = Path(sys.executable).parent
+PUBLIC, ADMIN = 8000, 9000
+PATIENCE = 60
+UP = re.compile(r"^(Try it:\n.+\n|Ready\.|INFO: +Uvicorn running)", re.MULTILINE)
+_HOST = re.compile(r"\b10\.0\.0\.(\d)\b")
+_ROLE = re.compile(r"\bheadway (serve|gateway|worker|controller)\b")
+_ASKS = re.compile(r"\bheadway (status|top|dlq)\b")
+
+
+class Service:
+    """What a reader has started and what goes on.
+
+    Attributes:
+        output: path of what it has written.
+    """
+
+    def __init__(self, script: str, folder: Path, environ: dict[str, str], output: Path) -> None:
+        self.output = output
+        with output.open("wb") as file:
+            self.process = _started(script, folder, environ, file)
+
+    @property
+    def told(self) -> str:
+        """What it has written so far."""
+        return self.output.read_text(encoding="utf-8", errors="replace")
+
+    def up(self) -> bool:
+        """Whether it has said that it serves, or has ended."""
+        return bool(UP.search(self.told)) or self.process.poll() is not None
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """End it with all that it has started."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, number)
+        self.process.wait(PATIENCE)
+        the_reaper().forget(self.process.pid)
+
+
+class Reader:
+    """Tries the commands of a page one after the other.
+
+    Arguments:
+        folder: working directory at first.
+        installed: `headway` is on the path.
+        home: host of the documents that commands without a host run on.
+
+    Attributes:
+        environ: environment of every command.
+        ids: id on the page to the one that came in its place.
+    """
+
+    def __init__(self, folder: Path, installed: bool = True, home: str = "") -> None:
+        self.folder, self.home = folder, home
+        path = os.environ.get("PATH", os.defpath)
+        bare = os.pathsep.join(part for part in path.split(os.pathsep) if Path(part) != BIN)
+        self.environ = {
+            "PATH": f"{BIN}{os.pathsep}{bare}" if installed else bare,
+            "HOME": str(folder),
+            "COLUMNS": "160",
+        }
+        (folder / ".curlrc").write_text('silent\nwrite-out = "\\n"\n')  # As on a terminal, nearly.
+        self.ids: dict[str, str] = {}
+        self._prelude: list[str] = []
+        self._ports: dict[tuple[str, int], Port] = {}
+        self._services: dict[frozenset[tuple[str, str]], Service] = {}
+        self._edits: list[tuple[str, str]] = []
+        self._foreign: set[int] = set()
+
+    def close(self) -> None:
+        """End what runs."""
+        for service in self._services.values():
+            service.end()
+        for port in self._ports.values():
+            port.close()
+
+    def port(self, number: int, host: str = "") -> int:
+        """Free port that stands for a port of the documents."""
+        key = (host or self.home, number)
+        if key not in self._ports:
+            self._ports[key] = Port()
+        return self._ports[key].number
+
+    def stands_for(self, documented: str, real: str) -> None:
+        """Have `real` stand for a text of the documents in every command."""
+        self._edits.append((documented, real))
+        self._foreign.update(map(int, re.findall(r"(?<=:)\d{4,5}\b", real)))
+
+    def keep(self, block: Block) -> None:
+        """Write the file that a block shows."""
+        if block.file and "/" not in block.file:
+            (self.folder / block.file).write_text(block.text, encoding="utf-8")
+
+    def remember(self, command: Command) -> None:
+        """Run a command that changes the shell's state before every later one."""
+        self._prelude.append(self._real(command.text, command.host))
+
+    def run(self, command: Command, edits: Sequence[tuple[str, str]] = (), compares: bool = True) -> None:
+        """Run a command to its end.
+
+        Raises:
+            AssertionError: it failed and the page shows no error of Headway, or it did not, or did not print what the page shows.
+        """
+        script = self._script(command, edits)
+        with (self.folder / ".output").open("w+b") as file:
+            process = _started(script, self.folder, self.environ, file)
+            ended = process.wait(PATIENCE)
+            the_reaper().forget(process.pid)
+            file.seek(0)
+            came = file.read().decode(errors="replace")
+        if compares:
+            self._compare(command, script, came)
+        fails = any(line.startswith("headway: ") for line in command.shown)
+        assert (ended != 0) == fails, f"{command}\n{script}\nended with code {ended}:\n{came}"
+
+    def start(self, command: Command, edits: Sequence[tuple[str, str]] = ()) -> None:
+        """Start what goes on until it says that it serves; what had its ports before is ended.
+
+        Raises:
+            AssertionError: it ended instead, or did not print what the page shows.
+        """
+        script = self._script(command, edits).removesuffix("&")
+        named = dict(re.findall(r"--(admin-host|admin-port|host|port) (\S+?)(?='|\s|$)", script))
+        used = frozenset(
+            (named.get(f"{kind}host", ""), named[f"{kind}port"]) for kind in ("", "admin-") if f"{kind}port" in named
+        )
+        for ports in [ports for ports in self._services if ports & used]:
+            self._services.pop(ports).end()
+        service = Service(script, self.folder, self.environ, self.folder / f".service-{len(self._services)}")
+        self._services[used] = service
+        wait_until(service.up)
+        assert service.process.poll() is None, f"{command}\n{script}\nended:\n{service.told}"
+        self._compare(command, script, service.told)
+
+    def _compare(self, command: Command, script: str, came: str) -> None:
+        told = self._documented(came)
+        line = missing(command.shown, told, self.ids)
+        assert line is None, f"{command}\nThe page shows:\n{line}\nWhat came of\n{script}\nis:\n{told}"
+
+    def _script(self, command: Command, edits: Sequence[tuple[str, str]]) -> str:
+        text = command.text
+        for documented, real in edits:
+            assert documented in text, f"{command}: {documented!r} is to be replaced in it"
+            text = text.replace(documented, real)
+        return "\n".join([*self._prelude, self._real(text, command.host)])
+
+    def _real(self, text: str, host: str) -> str:
+        """A command with what stands for the documents' addresses, ports and ids."""
+        for documented, real in self._edits:
+            text = text.replace(documented, real)
+        for documented, real in self.ids.items():
+            text = text.replace(documented, real)
+        text = _HOST.sub(r"127.0.0.1\1", text)
+        text = re.sub(r"(?<=:)(\d{4,5})\b", lambda at: str(self._known(int(at[1]), host)), text)
+        text = re.sub(r"(--(?:admin-)?port )(\d+)", lambda at: f"{at[1]}{self.port(int(at[2]), host)}", text)
+        if role := _ROLE.search(text):
+            added = "" if "--admin-port" in text else f" --admin-port {self.port(ADMIN, host)}"
+            if role[1] in ("serve", "gateway") and not re.search(r" --port\b", text):
+                added += f" --port {self.port(PUBLIC)}"
+            text = re.sub(r"(\s*&)?$", lambda end: f"{added}{end[0]}", text, count=1)
+        return _ASKS.sub(rf"HEADWAY_ADMIN=http://127.0.0.1:{self.port(ADMIN, host)} \g<0>", text)
+
+    def _known(self, number: int, host: str) -> int:
+        """What stands for a port; a number that is none of the documents' stays."""
+        known = self._foreign.union(port.number for port in self._ports.values())
+        return number if number in known else self.port(number, host if number >= ADMIN else "")
+
+    def _documented(self, text: str) -> str:
+        """An output with the documents' addresses and ports again."""
+        real = {str(port.number): str(number) for (_, number), port in self._ports.items()}
+        text = re.sub(r"\b\d{4,5}\b", lambda at: real.get(at[0], at[0]), text)
+        for documented, stood in self._edits:
+            text = text.replace(stood, documented)
+        return re.sub(r"\b127\.0\.0\.1(\d)\b", r"10.0.0.\1", text)
+
+
+def _started(script: str, folder: Path, environ: dict[str, str], output: IO[bytes]) -> subprocess.Popen[bytes]:
+    """A shell with a script, in a session of its own."""
+    process = subprocess.Popen(
+        ["bash", "-c", script],
+        cwd=folder,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    the_reaper().watch(process.pid)
+    return process
+
+
+def checkout(folder: Path) -> None:
+    """Make a folder look like a checkout whose `.venv` is there."""
+    for path in ROOT.iterdir():
+        if path.name not in (".git", ".venv"):
+            (folder / path.name).symlink_to(path)
+    (folder / ".venv").symlink_to(BIN.parent)

@@ -1,0 +1,114 @@
+"""How each command of the documents is tried: the first row that fits says."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fnmatch import fnmatch
+
+from tests.docs.pages import Command
+
+Edits = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Run it to its end.
+
+    Attributes:
+        edits: texts that are replaced in it first.
+        compares: what the page shows below it must come. Figures of a busy fleet do not, where there is no load.
+    """
+
+    edits: Edits = ()
+    compares: bool = True
+
+
+@dataclass(frozen=True)
+class Start:
+    """Start it, and let it run until something else wants its ports. What the page shows below it must come."""
+
+    edits: Edits = ()
+
+
+@dataclass(frozen=True)
+class Remember:
+    """Run it before each later command: it changes the state of the shell."""
+
+
+@dataclass(frozen=True)
+class Parse:
+    """Have it parsed: `headway` by its own command line, anything else by the shell.
+
+    Attributes:
+        why: why it is not run.
+    """
+
+    why: str
+
+
+How = Run | Start | Remember | Parse
+Row = tuple[str, str, How]
+
+NEEDS_HOSTS = "takes what one machine does not have, and its drill is in tests/e2e"
+ROWS: list[Row] = [
+    # Installing takes the network: what is installed is there already.
+    (
+        "README.md",
+        r"make serve$",
+        Start((("make serve", "make -o .venv/.ready-serve serve ARGS='--port 8000 --admin-port 9000'"),)),
+    ),
+    ("README.md", r"make test$", Parse("it would run this")),
+    ("*", r"make dist$", Parse("it installs from the network; tests/cli/test_wheel.py tries what it makes")),
+    ("*", r"make ", Parse("it takes minutes, and installs from the network")),
+    ("*", r"pip install --require-hashes", Parse("it installs from the network")),
+    ("*", r"pip install --no-deps dist/", Parse("tests/cli/test_wheel.py installs such a wheel")),
+    ("*", r"python3 -m venv ", Parse("it takes seconds, and is Python's own")),
+    ("*", r"\.venv/bin/python bench/", Run()),
+    ("*", r"headway plan ", Parse("it simulates for seconds; tests/simulator/test_commands.py runs it")),
+    ("*", r"headway simulate ", Run((("--duration 20", "--duration 1"),))),
+    ("docs/operations.md", r"headway bench", Parse("it takes nginx in front")),
+    (
+        "docs/fleet.md",
+        r"headway bench",
+        Run((("10.0.0.3:8080", "10.0.0.1:8000"), ("--duration ", "--duration 0.")), compares=False),
+    ),
+    ("*", r"headway bench .* --duration", Run((("--duration ", "--duration 0."),), compares=False)),
+    ("docs/ledger.md", r"headway serve|HEADWAY_LEDGER=", Parse("tests/e2e/test_ledger.py runs both")),
+    ("docs/fleet.md", r"headway worker .* --name extra", Parse("tests/e2e/test_roles.py does")),
+    ("docs/fleet.md", r"old=|admin|offset|written=|for one in|redis-cli ", Parse(NEEDS_HOSTS)),
+    (
+        "docs/operations.md",
+        r"kill \$PID; curl ",
+        Parse("it takes a request in flight: tests/e2e/test_shutdown.py has one"),
+    ),
+    (
+        "docs/guide.md",
+        r"curl .* 'X-Request-Tier: free'",
+        Parse("it takes a queue that is full: tests/e2e/test_tiers.py has one"),
+    ),
+    ("docs/fleet.md", r"export HEADWAY_BROKER='?redis[s+]|headway worker .* --shards", Parse(NEEDS_HOSTS)),
+    (
+        "docs/fleet.md",
+        r"headway gateway --broker",
+        Parse("it takes a server with that fault: tests/redis/test_door.py has each"),
+    ),
+    ("docs/fleet.md", r"headway status$", Run(compares=False)),
+    ("README.md", r"headway worker ", Start((("--workers 8", "--workers 2"),))),
+    ("*", r"openssl ", Run()),
+    ("*", r"\. \S+/activate$|export \w+=|\w+=\S*$", Remember()),
+    ("*", r"(python examples/|headway (serve|gateway|worker|controller) )", Start()),
+    ("*", r"curl |for i in .*; do curl |(EMULATED_BETA_MS=\S+ )?headway |printf ", Run()),
+]
+
+
+def how(command: Command) -> How | None:
+    """How a command is tried, None when no row fits.
+
+    A server that the page shows to refuse its start is run to its end.
+    """
+    for page, pattern, way in ROWS:
+        if fnmatch(command.page, page) and re.match(pattern, command.text):
+            refused = isinstance(way, Start) and any(line.startswith("headway: ") for line in command.shown)
+            return Run(way.edits) if refused and isinstance(way, Start) else way
+    return None

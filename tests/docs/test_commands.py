@@ -1,0 +1,108 @@
+"""Every command of the documents is tried as its reader would, or parsed, and none is left out."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import PAGES, ROOT, Block, Command, blocks, commands
+from tests.docs.parsing import parse, unknown_flags
+from tests.docs.session import Reader, checkout
+from tests.docs.table import Parse, Remember, Run, Start, how
+from tests.servers.redis import RedisServer
+
+SHOUTER = "class Shouter:\n    def __call__(self, inputs: list[str]) -> list[str]:\n        return [*map(str.upper, inputs)]\n"
+UPPER = """
+import os, pathlib
+
+def upper(inputs: list[str]) -> list[str]:
+    if "crash" in inputs:
+        os._exit(3)
+    if "bad" in inputs and not pathlib.Path("mended").exists():
+        raise ValueError("cannot digest this")
+    return [text.upper() for text in inputs]
+"""
+"""What operators meet."""
+GIVEN = {
+    "docs/operations.md": (
+        "headway serve upper.py:upper --workers 2",
+        """curl http://127.0.0.1:8000/v1/inference -d '{"input": "bad"}'""",
+        """curl http://127.0.0.1:8000/v1/inference -d '{"input": "crash", "parameters": {"lang": "de"}}'""",
+        "touch mended",
+    )
+}
+"""What the reader of a page has done before."""
+
+
+def every(page: Path) -> list[tuple[Block, list[Command]]]:
+    return [(block, commands(block) if block.is_shell else []) for block in blocks(page)]
+
+
+def of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+WITH_COMMANDS = [page for page in PAGES if any(found for _, found in every(page))]
+
+
+@pytest.mark.parametrize("page", WITH_COMMANDS, ids=of)
+def test_it_is_said_of_every_command_how_it_is_tried(page: Path) -> None:
+    unsaid = [str(command) for _, found in every(page) for command in found if how(command) is None]
+    assert unsaid == [], "say in ROWS of tests/docs/table.py how they are tried"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=of)
+def test_every_command_within_a_sentence_has_the_flags_that_it_names(page: Path) -> None:
+    prose = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    for text in re.findall(r"`headway ([a-z]+(?: [^`…|]*)?)`", prose):
+        assert unknown_flags(text.split()) == set(), text
+
+
+@pytest.fixture
+def reader(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Reader]:
+    """Reader of the page that the test is about, with what the page takes for granted."""
+    page = of(request.param)
+    checkout(tmp_path)
+    with ExitStack() as stack:
+        it = Reader(tmp_path, installed=page != "README.md", home="store" if page == "docs/fleet.md" else "")
+        stack.callback(it.close)
+        if page == "docs/operations.md":
+            (tmp_path / "targets.py").write_text(SHOUTER)
+            (tmp_path / "upper.py").write_text(UPPER)
+        elif page == "docs/fleet.md":
+            shutil.copy(ROOT / "examples" / "emulated_gpu.py", tmp_path / "model.py")
+        if page in ("docs/fleet.md", "docs/guide.md", "README.md"):
+            users = [
+                line for block in blocks(request.param) for line in block.text.splitlines() if line.startswith("user ")
+            ]
+            server = stack.enter_context(RedisServer("valkey", tmp_path / "redis", *users[1:]))
+            it.stands_for("10.0.0.1:6379", f"127.0.0.1:{server.port}")
+            it.stands_for("127.0.0.1:6379", f"127.0.0.1:{server.port}")
+        for text in GIVEN.get(page, ()):
+            act = it.start if text.startswith("headway serve") else it.run
+            act(Command(page, 0, "", text))
+        yield it
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("reader", "page"), [(page, page) for page in WITH_COMMANDS], ids=map(of, WITH_COMMANDS), indirect=["reader"]
+)
+def test_every_command_does_what_the_page_shows(reader: Reader, page: Path) -> None:
+    for block, found in every(page):
+        reader.keep(block)
+        for command in found:
+            match how(command):
+                case Run(edits, compares):
+                    reader.run(command, edits, compares)
+                case Start(edits):
+                    reader.start(command, edits)
+                case Remember():
+                    reader.remember(command)
+                case Parse():
+                    parse(command.text)

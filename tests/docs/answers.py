@@ -9,7 +9,7 @@ KEY = "hw_live_"
 _ID = r"(?:req_|hw_live_)[\w-]+"
 _TOKEN = re.compile(
     rf"(?P<cut>{_ID}…)|(?P<id>{_ID})|(?P<gap>…)|(?P<date>\b[A-Z][a-z]{{2}}, \d+ [A-Z][a-z]{{2}} \d{{4}})|(?P<zone>\+00:00|\bZ\b)"
-    r"|(?P<host>\b(?:store|gpu-[ab])-\d+(?:-[0-9a-f-]{36})?)|(?P<number>\d(?:[\d.,]*\d)?)|(?P<rule>─+)|(?P<blank>\s+)"
+    r"|(?P<host>\b(?:store|gpu-[ab])-\d+(?:-[0-9a-f-]{36})?)|(?P<number>\d(?:[\d.,]*\d)?)|(?P<rule>─+)|(?P<slot>\b[cg]pu-(?=\d))|(?P<blank>\s+)"
 )
 _ANY = {
     "cut": f"{_ID}.*",
@@ -19,6 +19,7 @@ _ANY = {
     "host": r"[\w.-]+",
     "number": r"\d(?:[\d.,]*\d)?",
     "rule": "─+",
+    "slot": "[cg]pu-",
     "blank": r"\s+",
 }
 

@@ -80,6 +80,7 @@ class Reader:
             "PATH": f"{BIN}{os.pathsep}{bare}" if installed else bare,
             "HOME": str(folder),
             "COLUMNS": "160",
+            "CUDA_VISIBLE_DEVICES": "",
         }
         (folder / ".curlrc").write_text('silent\nwrite-out = "\\n"\n')  # As on a terminal, nearly.
         self.ids: dict[str, str] = {}

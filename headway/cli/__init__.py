@@ -34,6 +34,12 @@ Found = Callable[..., Any] | typer.Typer
 """A command: a function with Typer's annotations, or an app with commands of its own."""
 
 
+def _init() -> Found:
+    from headway.cli.init import init
+
+    return init
+
+
 def _serve() -> Found:
     from headway.cli.serve import serve
 
@@ -111,6 +117,7 @@ COMMANDS: dict[str, tuple[Callable[[], Found], str, str]] = {
     "gateway": (_gateway, "Serve", "Take requests for workers in other processes."),
     "worker": (_worker, "Serve", "Run TARGET for gateways in other processes."),
     "controller": (_controller, "Serve", "Tell the processes what the workers can carry."),
+    "init": (_init, "Serve", "Make a folder with a target, its test and its settings."),
     "check": (_check, "Serve", "Load TARGET, try it in batches, and say what it costs."),
     "status": (_status, "Operate", "Show how a running service is doing."),
     "top": (_top, "Operate", "The same, shown live."),

@@ -1,0 +1,127 @@
+"""`headway init`: a target to start from, with its test and its settings."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headway.errors import HeadwayError
+
+MODEL = '''"""The model that is served: one instance in each worker process."""
+
+from __future__ import annotations
+
+
+class Model:
+    """Counts the words of each text. Put your model in its place."""
+
+    def setup(self, device: str) -> None:
+        """Load what is needed, once in each worker. `device` is the GPU that it may use, or "cpu"."""
+        self.unit = "words"
+
+    def __call__(self, inputs: list[str]) -> list[str | Exception]:
+        """Return as many outputs as there are inputs, in their order.
+
+        An exception in one place refuses that input; one that is raised fails the whole batch.
+        """
+        return [self.one(text) for text in inputs]
+
+    def one(self, text: str) -> str | Exception:
+        words = text.split()
+        return f"{len(words)} {self.unit}" if words else ValueError("the text has no words")
+'''
+
+TEST = '''"""What the model answers, in batches as they are formed in service."""
+
+from __future__ import annotations
+
+from headway.client import RejectedByModel
+from headway.testing import batched
+
+from model import Model
+
+
+def test_each_input_gets_its_own_output() -> None:
+    with batched(Model, max_batch_size=2) as run:
+        assert run.many(["one", "one two", "one two three"]) == ["1 words", "2 words", "3 words"]
+        assert run.batches == [["one", "one two"], ["one two three"]]
+
+
+def test_an_input_that_is_refused_costs_the_others_nothing() -> None:
+    with batched(Model) as run:
+        good, refused = run.many(["one two", ""], return_errors=True)
+        assert good == "2 words"
+        assert isinstance(refused, RejectedByModel)
+
+
+if __name__ == "__main__":
+    test_each_input_gets_its_own_output()
+    test_an_input_that_is_refused_costs_the_others_nothing()
+    print("all right")
+'''
+
+SETTINGS = """\
+# Settings of the commands that are run in this folder. `headway serve --help` lists them all.
+# A flag beats the environment (HEADWAY_MAX_BATCH_SIZE), which beats this file.
+
+model = "{name}"          # name under which it is served
+max_batch_size = 32       # largest batch that the model takes; `headway check model.py:Model` tries it
+# workers = 2             # worker processes, one for each GPU
+# request_timeout_ms = 4000
+"""
+
+NEXT = """\
+Next:
+{enter}  python3 test_model.py                # tries the model in batches; pytest runs it, too
+  headway check model.py:Model         # loads it, and says what a batch costs
+  headway serve model.py:Model         # serves it, and prints a line to try"""
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+
+
+class InitError(HeadwayError):
+    """The files cannot be made."""
+
+
+def init(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Folder to make; its last part names the model.", show_default=False)
+    ],
+) -> None:
+    """Make a folder NAME with a target, a test of it and a settings file to start from.
+
+    headway init shop
+
+    Nothing that is there is overwritten. What to run next is printed.
+
+    Exit codes: 0 done, 1 a file is there already, or the folder cannot be written.
+    """
+    folder = Path(name)
+    model = folder.resolve().name
+    if not _NAME.fullmatch(model):
+        raise InitError(f"NAME {name!r}: the model gets this name, of letters, digits or -_. only. Choose another.")
+    files = {"model.py": MODEL, "test_model.py": TEST, "headway.toml": SETTINGS.replace("{name}", model)}
+    _write(folder, files)
+    typer.echo(f"Made in {name}: {', '.join(files)}")
+    enter = "" if folder.resolve() == Path.cwd() else f"  cd {name}\n"
+    typer.echo(NEXT.format(enter=enter))
+
+
+def _write(folder: Path, files: dict[str, str]) -> None:
+    """Write new files, all or none of them as far as can be seen before."""
+    try:
+        taken = [file for file in files if (folder / file).exists() or (folder / file).is_symlink()]
+        if taken:
+            raise InitError(
+                f"{folder}: {' and '.join(taken)} {'is' if len(taken) == 1 else 'are'} there already; nothing was written. "
+                "Choose another NAME, or move what is there."
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        for file, text in files.items():
+            with (folder / file).open("x", encoding="utf-8") as new:
+                new.write(text)
+    except OSError as exc:
+        raise InitError(f"{exc.filename or folder}: {exc.strerror}. Choose another NAME, or mend that.") from None

@@ -1,11 +1,11 @@
 """A remote batch API to try Headway with: one machine that serves batches over HTTP.
 
     python examples/remote_api.py --port 9100
-    headway serve http://127.0.0.1:9100/batch
+    headway serve http://127.0.0.1:9100/batch --workers 1
 
 POST /batch takes a JSON list of 1 to `--max` strings, or {"inputs": […]}, and answers the texts in capitals in the
-same shape, {"outputs": […]} for the latter. A batch takes `--ms` whatever is in it; `--gpus` run at once, others
-wait, or beyond `--queue` are turned away with 429 and Retry-After.
+same shape, {"outputs": […]} for the latter. A batch takes `--ms` whatever is in it; `--gpus` run at once (ask for as many
+`--workers`), others wait, or beyond `--queue` are turned away with 429 and Retry-After.
 """
 
 from __future__ import annotations

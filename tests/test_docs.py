@@ -105,3 +105,9 @@ def test_every_name_in_a_source_file_that_is_named_exists(page: Path) -> None:
             if not any(re.search(defined, text, re.MULTILINE) for text in texts):
                 missing.append((file, name))
     assert missing == []
+
+
+def test_the_remote_example_runs_as_many_batches_as_it_is_sent() -> None:
+    """A call more than the API has GPUs waits inside it, and makes all of them slower."""
+    [(gpus, workers)] = re.findall(r"remote_api\.py.* --gpus (\d+) .*\n\$ headway serve http\S+ --workers (\d+)", GUIDE)
+    assert gpus == workers

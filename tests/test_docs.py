@@ -21,7 +21,7 @@ GUIDE = (DOCS / "guide.md").read_text(encoding="utf-8")
 OPERATIONS = (DOCS / "operations.md").read_text(encoding="utf-8")
 FLEET = (DOCS / "fleet.md").read_text(encoding="utf-8")
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
-FOREIGN_FLAGS = {"--data-binary", "--no-deps", "--require-hashes"}
+FOREIGN_FLAGS = {"--data-binary", "--gpus", "--no-deps", "--require-hashes"}
 
 
 def test_the_table_of_settings_is_that_of_the_settings() -> None:

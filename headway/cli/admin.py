@@ -75,6 +75,10 @@ class Admin:
         """Answer to a GET, decoded. Raises AdminError, as the methods below do."""
         return self._ask("GET", f"{path}?{urlencode(query)}" if query else path, SHORT)
 
+    def text(self, path: str) -> str:
+        """Answer to a GET that is text, such as the metrics."""
+        return str(self._ask("GET", path, SHORT, json=False))
+
     def delete(self, path: str) -> Any:
         """Answer to a DELETE, decoded; None when it is empty."""
         return self._ask("DELETE", path, SHORT)
@@ -83,7 +87,7 @@ class Admin:
         """Answer to a POST without a body, decoded."""
         return self._ask("POST", path, LONG)
 
-    def _ask(self, method: str, target: str, timeout: float) -> Any:
+    def _ask(self, method: str, target: str, timeout: float, json: bool = True) -> Any:
         connection = self._kind(self._host, self._port, timeout=timeout)
         try:
             connection.request(method, target, headers=self._header)
@@ -95,6 +99,8 @@ class Admin:
             raise AdminError(f"{self._url} does not answer: {why}. {hint}") from None
         finally:
             connection.close()
+        if not json and response.status < 400:
+            return body.decode(errors="replace")
         try:
             answer = msgspec.json.decode(body) if body else None
         except msgspec.DecodeError:

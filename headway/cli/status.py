@@ -3,15 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import typer
 
 from headway.cli.admin import DEFAULT_URL, Admin, AdminError, AdminUrl, AsJson, Token, pretty, table
+from headway.cli.screen import narrowed
 
 _AWAY = 503
+SORTS: dict[str, tuple[str, bool]] = {
+    "WORKER": ("worker_id", False),
+    "STATUS": ("status", False),
+    "BUSY": ("utilisation", True),
+    "IN FLIGHT": ("in_flight", True),
+    "RESTARTS": ("restarts", True),
+}
+"""Columns by which workers can be sorted: the member of an answer, and whether the largest comes first."""
 STALE = 10.0
 """Seconds after which a published capacity is no longer taken for the present one."""
+
+
+class Sort(NamedTuple):
+    """Order of the workers: a column of SORTS, and whether it is turned round."""
+
+    column: str = "WORKER"
+    reverse: bool = False
+
+
+BY_NAME = Sort()
 
 
 def status(admin: AdminUrl = DEFAULT_URL, token: Token = "", json: AsJson = False) -> None:
@@ -50,13 +69,22 @@ def serves(found: dict[str, Any]) -> bool:
     return found["status"] in ("ok", "degraded")
 
 
-def overview(found: dict[str, Any]) -> str:
-    """Answers of an admin port as text for people."""
+def overview(found: dict[str, Any], width: int = 0, sort: Sort = BY_NAME, more: str = "") -> str:
+    """Answers of an admin port as text for people.
+
+    Arguments:
+        found: answers, see `look`.
+        width: columns of the terminal, to which tables are narrowed; 0: as wide as they are.
+        sort: order of the workers.
+        more: text between the summary and the tables.
+    """
     parts = [_summary(found)]
+    if more:
+        parts.append(more)
     if found["broker"] and found["members"]:
-        parts.append(_members(found["members"]))
+        parts.append(_members(found["members"], width))
     if found["workers"]:
-        parts.append(_workers(found["workers"]))
+        parts.append(_workers(found["workers"], width, sort))
     return "\n\n".join(parts)
 
 
@@ -109,7 +137,7 @@ def _capacity(capacity: dict[str, Any]) -> str:
     return f"{capacity['model']}: {meant:.0f} of {most:.0f} inputs/s{sure}, {slots}"
 
 
-def _members(members: Sequence[dict[str, Any]]) -> str:
+def _members(members: Sequence[dict[str, Any]], width: int) -> str:
     head = ("PROCESS", "ROLE", "HOST", "PID", "HELD", "REQUESTS/S", "LEADS", "VERSION", "ADMIN", "SEEN")
     rows = [
         (
@@ -126,10 +154,13 @@ def _members(members: Sequence[dict[str, Any]]) -> str:
         )
         for member in sorted(members, key=lambda member: (member["role"], member["id"]))
     ]
-    return table(head, rows)
+    return table(*narrowed(head, rows, width, ("VERSION", "PID", "ADMIN", "HOST", "LEADS", "ROLE", "SEEN", "HELD")))
 
 
-def _workers(workers: Sequence[dict[str, Any]]) -> str:
+def _workers(workers: Sequence[dict[str, Any]], width: int, sort: Sort) -> str:
+    name, descending = SORTS[sort.column]
+    workers = sorted(workers, key=lambda worker: str(worker["worker_id"]))
+    workers.sort(key=lambda worker: worker[name], reverse=descending is not sort.reverse)
     head = ("WORKER", "MODEL", "STATUS", "BUSY", "IN FLIGHT", "RESTARTS", "PID", "LAST HEARTBEAT")
     rows = [
         (
@@ -142,6 +173,6 @@ def _workers(workers: Sequence[dict[str, Any]]) -> str:
             str(worker["pid"] or "-"),
             worker["last_heartbeat"],
         )
-        for worker in sorted(workers, key=lambda worker: str(worker["worker_id"]))
+        for worker in workers
     ]
-    return table(head, rows)
+    return table(*narrowed(head, rows, width, ("LAST HEARTBEAT", "PID", "MODEL", "RESTARTS", "IN FLIGHT")))

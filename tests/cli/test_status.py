@@ -12,7 +12,7 @@ import pytest
 
 from headway.cli.admin import Admin
 from headway.cli.status import look, overview, serves
-from headway.cli.top import _now
+from headway.cli.top import View
 from tests.cli.command import code_of
 
 HEALTH: dict[str, Any] = {
@@ -73,7 +73,7 @@ class Port:
                 code, content = outer.answers[self.path]
                 self.send_response(code)
                 self.end_headers()
-                self.wfile.write(msgspec.json.encode(content))
+                self.wfile.write(content.encode() if isinstance(content, str) else msgspec.json.encode(content))
 
             def log_message(self, *_: object) -> None: ...
 
@@ -179,11 +179,11 @@ def test_a_process_without_its_broker_says_why(
 
 
 def test_live_a_process_that_is_away_is_told_of_and_waited_for(port: Port) -> None:
-    admin = Admin(port.url, "")
+    view = View(Admin(port.url, ""))
     port.answers["/internal/health"] = (503, {"message": "the broker does not answer"})
-    assert _now(admin) == f"{port.url}: the broker does not answer (503)"
-    port.answers["/internal/health"] = (200, HEALTH)
-    assert _now(admin).startswith("status        ok\n")
+    assert view.now(1.0) == f"{port.url}: the broker does not answer (503)"
+    port.answers |= {"/internal/health": (200, HEALTH), "/metrics": (200, "")}
+    assert view.now(2.0).startswith("status        ok\n")
 
 
 @pytest.mark.parametrize("interval", ["0", "-1", "nan", "soon"])

@@ -96,7 +96,7 @@ def cancelled() -> Failure:
     return Failure(errors.NOT_FOUND, no_task().message, None, CANCELLED)
 
 
-def lateness(waited: float, attempts: int, slots: int, queue_due: bool) -> Failure:
+def lateness(waited: float, attempts: int, slots: int, queue_due: bool, hung: bool = False) -> Failure:
     """Failure of an entry that is too late to be answered.
 
     Arguments:
@@ -104,12 +104,19 @@ def lateness(waited: float, attempts: int, slots: int, queue_due: bool) -> Failu
         attempts: runs so far.
         slots: live GPUs.
         queue_due: whether its queue deadline has passed.
+        hung: whether its last run was ended at the GPU deadline.
     """
     time = f"{waited * 1000:.0f} ms"
+    runs = "1 failed run" if attempts == 1 else f"{attempts} failed runs"
+    if hung and attempts:
+        message = (
+            f"the GPU deadline passed: the model was too slow, and after {time} and {runs} no time is left for another"
+        )
+        return Failure(errors.DEADLINE_EXCEEDED, message, None, "gpu")
     if slots == 0:
         return Failure(errors.NO_WORKERS, f"no healthy worker came up within {time}", 1.0, "no_workers")
     if attempts:
-        message = f"the total deadline passed after {time} and {attempts} failed runs"
+        message = f"the total deadline passed after {time} and {runs}"
         return Failure(errors.DEADLINE_EXCEEDED, message, None, "total")
     which = "the queue deadline passed" if queue_due else "no run would end by the total deadline"
     return Failure(errors.DEADLINE_EXCEEDED, f"{which}: waited {time} for a GPU", None, "queue")

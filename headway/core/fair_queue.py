@@ -51,6 +51,7 @@ class QueuedEntry(msgspec.Struct, eq=False):
         attempts: number of times it has left.
         reservation: its bytes of the room, for as long as it has no outcome.
         round: round of its tier queue in which it is served.
+        hung: whether its last run was ended at the GPU deadline.
         state: QUEUED (waits for its first departure), RUNNING, RETRYING (its batch failed, or was handed back), GONE,
             or FOLLOWS (waits for another's outcome). Queues drop what is no longer QUEUED when they meet it.
     """
@@ -64,6 +65,7 @@ class QueuedEntry(msgspec.Struct, eq=False):
     reservation: object = None
     round: int = 0
     state: int = QUEUED
+    hung: bool = False
 
 
 def queued_at(entry: Entry, now: float) -> QueuedEntry:

@@ -377,9 +377,10 @@ class ModelQueue:
         elif cause not in SEARCHED:
             members = self._paid(members, after.spent, now)
         after.again = len(members)
-        self._run_again(members, cause, Group([], now, FIRST, failures, attempts, alone), departure, rng)
+        hung = cause is Cause.TIMEOUT
+        self._run_again(members, cause, Group([], now, FIRST, failures, attempts, alone, hung=hung), departure, rng)
         for member in (*after.dead, *after.spent, *after.late):
-            member.state = GONE
+            member.state, member.hung = GONE, hung
         return after
 
     def _paid(self, members: list[QueuedEntry], spent: list[QueuedEntry], now: float) -> list[QueuedEntry]:

@@ -59,6 +59,7 @@ class Group:
         caller: caller that owns the quarantine.
         rest: entries beside a half, which hold the culprit if the half does not.
         avoid: a worker that they failed on, and until when others are waited for.
+        hung: whether their last run was ended at the GPU deadline.
     """
 
     members: list[QueuedEntry]
@@ -71,6 +72,7 @@ class Group:
     rest: Group | None = None
     avoid: str = ""
     avoid_until: float = -math.inf
+    hung: bool = False
 
     def open_at(self, worker: str, others: bool) -> float:
         """Instant from which `worker` may take them; where there are others, not at once where they failed."""
@@ -147,10 +149,10 @@ class Suspects:
         rest, alone = None, like.alone
         if len(members) > 1:
             alone, (members, cut) = 0, _cut(members)
-            rest = Group(members[cut:], math.inf, REST, like.failures, like.attempts)
+            rest = Group(members[cut:], math.inf, REST, like.failures, like.attempts, hung=like.hung)
             members = members[:cut]
             self.add(rest)
-        half = Group(members, like.ready_at, HALF, like.failures, like.attempts, alone, rest=rest)
+        half = Group(members, like.ready_at, HALF, like.failures, like.attempts, alone, rest=rest, hung=like.hung)
         half.avoid, half.avoid_until = like.avoid, like.avoid_until
         self.add(half)
 
@@ -243,7 +245,7 @@ class Suspects:
     def _place(self, group: Group, members: Sequence[QueuedEntry]) -> None:
         for member in members:
             member.state = RETRYING
-            member.attempts = group.attempts
+            member.attempts, member.hung = group.attempts, group.hung
             self.of[member] = group
             self.due = min(self.due, last_moment(member))
 

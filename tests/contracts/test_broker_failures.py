@@ -349,3 +349,33 @@ async def test_reap_says_when_it_is_due(harness: Harness) -> None:
     assert 0.0 < await harness.broker.reap() <= 0.03 + 1e-6
     await harness.claim()
     assert 0.0 < await harness.broker.reap() <= 1.0
+
+
+@story
+@pytest.mark.parametrize(("cause", "code", "reason"), [
+    (Cause.TIMEOUT, errors.DEADLINE_EXCEEDED, "gpu"),
+    (Cause.CRASHED, errors.NO_WORKERS, "no_workers"),
+])  # fmt: skip
+async def test_who_has_no_time_left_after_a_run_beyond_the_gpu_deadline_hears_that_the_model_is_too_slow(
+    harness: Harness, cause: Cause, code: str, reason: str
+) -> None:
+    await harness.broker.enqueue([ask(id=id, timeout=4.0) for id in ("a", "b")])
+    await harness.advance(3.0)
+    await harness.broker.release(await harness.claim(), failed(cause))
+    await harness.reaping(1.5)
+    replies = await drained(harness)
+    told = [reply.failure for reply in replies.values() if reply.failure is not None]
+    assert sorted(replies) == ["a", "b"]
+    assert {(failure.code, failure.reason) for failure in told} == {(code, reason)}
+    assert all(("the model was too slow" in failure.message) is (cause is Cause.TIMEOUT) for failure in told)
+
+
+@story
+async def test_who_is_late_when_its_batch_is_killed_hears_that_the_model_is_too_slow(harness: Harness) -> None:
+    await harness.broker.enqueue([ask(id="a", timeout=2.5)])
+    lease = await harness.claim()
+    await harness.advance(2.6)
+    await harness.broker.release(lease, failed(Cause.TIMEOUT))
+    failure = (await drained(harness))["a"].failure
+    assert failure is not None
+    assert (failure.code, failure.reason) == (errors.DEADLINE_EXCEEDED, "gpu")

@@ -109,8 +109,16 @@ class TestLateness:
         )
 
     def test_lateness_after_failed_runs_names_them_as_its_cause(self) -> None:
-        assert failures.lateness(1.5, 1, 1, True) == Failure(
-            errors.DEADLINE_EXCEEDED, "the total deadline passed after 1500 ms and 1 failed runs", None, "total"
+        for attempts, runs in ((1, "1 failed run"), (2, "2 failed runs")):
+            assert failures.lateness(1.5, attempts, 1, True) == Failure(
+                errors.DEADLINE_EXCEEDED, f"the total deadline passed after 1500 ms and {runs}", None, "total"
+            )
+
+    @pytest.mark.parametrize("slots", [0, 1])
+    def test_lateness_after_a_run_beyond_the_gpu_deadline_names_the_model(self, slots: int) -> None:
+        message = "the GPU deadline passed: the model was too slow, and after 4010 ms and 1 failed run no time is left for another"
+        assert failures.lateness(4.01, 1, slots, True, hung=True) == Failure(
+            errors.DEADLINE_EXCEEDED, message, None, "gpu"
         )
 
     @pytest.mark.parametrize(

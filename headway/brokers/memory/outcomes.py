@@ -20,7 +20,7 @@ def reply_to(
 
 def lateness_of(member: QueuedEntry, slots: int, now: float) -> Failure:
     """Failure of an entry that is overdue at instant `now`; `slots` GPUs are live."""
-    return failures.lateness(now - member.arrived, member.attempts, slots, now >= member.queue_due)
+    return failures.lateness(now - member.arrived, member.attempts, slots, now >= member.queue_due, member.hung)
 
 
 def letter_of(member: QueuedEntry, error: str, cause: str, worker: str) -> DeadLetter:

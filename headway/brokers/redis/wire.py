@@ -123,10 +123,21 @@ class WireFailure(msgspec.Struct, frozen=True, array_like=True, gc=False):
     shown: str = ""
 
 
+class WireUnanswered(msgspec.Struct, array_like=True, gc=False):
+    """Entry that got no output: seconds that it waited as text, runs, and how its time passed."""
+
+    key: str
+    waited: str
+    attempts: int
+    queue_due: bool
+    nonce: int
+    hung: bool = False
+
+
 _entry = msgspec.msgpack.Decoder(WireEntry)
 _run = msgspec.msgpack.Decoder(WireRun)
 _failure = msgspec.msgpack.Decoder(WireFailure)
-_lates = msgspec.msgpack.Decoder(list[tuple[str, str, int, bool, int]])
+_unanswered = msgspec.msgpack.Decoder(list[WireUnanswered])
 _passed = msgspec.msgpack.Decoder(list[tuple[str, str, bool, int]])
 _refusals = msgspec.msgpack.Decoder(list[tuple[str, str, int, str, int]])
 _positions = msgspec.msgpack.Decoder(list[int])
@@ -407,16 +418,16 @@ def _failed(fields: Mapping[bytes, bytes], left_at: float, ended_at: float, size
     batch = None if kind == b"late" else batch_failure(read_failure(fields[b"f"]))
     ran = None if batch is None else BatchRun(batch.worker, size, ended_at - left_at, left_at)
     replies = []
-    for key, waited, attempts, queue_due, nonce in _lates.decode(fields[b"d"]):
-        tenant, _, id = key.rpartition("\0")
-        queued = float(waited)
+    for one in _unanswered.decode(fields[b"d"]):
+        tenant, _, id = one.key.rpartition("\0")
+        queued = float(one.waited)
         if batch is None:
-            failure = failures.lateness(queued, attempts, slots, queue_due)
+            failure = failures.lateness(queued, one.attempts, slots, one.queue_due, one.hung)
         elif kind == b"dead":
             failure = failures.death(batch)
         else:
             failure = failures.spent(batch, size)
-        replies.append(Reply(id, tenant, None, failure, ran, queued, attempts, nonce=nonce))
+        replies.append(Reply(id, tenant, None, failure, ran, queued, one.attempts, nonce=one.nonce))
     return replies
 
 

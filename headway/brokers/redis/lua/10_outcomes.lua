@@ -5,11 +5,12 @@ local function worth_of(kind, failure)
   return kind == 'dead' and not BLAMELESS[cmsgpack.unpack(failure)[1]] and VERDICT or 0
 end
 
--- Tell the gateways of entries that got no output. `kind` is late, dead or spent; `failure` is what the batch failed of.
-local function send_failures(s, kind, entries, attempts, left_at, size, failure)
+-- Tell the gateways of entries that got no output. `kind` is late, dead or spent; `failure` is what the batch failed of; `hung` is
+-- whether the last run of those that are late was ended at the GPU deadline.
+local function send_failures(s, kind, entries, attempts, left_at, size, failure, hung)
   local of, shared = {}, {}
   for _, entry in ipairs(entries) do
-    local told = {entry.key, exact((left_at or s.now) - entry.arrived), attempts, s.now >= entry.queue_due, entry.nonce}
+    local told = {entry.key, exact((left_at or s.now) - entry.arrived), attempts, s.now >= entry.queue_due, entry.nonce, hung or false}
     if entry.gateway ~= '' then
       local list = of[entry.gateway]
       if not list then
@@ -127,17 +128,19 @@ local function expire_suspects(s)
   local q, late, gone = s.q, {}, {}
   q.suspects_due = INF
   for _, group in ipairs(suspects.groups(s)) do
-    local there = {}
+    local there, overdue = {}, {}
     for _, entry in ipairs(wanted(s, group.members)) do
       local moment = suspects.last_moment(entry, group.attempts)
       there[entry.member] = true
       if moment <= s.now then
         gone[#gone + 1] = entry.member
-        late[group.attempts] = late[group.attempts] or {}
-        table.insert(late[group.attempts], entry)
+        overdue[#overdue + 1] = entry
       else
         q.suspects_due = math.min(q.suspects_due, moment)
       end
+    end
+    if #overdue > 0 then
+      late[#late + 1] = {entries = overdue, attempts = group.attempts, hung = group.hung}
     end
     for _, member in ipairs(group.members) do
       if not there[member] then
@@ -148,8 +151,8 @@ local function expire_suspects(s)
   for _, member in ipairs(gone) do
     suspects.drop(s, member)
   end
-  for attempts, entries in pairs(late) do
-    send_failures(s, 'late', entries, attempts)
+  for _, one in ipairs(late) do
+    send_failures(s, 'late', one.entries, one.attempts, nil, nil, nil, one.hung)
   end
 end
 

@@ -231,8 +231,9 @@ function fail(s, lease, failure, dice)
   elseif not SEARCHED[cause] then
     entries, spent = paid_for(s, entries)
   end
-  run_again(s, entries, cause, {ready_at = now, failures = lease.failures + 1, attempts = lease.attempts, alone = alone}, lease,
-    dice[1])
+  local hung = cause == 'timeout'
+  run_again(s, entries, cause,
+    {ready_at = now, failures = lease.failures + 1, attempts = lease.attempts, alone = alone, hung = hung or nil}, lease, dice[1])
   for _, entry in ipairs(dead) do
     bury(s, entry.key, lease.attempts, failure)
   end
@@ -242,7 +243,7 @@ function fail(s, lease, failure, dice)
     end
   end
   if #late > 0 then
-    send_failures(s, 'late', late, lease.attempts)
+    send_failures(s, 'late', late, lease.attempts, nil, nil, nil, hung)
   end
   return #entries
 end

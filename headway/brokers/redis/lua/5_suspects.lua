@@ -7,7 +7,7 @@ local GROUP = {FIRST = 0, HALF = 1, QUARANTINE = 2, REST = 3}
 do
 
 local FIELDS = {
-  'members', 'ready_at', 'kind', 'failures', 'attempts', 'alone', 'caller', 'rest', 'avoid', 'avoid_until',
+  'members', 'ready_at', 'kind', 'failures', 'attempts', 'alone', 'caller', 'rest', 'avoid', 'avoid_until', 'hung',
 }
 
 local function flush(s)
@@ -99,6 +99,7 @@ function suspects.add(s, entries, kind, like)
   local group = {
     members = members_of(entries), kind = kind, ready_at = like.ready_at, failures = like.failures, attempts = like.attempts,
     alone = like.alone or 0, caller = '', rest = like.rest or 0, avoid = like.avoid or '', avoid_until = like.avoid_until or -INF,
+    hung = like.hung or nil,
   }
   append(s, group)
   put(s, group, entries)
@@ -200,11 +201,11 @@ function suspects.halve(s, entries, like)
       local into = i <= size and left or right
       into[#into + 1] = entry
     end
-    rest = suspects.add(s, right, GROUP.REST, {ready_at = INF, failures = like.failures, attempts = like.attempts}).id
+    rest = suspects.add(s, right, GROUP.REST, {ready_at = INF, failures = like.failures, attempts = like.attempts, hung = like.hung}).id
     entries, alone = left, 0
   end
   suspects.add(s, entries, GROUP.HALF, {ready_at = like.ready_at, failures = like.failures, attempts = like.attempts, alone = alone,
-    rest = rest, avoid = like.avoid, avoid_until = like.avoid_until})
+    rest = rest, avoid = like.avoid, avoid_until = like.avoid_until, hung = like.hung})
 end
 
 local function find_group(s, id)

@@ -27,7 +27,7 @@ from headway.brokers.redis.broker import RedisBroker
 from headway.brokers.redis.connection import RedisConnection
 from headway.core import policies
 from headway.core.health import HEARTBEAT_EVERY
-from headway.core.queue import QueueLimits
+from headway.core.queue_limits import QueueLimits
 from headway.errors import BrokerUnavailable
 from headway.model import Entry, ItemResult, NoWork, Slot, WorkerInfo, WorkerStatus
 from headway.runtime.counters import Counters

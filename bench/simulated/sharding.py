@@ -33,7 +33,8 @@ from bench.stand.findings import Findings
 from headway.core import policies, shards
 from headway.core.batch import Departure
 from headway.core.departure import Hold
-from headway.core.queue import ModelQueue, QueueLimits
+from headway.core.queue import ModelQueue
+from headway.core.queue_limits import QueueLimits
 from headway.model import Entry
 from headway.simulator.engine import Choose, simulate
 from headway.simulator.record import Record

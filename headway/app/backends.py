@@ -170,7 +170,7 @@ def make_pool(
         breaker = one_breaker or Breaker(BREAKER_THRESHOLD, BREAKER_COOLDOWN)
         plan = SlotPlan(settings, name(settings, target, devices, index), devices.of(index), breaker, guard)
         return Batcher(
-            Slot(plan.name, settings.model, settings.max_batch_size),
+            Slot(plan.name, settings.model, settings.max_batch_size, settings.max_batch_weight),
             partial(make_backend, target, plan),
             broker,
             policy,

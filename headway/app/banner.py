@@ -49,7 +49,7 @@ def _lines(
         shards = "" if settings.shards == 1 else f" in {settings.shards} shards"
         yield f"  broker   {settings.broker_shown}   keys {settings.broker_prefix}:…{shards}"
     if target is not None:
-        yield f"  batches  up to {settings.max_batch_size}, policy {settings.policy}{_wait(settings)}; {_slots(settings, target)}"
+        yield f"  batches  up to {settings.max_batch_size}{_weight(settings)}, policy {settings.policy}{_wait(settings)}; {_slots(settings, target)}"
         if devices.ids:
             yield f"  devices  {_devices(settings, target, devices)}"
     if parts.gateway:
@@ -71,6 +71,12 @@ def _lines(
     if parts.controller:
         yield f"  capacity {settings.target_utilisation:.0%} of what the healthy workers were measured to do"
     yield READY
+
+
+def _weight(settings: Settings) -> str:
+    """The bound on a batch's weight, if there is one."""
+    what = "characters" if settings.weight == "chars" else settings.weight
+    return f" and {settings.max_batch_weight} {what}" if settings.max_batch_weight else ""
 
 
 def _host(host: str) -> str:

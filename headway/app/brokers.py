@@ -12,7 +12,7 @@ from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.brokers.memory.fleet import MemoryFleet
 from headway.config import Settings
 from headway.config.broker import SCHEMES
-from headway.core.queue import QueueLimits
+from headway.core.queue_limits import QueueLimits
 from headway.core.retention import KeptLimits
 from headway.errors import SettingError
 from headway.ports import Broker, DeadLetters, Fleet
@@ -119,6 +119,7 @@ def _models(settings: Settings) -> dict[str, QueueLimits]:
             reserved_share=settings.reserved_share,
             max_queue=settings.max_queue,
             shed_at=settings.shed_at,
+            max_weight=settings.max_batch_weight,
         )
     }
 

@@ -216,6 +216,7 @@ def _member(settings: Settings, role: Role, made: Components, admin_port: int) -
             "tiers": ",".join(settings.tier_names),
             "kept-mb": f"{settings.kept_mb:g}",
             "kept-tenant-mb": f"{settings.kept_tenant_mb:g}",
+            "max-batch-weight": str(settings.max_batch_weight),
         },
     )
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 REMOTE_FORMATS = ("list", "inputs")
+WEIGHTS = ("chars",)
 CONTROL_CHARS = ("keep", "strip", "refuse")
 
 MAX_REQUEST_TIMEOUT_MS = 600_000.0
@@ -32,6 +33,7 @@ MAX_REQUEST_TIMEOUT_MS = 600_000.0
 MAX_BATCH = 4096
 """Most inputs of one batch."""
 MOST_WORKERS = 256
+MOST_WEIGHT = 2_000_000_000
 
 
 def is_loopback(host: str) -> bool:
@@ -220,6 +222,7 @@ def _target_arguments(settings: Settings) -> None:
 
 
 IDLE_WITHOUT = {
+    "weight": "max_batch_weight",
     "cache_ttl_s": "cache",
     "fallback": "broker",
     "fallback_concurrency": "fallback",
@@ -268,6 +271,7 @@ CHECKS: tuple[Callable[[Settings], None], ...] = (
     _between("fallback_concurrency", 1, 256),
     _between("target_utilisation", 0.1, 1),
     _between("max_batch_size", 1, MAX_BATCH),
+    _between("max_batch_weight", 0, MOST_WEIGHT),
     _between("max_wait_ms", 0, MAX_REQUEST_TIMEOUT_MS),
     _between("queue_timeout_ms", 1, MAX_REQUEST_TIMEOUT_MS),
     _between("gpu_timeout_ms", 1, MAX_REQUEST_TIMEOUT_MS),
@@ -302,6 +306,7 @@ CHECKS: tuple[Callable[[Settings], None], ...] = (
     _between("max_parameters", 0, 10_000),
     _one_of("control_chars", CONTROL_CHARS),
     _one_of("policy", policies.NAMES),
+    _one_of("weight", WEIGHTS),
     _one_of("log_level", LOG_LEVELS),
     _one_of("remote_format", REMOTE_FORMATS),
     _made_of("model", *_NAME),

@@ -109,6 +109,13 @@ class Settings:
     recycle_after_s: float = _setting(0.0, _WORKERS, "Replace a worker after this age; 0: never.", "s")
 
     max_batch_size: int = _setting(32, _BATCHING, "Largest batch the target takes.", "inputs")
+    max_batch_weight: int = _setting(
+        0,
+        _BATCHING,
+        "Most weight of a batch, beside its number of inputs; an input heavier than that runs alone; 0: inputs are not "
+        "weighed.",
+    )
+    weight: str = _setting("chars", _BATCHING, "What an input weighs: chars, its number of characters.")
     max_wait_ms: float | None = _setting(
         None,
         _BATCHING,

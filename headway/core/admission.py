@@ -47,7 +47,8 @@ class AdmissionLimits:
     """Figures by which entries are admitted, made anew from time to time.
 
     Attributes:
-        drains: entries per second that reach each tier, highest first; all 0 when nothing is known yet.
+        drains: size per second that reaches each tier, highest first; all 0 when nothing is known yet. Size is that of
+            `QueueLimits.size`: entries, unless they are weighed.
         batch_seconds: run time in seconds of a full batch that is slower than the mean by one standard deviation.
     """
 
@@ -64,9 +65,9 @@ class AdmissionLimits:
         """Limits from the fleet's drain.
 
         Arguments:
-            drain: entries per second of all GPUs together with full batches.
+            drain: size per second of all GPUs together with full batches.
             batch_seconds: run time in seconds of a full batch that is slower than the mean by one standard deviation.
-            rates: arrivals per second of each tier, highest first.
+            rates: size that arrives per second in each tier, highest first.
             reserved: share of each batch kept for lower tiers, 0 to 1.
         """
         above, drains = 0.0, []
@@ -76,7 +77,7 @@ class AdmissionLimits:
         return cls(tuple(drains), batch_seconds)
 
     def allowed(self, tier: int, entry: Entry) -> float:
-        """Most entries that may be ahead of `entry` in `tier`."""
+        """Most size that may be ahead of `entry` in `tier`."""
         timeout = entry.queue_timeout + self.batch_seconds
         if entry.timeout < timeout:
             timeout = entry.timeout
@@ -86,15 +87,15 @@ class AdmissionLimits:
         return self.drains[tier] * (timeout - self.batch_seconds - margin)
 
     def pace(self, tier: int) -> float:
-        """Entries per second by which the queue ahead of a tier shortens, more than 0 once a batch was measured."""
+        """Size per second by which the queue ahead of a tier shortens, more than 0 once a batch was measured."""
         return max(self.drains[tier], self.drains[0] * LEAST_SHARE)
 
-    def judge(self, ahead: int, first: int, tier: int, entry: Entry) -> Refused | None:
+    def judge(self, ahead: float, first: float, tier: int, entry: Entry) -> Refused | None:
         """Admit (None) or refuse one entry.
 
         Arguments:
-            ahead: entries waiting in its tier and the tiers above.
-            first: entries waiting in the highest tier.
+            ahead: size of what waits in its tier and the tiers above.
+            first: size of what waits in the highest tier.
             tier: index of the entry's tier.
             entry: the entry; only its deadlines count.
         """

@@ -13,9 +13,8 @@ from headway.core.suspects import Group
 class Departure:
     """A batch that has departed.
 
-    `late` are entries that were dropped from it because they could no longer be answered in time. `failures`, `alone`
-    and
-    `rest` are those of the group that it was, as in `core.suspects`. `attempts` counts this run, too.
+    `late` are entries that were dropped from it because they could no longer be answered in time. `size` is its size as
+    `QueueLimits.size` has it. `failures`, `alone` and `rest` are those of the group that it was, as in `core.suspects`. `attempts` counts this run, too.
     """
 
     worker: str
@@ -28,6 +27,7 @@ class Departure:
     alone: int = 0
     rest: Group | None = None
     quarantine: CallerKey | None = None
+    size: float = 0.0
 
 
 @dataclass(slots=True)

@@ -41,7 +41,7 @@ def capacity(
 
 
 def pace(load: Load) -> float:
-    """Entries per second that one slot does in full batches; 0 as long as no batch was measured.
+    """Entries of mean size per second that one slot does in full batches; 0 as long as no batch was measured.
 
     As for admission, the line is believed up to REACH times the largest batch seen, and level from there: two small
     batches, one of them slow by accident, would else foretell a capacity of next to nothing, and a throttle that goes by
@@ -49,4 +49,4 @@ def pace(load: Load) -> float:
     """
     size = min(load.max_batch, load.largest * REACH) if load.largest > 0.0 else load.max_batch
     seconds = load.alpha + load.beta * size
-    return load.max_batch / seconds if seconds > 0.0 else 0.0
+    return load.max_batch / (seconds * load.entry_size) if seconds > 0.0 else 0.0

@@ -35,15 +35,16 @@ class Load:
     Attributes:
         rate: arrivals in entries per second (λ).
         alpha: fixed part of a batch's time in seconds (α); 0 until a batch was measured.
-        beta: seconds per further entry (β).
+        beta: seconds for each unit of a batch's size (β), as `QueueLimits.size` has it.
         slots: live GPUs (k).
-        max_batch: most entries one batch may hold.
+        max_batch: most entries one batch may hold, which is the size of a full batch.
         depth: entries waiting.
         utilisation: busy share of the slots, 0 to 1.
         wait: recent wait in seconds of the oldest member at departure.
         departures: batches that have left so far.
         deviation: standard deviation in seconds of a batch's time around what α and β predict.
         largest: about the largest batch measured of late; 0 when that is not known.
+        entry_size: mean size of an entry; 1 unless entries are weighed.
     """
 
     rate: float
@@ -57,6 +58,12 @@ class Load:
     departures: int = 0
     deviation: float = 0.0
     largest: float = 0.0
+    entry_size: float = 1.0
+
+    @property
+    def size_rate(self) -> float:
+        """Arrivals in size per second: what uses the GPUs. `rate` tells how soon the next entry comes."""
+        return self.rate * self.entry_size
 
     def batch_seconds(self, size: int) -> float:
         """Expected run time of a batch of `size`, in seconds: ℓ(n) = α + βn."""
@@ -68,7 +75,7 @@ class Rule:
     """Numbers that decide when the next batch leaves.
 
     Attributes:
-        size: entries with which a batch leaves at once.
+        size: size with which a batch leaves at once.
         headway: least seconds between departures; None when the policy does not space them.
         window: most seconds that the oldest member waits; infinite for none.
         rate: expected arrivals per second, for the early test.
@@ -93,11 +100,11 @@ class Rule:
 class QueueSnapshot(msgspec.Struct, frozen=True, gc=False):
     """State of a queue that decides a departure: entries, their oldest, the earliest deadline, the last departure.
 
-    `newest` is the instant of the latest arrival. `schedule` is the instant at which the next batch would leave if all
+    `depth` is the size of all entries together, which is their number unless they are weighed. `newest` is the instant of the latest arrival. `schedule` is the instant at which the next batch would leave if all
     so far had kept the rule's pace.
     """
 
-    depth: int
+    depth: float
     oldest: float
     due: float
     last_departure: float

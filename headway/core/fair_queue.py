@@ -9,7 +9,8 @@ in Serving Large Language Models", OSDI 2024).
 
 A large entry costs as many rounds as it has pages: its tenant's next one goes into the round after those. It is itself
 served by when it begins, not by when it would end, so that one large entry of a tenant that sends little waits no
-longer than a small one (start-time fair queueing: Goyal, Vin and Cheng, SIGCOMM 1996).
+longer than a small one (start-time fair queueing: Goyal, Vin and Cheng, SIGCOMM 1996). Where batches are bounded by weight,
+an entry costs rounds in proportion to its weight, and several light ones of a tenant share a round.
 """
 
 from __future__ import annotations
@@ -31,7 +32,11 @@ PAGE = 4096
 BATCH_PAGES = 256
 """Most pages of a batch for large entries together where several tenants ask; a single entry may have more."""
 LOOKED_AT = 256
-"""Most rounds that are counted one by one to tell what is served before an entry."""
+"""Most rounds that are counted one by one to tell what is served before an entry; most that a weight costs."""
+BATCH_ROUNDS = 32
+"""Most rounds that the weight of a full batch costs."""
+MEAN_WEIGHT = 0.02
+"""Part of the newest arrival in the mean weight of a tier's entries."""
 
 STALE = 64
 """Entries that may stay in a queue after they have left it, before they are swept."""
@@ -48,6 +53,7 @@ class QueuedEntry(msgspec.Struct, eq=False):
         due: instant by which it must be answered.
         queue_due: instant by which it must have left for the first time.
         cost: rounds that it costs its tenant.
+        pages: pages of its input and parameters.
         attempts: number of times it has left.
         reservation: its bytes of the room, for as long as it has no outcome.
         round: round of its tier queue in which it is served.
@@ -60,7 +66,8 @@ class QueuedEntry(msgspec.Struct, eq=False):
     arrived: float
     due: float
     queue_due: float
-    cost: int
+    cost: float
+    pages: int = 1
     attempts: int = 0
     reservation: object = None
     round: int = 0
@@ -68,12 +75,18 @@ class QueuedEntry(msgspec.Struct, eq=False):
     hung: bool = False
 
 
-def queued_at(entry: Entry, now: float) -> QueuedEntry:
-    """An entry that is admitted at instant `now`."""
+def queued_at(entry: Entry, now: float, round_weight: float = 1.0) -> QueuedEntry:
+    """An entry that is admitted at instant `now`, where a round is worth `round_weight`."""
     timeout, queue_timeout = entry.timeout, entry.queue_timeout
-    size = len(entry.input) + len(entry.parameters)
+    length = len(entry.input) + len(entry.parameters)
     queue_due = now + (queue_timeout if queue_timeout < timeout else timeout)
-    return QueuedEntry(entry, now, now + timeout, queue_due, 1 if size <= PAGE else -(-size // PAGE))
+    cost = entry.weight / round_weight
+    if cost > LOOKED_AT:
+        cost = LOOKED_AT
+    if length <= PAGE:
+        return QueuedEntry(entry, now, now + timeout, queue_due, cost)
+    pages = -(-length // PAGE)
+    return QueuedEntry(entry, now, now + timeout, queue_due, cost if cost > pages else pages, pages)
 
 
 def entries_of(members: Sequence[QueuedEntry]) -> tuple[Entry, ...]:
@@ -82,7 +95,13 @@ def entries_of(members: Sequence[QueuedEntry]) -> tuple[Entry, ...]:
 
 
 class TierQueue:
-    """Waiting entries of one tier, fair between tenants. `depth` counts those still queued."""
+    """Waiting entries of one tier, fair between tenants.
+
+    Attributes:
+        depth: number of those still queued.
+        weight: their weight.
+        mean: mean weight of recent arrivals, whether they came in or not; 0 before the first.
+    """
 
     __slots__ = (
         "_arrivals",
@@ -95,6 +114,8 @@ class TierQueue:
         "_to_come",
         "_wide",
         "depth",
+        "mean",
+        "weight",
     )
 
     def __init__(self) -> None:
@@ -108,14 +129,19 @@ class TierQueue:
         """Entries still queued of each round that has not begun."""
         self._to_come = 0
         """Entries still queued of all rounds that have not begun."""
-        self._latest: dict[str, int] = {}
-        """Last round that each tenant's entries cost."""
+        self._latest: dict[str, float] = {}
+        """Rounds up to which each tenant's entries cost; the next begins in the one that is not used up."""
         self._rough = 0
-        """Last round that a large entry has cost: up to there a tenant's entries may be rounds apart."""
+        """Last round that an entry has cost whose cost is not one round.
+
+        Up to there a tenant's entries may be rounds apart, or share one.
+        """
         self._arrivals: deque[QueuedEntry] = deque()
         self._dropped = 0
         """Most entries that may stay in the rounds after they were dropped."""
         self.depth = 0
+        self.weight = 0
+        self.mean = 0.0
 
     def counted(self) -> Counter[str]:
         """Waiting entries by tenant."""
@@ -128,11 +154,14 @@ class TierQueue:
 
     def push(self, queued: QueuedEntry) -> None:
         """Give an entry its place: its tenant's turn in the first round that the tenant is not in yet."""
-        tenant = queued.entry.tenant
-        number = self._latest.get(tenant, 0) + 1
+        tenant, cost = queued.entry.tenant, queued.cost
+        latest = self._latest.get(tenant, 0.0)
+        number = int(latest) + 1
         if number < self._next:
             number = self._next
-        self._latest[tenant] = queued.round = number
+            latest = number - 1
+        queued.round = number
+        self._latest[tenant] = latest = latest + cost
         places = self._rounds.get(number)
         if places is None:
             self._rounds[number] = [queued]
@@ -141,11 +170,11 @@ class TierQueue:
             places.append(queued)
             self._wide[number] += 1
         self._to_come += 1
-        if queued.cost > 1:
-            self._latest[tenant] = last = number + queued.cost - 1
-            self._rough = max(self._rough, last)
+        if cost != 1.0:
+            self._rough = max(self._rough, math.ceil(latest))
         self._arrivals.append(queued)
         self.depth += 1
+        self.weight += queued.entry.weight
 
     def tidy(self) -> None:
         """Let go of entries that have left. Call it after some have."""
@@ -157,33 +186,37 @@ class TierQueue:
 
         It counts what is left of the round being served and, for each round up to the tenant's own, as many as are in
         the first of them. A tenant's entries are in consecutive rounds, so later rounds are no wider. A tenant that
-        floods fills rounds of its own, and is behind few that others are behind. Where large entries have left gaps,
-        rounds are counted one by one.
+        floods fills rounds of its own, and is behind few that others are behind. Where entries cost more or less than a
+        round, rounds are counted one by one.
         """
         begun = self.depth - self._to_come
-        rounds = max(self._latest.get(tenant, 0) + 2 - self._next, 1)
+        rounds = max(int(self._latest.get(tenant, 0.0)) + 2 - self._next, 1)
         if self._rough < self._next:
             return min(self.depth, begun + rounds * self._wide.get(self._next, 0))
         if rounds > LOOKED_AT:
             return self.depth
         return begun + sum(self._wide.get(number, 0) for number in range(self._next, self._next + rounds))
 
-    def pop(self, most: float | None = None) -> QueuedEntry | None:
-        """Take the entry whose turn it is; it is RUNNING from then on. None when it costs more than `most` rounds."""
+    def pop(self, pages: float | None = None, weight: float = math.inf) -> QueuedEntry | None:
+        """Take the entry whose turn it is; it is RUNNING from then on.
+
+        None when it has more than `pages` pages or is heavier than `weight`, where these are given.
+        """
         places = self._round
         while self.depth:
             while places:
                 queued = places.pop()
                 if queued.state == QUEUED:
-                    if most is not None and queued.cost > most:
+                    if pages is not None and (queued.pages > pages or queued.entry.weight > weight):
                         places.append(queued)
                         return None
                     queued.state = RUNNING
                     self.depth -= 1
+                    self.weight -= queued.entry.weight
                     if self.depth == 0:
                         self._start_afresh()
                     return queued
-            if most is not None and self._first().cost > most:
+            if pages is not None and ((first := self._first()).pages > pages or first.entry.weight > weight):
                 return None
             places = self._begin()
         return None
@@ -192,13 +225,14 @@ class TierQueue:
         """Take an entry out of turn, for good; its tenant gets the place back."""
         queued.state = GONE
         tenant = queued.entry.tenant
-        latest = self._latest.get(tenant, 0)
-        if latest >= self._next:
+        latest = self._latest.get(tenant, 0.0)
+        if latest > self._next - 1:
             self._latest[tenant] = latest - queued.cost
         if queued.round >= self._next:
             self._wide[queued.round] -= 1
             self._to_come -= 1
         self.depth -= 1
+        self.weight -= queued.entry.weight
         self._dropped += 1
         if self.depth == 0:
             self._start_afresh()
@@ -297,37 +331,3 @@ class DeadlineQueue:
                 yield heapq.heappop(self._heap)[2]
             else:
                 yield self._line.popleft()
-
-
-def reserved_places(limit: int, share: float) -> int:
-    """Places of a batch of `limit` kept for lower tiers; at least one when a share is set and there is room."""
-    if share <= 0.0 or limit < 2:
-        return 0
-    return max(1, int(limit * share))
-
-
-def turns(tier_queues: Sequence[TierQueue], limit: int, share: float) -> Iterator[TierQueue]:
-    """Tier queue of each next place of the batch, until the batch is full or nothing waits.
-
-    Tiers in order; but when more waits than fits, the last `reserved_places` go to the tiers below the
-    highest one that waits, the longest wait first. The caller pops one entry from each queue it is given.
-    """
-    waiting = [tier_queue for tier_queue in tier_queues if tier_queue.depth]
-    lower = waiting[1:]
-    contended = sum(tier_queue.depth for tier_queue in waiting) > limit
-    kept = min(reserved_places(limit, share), sum(tier_queue.depth for tier_queue in lower)) if contended else 0
-    left = limit - kept
-    for tier_queue in waiting:
-        count = min(left, tier_queue.depth)
-        left -= count
-        for _ in range(count):
-            yield tier_queue
-    for _ in range(kept + left):
-        oldest = [
-            (found.arrived, index)
-            for index, tier_queue in enumerate(lower)
-            if (found := tier_queue.oldest()) is not None
-        ]
-        if not oldest:
-            return
-        yield lower[min(oldest)[1]]

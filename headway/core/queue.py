@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
 
 from headway.core import admission
 from headway.core.admission import MIN_WAIT
@@ -25,6 +24,7 @@ from headway.core.departure import APART, RETRY, Hold, Load, Policy, QueueSnapsh
 from headway.core.fair_queue import (
     BATCH_PAGES,
     GONE,
+    MEAN_WEIGHT,
     QUEUED,
     RETRYING,
     RUNNING,
@@ -32,8 +32,9 @@ from headway.core.fair_queue import (
     QueuedEntry,
     TierQueue,
     queued_at,
-    turns,
 )
+from headway.core.packing import Terms, pack
+from headway.core.queue_limits import QueueLimits
 from headway.core.retry import BLAMED, NEVER_SPLIT, SEARCHED, RetryBudgets, backoff, is_over, stays_whole
 from headway.core.service_model import ArrivalRate, ServiceModel
 from headway.core.suspects import APART_PRICE, FIRST, QUARANTINE, Choice, Group, Suspects
@@ -58,28 +59,6 @@ MIXED_SECONDS = 1.0
 _NOTHING = Choice()
 RULE_AGE = 0.01
 """Seconds after which `wake` asks the policy again rather than go by the rule of the last claim."""
-
-
-@dataclass(frozen=True, slots=True)
-class QueueLimits:
-    """Bounds of a queue.
-
-    They are the number of tiers, the largest batch, the share kept for lower tiers and the most entries waiting. Two
-    depths are those from which the lowest tier is refused, and all tiers but the highest; None for as many as can be
-    served in time.
-    """
-
-    tiers: int
-    max_batch: int
-    reserved_share: float = 0.1
-    max_queue: int = 20_000
-    shed_at: tuple[int, int] | None = None
-
-    def shed(self, tier: int, depth: int) -> int:
-        """Entries by which the queue is too long for one more of a tier; 0 or less when it may come in."""
-        if self.shed_at is None or tier == 0:
-            return 0
-        return depth + 1 - self.shed_at[0 if tier == self.tiers - 1 else 1]
 
 
 class ModelQueue:
@@ -116,6 +95,9 @@ class ModelQueue:
         self._departures = 0
         self._policy: Policy | None = None
         self._limit = limits.max_batch
+        self._weighs = limits.max_weight > 0
+        self._owed = 0.0
+        """Weight that lower tiers did not get of what is kept for them."""
         self._rule = Rule(limits.max_batch)
         self._rule_at = -math.inf
 
@@ -144,7 +126,10 @@ class ModelQueue:
     def offer(self, entry: Entry, now: float) -> QueuedEntry | admission.Refused:
         """Admit an entry, or refuse it."""
         tier = entry.tier
+        tier_queue = self._tier_queues[tier]
         self._rates[tier].observe(1, now)
+        if self._weighs:
+            tier_queue.mean += (entry.weight - tier_queue.mean) * (MEAN_WEIGHT if tier_queue.mean else 1.0)
         if self.culprits.active and self.culprits.rides_apart(caller_of(entry), now):
             return self._offer_apart(entry, now)
         if self._fresh >= self._crowded and self._has_its_share(entry.tenant):
@@ -153,11 +138,12 @@ class ModelQueue:
         if (over := self.limits.shed(tier, self._fresh)) > 0:
             pace = self._gate_now(now).pace(0)
             return admission.Refused(max(over / pace, MIN_WAIT) if pace > 0.0 else UNKNOWN_WAIT, tier_only=True)
-        tier_queue = self._tier_queues[tier]
         if self._fresh:
-            ahead = tier_queue.depth
+            ahead: float = tier_queue.depth
             for above in self._tier_queues[:tier]:
                 ahead += above.depth
+            if self._weighs:
+                ahead = self._size_of(self._tier_queues[: tier + 1])
             if ahead and (refused := self._judged(entry, ahead, now)) is not None:
                 return refused
         self._newest = now
@@ -165,7 +151,7 @@ class ModelQueue:
             if self._last_tenant is not None:
                 self._mixed_at = now
             self._last_tenant = entry.tenant
-        queued = queued_at(entry, now)
+        queued = queued_at(entry, now, self.limits.round_weight)
         tier_queue.push(queued)
         self._due.push(queued)
         self._fresh += 1
@@ -182,9 +168,10 @@ class ModelQueue:
         left, waits = self.limits.max_queue - self._fresh - 1, self._waiting[tenant]
         return left < 0 or (waits > 0 and waits + 1 > GREED * left)
 
-    def _discount(self, queued: QueuedEntry, waits: Counter[str]) -> None:
-        """Note that an entry has left its tier queue."""
-        waits[queued.entry.tenant] -= 1
+    def _discount(self, left: Sequence[QueuedEntry], waits: Counter[str]) -> None:
+        """Note that entries have left their tier queues."""
+        for queued in left:
+            waits[queued.entry.tenant] -= 1
         if self._fresh < self._crowded // 2:  # To count again costs less than to count on.
             self._waiting = None
 
@@ -192,15 +179,15 @@ class ModelQueue:
         """Admit an entry to its caller's quarantine, which gets a share of the GPUs, or refuse it."""
         caller, suspects = caller_of(entry), self._suspects
         quarantine = suspects.quarantine(caller)
-        waiting = len(quarantine.members) if quarantine is not None else 0
+        waiting = self._size(quarantine.members) if quarantine is not None else 0
         if waiting >= QUARANTINE_BATCHES * self.limits.max_batch * self._known_slots:
             pace = self._gate_now(now).pace(entry.tier)
             return admission.Refused(max(1.0 / pace, MIN_WAIT) if pace > 0.0 else UNKNOWN_WAIT, tier_only=False)
         ahead = SEARCH_LOAD * waiting * (suspects.callers + self._tenants()) // suspects.callers
-        refused = self._gate_now(now).judge(ahead, self._tier_queues[0].depth, entry.tier, entry)
+        refused = self._gate_now(now).judge(ahead, self._size_of(self._tier_queues[:1]), entry.tier, entry)
         if refused is not None:
             return refused
-        queued = queued_at(entry, now)
+        queued = queued_at(entry, now, self.limits.round_weight)
         gathered = Group([], now + self.service.seconds(1), QUARANTINE)
         suspects.join(caller, [queued], gathered, self._group_size(caller))
         return queued
@@ -208,25 +195,41 @@ class ModelQueue:
     def _group_size(self, caller: CallerKey) -> int:
         return self.culprits.group_size(caller, self.limits.max_batch)
 
+    def _size(self, members: Sequence[QueuedEntry]) -> float:
+        """Size of these entries together."""
+        if not self._weighs:
+            return len(members)
+        return self.limits.size(len(members), sum(member.entry.weight for member in members))
+
+    def _size_of(self, tier_queues: Sequence[TierQueue]) -> float:
+        """Size of what waits in tier queues."""
+        return self.limits.size(sum(one.depth for one in tier_queues), sum(one.weight for one in tier_queues))
+
     def _tenants(self) -> int:
         """Tenants that have entries in the tier queues."""
         return sum(tier_queue.tenants for tier_queue in self._tier_queues)
 
-    def _judged(self, entry: Entry, ahead: int, now: float) -> admission.Refused | None:
-        """Judge an entry by what waits in its tier and above. If that refuses it, judge it by what is served before it."""
+    def _judged(self, entry: Entry, ahead: float, now: float) -> admission.Refused | None:
+        """Judge an entry by what waits in its tier and above. If that refuses it, judge it by what is served before it.
+
+        What is served before it is counted, and taken to weigh as much on average as all that waits in its tier.
+        """
         gate = self._gate_now(now)
         if ahead < gate.allowed(entry.tier, entry):
             return None
-        tier_queue, first = self._tier_queues[entry.tier], self._tier_queues[0].depth
+        tier_queue, first = self._tier_queues[entry.tier], self._size_of(self._tier_queues[:1])
         refused = gate.judge(ahead, first, entry.tier, entry)
         if refused is not None and (served_before := tier_queue.ahead(entry.tenant)) < tier_queue.depth:
-            refused = gate.judge(ahead - tier_queue.depth + served_before, first, entry.tier, entry)
+            after = tier_queue.depth - served_before
+            ahead -= self.limits.size(after, tier_queue.weight / tier_queue.depth * after)
+            refused = gate.judge(ahead, first, entry.tier, entry)
         return refused
 
     def load(self, now: float) -> Load:
         """Load at instant `now`."""
+        rate = sum(found.at(now) for found in self._rates)
         return Load(
-            rate=sum(rate.at(now) for rate in self._rates),
+            rate=rate,
             alpha=self.service.alpha,
             beta=self.service.beta,
             slots=self.slots,
@@ -237,7 +240,15 @@ class ModelQueue:
             departures=self._departures,
             deviation=self.service.deviation,
             largest=self.service.largest,
+            entry_size=sum(self._size_rates(now)) / rate if self._weighs and rate > 0.0 else 1.0,
         )
+
+    def _size_rates(self, now: float) -> list[float]:
+        """Size that arrives per second in each tier."""
+        rates = [rate.at(now) for rate in self._rates]
+        if not self._weighs:
+            return rates
+        return [rate * self.limits.size(1, queue.mean) for rate, queue in zip(rates, self._tier_queues, strict=True)]
 
     def depart(self, worker: str, limit: int, policy: Policy, now: float) -> Departure | Hold:
         """Take the batch that leaves now for a free GPU, or say until when to hold.
@@ -271,7 +282,7 @@ class ModelQueue:
         self._budgets.earn(member.entry.tenant for member in departure.members)
         if found.turn is not None:
             full = self.service.seconds(self.limits.max_batch)
-            self._suspects.earn(self.service.seconds(len(departure.members)), tenants, full)
+            self._suspects.earn(self.service.seconds(self._size(departure.members)), tenants, full)
         return self._leave(departure, now)
 
     def _price(self, group: Group, now: float) -> float:
@@ -281,12 +292,13 @@ class ModelQueue:
 
     def _depart_apart(self, worker: str, group: Group, limit: int, now: float, price: float = 0.0) -> Departure:
         """Depart with a group, or with as much of it as there is room for."""
+        weight = limit * self.limits.unit
         if group.caller is not None:
             limit = self.culprits.group_size(group.caller, limit)
-        members = self._suspects.take(group, limit)
+        members = self._suspects.take(group, limit, weight)
         if group.kind != FIRST:
             full = self.service.seconds(self.limits.max_batch)
-            self._suspects.pay(group, self.service.seconds(len(members)), full, price)
+            self._suspects.pay(group, self.service.seconds(self._size(members)), full, price)
         reason = APART if group.attempts == 0 and group.kind == QUARANTINE else RETRY
         departure = Departure(worker, members, reason, now)
         departure.failures, departure.attempts = group.failures, group.attempts + 1
@@ -337,13 +349,13 @@ class ModelQueue:
             self._due.tidy()
             self._fresh -= 1
             if self._waiting is not None:
-                self._discount(queued, self._waiting)
+                self._discount([queued], self._waiting)
         queued.state = GONE
 
     def finish(self, departure: Departure, now: float) -> list[QueuedEntry]:
         """End a batch that came back with outputs, and learn from it. Returns the members that are still wanted."""
         wanted = self._arrive(departure, now, GONE)
-        self.service.observe(len(departure.members), now - departure.left_at)
+        self.service.observe(departure.size, now - departure.left_at)
         self._gate_at = -math.inf
         if departure.rest is not None and (rest := self._suspects.let_go(departure.rest)):
             self._suspects.halve(rest, Group([], now, QUARANTINE, departure.failures, departure.attempts - 1))
@@ -431,6 +443,7 @@ class ModelQueue:
         self._busy += 1
         self._departures += 1
         self._gate_at = -math.inf
+        departure.size = self._size(departure.members)
         for member in departure.members:
             member.state = RUNNING
             member.attempts = departure.attempts
@@ -447,49 +460,39 @@ class ModelQueue:
         for tier_queue in self._tier_queues:
             if tier_queue.depth and (first := tier_queue.oldest()) is not None and first.arrived < oldest:
                 oldest = first.arrived
-        return QueueSnapshot(
-            self._fresh, oldest, self._due.earliest(), self.last_departure, self._schedule, self._newest
-        )
+        depth = self._size_of(self._tier_queues) if self._weighs else self._fresh
+        return QueueSnapshot(depth, oldest, self._due.earliest(), self.last_departure, self._schedule, self._newest)
 
     def _gate_now(self, now: float) -> admission.AdmissionLimits:
         if now - self._gate_at > GATE_AGE:
             full = self.service.seconds(self.limits.max_batch)
             drain = self._known_slots * self.limits.max_batch / full if full > 0 else 0.0
             slow = full + self.service.deviation
-            self._gate = admission.AdmissionLimits.of(
-                drain, slow, [r.at(now) for r in self._rates], self.limits.reserved_share
-            )
+            self._gate = admission.AdmissionLimits.of(drain, slow, self._size_rates(now), self.limits.reserved_share)
             self._gate_at = now
         return self._gate
 
     def _pack(self, departure: Departure, limit: int, now: float) -> None:
         """Fill the batch.
 
-        When more waits than fits, no place goes to what cannot be answered in time. Where several tenants ask, large
-        entries get no more of it than BATCH_PAGES, or one entry, since all that ride wait for all their bytes.
+        Where several tenants ask, large entries get no more of it than BATCH_PAGES, or one entry, since all that ride
+        wait for all their bytes.
         """
-        members, tier_queues = departure.members, self._tier_queues
-        hopeless = now + self.service.seconds(limit)
-        pages = BATCH_PAGES if now - self._mixed_at < MIXED_SECONDS else math.inf
-        most: float | None = None
-        while (room := limit - len(members)) > 0 and any(tier_queue.depth for tier_queue in tier_queues):
-            contended = self._fresh > room
-            for tier_queue in turns(tier_queues, room, self.limits.reserved_share):
-                queued = tier_queue.pop(most)
-                if queued is None:
-                    tier_queues = [other for other in tier_queues if other is not tier_queue]
-                    break
-                self._fresh -= 1
-                if self._waiting is not None:
-                    self._discount(queued, self._waiting)
-                if queued.cost > 1 and pages < math.inf:
-                    pages -= queued.cost
-                    most = max(pages, 1.0)
-                if contended and queued.due < hopeless:
-                    queued.state = GONE
-                    departure.late.append(queued)
-                else:
-                    members.append(queued)
+        limits = self.limits
+        terms = Terms(
+            limit,
+            limit * limits.unit,
+            limits.unit,
+            limits.reserved_share,
+            self._owed,
+            BATCH_PAGES if now - self._mixed_at < MIXED_SECONDS else math.inf,
+            now + self.service.seconds(limit),
+        )
+        packed = pack(self._tier_queues, terms)
+        departure.members, departure.late, self._owed = packed.members, packed.late, packed.owed
+        self._fresh -= len(packed.members) + len(packed.late)
+        if self._waiting is not None:
+            self._discount([*packed.members, *packed.late], self._waiting)
         self._due.tidy()
         for tier_queue in self._tier_queues:
             tier_queue.tidy()

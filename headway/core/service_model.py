@@ -35,7 +35,7 @@ class ServiceModel:
 
     Attributes:
         alpha: fixed part in seconds.
-        beta: seconds per entry.
+        beta: seconds for each unit of size, which is an entry unless entries are weighed.
         deviation: standard deviation in seconds of the run times around the line. It is taken from their mean
             distance, which one stray batch sways far less than it does the mean square (Jacobson, "Congestion
             avoidance and control", SIGCOMM 1988).
@@ -57,8 +57,8 @@ class ServiceModel:
             for size, seconds in runs:
                 self.observe(size, seconds)
 
-    def observe(self, size: int, seconds: float) -> None:
-        """Learn from one finished batch of `size` entries that held its slot for `seconds`."""
+    def observe(self, size: float, seconds: float) -> None:
+        """Learn from one finished batch of `size` that held its slot for `seconds`."""
         self.largest = max(size, self.largest * DECAY)
         self._w = self._w * DECAY + 1.0
         self._n = self._n * DECAY + size
@@ -75,7 +75,7 @@ class ServiceModel:
         self._off = self._off * DECAY + abs(seconds - self.alpha - self.beta * size)
         self.deviation = NORMAL * self._off / self._w
 
-    def seconds(self, size: int) -> float:
+    def seconds(self, size: float) -> float:
         """Expected run time of a batch of `size`; 0 before the first batch."""
         return self.alpha + self.beta * min(size, self.largest * REACH)
 

@@ -23,7 +23,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import accumulate, islice
 
 from headway.core.culprits import CallerKey, caller_of
 from headway.core.fair_queue import RETRYING, QueuedEntry
@@ -166,8 +166,11 @@ class Suspects:
         del self.groups[rest]
         return members
 
-    def take(self, group: Group, limit: int) -> list[QueuedEntry]:
-        """Take members of a group for one run: all, unless the slot takes fewer."""
+    def take(self, group: Group, limit: int, weight: float = math.inf) -> list[QueuedEntry]:
+        """Take members of a group for one run: all, unless the slot takes fewer, or less weight."""
+        if weight < math.inf:
+            weights = accumulate(member.entry.weight for member in group.members)
+            limit = min(limit, max(1, sum(together <= weight for together in weights)))
         taken, left = group.members[:limit], group.members[limit:]
         for member in taken:
             del self.of[member]

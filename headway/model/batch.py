@@ -14,11 +14,19 @@ WARM_UP = "warm-up"
 
 
 class Slot(msgspec.Struct, frozen=True, gc=False):
-    """A place where one batch at a time can run: one GPU process, or one call to a remote API."""
+    """A place where one batch at a time can run: one GPU process, or one call to a remote API.
+
+    Attributes:
+        worker: id of the worker.
+        model: name of the model that it serves.
+        max_batch: most entries in a batch.
+        max_weight: most weight of a batch; 0 where entries are not weighed.
+    """
 
     worker: str
     model: str
     max_batch: int
+    max_weight: int = 0
 
 
 class Lease(msgspec.Struct, frozen=True, gc=False):
@@ -41,6 +49,14 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
     granted_at: float
     expires_at: float
     time_left: float
+
+    @property
+    def fill(self) -> float:
+        """Share of the largest batch that this one fills, by number or by weight, whichever is more."""
+        slot, fill = self.slot, len(self.entries) / self.slot.max_batch
+        if not slot.max_weight:
+            return fill
+        return max(fill, sum(entry.weight for entry in self.entries) / slot.max_weight)
 
 
 class NoWork(msgspec.Struct, frozen=True, gc=False):

@@ -71,6 +71,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
         digest: digest of what is asked, where the client chose the id; empty elsewhere. The id of a kept task stands
             for what that task asked.
         caller: name of the user on whose behalf the tenant asks or, where there are no keys, a client's address.
+        weight: what it adds to its batch, at least 1; always 1 where batches are not bounded by weight.
     """
 
     id: str
@@ -87,6 +88,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     nonce: int = 0
     digest: bytes = b""
     caller: str = ""
+    weight: int = 1
 
     @property
     def submission(self) -> Submission:

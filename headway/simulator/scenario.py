@@ -11,7 +11,7 @@ from typing import Any
 from headway.config.checks import MAX_BATCH
 from headway.core import policies
 from headway.core.departure import Policy
-from headway.core.queue import QueueLimits
+from headway.core.queue_limits import QueueLimits
 from headway.errors import SettingError
 from headway.simulator.eager import Eager
 

@@ -383,7 +383,7 @@ class Batcher:
         self.figures.ran(seconds)
         counters.batches[model, lease.reason] += 1
         counters.batch_size[model].observe(size)
-        counters.batch_fill[model].observe(size / self.slot.max_batch)
+        counters.batch_fill[model].observe(lease.fill)
         counters.gpu_seconds[model, self.slot.worker].observe(seconds)
 
     async def _started_backend(self, *, fresh: bool) -> Backend:

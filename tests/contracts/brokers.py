@@ -13,6 +13,7 @@ import math
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from headway.brokers.memory.broker import LEASE_SECONDS, QUEUE_BYTES, MemoryBroker
@@ -24,7 +25,7 @@ from headway.brokers.redis.dead_letters import RedisDeadLetters
 from headway.brokers.redis.fleet import RedisFleet
 from headway.core.departure import Load, Policy, Rule
 from headway.core.fair_queue import GONE
-from headway.core.queue import QueueLimits
+from headway.core.queue_limits import QueueLimits
 from headway.core.retention import KeptLimits
 from headway.model import (
     BatchFailure,
@@ -51,8 +52,12 @@ T = TypeVar("T")
 MAX_BATCH = 8
 MAX_QUEUE = 60
 LIMITS = QueueLimits(tiers=3, max_batch=MAX_BATCH, reserved_share=0.25, max_queue=MAX_QUEUE)
+MAX_WEIGHT = 40
+WEIGHED = replace(LIMITS, max_weight=MAX_WEIGHT)
 KEPT_LIMITS = KeptLimits.of(400_000, 100_000)
 MODELS = ("m", "other")
+"""Batches of the other one are bounded by weight, too."""
+QUEUES = {"m": LIMITS, "other": WEIGHED}
 MOST_ATTEMPTS = 3 + int(math.log2(MAX_BATCH))
 """Runs of a batch as a whole, and then one for each halving."""
 
@@ -144,8 +149,7 @@ class MemoryHarness(Harness):
         super().__init__(loop)
         self.dead = DeadLetterBox()
         rng = random.Random(7)
-        models = dict.fromkeys(MODELS, limits)
-        self.broker = MemoryBroker(models, self.dead, Counters(), loop.time, rng.random, KEPT_LIMITS, queue_bytes)
+        self.broker = MemoryBroker(QUEUES, self.dead, Counters(), loop.time, rng.random, KEPT_LIMITS, queue_bytes)
         self._queue_bytes = queue_bytes
         self.fleet = self.fleet_peer = MemoryFleet(loop.time)
 
@@ -175,13 +179,12 @@ class RedisHarness(Harness):
         self._server = server
         self._links = [RedisConnection(server.url, timeout=math.inf, clock=loop.time) for _ in range(2)]
         rng = random.Random(7)
-        models = dict.fromkeys(MODELS, limits)
         self._brokers = [
-            RedisBroker(link, models, Counters(), rng.random, shards, self.lease_seconds, KEPT_LIMITS)
+            RedisBroker(link, QUEUES, Counters(), rng.random, shards, self.lease_seconds, KEPT_LIMITS)
             for link in self._links
         ]
         self.broker = self._brokers[0]
-        self.dead = RedisDeadLetters(self._links[0], models, shards)
+        self.dead = RedisDeadLetters(self._links[0], MODELS, shards)
         self.fleet, self.fleet_peer = (RedisFleet(link) for link in self._links)
         self.run(self._open())
 
@@ -256,12 +259,27 @@ def ask(
     nonce: int = 0,
     digest: bytes = b"",
     caller: str = "",
+    weight: int = 1,
 ) -> Entry:
     """An entry with an id of its own; as patient as can be unless told otherwise."""
     id = f"id-{next(_numbers)}" if id is None else id
     input = f"input of {id}" if input is None else input
     return Entry(
-        id, model, input, tier, tenant, gateway, queue_timeout, timeout, b"", limits, dedup_keys, nonce, digest, caller
+        id,
+        model,
+        input,
+        tier,
+        tenant,
+        gateway,
+        queue_timeout,
+        timeout,
+        b"",
+        limits,
+        dedup_keys,
+        nonce,
+        digest,
+        caller,
+        weight,
     )
 
 

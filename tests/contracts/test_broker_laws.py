@@ -43,8 +43,10 @@ from tests.contracts.brokers import (
     AT_ONCE,
     HARNESSES,
     MAX_BATCH,
+    MAX_WEIGHT,
     MODELS,
     MOST_ATTEMPTS,
+    QUEUES,
     WHEN_FULL,
     Harness,
     ask,
@@ -126,6 +128,7 @@ class BrokerLaws(RuleBasedStateMachine):
         count=st.integers(1, 10),
         queue_timeout=st.sampled_from([0.05, 3.0, 60.0]),
         timeout=st.sampled_from([0.2, 20.0, 100.0]),
+        weight=st.sampled_from([1, 5, 20, MAX_WEIGHT + 1]),
     )
     def enqueue(
         self,
@@ -137,8 +140,9 @@ class BrokerLaws(RuleBasedStateMachine):
         count: int,
         queue_timeout: float,
         timeout: float,
+        weight: int,
     ) -> None:
-        how = {"tenant": tenant, "caller": caller, "tier": tier, "model": model, "gateway": gateway}
+        how = {"tenant": tenant, "caller": caller, "tier": tier, "model": model, "gateway": gateway, "weight": weight}
         ids = [f"id-{next(self.numbers)}" for _ in range(count)]
         entries = [ask(id=id, queue_timeout=queue_timeout, timeout=timeout, **how) for id in ids]  # type: ignore[arg-type]
         for entry, verdict in zip(entries, self.do(self.broker.enqueue(entries)), strict=True):
@@ -242,6 +246,8 @@ class BrokerLaws(RuleBasedStateMachine):
             assert claimed.until is None or claimed.until > now
             return
         assert 1 <= len(claimed.entries) <= limit
+        weight = sum(entry.weight for entry in claimed.entries)
+        assert weight <= limit * QUEUES[model].unit or len(claimed.entries) == 1
         assert claimed.fence > self.last_fence[model]
         self.last_fence[model] = claimed.fence
         keys = tuple(map(key, claimed.entries))

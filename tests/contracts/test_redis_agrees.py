@@ -10,7 +10,7 @@ import asyncio
 import copy
 import math
 import random
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from typing import Any
 
 import pytest
@@ -23,7 +23,8 @@ from headway.core.admission import Refused
 from headway.core.batch import Departure
 from headway.core.departure import Hold, Rule
 from headway.core.fair_queue import PAGE, QueuedEntry
-from headway.core.queue import ModelQueue, QueueLimits
+from headway.core.queue import ModelQueue
+from headway.core.queue_limits import QueueLimits
 from headway.model import BatchFailure, Cause, Entry, ItemResult, WorkerInfo, WorkerStatus
 from headway.runtime.counters import Counters
 from tests.contracts.brokers import Fixed, ask, slot
@@ -31,6 +32,8 @@ from tests.servers.redis import SharedServers
 from tests.virtual_time import ServedLoop
 
 LIMITS = QueueLimits(tiers=3, max_batch=16, reserved_share=0.2, max_queue=120)
+WEIGHED = replace(LIMITS, max_weight=100)
+WEIGHTS = (1, 3, 6, 7, 30, 99, 100, 101, 900)
 STEPS = 120
 SEEDS = range(8)
 
@@ -38,13 +41,14 @@ SEEDS = range(8)
 class Pair:
     """One queue in the server and one here, driven alike."""
 
-    def __init__(self, seed: int, link: RedisConnection, now: Any) -> None:
+    def __init__(self, seed: int, link: RedisConnection, now: Any, limits: QueueLimits = LIMITS) -> None:
         self.rng = random.Random(seed)
+        self.weights = WEIGHTS if limits.max_weight else (1,)
         self.large = [size * PAGE // 2 * "x" for size in (5, 9, 401)] if seed % 2 else []
         self.now = now
-        self.broker = RedisBroker(link, {"m": LIMITS}, Counters(), lambda: 0.5, lease_seconds=1e6)
+        self.broker = RedisBroker(link, {"m": limits}, Counters(), lambda: 0.5, lease_seconds=1e6)
         self.there: Queue = self.broker._queues["m"][0]
-        self.queue = ModelQueue(LIMITS)
+        self.queue = ModelQueue(limits)
         self.known: dict[str, QueuedEntry] = {}
         self.running: list[tuple[Granted, Departure]] = []
         self.idle: set[str] = set()
@@ -66,6 +70,7 @@ class Pair:
                 caller=rng.choice(("", "one", "two")),
                 queue_timeout=rng.choice((0.05, 0.5, 60.0)),
                 timeout=rng.choice((0.3, 2.0, 120.0)),
+                weight=rng.choice(self.weights),
             )
             for _ in range(rng.choice((1, 1, 2, 5, 20)))
         ]
@@ -195,9 +200,11 @@ async def trace(pair: Pair) -> None:
     assert replies == pair.told
 
 
-@pytest.mark.parametrize("kind", ["valkey", "redis"])
+@pytest.mark.parametrize(
+    ("kind", "limits"), [("valkey", LIMITS), ("redis", LIMITS), ("valkey", WEIGHED)], ids=["valkey", "redis", "weighed"]
+)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_random_trace_comes_out_the_same(seed: int, kind: str, servers: SharedServers) -> None:
+def test_a_random_trace_comes_out_the_same(seed: int, kind: str, limits: QueueLimits, servers: SharedServers) -> None:
     server = servers.of(kind)
     with asyncio.Runner(loop_factory=lambda: ServedLoop(server.url)) as runner:
         loop = runner.get_loop()
@@ -205,7 +212,7 @@ def test_a_random_trace_comes_out_the_same(seed: int, kind: str, servers: Shared
 
         async def main() -> None:
             await link.open()
-            pair = Pair(seed, link, loop.time)
+            pair = Pair(seed, link, loop.time, limits)
             try:
                 await trace(pair)
             finally:

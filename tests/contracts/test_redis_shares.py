@@ -18,7 +18,7 @@ from headway.brokers.memory.broker import LEASE_SECONDS, MemoryBroker
 from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.brokers.redis.broker import RedisBroker
 from headway.brokers.redis.connection import RedisConnection
-from headway.core.queue import QueueLimits
+from headway.core.queue_limits import QueueLimits
 from headway.core.retention import KeptLimits
 from headway.model import (
     BatchFailure,

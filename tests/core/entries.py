@@ -15,6 +15,8 @@ def entry(
     gateway: str = "g",
     queue_timeout: float = 2.0,
     timeout: float = 4.0,
+    weight: int = 1,
 ) -> Entry:
     """An entry whose input is its id unless one is given."""
-    return Entry(id, model, id if input is None else input, tier, tenant, gateway, queue_timeout, timeout)
+    text = id if input is None else input
+    return Entry(id, model, text, tier, tenant, gateway, queue_timeout, timeout, weight=weight)

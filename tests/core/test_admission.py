@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from headway.core import policies
 from headway.core.admission import MARGIN_SHARE, MIN_MARGIN, AdmissionLimits, Refused
-from headway.core.queue import ModelQueue, QueueLimits
+from headway.core.queue import ModelQueue
+from headway.core.queue_limits import QueueLimits
 from headway.model import Entry
 from tests.core.entries import entry
 from tests.core.fleet import drive

@@ -22,9 +22,8 @@ from headway.core.fair_queue import (
     QueuedEntry,
     TierQueue,
     queued_at,
-    reserved_places,
-    turns,
 )
+from headway.core.packing import BatchRoom, reserved_places, turns
 from tests.core.entries import entry
 
 TENANTS = st.sampled_from(["a", "b", "c", "d"])
@@ -270,8 +269,10 @@ class TestTurns:
             for number in range(depth):
                 tier_queues[tier].push(queued(f"{tier}-{number}", now=arrived(tier, number)))
         counts = [0] * len(depths)
-        for tier_queue in turns(tier_queues, limit, share):
+        room = BatchRoom(limit)
+        for tier_queue in turns(tier_queues, room, share):
             assert tier_queue.pop() is not None
+            room.count -= 1
             counts[tier_queues.index(tier_queue)] += 1
         assert [tier_queue.depth for tier_queue in tier_queues] == [
             depth - count for depth, count in zip(depths, counts, strict=True)
@@ -327,7 +328,11 @@ class TestTurns:
             for number in range(10):
                 tier_queues[0].push(queued(f"e{batch}-{number}", now=batch + 1.0))
                 tier_queues[1].push(queued(f"p{batch}-{number}", now=batch + 1.0))
-            riders = [taken.entry.id for tier_queue in turns(tier_queues, 10, 0.1) if (taken := tier_queue.pop())]
+            riders, room = [], BatchRoom(10)
+            for tier_queue in turns(tier_queues, room, 0.1):
+                if taken := tier_queue.pop():
+                    riders.append(taken.entry.id)
+                room.count -= 1
             if "patient" in riders:
                 break
         assert batch == 0

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from headway.core.admission import Refused
 from headway.core.budget import GREED
 from headway.core.fair_queue import BATCH_PAGES, LOOKED_AT, PAGE, QueuedEntry, TierQueue, queued_at
-from headway.core.queue import MIXED_SECONDS, ModelQueue, QueueLimits
+from headway.core.queue import MIXED_SECONDS, ModelQueue
+from headway.core.queue_limits import QueueLimits
 from headway.model import Entry
 from tests.core.entries import entry
 from tests.core.test_fair_queue import drain

@@ -17,7 +17,8 @@ from headway.core.policies.paced import headway
 from headway.core.policies.pid import KD, KI, KP, Pid
 from headway.core.policies.table import Table
 from headway.core.policies.window import Window
-from headway.core.queue import ModelQueue, QueueLimits
+from headway.core.queue import ModelQueue
+from headway.core.queue_limits import QueueLimits
 from headway.model import Entry
 from tests.core.entries import entry
 from tests.core.fleet import drive

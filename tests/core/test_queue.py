@@ -10,7 +10,8 @@ from headway.core.admission import Refused
 from headway.core.batch import Departure
 from headway.core.departure import DEADLINE, FULL, HEADWAY, RETRY, Hold, Load, Rule
 from headway.core.fair_queue import GONE, RETRYING, RUNNING, QueuedEntry, entries_of
-from headway.core.queue import MIN_AVOIDANCE, ModelQueue, QueueLimits
+from headway.core.queue import MIN_AVOIDANCE, ModelQueue
+from headway.core.queue_limits import QueueLimits
 from headway.model import Cause
 from tests.core.entries import entry
 

@@ -8,7 +8,8 @@ import pytest
 
 from headway.core.admission import Refused
 from headway.core.fair_queue import STALE, QueuedEntry
-from headway.core.queue import ModelQueue, QueueLimits
+from headway.core.queue import ModelQueue
+from headway.core.queue_limits import QueueLimits
 from tests.core.entries import entry
 from tests.core.test_queue import leave, make, offer
 from tests.core.test_queue_apart import EVIL, apart, measured, of

@@ -9,7 +9,8 @@ import pytest
 
 from headway.core import policies
 from headway.core.departure import Dispatch, Hold, Load, QueueSnapshot, Rule, decide
-from headway.core.queue import ModelQueue, QueueLimits
+from headway.core.queue import ModelQueue
+from headway.core.queue_limits import QueueLimits
 from headway.core.service_model import ServiceModel
 from tests.core.entries import entry
 from tests.core.fleet import Seen, drive

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from headway.core.batch import Departure
 from headway.core.departure import APART, Hold, Rule
 from headway.core.fair_queue import QueuedEntry
-from headway.core.queue import ModelQueue, QueueLimits
+from headway.core.queue import ModelQueue
+from headway.core.queue_limits import QueueLimits
 from headway.core.suspects import APART_PRICE
 from headway.model import Cause
 from tests.contracts.brokers import Fixed

@@ -25,7 +25,7 @@ from headway.brokers.memory.broker import MemoryBroker
 from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.config import Settings
 from headway.core import policies
-from headway.core.queue import QueueLimits
+from headway.core.queue_limits import QueueLimits
 from headway.core.retention import KeptLimits
 from headway.gateway.gateway import Gateway
 from headway.gateway.limiter import Limiter

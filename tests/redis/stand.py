@@ -19,7 +19,7 @@ from headway.brokers.redis import connection as links
 from headway.brokers.redis.broker import RedisBroker
 from headway.brokers.redis.cluster import Cluster
 from headway.brokers.redis.connection import RedisConnection
-from headway.core.queue import QueueLimits
+from headway.core.queue_limits import QueueLimits
 from headway.core.retention import KeptLimits
 from headway.errors import BrokerUnavailable
 from headway.model import ItemResult, Lease, Reply

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from headway.brokers.redis.broker import RedisBroker
-from headway.core.queue import QueueLimits
+from headway.core.queue_limits import QueueLimits
 from headway.model import Entry, EntryState, Failure, ItemResult, Lease, NoWork, Reply, WorkerInfo, WorkerStatus
 from headway.ports import Broker
 from headway.runtime.counters import Counters

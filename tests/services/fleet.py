@@ -12,7 +12,7 @@ from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.config import Settings
 from headway.core import policies
 from headway.core.breaker import Breaker
-from headway.core.queue import QueueLimits
+from headway.core.queue_limits import QueueLimits
 from headway.errors import BrokerUnavailable
 from headway.gateway.fallback import Fallback
 from headway.gateway.gateway import Gateway

@@ -13,7 +13,7 @@ from headway.config import Settings
 from headway.controller.controller import Controller
 from headway.core import policies
 from headway.core.breaker import Breaker
-from headway.core.queue import QueueLimits
+from headway.core.queue_limits import QueueLimits
 from headway.fleet.membership import Membership
 from headway.gateway.capacity_watcher import CapacityWatcher
 from headway.gateway.gateway import Gateway

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from headway.core.queue import QueueLimits
+from headway.core.queue_limits import QueueLimits
 from headway.errors import BrokerUnavailable
 from headway.gateway.outcome_reader import MOST_CALLS, OutcomeReader
 from headway.model import EntryState, Reply

@@ -26,7 +26,8 @@ from headway.core.departure import Hold, Load, Policy
 from headway.core.fair_queue import FOLLOWS, GONE, RUNNING, QueuedEntry, entries_of, queued_at
 from headway.core.health import believed
 from headway.core.memory_room import SMALL, Reservation, Room
-from headway.core.queue import ModelQueue, QueueLimits
+from headway.core.queue import ModelQueue
+from headway.core.queue_limits import QueueLimits
 from headway.core.ratelimit import Book, Over, charge
 from headway.core.retention import KEPT, KeptLimits
 from headway.model import (
@@ -239,10 +240,9 @@ class MemoryBroker:
 
     async def extend(self, lease: Lease) -> bool:
         """See Broker."""
-        if (running := self._running.get(lease.fence)) is None:
-            return False
-        running.expires_at = self._clock() + LEASE_SECONDS
-        return True
+        if running := self._running.get(lease.fence):
+            running.expires_at = self._clock() + LEASE_SECONDS
+        return running is not None
 
     async def withdraw(self, submissions: Sequence[Submission], gateway: str) -> None:
         """See Broker."""

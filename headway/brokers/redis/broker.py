@@ -27,7 +27,7 @@ from headway.brokers.redis.shard_router import ShardRouter
 from headway.core import shards as sharding
 from headway.core.dedup import follower
 from headway.core.departure import Load, Policy
-from headway.core.queue import QueueLimits
+from headway.core.queue_limits import QueueLimits
 from headway.core.retention import KEPT, KeptLimits
 from headway.errors import BrokerUnavailable
 from headway.model import (
@@ -418,8 +418,9 @@ async def _all(*calls: Awaitable[T]) -> list[T]:
 
 def _together(loads: Sequence[Load]) -> Load:
     known = max(loads, key=lambda load: load.departures)
+    rate = sum(load.rate for load in loads)
     return Load(
-        rate=sum(load.rate for load in loads),
+        rate=rate,
         alpha=known.alpha,
         beta=known.beta,
         slots=sum(load.slots for load in loads),
@@ -430,4 +431,5 @@ def _together(loads: Sequence[Load]) -> Load:
         departures=sum(load.departures for load in loads),
         deviation=known.deviation,
         largest=known.largest,
+        entry_size=sum(load.size_rate for load in loads) / rate if rate else 1.0,
     )

@@ -29,7 +29,7 @@ from headway.core import (
 from headway.errors import REJECTED_BY_MODEL
 from headway.model import BatchFailure, Cause
 
-LAYOUT = "headway3"
+LAYOUT = "headway4"
 """Version of what is stored in the server. It changes when releases on either side of a change could not share that."""
 
 RULE_AGE = 0.1
@@ -53,9 +53,10 @@ _FIGURES = (
     "generation", "w", "n", "l", "nn", "nl", "off", "largest", "alpha", "beta", "deviation", "limit", "max_batch",
     "size", "headway", "window", "rule_rate", "service", "pace", "tolerance", "gather", "quiet", "rule_at",
     "coming_until", "armed", "idle", "reaper_until", "swept_at", "latest", "last_tenant", "mixed_at", "counted",
+    "owed",
 )  # fmt: skip
 """Names of a queue's figures in the server besides its entries, each a double."""
-_TIERED = ("depth", "next", "rough", "last_due", "rate_last", "rate_sum", "rate_unseen", "drain")
+_TIERED = ("depth", "weight", "mean", "next", "rough", "last_due", "rate_last", "rate_sum", "rate_unseen", "drain")
 """Names of the figures of each of its tiers."""
 
 _NUMBERS: dict[str, float] = {
@@ -93,6 +94,7 @@ _NUMBERS: dict[str, float] = {
     "PAGE": fair_queue.PAGE,
     "BATCH_PAGES": fair_queue.BATCH_PAGES,
     "LOOKED_AT": fair_queue.LOOKED_AT,
+    "MEAN_WEIGHT": fair_queue.MEAN_WEIGHT,
     "MIXED_SECONDS": queue.MIXED_SECONDS,
     "GREED": budget.GREED,
     "MIN_MARGIN": admission.MIN_MARGIN,

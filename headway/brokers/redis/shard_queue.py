@@ -18,7 +18,7 @@ from headway.brokers.redis.rate_limit_cache import RateLimitCache
 from headway.brokers.redis.wakeups import Wakeups
 from headway.core import failures
 from headway.core.departure import Load, Policy, Rule
-from headway.core.queue import QueueLimits
+from headway.core.queue_limits import QueueLimits
 from headway.core.ratelimit import Over
 from headway.core.retention import KeptLimits
 from headway.errors import BrokerUnavailable
@@ -116,6 +116,9 @@ class Queue:
             limits.max_batch,
             limits.reserved_share,
             limits.max_queue,
+            limits.max_weight,
+            limits.unit,
+            limits.round_weight,
             lease_seconds,
         )
         self._shed_at = limits.shed_at

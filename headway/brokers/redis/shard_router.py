@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from headway.brokers.redis.registry import Registry
 from headway.brokers.redis.shard_queue import Queue
 from headway.core import shards as sharding
-from headway.core.queue import QueueLimits
+from headway.core.queue_limits import QueueLimits
 from headway.errors import BrokerUnavailable
 from headway.model import Entry, WorkerInfo, WorkerStatus
 

@@ -92,6 +92,7 @@ class WireEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     dedup_keys: tuple[WireDedupKey, ...] = ()
     nonce: int = 0
     caller: str = ""
+    weight: int = 1
 
 
 class WireReply(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -146,11 +147,11 @@ _member = msgspec.msgpack.Decoder(ProcessInfo)
 _capacity = msgspec.msgpack.Decoder(Capacity)
 encode = msgspec.msgpack.Encoder().encode
 
-_HEAD = struct.Struct(">BHHddd")
+_HEAD = struct.Struct(">BHHdddI")
 _NONCE = struct.Struct(">d")
 _LETTER = struct.Struct(">ddI")
 _STAMP = struct.Struct("<d")
-_LOAD = struct.Struct("<13d")
+_LOAD = struct.Struct("<14d")
 
 
 def key_of(tenant: str, id: str) -> bytes:
@@ -166,9 +167,10 @@ def name_of(tenant: str, id: str, nonce: int) -> bytes:
 
 
 def pack_head(entry: Entry) -> bytes:
-    """Pack what the server needs to queue an entry: tier, lengths of key and tenant, timeouts, nonce, key, gateway."""
+    """Pack what the server needs to queue an entry: tier, lengths, timeouts, nonce, weight, key, gateway."""
     key = key_of(entry.tenant, entry.id)
-    head = _HEAD.pack(entry.tier, len(key), key.rindex(0), entry.queue_timeout, entry.timeout, entry.nonce)
+    weight = entry.weight
+    head = _HEAD.pack(entry.tier, len(key), key.rindex(0), entry.queue_timeout, entry.timeout, entry.nonce, weight)
     return head + key + entry.gateway.encode()
 
 
@@ -191,6 +193,7 @@ def pack_entry(entry: Entry) -> bytes:
             else (),
             entry.nonce,
             entry.caller,
+            entry.weight,
         )
     )
 
@@ -221,6 +224,7 @@ def read_entry(payload: bytes) -> Entry:
         found.nonce,
         b"",
         found.caller,
+        found.weight,
     )
 
 

@@ -47,7 +47,7 @@ def headway(load: Load) -> float:
     if load.slots <= 0 or load.rate * load.alpha / load.slots < WORTH_SPACING:
         return 0.0
     saturated = load.batch_seconds(load.max_batch) / load.slots
-    spare = load.slots - load.beta * load.rate
+    spare = load.slots - load.beta * load.size_rate
     return min(load.alpha / spare, saturated) if spare > 0.0 else saturated
 
 
@@ -62,7 +62,7 @@ class Paced:
         gap = headway(load)
         service = load.batch_seconds(load.max_batch)
         silence = SILENCE / load.rate if gap > 0.0 else 0.0
-        saturated = load.slots > 1 and load.rate * service > SATURATED * load.slots * load.max_batch
+        saturated = load.slots > 1 and load.size_rate * service > SATURATED * load.slots * load.max_batch
         return Rule(
             size=load.max_batch,
             headway=gap,

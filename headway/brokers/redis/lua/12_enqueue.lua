@@ -1,7 +1,7 @@
 -- enqueue: admit entries or refuse them. Arguments after the head: what the gateway has read (its name, the id of the last
 -- stream entry, how many submissions, their names), what counts and is shared (nothing, or the limits, for each entry the
 -- positions of its limits, by position the dedup keys of those that have any, and by position the digests of those whose clients chose the
--- id), then for each entry its head (tier, lengths of the key and its tenant, queue timeout, timeout, nonce, key, gateway) and
+-- id), then for each entry its head (tier, lengths of the key and its tenant, queue timeout, timeout, nonce, weight, key, gateway) and
 -- its payload. Returns the instant, the queue's birth and the headway, packed, for each refused one its position, the wait and why
 -- (0 the queue is too long, 1 this tier's share of it, 2 memory, 3 another submission's, 4 its key was used for another
 -- request, 5 no such task, 8 this input failed alone, from OVER on the position of the limit among its own), and the seconds owed
@@ -11,8 +11,8 @@ do
 
 local ENTRY = 2
 local CONFLICT, CANCELLED, CULPRIT, OVER = 3, 6, 8, 16
-local ENTRY_HEAD = '>BI2I2ddd'
-local ENTRY_HEAD_BYTES = 29
+local ENTRY_HEAD = '>BI2I2dddI4'
+local ENTRY_HEAD_BYTES = 33
 
 -- A gateway is there: nothing of its own is swept away. That is written down now and then.
 local function hear_of(s, gateway)
@@ -86,7 +86,7 @@ local function admit(s, intake, entry, payload, timeouts, shares)
   if s.q.known_until > s.now and culprits.knows(s, entry.key, payload) then
     return CULPRIT, 0
   end
-  observe_arrival(s.q, entry.tier, s.now)
+  observe_arrival(s.q, entry.tier, s.now, entry.weight)
   local apart = s.q.apart > 0 and caller_apart(s, entry.key, payload)
   local wait, shed = admissible(s, intake, entry, timeouts, apart)
   if wait then
@@ -116,15 +116,15 @@ local function enqueue(keys, args, scarce)
   at = at + 1
   local count = (#args - at + 1) / ENTRY
   local names, gateways, seen, refused = {}, {}, {}, {}
-  local tiers, queue_timeouts, timeouts, nonces, tenants = {}, {}, {}, {}, {}
+  local tiers, queue_timeouts, timeouts, nonces, tenants, weights = {}, {}, {}, {}, {}, {}
   local read, sub = struct.unpack, string.sub
   for i = 1, count do
     local head = args[at + (i - 1) * ENTRY]
-    local tier, length, of_tenant, queue_timeout, timeout, nonce = read(ENTRY_HEAD, head)
+    local tier, length, of_tenant, queue_timeout, timeout, nonce, weight = read(ENTRY_HEAD, head)
     names[i] = sub(head, ENTRY_HEAD_BYTES + 1, ENTRY_HEAD_BYTES + length)
     tenants[i] = sub(head, ENTRY_HEAD_BYTES + 1, ENTRY_HEAD_BYTES + of_tenant)
     gateways[i] = sub(head, ENTRY_HEAD_BYTES + length + 1)
-    tiers[i], queue_timeouts[i], timeouts[i], nonces[i] = tier + 1, queue_timeout, timeout, nonce
+    tiers[i], queue_timeouts[i], timeouts[i], nonces[i], weights[i] = tier + 1, queue_timeout, timeout, nonce, weight
   end
   local known = call_each('HMGET', s.prefix .. 'e', names)
   local book, limits_of, shares_of, digests = open_book(s, extras[1]), extras[2], extras[3], extras[4]
@@ -146,7 +146,7 @@ local function enqueue(keys, args, scarce)
         why = CONFLICT
       elseif before == nil then
         if scarce then
-          observe_arrival(s.q, tiers[i], s.now)
+          observe_arrival(s.q, tiers[i], s.now, weights[i])
           why, wait = 2, SCARCE_WAIT
         elseif limits_of[i] then
           why, wait = over_limit(book, limits_of[i])
@@ -157,7 +157,7 @@ local function enqueue(keys, args, scarce)
           local shares = by_id and {by_id, unpack(shares_of[i] or {})} or shares_of[i]
           why, wait = admit(s, intake, {
             key = key, tenant = tenants[i], tier = tiers[i], queue_due = s.now + math.min(queue_timeouts[i], timeouts[i]),
-            due = s.now + timeouts[i], nonce = nonces[i], gateway = gateways[i], shared = shares ~= nil, seq = 0,
+            due = s.now + timeouts[i], nonce = nonces[i], weight = weights[i], gateway = gateways[i], shared = shares ~= nil, seq = 0,
           }, args[at + (i - 1) * ENTRY + 1], {queue_timeouts[i], timeouts[i]}, shares)
           if (not why or why == CULPRIT) and limits_of[i] then
             charge(book, limits_of[i])
@@ -201,7 +201,8 @@ end}
 -- Let go of a live entry: a queued one never reaches a GPU, a running one is not replied to. What others wait for goes on, and
 -- what is the first under a key unless it was `deleted`.
 local function let_go_of(s, entry, key, deleted)
-  entry.key, entry.member = key, member_of(entry.seq, key)
+  entry.key = key
+  entry.member = member_of(entry)
   if entry.shared then
     withdraw(s, entry, deleted)
     return

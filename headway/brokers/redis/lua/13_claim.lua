@@ -20,6 +20,14 @@ local function granted(s, slot, fence, lease, entries)
   return {'lease', as_doubles({s.now, fence, lease.left_at, lease.ends, first_due - s.now}), lease.reason, as_doubles(arrivals), payloads}
 end
 
+local function size_of_batch(s, entries)
+  local weight = 0
+  for _, entry in ipairs(entries) do
+    weight = weight + entry.weight
+  end
+  return size_of(s, #entries, weight)
+end
+
 -- A batch leaves. `group` is the one that it was, if it waited apart.
 local function depart(s, slot, token, entries, reason, group)
   local q, now, members = s.q, s.now, {}
@@ -33,7 +41,7 @@ local function depart(s, slot, token, entries, reason, group)
     members[i] = entry.member
   end
   local lease = {
-    slot = slot, members = members, reason = reason, left_at = now, ends = now + s.lease_seconds,
+    slot = slot, members = members, size = size_of_batch(s, entries), reason = reason, left_at = now, ends = now + s.lease_seconds,
     failures = group and group.failures or 0, attempts = (group and group.attempts or 0) + 1,
     alone = group and group.alone or 0, rest = group and group.rest or 0, caller = group and group.caller or '',
   }
@@ -99,12 +107,21 @@ end
 -- tenants ask, large entries get no more of it than BATCH_PAGES, or one entry.
 local function pack_batch(s, limit)
   local q, entries, late, gone, closed = s.q, {}, {}, {}, {}
-  local hopeless = s.now + batch_seconds(q, limit)
-  s.pages, s.most = s.now - q.mixed_at < MIXED_SECONDS and BATCH_PAGES or INF, INF
-  while q.fresh > 0 and #entries < limit do
-    local room = limit - #entries
-    local contended = q.fresh > room
-    local popped, again = pop_in_turns(s, room, gone, closed)
+  local hopeless, left, owed, promised = s.now + batch_seconds(q, limit), s.most_weight, q.owed, 0
+  local blocked = false
+  local pages = s.now - q.mixed_at < MIXED_SECONDS and BATCH_PAGES or INF
+  s.pages, s.most = pages, INF
+  local top = 1
+  while top < s.tiers and q.depth[top] == 0 do
+    top = top + 1
+  end
+  local before = waiting_weight(s) - q.weight[top]  -- What waits in the tiers below.
+  while q.fresh > 0 and #entries < limit and (left > 0 or #entries == 0) do
+    local room = {count = limit - #entries, weight = left, kept = 0, promised = 0, empty = #entries == 0}
+    local contended = q.fresh > room.count or (waiting_weight(s) > left and (q.fresh > 1 or not room.empty))
+    local popped, again = pop_in_turns(s, room, owed, gone, closed)
+    promised, owed = math.max(promised, room.promised), 0
+    blocked = blocked or (again and again ~= top)
     if #popped == 0 and not again then
       if not next(closed) then
         recount(s)
@@ -116,9 +133,15 @@ local function pack_batch(s, limit)
         late[#late + 1] = entry
       else
         entries[#entries + 1] = entry
+        left = left - entry.weight
       end
     end
+    if #entries == 0 then
+      closed, s.pages, s.most = {}, pages, INF
+    end
   end
+  local below = waiting_weight(s) - q.weight[top]
+  q.owed = (blocked or left <= 0) and math.min(math.max(0, promised - (before - below)), below) or 0
   look_again(s, gone)
   return entries, late
 end
@@ -132,7 +155,7 @@ local function depart_apart(s, slot, token, group, limit, price)
   local reason = kind == GROUP.QUARANTINE and group.attempts == 0 and 'apart' or 'retry'
   local entries = suspects.take(s, group, limit)
   if kind ~= GROUP.FIRST then
-    suspects.pay(s, kind, batch_seconds(q, #entries), batch_seconds(q, q.max_batch), price)
+    suspects.pay(s, kind, batch_seconds(q, size_of_batch(s, entries)), batch_seconds(q, q.max_batch), price)
   end
   local reply = depart(s, slot, token, entries, reason, group)
   ring(s)
@@ -176,6 +199,7 @@ local function claim(keys, args)
   end
   q.max_batch = s.max_batch
   limit = math.min(limit, q.max_batch)
+  s.most_weight = limit * s.unit
   came(s, slot)
   off_watch(s, slot)
   expire(s)
@@ -229,7 +253,7 @@ local function claim(keys, args)
   q.schedule = math.max(q.schedule, now) + q.pace
   earn_retries(s, entries)
   if turn then
-    suspects.earn(s, batch_seconds(q, #entries), tenants, batch_seconds(q, q.max_batch))
+    suspects.earn(s, batch_seconds(q, size_of_batch(s, entries)), tenants, batch_seconds(q, q.max_batch))
   end
   local reply = depart(s, slot, token, entries, reason)
   ring(s)

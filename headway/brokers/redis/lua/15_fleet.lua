@@ -88,10 +88,11 @@ redis.register_function{function_name = VERSION .. '_look', flags = {'allow-oom'
   return {exact(s.now), exact(s.q.born), load_of(s), tiers}
 end}
 
--- glance: the depth, and the slots at home.
+-- glance: the size of what waits, and the slots at home.
 redis.register_function{function_name = VERSION .. '_glance', flags = {'no-writes', 'allow-oom'}, callback = function(keys, args)
-  local q = open(keys, args, true).q
-  return {q.fresh + q.suspects, q.slots}
+  local s = open(keys, args, true)
+  local q = s.q
+  return {math.floor(size_of(s, q.fresh, waiting_weight(s))) + q.suspects, q.slots}
 end}
 
 -- Where an entry stands: 0 not known or at its end, 1 waiting, 2 running. One that follows stands where its original does.

@@ -35,8 +35,8 @@
 --   o:<tenant> zset    dead letters of a tenant: key → its number
 --   oc, ou     zset    tenant → less than nothing of its dead letters, and of their bytes
 --
--- An entry's key is its tenant, a NUL, and its id. A member is an entry's number, in DIGITS hexadecimal digits, and its key;
--- so members sort by arrival. Numbers are never used again: a key that is enqueued anew is a new member. There are more
+-- An entry's key is its tenant, a NUL, and its id. A member is an entry's number and its weight, in DIGITS hexadecimal digits,
+-- and its key; so members sort by arrival. Numbers are never used again: a key that is enqueued anew is a new member. There are more
 -- digits than needed, for a member of 64 bytes or less would let sorted sets be stored as lists, which are searched from
 -- end to end. An entry that went on for others when nobody waited for it itself any more is found by its member instead of
 -- its key, which is free for another.
@@ -60,7 +60,7 @@ local RELATIVE = {
   'oldest', 'last_departure', 'schedule', 'newest', 'gate_at', 'busy_at', 'rule_at', 'coming_until', 'armed',
   'reaper_until', 'swept_at', 'mixed_at',
 }
-local TIER_START = {depth = 0, next = 1, rough = 0, last_due = -INF, rate_last = -INF, rate_sum = 0, rate_unseen = 1, drain = 0}
+local TIER_START = {depth = 0, weight = 0, mean = 0, next = 1, rough = 0, last_due = -INF, rate_last = -INF, rate_sum = 0, rate_unseen = 1, drain = 0}
 
 -- Arguments that every step begins with.
 local CLOCK, SETTINGS = 1, 2
@@ -240,9 +240,10 @@ local function read_settings(text)
   if settings_known >= MOST_SETTINGS then
     settings, settings_known = {}, 0
   end
-  local tiers, max_batch, share, max_queue, lease, shed_last, shed_rest, budgets, limits =
-    string.match(text, '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (.*)$')
+  local tiers, max_batch, share, max_queue, max_weight, unit, round_weight, lease, shed_last, shed_rest, budgets, limits =
+    string.match(text, '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (.*)$')
   local known = {
+    weighed = tonumber(max_weight) > 0, unit = tonumber(unit), round_weight = tonumber(round_weight),
     tiers = tonumber(tiers), max_batch = tonumber(max_batch), share = tonumber(share), max_queue = tonumber(max_queue),
     lease_seconds = tonumber(lease), shed_last = tonumber(shed_last), shed_rest = tonumber(shed_rest), kept = budgets,
     limits = limits,
@@ -257,7 +258,8 @@ local function open(keys, args, looks_only)
   local s = {
     prefix = keys[1], now = clock(args[CLOCK]), tiers = known.tiers, max_batch = known.max_batch, share = known.share,
     max_queue = known.max_queue, lease_seconds = known.lease_seconds, shed_last = known.shed_last,
-    shed_rest = known.shed_rest, limits = known.limits, kept = known.kept,
+    shed_rest = known.shed_rest, limits = known.limits, kept = known.kept, weighed = known.weighed, unit = known.unit,
+    round_weight = known.round_weight,
   }
   local packed = redis.call('GET', s.prefix .. 'q')
   s.q = packed and read_figures(s.prefix, packed, s.tiers)
@@ -280,35 +282,54 @@ local function open(keys, args, looks_only)
   return s
 end
 
--- Headers: tier, number, arrival, queue deadline, deadline, nonce, then the gateway's name: none when nobody waits for the
+-- Headers: tier, number, arrival, queue deadline, deadline, nonce, weight, then the gateway's name: none when nobody waits for the
 -- entry itself any more. SHARED is added to the tier of one that has dedup keys.
-local HEADER = '>Bddddd'
-local HEADER_BYTES = 41
+local HEADER = '>BdddddI4'
+local HEADER_BYTES = 45
 local SHARED = 64
 
-local function pack_header(tier, seq, arrived, queue_due, due, nonce, gateway)
-  return struct.pack(HEADER, tier, seq, arrived, queue_due, due, nonce) .. gateway
+local function pack_header(entry, tier, gateway)
+  return struct.pack(HEADER, tier, entry.seq, entry.arrived, entry.queue_due, entry.due, entry.nonce, entry.weight) .. gateway
 end
 
 -- The entry of a header, of which more may be known.
 local function read_header(header, key, member, position)
-  local tier, seq, arrived, queue_due, due, nonce = struct.unpack(HEADER, header)
+  local tier, seq, arrived, queue_due, due, nonce, weight = struct.unpack(HEADER, header)
   local shared = tier > SHARED
   return {
     tier = shared and tier - SHARED or tier, shared = shared, seq = seq, arrived = arrived, queue_due = queue_due, due = due,
-    nonce = nonce, gateway = string.sub(header, HEADER_BYTES + 1), key = key, member = member, position = position,
+    nonce = nonce, weight = weight, gateway = string.sub(header, HEADER_BYTES + 1), key = key, member = member, position = position,
   }
 end
 
 local DIGITS = 32
-local NUMBER = '%0' .. DIGITS .. 'x'
+local SEQ_DIGITS = 24
+local NUMBER = '%0' .. SEQ_DIGITS .. 'x%0' .. DIGITS - SEQ_DIGITS .. 'x'
 
-local function member_of(seq, key)
-  return string.format(NUMBER, seq) .. key
+local function member_of(entry)
+  return string.format(NUMBER, entry.seq, entry.weight) .. entry.key
 end
 
 local function seq_of(member)
-  return tonumber(string.sub(member, 1, DIGITS), 16)
+  return tonumber(string.sub(member, 1, SEQ_DIGITS), 16)
+end
+
+local function weight_of(member)
+  return tonumber(string.sub(member, SEQ_DIGITS + 1, DIGITS), 16)
+end
+
+-- Weight of all these.
+local function weight_of_all(members)
+  local sum = 0
+  for _, member in ipairs(members) do
+    sum = sum + weight_of(member)
+  end
+  return sum
+end
+
+-- As `QueueLimits.size`.
+local function size_of(s, count, weight)
+  return math.max(count, weight / s.unit)
 end
 
 local function key_of(member)

@@ -16,7 +16,9 @@ local function decay_rate(q, tier, now)
   q.rate_last[tier] = now
 end
 
-local function observe_arrival(q, tier, now)
+local function observe_arrival(q, tier, now, weight)
+  local mean = q.mean[tier]
+  q.mean[tier] = mean + (weight - mean) * (mean == 0 and 1 or MEAN_WEIGHT)
   local count = q.rate_last[tier] == -INF and 0 or 1
   decay_rate(q, tier, now)
   q.rate_sum[tier] = q.rate_sum[tier] + count / RATE_TIME
@@ -25,6 +27,10 @@ end
 local function rate_of(q, tier, now)
   decay_rate(q, tier, now)
   return q.rate_sum[tier] / math.max(1 - q.rate_unseen[tier], LEAST_SEEN)
+end
+
+local function size_rate(s, tier)
+  return rate_of(s.q, tier, s.now) * size_of(s, 1, s.q.mean[tier])
 end
 
 local function observe_batch(q, size, seconds)
@@ -60,12 +66,13 @@ end
 
 -- What policies go by, in the order of `core.departure.Load`, after the instant and the queue's birth.
 local function load_of(s)
-  local q, now, rate = s.q, s.now, 0
+  local q, now, rate, sizes = s.q, s.now, 0, 0
   for tier = 1, s.tiers do
     rate = rate + rate_of(q, tier, now)
+    sizes = sizes + size_rate(s, tier)
   end
-  return struct.pack('<ddddddddddddd', now, q.born, rate, q.alpha, q.beta, q.slots, q.limit, q.fresh, q.utilisation, q.wait,
-    q.departures, q.deviation, q.largest)
+  return struct.pack('<dddddddddddddd', now, q.born, rate, q.alpha, q.beta, q.slots, q.limit, q.fresh, q.utilisation, q.wait,
+    q.departures, q.deviation, q.largest, sizes > rate and sizes / rate or 1)
 end
 
 -- Healthy slots, from heartbeats; true when they have changed.

@@ -8,7 +8,7 @@ local function gate(s)
     local above = 0
     for tier = 1, s.tiers do
       q.drain[tier] = math.max(drain - above, drain * s.share)
-      above = above + rate_of(q, tier, now)
+      above = above + size_rate(s, tier)
     end
     q.batch_seconds = full + q.deviation
     q.gate_at = now
@@ -33,7 +33,7 @@ local function judge(s, ahead, tier, queue_timeout, timeout)
   if ahead == 0 or q.batch_seconds <= 0 or ahead < most then
     return nil
   end
-  local first = q.depth[1]
+  local first = size_of(s, q.depth[1], q.weight[1])
   return math.max((ahead - math.max(most, 0)) / pace_of(q, tier), MIN_WAIT),
     tier > 1 and (first == 0 or first < allowed(q, 1, queue_timeout, timeout))
 end
@@ -76,13 +76,15 @@ local function refuse(s, intake, entry, queue_timeout, timeout)
     local pace = pace_of(q, 1)
     return pace > 0 and math.max(over / pace, MIN_WAIT) or UNKNOWN_WAIT, true
   end
-  local ahead = 0
+  local ahead, weight, depth = 0, 0, q.depth[tier]
   for above = 1, tier do
     ahead = ahead + q.depth[above]
+    weight = weight + q.weight[above]
   end
   if ahead == 0 then
     return nil
   end
+  ahead = size_of(s, ahead, weight)
   gate(s)
   if q.batch_seconds <= 0 then
     return nil
@@ -90,5 +92,9 @@ local function refuse(s, intake, entry, queue_timeout, timeout)
   if ahead < allowed_in_step(s, intake, tier, queue_timeout, timeout) then
     return nil
   end
-  return judge(s, ahead - q.depth[tier] + served_before(s, intake, entry), tier, queue_timeout, timeout)
+  local after = depth - served_before(s, intake, entry)
+  if after > 0 then
+    ahead = ahead - size_of(s, after, q.weight[tier] / depth * after)
+  end
+  return judge(s, ahead, tier, queue_timeout, timeout)
 end

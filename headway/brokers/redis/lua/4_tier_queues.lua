@@ -9,20 +9,30 @@ local STAMP = '>dd'
 local STAMP_BYTES = 16
 local FIRST_WINDOW, WINDOW = 4, 64  -- Mostly the first is wanted alone.
 
--- Rounds that an entry costs its tenant, by the bytes of its payload.
-local function cost_of(bytes)
-  return bytes <= PAGE and 1 or math.ceil(bytes / PAGE)
+-- Rounds that an entry costs its tenant, by its weight and the bytes of its payload.
+local function cost_of(s, weight, bytes)
+  local cost = math.min(weight / s.round_weight, LOOKED_AT)
+  return bytes <= PAGE and cost or math.max(cost, math.ceil(bytes / PAGE))
 end
 
--- The same of an entry that waits; one that nobody waits for any more itself has its payload under its member.
-local function cost_of_member(s, member)
+-- Bytes of the payload of an entry that waits; one that nobody waits for any more itself has it under its member.
+local function bytes_of(s, member)
   local bytes = redis.call('HSTRLEN', s.prefix .. 'p', key_of(member))
-  return cost_of(bytes > 0 and bytes or redis.call('HSTRLEN', s.prefix .. 'p', member))
+  return bytes > 0 and bytes or redis.call('HSTRLEN', s.prefix .. 'p', member)
+end
+
+local function waiting_weight(s)
+  local sum = 0
+  for tier = 1, s.tiers do
+    sum = sum + s.q.weight[tier]
+  end
+  return sum
 end
 
 local function start_afresh(s, tier)
   redis.call('DEL', s.prefix .. 't' .. tier, s.prefix .. 'a' .. tier)
   s.q.last_due[tier] = -INF
+  s.q.weight[tier] = 0
 end
 
 local function is_waiting(s, tier, member)
@@ -105,6 +115,7 @@ local function recount(s)
   q.fresh = 0
   for tier = 1, s.tiers do
     q.depth[tier] = redis.call('ZCARD', s.prefix .. 'l' .. tier)
+    q.weight[tier] = weight_of_all(redis.call('ZRANGE', s.prefix .. 'l' .. tier, 0, -1))
     q.fresh = q.fresh + q.depth[tier]
   end
 end
@@ -145,46 +156,51 @@ local function drop_from_lane(s, entry)
   end
   no_longer_odd(s, {entry.member})
   q.depth[tier] = q.depth[tier] - 1
+  q.weight[tier] = q.weight[tier] - entry.weight
   leave_lanes(s, {entry.member})
   if q.depth[tier] == 0 then
     start_afresh(s, tier)
   else
     local tenant = tenant_of(key_of(entry.member))
     local latest = tonumber(redis.call('ZSCORE', s.prefix .. 't' .. tier, tenant) or 0)
-    if latest >= q.next[tier] then
-      redis.call('ZADD', s.prefix .. 't' .. tier, latest - cost_of_member(s, entry.member), tenant)
+    if latest > q.next[tier] - 1 then
+      local cost = cost_of(s, entry.weight, bytes_of(s, entry.member))
+      redis.call('ZADD', s.prefix .. 't' .. tier, latest - cost, tenant)
     end
   end
   return true
 end
 
--- How many of these fit into a batch where several tenants ask: its large ones have `s.pages` together, or are a single one.
-local function fitting(s, popped)
+-- How many of these fit into a batch, and whether the next is too large or too heavy. Where several tenants ask, large ones
+-- have `s.pages` together, or are a single one. `room` is what is left of the batch.
+local function fitting(s, popped, room)
   for i = 1, #popped, 2 do
-    local cost = cost_of_member(s, popped[i])
-    if cost > 1 then
-      if cost > s.most then
-        return i - 1
+    local member, weight = popped[i], 0
+    if s.weighed then
+      if room.weight <= room.kept then
+        return i - 1, false
       end
-      s.pages = s.pages - cost
+      weight = weight_of(member)
+      if weight > room.weight - room.kept and not room.empty then
+        return i - 1, true
+      end
+    end
+    local pages = s.pages < INF and math.ceil(bytes_of(s, member) / PAGE) or 1
+    if pages > 1 then
+      if pages > s.most then
+        return i - 1, true
+      end
+      s.pages = s.pages - pages
       s.most = math.max(s.pages, 1)
     end
+    room.weight, room.empty = room.weight - weight, false
   end
-  return #popped
+  return #popped, false
 end
 
--- True when all were taken; false when the next one does not fit.
-local function pop(s, tier, count, into, gone)
-  local q = s.q
-  local popped = redis.call('ZPOPMIN', s.prefix .. 'l' .. tier, count)
-  local members, fit = {}, #popped
-  if s.pages < INF then
-    fit = fitting(s, popped)
-    for i = fit + 1, #popped, 2 do
-      redis.call('ZADD', s.prefix .. 'l' .. tier, popped[i + 1], popped[i])
-    end
-  end
-  for i = 1, fit, 2 do
+local function leave_for_batch(s, tier, popped, into, gone)
+  local q, members = s.q, {}
+  for i = 1, #popped, 2 do
     local member = popped[i]
     members[#members + 1] = member
     into[#into + 1] = member
@@ -193,44 +209,70 @@ local function pop(s, tier, count, into, gone)
   end
   no_longer_odd(s, members)
   q.depth[tier] = q.depth[tier] - #members
+  q.weight[tier] = q.weight[tier] - (s.weighed and weight_of_all(members) or #members)
   leave_lanes(s, members)
   if q.depth[tier] == 0 then
     start_afresh(s, tier)
   elseif redis.call('ZCARD', s.prefix .. 't' .. tier) > q.depth[tier] + FORGET_ABOVE then
-    redis.call('ZREMRANGEBYSCORE', s.prefix .. 't' .. tier, '-inf', '(' .. q.next[tier])
+    redis.call('ZREMRANGEBYSCORE', s.prefix .. 't' .. tier, '-inf', q.next[tier] - 1)
   end
-  return fit == #popped
+end
+
+-- Take as many as fit, `count` at most. True when the next one is too large or too heavy.
+local function pop(s, tier, count, into, gone, room)
+  local tier_queue, bounded = s.prefix .. 'l' .. tier, s.weighed or s.pages < INF
+  while count > 0 do
+    local popped = redis.call('ZPOPMIN', tier_queue, s.weighed and math.min(count, WINDOW) or count)
+    local whole, too_much = #popped, false
+    if bounded then
+      local fit
+      fit, too_much = fitting(s, popped, room)
+      for i = whole, fit + 1, -2 do
+        redis.call('ZADD', tier_queue, popped[i], popped[i - 1])
+        popped[i], popped[i - 1] = nil, nil
+      end
+      if fit < whole then
+        lasting(s, 'l' .. tier)  -- It may have been popped as a whole.
+      end
+    end
+    leave_for_batch(s, tier, popped, into, gone)
+    count, room.count = count - #popped / 2, room.count - #popped / 2
+    if #popped < whole or whole == 0 then
+      return too_much
+    end
+  end
+  return false
 end
 
 -- Pop as many members as there is room for: tiers in order, but when more waits than fits, the last places are kept
 -- for the tiers below the highest that waits, the longest wait first. Notes in `gone` who has left. Ends at once when the next
--- of a tier does not fit: that is `closed` from then on. Returns who was popped, and whether it ended so.
-local function pop_in_turns(s, room, gone, closed)
-  local q, waiting, total, taken = s.q, {}, 0, {}
+-- of a tier does not fit: that is `closed` from then on. Returns who was popped, and that tier.
+local function pop_in_turns(s, room, owed, gone, closed)
+  local q, waiting, depth, weight, taken = s.q, {}, 0, 0, {}
   for tier = 1, s.tiers do
     if q.depth[tier] > 0 and not closed[tier] then
       waiting[#waiting + 1] = tier
-      total = total + q.depth[tier]
+      depth, weight = depth + q.depth[tier], weight + q.weight[tier]
     end
   end
   local kept = 0
-  if total > room and s.share > 0 and room >= 2 then
-    local lower = total - q.depth[waiting[1]]
-    kept = math.min(math.max(1, math.floor(room * s.share)), lower)
-  end
-  local left = room - kept
-  for _, tier in ipairs(waiting) do
-    local count = math.min(left, q.depth[tier])
-    if count > 0 then
-      if not pop(s, tier, count, taken, gone) then
-        closed[tier] = true
-        return taken, true
-      end
-      left = left - count
+  if #waiting > 1 and (depth > room.count or weight > room.weight) then
+    local places = s.share > 0 and room.count >= 2 and math.max(1, math.floor(room.count * s.share)) or 0
+    kept = math.min(places, depth - q.depth[waiting[1]])
+    if s.weighed then
+      room.promised = math.min(places * s.unit + owed, room.weight)
+      room.kept = room.promised >= room.weight and INF or math.min(room.promised, weight - q.weight[waiting[1]])
     end
   end
+  for _, tier in ipairs(waiting) do
+    if pop(s, tier, math.min(room.count - kept, q.depth[tier]), taken, gone, room) then
+      closed[tier] = true
+      return taken, tier
+    end
+  end
+  room.kept = 0
   local arrived = {}
-  for _ = 1, kept + left do
+  while room.count > 0 and room.weight > 0 do
     local longest, chosen = INF, nil
     for position = 2, #waiting do
       local tier = waiting[position]
@@ -245,10 +287,10 @@ local function pop_in_turns(s, room, gone, closed)
       break
     end
     arrived[chosen] = nil
-    if not pop(s, chosen, 1, taken, gone) then
+    if pop(s, chosen, 1, taken, gone, room) then
       closed[chosen] = true
-      return taken, true
+      return taken, chosen
     end
   end
-  return taken, false
+  return taken, nil
 end

@@ -5,7 +5,7 @@ local function decide(s)
   if q.fresh == 0 then
     return nil, INF
   end
-  local full_from = q.fresh >= q.size and q.schedule - q.tolerance or INF
+  local full_from = size_of(s, q.fresh, waiting_weight(s)) >= q.size and q.schedule - q.tolerance or INF
   if now >= full_from then
     return 'full'
   end

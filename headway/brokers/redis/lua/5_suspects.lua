@@ -232,9 +232,11 @@ end
 
 -- Members of a group for one run: all, unless the slot takes fewer.
 function suspects.take(s, group, limit)
-  local taken, left = {}, {}
+  local taken, left, weight = {}, {}, 0
   for i, member in ipairs(group.members) do
-    local into = i <= limit and taken or left
+    weight = weight + weight_of(member)
+    local fits = i <= limit and (i == 1 or weight <= s.most_weight)
+    local into = fits and taken or left
     into[#into + 1] = member
   end
   s.q.suspects = s.q.suspects - #taken

@@ -18,12 +18,12 @@ end
 
 local function round_of(s, intake, tier, tenant, cost)
   local q = s.q
-  local round = math.max(latest_of(s, intake, tier, tenant) + 1, q.next[tier])
-  intake.latest[tier][tenant] = round + cost - 1
-  if cost > 1 then
-    q.rough[tier] = math.max(q.rough[tier], round + cost - 1)
+  local latest = math.max(latest_of(s, intake, tier, tenant), q.next[tier] - 1)
+  intake.latest[tier][tenant] = latest + cost
+  if cost ~= 1 then
+    q.rough[tier] = math.max(q.rough[tier], math.ceil(latest + cost))
   end
-  return round
+  return math.floor(latest) + 1
 end
 
 -- Count the entries of each tenant in the tier queues.
@@ -71,7 +71,7 @@ function served_before(s, intake, entry)
     counted = {redis.call('ZCOUNT', tier_queue, '-inf', '(' .. q.next[tier]), redis.call('ZCOUNT', tier_queue, q.next[tier], q.next[tier])}
     intake.counted[tier] = counted
   end
-  local rounds = math.max(latest_of(s, intake, tier, tenant) + 2 - q.next[tier], 1)
+  local rounds = math.max(math.floor(latest_of(s, intake, tier, tenant)) + 2 - q.next[tier], 1)
   if q.rough[tier] < q.next[tier] then
     return math.min(q.depth[tier], counted[1] + rounds * (counted[2] + intake.joined[tier]))
   end
@@ -96,9 +96,8 @@ end
 -- The header of an entry that arrives: it gets the next number.
 local function new_header(s, entry)
   s.q.seq = s.q.seq + 1
-  entry.seq = s.q.seq
-  local tier = entry.shared and entry.tier + SHARED or entry.tier
-  return pack_header(tier, entry.seq, s.now, entry.queue_due, entry.due, entry.nonce, entry.gateway)
+  entry.seq, entry.arrived = s.q.seq, s.now
+  return pack_header(entry, entry.shared and entry.tier + SHARED or entry.tier, entry.gateway)
 end
 
 -- Note whose entry has come: batches are kept small in bytes for a while after another tenant's. The figures have no text, so
@@ -124,9 +123,9 @@ local function take_in(s, intake, entry, payload)
   if payload then
     payloads[#payloads + 1], payloads[#payloads + 2] = entry.key, payload
   end
-  local member = member_of(entry.seq, entry.key)
+  local member = member_of(entry)
   local tenant = entry.tenant
-  local cost = payload and cost_of(#payload) or cost_of_member(s, member)
+  local cost = cost_of(s, entry.weight, payload and #payload or bytes_of(s, member))
   local round = round_of(s, intake, tier, tenant, cost)
   intake.waiting[tenant] = (intake.waiting[tenant] or 0) + 1
   if tenant ~= intake.tenant then
@@ -148,6 +147,7 @@ local function take_in(s, intake, entry, payload)
     q.last_due[tier] = queue_due
   end
   q.depth[tier] = q.depth[tier] + 1
+  q.weight[tier] = q.weight[tier] + entry.weight
   q.fresh = q.fresh + 1
   q.newest = s.now
   if s.now < q.oldest then
@@ -204,7 +204,7 @@ end
 
 -- Let an entry wait in the quarantine of its caller, which rides apart.
 local function wait_apart(s, entry, caller)
-  entry.member = member_of(entry.seq, entry.key)
+  entry.member = member_of(entry)
   suspects.join(s, caller, {entry}, {ready_at = s.now + batch_seconds(s.q, 1), failures = 0, attempts = 0})
 end
 
@@ -214,7 +214,7 @@ local function admissible(s, intake, entry, timeouts, apart)
     return refuse(s, intake, entry, timeouts[1], timeouts[2])
   end
   local q, quarantine = s.q, suspects.quarantine(s, apart)
-  local waiting = quarantine and #quarantine.members or 0
+  local waiting = quarantine and size_of(s, #quarantine.members, weight_of_all(quarantine.members)) or 0
   if waiting >= QUARANTINE_BATCHES * q.max_batch * q.known_slots then
     gate(s)
     local pace = pace_of(q, entry.tier)

@@ -40,7 +40,7 @@ end
 
 -- The member of an entry that was found under a name.
 function member_found(entry)
-  return entry.gateway == '' and entry.key or member_of(entry.seq, entry.key)
+  return entry.gateway == '' and entry.key or member_of(entry)
 end
 
 function original_of(s, flight)
@@ -290,7 +290,7 @@ offer_anew = function(s, one)
       why = CULPRIT
     end
     if not why then
-      observe_arrival(s.q, entry.tier, s.now)
+      observe_arrival(s.q, entry.tier, s.now, entry.weight)
       apart = s.q.apart > 0 and caller_apart(s, entry.key, payload)
       local shed
       wait, shed = admissible(s, new_intake(s), entry, {queue_timeout, left}, apart)
@@ -390,7 +390,7 @@ function withdraw(s, entry, deleted)
   local payload = redis.call('HGET', p .. 'p', key)
   forget(s, key)
   redis.call('HSET', p .. 'e', member,
-    pack_header(entry.tier + SHARED, entry.seq, entry.arrived, entry.queue_due, entry.due, entry.nonce, ''))
+    pack_header(entry, entry.tier + SHARED, ''))
   redis.call('HSET', p .. 'p', member, payload or '')
   lasting(s, 'e', 'p', 'v')
   store_record(s, member, record)

@@ -1,0 +1,168 @@
+"""Packing: which entries make up a batch, by tier, tenant, number, weight and pages.
+
+A batch is full when the next entry would be one too many, or too heavy. The next entry of a tier is the one whose turn it
+is: none is put before it for being lighter, but other tiers may have the room that is left. An entry that is heavier than a
+whole batch runs alone.
+
+The room that is kept for lower tiers may be too little for their next entry. It is then owed to them, and added to what is
+kept of the next batch, until that entry fits, or the next batch is theirs. (A deficit counter: Shreedhar and Varghese, "Efficient fair queuing using
+deficit round-robin", IEEE/ACM Transactions on Networking 4, 1996.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from headway.core.fair_queue import GONE, QueuedEntry, TierQueue
+
+
+class Terms(msgspec.Struct, frozen=True, gc=False):
+    """Terms on which a batch is packed.
+
+    Attributes:
+        limit: most entries.
+        weight: most weight; infinite where entries are not weighed.
+        unit: weight of one of `limit` places; infinite where entries are not weighed.
+        share: share of the batch that is kept for lower tiers.
+        owed: weight that lower tiers are owed besides.
+        pages: most pages of large entries together, unless there is only one of them; infinite for no bound.
+        hopeless: instant at which the batch ends. An entry due before it does not ride while more waits than fits.
+    """
+
+    limit: int
+    weight: float = math.inf
+    unit: float = math.inf
+    share: float = 0.0
+    owed: float = 0.0
+    pages: float = math.inf
+    hopeless: float = -math.inf
+
+
+class Packed(msgspec.Struct):
+    """Entries that ride, entries that are dropped because they would be late, and the weight that lower tiers are owed."""
+
+    members: list[QueuedEntry]
+    late: list[QueuedEntry]
+    owed: float = 0.0
+
+
+class BatchRoom(msgspec.Struct, gc=False):
+    """Room that is left in a batch.
+
+    Attributes:
+        count: entries that it has room for.
+        weight: weight that it has room for.
+        kept: part of that weight that is kept for lower tiers at present; infinite while they go first.
+        promised: weight that lower tiers should get of it.
+    """
+
+    count: int
+    weight: float = math.inf
+    kept: float = 0.0
+    promised: float = 0.0
+
+
+def pack(tier_queues: Sequence[TierQueue], terms: Terms) -> Packed:
+    """Fill a batch from tier queues, given from the highest down. What rides is RUNNING, what is dropped is GONE.
+
+    While more waits than fits, no room goes to an entry that cannot be answered in time.
+    """
+    packed, left, pages, most = Packed([], []), terms.weight, terms.pages, math.inf
+    members, served, owed, promised = packed.members, 0, terms.owed, 0.0
+    top = next((tier_queue for tier_queue in tier_queues if tier_queue.depth), None)
+    weighs = terms.weight < math.inf
+    allowed, ended, blocked = tier_queues, False, False
+    while not ended and (count := terms.limit - len(members)) > 0 and (left > 0.0 or not members):
+        depth = weight = 0
+        for tier_queue in tier_queues:
+            depth += tier_queue.depth
+            weight += tier_queue.weight
+        if not depth:
+            break
+        room, ended, empty = BatchRoom(count, left), True, not members
+        contended = depth > count or (weight > left and (depth > 1 or not empty))
+        for tier_queue in turns(allowed, room, terms.share, terms.unit, owed):
+            ended = False
+            if most == math.inf and (empty or not weighs):
+                queued = tier_queue.pop()
+            else:
+                queued = tier_queue.pop(most, math.inf if empty else room.weight - room.kept)
+            if queued is None:
+                blocked |= tier_queue is not top
+                allowed = [other for other in allowed if other is not tier_queue]
+                break
+            empty = False
+            room.count -= 1
+            if weighs:
+                room.weight -= queued.entry.weight
+                served += queued.entry.weight if tier_queue is not top else 0
+            if queued.pages > 1 and pages < math.inf:
+                pages -= queued.pages
+                most = max(pages, 1.0)
+            if contended and queued.due < terms.hopeless:
+                queued.state = GONE
+                packed.late.append(queued)
+            else:
+                members.append(queued)
+                if weighs:
+                    left -= queued.entry.weight
+        promised, owed = max(promised, room.promised), 0.0
+        if not members:  # Whoever was too large or too heavy beside those that are too late has the batch now.
+            allowed, pages, most = tier_queues, terms.pages, math.inf
+    if blocked or left <= 0.0:
+        packed.owed = min(
+            max(0.0, promised - served), sum(tier_queue.weight for tier_queue in tier_queues if tier_queue is not top)
+        )
+    return packed
+
+
+def reserved_places(limit: int, share: float) -> int:
+    """Places of a batch of `limit` kept for lower tiers; at least one when a share is set and there is room."""
+    if share <= 0.0 or limit < 2:
+        return 0
+    return max(1, int(limit * share))
+
+
+def turns(
+    tier_queues: Sequence[TierQueue], room: BatchRoom, share: float, unit: float = math.inf, owed: float = 0.0
+) -> Iterator[TierQueue]:
+    """Tier queue of each next entry of the batch, until there is no room or nothing waits.
+
+    Tiers in order; but when more waits than fits, the last `reserved_places` go to the tiers below the highest one that
+    waits, the longest wait first. The caller pops one entry from each queue it is given, and takes it from the room.
+
+    Arguments:
+        tier_queues: tier queues, from the highest down.
+        room: room that is left in the batch.
+        share: share of the batch that is kept for lower tiers.
+        unit: weight of one place.
+        owed: weight that lower tiers are owed besides.
+    """
+    waiting = [tier_queue for tier_queue in tier_queues if tier_queue.depth]
+    lower, kept = waiting[1:], 0
+    if lower and (
+        sum(tier_queue.depth for tier_queue in waiting) > room.count
+        or sum(tier_queue.weight for tier_queue in waiting) > room.weight
+    ):
+        places = reserved_places(room.count, share)
+        kept = min(places, sum(tier_queue.depth for tier_queue in lower))
+        if room.weight < math.inf:
+            room.promised = min(places * unit + owed, room.weight)
+            all_of_it = room.promised >= room.weight
+            room.kept = math.inf if all_of_it else min(room.promised, sum(tier_queue.weight for tier_queue in lower))
+    for tier_queue in waiting:
+        while tier_queue.depth and room.count > kept and room.weight > room.kept:
+            yield tier_queue
+    room.kept = 0.0
+    while room.count > 0 and room.weight > 0.0:
+        oldest = [
+            (found.arrived, index)
+            for index, tier_queue in enumerate(lower)
+            if (found := tier_queue.oldest()) is not None
+        ]
+        if not oldest:
+            return
+        yield lower[min(oldest)[1]]

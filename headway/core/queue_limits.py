@@ -1,0 +1,52 @@
+"""Bounds of a queue, and the size of what is in it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from headway.core.fair_queue import BATCH_ROUNDS
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLimits:
+    """Bounds of a queue.
+
+    They are the number of tiers, the largest batch, the share kept for lower tiers and the most entries waiting. Two
+    depths are those from which the lowest tier is refused, and all tiers but the highest; None for as many as can be
+    served in time.
+
+    Attributes:
+        max_weight: most weight of a batch; 0 where entries are not weighed.
+        unit: weight of one of the places of a batch; infinite where entries are not weighed.
+        round_weight: weight that costs a tenant one round.
+    """
+
+    tiers: int
+    max_batch: int
+    reserved_share: float = 0.1
+    max_queue: int = 20_000
+    shed_at: tuple[int, int] | None = None
+    max_weight: int = 0
+    unit: float = field(init=False, default=math.inf)
+    round_weight: float = field(init=False, default=1.0)
+
+    def __post_init__(self) -> None:
+        if self.max_weight:
+            object.__setattr__(self, "unit", self.max_weight / self.max_batch)
+            object.__setattr__(self, "round_weight", self.max_weight / min(self.max_batch, BATCH_ROUNDS))
+
+    def shed(self, tier: int, depth: int) -> int:
+        """Entries by which the queue is too long for one more of a tier; 0 or less when it may come in."""
+        if self.shed_at is None or tier == 0:
+            return 0
+        return depth + 1 - self.shed_at[0 if tier == self.tiers - 1 else 1]
+
+    def size(self, count: int, weight: float) -> float:
+        """Size of `count` entries that weigh `weight` together; that of a full batch is `max_batch`.
+
+        It is their number, or the places that their weight takes if these are more. The run time of a batch goes by its
+        size, and so does all that is reckoned with run times. Where entries are not weighed it is their number.
+        """
+        places = weight / self.unit
+        return places if places > count else count

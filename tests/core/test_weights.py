@@ -1,0 +1,297 @@
+"""Batches by weight: who rides, what it costs a tenant, and what is reckoned with it."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.core.admission import Refused
+from headway.core.capacity import pace
+from headway.core.departure import FULL, Hold, Load, Rule
+from headway.core.fair_queue import LOOKED_AT, TierQueue, queued_at
+from headway.core.packing import BatchRoom, Terms, pack, turns
+from headway.core.policies.paced import headway
+from headway.core.queue import ModelQueue
+from headway.core.queue_limits import QueueLimits
+from headway.model import Cause
+from tests.core.entries import entry
+from tests.core.test_queue import AT_ONCE, Fixed, ids, leave, rng
+
+B, N = 8, 80
+
+
+def make(max_weight: int = N, tiers: int = 3, slots: int = 1, reserved_share: float = 0.125) -> ModelQueue:
+    queue = ModelQueue(QueueLimits(tiers, B, reserved_share, max_weight=max_weight))
+    queue.set_slots(slots)
+    return queue
+
+
+def offer(queue: ModelQueue, *weights: int, tier: int = 0, tenant: str = "t", now: float = 0.0) -> list[bool]:
+    """Offer entries with these weights as their ids. Returns whether each was let in."""
+    entries = [entry(f"{weight}", weight=weight, tier=tier, tenant=tenant) for weight in weights]
+    return [not isinstance(queue.offer(one, now), Refused) for one in entries]
+
+
+def weights(queue: ModelQueue, limit: int = B, now: float = 0.0) -> list[int]:
+    return [int(id) for id in ids(leave(queue, limit=limit, now=now))]
+
+
+class TestBatches:
+    def test_a_batch_is_full_when_the_next_would_be_too_heavy(self) -> None:
+        queue = make()
+        offer(queue, 30, 30, 20, 1)
+        assert weights(queue) == [30, 30, 20]
+        assert weights(queue) == [1]
+
+    def test_or_one_too_many(self) -> None:
+        queue = make()
+        offer(queue, *[1] * (B + 1))
+        assert weights(queue) == [1] * B
+
+    def test_nobody_is_put_before_a_heavy_one_whose_turn_it_is(self) -> None:
+        queue = make()
+        offer(queue, 50, 40, 1)
+        assert weights(queue) == [50]
+        assert weights(queue) == [40, 1]
+
+    def test_what_is_heavier_than_a_batch_runs_alone(self) -> None:
+        queue = make()
+        offer(queue, 1, 5 * N, 2)
+        assert [weights(queue) for _ in range(3)] == [[1], [5 * N], [2]]
+
+    def test_a_slot_that_takes_fewer_takes_less_weight(self) -> None:
+        queue = make()
+        offer(queue, 20, 20, 1)
+        assert weights(queue, limit=B // 2) == [20, 20]
+
+    def test_a_tier_whose_next_one_is_too_heavy_leaves_what_is_left_to_the_others(self) -> None:
+        queue = make()
+        offer(queue, 60, 70)
+        offer(queue, 15, 15, tier=1)
+        assert weights(queue) == [60, 15]
+
+    def test_without_a_bound_on_weight_it_means_nothing(self) -> None:
+        queue = make(max_weight=0)
+        offer(queue, *[1000] * (B + 1))
+        assert weights(queue) == [1000] * B
+        assert queue.load(0.0).entry_size == 1.0
+
+    def test_a_failed_batch_runs_again_within_its_weight(self) -> None:
+        queue = make()
+        offer(queue, 40, 40)
+        offer(queue, 40, 40, tenant="u")
+        for _ in range(2):
+            queue.fail(leave(queue), Cause.CRASHED, 0.0, rng)
+        for now in (10.0, 10.1):
+            assert weights(queue, now=now) == [40, 40]
+
+    def test_full_goes_by_weight(self) -> None:
+        queue, when_full = make(), Fixed(Rule(size=B, headway=math.inf))
+        offer(queue, 40, 39)
+        assert isinstance(queue.depart("gpu-0", B, when_full, 0.0), Hold)
+        offer(queue, 1)
+        departure = queue.depart("gpu-0", B, when_full, 0.0)
+        assert not isinstance(departure, Hold)
+        assert (departure.reason, departure.size) == (FULL, B)
+
+    @given(st.lists(st.tuples(st.integers(1, 2 * N), st.integers(0, 2), st.sampled_from("ab")), max_size=60))
+    def test_each_rides_once_and_no_batch_is_too_heavy(self, asked: list[tuple[int, int, str]]) -> None:
+        queue = make()
+        for weight, tier, tenant in asked:
+            queue.offer(entry(str(weight), weight=weight, tier=tier, tenant=tenant), 0.0)
+        rode = Counter[int]()
+        while queue.depth:
+            batch = weights(queue)
+            assert batch
+            assert sum(batch) <= N or len(batch) == 1
+            assert len(batch) <= B
+            rode.update(batch)
+        assert rode == Counter(weight for weight, _, _ in asked)
+        assert all(tier_queue.weight == 0 for tier_queue in queue._tier_queues)
+
+    def test_of_several_that_would_all_be_too_late_the_last_rides(self) -> None:
+        tier_queue = TierQueue()
+        for number in range(3):
+            tier_queue.push(queued_at(entry(str(number), weight=2 * N, timeout=4.0), 0.0))
+        packed = pack([tier_queue], Terms(B, N, N / B, hopeless=10.0))
+        assert (len(packed.members), len(packed.late)) == (1, 2)
+
+
+class TestTurns:
+    def test_without_weights_the_room_is_counted(self) -> None:
+        tier_queues, room = [TierQueue(), TierQueue()], BatchRoom(B)
+        for number in range(2 * B):
+            tier_queues[number % 2].push(queued_at(entry(str(number), weight=999), 0.0))
+        for tier_queue in turns(tier_queues, room, 0.25):
+            tier_queue.pop()
+            room.count -= 1
+        assert [tier_queue.depth for tier_queue in tier_queues] == [2, 6]
+
+    def test_what_is_kept_for_lower_tiers_is_weight(self) -> None:
+        queue = make(reserved_share=0.25)
+        offer(queue, *[10] * 20)
+        offer(queue, *[5] * 20, tier=2)
+        assert weights(queue) == [10] * 6 + [5, 5]
+        assert weights(queue) == [10] * 6 + [5, 5]
+
+    def test_a_heavy_one_of_a_lower_tier_gets_what_it_is_owed(self) -> None:
+        queue = make()
+        offer(queue, 45, tier=2)
+        rode = []
+        while 45 not in rode:
+            offer(queue, *[10] * 10)
+            rode = weights(queue)
+        assert rode == [10, 10, 10, 45]
+
+    @pytest.mark.parametrize("weight", [11, N, 3 * N])
+    def test_no_tier_starves_however_heavy_its_next_one(self, weight: int) -> None:
+        queue = make()
+        offer(queue, weight, tier=2)
+        rode = []
+        while weight not in rode:
+            offer(queue, *[10] * 10)
+            rode += weights(queue)
+        assert len(rode) <= B * math.ceil(weight / 10)
+
+    @pytest.mark.parametrize("light", [1, N])
+    def test_also_beside_entries_that_fill_a_batch_by_number_or_alone(self, light: int) -> None:
+        queue = make()
+        offer(queue, N - 5, tier=2)
+        for _ in range(12):
+            offer(queue, *[light] * B)
+            if N - 5 in weights(queue):
+                return
+        raise AssertionError("it waits on")
+
+    def test_what_is_owed_is_not_more_than_waits(self) -> None:
+        tier_queues = [TierQueue(), TierQueue()]
+        for number in range(20):
+            tier_queues[0].push(queued_at(entry(str(number), weight=10), 0.0))
+        tier_queues[1].push(queued_at(entry("low", tier=1, weight=30), 0.0))
+        packed = pack(tier_queues, Terms(B, N, N / B, 0.125, owed=500.0))
+        assert sorted(one.entry.weight for one in packed.members) == [10] * 5 + [30]
+        assert packed.owed == 0.0
+
+
+class TestTenants:
+    def test_take_turns_by_weight(self) -> None:
+        """Where one sends entries five times as heavy, it gets a fifth as many."""
+        queue = make()
+        offer(queue, *[50] * 40, tenant="heavy")
+        offer(queue, *[10] * 200, tenant="light")
+        rode = Counter[int]()
+        for _ in range(20):
+            rode.update(weights(queue))
+        assert 0.8 < rode[50] * 50 / (rode[10] * 10) < 1.25
+
+    def test_light_entries_share_a_round(self) -> None:
+        tier_queue, limits = TierQueue(), QueueLimits(1, B, max_weight=N)
+        for number in range(8):
+            tier_queue.push(queued_at(entry(f"light-{number}", tenant="light", weight=5), 0.0, limits.round_weight))
+        for number in range(4):
+            tier_queue.push(queued_at(entry(f"heavy-{number}", tenant="heavy", weight=10), 0.0, limits.round_weight))
+        order = [one.entry.id for _ in range(12) if (one := tier_queue.pop())]
+        expected = [id for n in range(4) for id in (f"light-{2 * n}", f"light-{2 * n + 1}", f"heavy-{n}")]
+        assert order == expected
+
+    def test_one_heavy_entry_waits_no_longer_than_a_light_one(self) -> None:
+        queue = make()
+        offer(queue, *[10] * 20, tenant="light")
+        offer(queue, N - 10, tenant="heavy")
+        assert weights(queue) == [10, N - 10]
+
+    def test_a_cost_is_bounded(self) -> None:
+        limits = QueueLimits(1, 100, max_weight=3200)
+        assert queued_at(entry(weight=50), 0.0, limits.round_weight).cost == 0.5
+        assert queued_at(entry(weight=10**9), 0.0, limits.round_weight).cost == LOOKED_AT
+
+    def test_who_leaves_gets_its_rounds_back(self) -> None:
+        queue = make()
+        left = queue.offer(entry("left", tenant="a", weight=70), 0.0)
+        assert not isinstance(left, Refused)
+        offer(queue, 10, 10, 10, tenant="b")
+        queue.remove(left)
+        offer(queue, 20, tenant="a")
+        assert weights(queue) == [10, 20, 10, 10]
+
+    @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 200)), max_size=40), st.sampled_from("abcd"))
+    def test_no_more_are_served_before_an_entry_than_was_said(self, steps: list[tuple[str, int]], tenant: str) -> None:
+        """Push an entry of a tenant with a weight, or pop (0)."""
+        tier_queue = TierQueue()
+        for number, (other, weight) in enumerate(steps):
+            if weight:
+                tier_queue.push(queued_at(entry(str(number), tenant=other, weight=weight), 0.0, 40.0))
+            else:
+                tier_queue.pop()
+        said = tier_queue.ahead(tenant)
+        mine = queued_at(entry("mine", tenant=tenant, weight=40), 0.0, 40.0)
+        tier_queue.push(mine)
+        before = 0
+        while tier_queue.pop() is not mine:
+            before += 1
+        assert before <= said
+
+
+class TestReckoning:
+    @pytest.mark.parametrize(("count", "weight", "size"), [(3, 3, 3), (3, 30, 3), (3, 60, 6), (1, 2 * N, 2 * B)])
+    def test_size_goes_by_number_or_weight(self, count: int, weight: int, size: float) -> None:
+        assert QueueLimits(1, B, max_weight=N).size(count, weight) == size
+        assert QueueLimits(1, B).size(count, weight) == count
+
+    def test_run_times_are_learnt_by_weight(self) -> None:
+        """A millisecond for each unit of weight, 20 ms for the batch."""
+        queue, dice = make(), random.Random(1)
+        now = 0.0
+        for _ in range(100):
+            chosen = [dice.randrange(10, N) for _ in range(dice.randrange(1, 4))]
+            offer(queue, *chosen, now=now)
+            while queue.depth:
+                departure = leave(queue, now=now)
+                now += 0.020 + 0.001 * sum(member.entry.weight for member in departure.members)
+                queue.finish(departure, now)
+        assert queue.service.alpha == pytest.approx(0.020, rel=0.01)
+        assert queue.service.seconds(B) == pytest.approx(0.020 + 0.001 * N, rel=0.01)
+
+    def test_the_load_tells_the_mean_size_of_an_entry(self) -> None:
+        queue = make()
+        for number in range(400):
+            offer(queue, 30, now=number * 0.01, tenant=str(number))
+        load = queue.load(4.0)
+        assert load.entry_size == pytest.approx(3.0)
+        assert load.size_rate == pytest.approx(3.0 * load.rate)
+
+    def test_the_pace_of_policies_and_capacity_goes_by_size(self) -> None:
+        counted = Load(rate=60.0, alpha=0.1, beta=0.02, slots=2, max_batch=B, largest=B)
+        weighed = Load(rate=30.0, alpha=0.1, beta=0.02, slots=2, max_batch=B, largest=B, entry_size=2.0)
+        assert headway(weighed) == pytest.approx(headway(counted))
+        assert pace(weighed) == pytest.approx(pace(counted) / 2)
+
+    def test_admission_goes_by_weight(self) -> None:
+        """One batch a second: within its two seconds in the queue, an entry lets less than two batches go before it."""
+        admitted = {}
+        for weight in (10, 40):
+            queue = make(tiers=1)
+            for number in range(3):
+                offer(queue, N, now=float(number))
+                queue.finish(leave(queue, now=float(number)), number + 1.0)
+            admitted[weight] = sum(offer(queue, *[weight] * 100, now=4.0))
+        assert 14 <= admitted[10] <= 17
+        assert 3 <= admitted[40] <= 5
+
+    def test_a_tenant_behind_little_is_let_in_beside_one_that_floods(self) -> None:
+        queue = make(tiers=1)
+        for number in range(3):
+            offer(queue, N, now=float(number))
+            queue.finish(leave(queue, now=float(number)), number + 1.0)
+        assert offer(queue, *[40] * 100, tenant="flood", now=4.0)[-1] is False
+        assert offer(queue, 40, tenant="other", now=4.0) == [True]
+
+    def test_at_once_still_means_one_entry(self) -> None:
+        queue = make()
+        offer(queue, 1)
+        assert not isinstance(queue.depart("gpu-0", B, AT_ONCE, 0.0), Hold)

@@ -93,8 +93,8 @@ class SlotPace:
             self._warm.warm_up(runs)
             self._ratio = Average(DECAY)
 
-    def observe(self, size: int, seconds: float) -> None:
-        """Learn from one batch of `size` entries that held the slot for `seconds`."""
+    def observe(self, size: float, seconds: float) -> None:
+        """Learn from one batch of `size` that held the slot for `seconds`."""
         self._line.observe(size, seconds)
         if self._warm is not None and (foretold := self._warm.seconds(size)) > 0.0:
             self._ratio.add(seconds / foretold)

@@ -58,6 +58,11 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
             return fill
         return max(fill, sum(entry.weight for entry in self.entries) / slot.max_weight)
 
+    @property
+    def size(self) -> float:
+        """Size as run times go by it: the number of entries, unless they are weighed and more than that by weight."""
+        return self.fill * self.slot.max_batch if self.slot.max_weight else len(self.entries)
+
 
 class NoWork(msgspec.Struct, frozen=True, gc=False):
     """Answer of a claim that got no batch.

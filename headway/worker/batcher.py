@@ -328,7 +328,7 @@ class Batcher:
     async def _succeeded(self, lease: Lease, items: Sequence[ItemResult], since: float) -> None:
         seconds = self._clock() - since
         settled = await self._tell(lease, lambda: self._broker.complete(lease, items), since)
-        self.figures.pace.observe(len(lease.entries), self._clock() - since)
+        self.figures.succeeded(lease, self._clock() - since)
         self._breaker.success(self._clock())
         self._pauses.well()
         self._note_run(lease, seconds)
@@ -443,7 +443,7 @@ class Batcher:
             pid=self._backend.pid if self._backend is not None else 0,
             memory=memory,
             reason=reason,
-            items_per_second=figures.pace.items_per_second,
+            items_per_second=figures.items_per_second,
             estimated=figures.pace.estimated,
             warm_up=tuple(self._backend.warm_up) if self._backend is not None else (),
         )

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import structlog
 
 from headway.core import health
-from headway.core.slot_pace import SlotPace
-from headway.model import Slot
+from headway.core.slot_pace import DECAY, SlotPace
+from headway.model import Lease, Slot
 
 log = structlog.get_logger(__name__)
 
@@ -33,6 +33,7 @@ class SlotFigures:
         self.pace = SlotPace(slot.max_batch)
         self.utilisation = 0.0
         self.scarce = False
+        self._entries = self._sizes = 0.0
         self._worker = slot.worker
         self._memory = memory
         self._busy = 0.0
@@ -42,6 +43,17 @@ class SlotFigures:
     def ran(self, seconds: float) -> None:
         """Note a run of a batch that has ended."""
         self._busy += seconds
+
+    def succeeded(self, lease: Lease, seconds: float) -> None:
+        """Note a batch that held the slot for `seconds` and came back with outputs."""
+        self.pace.observe(lease.size, seconds)
+        self._entries = self._entries * DECAY + len(lease.entries)
+        self._sizes = self._sizes * DECAY + lease.size
+
+    @property
+    def items_per_second(self) -> float:
+        """Entries of the mean size of late that the slot does per second in full batches; 0 as long as not known."""
+        return self.pace.items_per_second * (self._entries / self._sizes if self._sizes else 1.0)
 
     def note_utilisation(self, now: float, running: float) -> None:
         """Note the busy share of the time since the last call. `running` are seconds of the run that goes on."""

@@ -18,7 +18,8 @@ from headway.core.packing import BatchRoom, Terms, pack, turns
 from headway.core.policies.paced import headway
 from headway.core.queue import ModelQueue
 from headway.core.queue_limits import QueueLimits
-from headway.model import Cause
+from headway.model import Cause, Lease, Slot
+from headway.worker.slot_figures import SlotFigures
 from tests.core.entries import entry
 from tests.core.test_queue import AT_ONCE, Fixed, ids, leave, rng
 
@@ -290,6 +291,17 @@ class TestReckoning:
             queue.finish(leave(queue, now=float(number)), number + 1.0)
         assert offer(queue, *[40] * 100, tenant="flood", now=4.0)[-1] is False
         assert offer(queue, 40, tenant="other", now=4.0) == [True]
+
+    def test_a_slot_tells_its_pace_in_entries(self) -> None:
+        """A full batch of two heavy entries takes a second: two entries a second, of eight places."""
+        slot = Slot("gpu-0", "m", B, N)
+        lease = Lease(1, slot, [entry(weight=N // 2), entry(weight=N // 2)], FULL, 0.0, 1.0, 1.0)
+        assert (lease.fill, lease.size) == (1.0, B)
+        figures = SlotFigures(slot, lambda: 0.0)
+        assert figures.items_per_second == 0.0
+        for _ in range(5):
+            figures.succeeded(lease, 1.0)
+        assert figures.items_per_second == pytest.approx(2.0)
 
     def test_at_once_still_means_one_entry(self) -> None:
         queue = make()

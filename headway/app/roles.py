@@ -29,6 +29,7 @@ _OF_CLIENTS = (
     "lame_duck_ms",
     "fallback",
     "fallback_concurrency",
+    "access_log",
 )
 _OF_SLOTS = ("target_arguments", "workers", "devices", "reload", "recycle_rss_mb", "recycle_after_s", "lease_ms")
 _OF_BATCHES = (

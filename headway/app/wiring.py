@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import random
 import re
 import socket
 import time
@@ -31,10 +32,12 @@ from headway.controller.controller import Controller
 from headway.core.throttle import ArrivalRates
 from headway.errors import SettingError, TargetError
 from headway.fleet.membership import Membership
+from headway.gateway.access_log import AccessLog
 from headway.gateway.capacity_watcher import CapacityWatcher
 from headway.gateway.fallback import Fallback
 from headway.gateway.gateway import Gateway
 from headway.gateway.ledger_writer import LedgerWriter
+from headway.gateway.pending import Observer
 from headway.http import public
 from headway.http.readiness import Readiness
 from headway.http.server.listener import Listener
@@ -177,7 +180,9 @@ def make_components(
     if parts.gateway:
         fallback = make_fallback(settings, counters, clock)
         beside = fallback.broker if fallback is not None else None
-        observers = [ledger_writer] if ledger_writer is not None else []
+        observers: list[Observer] = [ledger_writer] if ledger_writer is not None else []
+        if settings.access_log:
+            observers.append(AccessLog(settings.access_log, settings.tier_names, random.random))
         gateway = Gateway(
             settings, [settings.model], bundle.broker, counters, clock, direct=beside, observers=observers
         )

@@ -304,6 +304,7 @@ CHECKS: tuple[Callable[[Settings], None], ...] = (
     _between("kept_tenant_mb", 1, 1 << 20),
     _between("max_input_chars", 0, 1 << 30),
     _between("max_parameters", 0, 10_000),
+    _between("access_log", 0, 1),
     _one_of("control_chars", CONTROL_CHARS),
     _one_of("policy", policies.NAMES),
     _one_of("weight", WEIGHTS),

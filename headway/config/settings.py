@@ -287,6 +287,9 @@ class Settings:
     )
     log_level: str = _setting("info", _ADMIN_LOG, "Least important line that is logged: debug, info, warning or error.")
     log_json: bool = _setting(False, _ADMIN_LOG, "Log lines as JSON.")
+    access_log: float = _setting(
+        0.0, _ADMIN_LOG, "Share of the requests, 0 to 1, that are logged with how they ended and what took how long."
+    )
 
     def __post_init__(self) -> None:
         for check in CHECKS:

@@ -207,7 +207,7 @@ def test_what_a_worker_prints_is_in_the_log_under_its_name_and_cannot_forge_a_li
 
 
 def test_one_bad_request_is_one_story_in_the_log(tmp_path: Path) -> None:
-    with serving(tmp_path) as server:
+    with serving(tmp_path, "--access-log", "1") as server:
         server.expected = {"batch failed"}
         with server.held_back():
             bad, mates = server.ask("raise"), [server.ask(f"mate {number}") for number in range(9)]
@@ -219,6 +219,8 @@ def test_one_bad_request_is_one_story_in_the_log(tmp_path: Path) -> None:
         assert (whole["size"], found["size"], found["request_id"]) == (10, 1, f"req_{bad.id}")
         assert whole["exception"].startswith("Traceback") and "faults.py" in whole["exception"]
         assert "exception" not in found, "the traceback is told once"
+        assert server.logged("request", request_id=f"req_{bad.id}")["status"] == 422
+        assert len(server.log("request")) == 11, "the access log has a line for each"
         assert not [line for line in server.log("worker output") if "Traceback" in line["line"]]
 
 

@@ -1,0 +1,66 @@
+"""Access log: a line of the log for each request that has ended, or for a random share of them.
+
+Lines tell how a request ended and where its time went, never what was in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from headway.errors import SHOWN, STATUS
+from headway.gateway.pending import Ending, PendingRequest
+
+log = structlog.get_logger(__name__)
+
+LEFT = 499
+"""Status of a request whose client left, as nginx logs it; no client reads it."""
+
+
+class AccessLog:
+    """Observer that logs requests.
+
+    Arguments:
+        share: share of the requests that are logged, above 0 to 1.
+        tiers: names of the tiers.
+        rng: uniform in [0, 1).
+    """
+
+    def __init__(self, share: float, tiers: Sequence[str], rng: Callable[[], float]) -> None:
+        self._share = share
+        self._tiers = tiers
+        self._rng = rng
+
+    def finished(self, requests: Sequence[PendingRequest], ending: Ending, now: float) -> None:
+        """Log the share of these requests."""
+        for request in requests:
+            if self._rng() < self._share:
+                self._log(request, ending, now)
+
+    def _log(self, request: PendingRequest, ending: Ending, now: float) -> None:
+        entry, reply = request.entry, request.reply
+        failure, ran = reply.failure, reply.ran
+        if ending is Ending.LEFT:
+            status, error = LEFT, "CANCELLED"
+        else:
+            status = 200 if failure is None else STATUS[failure.code]
+            error = "" if failure is None else SHOWN.get(failure.code, failure.code)
+        log.info(
+            "request",
+            request_id=f"req_{entry.id}",
+            status=status,
+            error=error,
+            latency_ms=round((now - request.since) * 1000, 1),
+            queue_ms=round(reply.queued * 1000, 1),
+            batch_ms=None if ran is None else round(ran.seconds * 1000, 1),
+            batch_size=None if ran is None else ran.size,
+            worker=None if ran is None else ran.worker,
+            attempts=reply.attempts,
+            shared=None if reply.shared is None else "kept" if reply.kept else "joined",
+            task=request.task,
+            model=entry.model,
+            tier=self._tiers[entry.tier],
+            tenant=entry.tenant,
+            user=request.principal.user,
+        )

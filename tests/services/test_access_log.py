@@ -1,0 +1,64 @@
+"""The access log: what a line says, and how many there are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from headway import errors
+from headway.gateway.access_log import AccessLog
+from headway.gateway.pending import NOBODY, Ending, PendingRequest
+from headway.model import BatchRun, DedupKind, Entry, Failure, Principal, Reply
+
+ENTRY = Entry("7", "m", "a secret input", 1, "acme", "alice", 4.0, 2.0)
+REPLY = Reply("7", "acme", "a secret output", ran=BatchRun("gpu-0", 12, 0.1, 0.0), queued=0.05, attempts=1)
+
+
+def logged(
+    reply: Reply = REPLY, ending: Ending = Ending.REPLIED, share: float = 1.0, dice: tuple[float, ...] = (0.5,)
+) -> list[Any]:
+    log = AccessLog(share, ("enterprise", "paid", "free"), iter(dice).__next__)
+    principal = Principal("alice", "acme", 1)
+    requests = [PendingRequest(NOBODY, principal, ENTRY, 10.0, 14.0, None, False, reply) for _ in dice]
+    with capture_logs() as logs:
+        log.finished(requests, ending, 10.16)
+    return logs
+
+
+def test_a_line_says_how_a_request_ended_and_what_took_how_long() -> None:
+    [line] = logged()
+    assert line == {
+        "event": "request", "log_level": "info", "request_id": "req_7", "status": 200, "error": "",
+        "latency_ms": 160.0, "queue_ms": 50.0, "batch_ms": 100.0, "batch_size": 12, "worker": "gpu-0", "attempts": 1,
+        "shared": None, "task": False, "model": "m", "tier": "paid", "tenant": "acme", "user": "alice",
+    }  # fmt: skip
+    assert "secret" not in str(line)
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "shown"),
+    [
+        (errors.DEADLINE_EXCEEDED, 504, "DEADLINE_EXCEEDED"),
+        (errors.IDEMPOTENCY_MISUSE, 422, "IDEMPOTENCY_CONFLICT"),
+    ],
+)
+def test_a_failure_is_logged_as_the_client_reads_it(code: str, status: int, shown: str) -> None:
+    [line] = logged(Reply("7", "acme", failure=Failure(code, "why")), Ending.TIMED_OUT)
+    assert (line["status"], line["error"], line["worker"]) == (status, shown, None)
+
+
+def test_a_client_that_left_has_a_status_of_its_own() -> None:
+    [line] = logged(Reply("7", "acme", failure=Failure(errors.CANCELLED, "the client left")), Ending.LEFT)
+    assert (line["status"], line["error"]) == (499, "CANCELLED")
+
+
+def test_an_answer_that_another_request_brought_says_so() -> None:
+    assert logged(Reply("7", "acme", "x", shared=DedupKind.KEY))[0]["shared"] == "joined"
+    assert logged(Reply("7", "acme", "x", shared=DedupKind.KEY, kept=True))[0]["shared"] == "kept"
+
+
+def test_a_share_of_the_requests_is_logged() -> None:
+    assert len(logged(share=0.25, dice=(0.1, 0.3, 0.249, 0.25, 0.9))) == 2
+    assert len(logged(share=1.0, dice=(0.0, 0.999))) == 2

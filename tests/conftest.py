@@ -7,6 +7,7 @@ its own; see `servers`, `postgres` and `tests.servers`.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from unittest import mock
@@ -23,6 +24,9 @@ from tests.servers.redis import FOREIGN, KINDS, SharedServers
 # The machine that checks is shared and slow at times: a case may take long, and the same cases run every time.
 settings.register_profile("house", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("house")
+# A shell leaves SIGINT ignored in what it starts in the background, and so it would stay in all that tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # Mutants are tried in forks of one process, in which each test is called again; a mutant is known after few cases, of
 # which nobody wants to see the smallest.
 settings.register_profile(

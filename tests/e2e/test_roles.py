@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -112,10 +114,12 @@ def test_top_shows_what_changes_until_ctrl_c(tmp_path: Path, redis: RedisServer)
 
 
 def _rest(descriptor: int) -> bytes:
-    """Bytes that are written until the other end is closed."""
-    rest = b""
+    """Bytes that are written until the other end is closed, or that takes too long."""
+    rest, until = b"", time.monotonic() + PATIENCE
     try:
-        while data := os.read(descriptor, 65536):
+        while select.select([descriptor], [], [], max(until - time.monotonic(), 0.0))[0] and (
+            data := os.read(descriptor, 65536)
+        ):
             rest += data
     except OSError:  # so Linux tells of the end of a terminal
         pass

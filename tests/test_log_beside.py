@@ -71,6 +71,14 @@ def test_a_program_that_uses_structlog_gets_the_lines_its_way() -> None:
         structlog.reset_defaults()
 
 
+def test_lines_that_were_captured_before_are_no_set_up() -> None:
+    with structlog.testing.capture_logs():
+        pass
+    with log.running(stream=io.StringIO()):
+        pass
+    assert not structlog.is_configured()
+
+
 def test_the_log_of_a_service_leaves_the_programs_structlog_as_it_was() -> None:
     mine = [structlog.processors.JSONRenderer()]
     structlog.configure(processors=mine)

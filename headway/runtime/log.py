@@ -89,7 +89,7 @@ _set_up = ExitStack()
 
 @contextmanager
 def _as_guest(level: str, json: bool) -> Iterator[None]:
-    if structlog.is_configured():
+    if _is_set_up():
         yield
         return
     own = logging.getLogger("headway")
@@ -105,10 +105,19 @@ def _as_guest(level: str, json: bool) -> Iterator[None]:
         own.propagate = True
 
 
+_UNTOUCHED = None if structlog.is_configured() else tuple(structlog.get_config()["processors"])
+"""Processors of structlog in a program that has not set it up; None where it had done so before this was imported."""
+
+
+def _is_set_up() -> bool:
+    """Whether the program has set structlog up. Who captures lines for a test and puts everything back has not."""
+    return structlog.is_configured() and tuple(structlog.get_config()["processors"]) != _UNTOUCHED
+
+
 @contextmanager
 def _structlog(level: str, *last: structlog.typing.Processor) -> Iterator[None]:
     """Send what is logged by structlog to the standard library's loggers, and restore what was."""
-    was = structlog.get_config() if structlog.is_configured() else None
+    was = structlog.get_config() if _is_set_up() else None
     structlog.configure(
         processors=[*_ADDED, *last],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelName(level.upper())),

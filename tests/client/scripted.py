@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,6 +13,9 @@ from typing import Any
 
 LOST = None
 """Step of a script that closes the connection without an answer."""
+
+CUT = -1
+"""Status of a step that announces a longer answer than it sends, and closes the connection."""
 
 Step = tuple[int, Mapping[str, str], bytes] | None
 
@@ -34,12 +38,13 @@ class Scripted:
 
     script: list[Step]
     asked: list[Asked] = field(default_factory=list)
+    scheme: str = "http"
     port: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{self.scheme}://127.0.0.1:{self.port}"
 
     def step(self, asked: Asked) -> Step:
         with self.lock:
@@ -58,9 +63,9 @@ def problem(status: int, code: str, header: Mapping[str, str] | None = None) -> 
 
 
 @contextmanager
-def scripted(*script: Step) -> Iterator[Scripted]:
+def scripted(*script: Step, tls: ssl.SSLContext | None = None) -> Iterator[Scripted]:
     """Scripted service on a port of its own."""
-    service = Scripted(list(script))
+    service = Scripted(list(script), scheme="http" if tls is None else "https")
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -78,6 +83,10 @@ def scripted(*script: Step) -> Iterator[Scripted]:
                 self.close_connection = True
                 return
             status, header, content = step
+            if status == CUT:
+                self.close_connection = True
+                self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n" + content)
+                return
             self.send_response(status)
             for name, value in header.items():
                 self.send_header(name, value)
@@ -92,6 +101,8 @@ def scripted(*script: Step) -> Iterator[Scripted]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
     service.port = server.server_address[1]
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import ssl
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +25,8 @@ from headway.client import (
 from headway.client.service import Service
 from headway.errors import SettingError
 from tests.client.asking import CLIENTS, asking
-from tests.client.scripted import LOST, Step, ok, problem, scripted
+from tests.client.scripted import CUT, LOST, Step, ok, problem, scripted
+from tests.servers.tls import Authority
 
 NOW = {"retry-after-ms": "1"}
 
@@ -46,7 +49,9 @@ def test_a_request_carries_what_the_service_needs(kind: str) -> None:
 
 
 @kinds
-@pytest.mark.parametrize("step", [problem(503, "DRAINING", NOW), problem(429, "RATE_LIMITED", NOW), LOST])
+@pytest.mark.parametrize(
+    "step", [problem(503, "DRAINING", NOW), problem(429, "RATE_LIMITED", NOW), LOST, (CUT, {}, b'{"request_id"')]
+)
 def test_a_request_is_sent_again_under_its_key(kind: str, step: Any) -> None:
     with scripted(step, step, ok()) as service, asking(kind, service.url) as client:
         assert client.infer("x").output == "out"
@@ -276,6 +281,21 @@ def test_a_proxy_of_the_environment_is_used(kind: str, monkeypatch: pytest.Monke
         with asking(kind, "http://models.example/in") as client:
             assert client.infer("x").output == "out"
         assert proxy.asked[0].path == "http://models.example/in/v1/inference"
+
+
+@pytest.mark.processes
+def test_certificates_are_checked(tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "tls")
+    certificate, key = authority.issue("service", "IP:127.0.0.1")
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(certificate, key)
+    trust = ssl.create_default_context(cafile=authority.certificate)
+    with scripted(ok(), tls=tls) as service:
+        for kind in CLIENTS:
+            with asking(kind, service.url, ssl_context=trust) as client:
+                assert client.infer("x").output == "out"
+            with asking(kind, service.url, retries=0) as client, pytest.raises(Unreachable, match="certificate"):
+                client.infer("x")
 
 
 def test_no_secret_is_shown() -> None:

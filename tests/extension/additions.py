@@ -166,7 +166,7 @@ class KettleBackend:
     [
         (
             "headway/config/target.py",
-            "Target = ModuleTarget | FileTarget | RemoteTarget\n",
+            "Target = ModuleTarget | FileTarget | RemoteTarget | ObservedTarget\n",
             '''@dataclass(frozen=True, slots=True)
 class KettleTarget:
     """A kettle."""
@@ -177,7 +177,7 @@ class KettleTarget:
         return self.url
 
 
-Target = ModuleTarget | FileTarget | RemoteTarget | KettleTarget
+Target = ModuleTarget | FileTarget | RemoteTarget | ObservedTarget | KettleTarget
 ''',
         ),
         (

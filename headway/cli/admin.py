@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 from urllib.parse import quote, urlencode, urlsplit
@@ -66,6 +65,8 @@ class Admin:
         if not (token.isascii() and token.isprintable()):
             raise SettingError("--token", "…", "must be printable ASCII", "Copy it once more.")
         self._url = f"{parts.scheme}://{parts.netloc}"
+        import http.client
+
         self._kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         self._host, self._port = parts.hostname, port
         first = token.partition(",")[0]  # A service takes two while its token changes.
@@ -88,12 +89,14 @@ class Admin:
         return self._ask("POST", path, LONG)
 
     def _ask(self, method: str, target: str, timeout: float, json: bool = True) -> Any:
+        from http.client import HTTPException
+
         connection = self._kind(self._host, self._port, timeout=timeout)
         try:
             connection.request(method, target, headers=self._header)
             response = connection.getresponse()
             body = response.read()
-        except (OSError, http.client.HTTPException) as exc:
+        except (OSError, HTTPException) as exc:
             why = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc) or type(exc).__name__
             hint = "Is Headway running there? Name its admin port with --admin."
             raise AdminError(f"{self._url} does not answer: {why}. {hint}") from None

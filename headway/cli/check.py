@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import statistics
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
 from headway.cli.flags import with_settings
-from headway.cli.trial import Findings, Trial, sizes
 from headway.config import Settings
 from headway.config.target import shown_target
 from headway.errors import SettingError
+
+if TYPE_CHECKING:
+    from headway.cli.trial import Findings
 
 _SETTINGS = (
     "model",
@@ -63,6 +64,8 @@ def check(
     """
     texts = [text for text in input or () if text] or [f"headway check {n}" for n in range(settings.max_batch_size)]
     inputs = [texts[n % len(texts)] for n in range(settings.max_batch_size)]
+    import asyncio
+
     from headway.runtime import log
 
     with log.running(settings.log_level, json=settings.log_json):
@@ -90,6 +93,7 @@ def _object(text: str) -> bytes:
 
 async def _try_out(settings: Settings, target: str, inputs: list[str], parameters: bytes, repeats: int) -> Findings:
     from headway.app.backends import SlotPlan, make_backend, make_devices, worker_name
+    from headway.cli.trial import Trial
     from headway.config.target import parse_target, with_arguments
 
     spec = with_arguments(parse_target(target), settings.target_arguments)
@@ -134,6 +138,8 @@ def _advice(settings: Settings, found: Findings) -> list[str]:
 
 def _medians(found: Findings, most: int) -> list[tuple[int, float]]:
     """Batch sizes, each with its median run time in ms."""
+    from headway.cli.trial import sizes
+
     return [
         (size, statistics.median(times) * 1000)
         for size in sizes(most)

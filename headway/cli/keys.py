@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import re
@@ -340,6 +339,8 @@ def _changing(
 
 def _with(settings: Settings, work: Callable[[KeyStore], Awaitable[_T]], *, create: bool = False) -> _T:
     """Run `work` with the store of keys."""
+    import asyncio
+
     from headway.app import stores
 
     store = stores.make_key_store(settings, create=create)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 from collections.abc import Callable
@@ -34,6 +33,8 @@ def with_settings_of(role: Role) -> Callable[[Callable[..., None]], Callable[...
 
 def run(settings: Settings, role: Role, target: str = "") -> None:
     """Run until a signal comes, and exit."""
+    import asyncio
+
     import uvloop
 
     from headway.app import runner, signals

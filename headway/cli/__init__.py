@@ -116,11 +116,11 @@ COMMANDS: dict[str, tuple[Callable[[], Found], str, str]] = {
     "serve": (_serve, "Serve", "Serve TARGET: HTTP, queue and GPU workers in one process."),
     "gateway": (_gateway, "Serve", "Take requests for workers in other processes."),
     "worker": (_worker, "Serve", "Run TARGET for gateways in other processes."),
-    "controller": (_controller, "Serve", "Tell the processes what the workers can carry."),
+    "controller": (_controller, "Serve", "Count the workers, and tell the gateways what they can carry."),
     "init": (_init, "Serve", "Make a folder with a target, its test and its settings."),
     "check": (_check, "Serve", "Load TARGET, try it in batches, and say what it costs."),
     "status": (_status, "Operate", "Show how a running service is doing."),
-    "top": (_top, "Operate", "The same, shown live."),
+    "top": (_top, "Operate", "Show it live: load, latency, refusals, workers."),
     "dlq": (_dlq, "Operate", "List, show, replay and purge dead letters."),
     "keys": (_keys, "Operate", "Create, list, revoke and rotate API keys."),
     "bench": (_bench, "Measure and plan", "Put open-loop load on a URL; latency and errors."),
@@ -179,11 +179,17 @@ def _defer(command: Any) -> None:
         for parameter in parameters:
             if parameter._runtime_param is None:
                 parameter._runtime_param = _Deferred()
+            if isinstance(parameter, TyperArgument) or parameter.is_flag:
+                parameter.display_type_rich = _no_type
         return parameters
 
     command.get_params = get_params
     for inner in getattr(command, "commands", {}).values():
         _defer(inner)
+
+
+def _no_type(ctx: Any) -> None:
+    """Type that the help shows of a switch, as `<bool>` would ask for a value, and of an argument, which has a name."""
 
 
 def _flowing(text: str) -> str:

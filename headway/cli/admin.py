@@ -23,7 +23,7 @@ Token = Annotated[
         show_default=False,
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print what the service answers, as JSON.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
 
 DEFAULT_URL = "http://127.0.0.1:9000"
 SHORT = 10.0

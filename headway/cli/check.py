@@ -46,7 +46,10 @@ def check(
     settings: Settings,
     input: Annotated[
         list[str] | None,
-        typer.Option(metavar="TEXT", help="Text to send; several take turns. By default numbered lines."),
+        typer.Option(
+            metavar="TEXT",
+            help="Text to send; repeat it for several, which take turns. By default each text has a number.",
+        ),
     ] = None,
     parameters: Annotated[
         str, typer.Option(metavar="JSON", help="Parameters of every input: a JSON object.", show_default=False)

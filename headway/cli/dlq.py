@@ -26,7 +26,10 @@ _Ids = Annotated[
 ]
 _All = Annotated[bool, typer.Option("--all", help="Every letter there is, or every one of --tenant.")]
 _Tenant = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Whose, when several tenants have one of an id.", show_default=False)
+    str | None,
+    typer.Option(
+        metavar="NAME", help="Tenant of the letter, if several tenants have one with this id.", show_default=False
+    ),
 ]
 
 

@@ -14,6 +14,9 @@ from headway.errors import SettingError
 
 _WORDS = {str: "TEXT", int: "N", float: "X", bool: ""}
 
+_ONE = {"batches": "batch", "bytes": "byte", "characters": "character", "days": "day", "inputs": "input"}
+"""Units of which there is one."""
+
 _Config = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="TOML file of settings; else headway.toml, if there is one here."),
@@ -78,4 +81,4 @@ def _default(name: str) -> str:
     if value is None or value is False or value == "":
         return ""
     shown = f"{value:.15g}" if isinstance(value, float) else str(value)
-    return f" (default {shown} {unit}".rstrip() + ")"
+    return f" (default {shown} {_ONE.get(unit, unit) if value == 1 else unit}".rstrip() + ")"

@@ -45,7 +45,8 @@ keys = typer.Typer(
 
 _Id = Annotated[str, typer.Argument(metavar="ID", help="Id of a key, as keys list shows it.", show_default=False)]
 _Expires = Annotated[
-    str, typer.Option(metavar="DURATION", help="Until it ends: 90d, 12h, 30m or 45s.", show_default=False)
+    str,
+    typer.Option(metavar="DURATION", help="How long the new key is valid: 90d, 12h, 30m or 45s.", show_default=False),
 ]
 
 
@@ -76,7 +77,7 @@ def create(
         bool, typer.Option("--service", help="Make a service token for HEADWAY_ADMIN_TOKEN; it is kept nowhere.")
     ] = False,
 ) -> None:
-    """Make a key, and print it: this once, since only its digest is kept.
+    """Make a key and print it, this once: only its digest is kept.
 
     headway keys create --user alice --tenant acme --tier paid --expires 90d --keys keys.toml
     """
@@ -111,7 +112,7 @@ def create(
 @keys.command("list")
 @with_settings(_PLACE)
 def list_keys(settings: Settings, json: AsJson = False) -> None:
-    """List all keys, oldest first, ended ones included. What would let anybody in is not known here."""
+    """List all keys, oldest first, ended ones included. Their secrets are kept nowhere, and not shown."""
     now = time.time()
     rows = [_shown(key, now) for key in _with(settings, lambda store: store.keys())]
     if json:
@@ -145,7 +146,7 @@ def revoke(settings: Settings, id: _Id) -> None:
 def rotate(
     settings: Settings,
     id: _Id,
-    grace: Annotated[str, typer.Option(metavar="DURATION", help="Until the old one ends.")] = "24h",
+    grace: Annotated[str, typer.Option(metavar="DURATION", help="How long the old key stays valid.")] = "24h",
     expires: _Expires = "",
 ) -> None:
     """Make a key to replace another, with the same rights, and print it. The old one ends after the grace.

@@ -23,7 +23,9 @@ def plan(
     ],
     batch_ms: Annotated[
         float,
-        typer.Option(metavar="MS", help="Time of a batch; its fixed part.", rich_help_panel=_MODEL, show_default=False),
+        typer.Option(
+            metavar="MS", help="Fixed part of a batch's time (α).", rich_help_panel=_MODEL, show_default=False
+        ),
     ],
     max_batch_size: Annotated[int, typer.Option(metavar="N", help="Largest batch.", rich_help_panel=_MODEL)] = 32,
     max_batch: Annotated[int | None, typer.Option(hidden=True, help="The same as --max-batch-size.")] = None,
@@ -36,7 +38,7 @@ def plan(
         typer.Option(metavar="MS", help="Highest 99th percentile of latency.", rich_help_panel=_TARGETS),
     ] = None,
     beta_ms: Annotated[
-        float, typer.Option(metavar="MS", help="Time that each entry adds to a batch.", rich_help_panel=_MODEL)
+        float, typer.Option(metavar="MS", help="Time that each entry adds to a batch (β).", rich_help_panel=_MODEL)
     ] = 0.0,
     jitter: Annotated[
         float,

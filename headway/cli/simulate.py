@@ -24,12 +24,14 @@ def simulate(
     workers: Annotated[int, typer.Option(metavar="K", help="GPUs.", rich_help_panel=_MODEL, show_default=False)],
     batch_ms: Annotated[
         float,
-        typer.Option(metavar="MS", help="Time of a batch; its fixed part.", rich_help_panel=_MODEL, show_default=False),
+        typer.Option(
+            metavar="MS", help="Fixed part of a batch's time (α).", rich_help_panel=_MODEL, show_default=False
+        ),
     ],
     max_batch_size: Annotated[int, typer.Option(metavar="N", help="Largest batch.", rich_help_panel=_MODEL)] = 32,
     max_batch: Annotated[int | None, typer.Option(hidden=True, help="The same as --max-batch-size.")] = None,
     beta_ms: Annotated[
-        float, typer.Option(metavar="MS", help="Time that each entry adds to a batch.", rich_help_panel=_MODEL)
+        float, typer.Option(metavar="MS", help="Time that each entry adds to a batch (β).", rich_help_panel=_MODEL)
     ] = 0.0,
     jitter: Annotated[
         float,
@@ -113,14 +115,16 @@ def simulate(
     gather_ms: Annotated[
         float,
         typer.Option(
-            metavar="MS", help="Time that a gateway's entries gather between two calls.", rich_help_panel=_FLEET
+            metavar="MS",
+            help="Time for which a gateway gathers entries before it calls the queue.",
+            rich_help_panel=_FLEET,
         ),
     ] = 0.0,
     shards: Annotated[
         int,
         typer.Option(
             metavar="N",
-            help="Shards that the queue may be cut into. Each in use has a few GPUs at least.",
+            help="Shards that the queue may be cut into; each in use has a few GPUs at least.",
             rich_help_panel=_FLEET,
         ),
     ] = 1,

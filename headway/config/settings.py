@@ -160,7 +160,7 @@ class Settings:
     fallback: str = _setting(
         "",
         _FLEET,
-        "What a gateway asks itself while the broker is gone, written as TARGET is: a function or a remote batch API; "
+        "Function or remote batch API that a gateway asks while the broker is gone, written as TARGET is; "
         "left out: requests then get 503.",
     )
     fallback_concurrency: int = _setting(1, _FLEET, "Batches that a gateway runs at once on `fallback`.", "batches")
@@ -183,8 +183,7 @@ class Settings:
     keys: str = _setting(
         "",
         _IDENTITY,
-        "Where API keys are: a TOML file, or `ledger` for the ledger's database; without it and `jwt` nobody is asked "
-        "who they are.",
+        "Where API keys are: a TOML file, or `ledger` for the ledger's database; without it and `jwt` anybody may ask.",
     )
     jwt: str = _setting("", _IDENTITY, "TOML file of the issuers whose JSON Web Tokens are taken (see the guide).")
     keys_retention_days: float = _setting(
@@ -194,7 +193,9 @@ class Settings:
         1000.0, _IDENTITY, "Requests a minute of a user whose key has no rate of its own; 0: no limit."
     )
     user_burst: float = _setting(
-        0.0, _IDENTITY, "Requests that such a user may send at once; 0: ten seconds' worth of `user_rate`."
+        0.0,
+        _IDENTITY,
+        "Requests that a user whose key has no burst of its own may send at once; 0: ten seconds' worth of `user_rate`.",
     )
     tier_rates: str = _setting(
         "",
@@ -216,10 +217,8 @@ class Settings:
     ledger_content: bool = _setting(False, _LEDGER, "Record inputs and outputs too, which else are written to no disk.")
 
     cache: bool = _setting(False, _SHARING, "Keep outputs and answer the same request of the same tenant with them.")
-    cache_ttl_s: float = _setting(300.0, _SHARING, "How long an output is kept for that.", "s")
-    collapse: bool = _setting(
-        False, _SHARING, "Run what a tenant asks several times at once only once, and answer all with it."
-    )
+    cache_ttl_s: float = _setting(300.0, _SHARING, "How long the cache keeps an output.", "s")
+    collapse: bool = _setting(False, _SHARING, "Run identical requests that a tenant sends at the same time only once.")
     result_ttl_s: float = _setting(
         600.0, _SHARING, "How long the outcome of a task, or of an Idempotency-Key, is kept.", "s"
     )

@@ -110,6 +110,19 @@ def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -
     assert f"headway {name}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS), *SUBCOMMANDS], ids=" ".join)
+def test_no_help_asks_for_a_value_where_there_is_none(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert code_of([*command, "--help"]) == 0
+    assert re.findall(r"<\w+(?:\[\w+\])?>", capsys.readouterr().out) == []
+
+
+@pytest.mark.parametrize("riddle", ["hopeless", "let anybody in", "(default 1 batches)", "The same, shown live"])
+def test_no_help_speaks_in_riddles(riddle: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ([], ["keys"], ["keys", "list"], ["gateway"]):
+        assert code_of([*command, "--help"]) == 0
+    assert riddle not in capsys.readouterr().out
+
+
 def test_serve_has_a_flag_for_every_setting_in_its_group(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,6 +59,10 @@ def test_the_wait_is_told_as_the_policy_takes_it(policy: str, words: str) -> Non
 
 
 def test_the_banner_says_one_process_and_several_processes() -> None:
+    assert "capacity" not in banner(Settings(), Role.SERVE, LOCAL, 8000, 9000)
+    for pace, told in ((1938.4, "1,900"), (19.4, "19"), (0.3, "1")):
+        shown = banner(Settings(), Role.SERVE, LOCAL, 8000, 9000, items_per_second=pace)
+        assert f"  capacity about {told} inputs/s, estimated" in shown
     assert "; 1 worker process\n" in banner(Settings(), Role.SERVE, LOCAL, 8000, 9000)
     assert "; 2 worker processes\n" in banner(Settings(workers=2), Role.SERVE, LOCAL, 8000, 9000)
     assert "; 1 call in flight\n" in banner(Settings(), Role.SERVE, REMOTE, 8000, 9000)
@@ -117,7 +121,7 @@ def test_a_gateway_says_where_it_is_asked() -> None:
     ("role", "target", "words"),
     [
         (Role.WORKER, LOCAL, ("Headway worker host runs somewhere:function as model", "policy paced", "lasts 3000 ms")),
-        (Role.CONTROLLER, None, ("Headway controller host looks after", "capacity 70% of")),
+        (Role.CONTROLLER, None, ("Headway controller host looks after", "the others leave of 100% of the capacity")),
     ],
 )
 def test_who_takes_no_requests_has_no_public_port(role: Role, target: Target | None, words: tuple[str, ...]) -> None:

@@ -11,7 +11,9 @@ import pytest
 import headway
 from headway import errors
 from headway.cli import COMMANDS
+from headway.config import FIELDS
 from headway.runtime.counters import Counters
+from headway.simulator.scenario import Scenario
 from headway.telemetry.metrics import State, families
 from tests.cli.command import code_of
 
@@ -27,6 +29,23 @@ FOREIGN_FLAGS = {"--data-binary", "--gpus", "--no-deps", "--require-hashes"}
 def test_the_table_of_settings_is_that_of_the_settings() -> None:
     renewed = runpy.run_path(str(DOCS / "settings.py"))["renewed"]
     assert renewed(GUIDE) == GUIDE, "run: python docs/settings.py"
+
+
+def test_figures_of_overload_are_those_of_the_default_target_utilisation() -> None:
+    """With a lower one the lowest tier is refused although there is room, and all figures of overload are others."""
+    assert (
+        FIELDS["target_utilisation"].default
+        == Scenario(rate=1.0, workers=1, alpha=1.0, max_batch=1).target_utilisation
+        == 1.0
+    )
+    for program in (ROOT / "bench" / "load").glob("*.py"):
+        assert "--target-utilisation" not in program.read_text(encoding="utf-8"), program.name
+    measured, simulated = (
+        (DOCS / "benchmarks" / name).read_text(encoding="utf-8") for name in ("measured.md", "simulated.md")
+    )
+    for text, heading in ((measured, "## Overload"), (measured, "## Floods"), (simulated, "# Simulated")):
+        section = text[text.index(heading) :].split("\n## ", 1 if heading.startswith("## ") else 2)[0]
+        assert "--target-utilisation" in section, heading
 
 
 def test_every_error_is_in_the_guide_with_its_status() -> None:

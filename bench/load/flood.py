@@ -36,7 +36,8 @@ from bench.stand.stand import Server
 
 GPUS, BATCH_MS, MAX_BATCH = 2, 100.0, 20
 CAPACITY = GPUS * MAX_BATCH / BATCH_MS * 1000
-UTILISATION = 0.7
+UTILISATION = 1.0
+"""Target utilisation, the default."""
 RESERVED = 0.1
 MIX = "enterprise=5,paid=25,free=70"
 OTHERS = 10

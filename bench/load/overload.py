@@ -5,8 +5,7 @@
 
 3,000 requests/s are offered to 2,000/s of capacity (two GPUs made of sleep, 100 ms a batch of at most 100), under a
 promise of 200 ms, which is also the server's deadline. 5 % ask as enterprise, 25 % as paid, 70 % as free. Enterprise
-is the tier of requests without a key here, because X-Request-Tier may only lower a tier. The target utilisation is 1: at
-less, the lowest tier is held to less than the GPUs can do.
+is the tier of requests without a key here, because X-Request-Tier may only lower a tier.
 """
 
 from __future__ import annotations
@@ -66,8 +65,6 @@ def main() -> int:
         *deadline,
         "--default-tier",
         "enterprise",
-        "--target-utilisation",
-        "1",
         name="overload",
     ) as server:
         open_loop(server, CAPACITY / 2, WARM_UP, "--mix", MIX)

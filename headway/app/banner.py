@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from headway.app.backends import BACKENDS, worker_name
@@ -21,7 +22,13 @@ MOST_SHOWN = 16
 
 
 def banner(
-    settings: Settings, role: Role, target: Target | None, port: int, admin_port: int, devices: Devices = NO_DEVICES
+    settings: Settings,
+    role: Role,
+    target: Target | None,
+    port: int,
+    admin_port: int,
+    devices: Devices = NO_DEVICES,
+    items_per_second: float = 0.0,
 ) -> str:
     """Text of the banner.
 
@@ -32,12 +39,19 @@ def banner(
         port: the public port; 0 when it has none.
         admin_port: the admin port.
         devices: devices of its workers.
+        items_per_second: items per second that its workers do by their warm-up; 0 where that is not known.
     """
-    return "\n".join(_lines(settings, role, target, port, admin_port, devices))
+    return "\n".join(_lines(settings, role, target, port, admin_port, devices, items_per_second))
 
 
 def _lines(
-    settings: Settings, role: Role, target: Target | None, port: int, admin_port: int, devices: Devices
+    settings: Settings,
+    role: Role,
+    target: Target | None,
+    port: int,
+    admin_port: int,
+    devices: Devices,
+    items_per_second: float,
 ) -> Iterator[str]:
     parts = ROLES[role]
     url = f"http://{_host(settings.host)}:{port}"
@@ -52,6 +66,8 @@ def _lines(
         yield f"  batches  up to {settings.max_batch_size}{_weight(settings)}, policy {settings.policy}{_wait(settings)}; {_slots(settings, target)}"
         if devices.ids:
             yield f"  devices  {_devices(settings, target, devices)}"
+        if items_per_second:
+            yield f"  capacity about {_rounded(items_per_second):,} inputs/s, estimated from warm-up batches"
     if parts.gateway:
         run = f"a batch {settings.gpu_timeout_ms:g} ms, " if target is not None else ""
         yield (
@@ -69,7 +85,7 @@ def _lines(
     if parts.batchers:
         yield f"  limits   a batch {settings.gpu_timeout_ms:g} ms; a lease lasts {settings.lease_ms:g} ms"
     if parts.controller:
-        yield f"  capacity {settings.target_utilisation:.0%} of what the healthy workers were measured to do"
+        yield f"  throttle the lowest tier gets what the others leave of {settings.target_utilisation:.0%} of the capacity"
     yield READY
 
 
@@ -77,6 +93,11 @@ def _weight(settings: Settings) -> str:
     """The bound on a batch's weight, if there is one."""
     what = "characters" if settings.weight == "chars" else settings.weight
     return f" and {settings.max_batch_weight} {what}" if settings.max_batch_weight else ""
+
+
+def _rounded(number: float) -> int:
+    """Number rounded to two digits, as an estimate deserves."""
+    return int(round(number, 1 - math.floor(math.log10(number)))) if number >= 10.0 else math.ceil(number)
 
 
 def _host(host: str) -> str:

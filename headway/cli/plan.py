@@ -72,6 +72,14 @@ def plan(
         float | None,
         typer.Option(metavar="X", help="Price of one GPU for an hour, in any currency.", rich_help_panel=_TARGETS),
     ] = None,
+    target_utilisation: Annotated[
+        float,
+        typer.Option(
+            metavar="X",
+            help="Share of their capacity that GPUs use in a fleet with room for growth and failures.",
+            rich_help_panel=_TARGETS,
+        ),
+    ] = 0.7,
     max_gpus: Annotated[int, typer.Option(metavar="N", help="Most GPUs to consider.", rich_help_panel=_TARGETS)] = 2000,
     seed: Annotated[int, typer.Option(metavar="N", help="Same seed, same answer.", rich_help_panel=_LOAD)] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.", rich_help_panel=_RESULT)] = False,
@@ -80,8 +88,8 @@ def plan(
 
     The production policy is simulated with ever more GPUs, from the least that can carry the load, until the
     percentiles meet the targets. A request without an answer counts as later than any target. Beside the answer
-    stands how sure it is: 95 % confidence intervals over several seeds, what one GPU less would give, and the rate
-    at which the targets are no longer met.
+    stands how sure it is: 95 % confidence intervals over several seeds, what one GPU less would give, the rate
+    at which the targets are no longer met, and whether the answer is on the edge: within 3 % or 2 ms of a target.
 
     A batch of n entries takes --batch-ms and n times --beta-ms; `headway check` measures both.
 
@@ -112,6 +120,7 @@ def plan(
         p99=None if p99 is None else p99 / 1000,
         gpu_hour_cost=gpu_hour_cost,
         max_gpus=max_gpus,
+        target_utilisation=target_utilisation,
     )
     found = make_plan(goal, _progress)
     if sys.stderr.isatty():
@@ -143,6 +152,13 @@ def _show(found: Plan, arrivals: str) -> None:
     if found.unanswered:
         print_line(f"  unanswered {found.unanswered:.3%} of the requests")
     print_line(f"  headroom   the targets are met up to {found.meets_up_to:,.0f} requests/s")
+    if found.with_room > found.gpus:
+        share = found.load * found.gpus / found.with_room
+        print_line(f"  with room  {found.with_room} GPUs: the load is {share:.0%} of their capacity")
+    if found.on_the_edge:
+        print_line("  on the edge: so near to the promise, a real run may miss it")
+    if found.one_more is not None:
+        print_line(f"  one more   {_percentiles(found.one_more)}")
     if found.one_less is None:
         print_line("  one less   could not carry the load")
     else:

@@ -133,8 +133,9 @@ def _capacity(capacity: dict[str, Any]) -> str:
     if not capacity["items_per_second"]:
         return f"{capacity['model']}: not measured yet, {slots}"
     most, meant = capacity["items_per_second"], capacity["usable_per_second"]
+    of = f"{meant:.0f} of {most:.0f}" if meant < most else f"{most:.0f}"
     sure = " (estimated)" if capacity.get("estimated") else ""
-    return f"{capacity['model']}: {meant:.0f} of {most:.0f} inputs/s{sure}, {slots}"
+    return f"{capacity['model']}: {of} inputs/s{sure}, {slots}"
 
 
 def _members(members: Sequence[dict[str, Any]], width: int) -> str:

@@ -165,7 +165,9 @@ class Settings:
     )
     fallback_concurrency: int = _setting(1, _FLEET, "Batches that a gateway runs at once on `fallback`.", "batches")
     target_utilisation: float = _setting(
-        0.7, _FLEET, "Share of the measured capacity, 0.1 to 1, that the fleet is meant to carry."
+        1.0,
+        _FLEET,
+        "Share of the measured capacity, 0.1 to 1, above which the lowest tier is held to what the others leave.",
     )
 
     queue_timeout_ms: float = _setting(

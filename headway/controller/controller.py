@@ -32,7 +32,7 @@ class Controller:
         id: id of its process in the fleet.
         broker: broker that knows workers and loads.
         fleet: fleet that knows the leader, and gets the capacities.
-        target_utilisation: share of the measured capacity that the fleet is meant to carry, 0 to 1.
+        target_utilisation: share of the measured capacity above which the lowest tier is held back, 0 to 1.
         clock: monotonic seconds.
         alone: whether there can be no other controller, so that the lead is nothing to tell of.
 

@@ -22,7 +22,7 @@ def capacity(
         model: name of the model; workers of others are left out.
         workers: the worker registry.
         load: load of the model; None when nothing is known.
-        target_utilisation: share of the measured capacity that the fleet is meant to carry, 0 to 1.
+        target_utilisation: share of the measured capacity above which the lowest tier is held back, 0 to 1.
         scarce: whether the broker's memory is nearly full; it then admits nothing, so that no capacity is usable.
     """
     own = [worker for worker in workers if worker.model == model]

@@ -106,6 +106,14 @@ class Throttle:
     def give_back(self) -> None:
         """Give back an entry of the lowest tier that was let in and needed no run."""
         self.lowest -= 1
+        self.refund()
+
+    def refund(self) -> None:
+        """Give back the place of an entry of the lowest tier that was let in here and refused by the broker.
+
+        Only some moments have room in time for another entry. If each refusal cost a place, too few entries would come
+        at those moments, and GPUs would run batches that are not full.
+        """
         self._tokens = min(self._tokens + 1.0, self._burst)
 
     def set_rate(self, rate: float, now: float) -> None:

@@ -354,6 +354,7 @@ class Gateway:
             case EntryRefused(entry, failure):
                 pending = self._pending.of(entry)
                 if pending is not None and pending.session is session:
+                    self.limiter.refused(entry)
                     self._answer(pending, failure, Ending.REFUSED)
             case SubscriptionRefused(subscription):
                 self._subscriptions.refuse(session, subscription)

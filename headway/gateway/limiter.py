@@ -141,6 +141,11 @@ class Limiter:
                 del self.debts[id]
         return max(self.debts.get(limit.id, now) - now, 0.0)
 
+    def refused(self, entry: Entry) -> None:
+        """Note that the broker refuses an entry, which so takes nothing of the capacity."""
+        if entry.tier == self._lowest:
+            self.throttle.refund()
+
     def not_run(self, entry: Entry) -> None:
         """Note that an entry got another's answer, and so took nothing of the capacity."""
         if entry.tier < self._lowest:

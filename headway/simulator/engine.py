@@ -196,6 +196,8 @@ class _Simulation:
             offered = shard.queue.offer(entry, now)
             if isinstance(offered, Refused):
                 reason = "shed" if offered.tier_only else "overloaded"
+                if self._throttle is not None:
+                    self._throttle.refund(entry.tier)
                 self._record.lose(REFUSED, reason, entry.tier, came, entry.input == POISON)
             elif came < now:
                 self._came[offered] = came

@@ -28,6 +28,8 @@ MEASURED_REQUESTS = 25_000
 """Least requests measured."""
 RATE_STEPS = 6
 """Halvings in the search for the highest rate, which is then known to 1/64 of the spare capacity."""
+EDGE_SHARE, EDGE_MS = 0.03, 2.0
+"""Share of a target, and milliseconds: nearer to it than the larger of them, a prediction may be missed in a real run."""
 STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
 """Student's t for a two-sided interval of 95 %, by number of values."""
 
@@ -42,6 +44,7 @@ class Goal:
         p99: highest 99th percentile of latency in seconds; None for any.
         gpu_hour_cost: price of a GPU for an hour, in any currency; None for none.
         max_gpus: most GPUs to consider.
+        target_utilisation: share of its capacity that a fleet with room to spare uses, 0.1 to 1.
     """
 
     scenario: Scenario
@@ -49,6 +52,7 @@ class Goal:
     p99: float | None = None
     gpu_hour_cost: float | None = None
     max_gpus: int = 2_000
+    target_utilisation: float = 0.7
 
     def __post_init__(self) -> None:
         if self.p95 is None and self.p99 is None:
@@ -66,14 +70,26 @@ class Goal:
                 raise SettingError(setting, f"{target * 1000:g} ms", reason, hint)
         if not 1 <= self.max_gpus <= 10_000:
             raise SettingError("--max-gpus", self.max_gpus, "must lie between 1 and 10000", "Choose a value in there.")
+        if not 0.1 <= self.target_utilisation <= 1.0:
+            reason = "must lie between 0.1 and 1"
+            raise SettingError("--target-utilisation", self.target_utilisation, reason, "Choose a value in there.")
         cost = self.gpu_hour_cost
         if cost is not None and not (math.isfinite(cost) and cost >= 0):
             raise SettingError("--gpu-hour-cost", cost, "must be a price, 0 or more", "For example 2.5.")
 
     def met_by(self, outlook: Outlook) -> bool:
         """Whether an outlook meets the targets, with the doubt in its figures held against it."""
-        targets = ((self.p95, outlook.p95_ms, outlook.doubt_ms.p95), (self.p99, outlook.p99_ms, outlook.doubt_ms.p99))
-        return all(target is None or value + doubt <= target * 1000 for target, value, doubt in targets)
+        return all(worst <= target for target, worst in self._held_against(outlook))
+
+    def on_the_edge(self, outlook: Outlook) -> bool:
+        """Whether an outlook is so near to a target that a real run may miss it."""
+        return any(worst > target - max(EDGE_SHARE * target, EDGE_MS) for target, worst in self._held_against(outlook))
+
+    def _held_against(self, outlook: Outlook) -> list[tuple[float, float]]:
+        """Each target that is set, and the worst that is likely, in milliseconds."""
+        doubt = outlook.doubt_ms
+        pairs = ((self.p95, outlook.p95_ms + doubt.p95), (self.p99, outlook.p99_ms + doubt.p99))
+        return [(target * 1000, worst) for target, worst in pairs if target is not None]
 
 
 class Doubt(msgspec.Struct, frozen=True):
@@ -125,6 +141,9 @@ class Plan(Outlook, frozen=True, kw_only=True):
         arrivals_cv: coefficient of variation of the gaps between arrivals: 1 for Poisson, more is burstier.
         meets_up_to: highest rate at which these GPUs still meet the targets, requests per second.
         one_less: prediction for one GPU less; null when that could not carry the load at all.
+        on_the_edge: whether it is so near to a target that a real run may miss it.
+        one_more: prediction for one GPU more, where it is on the edge; else null.
+        with_room: least number of GPUs of whose capacity the load is no more than the target utilisation.
         cost: cost of the GPUs; null without a price.
         seeds: simulations behind the figures.
         requests: requests measured in all of them.
@@ -135,6 +154,9 @@ class Plan(Outlook, frozen=True, kw_only=True):
     arrivals_cv: float
     meets_up_to: float
     one_less: Outlook | None
+    on_the_edge: bool
+    one_more: Outlook | None
+    with_room: int
     cost: Cost | None
     seeds: int
     requests: int
@@ -170,6 +192,7 @@ class _Planner:
         found = self._outlook(gpus, rate, SEEDS)
         requests, variation = self._requests, self._variation
         capacity = self._with(gpus, rate, 0).capacity
+        edge = goal.on_the_edge(found)
         return Plan(
             **msgspec.structs.asdict(found),
             capacity=capacity,
@@ -177,6 +200,9 @@ class _Planner:
             arrivals_cv=variation,
             meets_up_to=self._highest_rate(gpus, rate, capacity),
             one_less=self._outlook(gpus - 1, rate, SEEDS) if gpus > bound else None,
+            on_the_edge=edge,
+            one_more=self._outlook(gpus + 1, rate, SEEDS) if edge and gpus < goal.max_gpus else None,
+            with_room=max(gpus, math.ceil(rate * gpus / (capacity * goal.target_utilisation) - 1e-9)),
             cost=None if goal.gpu_hour_cost is None else _cost(gpus, rate, goal.gpu_hour_cost),
             seeds=SEEDS,
             requests=requests,

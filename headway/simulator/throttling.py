@@ -37,6 +37,11 @@ class LowestTierThrottle:
             return False
         return self._throttle.admit(now) > 0.0
 
+    def refund(self, tier: int) -> None:
+        """Note that an entry of a tier was let in here, and refused by the queue."""
+        if tier == self._lowest:
+            self._throttle.refund()
+
     def set_rate(self, workers: Iterable[Worker], load: Load, now: float) -> None:
         """Set the rate by what the workers do.
 

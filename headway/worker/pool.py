@@ -43,6 +43,11 @@ class WorkerPool:
         self._resizing = asyncio.Lock()
         self._draining = False
 
+    @property
+    def items_per_second(self) -> float:
+        """Items per second that all slots do in full batches, as far as that is known."""
+        return sum(batcher.figures.pace.items_per_second for batcher in self.batchers)
+
     async def start(self) -> None:
         """Start all backends; the first that fails ends the attempt.
 

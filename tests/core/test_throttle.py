@@ -197,3 +197,16 @@ def test_a_high_rate_has_a_burst_of_its_seconds() -> None:
     throttle = Throttle()
     throttle.set_rate(200.0, 0.0)
     assert admitted(throttle, iter([0.0] * 1000)) == 200 * BURST_SECONDS
+
+
+def test_a_place_that_the_broker_refuses_is_free_for_another_and_still_counts_as_an_arrival() -> None:
+    throttle = Throttle()
+    throttle.set_rate(20.0, 0.0)
+    while throttle.admit(0.0) == 0.0:
+        pass
+    came = throttle.lowest
+    assert throttle.admit(0.0) > 0.0
+    throttle.refund()
+    assert throttle.admit(0.0) == 0.0
+    assert throttle.admit(0.0) > 0.0
+    assert throttle.lowest == came + 3

@@ -48,10 +48,10 @@ def test_limits_follow_the_workers_that_are_killed_and_come_back(tmp_path: Path)
         )
         for host in list(it.workers[:2]):
             it.kill(host)
-        assert wait_until(lambda: usable(gateway, 2)) == pytest.approx(0.7 * carried(gateway), rel=0.01)
+        assert wait_until(lambda: usable(gateway, 2)) == pytest.approx(carried(gateway), rel=0.01)
         for _ in range(2):
             it.start("worker")
-        assert wait_until(lambda: usable(gateway, 4)) == pytest.approx(0.7 * carried(gateway), rel=0.01)
+        assert wait_until(lambda: usable(gateway, 4)) == pytest.approx(carried(gateway), rel=0.01)
 
 
 def test_a_flood_of_the_lowest_tier_is_held_and_the_others_pass(tmp_path: Path) -> None:

@@ -152,6 +152,7 @@ class TestPlan:
             (["--p95", "100", "--max-batch-size", "1", "--max-gpus", "3"], "Allow 11 or more"),
             (["--p95", "600001"], "no deadline is longer than 600 s"),
             (["--p95", "100", "--gpu-hour-cost", "-1"], "--gpu-hour-cost = -1"),
+            (["--p95", "100", "--target-utilisation", "0"], "--target-utilisation = 0.0"),
         ],
     )
     def test_what_cannot_be_is_refused(self, options: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:

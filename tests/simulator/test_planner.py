@@ -39,6 +39,23 @@ def test_a_tighter_target_takes_more_and_says_what_one_less_gives() -> None:
     assert tight.one_less.p95_ms + tight.one_less.doubt_ms.p95 > 58
 
 
+def test_a_plan_that_is_near_to_its_target_says_so_and_what_one_more_gives() -> None:
+    edge = make_plan(Goal(scenario=MODEL, p95=0.2))
+    near = make_plan(Goal(scenario=MODEL, p95=(edge.p95_ms + edge.doubt_ms.p95 + 1.0) / 1000))
+    assert (edge.gpus, edge.on_the_edge, edge.one_more) == (2, False, None)
+    assert (near.gpus, near.on_the_edge) == (2, True)
+    assert near.one_more is not None
+    assert near.one_more.p95_ms < near.p95_ms
+
+
+@pytest.mark.parametrize(("share", "gpus"), [(1.0, 2), (0.7, 3), (0.1, 17)])
+def test_a_plan_tells_how_many_gpus_would_leave_room(share: float, gpus: int) -> None:
+    found = make_plan(Goal(scenario=MODEL, p95=0.2, target_utilisation=share))
+    assert found.gpus == 2
+    assert found.with_room == gpus
+    assert MODEL.rate <= share * found.capacity / found.gpus * gpus
+
+
 def test_both_targets_must_be_met() -> None:
     found = make_plan(Goal(scenario=MODEL, p95=0.2, p99=0.062))
     assert found.gpus > 2

@@ -30,6 +30,7 @@ from headway.model import (
     Principal,
     ProcessInfo,
     Reply,
+    Signature,
     Slot,
     Submission,
     Subscription,
@@ -270,6 +271,11 @@ class Backend(Protocol):
         ...
 
     @property
+    def signature(self) -> Signature:
+        """Kinds of values that the target takes and gives, and its example; known once it has been started."""
+        ...
+
+    @property
     def warm_up(self) -> Sequence[tuple[int, float]]:
         """Sizes and run times in seconds of the batches that the last start has run once the target was warm.
 
@@ -278,7 +284,7 @@ class Backend(Protocol):
         ...
 
     async def start(self) -> float:
-        """Start the backend, warm-up batch included. Returns the first warm-up's run time in seconds.
+        """Start the backend, warm-up batch included. Returns the first warm-up's run time in seconds; 0 without one.
 
         Raises:
             TargetError: the target cannot be loaded, or fails its warm-up batch.

@@ -46,7 +46,7 @@ FLOORS: dict[str, int] = {
 
 PURE = frozenset((
     "ast", "__future__", "abc", "bisect", "collections", "copy", "csv", "dataclasses", "datetime", "decimal", "enum", "fractions",
-    "functools", "hashlib", "heapq", "itertools", "math", "operator", "statistics", "string", "types", "typing", "msgspec", "headway",
+    "functools", "hashlib", "heapq", "itertools", "math", "operator", "re", "statistics", "string", "types", "typing", "msgspec", "headway",
 ))  # fmt: skip
 """Packages that core may import."""
 

@@ -177,7 +177,7 @@ class _Gateway:
                 await asyncio.shield(self._send(broker, entries))
 
     async def _send(self, broker: RedisBroker, entries: Sequence[Entry]) -> None:
-        self._held.update((entry.id, entry.input) for entry in entries)
+        self._held.update((entry.id, str(entry.input)) for entry in entries)
         verdicts = await _surely(self._done, lambda: broker.enqueue(entries))
         for entry, failure in zip(entries, verdicts, strict=True):
             if failure is None:

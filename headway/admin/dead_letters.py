@@ -13,6 +13,7 @@ from starlette.routing import Route
 
 from headway.admin.process import ProcessView
 from headway.admin.rendering import ID_PREFIX, as_json, id_in, instant, text, tier_name
+from headway.core.values import embedded
 from headway.errors import BadRequest, NotFound
 from headway.http.error_responses import refusal
 from headway.http.readiness import soon
@@ -61,7 +62,9 @@ class _Routes:
         letter = await self._find(request)
         entry = letter.entry
         parameters = msgspec.Raw(entry.parameters or b"{}")
-        return as_json({**_described(letter, self._tiers), "input": entry.input, "parameters": parameters})
+        return as_json({
+            **_described(letter, self._tiers), "input": embedded(entry.input), "parameters": parameters
+        })  # fmt: skip
 
     async def replay(self, request: Request) -> Response:
         gateway = self._process.gateway
@@ -84,10 +87,11 @@ class _Routes:
             failure = reply.failure
             return refusal(ID_PREFIX + fresh, failure.code, failure.message, failure.retry_after, failure.reason)
         await soon(self._letters.remove(entry.id, entry.tenant))
+        output = reply.output or ""
         return as_json({
             "request_id": ID_PREFIX + fresh,
             "replayed": ID_PREFIX + entry.id,
-            "output": text(reply.output or ""),
+            "output": text(output) if isinstance(output, str) else embedded(output),
             "latency_ms": round((self._process.clock() - begun) * 1000, 3),
         })  # fmt: skip
 

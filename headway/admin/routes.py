@@ -183,6 +183,8 @@ class _Routes:
                     "in_flight": worker.in_flight,
                     "last_heartbeat": instant(wall - _age(worker.last_heartbeat, now)),
                     "restarts": worker.restarts,
+                    "takes": worker.takes,
+                    "gives": worker.gives,
                     "pid": worker.pid,
                     "memory": round(worker.memory, 4),
                     "reason": worker.reason,

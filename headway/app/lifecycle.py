@@ -30,6 +30,7 @@ from headway.fleet.membership import Membership
 from headway.fleet.reaper import reap_on
 from headway.gateway.fallback import Fallback
 from headway.gateway.gateway import Gateway
+from headway.gateway.model_kinds import KindsWatcher
 from headway.model import Failure
 from headway.ports import Broker
 from headway.runtime.supervisor import Supervisor
@@ -126,6 +127,7 @@ class Service:
         fallback: fallback that the gateway asks while the broker is away; None without one.
         connection: connection opened first and closed last; None when the broker is in this process.
         resources: resources, opened in this order and closed in the other one.
+        kinds: one of them; looks at the workers before the public port opens. None where there are no clients.
 
     Attributes:
         up: whether the process has started.
@@ -144,6 +146,7 @@ class Service:
         fallback: Fallback | None = None,
         connection: BrokerConnection | None = None,
         resources: Sequence[Resource] = (),
+        kinds: KindsWatcher | None = None,
     ) -> None:
         self.up = False
         self._settings = settings
@@ -156,6 +159,7 @@ class Service:
         self._fallback = fallback
         self._connection = connection
         self._resources = resources
+        self._kinds = kinds
         self._opened: list[Resource] = []
         self._there = False
         """Whether the process may report its slots.
@@ -194,6 +198,8 @@ class Service:
                 self._take_part()
             else:
                 self._supervisor.start("late broker", self._meet_late)
+            if met and self._kinds is not None:
+                await self._kinds.look()
             for listener in public:
                 await listener.open()
             self.up = True

@@ -37,6 +37,7 @@ from headway.gateway.capacity_watcher import CapacityWatcher
 from headway.gateway.fallback import Fallback
 from headway.gateway.gateway import Gateway
 from headway.gateway.ledger_writer import LedgerWriter
+from headway.gateway.model_kinds import KindsWatcher
 from headway.gateway.pending import Observer
 from headway.http import public
 from headway.http.readiness import Readiness
@@ -136,7 +137,7 @@ def build(settings: Settings, role: Role, given: str | Target = "", listener: ty
         starting,
     )
     admin_listener = listener.admin(settings, admin.build(shown, ready), new_id, counters)
-    public_listener = None
+    public_listener = kinds = None
     resources: list[Resource] = [] if ledger_writer is None else [ledger_writer]
     if gateway is not None:
         identity, stores = make_identity(settings, counters)
@@ -144,7 +145,8 @@ def build(settings: Settings, role: Role, given: str | Target = "", listener: ty
         resources.extend((*stores, *look_for_unused_keys(settings)))
         warn_of_idle(settings)
         warn_of_strangers(settings)
-        resources.append(CapacityWatcher(gateway, bundle.fleet, clock))
+        kinds = KindsWatcher(gateway.kinds, bundle.broker, clock)
+        resources.extend((CapacityWatcher(gateway, bundle.fleet, clock), kinds))
         public_listener = listener.public(settings, gateway, identity, app, new_id, counters)
     service = Service(
         settings,
@@ -157,6 +159,7 @@ def build(settings: Settings, role: Role, given: str | Target = "", listener: ty
         fallback=fallback,
         connection=bundle.connection,
         resources=resources,
+        kinds=kinds,
     )
     return Process(settings, role, target, devices, made.pool, service, admin_listener, public_listener)
 

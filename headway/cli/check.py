@@ -48,7 +48,8 @@ def check(
         list[str] | None,
         typer.Option(
             metavar="TEXT",
-            help="Text to send; repeat it for several, which take turns. By default each text has a number.",
+            help="Text to send, or JSON where the target takes JSON, or base64 where it takes bytes; repeat it for several, "
+            "which take turns. By default the target's example; without one, each text has a number.",
         ),
     ] = None,
     parameters: Annotated[
@@ -59,20 +60,19 @@ def check(
 ) -> None:
     """Load TARGET in a real worker, try it in batches of 1 up to the largest, and say what it costs.
 
-    Checked: one output for each input, outputs are strings, in the order of the inputs (the largest batch is sent
-    in three orders), within the GPU deadline. Printed: run times by size, the line ℓ(n) = α + βn through them, and which
+    Checked: one output for each input, of the kind that the target is annotated with, in the order of the inputs (the
+    largest batch is sent in three orders), within the GPU deadline. Printed: run times by size, the line ℓ(n) = α + βn through them, and which
     settings fit.
 
     Exit codes: 0 fit to serve, 1 it breaks a rule, 3 a bad setting, 4 it cannot be loaded.
     """
-    texts = [text for text in input or () if text] or [f"headway check {n}" for n in range(settings.max_batch_size)]
-    inputs = [texts[n % len(texts)] for n in range(settings.max_batch_size)]
+    given = [text for text in input or () if text]
     import asyncio
 
     from headway.runtime import log
 
     with log.running(settings.log_level, json=settings.log_json):
-        found = asyncio.run(_try_out(settings, target, inputs, _object(parameters), repeats))
+        found = asyncio.run(_try_out(settings, target, given, _object(parameters), repeats))
     advice = _advice(settings, found)
     typer.echo(
         msgspec.json.encode(_as_json(target, settings, found, advice)).decode()
@@ -94,9 +94,12 @@ def _object(text: str) -> bytes:
     return text.encode()
 
 
-async def _try_out(settings: Settings, target: str, inputs: list[str], parameters: bytes, repeats: int) -> Findings:
+async def _try_out(settings: Settings, target: str, given: list[str], parameters: bytes, repeats: int) -> Findings:
+    from functools import partial
+
     from headway.app.backends import SlotPlan, make_backend, make_devices, worker_name
     from headway.cli.trial import Trial
+    from headway.cli.trial_inputs import choose_inputs
     from headway.config.target import parse_target, with_arguments
 
     spec = with_arguments(parse_target(target), settings.target_arguments)
@@ -104,7 +107,8 @@ async def _try_out(settings: Settings, target: str, inputs: list[str], parameter
     plan = SlotPlan(settings, worker_name(settings, spec, devices, 0), devices.of(0), warms_up=False)
     backend = make_backend(spec, plan)
     try:
-        return await Trial(backend, inputs, parameters, settings.gpu_timeout_ms / 1000, settings.model, repeats).run()
+        choose = partial(choose_inputs, given, settings.max_batch_size)
+        return await Trial(backend, choose, parameters, settings.gpu_timeout_ms / 1000, settings.model, repeats).run()
     finally:
         await backend.stop()
 
@@ -171,7 +175,10 @@ def _as_text(target: str, settings: Settings, found: Findings, advice: list[str]
 
     medians = _medians(found, settings.max_batch_size)
     rows = [(str(size), f"{ms:.2f}", f"{ms / size:.2f}") for size, ms in medians]
-    lines = [f"{shown_target(target)}: warm-up batch in {found.warm_up * 1000:.1f} ms"]
+    warm = (
+        f"warm-up batch in {found.warm_up * 1000:.1f} ms" if found.warm_up else "no warm-up batch, as it has no example"
+    )
+    lines = [f"{shown_target(target)}: {warm}"]
     if rows:
         lines += ["", table(("SIZE", "MS A BATCH", "MS AN INPUT"), rows), ""]
         lines.append(f"ℓ(n) = α + βn with α = {found.model.alpha * 1000:.2f} ms, β = {found.model.beta * 1000:.3f} ms")

@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from headway.core.service_model import ServiceModel
+from headway.core.values import shown
 from headway.errors import BackendError, BatchTimeout, WorkerCrashed
-from headway.model import Entry, ItemResult
+from headway.model import Entry, ItemResult, Signature, Value
 from headway.ports import Backend
 from headway.runtime.request_id import new_id
 
@@ -56,7 +57,7 @@ class Trial:
 
     Arguments:
         backend: a backend that is not started yet.
-        inputs: inputs to send, one for each place of the largest batch.
+        choose: returns the inputs to send to a target of a signature, one for each place of the largest batch.
         parameters: parameters of every input; text of a JSON object, or empty.
         timeout: longest run of a batch in seconds.
         model: name that the target is served under.
@@ -67,7 +68,7 @@ class Trial:
     def __init__(
         self,
         backend: Backend,
-        inputs: Sequence[str],
+        choose: Callable[[Signature], Sequence[Value]],
         parameters: bytes,
         timeout: float,
         model: str,
@@ -75,7 +76,8 @@ class Trial:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._backend = backend
-        self._inputs = inputs
+        self._choose = choose
+        self._inputs: Sequence[Value] = ()
         self._parameters = parameters
         self._timeout = timeout
         self._model = model
@@ -93,7 +95,8 @@ class Trial:
         """
         found = self._found
         found.warm_up = await self._backend.start()
-        last: dict[int, list[str] | None] = {}
+        self._inputs = self._choose(self._backend.signature)
+        last: dict[int, list[Value] | None] = {}
         for size in sizes(len(self._inputs)):
             if self._overdue:
                 found.notes.append(f"larger batches than {max(last)} were not tried")
@@ -112,7 +115,7 @@ class Trial:
             await self._check_order(whole)
         return found
 
-    def _check_alone(self, alone: str, whole: list[str]) -> None:
+    def _check_alone(self, alone: Value, whole: list[Value]) -> None:
         """Compare the first input's output alone and in the largest batch."""
         if alone == whole[0]:
             return
@@ -121,7 +124,7 @@ class Trial:
         else:
             self._found.notes.append("an input alone and the same input in a batch have different outputs")
 
-    async def _check_order(self, whole: list[str]) -> None:
+    async def _check_order(self, whole: list[Value]) -> None:
         """Send the largest batch in other orders: every output must move with its input.
 
         The orders are a rotation by one and an exchange of the first two. Together they generate all orders, so
@@ -141,7 +144,7 @@ class Trial:
             elif _DEPENDS not in self._found.notes:
                 self._found.notes.append(_DEPENDS)
 
-    async def _batch(self, inputs: Sequence[str]) -> list[str] | None:
+    async def _batch(self, inputs: Sequence[Value]) -> list[Value] | None:
         """Outputs of one batch; None when there is not one for each input, which is then among the findings."""
         entries = [
             Entry(new_id(), self._model, text, 0, "check", "check", self._timeout, self._timeout, self._parameters)
@@ -165,7 +168,7 @@ class Trial:
         self._found.model.observe(run.size, run.seconds)
         return self._outputs(items)
 
-    def _outputs(self, items: Sequence[ItemResult]) -> list[str] | None:
+    def _outputs(self, items: Sequence[ItemResult]) -> list[Value] | None:
         outputs = [item.output for item in items if item.output is not None]
         bad = [position for position, item in enumerate(items) if item.output is None]
         if bad:
@@ -181,7 +184,7 @@ class Trial:
             self._found.fault(f"input {position + 1} of {len(items)}{more}: {error}")
         else:
             self._found.fault(
-                f"the target rejects {self._inputs[position][:40]!r}: {error}. "
+                f"the target rejects {shown(self._inputs[position])[:40]!r}: {error}. "
                 "If it asks for inputs of another kind, give some with --input."
             )
 

@@ -11,6 +11,7 @@ import hashlib
 import math
 from dataclasses import dataclass
 
+from headway.core.values import octets
 from headway.model import Entry
 
 CallerKey = tuple[str, str]
@@ -49,7 +50,7 @@ def digest(entry: Entry) -> bytes:
     """Digest of an input, within its model's queue, under which its failure is remembered."""
     hashed = hashlib.sha256(len(entry.parameters).to_bytes(8, "big"))
     hashed.update(entry.parameters)
-    hashed.update(entry.input.encode("utf-8", "surrogatepass"))
+    hashed.update(octets(entry.input) if isinstance(entry.input, str) else b"\0" + entry.input)
     return hashed.digest()
 
 

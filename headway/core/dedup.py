@@ -25,12 +25,12 @@ from typing import Protocol
 
 import msgspec
 
-from headway.core import failures
+from headway.core import failures, values
 from headway.core.fair_queue import QueuedEntry
 from headway.core.parameters import canonical
 from headway.core.retention import KeptLimits, Retention, weight
 from headway.errors import REJECTED_BY_MODEL
-from headway.model import DedupKey, DedupKind, Entry, Failure, Reply, RequestOptions, Subscription
+from headway.model import DedupKey, DedupKind, Entry, Failure, Reply, RequestOptions, Subscription, Value
 
 FlightKey = tuple[str, DedupKind, str]
 """Tenant, kind and key."""
@@ -39,11 +39,11 @@ STALE = 64
 """Former followers that may be remembered before they are swept."""
 
 
-def digest(model: str, version: str, input: str, parameters: bytes) -> bytes:
-    """SHA-256 of what is asked. Parameters that mean the same have the same digest, however they are written."""
+def digest(model: str, version: str, input: Value, parameters: bytes) -> bytes:
+    """SHA-256 of what is asked. Inputs and parameters that mean the same have the same digest, however they are written."""
     written = canonical(parameters)
     hashed = hashlib.sha256()
-    for part in (model.encode(), version.encode(), input.encode("utf-8", "surrogatepass"), written):
+    for part in (model.encode(), version.encode(), values.canonical(input), written):
         hashed.update(len(part).to_bytes(8, "big"))
         hashed.update(part)
     return hashed.digest()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from headway.core.values import shown
 from headway.errors import SHOWN
 from headway.model import Entry, LedgerRecord, Principal, Reply
 
@@ -35,8 +36,8 @@ def record_of(
     ran = reply.ran if reply.shared is None else None
     input = output = None
     if content:
-        input = _storable(entry.input)
-        output = None if reply.output is None else _storable(reply.output)
+        input = _storable(shown(entry.input))
+        output = None if reply.output is None else _storable(shown(reply.output))
     return LedgerRecord(
         id=entry.id,
         user=_name(principal.user),

@@ -9,6 +9,7 @@ shared-memory packet switches", IEEE/ACM Transactions on Networking, 1998).
 from __future__ import annotations
 
 from headway.core.fair_queue import GONE, QueuedEntry
+from headway.core.values import room
 from headway.model import Entry
 
 OVERHEAD = 1000
@@ -48,8 +49,8 @@ class Room:
 
     def take(self, entry: Entry) -> Reservation | None:
         """Reservation for an entry that is larger than SMALL; None when its tenant would hold more than is free."""
-        text, tenant = entry.input, entry.tenant
-        size = OVERHEAD + (len(text) if text.isascii() else 4 * len(text)) + len(entry.parameters)
+        tenant = entry.tenant
+        size = OVERHEAD + room(entry.input) + len(entry.parameters)
         used = self._used.get(tenant, 0) + size
         if used > self.free:
             return None

@@ -13,7 +13,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from headway.model import Reply
+from headway.core.values import room
+from headway.model import Reply, Value
 
 OVERHEAD = 1600
 """Bytes that a kept outcome takes beside its text."""
@@ -29,11 +30,11 @@ STALE = 64
 T = TypeVar("T", bound=Hashable)
 
 
-def weight(output: str | None) -> int:
+def weight(output: Value | None) -> int:
     """Bytes that an outcome counts as when it is kept; None for a failure. Text beyond ASCII counts four bytes a character."""
     if output is None:
         return FAILURE_BYTES
-    return OVERHEAD + (len(output) if output.isascii() else 4 * len(output))
+    return OVERHEAD + room(output)
 
 
 @dataclass(frozen=True, slots=True)

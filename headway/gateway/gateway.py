@@ -35,6 +35,7 @@ from headway.gateway.broker_session import (
     Up,
 )
 from headway.gateway.limiter import CHARGED, Limiter
+from headway.gateway.model_kinds import ModelKinds
 from headway.gateway.outcome_counts import OutcomeCounts
 from headway.gateway.pending import NOBODY, Ending, FutureSink, Observer, PendingRequest, PendingTable, ReplySink
 from headway.gateway.recent_requests import RecentRequests, waiting
@@ -50,6 +51,7 @@ from headway.model import (
     RequestOptions,
     RequestStatus,
     Subscription,
+    Value,
 )
 from headway.ports import RequestQueue
 from headway.runtime.counters import Counters
@@ -76,6 +78,7 @@ class Gateway:
     Attributes:
         closed: whether every further request is refused.
         limiter: refuses requests over a limit or the fleet's capacity.
+        kinds: what the models take and give.
         broker: broker that new requests go to: the shared one or, in direct mode, the gateway's own.
     """
 
@@ -96,7 +99,8 @@ class Gateway:
         self.closed = False
         self.limiter = Limiter(len(settings.tier_names), clock, settings.task_timeout_ms / 1000)
         self.name = f"{settings.name or 'gateway'}-{new_id()}"
-        self._models = frozenset(models)
+        self.kinds = ModelKinds(models)
+        self._unchecked = self.kinds.unchecked
         self._clock = clock
         self._tiers = settings.tier_names
         self._queue_timeout = settings.queue_timeout_ms / 1000
@@ -107,7 +111,7 @@ class Gateway:
         self._submissions = itertools.count(1)
         self._deadlines = TimingWheel(clock, self._overdue)
         self._recent = RecentRequests(clock)
-        counts = OutcomeCounts(counters, self._tiers, self._models)
+        counts = OutcomeCounts(counters, self._tiers, frozenset(models))
         self._observers: Sequence[Observer] = (counts, self._recent, *observers)
         self._emptied = asyncio.Event()
         down_after = settings.broker_timeout_ms / 1000
@@ -147,7 +151,7 @@ class Gateway:
         id: str,
         options: RequestOptions,
         model: str,
-        input: str,
+        input: Value,
         parameters: bytes,
     ) -> None:
         """Take a request in; its answer, also a refusal, goes to `sink` on a later turn of the loop.
@@ -158,7 +162,7 @@ class Gateway:
             id: UUIDv7 text, unique within the tenant while the request is pending.
             options: options of the request.
             model: name of a model that is served.
-            input: the text for the model.
+            input: the value for the model.
             parameters: text of a JSON object, or empty.
         """
         tier = principal.tier if principal.tier > options.tier else options.tier
@@ -219,7 +223,7 @@ class Gateway:
         self._withdraw(pending)
 
     async def ask(
-        self, principal: Principal, id: str, options: RequestOptions, model: str, input: str, parameters: bytes
+        self, principal: Principal, id: str, options: RequestOptions, model: str, input: Value, parameters: bytes
     ) -> Reply:
         """Submit a request, and wait for its reply. A cancelled call abandons the request."""
         sink = FutureSink()
@@ -319,8 +323,8 @@ class Gateway:
             return Failure(errors.DRAINING, "shutting down; ask another instance", 1.0, "draining")
         if entry.limits and (over := self.limiter.excess(entry.limits, session.broker)) is not None:
             return over
-        if model not in self._models:
-            return failures.no_model(model, self._models)
+        if model not in self._unchecked and (wrong := self.kinds.check(model, entry.input)) is not None:
+            return wrong
         if principal.models and model not in principal.models:
             return failures.no_model_for(model, principal.models)
         if (entry.tenant, entry.id) in self._pending:

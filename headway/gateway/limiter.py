@@ -27,7 +27,7 @@ POLLS = 30
 POLLS_AT_ONCE = 60
 """Polls at once beyond those."""
 
-CHARGED = frozenset((errors.NOT_FOUND, errors.FORBIDDEN, errors.IDEMPOTENCY_CONFLICT))
+CHARGED = frozenset((errors.BAD_REQUEST, errors.NOT_FOUND, errors.FORBIDDEN, errors.IDEMPOTENCY_CONFLICT))
 """Error codes of wrong requests that a gateway answers by itself, and that count as requests."""
 
 

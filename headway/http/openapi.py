@@ -6,9 +6,20 @@ from typing import Any
 
 from headway import __version__, errors
 from headway.config import Settings
-from headway.http.openapi_components import LIMITED, MARKED, components, header, parameter, response, schema
+from headway.http.openapi_components import (
+    LIMITED,
+    MARKED,
+    TEXTS,
+    Kinds,
+    components,
+    header,
+    parameter,
+    response,
+    schema,
+)
 from headway.http.problem import anchor
 from headway.http.tasks import LONGEST_WAIT, PATH
+from headway.model import ValueKind
 
 _EXPECTED = tuple(name for name, code in errors.CODES.items() if code.native)
 """Error codes that a native route can answer with."""
@@ -27,8 +38,8 @@ _ACCEPTED = {
 }
 
 
-def document(settings: Settings) -> dict[str, Any]:
-    """Contract under `settings`."""
+def document(settings: Settings, kinds: Kinds = TEXTS) -> dict[str, Any]:
+    """Contract under `settings`, for a model that takes and gives values of `kinds`."""
     native = {
         "/v1/inference": _native(
             settings, "Ask a model", "InferenceRequest", "InferenceAnswer", {"input": "hello"}, "inference"
@@ -36,7 +47,7 @@ def document(settings: Settings) -> dict[str, Any]:
         "/api/inference": _native(
             settings, "Ask the default model", "PlainRequest", "PlainAnswer", {"input": "hello"}, "plainInference"
         ),
-        "/v1/predict": _predict(settings),
+        "/v1/predict": _predict(settings, kinds),
     }
     return {
         "openapi": "3.1.0",
@@ -47,7 +58,7 @@ def document(settings: Settings) -> dict[str, Any]:
             f"in batches of up to {settings.max_batch_size}.",
         },
         "paths": native | _tasks(settings) | _service(),
-        "components": components(settings),
+        "components": components(settings, kinds),
         "x-headway-errors": [
             {
                 "error": code.shown or name,
@@ -89,7 +100,7 @@ def _native(
     }
 
 
-def _predict(settings: Settings) -> dict[str, Any]:
+def _predict(settings: Settings, kinds: Kinds) -> dict[str, Any]:
     example = {"model_id": settings.model, "input_data": "hello"}
     item = _native(settings, "Ask a model by its id", "PredictRequest", "PredictAnswer", example, "predict")
     operation = item["post"]
@@ -99,8 +110,11 @@ def _predict(settings: Settings) -> dict[str, Any]:
         "description": "The model; required when the body is application/octet-stream, unused otherwise.",
         "schema": {"type": "string"},
     })  # fmt: skip
+    shape = components(settings)["schemas"]["Input"]
     operation["requestBody"]["content"]["application/octet-stream"] = {
-        "schema": {**components(settings)["schemas"]["Input"], "description": "The input itself, in UTF-8."}
+        "schema": {**shape, "description": "The input itself, in UTF-8."}
+        if kinds[0] is not ValueKind.BYTES
+        else {"description": "The input itself."}
     }
     return item
 

@@ -7,13 +7,26 @@ from typing import Any
 from headway import errors
 from headway.config import Settings
 from headway.http.inference.inference_head import MOST_KEY
+from headway.model import ValueKind
 
 _NO_NUL = r"^[^\u0000]*$"
 KEY_PATTERN = r'^([!#-~]([ -~]{0,253}[!#-~])?|"([ !#-[\]-~]|\\["\\]){1,255}")$'
 """Pattern of an Idempotency-Key."""
 
 _NO_CONTROL = r"^[^\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f]*$"
-_TEXT = {"$ref": "#/components/schemas/Input"}
+_INPUT = {"$ref": "#/components/schemas/Input"}
+_OUTPUT = {"$ref": "#/components/schemas/Output"}
+
+Kinds = tuple[ValueKind | None, ValueKind | None]
+"""Kinds of the values that a model takes and gives; None while they are not known."""
+TEXTS: Kinds = (ValueKind.TEXT, ValueKind.TEXT)
+
+_VALUES: dict[ValueKind | None, dict[str, Any]] = {
+    ValueKind.JSON: {"description": "Any JSON value without U+0000, as the model takes or gives it."},
+    ValueKind.BYTES: {"type": "string", "contentEncoding": "base64", "description": "Octets in base64."},
+}
+"""Schemas of the values that are no texts."""
+
 _LATENCY = {"type": "number", "description": "Milliseconds from the complete request to its answer, on the server."}
 _ID = {"type": "string", "pattern": "^req_[0-9a-f-]{36}$"}
 
@@ -57,10 +70,10 @@ _HEADERS: dict[str, Any] = {
 }
 
 
-def components(settings: Settings) -> dict[str, Any]:
-    """Components of the contract under `settings`."""
+def components(settings: Settings, kinds: Kinds = TEXTS) -> dict[str, Any]:
+    """Components of the contract under `settings`, for a model that takes and gives values of `kinds`."""
     return {
-        "schemas": _schemas(settings),
+        "schemas": _schemas(settings, kinds),
         "parameters": _parameters(settings),
         "headers": _HEADERS,
         "responses": {code: _refusal(code) for code in errors.STATUS},
@@ -92,7 +105,8 @@ def _object(required: tuple[str, ...], properties: dict[str, Any]) -> dict[str, 
     return {"type": "object", "required": list(required), "properties": properties}
 
 
-def _schemas(settings: Settings) -> dict[str, Any]:
+def _schemas(settings: Settings, kinds: Kinds) -> dict[str, Any]:
+    takes, gives = kinds
     metadata = _object(
         ("tokens_used", "latency_ms", "model_version"),
         {
@@ -101,13 +115,14 @@ def _schemas(settings: Settings) -> dict[str, Any]:
             "model_version": {"type": "string"},
         },
     )
-    predicted = {"request_id": _ID, "output": {"type": "string"}, "latency_ms": _LATENCY}
+    predicted = {"request_id": _ID, "output": _OUTPUT, "latency_ms": _LATENCY}
     return {
-        "Input": _input(settings),
+        "Input": _input(settings, takes),
+        "Output": _VALUES.get(gives, {"type": "string"}),
         "InferenceRequest": _object(
             ("input",),
             {
-                "input": _TEXT,
+                "input": _INPUT,
                 "model": {"type": ["string", "null"], "description": f"Left out: {settings.model}."},
                 "parameters": {
                     "type": ["object", "null"],
@@ -119,11 +134,11 @@ def _schemas(settings: Settings) -> dict[str, Any]:
         ),
         "InferenceAnswer": _object(
             ("request_id", "output", "metadata"),
-            {"request_id": _ID, "output": {"type": "string"}, "metadata": metadata},
+            {"request_id": _ID, "output": _OUTPUT, "metadata": metadata},
         ),
-        "PlainRequest": _object(("input",), {"input": _TEXT}),
+        "PlainRequest": _object(("input",), {"input": _INPUT}),
         "PlainAnswer": _object(("output", "request_id", "latency_ms"), predicted),
-        "PredictRequest": _object(("model_id", "input_data"), {"model_id": {"type": "string"}, "input_data": _TEXT}),
+        "PredictRequest": _object(("model_id", "input_data"), {"model_id": {"type": "string"}, "input_data": _INPUT}),
         "PredictAnswer": _object(("request_id", "output", "latency_ms"), predicted),
         "Task": _object(("task_id", "status"), {"task_id": _ID, "status": {"type": "string", "enum": ["PENDING"]}}),
         "Result": _object(
@@ -131,7 +146,7 @@ def _schemas(settings: Settings) -> dict[str, Any]:
             {
                 "task_id": _ID,
                 "status": {"type": "string", "enum": ["PENDING", "SUCCESS", "FAILED"]},
-                "output": {"type": "string", "description": "Of a success."},
+                "output": {**_OUTPUT, "description": "Of a success."},
                 "error": {**schema("Problem"), "description": "Of a failure."},
             },
         ),
@@ -152,7 +167,9 @@ def _schemas(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _input(settings: Settings) -> dict[str, Any]:
+def _input(settings: Settings, takes: ValueKind | None) -> dict[str, Any]:
+    if takes in _VALUES:
+        return _VALUES[takes]
     refused = settings.control_chars == "refuse"
     shape: dict[str, Any] = {
         "type": "string",

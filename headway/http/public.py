@@ -23,6 +23,7 @@ from headway.gateway.gateway import Gateway
 from headway.http import openapi, readiness, tasks
 from headway.http.error_responses import handlers
 from headway.http.inference.routes import ROUTES
+from headway.http.openapi_components import TEXTS, Kinds
 from headway.http.readiness import Readiness
 from headway.ports import Identity
 
@@ -53,11 +54,20 @@ def build(gateway: Gateway, ready: Readiness, identity: Identity) -> ASGIApp:
 
 class _Routes:
     def __init__(self, gateway: Gateway) -> None:
-        self._contract = msgspec.json.encode(openapi.document(gateway.settings))
+        self._gateway = gateway
+        self._told: Kinds = (None, None)
+        self._contract = self._written(TEXTS)
         self._page, self._policy = _read_page()
 
     async def contract(self, request: Request) -> Response:
+        kinds, model = self._gateway.kinds, self._gateway.settings.model
+        known = kinds.takes(model), kinds.gives(model)
+        if known != self._told:
+            self._told, self._contract = known, self._written(known)
         return Response(self._contract, media_type="application/json")
+
+    def _written(self, kinds: Kinds) -> bytes:
+        return msgspec.json.encode(openapi.document(self._gateway.settings, kinds))
 
     async def page(self, request: Request) -> Response:
         return HTMLResponse(self._page, headers={"content-security-policy": self._policy})

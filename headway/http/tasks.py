@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from headway.core import failures
+from headway.core import failures, values
 from headway.errors import INTERNAL, BadRequest, BrokerUnavailable, NotFound, RequestError
 from headway.gateway.gateway import Gateway
 from headway.http.authentication import Authentication
@@ -46,7 +46,7 @@ class Result(msgspec.Struct, gc=False, omit_defaults=True):
 
     task_id: str
     status: str
-    output: str | None = None
+    output: str | msgspec.Raw | None = None
     error: Problem | None = None
 
 
@@ -149,7 +149,7 @@ def _outcome(reply: Reply, id: str) -> Response:
     shown = SHOWN + id
     if reply.output is not None:
         try:
-            return _as_json(Result(shown, "SUCCESS", reply.output))
+            return _as_json(Result(shown, "SUCCESS", values.embedded(reply.output)))
         except UnicodeEncodeError:
             failure = no_text()
     else:

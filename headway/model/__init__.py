@@ -7,7 +7,6 @@ broker is therefore a duration in seconds (`queue_timeout`, `timeout`), never an
 from __future__ import annotations
 
 from headway.model.batch import (
-    WARM_UP,
     BatchFailure,
     BatchRun,
     Cause,
@@ -23,6 +22,7 @@ from headway.model.identity import ApiKey, Limit, Principal
 from headway.model.ledger import LedgerRecord
 from headway.model.reply import Failure, Reply, RequestStatus
 from headway.model.request import RequestOptions
+from headway.model.value import WARM_UP, Signature, Value, ValueKind
 
 __all__ = [
     "BatchFailure",
@@ -34,6 +34,7 @@ __all__ = [
     "Failure",
     "ItemResult",
     "ApiKey",
+    "ValueKind",
     "Lease",
     "Limit",
     "ProcessInfo",
@@ -44,6 +45,7 @@ __all__ = [
     "Completion",
     "DedupKey",
     "DedupKind",
+    "Signature",
     "Slot",
     "EntryState",
     "RequestOptions",
@@ -51,6 +53,7 @@ __all__ = [
     "Submission",
     "Subscription",
     "TierDepth",
+    "Value",
     "WARM_UP",
     "NoWork",
     "WorkerInfo",

@@ -8,9 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from headway.model.entry import Entry
-
-WARM_UP = "warm-up"
-"""Input of the batch that a target must pass before it gets real ones. Later probes of the target run it again."""
+from headway.model.value import Value
 
 
 class Slot(msgspec.Struct, frozen=True, gc=False):
@@ -93,10 +91,10 @@ class BatchRun(msgspec.Struct, frozen=True, gc=False):
 class ItemResult(msgspec.Struct, frozen=True, gc=False):
     """Result of one input of a batch: its output, or why that one input failed."""
 
-    output: str | None
+    output: Value | None
     error: str | None = None
     fault: bool = False
-    """True when the black box broke its contract, as with an output that is no text.
+    """True when the black box broke its contract, as with an output that cannot be sent.
 
     False when it rejected the input.
     """

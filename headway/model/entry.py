@@ -7,6 +7,7 @@ import enum
 import msgspec
 
 from headway.model.identity import Limit
+from headway.model.value import Value
 
 
 class DedupKind(enum.Enum):
@@ -58,7 +59,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         id: UUIDv7 text; unique together with `tenant`.
         model: name of the model that must answer.
-        input: the text itself.
+        input: the value for the model.
         tier: index into the configured tiers; 0 is the highest.
         tenant: name of the account that pays; fairness and isolation are by tenant.
         gateway: id of the gateway that holds the client's connection.
@@ -76,7 +77,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
 
     id: str
     model: str
-    input: str
+    input: Value
     tier: int
     tenant: str
     gateway: str

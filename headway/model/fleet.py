@@ -78,6 +78,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
         items_per_second: items per second that it does in full batches; 0 as long as that is not known.
         estimated: whether that is not sure yet, as few full batches were seen.
         warm_up: sizes and run times in seconds of the batches that its start has run.
+        takes, gives: kinds of its target's inputs and outputs, values of `ValueKind`; empty while it is not loaded.
     """
 
     worker_id: str
@@ -93,6 +94,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     items_per_second: float = 0.0
     estimated: bool = False
     warm_up: tuple[tuple[int, float], ...] = ()
+    takes: str = ""
+    gives: str = ""
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,6 +6,7 @@ import msgspec
 
 from headway.model.batch import BatchRun
 from headway.model.entry import DedupKind, EntryState
+from headway.model.value import Value
 
 
 class Failure(msgspec.Struct, frozen=True, gc=False):
@@ -40,7 +41,7 @@ class Reply(msgspec.Struct, frozen=True, gc=False):
 
     id: str
     tenant: str
-    output: str | None = None
+    output: Value | None = None
     failure: Failure | None = None
     ran: BatchRun | None = None
     queued: float = 0.0

@@ -279,8 +279,13 @@ class Batcher:
         """
         slot, timeout = self.slot, self._limits.gpu_timeout
         self._asked = True
+        if (value := backend.signature.warm_up_input) is None:  # Then a fresh process that starts has to do.
+            self._breaker.success(self._clock())
+            self._retire = True
+            await self._become(WorkerStatus.STARTING)
+            return
         try:
-            [item] = await backend.run([probe_entry(slot, timeout)], timeout)
+            [item] = await backend.run([probe_entry(slot, value, timeout)], timeout)
             if item.fault:
                 raise BadOutput(item.error or "")
         except asyncio.CancelledError:
@@ -433,6 +438,7 @@ class Batcher:
         figures = self.figures
         memory = figures.memory_in_use()
         status, reason = self._standing(memory)
+        signature = self._backend.signature if self._backend is not None else None
         beat = WorkerInfo(
             worker_id=self.slot.worker,
             model=self.slot.model,
@@ -446,6 +452,8 @@ class Batcher:
             items_per_second=figures.items_per_second,
             estimated=figures.pace.estimated,
             warm_up=tuple(self._backend.warm_up) if self._backend is not None else (),
+            takes=signature.takes.value if signature is not None else "",
+            gives=signature.gives.value if signature is not None else "",
         )
         try:
             await self._broker.heartbeat(beat)

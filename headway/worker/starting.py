@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import structlog
 
 from headway.errors import BackendError, BatchTimeout, TargetError
-from headway.model import WARM_UP, Entry, Slot
+from headway.model import WARM_UP, Entry, Slot, Value
 from headway.ports import Backend
 
 log = structlog.get_logger(__name__)
@@ -33,9 +33,9 @@ class Limits:
     request_timeout: float = math.inf
 
 
-def probe_entry(slot: Slot, timeout: float) -> Entry:
-    """Entry with the warm-up input, by which a backend is tried."""
-    return Entry(WARM_UP, slot.model, WARM_UP, 0, "", "", timeout, timeout)
+def probe_entry(slot: Slot, value: Value, timeout: float) -> Entry:
+    """Entry with a warm-up input, by which a backend is tried."""
+    return Entry(WARM_UP, slot.model, value, 0, "", "", timeout, timeout)
 
 
 async def start(backend: Backend, slot: Slot, limits: Limits, clock: Callable[[], float], *, fresh: bool) -> None:
@@ -60,7 +60,16 @@ async def start(backend: Backend, slot: Slot, limits: Limits, clock: Callable[[]
     fields = {} if again is None else {"second_ms": round(again * 1000, 1)}
     if (full := further.get(slot.max_batch)) is not None:
         fields["full_batch_ms"] = round(full * 1000, 1)
-    log.info("loaded", worker=slot.worker, seconds=round(loaded, 2), warm_up_ms=round(warm_up * 1000, 1), **fields)
+    if warm_up:
+        fields = {"warm_up_ms": round(warm_up * 1000, 1), **fields}
+    log.info("loaded", worker=slot.worker, seconds=round(loaded, 2), **fields)
+    if backend.signature.warm_up_input is None:
+        log.warning(
+            "starts without a warm-up batch, as no input is known to fit",
+            worker=slot.worker,
+            takes=backend.signature.takes.value,
+            hint="give the target an attribute named example: an input that it takes",
+        )
     if full is not None and full > limits.gpu_timeout:
         log.warning(
             "full batches take longer than the GPU deadline; raise gpu_timeout_ms or lower max_batch_size",
@@ -80,7 +89,7 @@ async def _again(
         return None
     begun = clock()
     try:
-        await backend.run([probe_entry(slot, most)], most)
+        await backend.run([probe_entry(slot, backend.signature.warm_up_input or WARM_UP, most)], most)
     except BatchTimeout:
         raise too_slow(warm_up, limits) from None
     except BackendError as exc:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headway.model import Entry
+from headway.model import Entry, Value
 
 
-def batch(*inputs: str, parameters: Sequence[bytes] = ()) -> list[Entry]:
+def batch(*inputs: Value, parameters: Sequence[bytes] = ()) -> list[Entry]:
     """One entry for each input."""
     return [
         Entry(

@@ -11,7 +11,7 @@ import pytest
 from headway.backends.process.backend import ProcessBackend
 from headway.config.target import FileTarget, ModuleTarget
 from headway.errors import TargetError
-from headway.model import ItemResult
+from headway.model import ItemResult, Value
 from tests.backends.entries import batch
 from tests.backends.recorder import Recorder
 from tests.backends.worker_process import LONG, build, kind, started
@@ -19,9 +19,9 @@ from tests.backends.worker_process import LONG, build, kind, started
 pytestmark = pytest.mark.processes
 
 
-def outputs(target: ModuleTarget | FileTarget, *inputs: str, **settings: Any) -> list[str | None]:
+def outputs(target: ModuleTarget | FileTarget, *inputs: Value, **settings: Any) -> list[Value | None]:
     """Outputs of a started target for one batch."""
-    found: list[str | None] = []
+    found: list[Value | None] = []
     parameters = settings.pop("parameters", ())
 
     async def act(backend: ProcessBackend, log: Recorder) -> None:

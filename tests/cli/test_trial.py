@@ -8,7 +8,7 @@ import pytest
 
 from headway.cli.trial import Findings, Trial, sizes
 from headway.errors import BatchRaised, BatchTimeout, TargetError, WorkerCrashed
-from headway.model import Entry, ItemResult
+from headway.model import Entry, ItemResult, Signature, Value
 from tests import virtual_time
 
 Function = Callable[[list[str]], list[ItemResult]]
@@ -19,6 +19,7 @@ class Box:
 
     pid = 1
     warm_up: Sequence[tuple[int, float]] = ()
+    signature = Signature()
 
     def __init__(self, function: Function, alpha: float = 0.1, beta: float = 0.002) -> None:
         self.function = function
@@ -36,7 +37,7 @@ class Box:
         await asyncio.sleep(min(seconds, timeout))
         if seconds > timeout:
             raise BatchTimeout(f"no answer within {timeout:g} s")
-        return self.function([entry.input for entry in entries])
+        return self.function([str(entry.input) for entry in entries])
 
     async def gone(self) -> None: ...
 
@@ -45,8 +46,8 @@ class Box:
 
 def found(box: Box, inputs: Sequence[str] | None = None, most: int = 20, timeout: float = 3.0) -> Findings:
     async def main(clock: Callable[[], float]) -> Findings:
-        texts = inputs or [f"text {n}" for n in range(most)]
-        return await Trial(box, texts, b'{"a":1}', timeout, "m", 3, clock).run()
+        texts: Sequence[Value] = inputs or [f"text {n}" for n in range(most)]
+        return await Trial(box, lambda _: texts, b'{"a":1}', timeout, "m", 3, clock).run()
 
     return virtual_time.run(main)
 

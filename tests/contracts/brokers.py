@@ -39,6 +39,7 @@ from headway.model import (
     Reply,
     Slot,
     Subscription,
+    Value,
     WorkerInfo,
     WorkerStatus,
 )
@@ -245,7 +246,7 @@ _numbers = itertools.count()
 
 
 def ask(
-    input: str | None = None,
+    input: Value | None = None,
     *,
     id: str | None = None,
     model: str = "m",
@@ -294,9 +295,9 @@ async def leave(broker: Broker, *entries: Entry | Subscription) -> None:
         await broker.withdraw([entry.submission for entry in entries if entry.gateway == gateway], gateway)
 
 
-def output(input: str) -> str:
+def output(input: Value) -> Value:
     """Output of the black box for an input."""
-    return f"<{input}>"
+    return f"<{input}>" if isinstance(input, str) else b"[" + input + b"]"
 
 
 def slot(worker: str = "gpu-0", model: str = "m", limit: int = MAX_BATCH) -> Slot:

@@ -148,7 +148,7 @@ async def test_a_retry_does_not_wait_for_another_worker_for_ever(harness: Harnes
 @story
 async def test_culprits_end_alone_and_the_innocent_are_answered(harness: Harness, size: int, culprits: int) -> None:
     entries = [ask(f"{'bad' if number < culprits else 'good'} {number}") for number in range(size)]
-    guilty = {entry.id for entry in entries if entry.input.startswith("bad")}
+    guilty = {entry.id for entry in entries if str(entry.input).startswith("bad")}
     await harness.broker.enqueue(entries)
     runs = 0
     while any(one.depth for one in await harness.broker.depths()):

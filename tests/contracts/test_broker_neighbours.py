@@ -32,8 +32,8 @@ async def run_all(harness: Harness, cause: Cause = Cause.RAISED) -> list[list[st
     while any(one.depth for one in await harness.broker.depths()):
         await harness.advance(0.6)
         lease = await harness.claim()
-        runs.append([entry.input for entry in lease.entries])
-        if any("poison" in entry.input for entry in lease.entries):
+        runs.append([str(entry.input) for entry in lease.entries])
+        if any("poison" in str(entry.input) for entry in lease.entries):
             await harness.broker.release(lease, failed(cause))
         else:
             await harness.answer(lease)

@@ -98,7 +98,7 @@ class SharingLaws(RuleBasedStateMachine):
                 self.tokens -= len(entry.limits)
             elif verdict is None:
                 self.tokens -= len(entry.limits)
-                self.admit(entry, entry.input)
+                self.admit(entry, str(entry.input))
             else:
                 assert verdict is not None
                 known = (errors.RATE_LIMITED, errors.IDEMPOTENCY_MISUSE, errors.SHED, errors.SERVICE_OVERLOADED)

@@ -130,7 +130,7 @@ class Pair:
             return
         there, here = self.running.pop(self.rng.randrange(len(self.running)))
         how = self.rng.choice(("finish", "finish", "finish", "fail", "hand back"))
-        poisoned = any(member.entry.input.startswith("poison") for member in here.members)
+        poisoned = any(str(member.entry.input).startswith("poison") for member in here.members)
         how = "fail" if poisoned and how == "finish" else how
         if how == "finish":
             wanted = self.queue.finish(here, self.now())

@@ -135,7 +135,7 @@ class Pair:
         how = rng.choice(("complete", "complete", "complete", "fail", "hand back"))
         if how == "complete":
             items = [
-                rng.choice((ItemResult(f"out of {entry.input}" + "!" * rng.choice((0, 2000, 5000))),) * 3 + BAD)
+                rng.choice((ItemResult(f"out of {entry.input!s}" + "!" * rng.choice((0, 2000, 5000))),) * 3 + BAD)
                 for entry in here.entries
             ]
             assert await worker.complete(there, items) == await self.here.complete(here, items)

@@ -12,11 +12,11 @@ from headway import errors
 from headway.core import failures
 from headway.core.dedup import Dedup, Ripple, keeps
 from headway.core.fair_queue import QueuedEntry, queued_at
-from headway.model import DedupKey, DedupKind, Entry, Failure, Reply
+from headway.model import DedupKey, DedupKind, Entry, Failure, Reply, Value
 from tests.core.flights import LATE, NOW, PLENTY, left_over, make
 
 FlightKey = tuple[str, DedupKind, str]
-Heard = tuple[str, str | None, Failure | None, DedupKind | None, bool]
+Heard = tuple[str, Value | None, Failure | None, DedupKind | None, bool]
 """Reply as a client hears it: id, output, failure, kind of the dedup key, and whether it was kept."""
 
 OUTCOMES: dict[str, tuple[str | None, Failure | None]] = {

@@ -49,7 +49,7 @@ class Bench:
             return None
         self.now += BATCH
         self.runs.append(departure)
-        if any(member.entry.input.startswith("bad") for member in departure.members):
+        if any(str(member.entry.input).startswith("bad") for member in departure.members):
             self.dead += self.queue.fail(departure, cause, self.now, lambda: 0.5).dead
         else:
             self.answered += self.queue.finish(departure, self.now)
@@ -61,7 +61,7 @@ class Bench:
 
 
 def inputs(members: list[QueuedEntry]) -> list[str]:
-    return [member.entry.input for member in members]
+    return [str(member.entry.input) for member in members]
 
 
 @settings(max_examples=40, deadline=None)

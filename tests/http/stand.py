@@ -27,8 +27,10 @@ from headway.config import Settings
 from headway.core import policies
 from headway.core.queue_limits import QueueLimits
 from headway.core.retention import KeptLimits
+from headway.core.values import shown
 from headway.gateway.gateway import Gateway
 from headway.gateway.limiter import Limiter
+from headway.gateway.model_kinds import ModelKinds
 from headway.gateway.pending import ReplySink
 from headway.http import public
 from headway.http.inference import fast_path
@@ -49,6 +51,7 @@ from headway.model import (
     Reply,
     RequestOptions,
     Slot,
+    Value,
     WorkerInfo,
     WorkerStatus,
 )
@@ -87,12 +90,22 @@ class Asked:
     id: str
     options: RequestOptions
     model: str
-    input: str
+    input: Value
     parameters: bytes
 
     @property
     def tier(self) -> int:
         return max(self.principal.tier, self.options.tier)
+
+
+def texts(status: WorkerStatus) -> WorkerInfo:
+    """A worker of a target that takes and gives texts."""
+    return WorkerInfo(worker_id="gpu-0", model="default", status=status, takes="text", gives="text")
+
+
+def echo(value: Value) -> Value:
+    """A text in capitals; any other value as it is."""
+    return value.upper() if isinstance(value, str) else value
 
 
 class EchoGateway:
@@ -112,6 +125,8 @@ class EchoGateway:
     def __init__(self, broker: MemoryBroker) -> None:
         self.broker: Broker = broker
         self.limiter = Limiter(3, lambda: INSTANT)
+        self.kinds = ModelKinds(["default"])
+        self.kinds.learn([texts(WorkerStatus.HEALTHY)])
         self.refusals: list[tuple[str, Failure]] = []
         self.hold = False
         self.shared: DedupKind | None = None
@@ -134,7 +149,7 @@ class EchoGateway:
         id: str,
         options: RequestOptions,
         model: str,
-        input: str,
+        input: Value,
         parameters: bytes,
     ) -> None:
         asked = Asked(sink, principal, id, options, model, input, parameters)
@@ -166,7 +181,7 @@ class EchoGateway:
         """Answer all that waits."""
         waiting, self.waiting = self.waiting, []
         for asked in waiting:
-            output = None if self.failure else (asked.input.upper() if self.output is None else self.output)
+            output = None if self.failure else (echo(asked.input) if self.output is None else self.output)
             reply = Reply(asked.id, asked.principal.tenant, output, self.failure, shared=self.shared, kept=self.kept)
             asked.sink.answer(reply)
 
@@ -306,11 +321,12 @@ async def _work(stand: Stand) -> None:
         if isinstance(claimed, NoWork):
             await stand.broker.wait_for_work(slot, claimed.until)
             continue
-        stand.runs += [entry.input for entry in claimed.entries]
+        inputs = [entry.input for entry in claimed.entries]
+        stand.runs += map(shown, inputs)
         await stand.go.wait()
         items = [
-            ItemResult(None, "bad input") if entry.input.startswith("bad") else ItemResult(entry.input.upper())
-            for entry in claimed.entries
+            ItemResult(None, "bad input") if shown(value).startswith("bad") else ItemResult(echo(value))
+            for value in inputs
         ]
         await stand.broker.complete(claimed, items)
 

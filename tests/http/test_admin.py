@@ -186,6 +186,8 @@ def test_workers_are_listed() -> None:
             "estimated": True,
             "in_flight": 0,
             "restarts": 0,
+            "takes": "text",
+            "gives": "text",
             "pid": 4242,
             "memory": 0.0,
             "reason": "",

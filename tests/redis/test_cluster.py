@@ -24,6 +24,7 @@ from headway.model import (
     NoWork,
     ProcessInfo,
     Role,
+    Value,
     WorkerInfo,
     WorkerStatus,
 )
@@ -313,7 +314,7 @@ async def test_limits_and_answers_in_common_need_no_other_node(cluster: ClusterS
             reading = asyncio.create_task(there.replies(f"g {tenant}", 0))
             [lease] = await drained(there)
             assert ids(lease.entries) == [asked[0].id]
-            found: dict[str, str | None] = {}
+            found: dict[str, Value | None] = {}
             while len(found) < 2:
                 replies, cursor = await reading
                 found |= {reply.id: reply.output for reply in replies}

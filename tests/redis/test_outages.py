@@ -14,7 +14,7 @@ import pytest
 from headway.brokers.redis import connection as links
 from headway.brokers.redis.broker import RedisBroker
 from headway.errors import BrokerUnavailable
-from headway.model import EntryState, ItemResult, Lease, NoWork, WorkerInfo, WorkerStatus
+from headway.model import EntryState, ItemResult, Lease, NoWork, Value, WorkerInfo, WorkerStatus
 from tests.contracts.brokers import AT_ONCE, ask, failed, ids, output, slot
 from tests.e2e.client import wait_until
 from tests.redis.stand import TIMEOUT, answered, brokers, hasty, real, refused, until
@@ -133,7 +133,7 @@ async def test_every_call_to_a_silent_server_ends_in_time_and_can_be_made_again(
             assert not done & set(ids(claimed.entries))
             done |= set(ids(claimed.entries))
             await broker.complete(claimed, [ItemResult(output(rider.input)) for rider in claimed.entries])
-        found: dict[str, str | None] = {}
+        found: dict[str, Value | None] = {}
         cursor = 0
         while len(found) < 3:
             replies, cursor = await until(lambda after=cursor: broker.replies("g", after))  # type: ignore[misc]

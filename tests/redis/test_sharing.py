@@ -183,7 +183,7 @@ def test_releases_with_and_without_shares_read_each_others_entries() -> None:
     theirs = msgspec.msgpack.decode(wire.pack_entry(entry), type=_Entry0)
     assert (theirs.id, theirs.timeout) == (entry.id, entry.timeout)
     fields: Sequence[object] = msgspec.structs.astuple(
-        _Entry0(wire.SCHEMA, "plain", "m", plain.input, 1, "t", "g", 60.0, 120.0)
+        _Entry0(wire.SCHEMA, "plain", "m", str(plain.input), 1, "t", "g", 60.0, 120.0)
     )
     assert wire.read_entry(msgspec.msgpack.encode(fields)) == plain
 

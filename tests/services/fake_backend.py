@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+from headway.core.values import shown
 from headway.errors import BackendError, TargetError
-from headway.model import Entry, ItemResult
+from headway.model import Entry, ItemResult, Signature, Value
 
 
 class FakeBackend:
@@ -33,6 +34,10 @@ class FakeBackend:
     def pid(self) -> int:
         return 4242
 
+    @property
+    def signature(self) -> Signature:
+        return Signature()
+
     async def start(self) -> float:
         if self.refuse_start:
             self.refuse_start -= 1
@@ -46,12 +51,12 @@ class FakeBackend:
         assert not self.busy, "two batches at once"
         self.busy = True
         try:
-            self.batches.append([entry.input for entry in entries])
+            self.batches.append([shown(entry.input) for entry in entries])
             error = self.script(entries)
             await asyncio.sleep(self.seconds)
             if error is not None:
                 raise error
-            return [ItemResult(entry.input.upper()) for entry in entries]
+            return [ItemResult(_answer(entry.input)) for entry in entries]
         finally:
             self.busy = False
 
@@ -60,3 +65,8 @@ class FakeBackend:
 
     async def stop(self) -> None:
         self.stops += 1
+
+
+def _answer(input: Value) -> Value:
+    """A text in capitals; any other value as it is."""
+    return input.upper() if isinstance(input, str) else input

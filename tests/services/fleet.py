@@ -80,7 +80,7 @@ class Notes:
     @property
     def outcomes(self) -> list[tuple[str, str]]:
         """Inputs and what came of them: `ok` or the code of the failure."""
-        return [(entry.input, reply.failure.code if reply.failure else "ok") for entry, _, reply in self.notes]
+        return [(str(entry.input), reply.failure.code if reply.failure else "ok") for entry, _, reply in self.notes]
 
 
 class Fleet:

@@ -11,7 +11,7 @@ import pytest
 from headway import errors
 from headway.errors import BrokerUnavailable
 from headway.gateway.pending import FutureSink
-from headway.model import DedupKind, EntryState, Failure, Limit, Principal, Reply, RequestOptions
+from headway.model import DedupKind, EntryState, Failure, Limit, Principal, Reply, RequestOptions, Value
 from tests.services.fake_backend import FakeBackend
 from tests.services.fleet import ANYBODY, Fleet
 from tests.virtual_time import run
@@ -20,7 +20,7 @@ Clock = Callable[[], float]
 TENANT = ANYBODY.tenant
 
 
-def output(found: Reply | EntryState | None) -> str | None:
+def output(found: Reply | EntryState | None) -> Value | None:
     assert isinstance(found, Reply)
     return found.output
 

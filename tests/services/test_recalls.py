@@ -10,7 +10,7 @@ import pytest
 from headway.core.queue_limits import QueueLimits
 from headway.errors import BrokerUnavailable
 from headway.gateway.outcome_reader import MOST_CALLS, OutcomeReader
-from headway.model import EntryState, Reply
+from headway.model import EntryState, Reply, Value
 from headway.runtime.counters import Counters
 from tests.services.fake_backend import FakeBackend
 from tests.services.fleet import ANYBODY, Fleet
@@ -48,7 +48,7 @@ def asking(recalls: OutcomeReader, tenant: str, *ids: str) -> list[asyncio.Task[
     return [asyncio.ensure_future(recalls.outcome(tenant, id)) for id in ids]
 
 
-async def told(*tasks: asyncio.Task[Reply | EntryState | None]) -> list[str | None]:
+async def told(*tasks: asyncio.Task[Reply | EntryState | None]) -> list[Value | None]:
     found = await asyncio.gather(*tasks)
     return [one.output if isinstance(one, Reply) else None for one in found]
 

@@ -38,7 +38,7 @@ from headway.config.target import RemoteTarget
 from headway.core.breaker import Breaker
 from headway.core.retry import backoff
 from headway.errors import BackendError, BadOutput, BatchTimeout, RemoteError, RemoteRefused, TargetError
-from headway.model import WARM_UP, Entry, ItemResult
+from headway.model import WARM_UP, Entry, ItemResult, Signature
 
 log = structlog.get_logger(__name__)
 
@@ -96,6 +96,11 @@ class HttpBackend:
         return 0
 
     @property
+    def signature(self) -> Signature:
+        """Signature of the API: texts in, texts out."""
+        return Signature()
+
+    @property
     def warm_up(self) -> Sequence[tuple[int, float]]:
         """Batches that are known to be warm: none, as each further call may cost money."""
         return ()
@@ -138,7 +143,13 @@ class HttpBackend:
             BadOutput: the answer is no list of as many outputs.
             BatchTimeout: no complete answer came within `timeout` seconds.
         """
-        return await self._call([entry.input for entry in entries], [entry.parameters for entry in entries], timeout)
+        texts = {place: entry.input for place, entry in enumerate(entries) if isinstance(entry.input, str)}
+        items = [ItemResult(None, "a remote API takes text only", True)] * len(entries)
+        if texts:
+            found = await self._call(list(texts.values()), [entries[place].parameters for place in texts], timeout)
+            for place, item in zip(texts, found, strict=True):
+                items[place] = item
+        return items
 
     async def gone(self) -> None:
         """Wait for ever, as there is no process here that could die."""

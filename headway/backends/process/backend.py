@@ -20,9 +20,10 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from headway.backends.process.child_process import Child, ChildProcess, Log, Word
-from headway.backends.process.frames import MAX_FRAME, Answer, Build, Failed, Ready, Run, TargetRefused
+from headway.backends.process.frames import MAX_FRAME, Answer, Build, Failed, Ready, Run, TargetRefused, ValuesAnswer
 from headway.backends.process.group_guard import GroupGuard
 from headway.config.target import FileTarget, ModuleTarget
+from headway.core import values
 from headway.core.warm_up import WarmUpRun, measured, next_size
 from headway.errors import (
     BackendError,
@@ -34,7 +35,7 @@ from headway.errors import (
     WorkerAbsent,
     WorkerCrashed,
 )
-from headway.model import WARM_UP, Entry, ItemResult
+from headway.model import Entry, ItemResult, Signature, Value
 
 STOP_GRACE = 5.0
 """Seconds an idle child has to end by itself after its pipe was closed."""
@@ -42,6 +43,8 @@ REAP_LIMIT = 10.0
 """Seconds to wait for a killed child; one that the kernel cannot end sooner is reaped when it does."""
 _CHECK_EVERY = 1.0
 """Seconds between looks at memory and age."""
+_MOST_SHOWN = 200
+"""Most characters of a warm-up input that an error quotes."""
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -91,6 +94,7 @@ class ProcessBackend:
         self._child: Child | None = None
         self._takes_parameters = False
         self._source = ""
+        self._signature = Signature()
         self._number = 0
         self._busy = False
         self._old_at = math.inf
@@ -108,6 +112,11 @@ class ProcessBackend:
         return self._source
 
     @property
+    def signature(self) -> Signature:
+        """Kinds of values that the target takes and gives, and its example, as the child found them."""
+        return self._signature
+
+    @property
     def warm_up(self) -> Sequence[WarmUpRun]:
         """Sizes and run times in seconds of the batches that the last start has run once the target was warm."""
         return measured(self._warm_up_runs)
@@ -115,13 +124,14 @@ class ProcessBackend:
     async def start(self) -> float:
         """Spawn the child, load the target and run warm-up batches. A child that is there is ended first.
 
-        The first is of one input. How large the others are, see `core.warm_up`.
+        The first is of one input. How large the others are, see `core.warm_up`. A target for which no input is known gets
+        none.
 
         A target that rejects the warm-up input by an exception in its place passes: no contract is broken. A batch that
         raises does not pass.
 
         Returns:
-            The first warm-up batch's run time in seconds.
+            The first warm-up batch's run time in seconds; 0 without one.
 
         Raises:
             TargetError: any of that failed or took longer than `start_timeout` seconds. No process is left behind.
@@ -202,7 +212,7 @@ class ProcessBackend:
             self._log.warning("worker process was killed but does not end", worker=self._worker, pid=child.pid)
 
     async def _prepare(self, child: Child) -> float:
-        """Wait until the target is loaded, and run the warm-up batches; returns the first one's run time."""
+        """Wait until the target is loaded, and run the warm-up batches; returns the first one's run time, 0 without one."""
         runs = self._warm_up_runs = []
         size: int | None = None
         self._busy = True
@@ -215,8 +225,10 @@ class ProcessBackend:
                 if not isinstance(word, Ready):
                     raise ChildProcessError("spoke before it was ready")
                 self._takes_parameters, self._source = word.takes_parameters, word.source
-                while (size := next_size(runs, max(self._max_batch, 1))) is not None:
-                    runs.append((size, await self._run_warm_up(child, size)))
+                self._signature = _signature(word)
+                value = self._signature.warm_up_input
+                while value is not None and (size := next_size(runs, max(self._max_batch, 1))) is not None:
+                    runs.append((size, await self._run_warm_up(child, value, size)))
                     if not self._max_batch:
                         break
         except TimeoutError:
@@ -232,21 +244,21 @@ class ProcessBackend:
             raise kind(f"target {self._spec}: while worker {self._worker} started, its process {end}{hint}.") from None
         finally:
             self._busy = False
-        return runs[0][1]
+        return runs[0][1] if runs else 0.0
 
-    async def _run_warm_up(self, child: Child, size: int) -> float:
+    async def _run_warm_up(self, child: Child, value: Value, size: int) -> float:
         """Run a warm-up batch; returns its run time in seconds."""
         begun = time.monotonic()
-        what = f"the warm-up batch {[WARM_UP]}" if size == 1 else f"a warm-up batch of {size} times {WARM_UP!r}"
+        shown = values.shown(value)[:_MOST_SHOWN]
+        what = f"the warm-up batch {[shown]}" if size == 1 else f"a warm-up batch of {size} times {shown!r}"
         try:
-            items = self._items(child, await child.ask(self._pack([WARM_UP] * size, None)), size)
+            items = self._items(child, await child.ask(self._pack([value] * size, None)), size)
         except BackendError as exc:
-            hint = "If it cannot take this text, let it return an exception in the text's place."
+            hint = "If it cannot take this text, give it one that it takes as its attribute example."
             if size > 1:
                 hint = "If it takes fewer at once, lower max_batch_size."
-            raise TargetError(
-                f"target {self._spec}: {what} failed: {exc}.{f' {hint}' if isinstance(exc, BatchRaised) else ''}"
-            ) from None
+            hinted = isinstance(exc, BatchRaised) and (size > 1 or self._signature.example is None)
+            raise TargetError(f"target {self._spec}: {what} failed: {exc}.{f' {hint}' if hinted else ''}") from None
         fault = next((item.error for item in items if item.fault), None)
         if fault is not None:
             raise TargetError(f"target {self._spec}: {what} failed: {fault}.")
@@ -279,16 +291,19 @@ class ProcessBackend:
     def _items(self, child: Child, word: Word, expected: int) -> list[ItemResult]:
         if isinstance(word, Failed):
             raise (BadOutput if word.bad_output else BatchRaised)(word.message, trace=word.trace)
-        if not isinstance(word, Answer) or word.number != self._number or len(word.outputs) != expected:
+        if not isinstance(word, Answer | ValuesAnswer) or word.number != self._number or len(word.outputs) != expected:
             child.kill("answered something else than it was asked")
             odd = "process answered something else than it was asked"
             raise WorkerCrashed(f"worker {self._worker}: its {odd}", f"the worker's {odd}")
-        items = [ItemResult(output) for output in word.outputs]
+        if isinstance(word, Answer):
+            items = [ItemResult(output) for output in word.outputs]
+        else:
+            items = [ItemResult(None if text is None else values.of_json(text)) for text in word.outputs]
         for position, (error, fault) in word.errors.items():
             items[position] = ItemResult(None, error, fault)
         return items
 
-    def _pack(self, inputs: list[str], parameters: list[bytes] | None) -> bytes:
+    def _pack(self, inputs: list[Value], parameters: list[bytes] | None) -> bytes:
         self._number += 1
         try:
             content = _encode(Run(self._number, inputs, parameters))
@@ -337,3 +352,8 @@ class ProcessBackend:
         if now >= self._old_at or resident > self._recycle_rss > 0:
             self._log.info("worker wants to be replaced", worker=self._worker, pid=child.pid, rss_bytes=resident)
             child.gone.set()
+
+
+def _signature(ready: Ready) -> Signature:
+    example = None if ready.example is None else values.of_json(ready.example)
+    return Signature(ready.takes, ready.gives, example)

@@ -8,7 +8,7 @@ run by its path and imports little, so that it starts in a few hundredths of a s
 can shadow what it needs.
 
 What user code returns must be a list or tuple with one output per input. Anything else fails the whole batch
-and is never cut to fit. An exception instance, None, or what is no proper text in one place fails that input
+and is never cut to fit. An exception instance, or what is no proper value in one place fails that input
 alone. User code that raises, even SystemExit, fails its batch; the process goes on. What it returns is user code,
 too, as its methods may be: to look at it may raise anything.
 """
@@ -19,9 +19,10 @@ import faulthandler
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import islice
+from typing import Any
 
 if __name__ == "__main__":
     _home = __file__.removesuffix("headway/backends/process/child.py")
@@ -30,8 +31,11 @@ if __name__ == "__main__":
 import msgspec
 
 from headway.backends.process import frames
-from headway.backends.process.frames import Answer, Build, Failed, Ready, Run, TargetRefused
-from headway.backends.process.usercode import Refusal, Target, UserLoop, describe, kind_of, load, show, trace
+from headway.backends.process.frames import Answer, Build, Failed, Ready, Run, TargetRefused, ValuesAnswer
+from headway.backends.process.usercode import Refusal, Target, UserLoop, describe, load, show, trace
+from headway.backends.process.values import Encode, NoOutput, encoder, kind_of, listed
+from headway.core.values import as_json
+from headway.model import Value, ValueKind
 
 if __name__ == "__main__":
     sys.path.remove(_home)
@@ -72,69 +76,99 @@ class Pipe:
         self._rest = whole[size:]
         return whole[:size]
 
-    def send(self, word: Ready | TargetRefused | Answer | Failed) -> None:
+    def send(self, word: Ready | TargetRefused | Answer | ValuesAnswer | Failed) -> None:
         """Write one frame, all of it."""
         rest = memoryview(frames.framed(_encode(word)))
         while rest:
             rest = rest[os.write(self.fd, rest) :]
 
 
-def run(target: Target, batch: Run) -> Answer | Failed:
-    """Have user code run one batch, and judge what comes back."""
-    expected = len(batch.inputs)
+def run(target: Target, batch: Run) -> Answer | ValuesAnswer | Failed:
+    """Have user code run one batch, and judge what comes back. Inputs that it cannot be given fail alone, without it."""
+    number, expected, gives = batch.number, len(batch.inputs), target.signature.gives
     try:
-        return judge(batch.number, expected, target.run(batch.inputs, batch.parameters))
+        inputs, refused = target.read(batch.inputs)
+        parameters = batch.parameters
+        if refused and parameters is not None:
+            parameters = [one for place, one in enumerate(parameters) if place not in refused]
+        if refused and not inputs:
+            return _answer(number, [None] * expected, _refusals(refused), gives)
+        word = judge(number, expected - len(refused), target.run(inputs, parameters), gives)
     except BaseException as exc:
-        return Failed(batch.number, False, describe(exc), trace(exc))
+        return Failed(number, False, describe(exc), trace(exc))
+    return word if isinstance(word, Failed) or not refused else _whole(word, refused, expected)
 
 
-def judge(number: int, expected: int, result: object) -> Answer | Failed:
+def _refusals(refused: Mapping[int, str]) -> dict[int, tuple[str, bool]]:
+    return {place: (reason, False) for place, reason in refused.items()}
+
+
+def _whole(word: Answer | ValuesAnswer, refused: Mapping[int, str], expected: int) -> Answer | ValuesAnswer:
+    """Answer to a whole batch from that to the inputs which ran."""
+    places = [place for place in range(expected) if place not in refused]
+    outputs: list[Any] = [None] * expected
+    for place, output in zip(places, word.outputs, strict=True):
+        outputs[place] = output
+    errors = _refusals(refused) | {places[place]: error for place, error in word.errors.items()}
+    return type(word)(word.number, outputs, errors)
+
+
+def judge(
+    number: int, expected: int, result: object, gives: ValueKind = ValueKind.TEXT
+) -> Answer | ValuesAnswer | Failed:
     """Answer that `result` makes.
 
     Arguments:
         number: number of the batch.
         expected: number of its inputs.
         result: value that user code returned. Looking at it may raise anything.
+        gives: kind of its outputs.
     """
+    result = listed(result, gives)
     if not isinstance(result, list | tuple):
         return Failed(number, True, f"the target returned {kind_of(result)}, expected a list of {expected} outputs")
     found = list(islice(result, expected + 1))  # It may have more than its length tells, and no end.
     count = len(found) if len(found) < expected else max(len(found), len(result))
     if count != expected:
         return Failed(number, True, f"the target returned {count} outputs for {expected} inputs")
-    outputs: list[str | None] = []
+    outputs: list[Any] = []
     errors: dict[int, tuple[str, bool]] = {}
+    encode, texts = encoder(gives), gives is not ValueKind.BYTES
     size = 0
     for place, output in enumerate(found):
-        if type(output) is str and output.isascii() and len(output) <= frames.MAX_OUTPUT:
-            text: str | None = output
+        if texts and type(output) is str and output.isascii() and len(output) <= frames.MAX_OUTPUT:
+            value: Value | None = output
         else:
-            text, error = _text(output)
-            if text is None:
+            value, error = _value(output, encode)
+            if value is None:
                 errors[place] = error
-        outputs.append(text)
-        size += len(text or "")
+        outputs.append(value)
+        size += len(value or "")
     if size > frames.MAX_OUTPUTS:
         return Failed(number, True, f"the outputs come to {size} characters, the limit is {frames.MAX_OUTPUTS}")
-    return Answer(number, outputs, errors)
+    return _answer(number, outputs, errors, gives)
 
 
-def _text(output: object) -> tuple[str | None, tuple[str, bool]]:
-    """`output` as plain text; or None, and the reason with whether the target is at fault."""
+def _answer(
+    number: int, outputs: list[Any], errors: dict[int, tuple[str, bool]], gives: ValueKind
+) -> Answer | ValuesAnswer:
+    """Word with these outputs, values or None."""
+    if gives is not ValueKind.JSON:
+        return Answer(number, outputs, errors)
+    return ValuesAnswer(number, [None if one is None else as_json(one) for one in outputs], errors)
+
+
+def _value(output: object, encode: Encode) -> tuple[Value | None, tuple[str, bool]]:
+    """`output` as it travels; or None, and the reason with whether the target is at fault."""
     try:
         if isinstance(output, BaseException):
             return None, (describe(output), False)
-        if not isinstance(output, str):
-            return None, (f"the target returned {kind_of(output)} for this input, expected str", True)
-        size = len(str.encode(output))
-    except UnicodeEncodeError:
-        return None, ("the target returned a lone surrogate for this input, expected proper Unicode", True)
+        return encode(output), ("", False)
+    except NoOutput as exc:
+        return None, (f"the target returned {exc}", True)
     except BaseException as exc:
         what = "the target returned something for this input that cannot be read"
         return None, (f"{what}: {describe(exc)}", True)
-    if size > frames.MAX_OUTPUT:
-        return None, (f"the target returned {size} bytes for this input, the limit is {frames.MAX_OUTPUT}", True)
-    return str.__str__(output), ("", False)
 
 
 def attend(pipe: Pipe, loop: UserLoop, name: str, find: Callable[[Build, UserLoop], Target]) -> None:
@@ -157,7 +191,9 @@ def attend(pipe: Pipe, loop: UserLoop, name: str, find: Callable[[Build, UserLoo
         show(exc)
         pipe.send(TargetRefused(f"target {name}: to look at it raised {describe(exc)}. Mend it there."))
         return
-    pipe.send(Ready(target.takes_parameters, target.source))
+    told, example = target.signature, target.signature.example
+    json = None if example is None else as_json(example)
+    pipe.send(Ready(target.takes_parameters, target.source, told.takes, told.gives, json))
     serve(pipe, target, loop)
 
 

@@ -25,12 +25,12 @@ from typing import IO, Any, Protocol, cast
 import msgspec
 
 from headway.backends.process import frames
-from headway.backends.process.frames import Answer, Failed, NoFrame, Ready, TargetRefused
+from headway.backends.process.frames import Answer, Failed, NoFrame, Ready, TargetRefused, ValuesAnswer
 from headway.backends.process.group_guard import GroupGuard
 from headway.backends.process.output_lines import Lines
 from headway.runtime.log import OUTPUT
 
-Word = Ready | TargetRefused | Answer | Failed
+Word = Ready | TargetRefused | Answer | ValuesAnswer | Failed
 
 _CHILD = Path(__file__).with_name("child.py")
 _READ = 1 << 16

@@ -8,8 +8,11 @@ have written on the descriptor by mistake.
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 import msgspec
+
+from headway.model import ValueKind
 
 HEADER = struct.Struct(">4sQ")
 """MAGIC and the number of bytes that follow."""
@@ -17,9 +20,9 @@ MAGIC = b"HdwF"
 MAX_FRAME = 1 << 30
 """Largest frame either end takes, in bytes."""
 MAX_OUTPUT = 16 << 20
-"""Largest output of one input, in bytes of UTF-8."""
+"""Largest output of one input, in bytes as it travels."""
 MAX_OUTPUTS = 192 << 20
-"""Largest outputs of one batch together, in characters."""
+"""Largest outputs of one batch together, in characters, or bytes of JSON."""
 
 
 class Build(msgspec.Struct, array_like=True, gc=False):
@@ -34,18 +37,21 @@ class Build(msgspec.Struct, array_like=True, gc=False):
 
 
 class Run(msgspec.Struct, array_like=True, gc=False):
-    """Word of the parent: run this batch. `parameters` holds JSON texts, empty for none, if the target takes them."""
+    """Word of the parent: run this batch. `inputs` are values; `parameters` holds JSON texts, empty for none, if the target takes them."""
 
     number: int
-    inputs: list[str]
+    inputs: list[Any]
     parameters: list[bytes] | None = None
 
 
 class Ready(msgspec.Struct, array_like=True, tag="ready", gc=False):
-    """Word of the child: the target is loaded. `source` is its file, empty when it has none."""
+    """Word of the child: the target is loaded. `source` is its file, empty when it has none; `example` a JSON text."""
 
     takes_parameters: bool
     source: str
+    takes: ValueKind = ValueKind.TEXT
+    gives: ValueKind = ValueKind.TEXT
+    example: bytes | None = None
 
 
 class TargetRefused(msgspec.Struct, array_like=True, tag="refused", gc=False):
@@ -59,6 +65,14 @@ class Answer(msgspec.Struct, array_like=True, tag="answer", gc=False):
 
     number: int
     outputs: list[str | None]
+    errors: dict[int, tuple[str, bool]]
+
+
+class ValuesAnswer(msgspec.Struct, array_like=True, tag="values", gc=False):
+    """Word of the child, in place of Answer where its target gives JSON: each output is a JSON text."""
+
+    number: int
+    outputs: list[bytes | None]
     errors: dict[int, tuple[str, bool]]
 
 

@@ -8,6 +8,9 @@ The target may be:
   called like a function. `device` is `cuda:0`, the only GPU the process can see, or `cpu` when it sees none;
 - either of them `async`. One event loop lives as long as the process.
 
+Its annotations say whether inputs and outputs are texts, JSON values or octets. An attribute `example` is its warm-up
+input.
+
 Whatever user code raises, SystemExit included, comes out of here as Refusal (while loading) or unchanged
 (while running); it never ends the process.
 """
@@ -21,8 +24,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from headway.backends.process.fresh_imports import SourceLoader, import_from_source
+from headway.backends.process.values import NoOutput, decoder, encoder, kind_of, kinds_of
 from headway.core import arguments as class_arguments
 from headway.core import parameters as json_parameters
+from headway.model import Signature, Value, ValueKind
 
 if TYPE_CHECKING:
     import asyncio
@@ -43,14 +48,6 @@ def describe(exc: BaseException) -> str:
         text = "(its text cannot be shown)"
     shown = f"{kind_of(exc)}: {text}" if text else kind_of(exc)
     return shown.encode("utf-8", "backslashreplace").decode()
-
-
-def kind_of(value: object) -> str:
-    """The name of a value's type, whatever its metaclass does."""
-    try:
-        return str.__str__(type(value).__name__)[:_MAX_TEXT]
-    except BaseException:
-        return "something without a name"
 
 
 def show(exc: BaseException) -> None:
@@ -128,16 +125,35 @@ class Target:
         source: the file it comes from, empty when there is none.
         loop: finishes what is async.
 
+    Attributes:
+        signature: kinds of its inputs and outputs, and its example.
+        takes_parameters: whether it gets the parameters of each input.
+
     Raises:
-        Refusal: `call` cannot be called with a list of inputs.
+        Refusal: `call` cannot be called with a list of inputs, or its example is none.
     """
 
     def __init__(self, call: Callable[..., Any], name: str, source: str, loop: UserLoop) -> None:
         self.source = source
         self._call, self._loop = call, loop
-        self.takes_parameters, self._by_name = _signature(call, name)
+        self.takes_parameters, self._by_name, first = _parameters_of(call, name)
+        takes, gives = kinds_of(call, first)
+        self.signature = Signature(takes, gives, _example(call, takes, name))
+        self._decode = decoder(takes)
 
-    def run(self, inputs: list[str], parameters: list[bytes] | None) -> object:
+    def read(self, inputs: list[Value]) -> tuple[list[Any], dict[int, str]]:
+        """Inputs as user code gets them, and by place the reasons for which others cannot be given to it."""
+        if self.signature.takes is ValueKind.TEXT and bytes not in map(type, inputs):
+            return inputs, {}
+        readable, refused = [], {}
+        for place, value in enumerate(inputs):
+            try:
+                readable.append(self._decode(value))
+            except ValueError as exc:
+                refused[place] = str(exc)
+        return readable, refused
+
+    def run(self, inputs: list[Any], parameters: list[bytes] | None) -> object:
         """Call user code with one batch, and raise what it raises. `parameters` are JSON texts, or empty."""
         if not self.takes_parameters:
             return self._loop.finish(self._call(inputs))
@@ -147,14 +163,29 @@ class Target:
         return self._loop.finish(self._call(inputs, decoded))
 
 
-def _signature(call: Callable[..., Any], name: str) -> tuple[bool, bool]:
-    """Whether `call` takes parameters, and whether by name."""
+def _example(call: Callable[..., Any], takes: ValueKind, name: str) -> Value | None:
+    """Value of the target's attribute `example`; None when it has none."""
+    example = getattr(call, "example", None)
+    if example is None or callable(example):
+        return None
+    try:
+        return encoder(takes)(example)
+    except NoOutput as exc:
+        raise Refusal(
+            f"target {name}: its attribute example is {exc}. Give it an input that the target takes.".replace(
+                " for this input", ""
+            )
+        ) from None
+
+
+def _parameters_of(call: Callable[..., Any], name: str) -> tuple[bool, bool, str]:
+    """Whether `call` takes parameters, and whether by name; and the name under which it takes the inputs."""
     import inspect
 
     try:
         signature = inspect.signature(call)
     except (TypeError, ValueError):
-        return False, False
+        return False, False, ""
     own = list(signature.parameters.values())
     second = own[1] if len(own) > 1 and own[1].name == "parameters" else None
     by_name = second is not None and second.kind is second.KEYWORD_ONLY
@@ -168,7 +199,7 @@ def _signature(call: Callable[..., Any], name: str) -> tuple[bool, bool]:
             f"target {name}: its signature is {signature}. "
             "Let it take one argument, the list of inputs, and if it likes a second one named parameters."
         ) from None
-    return second is not None, by_name
+    return second is not None, by_name, own[0].name
 
 
 def load(kind: str, place: str, attribute: str, loop: UserLoop, arguments: str = "", folder: str = "") -> Target:

@@ -6,11 +6,11 @@ import time
 
 from headway.core import failures
 from headway.core.fair_queue import QueuedEntry
-from headway.model import BatchRun, DeadLetter, Failure, Reply
+from headway.model import BatchRun, DeadLetter, Failure, Reply, Value
 
 
 def reply_to(
-    member: QueuedEntry, left_at: float, output: str | None, failure: Failure | None, ran: BatchRun | None
+    member: QueuedEntry, left_at: float, output: Value | None, failure: Failure | None, ran: BatchRun | None
 ) -> Reply:
     """Reply to an entry that waited until instant `left_at`."""
     entry = member.entry

@@ -16,7 +16,8 @@ import structlog
 from headway.brokers.redis import wire
 from headway.core import failures
 from headway.core.retention import weight
-from headway.model import Entry, ItemResult, Lease
+from headway.core.values import octets
+from headway.model import Entry, ItemResult, Lease, Value
 
 log = structlog.get_logger(__name__)
 
@@ -113,7 +114,5 @@ def _copies(entry: Entry) -> int:
     return 2 if entry.dedup_keys else 1
 
 
-def _bytes(output: str | None) -> int:
-    if output is None or output.isascii():
-        return len(output or "")
-    return len(output.encode("utf-8", "surrogatepass"))
+def _bytes(output: Value | None) -> int:
+    return 0 if output is None else len(output) if output.isascii() else len(octets(output))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -77,12 +77,12 @@ class WireDedupKey(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class WireEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """An entry."""
+    """An entry; `input` is a Value."""
 
     schema: int
     id: str
     model: str
-    input: str
+    input: Any
     tier: int
     tenant: str
     gateway: str
@@ -96,12 +96,13 @@ class WireEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class WireReply(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Answer of one entry; `position` is its number in the batch, from 0, `queued` the seconds it waited."""
+    """Answer of one entry; `output` is a Value or None, `position` is its number in the batch, from 0, `queued` the
+    seconds it waited."""
 
     position: int
     id: str
     tenant: str
-    output: str | None
+    output: Any
     failure: Failure | None
     queued: float
     nonce: int = 0
@@ -210,7 +211,7 @@ def read_entry(payload: bytes) -> Entry:
     return Entry(
         found.id,
         found.model,
-        found.input,
+        found.input if type(found.input) is str else _value(found.input),
         found.tier,
         found.tenant,
         found.gateway,
@@ -389,7 +390,7 @@ def _outcomes(fields: Mapping[bytes, bytes]) -> list[Reply]:
             Reply(
                 one.id,
                 one.tenant,
-                one.output,
+                one.output if type(one.output) is str else _value(one.output, or_none=True),
                 one.failure and _known(one.failure),
                 ran,
                 one.queued,
@@ -402,6 +403,13 @@ def _outcomes(fields: Mapping[bytes, bytes]) -> list[Reply]:
             if one.position not in gone
         ]
     return _failed(fields, left_at, ended_at, size)
+
+
+def _value(found: object, or_none: bool = False) -> Any:
+    """Check that what was read is a value."""
+    if isinstance(found, str | bytes) or (or_none and found is None):
+        return found
+    raise ValueError(f"{type(found).__name__} in the place of a value")
 
 
 def _known(failure: Failure) -> Failure:

@@ -13,8 +13,15 @@ from typing import Any
 import msgspec
 
 from headway.config import Settings
+from headway.core import values
 from headway.core.parameters import decode as decode_parameters
 from headway.errors import BadRequest, PayloadTooLarge
+from headway.model import Value
+
+
+class OtherInput(BadRequest):
+    """The body may be good, but not for a model that takes texts; its message says why."""
+
 
 MAX_DEPTH = 32
 """Deepest nesting of `parameters`, as a worker must be able to decode whatever was accepted."""
@@ -50,11 +57,41 @@ def body_reader(kind: type[Any], settings: Settings) -> Callable[[bytes], tuple[
             raw = asked.parameters
             parameters = b"" if raw is ABSENT else _parameters(raw, most_parameters)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
-            raise BadRequest(_why(exc, body)) from None
+            kind = OtherInput if isinstance(exc, msgspec.ValidationError) else BadRequest
+            raise kind(_why(exc, body)) from None
         text = asked.input
         if "\x00" in text:
             raise BadRequest(_NUL)
         return asked.model, text if check is None else check(text), parameters
+
+    return read
+
+
+def value_reader(kind: type[Any], settings: Settings) -> Callable[[bytes], tuple[str | None, Value, bytes]]:
+    """Make the function that reads JSON bodies whose input is any JSON value; see `Codec.read_value`.
+
+    Arguments:
+        kind: msgspec Struct of a body, with `model`, `input` and `parameters`, the last two as Raw.
+        settings: bounds of inputs and parameters.
+    """
+    decode, check, most_parameters = (
+        msgspec.json.Decoder(kind).decode,
+        _value_checker(settings),
+        settings.max_parameters,
+    )
+
+    def read(body: bytes) -> tuple[str | None, Value, bytes]:
+        try:
+            if not body.isascii():
+                body.decode()
+            asked = decode(body)
+            parameters = b"" if asked.parameters is ABSENT else _parameters(asked.parameters, most_parameters)
+            value = values.read(bytes(asked.input))
+        except values.NoValue as exc:
+            raise BadRequest(f"the input {exc}") from None
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+            raise BadRequest(_why(exc, body)) from None
+        return asked.model, check(value), parameters
 
     return read
 
@@ -95,6 +132,38 @@ def _checker(settings: Settings) -> Check | None:
         return text
 
     return check
+
+
+def _value_checker(settings: Settings) -> Callable[[Value], Value]:
+    """Make the check of inputs that are any JSON value: each text in it is checked as an input would be."""
+    check, most, keeps = _checker(settings), settings.max_input_chars, settings.control_chars == "keep"
+
+    def check_value(value: Value) -> Value:
+        if check is None:
+            return value
+        if isinstance(value, str):
+            return check(value)
+        if most and (length := len(value.decode())) > most:
+            raise PayloadTooLarge(f"the input has {length} characters; at most {most} are taken (max_input_chars)")
+        if keeps:
+            return value
+        try:
+            return msgspec.json.encode(_each_text(values.build(value), check))
+        except msgspec.MsgspecError as exc:
+            raise BadRequest(f"the input cannot be read: {exc}") from None
+
+    return check_value
+
+
+def _each_text(tree: object, check: Check) -> object:
+    """A tree with each of its texts, names of members among them, as a check leaves it."""
+    if isinstance(tree, str):
+        return check(tree)
+    if isinstance(tree, list):
+        return [_each_text(one, check) for one in tree]
+    if isinstance(tree, dict):
+        return {check(name): _each_text(one, check) for name, one in tree.items()}
+    return tree
 
 
 def _parameters(raw: msgspec.Raw, most: int) -> bytes:

@@ -14,10 +14,10 @@ import msgspec
 
 from headway.config import Settings
 from headway.errors import BACKEND_ERROR
-from headway.http.inference.bodies import ABSENT, body_reader, text_reader
+from headway.http.inference.bodies import ABSENT, body_reader, text_reader, value_reader
 from headway.http.problem import encode_problem
 from headway.http.server.framing import EncodeError
-from headway.model import Failure
+from headway.model import Failure, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,17 +25,20 @@ class Codec:
     """Codec of one inference route.
 
     Attributes:
-        read: body to (model or None, input, parameters as the text of a JSON object or empty). Raises RequestError.
+        read: body to (model or None, input, parameters as the text of a JSON object or empty). Raises RequestError, and
+            OtherInput where `read_value` may know better.
         text: the input in a body that is the input itself. Raises RequestError.
         write: (shown id, output, milliseconds, model version) to the body of the answer. Raises UnicodeEncodeError when
-            the output holds a lone surrogate.
+            the output holds a lone surrogate. An output that is no text comes as Raw.
+        read_value: as `read`, of a body whose input may be any JSON value.
         octets: whether an `application/octet-stream` body is the input itself.
         encode_error: an error to its header fields and body; problem documents unless the API has its own form.
     """
 
     read: Callable[[bytes], tuple[str | None, str, bytes]]
     text: Callable[[bytes], str]
-    write: Callable[[str, str, float, str], bytes]
+    write: Callable[[str, str | msgspec.Raw, float, str], bytes]
+    read_value: Callable[[bytes], tuple[str | None, Value, bytes]]
     octets: bool = False
     encode_error: EncodeError = encode_problem
 
@@ -59,6 +62,25 @@ class _Predict(msgspec.Struct, gc=False):
     parameters: ClassVar[msgspec.Raw] = ABSENT
 
 
+class _AnyInference(msgspec.Struct, gc=False):
+    input: msgspec.Raw
+    model: str | None = None
+    parameters: msgspec.Raw = ABSENT
+    client_id: str | None = None
+
+
+class _AnyPlain(msgspec.Struct, gc=False):
+    input: msgspec.Raw
+    model: ClassVar[None] = None
+    parameters: ClassVar[msgspec.Raw] = ABSENT
+
+
+class _AnyPredict(msgspec.Struct, gc=False):
+    model: str = msgspec.field(name="model_id")
+    input: msgspec.Raw = msgspec.field(name="input_data")
+    parameters: ClassVar[msgspec.Raw] = ABSENT
+
+
 class _Metadata(msgspec.Struct, gc=False):
     tokens_used: None
     latency_ms: float
@@ -67,19 +89,19 @@ class _Metadata(msgspec.Struct, gc=False):
 
 class _InferenceAnswer(msgspec.Struct, gc=False):
     request_id: str
-    output: str
+    output: str | msgspec.Raw
     metadata: _Metadata
 
 
 class _PlainAnswer(msgspec.Struct, gc=False):
-    output: str
+    output: str | msgspec.Raw
     request_id: str
     latency_ms: float
 
 
 class _PredictAnswer(msgspec.Struct, gc=False):
     request_id: str
-    output: str
+    output: str | msgspec.Raw
     latency_ms: float
 
 
@@ -88,17 +110,28 @@ _encode = msgspec.json.Encoder().encode
 
 def inference(settings: Settings) -> Codec:
     """Make the codec of `/v1/inference`."""
-    return Codec(body_reader(_Inference, settings), text_reader(settings), _write_inference)
+    return Codec(
+        body_reader(_Inference, settings),
+        text_reader(settings),
+        _write_inference,
+        value_reader(_AnyInference, settings),
+    )
 
 
 def plain(settings: Settings) -> Codec:
     """Make the codec of `/api/inference`."""
-    return Codec(body_reader(_Plain, settings), text_reader(settings), _write_plain)
+    return Codec(body_reader(_Plain, settings), text_reader(settings), _write_plain, value_reader(_AnyPlain, settings))
 
 
 def predict(settings: Settings) -> Codec:
     """Make the codec of `/v1/predict`."""
-    return Codec(body_reader(_Predict, settings), text_reader(settings), _write_predict, octets=True)
+    return Codec(
+        body_reader(_Predict, settings),
+        text_reader(settings),
+        _write_predict,
+        value_reader(_AnyPredict, settings),
+        octets=True,
+    )
 
 
 def no_text() -> Failure:
@@ -106,13 +139,13 @@ def no_text() -> Failure:
     return Failure(BACKEND_ERROR, "the model's output contains a lone surrogate, which is no text")
 
 
-def _write_inference(shown: str, output: str, milliseconds: float, version: str) -> bytes:
+def _write_inference(shown: str, output: str | msgspec.Raw, milliseconds: float, version: str) -> bytes:
     return _encode(_InferenceAnswer(shown, output, _Metadata(None, milliseconds, version)))
 
 
-def _write_plain(shown: str, output: str, milliseconds: float, version: str) -> bytes:
+def _write_plain(shown: str, output: str | msgspec.Raw, milliseconds: float, version: str) -> bytes:
     return _encode(_PlainAnswer(output, shown, milliseconds))
 
 
-def _write_predict(shown: str, output: str, milliseconds: float, version: str) -> bytes:
+def _write_predict(shown: str, output: str | msgspec.Raw, milliseconds: float, version: str) -> bytes:
     return _encode(_PredictAnswer(shown, output, milliseconds))

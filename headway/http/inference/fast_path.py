@@ -14,15 +14,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+from base64 import b64encode
 from time import monotonic
 from urllib.parse import unquote_to_bytes
 
 import httptools
 import msgspec
 
+from headway.core.values import embedded
 from headway.errors import INTERNAL, RequestError
 from headway.http.authentication import stranger
 from headway.http.inference.async_handoff import AsyncHandoff
+from headway.http.inference.bodies import OtherInput
 from headway.http.inference.codecs import Codec, no_text
 from headway.http.inference.inference_head import SHOWN, InferenceHead, read_inference_head
 from headway.http.server.connection import APP, ASKED, BODY, FAR, IDLE, MOST_BUFFERED, Connection
@@ -30,7 +33,7 @@ from headway.http.server.connection_context import InferenceContext
 from headway.http.server.head import Head
 from headway.http.server.quotas import too_many
 from headway.http.tasks import PATH, Result
-from headway.model import DedupKind, Entry, Failure, Principal, Reply
+from headway.model import DedupKind, Entry, Failure, Principal, Reply, Value, ValueKind
 
 _LENGTH = re.compile(rb"(?i)\r\ncontent-length:[ \t]*([0-9]{1,9})\r\n")
 _NOBODY = Principal(user="", tenant="", tier=0)
@@ -149,13 +152,15 @@ class FastPathConnection(Connection):
             shared = b"" if reply.shared is None else _SHARED.get((reply.shared, reply.kept), b"")
             if reply.unkept:
                 shared += b"x-headway-kept: no\r\n"
-            if reply.output is None:
+            output = reply.output
+            if output is None:
                 self._fail(reply.failure or Failure(INTERNAL, "the reply is neither an output nor a failure"), shared)
             else:
                 try:
                     milliseconds = int((now - self.begun) * 1e6) / 1000
                     shown = SHOWN + self.id
-                    body = request.codec.write(shown, reply.output, milliseconds, inference.version)
+                    written = output if type(output) is str else embedded(output)
+                    body = request.codec.write(shown, written, milliseconds, inference.version)
                 except UnicodeEncodeError:
                     self._fail(no_text(), shared)
                 else:
@@ -355,11 +360,15 @@ class FastPathConnection(Connection):
 
     def _ask(self, request: InferenceHead, body: bytes) -> None:
         self.begun = monotonic()
+        text: Value
         try:
             if request.octets:
-                model, text, parameters = request.model, request.codec.text(body), b""
+                model, text, parameters = request.model, self._octets(request, body), b""
             else:
-                model, text, parameters = request.codec.read(body)
+                try:
+                    model, text, parameters = request.codec.read(body)
+                except OtherInput as exc:
+                    model, text, parameters = self._other(request, body, exc)
         except RequestError as exc:
             over = self._charge()
             if over is None:
@@ -372,6 +381,20 @@ class FastPathConnection(Connection):
         if request.wish is not None:
             self.handoff = AsyncHandoff(inference.loop, request.wait, self._hand_over)
         inference.submit(self, principal, self.id, request.options, model or inference.model, text, parameters)
+
+    def _octets(self, request: InferenceHead, body: bytes) -> str:
+        """Input in a body that is the input itself: text, or octets for a model that takes them."""
+        if self.inference.intake.kinds.takes(request.model or self.inference.model) is ValueKind.BYTES:
+            return b64encode(body).decode()
+        return request.codec.text(body)
+
+    def _other(self, request: InferenceHead, body: bytes, wrong: OtherInput) -> tuple[str | None, Value, bytes]:
+        """Read a body that is `wrong` for a model that takes texts."""
+        inference = self.inference
+        asked = request.codec.read_value(body)
+        if inference.intake.kinds.takes(asked[0] or inference.model) is ValueKind.TEXT:
+            raise wrong
+        return asked
 
     def admitted(self) -> None:
         """Note that the request in hand will have its outcome, whoever waits for it."""

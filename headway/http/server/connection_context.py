@@ -16,6 +16,7 @@ from uvicorn.server import ServerState
 from headway.config import Settings
 from headway.errors import INTERNAL, RequestError
 from headway.gateway.limiter import Limiter
+from headway.gateway.model_kinds import ModelKinds
 from headway.gateway.pending import ReplySink
 from headway.http.error_responses import UNFORESEEN, refusal
 from headway.http.inference.routes import codecs
@@ -27,7 +28,7 @@ from headway.http.server.head import TlsHandshake
 from headway.http.server.quotas import Quotas
 from headway.http.server.read_turns import Turns
 from headway.identity.anonymous import AnonymousIdentity
-from headway.model import Entry, Failure, Limit, Principal, Reply, RequestOptions
+from headway.model import Entry, Failure, Limit, Principal, Reply, RequestOptions, Value
 from headway.ports import Identity, QueueCondition
 from headway.runtime.counters import Counters
 
@@ -57,9 +58,11 @@ class Intake(Protocol):
 
     Attributes:
         limiter: refuses by rate.
+        kinds: what the models take and give.
     """
 
     limiter: Limiter
+    kinds: ModelKinds
 
     @property
     def broker(self) -> QueueCondition:
@@ -77,7 +80,7 @@ class Intake(Protocol):
         id: str,
         options: RequestOptions,
         model: str,
-        input: str,
+        input: Value,
         parameters: bytes,
     ) -> None:
         """Take a request; `sink` gets its reply. See `headway.gateway.gateway.Gateway.submit`."""

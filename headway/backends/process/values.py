@@ -1,0 +1,209 @@
+"""Values of user code: which kinds a target takes and gives, and how its values travel.
+
+What user code returns may be anything, and to look at it may raise anything.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from headway.backends.process import frames
+from headway.core import values
+from headway.model import Value, ValueKind
+
+Encode = Callable[[object], Value]
+"""Function that makes what travels of an output; raises NoOutput."""
+
+_JSON_TYPES = (dict, list, tuple, int, float, Mapping, Sequence)
+_OCTETS = (bytes, bytearray, memoryview)
+_MOST_SHOWN = 500
+
+
+class NoOutput(Exception):
+    """The output cannot be sent. The text completes "the target returned …"."""
+
+
+def kind_of(value: object) -> str:
+    """The name of a value's type, whatever its metaclass does."""
+    try:
+        return str.__str__(type(value).__name__)[:_MOST_SHOWN]
+    except BaseException:
+        return "something without a name"
+
+
+def kinds_of(call: Callable[..., Any], first: str) -> tuple[ValueKind, ValueKind]:
+    """Kinds that a target takes and gives, by its annotations; without any, texts.
+
+    Arguments:
+        call: the user's callable.
+        first: name of its parameter for the inputs.
+    """
+    function = call if isinstance(call, types.FunctionType | types.MethodType) else type(call).__call__
+    try:
+        hints = typing.get_type_hints(function)
+    except BaseException:  # A name that only a type checker knows; or whatever user code makes of it.
+        return ValueKind.TEXT, ValueKind.TEXT
+    takes = _kind(hints.get(first)) or ValueKind.TEXT
+    gives = _kind(hints.get("return"))
+    if gives is None:
+        gives = ValueKind.TEXT if takes is ValueKind.TEXT else ValueKind.JSON
+    return takes, gives
+
+
+def decoder(takes: ValueKind) -> Callable[[Value], object]:
+    """Make the function that turns an input into what user code gets; it raises ValueError with the reason."""
+    return {ValueKind.TEXT: _text_in, ValueKind.JSON: _json_in, ValueKind.BYTES: _octets_in}[takes]
+
+
+def encoder(gives: ValueKind) -> Encode:
+    """Make the function that turns an output into what travels."""
+    return {ValueKind.TEXT: _text_out, ValueKind.JSON: _json_out, ValueKind.BYTES: _octets_out}[gives]
+
+
+def listed(result: object, gives: ValueKind) -> object:
+    """Outputs of a batch as a list, where they are an array of numpy, torch or the like."""
+    if gives is ValueKind.JSON and not isinstance(result, list | tuple) and callable(getattr(result, "tolist", None)):
+        return result.tolist()  # type: ignore[attr-defined]
+    return result
+
+
+def _kind(annotation: Any) -> ValueKind | None:
+    """ValueKind of the elements that an annotation of a list says; None when it says nothing of them."""
+    if hasattr(annotation, "tolist"):
+        return ValueKind.JSON
+    elements = [one for one in typing.get_args(annotation) if one is not Ellipsis]
+    if not elements or not _is(typing.get_origin(annotation), (Sequence,)):
+        return None
+    found = {_kind_of_one(one) for element in elements for one in _members(element)} - {None}
+    return found.pop() if len(found) == 1 else ValueKind.JSON if found else None
+
+
+def _members(annotation: Any) -> Sequence[Any]:
+    """Members of a union, without exceptions, which may stand for any output; else the annotation itself."""
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return [one for one in typing.get_args(annotation) if not _is(one, (BaseException,))]
+    return [annotation]
+
+
+def _kind_of_one(annotation: Any) -> ValueKind | None:
+    if _is(annotation, _OCTETS):
+        return ValueKind.BYTES
+    if _is(annotation, (str,)):
+        return ValueKind.TEXT
+    plain = annotation in (Any, object, None, type(None))
+    if plain or hasattr(annotation, "tolist") or _is(typing.get_origin(annotation) or annotation, _JSON_TYPES):
+        return ValueKind.JSON
+    return None
+
+
+def _is(annotation: Any, kinds: tuple[type, ...]) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, kinds)
+
+
+def _text_in(value: Value) -> object:
+    if isinstance(value, str):
+        return value
+    raise ValueError(f"this model takes text, and the input is of type {values.name_of(value)}")
+
+
+def _json_in(value: Value) -> object:
+    try:
+        return values.build(value)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as exc:
+        raise ValueError(f"the input cannot be read as JSON: {exc}") from None
+
+
+def _octets_in(value: Value) -> object:
+    try:
+        if isinstance(value, str):
+            return base64.b64decode(value, validate=True)
+    except (binascii.Error, ValueError):
+        pass
+    raise ValueError("this model takes octets, and the input is no text in base64")
+
+
+def _text_out(output: object) -> Value:
+    if not isinstance(output, str):
+        raise NoOutput(f"{kind_of(output)} for this input, expected str")
+    try:
+        size = len(str.encode(output))
+    except UnicodeEncodeError:
+        raise NoOutput("a lone surrogate for this input, expected proper Unicode") from None
+    return _bounded(str.__str__(output), size)
+
+
+def _octets_out(output: object) -> Value:
+    if not isinstance(output, _OCTETS):
+        raise NoOutput(f"{kind_of(output)} for this input, expected bytes")
+    text = base64.b64encode(output).decode()
+    return _bounded(text, len(text))
+
+
+def _json_out(output: object) -> Value:
+    if isinstance(output, str):
+        return _text_out(output)
+    try:
+        text = _encode(output)
+        value = values.read(text) if text[:1] == b'"' else _checked(text)
+    except UnicodeEncodeError:
+        raise NoOutput("a lone surrogate for this input, expected proper Unicode") from None
+    except (values.NoValue, msgspec.MsgspecError, UnicodeDecodeError):
+        raise NoOutput("msgspec.Raw for this input that is no JSON") from None
+    except RecursionError:
+        raise NoOutput("something for this input that is nested too deeply") from None
+    except (TypeError, ValueError, OverflowError) as exc:
+        what = f"{kind_of(output)} for this input, which is no JSON value"
+        raise NoOutput(f"{what}: {str(exc)[:_MOST_SHOWN]}") from None
+    if b"null" in text and _endless(output):
+        raise NoOutput("NaN or an infinity for this input, which are no JSON values")
+    return _bounded(value, len(text))
+
+
+def _checked(text: bytes) -> bytes:
+    if not text.isascii():
+        text.decode()
+    _raw(text)
+    return text
+
+
+def _endless(output: object) -> bool:
+    """Whether there is a NaN or an infinity among the numbers of an output. As JSON they would be null."""
+    layer = [msgspec.to_builtins(output, enc_hook=_plain)]
+    while layer:
+        below: list[object] = []
+        for one in layer:
+            if isinstance(one, float):
+                if not math.isfinite(one):
+                    return True
+            elif isinstance(one, dict):
+                below.extend(one.values())
+            elif isinstance(one, list | tuple | set | frozenset):
+                below.extend(one)
+        layer = below
+    return False
+
+
+def _plain(value: Any) -> object:
+    """Arrays and numbers of numpy, torch and the like as Python's own."""
+    convert = getattr(value, "tolist", None)
+    if not callable(convert):
+        raise TypeError(f"it holds {kind_of(value)}")
+    return convert()
+
+
+def _bounded(value: Value, size: int) -> Value:
+    if size > frames.MAX_OUTPUT:
+        raise NoOutput(f"{size} bytes for this input, the limit is {frames.MAX_OUTPUT}")
+    return value
+
+
+_encode = msgspec.json.Encoder(enc_hook=_plain).encode
+_raw = msgspec.json.Decoder(msgspec.Raw).decode

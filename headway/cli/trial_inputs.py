@@ -1,0 +1,51 @@
+"""Inputs of a trial: what the user gave, the target's example, or numbered lines of text."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+
+import msgspec
+
+from headway.core import values
+from headway.errors import SettingError
+from headway.model import Signature, Value, ValueKind
+
+_KINDS = {
+    ValueKind.JSON: ("JSON values", "For example --input '{\"a\": 1}'."),
+    ValueKind.BYTES: ("octets", "Write them in base64, for example --input aGVhZHdheQ==."),
+}
+
+
+def choose_inputs(given: Sequence[str], most: int, signature: Signature) -> list[Value]:
+    """Inputs of the largest batch for a target with a signature.
+
+    Arguments:
+        given: inputs of the command line.
+        most: size of the largest batch.
+        signature: signature of the target.
+
+    Raises:
+        SettingError: what was given is not of its kind, or nothing was given and it has no example.
+    """
+    chosen = [_read(text, signature) for text in given]
+    if not chosen and signature.example is not None:
+        chosen = [signature.example]
+    if not chosen and signature.takes is not ValueKind.TEXT:
+        what, hint = _KINDS[signature.takes]
+        raise SettingError("--input", "", f"is needed: the target takes {what} and has no example", hint)
+    chosen = chosen or [f"headway check {n}" for n in range(most)]
+    return [chosen[n % len(chosen)] for n in range(most)]
+
+
+def _read(text: str, signature: Signature) -> Value:
+    if signature.takes is ValueKind.TEXT:
+        return text
+    what, hint = _KINDS[signature.takes]
+    try:
+        if signature.takes is ValueKind.JSON:
+            return values.read(text.encode())
+        base64.b64decode(text, validate=True)
+    except (ValueError, RecursionError, msgspec.MsgspecError) as exc:
+        raise SettingError("--input", text, f"is not good for a target that takes {what}: {exc}", hint) from None
+    return text

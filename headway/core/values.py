@@ -1,0 +1,125 @@
+"""Values, from their JSON text and back; see `headway.model.Value`.
+
+A JSON text is validated without being built: a text of 1 MB may stand for half a million objects, which would keep
+everybody else waiting for as long as it takes to make and unmake them. Only the worker that runs the input builds it.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import accumulate
+
+import msgspec
+
+from headway.core import parameters
+from headway.model import Value
+
+MAX_DEPTH = 100
+"""Deepest nesting of a value, as a worker must be able to build whatever was accepted."""
+
+_NAMES = {"{": "object", "[": "array", "t": "bool", "f": "bool", "n": "null"}
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
+_SUSPECT = re.compile(rb"\\u(?:[dD][89a-fA-F]|0000)")
+"""Beginning of an escape that may stand for half of a surrogate pair, or for U+0000."""
+_NO_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
+_STEPS = bytes.maketrans(b"[]{}", b"\x01\xff\x01\xff")
+
+_check = msgspec.json.Decoder(msgspec.Raw).decode
+_read_text = msgspec.json.Decoder(str).decode
+
+
+class NoValue(ValueError):
+    """The JSON text stands for no value that is taken. Says why."""
+
+
+def read(text: bytes) -> Value:
+    """Value of a JSON text.
+
+    Raises:
+        NoValue: it holds U+0000, half of a surrogate pair, or more than MAX_DEPTH levels.
+        msgspec.MsgspecError, UnicodeDecodeError: it is not valid JSON.
+    """
+    text = text.strip(b" \t\r\n")
+    _check(text)
+    if text[:1] == b'"':
+        return _proper(text)
+    if not text.isascii():
+        text.decode()
+    if _SUSPECT.search(text) is not None:
+        for string in _STRING.findall(text):
+            if _SUSPECT.search(string) is not None:
+                _proper(string)
+    if text.count(b"[") + text.count(b"{") > MAX_DEPTH and _depth(text) > MAX_DEPTH:
+        raise NoValue(f"is nested deeper than {MAX_DEPTH} levels")
+    return text
+
+
+def build(value: Value) -> object:
+    """Python's own form of a value.
+
+    Raises:
+        msgspec.MsgspecError: a number in it is out of range.
+    """
+    return value if isinstance(value, str) else parameters.decode(value)
+
+
+def name_of(value: Value) -> str:
+    """Name of a value's type, as messages have it."""
+    if isinstance(value, str):
+        return "str"
+    return _NAMES.get(chr(value[0]), "number")
+
+
+def as_json(value: Value) -> bytes:
+    """JSON text of a value. Raises UnicodeEncodeError for a text with a lone surrogate."""
+    return msgspec.json.encode(value) if isinstance(value, str) else value
+
+
+def of_json(text: bytes) -> Value:
+    """Value of a JSON text that is known to be good."""
+    if text[:1] != b'"':
+        return text
+    value: str = _read_text(text)
+    return value
+
+
+def embedded(value: Value) -> str | msgspec.Raw:
+    """A value as an encoder of JSON takes it."""
+    return value if isinstance(value, str) else msgspec.Raw(value)
+
+
+def shown(value: Value) -> str:
+    """Text of a value, for people to read: a text as it is, any other value as JSON."""
+    return value if isinstance(value, str) else value.decode("utf-8", "backslashreplace")
+
+
+def octets(value: Value) -> bytes:
+    """Bytes of a value."""
+    return value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
+
+
+def canonical(value: Value) -> bytes:
+    """Bytes that are equal for values that mean the same, and differ for others. A long JSON text stays as it is."""
+    return octets(value) if isinstance(value, str) else b"\0" + parameters.canonical(value)
+
+
+def room(value: Value) -> int:
+    """Most bytes that a value takes in memory: four for each character of a text beyond ASCII."""
+    return len(value) if isinstance(value, bytes) or value.isascii() else 4 * len(value)
+
+
+def _proper(string: bytes) -> str:
+    """Text that a JSON string stands for."""
+    try:
+        text: str = _read_text(string)
+    except msgspec.MsgspecError:
+        raise NoValue("holds a lone surrogate, which is no text") from None
+    if "\0" in text:
+        raise NoValue("holds U+0000, which not every model can hold")
+    return text
+
+
+def _depth(text: bytes) -> int:
+    """Levels of arrays and objects in a JSON text."""
+    brackets = (_STRING.sub(b"", text) if b'"' in text else text).translate(_STEPS, _NO_BRACKET)
+    return max(accumulate(memoryview(brackets).cast("b")), default=0)

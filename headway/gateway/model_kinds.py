@@ -1,0 +1,113 @@
+"""Kinds of values that the served models take and give, as their workers report them.
+
+A gateway may know a model before any worker of it has started. Until then every value is let in, and the worker judges:
+an input that it cannot take fails alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable, Iterable, Sequence
+
+from headway import errors
+from headway.core import failures
+from headway.core.values import name_of
+from headway.model import Failure, Value, ValueKind, WorkerInfo, WorkerStatus
+from headway.ports import Registry
+from headway.runtime.periodic import Periodic
+from headway.runtime.supervisor import Supervisor
+
+LOOK_EVERY = 0.5
+"""Seconds between two looks at the workers."""
+
+_LARGEST = (ValueKind.JSON, ValueKind.BYTES, ValueKind.TEXT)
+"""Kinds by what counts while the workers of one model differ, as they do while a fleet changes to another target."""
+
+
+class ModelKinds:
+    """Kinds of the served models.
+
+    Arguments:
+        models: names of the models that are served.
+
+    Attributes:
+        unchecked: models of which any text will do, so that a request with one needs no further look.
+    """
+
+    def __init__(self, models: Iterable[str]) -> None:
+        self._models = frozenset(models)
+        self._known: dict[str, tuple[ValueKind, ValueKind]] = {}
+        self.unchecked = set(self._models)
+
+    def learn(self, workers: Iterable[WorkerInfo]) -> None:
+        """Take note of what workers take and give. A model without a healthy worker keeps what was known of it."""
+        found: dict[str, list[WorkerInfo]] = {}
+        for worker in workers:
+            if worker.status is WorkerStatus.HEALTHY and worker.model in self._models:
+                found.setdefault(worker.model, []).append(worker)
+        for model, those in found.items():
+            takes = _largest(worker.takes for worker in those)
+            self._known[model] = takes, _largest(worker.gives for worker in those)
+            (self.unchecked.discard if takes is ValueKind.BYTES else self.unchecked.add)(model)
+
+    def takes(self, model: str) -> ValueKind | None:
+        """ValueKind of a model's inputs; None while it is not known."""
+        known = self._known.get(model)
+        return None if known is None else known[0]
+
+    def gives(self, model: str) -> ValueKind | None:
+        """ValueKind of a model's outputs; None while it is not known."""
+        known = self._known.get(model)
+        return None if known is None else known[1]
+
+    def check(self, model: str, input: Value) -> Failure | None:
+        """Failure of a request for a model that is not among the unchecked; None when the model takes its input."""
+        if model not in self._models:
+            return failures.no_model(model, self._models)
+        if self.takes(model) is not ValueKind.BYTES:
+            return None
+        try:
+            if isinstance(input, str):
+                base64.b64decode(input, validate=True)
+                return None
+        except (binascii.Error, ValueError):
+            pass
+        found = "other text" if isinstance(input, str) else f"`{name_of(input)}`"
+        return Failure(errors.BAD_REQUEST, f"Expected text in base64, as the model takes octets; got {found}")
+
+
+def _largest(named: Iterable[str]) -> ValueKind:
+    """ValueKind that counts of those that workers name. A worker of a release that names none takes and gives text."""
+    there = set(named)
+    return next((kind for kind in _LARGEST if kind.value in there), ValueKind.TEXT)
+
+
+class KindsWatcher:
+    """Watcher of the workers, for what a gateway knows of its models; see `headway.app.lifecycle.Resource`.
+
+    Arguments:
+        kinds: kinds that are kept up to date.
+        registry: broker that knows the workers.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, kinds: ModelKinds, registry: Registry, clock: Callable[[], float]) -> None:
+        self._kinds = kinds
+        self._registry = registry
+        self._periodic = Periodic("kinds of models", self.look, clock, every=LOOK_EVERY)
+
+    async def open(self) -> None:
+        """See Resource. Nothing is needed."""
+
+    def start(self, supervisor: Supervisor) -> None:
+        """Start watching."""
+        self._periodic.start(supervisor)
+
+    async def close(self) -> None:
+        """See Resource. Nothing is held."""
+
+    async def look(self) -> None:
+        """Look at the workers once."""
+        workers: Sequence[WorkerInfo] = await self._registry.workers()
+        self._kinds.learn(workers)

@@ -1,0 +1,47 @@
+"""Values of inputs and outputs, and what a target says of those that it takes and gives."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+Value = str | bytes
+"""Input or output of one entry. A text is itself; any other JSON value is its JSON text, in UTF-8. So a value needs no
+label: whoever holds one can show it."""
+
+
+class ValueKind(enum.Enum):
+    """Kinds of values that a target takes or gives."""
+
+    TEXT = "text"
+    """Texts."""
+    JSON = "json"
+    """Any JSON values, texts among them."""
+    BYTES = "bytes"
+    """Octets; on their way they are texts, in base64."""
+
+
+class Signature(msgspec.Struct, frozen=True):
+    """Signature of a target, as its annotations and its attribute `example` tell.
+
+    Attributes:
+        takes: kind of its inputs.
+        gives: kind of its outputs.
+        example: its example of an input; None for none.
+    """
+
+    takes: ValueKind = ValueKind.TEXT
+    gives: ValueKind = ValueKind.TEXT
+    example: Value | None = None
+
+    @property
+    def warm_up_input(self) -> Value | None:
+        """Input of the batch that the target must pass before it gets real ones; None when none is known to fit."""
+        if self.example is None and self.takes is ValueKind.TEXT:
+            return WARM_UP
+        return self.example
+
+
+WARM_UP = "warm-up"
+"""Warm-up input of a target that takes any text. Later probes of the target run it again."""

@@ -1,0 +1,67 @@
+"""Promises of every broker on values that are no texts: they come out as they went in, wherever they are kept."""
+
+from __future__ import annotations
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.brokers.redis import wire
+from headway.model import DedupKind, Entry, Reply, Value
+from tests.contracts.brokers import Harness, ask, drained, failed, output, story
+from tests.contracts.dedup_keys import TTL, admit, came_by, key, poll, task
+from tests.core.test_values import TREES
+
+ASKED = '{"a":[1,"é",null]}'.encode()
+
+
+@story
+async def test_a_json_value_goes_to_the_worker_and_its_answer_back(harness: Harness) -> None:
+    inputs: list[Value] = [ASKED, b"null", b"[]", "text", '"quoted"', b'"quoted"', b"x" * 100_000]
+    entries = [ask(value, id=f"id-{place}") for place, value in enumerate(inputs)]
+    assert list(await harness.broker.enqueue(entries)) == [None] * len(entries)
+    lease = await harness.claim()
+    assert [entry.input for entry in lease.entries] == inputs
+    await harness.answer(lease)
+    replies = await drained(harness)
+    assert [replies[entry.id].output for entry in entries] == [output(value) for value in inputs]
+
+
+@story
+async def test_a_json_answer_is_kept_shared_and_asked_for_by_any_gateway(harness: Harness) -> None:
+    first = ask(ASKED, id="first", dedup_keys=(task("first"), key()))
+    await admit(harness, first, ask(ASKED, id="follower", dedup_keys=(key(),)), poll("poll", "first"))
+    await harness.answer(await harness.claim())
+    replies = await drained(harness)
+    assert {replies[id].output for id in ("first", "follower", "poll")} == {output(ASKED)}
+    await admit(harness, ask(ASKED, id="later", gateway="other", dedup_keys=(key(),)))
+    [later] = (await drained(harness, "other")).values()
+    assert (came_by(later), later.output) == ((DedupKind.KEY, True), output(ASKED))
+    for broker in (harness.broker, harness.peer()):
+        kept = await broker.outcome("t", "first")
+        assert isinstance(kept, Reply)
+        assert kept.output == output(ASKED)
+    await harness.advance(TTL + 1.0)
+    assert await harness.broker.outcome("t", "first") is None
+
+
+@story
+async def test_a_json_input_that_fails_alone_is_a_dead_letter_and_known(harness: Harness) -> None:
+    bad = ask(ASKED, id="bad", caller="ada")
+    await harness.broker.enqueue([bad])
+    for _ in range(2):
+        await harness.broker.release(await harness.claim(), failed())
+        await harness.advance(1.0)
+    [letter] = await harness.dead.find("bad")
+    assert letter.entry.input == ASKED
+    again = [ask(ASKED, caller="ada"), ask(ASKED.decode(), caller="ada"), ask(b"[]", caller="ada")]
+    known = await harness.broker.enqueue(again)
+    assert [failure is not None for failure in known] == [True, False, False]
+
+
+@given(TREES, st.booleans())
+def test_any_value_is_packed_for_redis_and_read_as_it_was(tree: object, text: bool) -> None:
+    value = json.dumps(tree) if text or isinstance(tree, str) else json.dumps(tree).encode()
+    entry = Entry("id", "m", value, 0, "t", "g", 1.0, 1.0)
+    assert wire.read_entry(wire.pack_entry(entry)) == entry

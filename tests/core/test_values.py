@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.core import values
+from headway.core.dedup import digest
+
+TEXT = st.text(alphabet=st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
+TREES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(TEXT, inner, max_size=5),
+    max_leaves=20,
+)
+
+
+@given(TREES, st.sampled_from((None, 1)), st.booleans())
+def test_every_json_value_comes_back_as_it_went(tree: Any, indent: int | None, ascii: bool) -> None:
+    value = values.read(json.dumps(tree, indent=indent, ensure_ascii=ascii).encode())
+    assert isinstance(value, str) == isinstance(tree, str)
+    assert values.build(value) == tree
+    assert json.loads(values.as_json(value)) == tree
+    assert msgspec.json.decode(msgspec.json.encode([values.embedded(value)])) == [values.build(value)]
+    assert values.of_json(values.as_json(value)) == value
+
+
+@given(st.binary(max_size=60) | st.text(alphabet='[]{}",:\\ud80c0e1.-+nulltrue \0', max_size=60).map(str.encode))
+def test_any_octets_are_read_as_json_is_or_refused(text: bytes) -> None:
+    try:
+        value = values.read(text)
+    except (values.NoValue, msgspec.MsgspecError, UnicodeDecodeError):
+        return
+    try:
+        values.build(value)
+    except msgspec.ValidationError as exc:
+        assert "out of range" in str(exc)
+    json.loads(text)
+    assert values.shown(value).encode()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [rb'"\ud800"', rb'["\udc00 a"]', rb'{"\ud83d":1}', rb'["a\\\ud800b"]', rb'["\uD83D\u0041"]'],
+)
+def test_a_lone_surrogate_is_no_value(text: bytes) -> None:
+    with pytest.raises((values.NoValue, msgspec.DecodeError)):
+        values.read(text)
+
+
+@pytest.mark.parametrize("text", [rb'["\ud83d\ude00"]', rb'["\\ud800"]', rb'["\\\\u0000", "\\u0000"]'])
+def test_escapes_that_only_look_like_half_a_pair_are_taken(text: bytes) -> None:
+    assert values.build(values.read(text)) == json.loads(text)
+
+
+@pytest.mark.parametrize("text", [rb'"\u0000"', rb'[["a\u0000"]]', rb'{"\u0000":1}', rb'["\\\u0000"]'])
+def test_a_nul_is_refused_anywhere(text: bytes) -> None:
+    with pytest.raises(values.NoValue, match="U\\+0000"):
+        values.read(text)
+
+
+def test_nesting_is_bounded_and_brackets_in_texts_do_not_count() -> None:
+    deepest = b"[" * values.MAX_DEPTH + b"]" * values.MAX_DEPTH
+    assert values.read(deepest) == deepest
+    assert values.read(b"[" + deepest[1:-1] + b"," + deepest[1:-1] + b"]")
+    assert values.read(json.dumps(["[" * 500, '"[{' * 500]).encode())
+    assert values.read(b"[" + b"[]," * 500 + b"1]")
+    for deeper in (b"[" + deepest + b"]", b'{"a":' * 101 + b"1" + b"}" * 101, b"[[]," * 101 + b"1" + b"]" * 101):
+        with pytest.raises(values.NoValue, match="deeper than 100 levels"):
+            values.read(deeper)
+    with pytest.raises(RecursionError):
+        values.read(b"[" * 100_000)
+
+
+def test_numbers_beyond_the_range_of_a_float_are_refused_when_built() -> None:
+    assert values.build(values.read(b"123456789012345678901234567890")) == 123456789012345678901234567890
+    assert values.build(values.read(b"[1e308, 5e-324, 1.5]")) == [1e308, 5e-324, 1.5]
+    with pytest.raises(msgspec.ValidationError, match="out of range"):
+        values.build(values.read(b"[1e400]"))
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [("a", "str"), (b"[]", "array"), (b"{}", "object"), (b"-1", "number"), (b"true", "bool"), (b"null", "null")],
+)
+def test_a_value_knows_the_name_of_its_type(value: str | bytes, name: str) -> None:
+    assert values.name_of(value) == name
+
+
+def test_what_means_the_same_has_the_same_digest_and_a_text_differs_from_its_json() -> None:
+    assert digest("m", "1", b'{"a": 1, "b": "\\u00e9"}', b"") == digest("m", "1", '{"b":"é","a":1}'.encode(), b"")
+    assert digest("m", "1", b"[1]", b"") != digest("m", "1", "[1]", b"")
+
+
+@pytest.mark.parametrize(("value", "most"), [("ab", 2), ("é", 4), ("é".encode(), 2), (b"[1]", 3)])
+def test_the_room_of_a_value_is_that_of_its_octets_or_four_for_a_character(value: str | bytes, most: int) -> None:
+    assert values.room(value) == most

@@ -1,0 +1,157 @@
+"""Inputs and outputs that are no texts, on the wire: JSON values, and octets in base64."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import jsonschema_rs
+import pytest
+
+from headway.config import Settings
+from headway.gateway.model_kinds import ModelKinds
+from headway.http import openapi
+from headway.http.inference.routes import codecs
+from headway.model import ValueKind, WorkerInfo, WorkerStatus
+from tests.http.stand import Stand, get, post, served
+
+BODIES = {
+    "/v1/inference": '{{"input": {}}}',
+    "/api/inference": '{{"input": {}}}',
+    "/v1/predict": '{{"model_id": "default", "input_data": {}}}',
+}
+
+
+def workers(takes: str, gives: str = "") -> list[WorkerInfo]:
+    return [
+        WorkerInfo(worker_id="gpu-0", model="default", status=WorkerStatus.HEALTHY, takes=takes, gives=gives or takes)
+    ]
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("known", [True, False])
+def test_a_model_of_json_takes_any_value_and_answers_with_one(path: str, known: bool) -> None:
+    async def main(stand: Stand) -> None:
+        stand.gateway.kinds = ModelKinds(["default"])
+        stand.gateway.kinds.learn(workers("json") if known else [])
+        client = await stand.connect()
+        for value in ({"a": [1, None, "é\n"]}, [0.5, 2], 3, True, None, [], "text"):
+            await client.send(post(BODIES[path].format(json.dumps(value)), path))
+            answer = await client.answer()
+            assert answer.status == 200, answer.body
+            assert answer.json["output"] == ("TEXT" if value == "text" else value)
+
+    served(main)
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize(("value", "got"), [("{}", "object"), ("[1]", "array"), ("1", "int"), ("null", "null")])
+def test_a_model_of_texts_says_what_it_expected(path: str, value: str, got: str) -> None:
+    async def main(stand: Stand) -> None:
+        stand.gateway.kinds.learn(workers("text"))
+        answer = await stand.ask(post(BODIES[path].format(value), path))
+        assert (answer.status, answer.error) == (400, "BAD_REQUEST")
+        assert answer.json["message"].startswith(f"Expected `str`, got `{got}` - at `$.input")
+        assert stand.gateway.asked == []
+
+    served(main)
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ('{"input": [1}', "not JSON"),
+        ("{}", "missing required field `input`"),
+        ('{"input": {}, "model": 3}', "Expected `str | null`, got `int` - at `$.model`"),
+        ('{"input": ["\\u0000"]}', "the input holds U+0000"),
+        ('{"input": ["\\ud800"]}', "lone surrogate"),
+        ('{"input": ' + "[" * 101 + "]" * 101 + "}", "the input is nested deeper than 100 levels"),
+        ('{"input": ' + "[" * 50_000, "nested too deeply"),
+        (b'{"input": ["\xff"]}', "not UTF-8"),
+        ('{"input": [], "parameters": []}', "$.parameters"),
+    ],
+)
+def test_a_wrong_body_is_told_what_is_wrong_with_it(body: str | bytes, says: str) -> None:
+    async def main(stand: Stand) -> None:
+        stand.gateway.kinds.learn(workers("json"))
+        answer = await stand.ask(post(body))
+        assert (answer.status, answer.error) == (400, "BAD_REQUEST")
+        assert says in answer.json["message"]
+
+    served(main)
+
+
+def test_checks_of_texts_hold_for_each_text_in_a_value() -> None:
+    strict = codecs(Settings(control_chars="refuse"))["/v1/inference"]
+    for bad in ('{"input": ["a", {"b": "\\u001b"}]}', '{"input": {"\\u001b": 1}}'):
+        with pytest.raises(Exception, match=r"control character U\+001B"):
+            strict.read_value(bad.encode())
+    strip = codecs(Settings(control_chars="strip"))["/v1/inference"]
+    assert strip.read_value(b'{"input": [1.5, {"b\\u0007": "\\u001ba\\n"}]}')[1] == b'[1.5,{"b":"a\\n"}]'
+    short = codecs(Settings(max_input_chars=5))["/v1/inference"]
+    assert short.read_value('{"input": ["é"]}'.encode())[1] == '["é"]'.encode()
+    with pytest.raises(Exception, match="has 6 characters; at most 5"):
+        short.read_value(b'{"input": ["ab"]}')
+
+
+def test_octets_are_asked_for_and_answered_in_base64() -> None:
+    async def main(stand: Stand) -> None:
+        stand.gateway.kinds.learn(workers("bytes"))
+        octets = bytes(range(256))
+        raw = post(octets, "/v1/predict?model_id=default", "Content-Type: application/octet-stream")
+        assert (await stand.ask(raw)).status == 200
+        assert base64.b64decode(str(stand.gateway.asked[0].input)) == octets
+
+    served(main)
+
+
+def test_octets_that_are_no_base64_are_refused_and_counted() -> None:
+    async def main(stand: Stand) -> None:
+        stand.real.kinds.learn(workers("bytes"))
+        for body in ('{"input": "no base64"}', '{"input": [1]}'):
+            answer = await stand.ask(post(body))
+            assert (answer.status, answer.error) == (400, "BAD_REQUEST")
+            assert "base64" in answer.json["message"]
+        assert stand.runs == []
+        good = await stand.ask(post('{"input": "QUJD"}'))
+        assert (good.status, good.json["output"]) == (200, "QUJD")
+
+    served(main, whole=True)
+
+
+def test_a_json_answer_is_kept_for_a_task_a_key_and_the_cache() -> None:
+    async def main(stand: Stand) -> None:
+        stand.real.kinds.learn(workers("json"))
+        body = '{"input": {"a": [1, "é"]}}'
+        task = await stand.ask(post(body, "/v1/inference", "Prefer: respond-async"))
+        answer = await stand.ask(get(f"{task.header['location']}?wait=25"))
+        assert (answer.json["status"], answer.json["output"]) == ("SUCCESS", {"a": [1, "é"]})
+        for replayed in (False, True):
+            kept = await stand.ask(post(body, "/v1/inference", "Idempotency-Key: k", "Cache-Control: no-cache"))
+            assert kept.json["output"] == {"a": [1, "é"]}
+            assert ("idempotency-replayed" in kept.header) == replayed
+        same = await stand.ask(post('{"input": {  "a": [1, "\\u00e9"] }}'))
+        assert same.header["x-headway-cache"] == "hit"
+        assert same.json["output"] == {"a": [1, "é"]}
+        other = await stand.ask(post(body, "/v1/inference", "Idempotency-Key: k").replace(b"[1,", b"[2,"))
+        assert (other.status, other.error) == (422, "IDEMPOTENCY_CONFLICT")
+
+    served(main, whole=True, cache=True)
+
+
+def test_the_contract_tells_what_the_model_takes_and_gives() -> None:
+    async def main(stand: Stand) -> None:
+        async def schemas() -> Any:
+            return (await stand.ask(get("/openapi.json"))).json["components"]["schemas"]
+
+        assert (await schemas())["Input"]["type"] == "string"
+        stand.real.kinds.learn(workers("json", "bytes"))
+        told = await schemas()
+        jsonschema_rs.validate(told["Input"], {"a": 1})
+        assert told["Output"]["contentEncoding"] == "base64"
+
+    served(main, whole=True)
+    octets = openapi.document(Settings(), (ValueKind.BYTES, ValueKind.JSON))
+    content = octets["paths"]["/v1/predict"]["post"]["requestBody"]["content"]
+    assert "pattern" not in content["application/octet-stream"]["schema"]

@@ -1,0 +1,97 @@
+"""What a gateway knows of the kinds of its models, and what it lets in by that."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from headway import errors
+from headway.brokers.memory.broker import MemoryBroker
+from headway.brokers.memory.dead_letters import DeadLetterBox
+from headway.core.queue_limits import QueueLimits
+from headway.gateway.model_kinds import LOOK_EVERY, KindsWatcher, ModelKinds
+from headway.model import Value, ValueKind, WorkerInfo, WorkerStatus
+from headway.runtime.counters import Counters
+from headway.runtime.supervisor import Supervisor
+from tests.virtual_time import run
+
+HEALTHY, STARTING = WorkerStatus.HEALTHY, WorkerStatus.STARTING
+
+
+def worker(
+    takes: str, gives: str = "", model: str = "m", status: WorkerStatus = HEALTHY, id: str = "gpu-0"
+) -> WorkerInfo:
+    return WorkerInfo(worker_id=id, model=model, status=status, takes=takes, gives=gives)
+
+
+def test_nothing_is_known_before_a_worker_is_healthy() -> None:
+    kinds = ModelKinds(["m"])
+    kinds.learn([worker("json", status=STARTING), worker("json", model="other")])
+    assert (kinds.takes("m"), kinds.gives("m"), kinds.takes("other")) == (None, None, None)
+    assert kinds.unchecked == {"m"}
+
+
+@pytest.mark.parametrize(
+    ("workers", "takes", "gives"),
+    [
+        ([worker("")], ValueKind.TEXT, ValueKind.TEXT),
+        ([worker("text", "json")], ValueKind.TEXT, ValueKind.JSON),
+        ([worker("text", "text"), worker("json", "json", id="gpu-1")], ValueKind.JSON, ValueKind.JSON),
+        ([worker("bytes", "text"), worker("text", "text", id="gpu-1")], ValueKind.BYTES, ValueKind.TEXT),
+        ([worker("of a later release", "json")], ValueKind.TEXT, ValueKind.JSON),
+    ],
+)
+def test_kinds_are_learned_from_healthy_workers(workers: list[WorkerInfo], takes: ValueKind, gives: ValueKind) -> None:
+    kinds = ModelKinds(["m"])
+    kinds.learn(workers)
+    assert (kinds.takes("m"), kinds.gives("m")) == (takes, gives)
+
+
+def test_what_was_known_stays_while_no_worker_is_healthy() -> None:
+    kinds = ModelKinds(["m"])
+    kinds.learn([worker("json", "json")])
+    kinds.learn([worker("", status=STARTING)])
+    assert kinds.takes("m") is ValueKind.JSON
+
+
+@pytest.mark.parametrize(
+    ("value", "good"),
+    [("aGVhZHdheQ==", True), ("", True), ("no base64", False), ("aGVhZHdheQ", False), ("é", False), (b"[1]", False)],
+)
+def test_a_model_of_octets_takes_base64_only(value: Value, good: bool) -> None:
+    kinds = ModelKinds(["m"])
+    kinds.learn([worker("bytes", "bytes")])
+    assert "m" not in kinds.unchecked
+    failure = kinds.check("m", value)
+    assert (failure is None) == good
+    if failure is not None:
+        assert (failure.code, "base64" in failure.message) == (errors.BAD_REQUEST, True)
+
+
+def test_an_unknown_model_is_named() -> None:
+    failure = ModelKinds(["m"]).check("other", "a")
+    assert failure is not None
+    assert failure.code == errors.NOT_FOUND
+
+
+def test_a_watcher_follows_the_workers() -> None:
+    async def main(clock: Callable[[], float]) -> None:
+        broker = MemoryBroker({"m": QueueLimits(3, 8, 0.1, 100)}, DeadLetterBox(), Counters(), clock, lambda: 0.5)
+        kinds, supervisor = ModelKinds(["m"]), Supervisor()
+        watcher = KindsWatcher(kinds, broker, clock)
+        await watcher.open()
+        watcher.start(supervisor)
+        await asyncio.sleep(LOOK_EVERY * 1.5)
+        assert kinds.takes("m") is None
+        await broker.heartbeat(worker("json", "json"))
+        await asyncio.sleep(LOOK_EVERY)
+        assert kinds.takes("m") is ValueKind.JSON
+        await broker.heartbeat(worker("bytes", "json"))
+        await watcher.look()
+        assert kinds.takes("m") is ValueKind.BYTES
+        await supervisor.stop()
+        await watcher.close()
+
+    run(main)

@@ -25,6 +25,7 @@ BIN = Path(sys.executable).parent
 PUBLIC, ADMIN = 8000, 9000
 PATIENCE = 60
 UP = re.compile(r"^(Try it:\n.+\n|Ready\.|INFO: +Uvicorn running)", re.MULTILINE)
+_LOCAL = re.compile(r"(?<=http://127\.0\.0\.1:)\d{4,5}\b")
 _HOST = re.compile(r"\b10\.0\.0\.(\d)\b")
 _ROLE = re.compile(r"\bheadway (serve|gateway|worker|controller)\b")
 _ASKS = re.compile(r"\bheadway (status|top|dlq)\b")
@@ -110,9 +111,10 @@ class Reader:
         self._foreign.update(map(int, re.findall(r"(?<=:)\d{4,5}\b", real)))
 
     def keep(self, block: Block) -> None:
-        """Write the file that a block shows."""
+        """Write the file that a block shows, with what stands for the documents' ports in it."""
         if block.file and "/" not in block.file:
-            (self.folder / block.file).write_text(block.text, encoding="utf-8")
+            text = _LOCAL.sub(lambda at: str(self._known(int(at[0]), "")), block.text)
+            (self.folder / block.file).write_text(text, encoding="utf-8")
 
     def remember(self, command: Command) -> None:
         """Run a command that changes the shell's state before every later one."""

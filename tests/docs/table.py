@@ -96,6 +96,7 @@ ROWS: list[Row] = [
     ("docs/fleet.md", r"headway status$", Run(compares=False)),
     ("README.md", r"headway worker ", Start((("--workers 8", "--workers 2"),))),
     ("*", r"openssl ", Run()),
+    ("README.md", r"python ask\.py$", Run()),
     ("*", r"\. \S+/activate$|export \w+=|\w+=\S*$", Remember()),
     ("*", r"(python examples/|headway (serve|gateway|worker|controller) )", Start()),
     ("*", r"curl |for i in .*; do curl |(EMULATED_BETA_MS=\S+ )?headway |printf ", Run()),

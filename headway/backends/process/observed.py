@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
+
+import msgspec
 
 from headway.backends.process.backend import ProcessBackend, Spawn
 from headway.backends.process.child_process import ChildProcess, Log
@@ -44,5 +47,10 @@ class ObservedBackend(ProcessBackend):
     async def run(self, entries: Sequence[Entry], timeout: float) -> Sequence[ItemResult]:
         """Note a batch, unless it is a probe, and run it."""
         if entries[0].gateway:
-            self._batches.append([entry.input for entry in entries])
+            self._batches.append([_built(entry.input) for entry in entries])
         return await super().run(entries, timeout)
+
+
+def _built(value: Any) -> Any:
+    """Input in Python's own form; what is no text travels as the text of JSON."""
+    return msgspec.json.decode(value) if isinstance(value, bytes) else value

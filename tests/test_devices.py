@@ -93,7 +93,7 @@ def test_more_workers_than_gpus_are_refused_with_three_ways_out() -> None:
     with pytest.raises(SettingError) as caught:
         given(4, Gpus(("3", "4"), "3,4"))
     assert str(caught.value) == (
-        "workers = 4: are more than one for each GPU: CUDA_VISIBLE_DEVICES=3,4 allows 2 GPUs (3, 4). Use --workers 2; or let "
+        "workers = 4: is more than there are GPUs: CUDA_VISIBLE_DEVICES=3,4 allows 2 GPUs (3, 4). Use --workers 2; or let "
         "workers share, each with a model of its own, by --devices 3,4,3,4; or --devices cpu."
     )
     with pytest.raises(SettingError, match="this machine has 1 GPU"):
@@ -109,11 +109,11 @@ def test_named_devices_are_taken_as_they_are(devices: str) -> None:
 @pytest.mark.parametrize(
     ("devices", "gpus", "says"),
     [
-        ("0", Gpus(("3", "4"), "3,4"), "CUDA_VISIBLE_DEVICES=3,4 allows only 3, 4. Name 3 or 4, or cpu. If the GPU is"),
-        ("0", Gpus((), ""), "CUDA_VISIBLE_DEVICES= allows none. Leave it out, or name cpu."),
-        ("2", Gpus(("0", "1")), "this machine has only 0, 1. Name 0 or 1, or cpu."),
-        ("0", Gpus(()), "this machine has none. Leave it out, or name cpu."),
-        (UUID, Gpus((MIG,), MIG), "allows only MIG-GPU"),
+        ("0", Gpus(("3", "4"), "3,4"), "but CUDA_VISIBLE_DEVICES=3,4 allows only GPU 3, 4. Name 3 or 4, or cpu. If"),
+        ("0", Gpus((), ""), "but CUDA_VISIBLE_DEVICES= allows no GPU. Leave it out, or name cpu."),
+        ("2", Gpus(("0", "1")), "but this machine has only GPU 0, 1. Name 0 or 1, or cpu."),
+        ("0", Gpus(()), "but this machine has no GPU. Leave it out, or name cpu."),
+        (UUID, Gpus((MIG,), MIG), "allows only GPU MIG-GPU"),
     ],
 )
 def test_a_gpu_that_is_not_for_this_process_is_refused(devices: str, gpus: Gpus, says: str) -> None:

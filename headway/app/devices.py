@@ -45,6 +45,11 @@ class Gpus:
         """Words for where the ids come from."""
         return "this machine has" if self.allotted is None else f"{VISIBLE}={self.allotted} allows"
 
+    @property
+    def shown(self) -> str:
+        """Words for the ids."""
+        return f"only GPU {', '.join(self.ids)}" if self.ids else "no GPU"
+
 
 def find_gpus(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> Gpus:
     """Find the GPUs that this process may use.
@@ -137,11 +142,10 @@ def _check_allowed(settings: Settings, id: str, gpus: Gpus) -> None:
         return  # The device files do not tell ids of this kind.
     if gpus.allotted is not None and gpus.ids and not any(_alike(id, other) for other in gpus.ids):
         return  # An id of another kind cannot be compared, and names its GPU whatever the numbers mean.
-    there = f"only {', '.join(gpus.ids)}" if gpus.ids else "none"
     hint = f"Name {_one_of(gpus.ids)}, or cpu." if gpus.ids else "Leave it out, or name cpu."
     if gpus.allotted is not None:
         hint += f" If the GPU is yours, change {VISIBLE}."
-    raise SettingError("devices", settings.devices, f"names GPU {id}, and of GPUs {gpus.source} {there}", hint)
+    raise SettingError("devices", settings.devices, f"names GPU {id}, but {gpus.source} {gpus.shown}", hint)
 
 
 def _same(id: str, other: str) -> bool:
@@ -164,4 +168,4 @@ def _too_few(settings: Settings, ids: Sequence[str], gpus: Gpus) -> SettingError
         f"Use --workers {len(ids)}; or let workers share, each with a model of its own, by --devices {shared}; "
         "or --devices cpu."
     )
-    return SettingError("workers", settings.workers, f"are more than one for each GPU: {gpus.source} {count}", hint)
+    return SettingError("workers", settings.workers, f"is more than there are GPUs: {gpus.source} {count}", hint)

@@ -153,8 +153,8 @@ class Trial:
         begun = self._clock()
         try:
             items = await self._backend.run(entries, self._timeout)
-        except BatchTimeout as exc:
-            self._found.fault(_overdue(len(inputs), self._timeout, exc))
+        except BatchTimeout:
+            self._found.fault(_overdue(len(inputs), self._timeout))
             self._overdue = True
             await self._backend.start()
             return None
@@ -189,11 +189,11 @@ class Trial:
             )
 
 
-def _overdue(size: int, timeout: float, exc: BatchTimeout) -> str:
-    ways = "raise --gpu-timeout-ms" if size == 1 else "lower --max-batch-size, or raise --gpu-timeout-ms"
+def _overdue(size: int, timeout: float) -> str:
+    ways = " or" if size == 1 else ", lower --max-batch-size, or"
     return (
-        f"a batch of {size} took longer than --gpu-timeout-ms {timeout * 1000:g}, after which its worker is killed: {exc}. "
-        f"Make the model faster, {ways}"
+        f"a batch of {size} took longer than --gpu-timeout-ms {timeout * 1000:g}, after which its worker is killed. "
+        f"Make the model faster{ways} raise --gpu-timeout-ms"
     )
 
 

@@ -104,7 +104,9 @@ def too_slow(seconds: float, limits: Limits) -> TargetError:
     """Error of a target that takes `seconds` for one input, longer than its limits allow."""
     gpu, whole = limits.gpu_timeout, limits.request_timeout
     which = f"--gpu-timeout-ms {gpu * 1000:g}" if gpu <= whole else f"--request-timeout-ms {whole * 1000:g}"
-    wanted = f"--gpu-timeout-ms {_ample(2 * seconds)} --request-timeout-ms {_ample(4 * seconds)}"
+    wanted = f"--gpu-timeout-ms {_ample(2 * seconds)}" if gpu < 2 * seconds else ""
+    if whole < 4 * seconds:
+        wanted = f"{wanted} --request-timeout-ms {_ample(4 * seconds)}".lstrip()
     return TargetError(
         f"the target takes {seconds * 1000:.0f} ms for one input, longer than {which}: no request would get its answer. "
         f"Start with {wanted}, or make the model faster."

@@ -148,7 +148,7 @@ def test_a_crash_is_a_fault_and_the_worker_is_started_anew() -> None:
 def test_a_batch_beyond_the_deadline_is_a_fault() -> None:
     result = found(Box(upper, alpha=0.05, beta=0.01), timeout=0.2)
     [fault] = result.faults
-    assert fault.startswith("a batch of 16 took longer than --gpu-timeout-ms 200, after which its worker is killed: ")
+    assert fault.startswith("a batch of 16 took longer than --gpu-timeout-ms 200, after which its worker is killed. ")
     assert fault.endswith("Make the model faster, lower --max-batch-size, or raise --gpu-timeout-ms")
     assert result.notes == ["larger batches than 16 were not tried"]
 

@@ -60,19 +60,22 @@ def test_a_start_is_told_of_when_it_begins_and_when_it_ends() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limits", "says"),
+    ("limits", "says", "mend"),
     [
-        (Limits(3.0), "longer than --gpu-timeout-ms 3000"),
-        (Limits(3.0, 4.0), "longer than --gpu-timeout-ms 3000"),
-        (Limits(10.0, 4.0), "longer than --request-timeout-ms 4000"),
+        (Limits(3.0), "longer than --gpu-timeout-ms 3000", "--gpu-timeout-ms 10000,"),
+        (Limits(3.0, 30.0), "longer than --gpu-timeout-ms 3000", "--gpu-timeout-ms 10000,"),
+        (Limits(3.0, 4.0), "longer than --gpu-timeout-ms 3000", "--gpu-timeout-ms 10000 --request-timeout-ms 20000,"),
+        (Limits(10.0, 4.0), "longer than --request-timeout-ms 4000", "--request-timeout-ms 20000,"),
     ],
 )
-def test_a_model_slower_than_its_deadline_is_refused_with_the_settings_that_fit(limits: Limits, says: str) -> None:
+def test_a_model_slower_than_its_deadline_is_refused_with_the_settings_that_fit(
+    limits: Limits, says: str, mend: str
+) -> None:
     with pytest.raises(TargetError) as caught:
         started(Slow(5.0, 5.0), limits)
     assert "takes 5000 ms for one input" in str(caught.value)
     assert says in str(caught.value)
-    assert "Start with --gpu-timeout-ms 10000 --request-timeout-ms 20000" in str(caught.value)
+    assert f"Start with {mend} or make the model faster." in str(caught.value)
 
 
 def test_a_first_batch_that_has_to_compile_something_may_take_longer() -> None:

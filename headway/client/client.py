@@ -8,7 +8,7 @@ import ssl
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ALL_COMPLETED, FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 from headway.client.call import Attempt, Call
@@ -170,25 +170,25 @@ class Client:
             timeout: seconds for each input; None: the client's.
             concurrency: most requests at once.
             return_errors: whether an input that fails has its error in the list. If not, the first error ends the
-                call: what has not been sent by then is not sent.
+                call, as soon as what is on its way is done; what has not been sent by then is not sent.
 
         Raises:
             ClientError: an input has no answer, and `return_errors` is False; of several errors the first by the inputs' order.
         """
         if concurrency < 1:
             raise ValueError(f"concurrency = {concurrency}: must be at least 1")
-        with ThreadPoolExecutor(min(concurrency, self._service.connections), "headway-client") as threads:
+        threads = ThreadPoolExecutor(min(concurrency, self._service.connections), "headway-client")
+        finished = False
+        try:
             asked = [threads.submit(self.infer, input, model, parameters, timeout) for input in inputs]
-            try:
-                if not return_errors:
-                    wait(asked, return_when=FIRST_EXCEPTION)
-            finally:
-                if not return_errors:
-                    threads.shutdown(wait=True, cancel_futures=True)
-            if return_errors:
-                return [_outcome(one) for one in asked]
-            _raise_first(asked)
-            return [one.result() for one in asked]
+            wait(asked, return_when=ALL_COMPLETED if return_errors else FIRST_EXCEPTION)
+            finished = True
+        finally:  # Who is interrupted waits for nothing.
+            threads.shutdown(wait=finished, cancel_futures=True)
+        if return_errors:
+            return [_outcome(one) for one in asked]
+        _raise_first(asked)
+        return [one.result() for one in asked]
 
     def submit(
         self,

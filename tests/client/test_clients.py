@@ -6,6 +6,8 @@ import asyncio
 import os
 import ssl
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ from headway.client import (
 from headway.client.service import Service
 from headway.errors import SettingError
 from tests.client.asking import CLIENTS, asking
-from tests.client.scripted import CUT, LOST, Step, ok, problem, scripted
+from tests.client.scripted import CUT, LOST, Scripted, Step, ok, problem, scripted
 from tests.servers.tls import Authority
 
 NOW = {"retry-after-ms": "1"}
@@ -95,22 +97,31 @@ def test_nobody_at_the_address_is_unreachable(kind: str) -> None:
         client.infer("x")
 
 
-@kinds
-def test_a_service_that_does_not_answer_times_out(kind: str) -> None:
+@contextmanager
+def silent() -> Iterator[Scripted]:
+    """A service that answers nobody before the end of the block."""
     release = threading.Event()
 
-    class Slow(dict[str, str]):
+    class Late(dict[str, str]):
         def items(self) -> Any:
             release.wait(30.0)
             return super().items()
 
-    try:
-        with scripted((200, Slow(), b"{}")) as service, asking(kind, service.url) as client:
-            with pytest.raises(TimedOut, match=r"no answer within 0\.05 s"):
-                client.infer("x", timeout=0.05)
+    with scripted((200, Late(), b"{}")) as service:
+        try:
+            yield service
+        finally:
             release.set()
-    finally:
-        release.set()
+
+
+@kinds
+def test_a_service_that_does_not_answer_times_out(kind: str) -> None:
+    with (
+        silent() as service,
+        asking(kind, service.url) as client,
+        pytest.raises(TimedOut, match=r"no answer within 0\.05 s"),
+    ):
+        client.infer("x", timeout=0.05)
 
 
 @kinds
@@ -138,6 +149,16 @@ def test_the_first_error_among_many_is_raised_and_the_rest_is_not_sent(kind: str
         with pytest.raises(NotFound):
             client.infer_many(["x"] * 100, concurrency=1)
         assert len(service.asked) < 100
+
+
+@kinds
+def test_who_interrupts_a_call_for_many_inputs_waits_for_none(kind: str) -> None:
+    def inputs() -> Iterator[str]:
+        yield "x"
+        raise RuntimeError("interrupted")
+
+    with silent() as service, asking(kind, service.url) as client, pytest.raises(RuntimeError, match="interrupted"):
+        client.infer_many(inputs())
 
 
 @kinds

@@ -38,8 +38,25 @@ def plan(
         typer.Option(metavar="MS", help="Highest 99th percentile of latency.", rich_help_panel=_TARGETS),
     ] = None,
     beta_ms: Annotated[
-        float, typer.Option(metavar="MS", help="Time that each entry adds to a batch (β).", rich_help_panel=_MODEL)
+        float,
+        typer.Option(
+            metavar="MS",
+            help="Time that each entry, or each unit of --weights, adds to a batch (β).",
+            rich_help_panel=_MODEL,
+        ),
     ] = 0.0,
+    weights: Annotated[
+        str,
+        typer.Option(
+            metavar="LOW-HIGH|FILE",
+            help="What entries weigh: evenly between two whole numbers, or as the lines of FILE. A batch's time then goes "
+            "by weight.",
+            rich_help_panel=_LOAD,
+        ),
+    ] = "",
+    max_batch_weight: Annotated[
+        int, typer.Option(metavar="N", help="Most weight of a batch; 0: no bound.", rich_help_panel=_MODEL)
+    ] = 0,
     jitter: Annotated[
         float,
         typer.Option(metavar="X", help="Standard deviation of a batch's time over its mean.", rich_help_panel=_MODEL),
@@ -91,7 +108,8 @@ def plan(
     stands how sure it is: 95 % confidence intervals over several seeds, what one GPU less would give, the rate
     at which the targets are no longer met, and whether the answer is on the edge: within 3 % or 2 ms of a target.
 
-    A batch of n entries takes --batch-ms and n times --beta-ms; `headway check` measures both.
+    A batch of n entries takes --batch-ms and n times --beta-ms; `headway check` measures both. With --weights it takes
+    --batch-ms and its weight times --beta-ms.
 
     Exit codes: 0 done, 3 a bad setting or a target that cannot be met.
     """
@@ -99,7 +117,7 @@ def plan(
 
     from headway.simulator.planner import Goal, make_plan
     from headway.simulator.scenario import Scenario
-    from headway.simulator.traffic import read_trace
+    from headway.simulator.traffic import read_trace, read_weights
 
     scenario = Scenario(
         rate=rate,
@@ -107,6 +125,8 @@ def plan(
         alpha=batch_ms / 1000,
         beta=beta_ms / 1000,
         max_batch=max_batch_size if max_batch is None else max_batch,
+        weights=read_weights(weights) if weights else (),
+        max_weight=max_batch_weight,
         jitter=jitter,
         overhead=overhead_ms / 1000,
         policy=policy,

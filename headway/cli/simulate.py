@@ -31,8 +31,25 @@ def simulate(
     max_batch_size: Annotated[int, typer.Option(metavar="N", help="Largest batch.", rich_help_panel=_MODEL)] = 32,
     max_batch: Annotated[int | None, typer.Option(hidden=True, help="The same as --max-batch-size.")] = None,
     beta_ms: Annotated[
-        float, typer.Option(metavar="MS", help="Time that each entry adds to a batch (β).", rich_help_panel=_MODEL)
+        float,
+        typer.Option(
+            metavar="MS",
+            help="Time that each entry, or each unit of --weights, adds to a batch (β).",
+            rich_help_panel=_MODEL,
+        ),
     ] = 0.0,
+    weights: Annotated[
+        str,
+        typer.Option(
+            metavar="LOW-HIGH|FILE",
+            help="What entries weigh: evenly between two whole numbers, or as the lines of FILE. A batch's time then goes "
+            "by weight.",
+            rich_help_panel=_LOAD,
+        ),
+    ] = "",
+    max_batch_weight: Annotated[
+        int, typer.Option(metavar="N", help="Most weight of a batch; 0: no bound.", rich_help_panel=_MODEL)
+    ] = 0,
     jitter: Annotated[
         float,
         typer.Option(metavar="X", help="Standard deviation of a batch's time over its mean.", rich_help_panel=_MODEL),
@@ -168,7 +185,7 @@ def simulate(
 
     Requests, batches and failures are events on a heap; the queue, the policies, admission and retries are those
     that serve. Half of the overhead lies before a batch's run and half after, and it is part of every latency. A
-    batch of n entries takes --batch-ms and n times --beta-ms.
+    batch of n entries takes --batch-ms and n times --beta-ms or, with --weights, its weight times --beta-ms.
 
     Exit codes: 0 done, 3 a bad setting.
     """
@@ -181,16 +198,17 @@ def simulate(
     from headway.simulator.report import describe, make_report
     from headway.simulator.scenario import EVERYBODY, USUAL_MIX, Scenario, parse_kills, parse_steps
     from headway.simulator.table import show
-    from headway.simulator.traffic import read_trace
+    from headway.simulator.traffic import read_trace, read_weights
 
     largest = max_batch_size if max_batch is None else max_batch
-    cycle = (batch_ms + beta_ms * largest + overhead_ms) / 1000
     scenario = Scenario(
         rate=rate,
         workers=workers,
         alpha=batch_ms / 1000,
         beta=beta_ms / 1000,
         max_batch=largest,
+        weights=read_weights(weights) if weights else (),
+        max_weight=max_batch_weight,
         jitter=jitter,
         slow=slow,
         overhead=overhead_ms / 1000,
@@ -199,7 +217,7 @@ def simulate(
         trace=() if trace is None else read_trace(trace),
         steps=parse_steps(step or ()),
         duration=duration,
-        warmup=min(_SETTLING * cycle, duration / 2) if warmup is None else warmup,
+        warmup=0.0 if warmup is None else warmup,
         mix=USUAL_MIX if mix == "usual" else parse_mix(mix) or {EVERYBODY: 1.0},
         tenants=tenants,
         queue_timeout=queue_timeout_ms / 1000,
@@ -215,6 +233,8 @@ def simulate(
         poison=poison,
         seed=seed,
     )
+    if warmup is None:
+        scenario = replace(scenario, warmup=min(_SETTLING * scenario.cycle(largest), duration / 2))
     chosen = POLICIES if compare else (policy,)
     records = [run(replace(scenario, policy=name)) for name in chosen]
     reports = [make_report(record) for record in records]

@@ -94,7 +94,7 @@ class _Simulation:
         """Batches that the start of a worker has run."""
         scenario = self._scenario
         factor = scenario.slow if slow else 1.0
-        sizes = {1, scenario.max_batch}
+        sizes = {1, scenario.max_batch} if not scenario.weights else ()
         return tuple((size, (scenario.alpha + scenario.beta * size) * factor) for size in sorted(sizes))
 
     def run(self) -> Record:
@@ -253,12 +253,14 @@ class _Simulation:
         self._give_up(departure.late, now)
         worker.departure, worker.shard = departure, shard
         size = len(departure.members)
-        seconds = self._scenario.alpha + self._scenario.beta * size
+        work = sum(member.entry.weight for member in departure.members) if self._scenario.weights else size
+        seconds = self._scenario.alpha + self._scenario.beta * work
         if worker.slow:
             seconds *= self._scenario.slow
         if self._log_deviation:
             seconds *= self._noise.lognormvariate(self._log_mean, self._log_deviation)
-        self._record.departed(size, departure.reason, now, shard.number, shard is not worker.home)
+        fill = departure.size / self._scenario.max_batch
+        self._record.departed(size, departure.reason, now, shard.number, shard is not worker.home, fill)
         life = worker.life
         ends = now + seconds + self._scenario.overhead
         self._at(ends, partial(self._answer, worker, life, seconds))
@@ -272,7 +274,7 @@ class _Simulation:
         worker.departure = None
         record = self._record
         record.ran(departure.left_at + self._scenario.overhead / 2, seconds)
-        worker.pace.observe(len(departure.members), now - departure.left_at)
+        worker.pace.observe(departure.size, now - departure.left_at)
         if self._scenario.poison and any(member.entry.input == POISON for member in departure.members):
             self._fail(worker.shard, departure, now, Cause.RAISED)
         else:

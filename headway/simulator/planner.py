@@ -211,7 +211,7 @@ class _Planner:
     def _least(self) -> int:
         """Least number of GPUs that can carry the load."""
         goal, scenario = self._goal, self._goal.scenario
-        busy = scenario.rate * scenario.cycle(scenario.max_batch) / scenario.max_batch
+        busy = scenario.rate * scenario.cycle(scenario.max_batch) / scenario.full
         least = max(1, math.floor(busy) + 1)
         if least > goal.max_gpus:
             reason = f"{scenario.rate:g} requests/s keep {busy:.1f} GPUs busy with full batches alone"

@@ -38,6 +38,8 @@ class Record:
         """Instants of the departures."""
         self.size = array("L")
         """Entries of the departures."""
+        self.filled = 0.0
+        """Shares of a full batch that the departures had, together."""
         self.shard = array("H")
         """Shards that the departures left."""
         self.stolen = 0
@@ -91,11 +93,14 @@ class Record:
             self.lost[kind, reason, tier] += 1
             self.harmed += not poison
 
-    def departed(self, size: int, reason: str, now: float, shard: int = 0, stolen: bool = False) -> None:
-        """Note a batch that left."""
+    def departed(
+        self, size: int, reason: str, now: float, shard: int = 0, stolen: bool = False, fill: float | None = None
+    ) -> None:
+        """Note a batch that left. `fill` is the share of a full one, where its entries are weighed."""
         if self.scenario.warmup <= now < self.scenario.duration:
             self.left_at.append(now)
             self.size.append(size)
+            self.filled += size / self.scenario.max_batch if fill is None else fill
             self.shard.append(shard)
             self.stolen += stolen
             self.reasons[reason] += 1

@@ -49,7 +49,7 @@ class Batches(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         count: number of batches.
         mean_size: mean entries in a batch.
-        fill: mean size over the largest size.
+        fill: mean share of a full batch, by number or by weight.
         reasons: number of batches by reason of the departure.
         gap_ms: mean gap between two departures in milliseconds.
         gap_cv: coefficient of variation of those gaps: 0 for evenly spaced, 1 for random, more for bunched.
@@ -197,7 +197,7 @@ def _batches(record: Record) -> Batches:
     return Batches(
         count=count,
         mean_size=mean_size,
-        fill=mean_size / record.scenario.max_batch,
+        fill=record.filled / count if count else 0.0,
         reasons=dict(record.reasons.most_common()),
         gap_ms=gap * 1000,
         gap_cv=variation,
@@ -226,7 +226,8 @@ def _shard_variation(record: Record) -> float | None:
 
 
 def describe(scenario: Scenario) -> dict[str, object]:
-    """Scenario as plain values, for JSON; of a trace only the length."""
+    """Scenario as plain values, for JSON; of a trace and of weights only the length."""
     plain: dict[str, object] = msgspec.to_builtins(scenario)
     plain["trace"] = len(scenario.trace)
+    plain["weights"] = len(scenario.weights)
     return plain

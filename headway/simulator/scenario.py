@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from headway.config.checks import MAX_BATCH
+from headway.config.checks import MAX_BATCH, MOST_WEIGHT
 from headway.core import policies
 from headway.core.departure import Policy
 from headway.core.queue_limits import QueueLimits
@@ -19,6 +19,7 @@ POLICIES = (*policies.NAMES, "eager")
 """The production policies, and one for contrast."""
 EVERYBODY = "all"
 """Name of the one tier when no mix is asked for."""
+WEIGHTS_HINT = "Give --weights, such as 5-250, or a file with one weight a line."
 USUAL_MIX: Mapping[str, float] = {"enterprise": 5.0, "paid": 25.0, "free": 70.0}
 
 _MAX_RATE = 1_000_000.0
@@ -51,8 +52,10 @@ class Scenario:
         rate: mean arrivals per second.
         workers: number of GPUs (k).
         alpha: fixed part of a batch's time in seconds (α).
-        beta: seconds for each entry in the batch (β).
+        beta: seconds for each entry in the batch (β); where entries have weights, for each unit of their weight.
         max_batch: most entries in a batch.
+        weights: weights of entries, each as likely as the others; empty where all are alike.
+        max_weight: most weight of a batch; 0 for no bound.
         jitter: standard deviation of a batch's time relative to its mean; the times are log-normal.
         slow: factor by which the first worker takes longer for a batch than the others.
         overhead: seconds between a GPU's answer and its next batch; half of it lies before the run of a batch and
@@ -89,6 +92,8 @@ class Scenario:
     alpha: float
     max_batch: int
     beta: float = 0.0
+    weights: tuple[int, ...] = field(default=(), repr=False)
+    max_weight: int = 0
     jitter: float = 0.0
     slow: float = 1.0
     overhead: float = 0.0015
@@ -122,6 +127,9 @@ class Scenario:
         _between("--batch-ms", self.alpha * 1000, 0.001, 3_600_000, "ms")
         _between("--beta-ms", self.beta * 1000, 0, 3_600_000, "ms")
         _between("--max-batch-size", self.max_batch, 1, MAX_BATCH)
+        _between("--max-batch-weight", self.max_weight, 0, MOST_WEIGHT)
+        if self.max_weight and not self.weights:
+            raise SettingError("--max-batch-weight", self.max_weight, "needs to know what entries weigh", WEIGHTS_HINT)
         _between("--jitter", self.jitter, 0, 10)
         _between("--slow", self.slow, 0.01, 100)
         _between("--overhead-ms", self.overhead * 1000, 0, 60_000, "ms")
@@ -171,15 +179,32 @@ class Scenario:
     @property
     def capacity(self) -> float:
         """Most requests per second that the GPUs can answer, all batches full."""
-        return self.workers * self.max_batch / self.cycle(self.max_batch)
+        return self.workers * self.full / self.cycle(self.max_batch)
+
+    @property
+    def mean_weight(self) -> float:
+        """Mean weight of an entry; 1 where all are alike."""
+        return sum(self.weights) / len(self.weights) if self.weights else 1.0
+
+    @property
+    def full(self) -> float:
+        """Mean number of entries in a full batch."""
+        return self._weight(self.max_batch) / self.mean_weight
 
     def cycle(self, size: int) -> float:
         """Seconds from the departure of a batch of `size` until its GPU is free again."""
-        return self.alpha + self.beta * size + self.overhead
+        return self.alpha + self.beta * self._weight(size) + self.overhead
+
+    def _weight(self, count: int) -> float:
+        """Mean weight of so many entries, as far as a batch may hold it."""
+        weight = count * self.mean_weight
+        return min(weight, max(self.max_weight, self.mean_weight)) if self.max_weight else weight
 
     def limits(self) -> QueueLimits:
         """Bounds of the queue."""
-        return QueueLimits(len(self.mix), self.max_batch, self.reserved_share, self.max_queue)
+        return QueueLimits(
+            len(self.mix), self.max_batch, self.reserved_share, self.max_queue, max_weight=self.max_weight
+        )
 
     def make_policy(self) -> Policy:
         """Make a fresh policy."""

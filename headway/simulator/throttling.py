@@ -50,17 +50,19 @@ class LowestTierThrottle:
             load: load of the queue.
             now: the instant.
         """
-        found = capacity("", [_reported(worker) for worker in workers], load, self._scenario.target_utilisation)
+        found = capacity(
+            "", [_reported(worker, load.entry_size) for worker in workers], load, self._scenario.target_utilisation
+        )
         flow = self._throttle.count(now)
         self._throttle.set_rate(room(found, self._scenario.reserved_share, [flow]), now)
 
 
-def _reported(worker: Worker) -> WorkerInfo:
+def _reported(worker: Worker, entry_size: float) -> WorkerInfo:
     """Worker as its heartbeat would describe it."""
     return WorkerInfo(
         worker_id=worker.name,
         model="",
         status=WorkerStatus.HEALTHY if worker.alive else WorkerStatus.OFFLINE,
-        items_per_second=worker.pace.items_per_second,
+        items_per_second=worker.pace.items_per_second / entry_size,
         estimated=worker.pace.estimated,
     )

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, takewhile
 from pathlib import Path
 
+import msgspec
+
+from headway.config.checks import MOST_WEIGHT
 from headway.core.arrival_trace import instants
 from headway.core.arrivals import poisson, replay
 from headway.errors import SettingError
 from headway.model import Entry
-from headway.simulator.scenario import Scenario
+from headway.simulator.scenario import WEIGHTS_HINT, Scenario
 
+MOST_RANGE = 1_000_000
+"""Largest weight of a range."""
 POISON = "poison"
 """Input that makes a batch fail; any other is harmless."""
 
@@ -34,6 +39,28 @@ def read_trace(path: Path) -> tuple[float, ...]:
         raise SettingError("--trace", str(path), "is not UTF-8 text", "Save it as UTF-8.") from None
     if len(found) < 2 or found[-1] <= found[0]:
         raise SettingError("--trace", str(path), f"has {len(found)} arrivals and no rate", hint)
+    return found
+
+
+def read_weights(text: str) -> tuple[int, ...]:
+    """Read weights of entries, each as likely as the others: all from LOW to HIGH of `LOW-HIGH`, or a file's.
+
+    Raises:
+        SettingError: it is neither a range nor a file with a whole number from 1 on in each line.
+    """
+    low, dash, high = text.partition("-")
+    if dash and low.isascii() and low.isdigit() and high.isascii() and high.isdigit():
+        if not 1 <= int(low) <= int(high) <= MOST_RANGE:
+            raise SettingError("--weights", text, f"must rise, from 1 on and to {MOST_RANGE} at most", WEIGHTS_HINT)
+        return tuple(range(int(low), int(high) + 1))
+    try:
+        found = tuple(int(line) for line in Path(text).read_text(encoding="utf-8-sig").split())
+    except OSError as exc:
+        raise SettingError("--weights", text, f"cannot be read: {exc.strerror}", WEIGHTS_HINT) from None
+    except ValueError:
+        raise SettingError("--weights", text, "has a line that is no whole number", WEIGHTS_HINT) from None
+    if not found or not 1 <= min(found) <= max(found) <= MOST_WEIGHT:
+        raise SettingError("--weights", text, f"has no weights, or one that is not 1 to {MOST_WEIGHT}", WEIGHTS_HINT)
     return found
 
 
@@ -74,6 +101,26 @@ def callers(scenario: Scenario, rng: random.Random) -> Callable[[], Entry]:
                     sender = "poisoner" if text == POISON and scenario.poisoner else f"tenant-{tenant}"
                     kinds.append(_entry(scenario, tier, sender, text))
                     weights.append(weight * share / scenario.tenants)
+    draw = _drawing(kinds, weights, rng)
+    return _weighed(draw, scenario.weights, rng) if scenario.weights else draw
+
+
+def _weighed(draw: Callable[[], Entry], weights: Sequence[int], rng: random.Random) -> Callable[[], Entry]:
+    """Function that draws an entry and gives it one of the weights."""
+    made: dict[tuple[int, int], Entry] = {}
+
+    def weighed() -> Entry:
+        entry, weight = draw(), weights[int(rng.random() * len(weights))]
+        found = made.get((id(entry), weight))
+        if found is None:
+            found = made[id(entry), weight] = msgspec.structs.replace(entry, weight=weight)
+        return found
+
+    return weighed
+
+
+def _drawing(kinds: list[Entry], weights: list[float], rng: random.Random) -> Callable[[], Entry]:
+    """Function that draws one of these entries, the more often the greater its weight here."""
     if len(kinds) == 1:
         return lambda: kinds[0]
     bounds = [bound / sum(weights) for bound in accumulate(weights)]

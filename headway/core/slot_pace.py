@@ -27,6 +27,8 @@ LEAST = 12.0
 """Least weight of nearly full batches from which the pace may count as measured."""
 TOLERANCE = 0.1
 """Most relative error, with 95 % confidence, of a pace that counts as measured."""
+KEPT_TOLERANCE = 0.15
+"""Relative error from which on a pace that counted as measured does so no longer, so that it does not change to and fro."""
 CONFIDENCE = 2.5
 """Standard errors in a confidence interval of 95 % of few values, whose spread is not well known either."""
 DOUBT = 0.5
@@ -70,11 +72,15 @@ class SlotPace:
 
     Arguments:
         max_batch: size of the largest batch.
+
+    Attributes:
+        estimated: whether too few nearly full batches were seen to be sure of the pace.
     """
 
-    __slots__ = ("_full", "_line", "_max", "_ratio", "_run", "_shift", "_warm")
+    __slots__ = ("_full", "_line", "_max", "_ratio", "_run", "_shift", "_warm", "estimated")
 
     def __init__(self, max_batch: int) -> None:
+        self.estimated = True
         self._max = max_batch
         self._line = ServiceModel()
         self._warm: ServiceModel | None = None
@@ -102,15 +108,7 @@ class SlotPace:
             shift = self._line.beta * (self._max - size)
             self._shift.add(shift)
             self._add(seconds + shift)
-
-    @property
-    def estimated(self) -> bool:
-        """Whether too few nearly full batches were seen to be sure of the pace."""
-        full = self._full
-        if full.weight < LEAST:
-            return True
-        error = CONFIDENCE * full.error_of(full.deviation) + DOUBT * self._shift.mean
-        return error > TOLERANCE * full.mean
+            self.estimated = not self._is_sure()
 
     @property
     def items_per_second(self) -> float:
@@ -134,6 +132,13 @@ class SlotPace:
             for one in run:
                 self._full.add(one)
             run.clear()
+
+    def _is_sure(self) -> bool:
+        full = self._full
+        if full.weight < LEAST:
+            return False
+        error = CONFIDENCE * full.error_of(full.deviation) + DOUBT * self._shift.mean
+        return error <= (TOLERANCE if self.estimated else KEPT_TOLERANCE) * full.mean
 
     def _full_seconds(self) -> float:
         """Run time of a full batch; 0 as long as nothing is known.

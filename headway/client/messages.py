@@ -17,6 +17,7 @@ State = Literal["PENDING", "SUCCESS", "FAILED"]
 _INFERENCE = "/v1/inference"
 _RESULT = "/v1/result/"
 _SHOWN_BODY = 200
+_OCTETS = "an input of bytes is no JSON; for a target that takes bytes send base64.b64encode(input).decode()"
 _ODD = "the answer is not Headway's; does the URL lead to a Headway service?"
 
 
@@ -100,6 +101,8 @@ def _json_header(key: str) -> dict[str, str]:
 
 
 def _body(input: Any, model: str | None, parameters: Mapping[str, Any] | None) -> bytes:
+    if isinstance(input, bytes | bytearray | memoryview):
+        raise TypeError(_OCTETS)
     body: dict[str, Any] = {"input": input}
     if model is not None:
         body["model"] = model

@@ -66,6 +66,11 @@ def test_what_is_no_json_is_refused_before_it_is_sent(input: Any) -> None:
         inference(input, None, None, "")
 
 
+def test_bytes_are_refused_with_what_to_send_instead() -> None:
+    with pytest.raises(TypeError, match="base64"):
+        inference(bytearray(b"a"), None, None, "")
+
+
 def test_the_time_of_a_task_is_told_to_the_service() -> None:
     assert "X-Request-Timeout-Ms" not in task("x", None, None, "", None).header
     assert task("x", None, None, "", 1.5).header["X-Request-Timeout-Ms"] == "1500"

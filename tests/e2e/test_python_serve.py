@@ -20,6 +20,7 @@ import structlog
 
 import headway
 from headway.errors import HeadwayError, SettingError, TargetError
+from tests.client.asking import CLIENTS, asking
 from tests.e2e.client import PATIENCE, wait_until
 from tests.e2e.server import ROOT
 
@@ -32,6 +33,12 @@ def upper(inputs):
 if __name__ == "__main__":
     headway.serve(upper, port=0, max_batch_size=4)
     print("served")
+"""
+VALUES = """
+from typing import Any
+
+def shaped(inputs: list[Any]) -> list[Any]:
+    return [{"got": value} for value in inputs]
 """
 UNGUARDED = SCRIPT.replace('if __name__ == "__main__":', "if True:")
 
@@ -104,17 +111,16 @@ def test_a_service_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyP
     """Imported by workers though the working directory is another, beside a second one, with this program's log."""
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").touch()
-    (tmp_path / "package" / "lower.py").write_text("def lower(inputs):\n    return [text.lower() for text in inputs]\n")
+    (tmp_path / "package" / "shape.py").write_text(VALUES)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     monkeypatch.syspath_prepend(tmp_path)
-    lower = importlib.import_module("package.lower").lower
+    shaped = importlib.import_module("package.shape").shaped
     threshold, reactions = gc.get_threshold(), signal.getsignal(signal.SIGTERM)
     caplog.set_level(logging.INFO)
     with (
-        headway.serve(lower, block=False, port=0) as first,
+        headway.serve(shaped, block=False, port=0) as first,
         headway.serve(functools.partial(Shouter, end="!"), block=False, port=0, host="0.0.0.0") as second,
-        headway.Client(first.url) as one,
         headway.Client(second.url) as other,
     ):
         assert second.url.startswith("http://127.0.0.1:")
@@ -122,7 +128,12 @@ def test_a_service_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyP
         with pytest.raises(SettingError) as raised:
             headway.serve(upper, block=False, port=int(first.url.rpartition(":")[2]), admin_port=0)
         assert raised.value.setting == "port"
-        assert one.infer("Hello").output == "hello"
+        for kind in CLIENTS:
+            with asking(kind, first.url) as client:
+                assert client.infer({"a": [1, None, "ü"]}).output == {"got": {"a": [1, None, "ü"]}}
+                answers = client.infer_many([None, 2.5, "x", []])
+                assert [answer.output["got"] for answer in answers] == [None, 2.5, "x", []]
+                assert client.submit([1]).result().output == {"got": [1]}
         assert other.infer("Hello").output == "Hello!"
         first.stop()
         assert first.wait() and not first.running

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import functools
 import threading
 from typing import Any
@@ -73,6 +74,27 @@ def test_whatever_can_be_called_is_a_target(target: Any, output: str, monkeypatc
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     with batched(target) as run:
         assert run("ab") == output
+
+
+def lengths(inputs: list[dict[str, Any]]) -> list[Any]:
+    return [[len(one["text"]), one.get("more")] for one in inputs]
+
+
+def backwards(inputs: list[bytes]) -> list[bytes]:
+    return [octets[::-1] for octets in inputs]
+
+
+def test_values_are_what_the_target_says_that_they_are() -> None:
+    with batched(lengths, max_batch_size=2) as run:
+        inputs = [{"text": "ab", "more": None}, {"text": "ü", "more": [1.5]}, {"text": ""}]
+        assert run.many(inputs) == [[2, None], [1, [1.5]], [0, None]]
+        assert run.batches == [inputs[:2], inputs[2:]]
+        with pytest.raises(RejectedByModel):
+            run("text")
+    with batched(backwards) as run:
+        assert base64.b64decode(run(base64.b64encode(b"abc").decode())) == b"cba"
+        with pytest.raises(TypeError, match="base64"):
+            run(b"abc")
 
 
 def test_parameters_reach_the_target() -> None:

@@ -176,7 +176,8 @@ def simulate(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Draw latencies and departures into FILE, such as run.png (needs headway[plot]).",
+            help="Draw the run into FILE, such as run.png: latency of each tier and fill of the batches over time (needs "
+            "headway[plot]).",
             rich_help_panel=_RESULT,
         ),
     ] = None,

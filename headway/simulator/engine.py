@@ -345,7 +345,7 @@ class _Simulation:
         worker.alive = False
         worker.life += 1
         worker.died_at = now
-        self._record.deaths += 1
+        self._record.died_at.append(now)
         worker.home.idle.pop(worker.name, None)
         departure, worker.departure = worker.departure, None
         if departure is not None:

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from headway.errors import SettingError
 from headway.simulator.record import Record
+from headway.simulator.report import percentile
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-SHOWN_BATCHES = 15
-"""Batch times of departures that the picture shows, from the end of the warm-up."""
+WINDOWS = 100
+"""Windows into which the time after the warm-up is cut: each gives one point of a line over time."""
+LEAST_WINDOW = 5
+"""Least batch times in a window: in shorter ones chance would hide what happens."""
+WIDEST = 4.0
+"""Width in points of the widest line."""
+STYLES = ("-", "--", ":", "-.")
+"""Line styles of the tiers, the highest first, where policies have colours."""
 
 
 def draw(records: Sequence[Record], path: Path) -> None:
-    """Write a picture of the latency distributions and of the departures over time, one colour for each policy.
+    """Write a picture of a run: latency of each tier and fill of the batches over its time, and the latency's distribution.
 
     Arguments:
         records: records of one scenario under one or more policies.
@@ -34,9 +43,7 @@ def draw(records: Sequence[Record], path: Path) -> None:
     matplotlib.use("agg")
     from matplotlib import pyplot
 
-    figure, (latencies, departures) = pyplot.subplots(2, 1, figsize=(10, 8), layout="constrained")
-    _draw_latencies(latencies, records)
-    _draw_departures(departures, records)
+    figure = picture(records)
     try:
         figure.savefig(path, dpi=120)
     except (OSError, ValueError) as exc:
@@ -45,29 +52,110 @@ def draw(records: Sequence[Record], path: Path) -> None:
         pyplot.close(figure)
 
 
-def _draw_latencies(axes: Axes, records: Sequence[Record]) -> None:
-    for record in records:
-        if record.latency:
-            axes.ecdf([seconds * 1000 for seconds in record.latency], label=record.scenario.policy, compress=True)
-    promise = records[0].scenario.promise
-    if promise is not None:
-        axes.axvline(promise * 1000, color="grey", linestyle=":", label="promise")
-    axes.axhline(0.95, color="lightgrey", linewidth=0.8)
-    axes.set(xlabel="latency in ms", ylabel="share of answers", title="Latency", xlim=(0, None))
-    axes.legend(loc="lower right")
+def picture(records: Sequence[Record]) -> Figure:
+    """Draw a run, see `draw`. The legend stands below the axes, where it hides nothing."""
+    from matplotlib import pyplot
 
-
-def _draw_departures(axes: Axes, records: Sequence[Record]) -> None:
+    figure: Figure
+    figure, (waits, fills, shares) = pyplot.subplots(3, 1, figsize=(11, 11), layout="constrained")
     scenario = records[0].scenario
-    until = min(scenario.duration, scenario.warmup + SHOWN_BATCHES * scenario.cycle(scenario.max_batch))
-    for row, record in enumerate(records):
-        shown = [(at, size) for at, size in zip(record.left_at, record.size, strict=True) if at < until]
-        axes.vlines(
-            [at for at, _ in shown],
-            [row] * len(shown),
-            [row + 0.9 * size / scenario.max_batch for _, size in shown],
-            color=f"C{row}",
-            linewidth=1.2,
+    for number, record in enumerate(records):
+        for line in _lines(record, number, len(records)):
+            _draw_waits(waits, record, line)
+            latencies = [record.latency[index] * 1000 for index in line.answers]
+            if latencies:
+                shares.ecdf(latencies, color=line.color, linestyle=line.style, linewidth=line.width, compress=True)
+        _draw_fill(fills, record, f"C{number}" if len(records) > 1 else "black")
+    for axes in (waits, fills):
+        _mark(axes, records)
+        axes.set_xlim(scenario.warmup, scenario.duration)
+        axes.set_xlabel("seconds")
+    if scenario.promise is not None:
+        waits.axhline(scenario.promise * 1000, color="grey", linestyle=":", label="promise")
+        shares.axvline(scenario.promise * 1000, color="grey", linestyle=":")
+    shares.axhline(0.95, color="lightgrey", linewidth=0.8)
+    waits.set(ylabel="ms", title="95th percentile of latency, by the instant at which requests came", ylim=(0, None))
+    fills.set(ylabel="share of the largest batch", title="Fill of the batches that left", ylim=(0, 1.15))
+    shares.set(xlabel="latency in ms", ylabel="share of answers", title="Latency of all answers", xlim=(0, None))
+    handles, labels = waits.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4)
+    return figure
+
+
+def windows(record: Record) -> tuple[float, int]:
+    """Seconds of a window, and how many there are, for the lines over a run's time."""
+    scenario = record.scenario
+    span = scenario.duration - scenario.warmup
+    count = min(WINDOWS, int(span / (LEAST_WINDOW * scenario.cycle(scenario.max_batch))))
+    return span / max(count, 1), max(count, 1)
+
+
+class _Line(NamedTuple):
+    """Answers of one tier of a run, and what they are drawn with."""
+
+    name: str
+    color: str
+    style: str
+    width: float
+    answers: Sequence[int]
+
+
+def _lines(record: Record, number: int, policies: int) -> Iterator[_Line]:
+    """Line of each tier of a run. A higher tier's is wider, so that it can be seen behind the others."""
+    tiers = list(record.scenario.mix)
+    for index, tier in enumerate(tiers):
+        names = [record.scenario.policy] * (policies > 1) + [tier] * (len(tiers) > 1)
+        yield _Line(
+            name=" ".join(names) or record.scenario.policy,
+            color=f"C{number}" if policies > 1 else f"C{index}",
+            style=STYLES[index % len(STYLES)] if policies > 1 else "-",
+            width=min(1.2 + len(tiers) - 1 - index, WIDEST),
+            answers=[at for at, one in enumerate(record.tier) if one == index],
         )
-    axes.set(xlabel="seconds", title="Departures: each line a batch, its height the fill", ylim=(0, len(records)))
-    axes.set_yticks([row + 0.45 for row in range(len(records))], [record.scenario.policy for record in records])
+
+
+def _draw_waits(axes: Axes, record: Record, line: _Line) -> None:
+    seconds, count = windows(record)
+    found: list[list[float]] = [[] for _ in range(count)]
+    for index in line.answers:
+        found[_window(record, record.arrived[index], seconds, count)].append(record.latency[index])
+    middles = [record.scenario.warmup + (number + 0.5) * seconds for number in range(count)]
+    heights = [percentile(sorted(values), 0.95) * 1000 for values in found]
+    marker = "." if sum(not math.isnan(height) for height in heights) < 3 else None
+    axes.plot(
+        middles, heights, color=line.color, linestyle=line.style, linewidth=line.width, marker=marker, label=line.name
+    )
+
+
+def _draw_fill(axes: Axes, record: Record, color: str) -> None:
+    seconds, count = windows(record)
+    sizes, batches = [0] * count, [0] * count
+    for at, size in zip(record.left_at, record.size, strict=True):
+        number = _window(record, at, seconds, count)
+        sizes[number] += size
+        batches[number] += 1
+    middles = [record.scenario.warmup + (number + 0.5) * seconds for number in range(count)]
+    most = record.scenario.max_batch
+    means = [size / number / most if number else math.nan for size, number in zip(sizes, batches, strict=True)]
+    axes.plot(middles, means, color=color, linewidth=1.2)
+
+
+def _window(record: Record, at: float, seconds: float, count: int) -> int:
+    return min(int((at - record.scenario.warmup) / seconds), count - 1)
+
+
+def _mark(axes: Axes, records: Sequence[Record]) -> None:
+    """Mark what happened in a run: rates that changed, and workers that died."""
+    scenario = records[0].scenario
+    for number, step in enumerate(scenario.steps):
+        axes.axvline(step.at, color="dimgrey", linewidth=1, label="rate changes" if number == 0 else None)
+        axes.annotate(f"{step.rate:g}/s", (step.at, 1), xycoords=("data", "axes fraction"), fontsize=8,
+                      xytext=(2, -10), textcoords="offset points", color="dimgrey")  # fmt: skip
+    for number, kill in enumerate(scenario.kills):
+        label = "workers are killed" if number == 0 else None
+        axes.axvline(kill.at, color="black", linewidth=1, linestyle="--", label=label)
+        axes.annotate(f"−{kill.workers}", (kill.at, 1), xycoords=("data", "axes fraction"), fontsize=8,
+                      xytext=(2, -20), textcoords="offset points", color="black")  # fmt: skip
+    if scenario.fail_every:
+        died = records[0].died_at
+        axes.plot(died, [0.0] * len(died), "|", color="black", markersize=12, clip_on=False, label="a worker dies")

@@ -50,8 +50,8 @@ class Record:
         """Seconds that GPUs ran, by batches that left after the warm-up; overhead not counted."""
         self.down = 0.0
         """Seconds that workers were dead, after the warm-up."""
-        self.deaths = 0
-        """Workers that died."""
+        self.died_at = array("d")
+        """Instants at which workers died."""
         self.retried = 0
         """Entries that were queued again because their batch failed."""
         self.estimates = (0.0, 0.0, 0.0, 0.0)
@@ -60,6 +60,11 @@ class Record:
         self._gaps = 0
         self._gap_sum = 0.0
         self._gap_squares = 0.0
+
+    @property
+    def deaths(self) -> int:
+        """Workers that died."""
+        return len(self.died_at)
 
     @property
     def unharmed(self) -> float:

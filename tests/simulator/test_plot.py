@@ -1,0 +1,101 @@
+"""Pictures of simulations: what is on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import matplotlib
+import pytest
+from matplotlib import pyplot
+from matplotlib.figure import Figure
+
+from headway.simulator.engine import simulate
+from headway.simulator.plot import picture, windows
+from headway.simulator.scenario import Kill, Scenario, Step
+
+matplotlib.use("agg")
+
+RUN = Scenario(
+    rate=300.0,
+    workers=3,
+    alpha=0.02,
+    max_batch=16,
+    duration=12.0,
+    warmup=2.0,
+    mix={"gold": 1.0, "free": 3.0},
+    promise=0.1,
+    steps=(Step(5.0, 400.0), Step(9.0, 200.0)),
+    kills=(Kill(6.0, 1), Kill(7.0, 2)),
+    restart=1.0,
+)
+
+
+@pytest.fixture
+def drawn() -> Iterator[Figure]:
+    yield picture([simulate(RUN)])
+    pyplot.close("all")
+
+
+def xs(line: Any) -> list[float]:
+    """Positions of a line's points."""
+    return [float(x) for x in line.get_xdata()]
+
+
+def names(figure: Figure) -> Sequence[str]:
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def test_the_whole_run_is_shown(drawn: Figure) -> None:
+    for axes in drawn.axes[:2]:
+        assert axes.get_xlim() == (2.0, 12.0)
+        seen = xs(axes.lines[0])
+        assert min(seen) < 2.2
+        assert max(seen) > 11.8
+
+
+def test_each_tier_has_a_line_and_a_name(drawn: Figure) -> None:
+    assert names(drawn) == ["gold", "free", "rate changes", "workers are killed", "promise"]
+    waits, _, shares = drawn.axes
+    assert len({line.get_color() for line in waits.lines[:2]}) == 2
+    assert len(shares.lines) == 4  # Two tiers, the promise, and 95 %.
+
+
+def test_kills_and_steps_are_marked_where_they_were(drawn: Figure) -> None:
+    for axes in drawn.axes[:2]:
+        marks = {xs(line)[0] for line in axes.lines if len(set(xs(line))) == 1}
+        assert {5.0, 6.0, 7.0, 9.0} <= marks
+        assert [text.get_text() for text in axes.texts] == ["400/s", "200/s", "−1", "−2"]
+
+
+def test_the_legend_hides_nothing(drawn: Figure) -> None:
+    drawn.canvas.draw()
+    box = drawn.legends[0].get_window_extent()
+    assert not any(box.overlaps(axes.get_window_extent()) for axes in drawn.axes)
+    assert [axes.get_legend() for axes in drawn.axes] == [None] * 3
+
+
+def test_policies_have_colours_and_tiers_styles() -> None:
+    figure = picture([simulate(replace(RUN, policy=policy)) for policy in ("paced", "window")])
+    assert names(figure)[:4] == ["paced gold", "paced free", "window gold", "window free"]
+    lines = figure.axes[0].lines
+    assert (lines[0].get_color(), lines[2].get_color()) == ("C0", "C1")
+    assert (lines[0].get_linestyle(), lines[1].get_linestyle()) == ("-", "--")
+    pyplot.close("all")
+
+
+def test_deaths_by_chance_are_marked() -> None:
+    record = simulate(replace(RUN, kills=(), fail_every=5.0))
+    figure = picture([record])
+    assert record.deaths == len(record.died_at) > 0
+    assert "a worker dies" in names(figure)
+    pyplot.close("all")
+
+
+def test_a_short_run_without_tiers_is_one_line() -> None:
+    record = simulate(replace(RUN, duration=2.1, mix={"all": 1.0}, steps=(), kills=(), promise=None))
+    assert windows(record)[1] == 1
+    figure = picture([record])
+    assert names(figure) == ["paced"]
+    pyplot.close("all")

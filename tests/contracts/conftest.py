@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from headway.brokers.redis import figures, function_library
 from headway.runtime import folder_lock
 from headway.storage.postgres import connection_pair
 from headway.storage.sqlite import connection_thread, database
@@ -21,6 +22,26 @@ def harness(request: pytest.FixtureRequest, servers: SharedServers) -> Iterator[
     endless = made.endless()
     made.close()
     assert endless == []
+
+
+SAVED = "  kept[s.prefix] = figures\nend\n"
+ALL_WRITTEN = """
+  local all, tiers = {}, %d
+  for i, section in ipairs(order) do
+    all[i] = section <= tiers and pack_section[section](q) or pack_tier(q, section - tiers)
+  end
+  assert(redis.call('GET', key) == table.concat(all), 'figures were changed and not written')
+"""
+
+
+@pytest.fixture
+def all_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have every step in Redis fail that changes a figure and does not write it."""
+    before, found, after = function_library._BODY.partition(SAVED)
+    assert found
+    check = ALL_WRITTEN % figures.numbers()["TIERS"]
+    monkeypatch.setattr(function_library, "_BODY", before + check + SAVED + after)
+    monkeypatch.setattr(function_library, "VERSION", "all_written")
 
 
 @pytest.fixture(autouse=True)

@@ -200,6 +200,7 @@ async def trace(pair: Pair) -> None:
     assert replies == pair.told
 
 
+@pytest.mark.usefixtures("all_written")
 @pytest.mark.parametrize(
     ("kind", "limits"), [("valkey", LIMITS), ("redis", LIMITS), ("valkey", WEIGHED)], ids=["valkey", "redis", "weighed"]
 )

@@ -232,6 +232,7 @@ async def trace(pair: Pair, loop: ServedLoop) -> None:
         assert there == here
 
 
+@pytest.mark.usefixtures("all_written")
 @pytest.mark.parametrize("kind", ["valkey", "redis"])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_random_trace_is_counted_and_shared_the_same(seed: int, kind: str, servers: SharedServers) -> None:

@@ -241,7 +241,7 @@ class RedisBroker:
         items = fitting(lease.entries, items)
         waited = self._waited.get((lease.slot.model, lease.fence)) or [0.0] * len(items)
         queue, fence = self._queue_of(lease)
-        *ahead, last = parts(lease.entries, items)
+        *ahead, last = parts(items)
         delivered = 0
         for positions in ahead:
             answered = await queue.deliver(fence, pack(lease, items, waited, positions))

@@ -10,7 +10,6 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import msgspec
 import structlog
 
 from headway.brokers.redis import wire
@@ -31,14 +30,11 @@ TOO_MUCH = "the outputs of its batch come to more than {most} MiB, and there was
 def fitting(entries: Sequence[Entry], items: Sequence[ItemResult], most: int = MOST_BYTES) -> Sequence[ItemResult]:
     """Cut the outputs of a batch to the bytes that a completion may carry; the other outputs become failures.
 
-    Tenants share the bytes, and each one's smallest outputs come first. An output of an entry with dedup keys counts
-    twice, as it is sent twice.
+    Tenants share the bytes, and each one's smallest outputs come first.
     """
-    if 2 * 4 * sum(len(item.output or "") for item in items) <= most:  # Mostly; no character takes more than 4 bytes.
+    if 4 * sum(len(item.output or "") for item in items) <= most:  # Mostly; no character takes more than 4 bytes.
         return items
-    if sum(_copies(entry) * 4 * len(item.output or "") for entry, item in zip(entries, items, strict=True)) <= most:
-        return items
-    sizes = [_copies(entry) * _bytes(item.output) for entry, item in zip(entries, items, strict=True)]
+    sizes = [_bytes(item.output) for item in items]
     if sum(sizes) <= most:
         return items
     used: dict[str, int] = {}
@@ -65,20 +61,23 @@ class Outcomes:
     Attributes:
         positions: positions of the entries in the lease.
         runs: packed replies by gateway.
-        shared: for each entry with dedup keys: its position, the worth and the bytes of its outcome, and its packed reply.
+        head: what precedes the reply of a single entry where that is kept or told to others.
+        shared: for each entry with dedup keys: its position, the worth and the bytes of its outcome, the number of its
+            gateway among `runs`, from 1, and where its reply begins and ends there, as Lua counts.
         bad: positions of items that failed, and the packed failures.
     """
 
     positions: Sequence[int]
     runs: dict[str, bytes]
-    shared: Sequence[tuple[int, int, int, bytes]]
+    head: bytes
+    shared: Sequence[tuple[int, int, int, int, int, int]]
     bad: Sequence[tuple[int, bytes]]
 
 
 def pack(lease: Lease, items: Sequence[ItemResult], waited: Sequence[float], positions: Sequence[int]) -> Outcomes:
     """Pack the outcomes of the entries at some positions; `waited` are the seconds that each entry of the lease waited."""
     runs: dict[str, list[wire.WireReply]] = {}
-    shared: list[tuple[int, int, int, bytes]] = []
+    worths: dict[int, tuple[int, int]] = {}
     bad: list[tuple[int, bytes]] = []
     worker = lease.slot.worker
     for position in positions:
@@ -89,29 +88,32 @@ def pack(lease: Lease, items: Sequence[ItemResult], waited: Sequence[float], pos
         reply = wire.WireReply(position, entry.id, entry.tenant, item.output, failure, waited[position], entry.nonce)
         runs.setdefault(entry.gateway, []).append(reply)
         if entry.dedup_keys:
-            alone = wire.WireRun(wire.SCHEMA, worker, [msgspec.structs.replace(reply, position=0)])
-            shared.append((position, wire.worth(failure), weight(item.output), wire.encode(alone)))
-    packed = {gateway: wire.encode(wire.WireRun(wire.SCHEMA, worker, replies)) for gateway, replies in runs.items()}
-    return Outcomes(positions, packed, shared, bad)
+            worths[position] = wire.worth(failure), weight(item.output)
+    if not worths:
+        packed = {gateway: wire.encode(wire.WireRun(wire.SCHEMA, worker, replies)) for gateway, replies in runs.items()}
+        return Outcomes(positions, packed, b"", (), bad)
+    packed, shared = {}, []
+    for number, (gateway, replies) in enumerate(runs.items(), 1):
+        packed[gateway], spans = wire.pack_run(worker, replies)
+        for reply, (begin, end) in zip(replies, spans, strict=True):
+            if reply.position in worths:
+                shared.append((reply.position, *worths[reply.position], number, begin + 1, end))
+    return Outcomes(positions, packed, wire.head_of_one(worker), shared, bad)
 
 
-def parts(entries: Sequence[Entry], items: Sequence[ItemResult], most: int = PART_BYTES) -> Sequence[Sequence[int]]:
+def parts(items: Sequence[ItemResult], most: int = PART_BYTES) -> Sequence[Sequence[int]]:
     """Positions of the items, in order, cut into parts of at most `most` bytes of outputs; one part where they fit."""
     positions = range(len(items))
-    if sum(_copies(entry) * 4 * len(item.output or "") for entry, item in zip(entries, items, strict=True)) <= most:
+    if 4 * sum(len(item.output or "") for item in items) <= most:
         return [positions]
     begins, room = [0], most
-    for position, (entry, item) in enumerate(zip(entries, items, strict=True)):
-        size = _copies(entry) * _bytes(item.output)
+    for position, item in enumerate(items):
+        size = _bytes(item.output)
         if size > room and position > begins[-1]:
             begins.append(position)
             room = most
         room -= size
     return [positions[begin:end] for begin, end in itertools.pairwise([*begins, len(items)])]
-
-
-def _copies(entry: Entry) -> int:
-    return 2 if entry.dedup_keys else 1
 
 
 def _bytes(output: Value | None) -> int:

@@ -11,7 +11,8 @@ import re
 from collections.abc import Iterable
 from importlib import resources
 
-from headway.brokers.redis import wire
+from headway.brokers.redis import figures, wire
+from headway.brokers.redis.codes import PackedDedupKey, QueueSettings, RefusalCode, Standing, Worth
 from headway.core import (
     admission,
     budget,
@@ -27,7 +28,7 @@ from headway.core import (
     suspects,
 )
 from headway.errors import REJECTED_BY_MODEL
-from headway.model import BatchFailure, Cause
+from headway.model import BatchFailure, Cause, DedupKind
 
 LAYOUT = "headway4"
 """Version of what is stored in the server. It changes when releases on either side of a change could not share that."""
@@ -45,19 +46,6 @@ REAPER_SECONDS = 0.25
 STANDBY_SECONDS = 0.1
 """Seconds between two tries of another process to reap. On average each process waits half of this times their number.
 """
-
-_FIGURES = (
-    "born", "seq", "fence", "group", "fresh", "suspects", "groups", "suspects_due", "odd", "oldest", "due",
-    "last_departure", "schedule", "newest", "slots", "known_slots", "batch_seconds", "gate_at", "busy",
-    "utilisation", "busy_at", "wait", "departures", "budgets", "credit", "lean", "apart", "known_until",
-    "generation", "w", "n", "l", "nn", "nl", "off", "largest", "alpha", "beta", "deviation", "limit", "max_batch",
-    "size", "headway", "window", "rule_rate", "service", "pace", "tolerance", "gather", "quiet", "rule_at",
-    "coming_until", "armed", "idle", "reaper_until", "swept_at", "latest", "last_tenant", "mixed_at", "counted",
-    "owed",
-)  # fmt: skip
-"""Names of a queue's figures in the server besides its entries, each a double."""
-_TIERED = ("depth", "weight", "mean", "next", "rough", "last_due", "rate_last", "rate_sum", "rate_unseen", "drain")
-"""Names of the figures of each of its tiers."""
 
 _NUMBERS: dict[str, float] = {
     "RULE_AGE": RULE_AGE,
@@ -137,20 +125,39 @@ _NUMBERS: dict[str, float] = {
     "APART_PRICE": suspects.APART_PRICE,
     "SEARCH_PRICE": suspects.SEARCH_PRICE,
     "MOST_CREDIT": suspects.MOST_CREDIT,
+    "LETTER_HEAD_BYTES": wire.LETTER.size,
+    "ENTRY_HEAD_BYTES": wire.ENTRY_HEAD.size,
+    "RULE_BYTES": 8 * (2 + len(wire.RULE)),
     "INPUT_POSITION": wire.position_of("input"),
     "PARAMETERS_POSITION": wire.position_of("parameters"),
     "CALLER_POSITION": wire.position_of("caller"),
+    **{member.name: member.value for kind in (RefusalCode, Worth, Standing) for member in kind},
+    **{name.upper(): position for position, name in enumerate(PackedDedupKey._fields, 1)},
+    **figures.numbers(),
 }
 
+
+_OF_LOAD = {"rate": "rate", "max_batch": "q.limit", "depth": "q.fresh", "entry_size": "entry_size"}
+"""Sources of a load's figures that are not figures of the queue by the same name."""
 
 _TEXTS = {
-    "FIGURES": f"{{{', '.join(map(repr, _FIGURES))}}}",
-    "TIERED": f"{{{', '.join(map(repr, _TIERED))}}}",
-    "EACH_FIGURE": ", ".join(f"q.{name}" for name in _FIGURES),
-    "EACH_OF_TIER": ", ".join(f"q.{name}[tier]" for name in _TIERED),
-    "PLAIN_FORMAT": repr("<" + "d" * (1 + len(_FIGURES))),
-    "TIER_FORMAT": repr("<" + "d" * len(_TIERED)),
+    "SETTING_NAMES": f"{{{', '.join(map(repr, QueueSettings._fields))}}}",
+    "SETTINGS_PATTERN": repr("(%S+) " * (len(QueueSettings._fields) - 1) + "(.*)"),
+    "ENTRY_HEAD": repr(wire.ENTRY_HEAD.format),
+    "NONCE": repr(wire.NONCE.format),
+    "LETTER_HEAD": repr(wire.LETTER.format),
+    "LOAD_FORMAT": repr("<" + "d" * (2 + len(wire.LOAD))),
+    "EACH_OF_LOAD": ", ".join(["now", "q.born", *(_OF_LOAD.get(name, f"q.{name}") for name in wire.LOAD)]),
+    "RULE_FORMAT": repr("<" + "d" * (2 + len(wire.RULE))),
+    "EACH_OF_RULE": ", ".join(f"q.{name}" for name in wire.RULE),
+    "GROUP_KINDS": f"{{{', '.join(f'{name} = {getattr(suspects, name)}' for name in ('FIRST', 'HALF', 'QUARANTINE', 'REST'))}}}",
+    "TASK": repr(DedupKind.TASK.value),
+    "BY_KEY": repr(DedupKind.KEY.value),
+    "SAME": repr(DedupKind.SAME.value),
+    "LEASE_LOST": repr(Cause.LEASE_LOST.value),
+    **{reason.upper() + "_REASON": repr(reason) for reason in departure.REASONS},
 }
+"""Expressions of Lua that are written into the functions, besides numbers."""
 
 
 def _blamed(cause: Cause) -> bool:
@@ -164,13 +171,16 @@ def _body() -> str:
     text = "\n".join(file.read_text(encoding="utf-8") for file in files)
     # Written in place: Lua allows 200 local names only.
     written = {name: repr(number) for name, number in _NUMBERS.items()} | _TEXTS
+    # A number costs a command more to read than its text does.
+    written |= {f"{name}_TEXT": repr(str(number)) for name, number in _NUMBERS.items()}
     text = re.sub(rf"\b({'|'.join(written)})\b", lambda found: written[found[1]], text)
-    causes = [
+    generated = [
         _causes("BLAMELESS", (cause for cause in Cause if not _blamed(cause))),
         _causes("NEVER_SPLIT", (cause for cause in Cause if cause in retry.NEVER_SPLIT)),
         _causes("SEARCHED", (cause for cause in Cause if cause in retry.SEARCHED)),
+        figures.source(),
     ]
-    return "\n".join([*causes, text])
+    return "\n".join([*generated, text])
 
 
 def _causes(name: str, causes: Iterable[Cause]) -> str:

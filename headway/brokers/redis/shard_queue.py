@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from headway.brokers.redis import wire
+from headway.brokers.redis.codes import QueueSettings, RefusalCode, Standing
 from headway.brokers.redis.completion import Outcomes
 from headway.brokers.redis.connection import OutOfMemory, RedisConnection
 from headway.brokers.redis.function_library import RULE_AGE
 from headway.brokers.redis.rate_limit_cache import RateLimitCache
 from headway.brokers.redis.wakeups import Wakeups
 from headway.core import failures
-from headway.core.departure import Load, Policy, Rule
+from headway.core.departure import Load, Policy
 from headway.core.queue_limits import QueueLimits
 from headway.core.ratelimit import Over
 from headway.core.retention import KeptLimits
@@ -47,7 +48,7 @@ TRIES = 4
 """Most times in a row that a claim may be asked for a newer rule."""
 
 _NOTHING_READ = ("", "", 0)
-_STATES = (None, EntryState.QUEUED, EntryState.PROCESSING)
+_STATES = {Standing.AT_END: None, Standing.WAITING: EntryState.QUEUED, Standing.RUNNING: EntryState.PROCESSING}
 
 
 @dataclass(slots=True)
@@ -111,17 +112,8 @@ class Queue:
         self.headway = -1.0
         self._key = f"{connection.prefix}:{{{model}:{shard}}}:"
         self.in_use = 1
-        self._limits = (
-            limits.tiers,
-            limits.max_batch,
-            limits.reserved_share,
-            limits.max_queue,
-            limits.max_weight,
-            limits.unit,
-            limits.round_weight,
-            lease_seconds,
-        )
-        self._shed_at = limits.shed_at
+        self._limits = limits
+        self._lease_seconds = lease_seconds
         self._kept_limits = kept
         self._settings: tuple[tuple[int, KeptLimits] | None, str] = None, ""
         self._counts_key = f"{self._key}w" if connection.clustered else f"{connection.prefix}:{{limits}}:w"
@@ -180,7 +172,7 @@ class Queue:
             raise
         told, refused, owed = answer
         now, born, self.headway = wire.read_numbers(told)
-        self._note(now, born)
+        self._heed(now, born)
         if owed:
             self._rate_limit_cache.learn(wire.limits_of(entries), wire.read_numbers(owed), began)
         result: list[Failure | None] = [None] * len(entries)
@@ -213,14 +205,14 @@ class Queue:
             began = loop.time()
             rule = self._rule(policy, took)
             answer = await self.connection.claim(
-                "claim", self._key, *self._head(), name, slot.max_batch, token, int(guest), wire.pack_numbers(rule)
+                "claim", self._key, *self._head(), name, slot.max_batch, token, int(guest), rule
             )
             if answer[0] == b"lease":
                 return self._granted(slot, answer)
             self._learn(answer[-1])
             took = loop.time() - began
             if answer[0] == b"wait":
-                until = float(answer[1])
+                [until] = wire.read_numbers(answer[1])
                 return NoWork(None if math.isinf(until) else until)
         return NoWork(self.now() + RULE_AGE)
 
@@ -245,7 +237,8 @@ class Queue:
         arguments: list[object] = [len(outcomes.runs)]
         for gateway, run in outcomes.runs.items():
             arguments += (gateway, run)
-        arguments += (len(outcomes.shared), int(not outcomes.shared or not self.connection.memory_pressure))
+        keeps = not outcomes.shared or not self.connection.memory_pressure
+        arguments += (len(outcomes.shared), int(keeps), outcomes.head)
         for one in outcomes.shared:
             arguments += one
         for position, failure in outcomes.bad:
@@ -268,11 +261,11 @@ class Queue:
     async def withdraw(self, names: Sequence[bytes], gateway: str) -> None:
         """Let go of submissions of a gateway."""
         for start in range(0, len(names), MOST_ENTRIES):
-            self._note(*await self._call("withdraw", gateway, *names[start : start + MOST_ENTRIES]))
+            self._note(await self._call("withdraw", gateway, *names[start : start + MOST_ENTRIES]))
 
     async def cancel_task(self, key: bytes) -> None:
         """Forget a task."""
-        self._note(*await self._call("cancel_task", key))
+        self._note(await self._call("cancel_task", key))
 
     async def state(self, key: bytes) -> EntryState | None:
         """State of an entry; None when it has its outcome, or is not known."""
@@ -289,22 +282,21 @@ class Queue:
     async def unlisten(self, worker: str) -> None:
         """Note that a slot no longer waits to be woken."""
         self.wakeups.forget(worker)
-        self._note(*await self._call("unlisten", f"{self.connection.process}\0{worker}"))
+        self._note(await self._call("unlisten", f"{self.connection.process}\0{worker}"))
 
     async def heartbeat(self, worker: WorkerInfo) -> None:
         """Note whether a slot that is at home here is healthy, and what batches took when it started."""
         runs = itertools.chain.from_iterable(worker.warm_up)
-        self._note(*await self._call("beat", worker.worker_id, int(worker.status is WorkerStatus.HEALTHY), *runs))
+        self._note(await self._call("beat", worker.worker_id, int(worker.status is WorkerStatus.HEALTHY), *runs))
 
     async def forget(self, worker: str) -> None:
         """Drop a worker that is at home elsewhere from now on."""
-        self._note(*await self._call("forget", worker))
+        self._note(await self._call("forget", worker))
 
     async def look(self) -> Look:
         """Load and depths of the queue."""
-        now, born, load, tiers = await self._call("look")
-        self._note(now, born)
-        instant = float(now)
+        instants, load, tiers = await self._call("look")
+        instant = self._note(instants)
         waits = [(depth, instant - float(since)) for depth, since in zip(tiers[::2], tiers[1::2], strict=True)]
         return Look(wire.read_load(load)[2], waits)
 
@@ -315,9 +307,10 @@ class Queue:
 
     async def reap(self, rng: tuple[float, float], shards: int = 1) -> tuple[float, int]:
         """Reap. Returns the seconds until the next call, and the number of entries of lost leases that run again."""
-        due, again, now, born = await self._call("reap", self.connection.process, *rng, shards)
-        self._note(now, born)
-        return float(due), int(again)
+        told, again = await self._call("reap", self.connection.process, *rng, shards)
+        now, born, due = wire.read_numbers(told)
+        self._heed(now, born)
+        return due, int(again)
 
     def read(self, receipt: Receipt) -> None:
         """Note what a gateway has read. The server hears of it with the next enqueue, or soon."""
@@ -344,7 +337,7 @@ class Queue:
 
     async def _acknowledge(self, receipt: Receipt) -> None:
         arguments = (receipt.gateway, receipt.last, len(receipt.names), *receipt.names)
-        self._note(*await self._call("acknowledge", *arguments))
+        self._note(await self._call("acknowledge", *arguments))
 
     def _keep(self, receipt: Receipt | None) -> None:
         """Keep a receipt that may not have arrived. It is told again, before those that came since."""
@@ -363,43 +356,62 @@ class Queue:
         return self.connection.clock_text(), self._settings[1]
 
     def _packed_settings(self, in_use: int, kept: KeptLimits) -> str:
-        """Bounds of the queue, as the library takes them."""
-        shed_at = (-1, -1) if self._shed_at is None else [max(1, depth // in_use) for depth in self._shed_at]
-        budgets = f"{kept.total},{kept.tenant},{kept.largest}"
-        return " ".join(map(str, (*self._limits, *shed_at, budgets, self._counts_key)))
+        """Settings of the queue, as the functions take them."""
+        limits = self._limits
+        last, rest = (-1, -1) if limits.shed_at is None else (max(1, depth // in_use) for depth in limits.shed_at)
+        settings = QueueSettings(
+            tiers=limits.tiers,
+            max_batch=limits.max_batch,
+            share=limits.reserved_share,
+            max_queue=limits.max_queue,
+            max_weight=limits.max_weight,
+            unit=limits.unit,
+            round_weight=limits.round_weight,
+            lease_seconds=self._lease_seconds,
+            shed_last=last,
+            shed_rest=rest,
+            kept=f"{kept.total},{kept.tenant},{kept.largest}",
+            limits=self._counts_key,
+        )
+        return " ".join(map(str, settings))
 
     async def _call(self, function: str, *arguments: object) -> Any:
         return await self.connection.call(function, self._key, *self._head(), *arguments)
 
-    def _note(self, now: bytes | float, born: bytes | float) -> None:
-        self._offset = float(now) - asyncio.get_running_loop().time()
-        found = float(born)
-        if found != self.born:
+    def _note(self, instants: bytes) -> float:
+        """Note the packed instant and birth that a call returned. Returns the instant."""
+        now, born = wire.read_numbers(instants)
+        self._heed(now, born)
+        return now
+
+    def _heed(self, now: float, born: float) -> None:
+        """Note the server's clock, and the birth of the queue: another one than before, if what was there is lost."""
+        self._offset = now - asyncio.get_running_loop().time()
+        if born != self.born:
             if self.born != 0.0:
                 self.losses += 1
                 self._receipts.clear()
                 self._rate_limit_cache = RateLimitCache()
                 self.wakeups.wake_all()  # The server no longer knows who listens.
-            self.born = found
+            self.born = born
 
     def _learn(self, load: bytes) -> None:
         now, born, known = wire.read_load(load)
         self._load = now, known
-        self._note(now, born)
+        self._heed(now, born)
 
-    def _rule(self, policy: Policy, took: float) -> tuple[float, ...]:
-        """Numbers of the rule for the last known load, after its instant and slots; those two alone when the load is
-        too old.
+    def _rule(self, policy: Policy, took: float) -> bytes:
+        """The rule for the last known load, packed; none when the load is too old.
 
         `took` is the seconds of the call that told the load: no rule is younger than that, however far away the server
         is.
         """
         if self._load is None:
-            return (0.0, 0)
+            return wire.pack_rule(0.0, 0, None)
         stamp, load = self._load
         if self.now() - stamp > RULE_AGE:
-            return (0.0, 0)
-        return (stamp + took, load.slots, *_numbers(policy.rule(load)))
+            return wire.pack_rule(0.0, 0, None)
+        return wire.pack_rule(stamp + took, load.slots, policy.rule(load))
 
     def _granted(self, slot: Slot, answer: list[Any]) -> Granted:
         _, numbers, reason, arrivals, payloads = answer
@@ -426,22 +438,6 @@ class Queue:
 
 
 def _refusal(entry: Entry, why: int, wait: float) -> Failure:
-    if why >= wire.OVER:
-        return failures.over(Over(entry.limits[why - wire.OVER], wait))
+    if why >= RefusalCode.OVER:
+        return failures.over(Over(entry.limits[why - RefusalCode.OVER], wait))
     return wire.refusal(why, wait)
-
-
-def _numbers(rule: Rule) -> tuple[float, ...]:
-    """A rule as the library takes it: no spacing is a headway below 0."""
-    headway = -1.0 if rule.headway is None else max(rule.headway, 0.0)
-    return (
-        rule.size,
-        headway,
-        rule.window,
-        rule.rate,
-        rule.service,
-        rule.pace,
-        rule.tolerance,
-        rule.gather,
-        rule.quiet,
-    )

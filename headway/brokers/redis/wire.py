@@ -7,6 +7,8 @@ it has written; what is newer than that it refuses, rather than guess.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import itertools
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -14,8 +16,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from headway import errors
+from headway.brokers.redis.codes import PackedDedupKey, RefusalCode, Worth
 from headway.core import failures, ratelimit
-from headway.core.departure import Load
+from headway.core.departure import Load, Rule
 from headway.model import (
     BatchFailure,
     BatchRun,
@@ -38,10 +41,6 @@ SCHEMA = 1
 """Version of what this release writes."""
 READABLE = range(1, SCHEMA + 2)
 """Versions of the format that this release reads."""
-
-
-SHED, SCARCE, CONFLICT, MISUSE, NO_TASK, CANCELLED, TOO_LARGE, CULPRIT, OVER = 1, 2, 3, 4, 5, 6, 7, 8, 16
-"""Codes of the library's refusals, besides 0 for a queue that is too long. From OVER on: the position of a rate limit."""
 
 
 class TooNew(Exception):
@@ -148,11 +147,20 @@ _member = msgspec.msgpack.Decoder(ProcessInfo)
 _capacity = msgspec.msgpack.Decoder(Capacity)
 encode = msgspec.msgpack.Encoder().encode
 
-_HEAD = struct.Struct(">BHHdddI")
-_NONCE = struct.Struct(">d")
-_LETTER = struct.Struct(">ddI")
+ENTRY_HEAD = struct.Struct(">BHHdddI")
+"""Head of an entry, by which the server queues it: tier, lengths of key and tenant, timeouts, nonce, weight; key and gateway
+follow.
+"""
+NONCE = struct.Struct(">d")
+LETTER = struct.Struct(">ddI")
+"""Head of a dead letter: the instant, the runs, the length of the packed failure."""
+LOAD = tuple(field.name for field in dataclasses.fields(Load))
+"""Order of a load's figures, which follow the instant and the birth of the queue."""
+RULE = tuple(field.name for field in dataclasses.fields(Rule))
+"""Order of a rule's numbers, which follow the instant and the slots of the load that it was made of."""
 _STAMP = struct.Struct("<d")
-_LOAD = struct.Struct("<14d")
+_LOAD = struct.Struct(f"<{2 + len(LOAD)}d")
+_WHOLE = tuple(field.type == "int" for field in dataclasses.fields(Load))
 
 
 def key_of(tenant: str, id: str) -> bytes:
@@ -164,14 +172,14 @@ def key_of(tenant: str, id: str) -> bytes:
 
 def name_of(tenant: str, id: str, nonce: int) -> bytes:
     """The name of a submission inside the server: its nonce, and the entry's key."""
-    return _NONCE.pack(nonce) + key_of(tenant, id)
+    return NONCE.pack(nonce) + key_of(tenant, id)
 
 
 def pack_head(entry: Entry) -> bytes:
     """Pack what the server needs to queue an entry: tier, lengths, timeouts, nonce, weight, key, gateway."""
     key = key_of(entry.tenant, entry.id)
     weight = entry.weight
-    head = _HEAD.pack(entry.tier, len(key), key.rindex(0), entry.queue_timeout, entry.timeout, entry.nonce, weight)
+    head = ENTRY_HEAD.pack(entry.tier, len(key), key.rindex(0), entry.queue_timeout, entry.timeout, entry.nonce, weight)
     return head + key + entry.gateway.encode()
 
 
@@ -257,9 +265,9 @@ def _pack_limit(limit: Limit, counts: int) -> tuple[str, float, float]:
     return limit.id, ratelimit.interval(limit), ratelimit.tolerance(limit)
 
 
-def _pack_dedup_keys(entry: Entry) -> list[tuple[str, str, str, float, bool, bool]]:
+def _pack_dedup_keys(entry: Entry) -> list[PackedDedupKey]:
     return [
-        (
+        PackedDedupKey(
             dedup_key.kind.value,
             f"{dedup_key.kind.value}\0{key_of(entry.tenant, dedup_key.key).decode()}",
             dedup_key.digest.hex(),
@@ -272,30 +280,27 @@ def _pack_dedup_keys(entry: Entry) -> list[tuple[str, str, str, float, bool, boo
 
 
 def worth(failure: Failure | None) -> int:
-    """Worth of an outcome to later requests, as the library takes it.
-
-    An output is worth 2, the verdict that the model rejects the input 1, anything else 0.
-    """
+    """Worth of an outcome to later requests: the value of a Worth."""
     if failure is None:
-        return 2
-    return int(failure.code == errors.REJECTED_BY_MODEL)
+        return Worth.ANSWER.value
+    return (Worth.VERDICT if failure.code == errors.REJECTED_BY_MODEL else Worth.WORTHLESS).value
 
 
 def refusal(why: int, wait: float) -> Failure:
     """Failure for the library's number of a refusal; refusals by limits are not among them."""
-    if why == CONFLICT:
+    if why == RefusalCode.CONFLICT:
         return failures.conflict()
-    if why == MISUSE:
+    if why == RefusalCode.MISUSE:
         return failures.misuse()
-    if why == NO_TASK:
+    if why == RefusalCode.NO_TASK:
         return failures.no_task()
-    if why == CANCELLED:
+    if why == RefusalCode.CANCELLED:
         return failures.cancelled()
-    if why == TOO_LARGE:  # In place of a wait it says by how many bytes.
+    if why == RefusalCode.TOO_LARGE:  # In place of a wait it says by how many bytes.
         return failures.too_large(int(wait))
-    if why == CULPRIT:
+    if why == RefusalCode.CULPRIT:
         return failures.known_culprit()
-    return failures.scarcity(wait) if why == SCARCE else failures.refusal(wait, why == SHED)
+    return failures.scarcity(wait) if why == RefusalCode.SCARCE else failures.refusal(wait, why == RefusalCode.SHED)
 
 
 def pack_failure(failure: BatchFailure) -> bytes:
@@ -308,6 +313,19 @@ def read_failure(packed: bytes) -> WireFailure:
     return _failure.decode(packed)
 
 
+def pack_run(worker: str, replies: Sequence[WireReply]) -> tuple[bytes, Sequence[tuple[int, int]]]:
+    """Pack a batch's replies for one gateway. Returns also where each of them begins and ends."""
+    each = [encode(reply) for reply in replies]
+    packed = encode((SCHEMA, worker, [msgspec.Raw(one) for one in each]))
+    ends = list(itertools.accumulate((len(one) for one in each), initial=len(packed) - sum(map(len, each))))
+    return packed, list(itertools.pairwise(ends))
+
+
+def head_of_one(worker: str) -> bytes:
+    """Bytes that make of one packed reply the packed replies of a batch for one gateway, when they precede it."""
+    return encode((SCHEMA, worker, [None]))[:-1]
+
+
 def batch_failure(found: WireFailure) -> BatchFailure:
     """Failure of a whole batch; a cause that is not known here counts as an exception."""
     known = {cause.value: cause for cause in Cause}
@@ -316,13 +334,13 @@ def batch_failure(found: WireFailure) -> BatchFailure:
 
 def pack_letter(died_at: float, attempts: int, failure: bytes, payload: bytes) -> bytes:
     """Pack a dead letter of an entry's payload and a packed failure."""
-    return _LETTER.pack(died_at, attempts, len(failure)) + failure + payload
+    return LETTER.pack(died_at, attempts, len(failure)) + failure + payload
 
 
 def read_letter(packed: bytes) -> DeadLetter:
     """Read a dead letter."""
-    died_at, attempts, length = _LETTER.unpack_from(packed)
-    start = _LETTER.size
+    died_at, attempts, length = LETTER.unpack_from(packed)
+    start = LETTER.size
     failure = read_failure(packed[start : start + length])
     return DeadLetter(
         entry=read_entry(packed[start + length :]),
@@ -336,9 +354,16 @@ def read_letter(packed: bytes) -> DeadLetter:
 
 def read_load(packed: bytes) -> tuple[float, float, Load]:
     """Read the instant, the queue's birth, and the load at that instant."""
-    now, born, rate, alpha, beta, slots, limit, depth, utilisation, wait, departures, *service = _LOAD.unpack(packed)
-    load = Load(rate, alpha, beta, int(slots), int(limit), int(depth), utilisation, wait, int(departures), *service)
-    return now, born, load
+    now, born, *figures = _LOAD.unpack(packed)
+    return now, born, Load(*(int(one) if whole else one for one, whole in zip(figures, _WHOLE, strict=True)))
+
+
+def pack_rule(made_at: float, slots: int, rule: Rule | None) -> bytes:
+    """Pack a rule, the instant and the slots of the load that it was made of; no spacing is a headway below 0."""
+    if rule is None:
+        return pack_numbers((made_at, slots))
+    headway = -1.0 if rule.headway is None else max(rule.headway, 0.0)
+    return pack_numbers((made_at, slots, *((headway if name == "headway" else getattr(rule, name)) for name in RULE)))
 
 
 def read_stamped(packed: bytes) -> tuple[float, bytes]:

@@ -2,7 +2,7 @@
 
 -- What a batch's failure says of an entry that is blamed for it.
 local function worth_of(kind, failure)
-  return kind == 'dead' and not BLAMELESS[cmsgpack.unpack(failure)[1]] and VERDICT or 0
+  return kind == 'dead' and not BLAMELESS[cmsgpack.unpack(failure)[1]] and VERDICT or WORTHLESS
 end
 
 -- Tell the gateways of entries that got no output. `kind` is late, dead or spent; `failure` is what the batch failed of; `hung` is
@@ -52,7 +52,7 @@ end
 local EMPTY = {[INPUT_POSITION] = '\160', [PARAMETERS_POSITION] = '\196\0'}
 
 local function cut(letter)
-  local _, _, length, start = struct.unpack('>ddI4', letter)
+  local _, _, length, start = struct.unpack(LETTER_HEAD, letter)
   local members = culprits.members_in(string.sub(letter, start + length))
   for position, nothing in pairs(EMPTY) do
     members[position] = members[position] and nothing
@@ -119,14 +119,14 @@ end
 
 local function bury(s, key, attempts, failure)
   local payload = redis.call('HGET', s.prefix .. 'p', key)
-  local letter = struct.pack('>ddI4', s.now, attempts, #failure) .. failure .. (payload or '')
+  local letter = struct.pack(LETTER_HEAD, s.now, attempts, #failure) .. failure .. (payload or '')
   dead.keep(s.prefix, key, letter)
 end
 
 -- Answer and take out what waited too long apart from the tier queues.
 local function expire_suspects(s)
   local q, late, gone = s.q, {}, {}
-  q.suspects_due = INF
+  q.suspects_due, s.touched[SELDOM] = INF, true
   for _, group in ipairs(suspects.groups(s)) do
     local there, overdue = {}, {}
     for _, entry in ipairs(wanted(s, group.members)) do
@@ -162,7 +162,7 @@ local function expire(s)
   if q.due <= now then
     local members, gone = {}, {}
     if q.odd > 0 then
-      members = redis.call('ZRANGEBYSCORE', s.prefix .. 'd', '-inf', exact(now))
+      members = redis.call('ZRANGEBYSCORE', s.prefix .. 'd', '-inf', now)
       for _, member in ipairs(members) do
         gone[member] = true
       end

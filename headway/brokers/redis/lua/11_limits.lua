@@ -1,10 +1,11 @@
 -- Rate limits: as `core.ratelimit`, one theoretical arrival time for each in a sorted set, until nothing is owed. Beside them
--- it has LATEST: the instant of the last charge, less than 0. By that it is seen that the clock was put back. On one server
+-- it has LATEST: the instant of the last charge, less than 0. By that it is seen that the clock was put back. Its name is so
+-- long that the set is not stored as a list, in which scores are text. On one server
 -- all queues have one such set; in a cluster, where a step cannot leave its node, each has its own.
 --
 -- A limit is a list: its id, the seconds that a request adds to what is owed, the most seconds that may be owed.
 
-local LATEST = ''
+local LATEST = '-- the instant of the last charge, which is not a limit of any request --'
 
 -- What is owed lasts until it is paid.
 local function renew_book(s)
@@ -14,42 +15,38 @@ end
 
 -- The clock was put back: what is owed stays as it is.
 local function put_back(s, latest)
-  redis.call('ZREMRANGEBYSCORE', s.limits, 0, exact(latest))
+  redis.call('ZREMRANGEBYSCORE', s.limits, 0, latest)
   local all = redis.call('ZRANGEBYSCORE', s.limits, '(' .. exact(latest), '+inf', 'WITHSCORES')
-  local moved = {exact(-s.now), LATEST}
+  local moved = {-s.now, LATEST}
   for i = 1, #all, 2 do
-    moved[#moved + 1], moved[#moved + 2] = exact(tonumber(all[i + 1]) - latest + s.now), all[i]
+    moved[#moved + 1], moved[#moved + 2] = tonumber(all[i + 1]) - latest + s.now, all[i]
   end
   call_all('ZADD', s.limits, moved)
   renew_book(s)
 end
 
 local function open_book(s, limits)
-  local ids, book = {}, {limits = limits, owed = {}, charged = {}}
-  for i, limit in ipairs(limits) do
-    ids[i] = limit[1]
+  local ids, owed = {LATEST}, {}
+  for i = 1, #limits do
+    ids[i + 1] = limits[i][1]
   end
-  if #ids > 0 then
-    ids[#ids + 1] = LATEST
-    local found = call_each('ZMSCORE', s.limits, ids)
-    book.known = found[#ids]
-    local latest = -tonumber(found[#ids] or 0)
-    if s.now < latest - CLOCK_STEP then
-      put_back(s, latest)
-      found = call_each('ZMSCORE', s.limits, ids)
-    end
-    for i = 1, #limits do
-      book.owed[ids[i]] = math.max(tonumber(found[i] or 0) - s.now, 0)
-    end
+  local found = call_each('ZMSCORE', s.limits, ids)
+  local latest = -(found[1] or 0)
+  if s.now < latest - CLOCK_STEP then
+    put_back(s, latest)
+    found = call_each('ZMSCORE', s.limits, ids)
   end
-  return book
+  for i = 1, #limits do
+    owed[ids[i + 1]] = math.max((found[i + 1] or 0) - s.now, 0)
+  end
+  return {limits = limits, known = found[1], owed = owed, charged = {}}
 end
 
 -- Of the limits that an entry is over, the position of the one that takes longest among its own, and how long in seconds.
 local function over_limit(book, positions)
   local worst, longest = nil, RATE_ROUNDING
-  for i, position in ipairs(positions) do
-    local limit = book.limits[position + 1]
+  for i = 1, #positions do
+    local limit = book.limits[positions[i] + 1]
     local wait = book.owed[limit[1]] + limit[2] - limit[3]
     if wait > longest then
       worst, longest = i - 1, wait
@@ -59,33 +56,33 @@ local function over_limit(book, positions)
 end
 
 local function charge(book, positions)
-  for _, position in ipairs(positions) do
-    local id, interval = unpack(book.limits[position + 1])
-    book.owed[id], book.charged[id] = book.owed[id] + interval, true
+  for i = 1, #positions do
+    local limit = book.limits[positions[i] + 1]
+    local id = limit[1]
+    book.owed[id], book.charged[id] = book.owed[id] + limit[2], true
   end
 end
 
 -- Write down what is owed. Returns it for each limit, in order, packed.
 local function close_book(s, book)
-  local tats, owed = {}, {}
+  local tats, owed = {-s.now, LATEST}, {}
   for id in pairs(book.charged) do
-    tats[#tats + 1], tats[#tats + 2] = exact(s.now + book.owed[id]), id
+    tats[#tats + 1], tats[#tats + 2] = s.now + book.owed[id], id
   end
-  if #tats > 0 then
-    tats[#tats + 1], tats[#tats + 2] = exact(-s.now), LATEST
+  if #tats > 2 then
     call_all('ZADD', s.limits, tats)
     if not book.known then
       renew_book(s)
     end
   end
-  for i, limit in ipairs(book.limits) do
-    owed[i] = book.owed[limit[1]]
+  for i = 1, #book.limits do
+    owed[i] = book.owed[book.limits[i][1]]
   end
   return as_doubles(owed)
 end
 
 local function forget_paid(s)
-  if redis.call('ZREMRANGEBYSCORE', s.limits, 0, exact(s.now)) > 0 and redis.call('ZCARD', s.limits) == 1 then
+  if redis.call('ZREMRANGEBYSCORE', s.limits, 0, s.now) > 0 and redis.call('ZCARD', s.limits) == 1 then
     redis.call('DEL', s.limits)
   end
 end

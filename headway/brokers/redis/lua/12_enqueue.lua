@@ -3,23 +3,18 @@
 -- positions of its limits, by position the dedup keys of those that have any, and by position the digests of those whose clients chose the
 -- id), then for each entry its head (tier, lengths of the key and its tenant, queue timeout, timeout, nonce, weight, key, gateway) and
 -- its payload. Returns the instant, the queue's birth and the headway, packed, for each refused one its position, the wait and why
--- (0 the queue is too long, 1 this tier's share of it, 2 memory, 3 another submission's, 4 its key was used for another
--- request, 5 no such task, 8 this input failed alone, from OVER on the position of the limit among its own), and the seconds owed
--- to each limit, packed.
+-- (a RefusalCode of codes.py), and the seconds owed to each limit, packed.
 
 do
 
 local ENTRY = 2
-local CONFLICT, CANCELLED, CULPRIT, OVER = 3, 6, 8, 16
-local ENTRY_HEAD = '>BI2I2dddI4'
-local ENTRY_HEAD_BYTES = 33
 
 -- A gateway is there: nothing of its own is swept away. That is written down now and then.
 local function hear_of(s, gateway)
   local heard = memory_of(s).heard
   if not (heard[gateway] and heard[gateway] <= s.now and s.now < heard[gateway] + HEARD_SECONDS) then
     heard[gateway] = s.now
-    redis.call('ZADD', s.prefix .. 'g', exact(s.now), gateway)
+    redis.call('ZADD', s.prefix .. 'g', s.now, gateway)
     lasting(s, 'g')
   end
 end
@@ -68,7 +63,7 @@ local function is_known(header, gateway, nonce)
 end
 
 -- Let a new entry run, or share another's answer. Returns why not, and the seconds until it would be let in.
-local function admit(s, intake, entry, payload, timeouts, shares)
+local function admit(s, intake, entry, payload, shares)
   local flight, share, why, free
   if shares then
     why, flight, share, free = find_flight(s, shares)
@@ -86,11 +81,11 @@ local function admit(s, intake, entry, payload, timeouts, shares)
   if s.q.known_until > s.now and culprits.knows(s, entry.key, payload) then
     return CULPRIT, 0
   end
-  observe_arrival(s.q, entry.tier, s.now, entry.weight)
+  observe_arrival(s, entry.tier, entry.weight)
   local apart = s.q.apart > 0 and caller_apart(s, entry.key, payload)
-  local wait, shed = admissible(s, intake, entry, timeouts, apart)
+  local wait, shed = admissible(s, intake, entry, entry.queue_timeout, entry.timeout, apart)
   if wait then
-    return shed and 1 or 0, wait
+    return shed and SHED or TOO_LONG, wait
   end
   if apart then
     redis.call('HSET', s.prefix .. 'e', entry.key, new_header(s, entry))
@@ -108,30 +103,42 @@ local function admit(s, intake, entry, payload, timeouts, shares)
   return nil
 end
 
+-- The entries of a call, and their keys.
+local function read_entries(s, args, at)
+  local entries, names, read, sub = {}, {}, struct.unpack, string.sub
+  for position = 1, (#args - at + 1) / ENTRY do
+    local head = args[at + (position - 1) * ENTRY]
+    local tier, length, of_tenant, queue_timeout, timeout, nonce, weight = read(ENTRY_HEAD, head)
+    local key = sub(head, ENTRY_HEAD_BYTES + 1, ENTRY_HEAD_BYTES + length)
+    names[position] = key
+    entries[position] = {
+      key = key, tenant = sub(key, 1, of_tenant), gateway = sub(head, ENTRY_HEAD_BYTES + length + 1), tier = tier + 1,
+      queue_timeout = queue_timeout, timeout = timeout, queue_due = s.now + math.min(queue_timeout, timeout),
+      due = s.now + timeout, nonce = nonce, weight = weight, shared = false, seq = 0,
+    }
+  end
+  return entries, names
+end
+
+local NO_EXTRAS = {}
+
 local function enqueue(keys, args, scarce)
   local s = open(keys, args)
   s.entered = {}
   local at = forget_read(s, args, HEAD + 1)
-  local extras = args[at] ~= '' and cmsgpack.unpack(args[at]) or {{}, {}, {}, {}}
+  local extras = args[at] ~= '' and cmsgpack.unpack(args[at])
   at = at + 1
-  local count = (#args - at + 1) / ENTRY
-  local names, gateways, seen, refused = {}, {}, {}, {}
-  local tiers, queue_timeouts, timeouts, nonces, tenants, weights = {}, {}, {}, {}, {}, {}
-  local read, sub = struct.unpack, string.sub
-  for i = 1, count do
-    local head = args[at + (i - 1) * ENTRY]
-    local tier, length, of_tenant, queue_timeout, timeout, nonce, weight = read(ENTRY_HEAD, head)
-    names[i] = sub(head, ENTRY_HEAD_BYTES + 1, ENTRY_HEAD_BYTES + length)
-    tenants[i] = sub(head, ENTRY_HEAD_BYTES + 1, ENTRY_HEAD_BYTES + of_tenant)
-    gateways[i] = sub(head, ENTRY_HEAD_BYTES + length + 1)
-    tiers[i], queue_timeouts[i], timeouts[i], nonces[i], weights[i] = tier + 1, queue_timeout, timeout, nonce, weight
-  end
+  local entries, names = read_entries(s, args, at)
   local known = call_each('HMGET', s.prefix .. 'e', names)
-  local book, limits_of, shares_of, digests = open_book(s, extras[1]), extras[2], extras[3], extras[4]
-  local intake = new_intake(s)
-  for i = 1, count do
+  local book = extras and #extras[1] > 0 and open_book(s, extras[1])
+  local limits_of, shares_of, digests = NO_EXTRAS, NO_EXTRAS, NO_EXTRAS
+  if extras then
+    limits_of, shares_of, digests = extras[2], extras[3], extras[4]
+  end
+  local intake, seen, refused = new_intake(), {}, {}
+  for i, entry in ipairs(entries) do
     local key = names[i]
-    if seen[key] ~= nonces[i] then
+    if seen[key] ~= entry.nonce then
       local before, header = nil, known[i]
       if s.entered[key] then
         before = false
@@ -139,15 +146,15 @@ local function enqueue(keys, args, scarce)
         header = redis.call('HGET', s.prefix .. 'e', key)
       end
       if before == nil and header then
-        before = is_known(header, gateways[i], nonces[i])
+        before = is_known(header, entry.gateway, entry.nonce)
       end
       local why, wait = nil, 0
       if before == false then
         why = CONFLICT
       elseif before == nil then
         if scarce then
-          observe_arrival(s.q, tiers[i], s.now, weights[i])
-          why, wait = 2, SCARCE_WAIT
+          observe_arrival(s, entry.tier, entry.weight)
+          why, wait = SCARCE, SCARCE_WAIT
         elseif limits_of[i] then
           why, wait = over_limit(book, limits_of[i])
           why = why and OVER + why
@@ -155,10 +162,8 @@ local function enqueue(keys, args, scarce)
         if not why then
           local by_id = digests[i] and submissions.share_of_id(s, key, digests[i])
           local shares = by_id and {by_id, unpack(shares_of[i] or {})} or shares_of[i]
-          why, wait = admit(s, intake, {
-            key = key, tenant = tenants[i], tier = tiers[i], queue_due = s.now + math.min(queue_timeouts[i], timeouts[i]),
-            due = s.now + timeouts[i], nonce = nonces[i], weight = weights[i], gateway = gateways[i], shared = shares ~= nil, seq = 0,
-          }, args[at + (i - 1) * ENTRY + 1], {queue_timeouts[i], timeouts[i]}, shares)
+          entry.shared = shares ~= nil
+          why, wait = admit(s, intake, entry, args[at + (i - 1) * ENTRY + 1], shares)
           if (not why or why == CULPRIT) and limits_of[i] then
             charge(book, limits_of[i])
           end
@@ -167,20 +172,20 @@ local function enqueue(keys, args, scarce)
       if why then
         turn_away(refused, i, wait, why)
       else
-        seen[key] = nonces[i]
+        seen[key] = entry.nonce
       end
     end
   end
   if #intake.headers > 0 or s.joined then
-    for i = 1, count do
-      hear_of(s, gateways[i])
+    for i = 1, #entries do
+      hear_of(s, entries[i].gateway)
     end
     write_down(s, intake)
   end
-  local owed = close_book(s, book)
+  local owed = book and close_book(s, book) or ''
   ring(s)
   save(s)
-  return {as_doubles({s.now, s.q.born, s.q.headway}), refused, owed}
+  return {struct.pack('<ddd', s.now, s.q.born, s.q.headway), refused, owed}
 end
 
 redis.register_function(VERSION .. '_enqueue', enqueue)
@@ -195,7 +200,7 @@ redis.register_function{function_name = VERSION .. '_acknowledge', flags = {'all
   local s = open(keys, args)
   forget_read(s, args, HEAD + 1)
   save(s)
-  return {exact(s.now), exact(s.q.born)}
+  return instants(s)
 end}
 
 -- Let go of a live entry: a queued one never reaches a GPU, a running one is not replied to. What others wait for goes on, and
@@ -237,7 +242,7 @@ redis.register_function{function_name = VERSION .. '_withdraw', flags = {'allow-
     look_again(s)
   end
   save(s)
-  return {exact(s.now), exact(s.q.born)}
+  return instants(s)
 end}
 
 -- cancel_task: forget a task, by its key. Whoever waits for it is told; its gateway may offer it again until it has read that.
@@ -258,7 +263,7 @@ redis.register_function{function_name = VERSION .. '_cancel_task', flags = {'all
   end
   forget_outcome(s, flight)
   save(s)
-  return {exact(s.now), exact(s.q.born)}
+  return instants(s)
 end}
 
 end

@@ -1,13 +1,11 @@
 -- claim: the batch that leaves now for a slot. Arguments after the head: slot, its largest batch, a token, whether it is at
 -- home elsewhere and only helps, then packed the instant and the number of slots of the load that the rule was made of and
--- the rule's numbers (none when there is none).
+-- the members of `core.departure.Rule` (none when there is none).
 -- Returns {'lease', …}, {'wait', instant, load}, or {'load', load} when a rule made of this load is needed first.
 
 local take_lease
 
 do
-
-local RULE = {'size', 'headway', 'window', 'rule_rate', 'service', 'pace', 'tolerance', 'gather', 'quiet'}
 
 local function granted(s, slot, fence, lease, entries)
   local names, arrivals, first_due = {}, {}, INF
@@ -31,7 +29,7 @@ end
 -- A batch leaves. `group` is the one that it was, if it waited apart.
 local function depart(s, slot, token, entries, reason, group)
   local q, now, members = s.q, s.now, {}
-  note_busy(q, now)
+  note_busy(s)
   q.busy = q.busy + 1
   q.departures = q.departures + 1
   q.gate_at = -INF
@@ -47,7 +45,7 @@ local function depart(s, slot, token, entries, reason, group)
   }
   local fence = exact(q.fence)
   redis.call('HSET', s.prefix .. 'x', fence, cmsgpack.pack(lease))
-  redis.call('ZADD', s.prefix .. 'y', exact(lease.ends), fence)
+  redis.call('ZADD', s.prefix .. 'y', lease.ends, fence)
   redis.call('HSET', s.prefix .. 'n', slot, struct.pack('<d', q.fence) .. token)
   lasting(s, 'n')
   if q.busy == 1 then  -- No other is leased.
@@ -69,7 +67,7 @@ function take_lease(s, fence)
   if last and struct.unpack('<d', last) == tonumber(fence) then
     redis.call('HDEL', s.prefix .. 'n', lease.slot)
   end
-  note_busy(s.q, s.now)
+  note_busy(s)
   s.q.busy = s.q.busy - 1
   return lease
 end
@@ -142,6 +140,7 @@ local function pack_batch(s, limit)
   end
   local below = waiting_weight(s) - q.weight[top]
   q.owed = (blocked or left <= 0) and math.min(math.max(0, promised - (before - below)), below) or 0
+  s.touched[DEPARTED] = true
   look_again(s, gone)
   return entries, late
 end
@@ -152,7 +151,7 @@ local function depart_apart(s, slot, token, group, limit, price)
   if group.caller ~= '' then
     limit = culprits.group_size(s, group.caller, limit)
   end
-  local reason = kind == GROUP.QUARANTINE and group.attempts == 0 and 'apart' or 'retry'
+  local reason = kind == GROUP.QUARANTINE and group.attempts == 0 and APART_REASON or RETRY_REASON
   local entries = suspects.take(s, group, limit)
   if kind ~= GROUP.FIRST then
     suspects.pay(s, kind, batch_seconds(q, size_of_batch(s, entries)), batch_seconds(q, q.max_batch), price)
@@ -180,7 +179,7 @@ local function earn_retries(s, entries)
       saved = saved + count * BUDGET_RATIO
       if saved >= reserve then
         redis.call('HDEL', s.prefix .. 'rb', tenant)
-        s.q.budgets = s.q.budgets - 1
+        s.q.budgets, s.touched[SELDOM] = s.q.budgets - 1, true
       else
         redis.call('HSET', s.prefix .. 'rb', tenant, struct.pack('<dd', saved, at))
       end
@@ -195,10 +194,13 @@ local function claim(keys, args)
   local worker = string.match(slot, '%z(.*)$')
   local before = granted_before(s, slot, token)
   if before then
+    leave(s)
     return before
   end
-  q.max_batch = s.max_batch
-  limit = math.min(limit, q.max_batch)
+  limit = math.min(limit, s.max_batch)
+  if limit ~= q.limit or s.max_batch ~= q.max_batch then
+    q.max_batch, s.touched[RULE] = s.max_batch, true
+  end
   s.most_weight = limit * s.unit
   came(s, slot)
   off_watch(s, slot)
@@ -212,13 +214,11 @@ local function claim(keys, args)
   end
   local reason, instant = nil, INF
   q.limit = limit
-  local rule = {struct.unpack('<' .. string.rep('d', #args[HEAD + 5] / 8), args[HEAD + 5])}
-  local made_at, slots = rule[1], rule[2]
-  if #rule > #RULE + 2 and now - made_at <= RULE_AGE and slots == q.slots then
-    for i, name in ipairs(RULE) do
-      q[name] = rule[i + 2]
-    end
-    q.rule_at = made_at
+  local rule = args[HEAD + 5]
+  local made_at, slots = struct.unpack('<dd', rule)
+  if #rule >= RULE_BYTES and now - made_at <= RULE_AGE and slots == q.slots then
+    made_at, slots, EACH_OF_RULE = struct.unpack(RULE_FORMAT, rule)
+    q.rule_at, s.touched[RULE] = made_at, true
     reason, instant = decide(s)
   else
     local told = load_of(s)
@@ -232,7 +232,7 @@ local function claim(keys, args)
     local by_itself = args[HEAD + 4] == '1' and INF or go_idle(s, slot, math.min(instant, again))
     local told = load_of(s)
     save(s)
-    return {'wait', exact(by_itself), told}
+    return {'wait', struct.pack('<d', by_itself), told}
   end
   local tenants = turn and tenants_in_lanes(s)
   local entries, late = pack_batch(s, limit)
@@ -270,7 +270,7 @@ redis.register_function{function_name = VERSION .. '_unlisten', flags = {'allow-
   came(s, args[HEAD + 1])
   ring(s)
   save(s)
-  return {exact(s.now), exact(s.q.born)}
+  return instants(s)
 end}
 
 end

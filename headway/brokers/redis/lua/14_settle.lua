@@ -1,8 +1,9 @@
 -- How a lease ends: completed, released, or outlived.
 
 -- Give entries of a lease their outcomes. Arguments from a position on: how many gateways, for each its name and its packed
--- replies; how many entries have dedup keys, whether outcomes may be kept, for each such entry its position, what its outcome is
--- worth, what it weighs, and its packed reply alone; then for each item that failed by itself: its position and why.
+-- replies; how many entries have dedup keys, whether outcomes may be kept, what makes packed replies of a single one; for each
+-- such entry its position, what its outcome is worth, what it weighs, the number of its gateway, and where in that one's packed
+-- replies its own begins and ends; then for each item that failed by itself: its position and why.
 local function give(s, lease, entries, args, at)
   local now = s.now
   local first, at = at, at + 1
@@ -26,8 +27,7 @@ local function give(s, lease, entries, args, at)
   if #entries > 0 then
     for _ = 1, tonumber(args[first]) do
       if present[args[at]] then
-        send(s, args[at], 'k', 'ran', 'd', args[at + 1], 't', exact(lease.left_at), 'e', exact(now),
-          'n', #lease.members, 'a', lease.attempts, 'x', unwanted)
+        send(s, args[at], 'k', 'ran', 'd', args[at + 1], 't', lease.left_at, 'e', now, 'n', #lease.members, 'a', lease.attempts, 'x', unwanted)
       end
       at = at + 2
     end
@@ -35,11 +35,14 @@ local function give(s, lease, entries, args, at)
   at = first + 1 + 2 * tonumber(args[first])
   local alone = {}
   s.scarce = args[at + 1] == '0'
-  for i = at + 2, at + 1 + 4 * tonumber(args[at]), 4 do
-    alone[tonumber(args[i])] = {worth = tonumber(args[i + 1]), weight = tonumber(args[i + 2]), fields = {'k', 'ran', 'd', args[i + 3],
+  local head, count = args[at + 2], tonumber(args[at])
+  for i = at + 3, at + 2 + 6 * count, 6 do
+    local replies = args[first + 2 * tonumber(args[i + 3])]
+    local reply = head .. string.sub(replies, tonumber(args[i + 4]), tonumber(args[i + 5]))
+    alone[tonumber(args[i])] = {worth = tonumber(args[i + 1]), weight = tonumber(args[i + 2]), fields = {'k', 'ran', 'd', reply,
       't', exact(lease.left_at), 'e', exact(now), 'n', #lease.members, 'a', lease.attempts, 'x', ''}}
   end
-  at = at + 2 + 4 * tonumber(args[at])
+  at = at + 3 + 6 * count
   local at_position = {}
   if at < #args then
     for _, entry in ipairs(entries) do
@@ -68,6 +71,7 @@ redis.register_function{function_name = VERSION .. '_deliver', flags = {'allow-o
   local s = open(keys, args)
   local packed = redis.call('HGET', s.prefix .. 'x', args[HEAD + 1])
   if not packed then
+    leave(s)
     return {}
   end
   local lease, there, entries = cmsgpack.unpack(packed), {}, {}
@@ -91,10 +95,11 @@ redis.register_function{function_name = VERSION .. '_complete', flags = {'allow-
   local q, now = s.q, s.now
   local lease = take_lease(s, args[HEAD + 1])
   if not lease then
+    leave(s)
     return {}
   end
   local entries = wanted(s, lease.members)
-  observe_batch(q, lease.size, now - lease.left_at)
+  observe_batch(s, lease.size, now - lease.left_at)
   q.gate_at = -INF
   local rest = suspects.let_go(s, lease.rest)
   if #rest > 0 then
@@ -126,7 +131,7 @@ function forget_full_budgets(s)
     local saved, at = struct.unpack('<dd', all[i + 1])
     if refilled(q, saved, s.now - at) >= refilled(q, INF, 0) then
       redis.call('HDEL', s.prefix .. 'rb', all[i])
-      q.budgets = q.budgets - 1
+      q.budgets, s.touched[SELDOM] = q.budgets - 1, true
     end
   end
 end
@@ -146,7 +151,7 @@ local function spend(s, tenant, count)
     saved, at = struct.unpack('<dd', packed)
     saved = refilled(q, saved, now - at)
   else
-    q.budgets = q.budgets + 1
+    q.budgets, s.touched[SELDOM] = q.budgets + 1, true
   end
   local paid = saved >= count
   redis.call('HSET', s.prefix .. 'rb', tenant, struct.pack('<dd', paid and saved - count or saved, now))
@@ -256,6 +261,7 @@ redis.register_function{function_name = VERSION .. '_release', flags = {'allow-o
   local s = open(keys, args)
   local lease = take_lease(s, args[HEAD + 1])
   if not lease then
+    leave(s)
     return {}
   end
   local again = 0
@@ -279,9 +285,10 @@ end}
 -- extend: renew a lease by its full length from now on.
 redis.register_function{function_name = VERSION .. '_extend', flags = {'allow-oom'}, callback = function(keys, args)
   local s = open(keys, args)
+  leave(s)
   if redis.call('HEXISTS', s.prefix .. 'x', args[HEAD + 1]) == 0 then
     return 0
   end
-  redis.call('ZADD', s.prefix .. 'y', exact(s.now + s.lease_seconds), args[HEAD + 1])
+  redis.call('ZADD', s.prefix .. 'y', s.now + s.lease_seconds, args[HEAD + 1])
   return 1
 end}

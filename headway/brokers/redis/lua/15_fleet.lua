@@ -3,7 +3,7 @@
 -- Slots that fell silent wait for no wake-up: each would be sent one, and waited for, before one that is there. They are told,
 -- should they be late only.
 local function leave_silent(s)
-  local silent = redis.call('ZRANGEBYSCORE', s.prefix .. 'h', '-inf', exact(s.now - DEGRADED_AFTER))
+  local silent = redis.call('ZRANGEBYSCORE', s.prefix .. 'h', '-inf', s.now - DEGRADED_AFTER)
   for _, worker in ipairs(silent) do
     redis.call('ZREM', s.prefix .. 'h', worker)
     silent[worker] = true
@@ -31,16 +31,16 @@ end
 -- seconds of each batch that its start has run, which are learnt as long as nothing else is known.
 redis.register_function{function_name = VERSION .. '_beat', flags = {'allow-oom'}, callback = function(keys, args)
   local s = open(keys, args)
-  local worker, stamp = args[HEAD + 1], exact(s.now)
+  local worker = args[HEAD + 1]
   if args[HEAD + 2] == '1' then
-    redis.call('ZADD', s.prefix .. 'h', stamp, worker)
+    redis.call('ZADD', s.prefix .. 'h', s.now, worker)
     lasting(s, 'h')
   else
     redis.call('ZREM', s.prefix .. 'h', worker)
   end
   if s.q.largest == 0 then
     for i = HEAD + 3, #args, 2 do
-      observe_batch(s.q, tonumber(args[i]), tonumber(args[i + 1]))
+      observe_batch(s, tonumber(args[i]), tonumber(args[i + 1]))
     end
     s.q.gate_at = -INF
   end
@@ -48,7 +48,7 @@ redis.register_function{function_name = VERSION .. '_beat', flags = {'allow-oom'
     ring(s)
   end
   save(s)
-  return {stamp, exact(s.q.born)}
+  return instants(s)
 end}
 
 -- forget: drop a slot that is at home elsewhere from now on.
@@ -59,10 +59,10 @@ redis.register_function{function_name = VERSION .. '_forget', flags = {'allow-oo
     ring(s)
   end
   save(s)
-  return {exact(s.now), exact(s.q.born)}
+  return instants(s)
 end}
 
--- look: the instant, the birth, the load, then for each tier its depth and since when the oldest waits.
+-- look: the instant and the birth, packed, the load, then for each tier its depth and since when the oldest waits.
 redis.register_function{function_name = VERSION .. '_look', flags = {'allow-oom'}, callback = function(keys, args)
   local s = open(keys, args)
   local depths, oldest = {}, {}
@@ -82,52 +82,58 @@ redis.register_function{function_name = VERSION .. '_look', flags = {'allow-oom'
   for tier = 1, s.tiers do
     tiers[#tiers + 1], tiers[#tiers + 2] = depths[tier], exact(oldest[tier])
   end
+  local told = load_of(s)
   if s.unknown then
     save(s)  -- Or it would be born anew at each look.
+  else
+    leave(s)
   end
-  return {exact(s.now), exact(s.q.born), load_of(s), tiers}
+  return {instants(s), told, tiers}
 end}
 
 -- glance: the size of what waits, and the slots at home.
 redis.register_function{function_name = VERSION .. '_glance', flags = {'no-writes', 'allow-oom'}, callback = function(keys, args)
   local s = open(keys, args, true)
+  leave(s)
   local q = s.q
   return {math.floor(size_of(s, q.fresh, waiting_weight(s))) + q.suspects, q.slots}
 end}
 
--- Where an entry stands: 0 not known or at its end, 1 waiting, 2 running. One that follows stands where its original does.
+-- Where an entry stands, a Standing of codes.py. One that follows stands where its original does.
 local function standing(s, key)
   local entry = live(s, key)
   if entry and entry.shared then
     entry = live(s, root_of(s, key))
   end
   if not entry then
-    return 0
+    return AT_END
   end
   local member = member_found(entry)
   if is_waiting(s, entry.tier, member) then
-    return 1
+    return WAITING
   end
   for _, group in ipairs(suspects.groups(s)) do
     for _, found in ipairs(group.members) do
       if found == member then
-        return 1
+        return WAITING
       end
     end
   end
-  return 2
+  return RUNNING
 end
 
 -- stage: where an entry stands that somebody waits for.
 redis.register_function{function_name = VERSION .. '_stage', flags = {'allow-oom'}, callback = function(keys, args)
   local s = open(keys, args)
   local entry = live(s, args[HEAD + 1])
-  return entry and standing(s, entry.key) or 0
+  leave(s)
+  return entry and standing(s, entry.key) or AT_END
 end}
 
 -- recall: where a task stands, and if it has its outcome, that, as a stream has it.
 redis.register_function{function_name = VERSION .. '_recall', flags = {'allow-oom'}, callback = function(keys, args)
   local s = open(keys, args)
+  leave(s)
   local flight = TASK .. '\0' .. args[HEAD + 1]
   local original = original_of(s, flight)
   if original then
@@ -135,18 +141,18 @@ redis.register_function{function_name = VERSION .. '_recall', flags = {'allow-oo
   end
   local found = kept_under(s, flight)
   if not found then
-    return {0}
+    return {AT_END}
   end
   local fields = found[4]
   fields[#fields + 1], fields[#fields + 2] = 'p', cmsgpack.pack({{args[HEAD + 1], found[6], found[7], 0}})
-  return {0, 'v', tostring(SCHEMA), unpack(fields)}
+  return {AT_END, 'v', tostring(SCHEMA), unpack(fields)}
 end}
 
 -- Streams of gateways that were not heard of for long: those are gone, and with them whoever waited. One that has entries
 -- which are not at their end stays until they are, or their outcomes would lie about for ever.
 local function sweep(s)
   local gone = {}
-  for _, gateway in ipairs(redis.call('ZRANGEBYSCORE', s.prefix .. 'g', '-inf', exact(s.now - GATEWAY_SECONDS))) do
+  for _, gateway in ipairs(redis.call('ZRANGEBYSCORE', s.prefix .. 'g', '-inf', s.now - GATEWAY_SECONDS)) do
     gone[gateway] = {}
   end
   if next(gone) then
@@ -180,15 +186,15 @@ end
 local function renew(s)
   lasting(s, unpack(belongings(s)))
   for _, gateway in ipairs(redis.call('ZRANGE', s.prefix .. 'g', 0, -1)) do
-    redis.call('EXPIRE', s.prefix .. 'r:' .. gateway, STREAM_SECONDS)
+    redis.call('EXPIRE', s.prefix .. 'r:' .. gateway, STREAM_SECONDS_TEXT)
   end
   renew_book(s)
   renew_account(s)
 end
 
 -- reap: take back leases that outlived their end, expire what is overdue, wake who was forgotten. One process does so at
--- a time. Arguments after the head: process, two throws of the dice, number of shards. Returns the seconds until the next call is due, and
--- how many entries of lost leases run again.
+-- a time. Arguments after the head: process, two throws of the dice, number of shards. Returns, packed, the instant, the queue's birth
+-- and the seconds until the next call is due; and how many entries of lost leases run again.
 redis.register_function{function_name = VERSION .. '_reap', flags = {'allow-oom'}, callback = function(keys, args)
   local s = open(keys, args)
   local q, now, p = s.q, s.now, s.prefix
@@ -196,17 +202,18 @@ redis.register_function{function_name = VERSION .. '_reap', flags = {'allow-oom'
     -- The more there are to take over, the more seldom each of them looks.
     local others = redis.call('ZCARD', p .. 'h') * tonumber(args[HEAD + 4]) + redis.call('ZCARD', p .. 'g') + 1
     local pause = q.reaper_until - now + tonumber(args[HEAD + 2]) * STANDBY_SECONDS * others
-    return {exact(pause), 0, exact(now), exact(q.born)}
+    leave(s)
+    return {struct.pack('<ddd', now, q.born, pause), 0}
   end
-  redis.call('SET', p .. 'm', args[HEAD + 1], 'EX', LIFE_SECONDS)
-  q.reaper_until = now + REAPER_SECONDS
+  redis.call('SET', p .. 'm', args[HEAD + 1], 'EX', LIFE_SECONDS_TEXT)
+  q.reaper_until, s.touched[FLEET] = now + REAPER_SECONDS, true
   local again = 0
-  for _, fence in ipairs(redis.call('ZRANGEBYSCORE', p .. 'y', '-inf', exact(now))) do
+  for _, fence in ipairs(redis.call('ZRANGEBYSCORE', p .. 'y', '-inf', now)) do
     local lease = take_lease(s, fence)
     if lease then
       local worker = string.match(lease.slot, '%z(.*)$')
       local message = string.format('worker %s did not report within %g s', worker, s.lease_seconds)
-      again = again + fail(s, lease, cmsgpack.pack({'lease_lost', message, worker, ''}),
+      again = again + fail(s, lease, cmsgpack.pack({LEASE_LOST, message, worker, ''}),
         {tonumber(args[HEAD + 2]), tonumber(args[HEAD + 3])})
     end
   end
@@ -236,5 +243,5 @@ redis.register_function{function_name = VERSION .. '_reap', flags = {'allow-oom'
     due = math.min(due, tonumber(first[2]))
   end
   save(s)
-  return {exact(math.max(due - now, TIMER_GRAIN)), again, exact(now), exact(q.born)}
+  return {struct.pack('<ddd', now, q.born, math.max(due - now, TIMER_GRAIN)), again}
 end}

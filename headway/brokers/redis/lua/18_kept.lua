@@ -68,7 +68,7 @@ end
 
 function forget_ended(s)
   local base = account(s)
-  for _, name in ipairs(redis.call('ZRANGEBYSCORE', base .. 'kd', '-inf', exact(s.now), 'LIMIT', 0, MOST)) do
+  for _, name in ipairs(redis.call('ZRANGEBYSCORE', base .. 'kd', '-inf', s.now, 'LIMIT', 0, MOST)) do
     drop(base, name)
   end
 end
@@ -89,8 +89,8 @@ function keep_outcome(s, flight, seconds, spare, weight, packed)
     take_off(base, name_of(cmsgpack.unpack(before)[9] or 0, key))
   end
   local name, number = name_of(weight, key), redis.call('INCR', base .. 'kn') + (spare and 0 or LAST)
-  redis.call('ZADD', base .. 'kd', exact(s.now + seconds), name)
-  redis.call('ZADD', base .. 'ko:' .. tenant, exact(number), name)
+  redis.call('ZADD', base .. 'kd', s.now + seconds, name)
+  redis.call('ZADD', base .. 'ko:' .. tenant, number, name)
   local own = -tonumber(redis.call('ZINCRBY', base .. 'kb', -weight, tenant))
   local all = redis.call('INCRBY', base .. 'ku', weight)
   redis.call('EXPIRE', base .. 'ko:' .. tenant, ACCOUNT_SECONDS)

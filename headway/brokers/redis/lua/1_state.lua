@@ -1,8 +1,8 @@
--- The state of one queue: its keys, and its figures, which are read once and written once in each step.
+-- The state of one queue: its keys, and its figures. A step reads them once, and writes once those that it has changed.
 --
 -- Every key of a queue begins with the same hash-tagged prefix, so all of them lie on one node of a cluster:
 --
---   q          string  the figures below, packed as doubles
+--   q          string  the figures, packed as doubles in sections, see figures.py
 --   e          hash    entry → header; '!', the nonce and the gateway once it has its outcome and that was not read yet
 --   p          hash    entry → payload, as the gateway packed it
 --   l<tier>    zset    tier queue: member → number of its round
@@ -46,28 +46,17 @@
 -- Globals are out of reach while a library loads, `math` among them.
 local INF = 1 / 0
 
--- The library puts in the names of the figures, FIGURES and those of each tier, TIERED; how both are packed; and as lists of
--- expressions EACH_FIGURE of `q`, and EACH_OF_TIER.
-local START = {
-  suspects_due = INF, oldest = INF, due = INF, last_departure = -INF, schedule = -INF, newest = -INF,
-  known_slots = 1, gate_at = -INF, known_until = -INF, headway = -1, window = INF, tolerance = INF, rule_at = -INF,
-  coming_until = -INF, armed = INF, reaper_until = -INF, swept_at = -INF, latest = -INF,
-  mixed_at = -INF,
-}
-
--- Instants among the figures that are of use only beside others: they move when the clock is put back.
-local RELATIVE = {
-  'oldest', 'last_departure', 'schedule', 'newest', 'gate_at', 'busy_at', 'rule_at', 'coming_until', 'armed',
-  'reaper_until', 'swept_at', 'mixed_at',
-}
-local TIER_START = {depth = 0, weight = 0, mean = 0, next = 1, rough = 0, last_due = -INF, rate_last = -INF, rate_sum = 0, rate_unseen = 1, drain = 0}
-
 -- Arguments that every step begins with.
 local CLOCK, SETTINGS = 1, 2
 local HEAD = 2
 
 local function exact(number)
   return string.format('%.17g', number)
+end
+
+-- What most steps return: the instant, and the queue's birth.
+local function instants(s)
+  return struct.pack('<dd', s.now, s.q.born)
 end
 
 -- `unpack` and the stack take a few thousand values; longer lists go in parts.
@@ -86,12 +75,19 @@ local function as_doubles(numbers)
 end
 
 local function call_all(command, key, list)
+  if #list > 0 and #list <= PART then
+    redis.call(command, key, unpack(list))
+    return
+  end
   for first = 1, #list, PART do
     redis.call(command, key, unpack(list, first, math.min(first + PART - 1, #list)))
   end
 end
 
 local function call_each(command, key, list)
+  if #list > 0 and #list <= PART then
+    return redis.call(command, key, unpack(list))
+  end
   local found = {}
   for first = 1, #list, PART do
     local part = redis.call(command, key, unpack(list, first, math.min(first + PART - 1, #list)))
@@ -107,33 +103,62 @@ local function clock(text)
     return tonumber(text)
   end
   local time = redis.call('TIME')
-  return tonumber(time[1]) + tonumber(time[2]) / 1e6
+  return time[1] + time[2] / 1e6
 end
 
 -- Everything that is stored has an end, should all processes go. Whatever a step may have made gets one, unless the step
 -- knows that it was there; the sweep renews the ends of all, see 15_fleet.lua.
 local function lasting(s, ...)
-  for _, name in ipairs({...}) do
-    redis.call('EXPIRE', s.prefix .. name, LIFE_SECONDS)
+  for i = 1, select('#', ...) do
+    redis.call('EXPIRE', s.prefix .. select(i, ...), LIFE_SECONDS_TEXT)
   end
 end
 
-local function fresh_figures(now, tiers, max_batch)
-  local q = {}
-  for _, name in ipairs(FIGURES) do
-    q[name] = START[name] or 0
+-- Figures of which no tier is known. What `gate` finds out is not stored: it is good for a moment only.
+local function no_figures()
+  local q = {gate_at = -INF, batch_seconds = 0, drain = {}}
+  for name in pairs(TIER_START) do
+    q[name] = {}
   end
-  q.born = now
+  return q
+end
+
+local function add_tiers(q, first, last)
+  for tier = first, last do
+    q.drain[tier] = 0
+    for name, start in pairs(TIER_START) do
+      q[name][tier] = start
+    end
+  end
+  q.tiers = last
+end
+
+-- The sections in the order in which they lie.
+local function order_of(tiers)
+  local order = {}
+  for section = 1, BEFORE_TIERS do
+    order[section] = section
+  end
+  for tier = 1, tiers do
+    order[#order + 1] = TIERS + tier
+  end
+  for section = BEFORE_TIERS + 1, TIERS do
+    order[#order + 1] = section
+  end
+  return order
+end
+
+local function fresh_figures(now, tiers, max_batch)
+  local q = no_figures()
+  for name, start in pairs(START) do
+    q[name] = start
+  end
+  q.born, q.steps = now, now
   q.max_batch = max_batch
   q.limit = max_batch
   q.size = max_batch
-  for _, name in ipairs(TIERED) do
-    q[name] = {}
-    for tier = 1, tiers do
-      q[name][tier] = TIER_START[name]
-    end
-  end
-  return q
+  add_tiers(q, 1, tiers)
+  return {q = q, parts = {}, order = order_of(tiers)}
 end
 
 -- By queue, what earlier steps have done or found out, so that not every step does so again. None of it is state: it may be
@@ -149,50 +174,85 @@ local function memory_of(s)
   return memory
 end
 
--- The figures as they were last saved: reading them takes longer than comparing them. Not there while a step runs, so
--- that what a step has begun to change and did not save is not used.
+-- Figures of a queue as they were last saved: `q`; `parts`, their sections as they are packed, in the order of `order`;
+-- `first`, the first part as it is stored, which no other step has written; and `renewed_at`, when they were last given an
+-- end. Not there while a step runs, so that what a step has begun to change and did not save is not used.
 local kept = {}
 
 -- Nil for those of a release that has others.
-local function read_figures(prefix, packed, tiers)
-  local last = kept[prefix]
-  kept[prefix] = nil
-  if last and last.packed == packed then
-    return last.q
+local function unpack_figures(packed, tiers)
+  local plain = 0
+  for section = 1, TIERS do
+    plain = plain + SECTION_BYTES[section]
   end
-  local q, stored, at = {}, nil, nil
-  for _, name in ipairs(TIERED) do
-    q[name] = {}
-  end
-  stored = struct.unpack('<d', packed)
-  if #packed ~= 8 * (#PLAIN_FORMAT + stored * #TIER_FORMAT - 1 - stored) then
+  local stored, at = (#packed - plain) / TIER_BYTES, 1
+  if stored < 1 or stored ~= math.floor(stored) then
     return nil
   end
-  stored, EACH_FIGURE, at = struct.unpack(PLAIN_FORMAT, packed)
-  for tier = 1, math.max(stored, tiers) do
-    if tier <= stored then
-      EACH_OF_TIER, at = struct.unpack(TIER_FORMAT, packed, at)
+  local q, parts, order = no_figures(), {}, order_of(stored)
+  for i, section in ipairs(order) do
+    local bytes = section <= TIERS and SECTION_BYTES[section] or TIER_BYTES
+    parts[i] = string.sub(packed, at, at + bytes - 1)
+    at = at + bytes
+    if section <= TIERS then
+      unpack_section[section](q, parts[i])
     else
-      for _, name in ipairs(TIERED) do
-        q[name][tier] = TIER_START[name]
-      end
+      q.drain[section - TIERS] = 0
+      unpack_tier(q, section - TIERS, parts[i])
     end
   end
-  return q
+  if q.tiers ~= stored then
+    return nil
+  elseif tiers <= stored then
+    return {q = q, parts = parts, order = order, first = parts[1]}
+  end
+  add_tiers(q, stored + 1, tiers)
+  return {q = q, parts = {}, order = order_of(tiers)}
 end
 
+-- Nil when there are none.
+local function read_figures(prefix, tiers)
+  local key, figures = prefix .. 'q', kept[prefix]
+  local first = redis.call('GETRANGE', key, '0', LAST_OF_STEP_TEXT)
+  kept[prefix] = nil
+  if figures and figures.first == first then
+    return figures
+  end
+  return first ~= '' and unpack_figures(redis.call('GET', key), tiers) or nil
+end
+
+-- Write the sections that the step has touched; all of them when they were never stored so, or need a new end.
 local function save(s)
   if s.flush then
     s.flush(s)
   end
-  local q, parts = s.q, {}
-  parts[1] = struct.pack(PLAIN_FORMAT, s.tiers, EACH_FIGURE)
-  for tier = 1, s.tiers do
-    parts[tier + 1] = struct.pack(TIER_FORMAT, EACH_OF_TIER)
+  local q, figures, touched, key = s.q, s.figures, s.touched, s.prefix .. 'q'
+  local parts, order, last = figures.parts, figures.order, 1
+  q.steps = q.steps + 1
+  for i = 1, #order do
+    local section = order[i]
+    if touched[section] or not figures.first then
+      parts[i] = section <= TIERS and pack_section[section](q) or pack_tier(q, section - TIERS)
+      last = i
+    end
   end
-  local packed = table.concat(parts)
-  redis.call('SET', s.prefix .. 'q', packed, 'EX', FIGURES_SECONDS)
-  kept[s.prefix] = {packed = packed, q = q}
+  local renewed_at = figures.renewed_at
+  if figures.first and renewed_at and renewed_at <= s.now and s.now < renewed_at + RENEW_SECONDS then
+    redis.call('SETRANGE', key, '0', table.concat(parts, '', 1, last))
+  else
+    redis.call('SET', key, table.concat(parts), 'EX', FIGURES_SECONDS_TEXT)
+    figures.renewed_at = s.now
+  end
+  figures.first = parts[1]
+  kept[s.prefix] = figures
+end
+
+-- What a step does instead of saving when it changes no figures.
+local function leave(s)
+  s.touched[STEP] = nil
+  if s.figures.first and not next(s.touched) then
+    kept[s.prefix] = s.figures
+  end
 end
 
 -- The server's clock was put back. What was noted for instants that are to come once more would hold everything up until
@@ -207,10 +267,11 @@ local function move_back(s, seconds)
   for _, name in ipairs({'y', 'h'}) do
     local all = redis.call('ZRANGE', s.prefix .. name, 0, -1, 'WITHSCORES')
     for i = 1, #all, 2 do
-      redis.call('ZADD', s.prefix .. name, exact(tonumber(all[i + 1]) - seconds), all[i])
+      redis.call('ZADD', s.prefix .. name, tonumber(all[i + 1]) - seconds, all[i])
     end
   end
-  s.q.latest = s.now
+  s.q.latest, s.q.gate_at = s.now, -INF
+  s.figures.first = nil
   save(s)
   kept[s.prefix] = nil
 end
@@ -240,19 +301,17 @@ local function read_settings(text)
   if settings_known >= MOST_SETTINGS then
     settings, settings_known = {}, 0
   end
-  local tiers, max_batch, share, max_queue, max_weight, unit, round_weight, lease, shed_last, shed_rest, budgets, limits =
-    string.match(text, '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (.*)$')
-  local known = {
-    weighed = tonumber(max_weight) > 0, unit = tonumber(unit), round_weight = tonumber(round_weight),
-    tiers = tonumber(tiers), max_batch = tonumber(max_batch), share = tonumber(share), max_queue = tonumber(max_queue),
-    lease_seconds = tonumber(lease), shed_last = tonumber(shed_last), shed_rest = tonumber(shed_rest), kept = budgets,
-    limits = limits,
-  }
+  local known, words = {}, {string.match(text, SETTINGS_PATTERN)}
+  for i, name in ipairs(SETTING_NAMES) do
+    known[name] = tonumber(words[i]) or words[i]
+  end
+  known.weighed = known.max_weight > 0
   settings[text], settings_known = known, settings_known + 1
   return known
 end
 
--- The state at the beginning of a step. Instants are seconds on the server's clock.
+-- The state at the beginning of a step. Instants are seconds on the server's clock. `touched` has the sections of which the step
+-- has changed a figure: whoever changes one marks its section.
 local function open(keys, args, looks_only)
   local known = settings[args[SETTINGS]] or read_settings(args[SETTINGS])
   local s = {
@@ -261,35 +320,43 @@ local function open(keys, args, looks_only)
     shed_rest = known.shed_rest, limits = known.limits, kept = known.kept, weighed = known.weighed, unit = known.unit,
     round_weight = known.round_weight,
   }
-  local packed = redis.call('GET', s.prefix .. 'q')
-  s.q = packed and read_figures(s.prefix, packed, s.tiers)
-  if s.q then
-    s.tiers = #s.q.depth
+  s.figures = read_figures(s.prefix, s.tiers)
+  s.touched = {[STEP] = true}
+  if s.figures then
+    s.q = s.figures.q
+    s.tiers = s.q.tiers
     if s.now < s.q.latest - CLOCK_STEP and not looks_only then
       move_back(s, s.q.latest - s.now)
     end
   else
-    s.q, s.unknown = fresh_figures(s.now, s.tiers, s.max_batch), true
+    s.unknown, s.figures = true, fresh_figures(s.now, s.tiers, s.max_batch)
+    s.q = s.figures.q
     if not looks_only then
       forget_former_life(s)
       remembered[s.prefix] = nil
     end
   end
-  if s.now > s.q.latest + SWEEP_SECONDS then
-    s.q.swept_at = s.now  -- Nobody was there, or the clock was put forward: nobody is gone before being asked.
+  if not looks_only then
+    if s.now > s.q.latest + SWEEP_SECONDS then
+      s.q.swept_at = s.now  -- Nobody was there, or the clock was put forward: nobody is gone before being asked.
+      s.touched[FLEET] = true
+    end
+    s.q.latest = s.now
   end
-  s.q.latest = s.now
   return s
 end
 
--- Headers: tier, number, arrival, queue deadline, deadline, nonce, weight, then the gateway's name: none when nobody waits for the
--- entry itself any more. SHARED is added to the tier of one that has dedup keys.
+-- Headers: tier, number, arrival, queue deadline, deadline, nonce, weight, PADDING, then the gateway's name: none when nobody waits
+-- for the entry itself any more. SHARED is added to the tier of one that has dedup keys. There is padding, for a hash whose values
+-- have 64 bytes or less would be stored as a list, which is searched from end to end.
 local HEADER = '>BdddddI4'
-local HEADER_BYTES = 45
+local PADDING = '--------------------'
+local HEADER_BYTES = 65
 local SHARED = 64
 
 local function pack_header(entry, tier, gateway)
-  return struct.pack(HEADER, tier, entry.seq, entry.arrived, entry.queue_due, entry.due, entry.nonce, entry.weight) .. gateway
+  local header = struct.pack(HEADER, tier, entry.seq, entry.arrived, entry.queue_due, entry.due, entry.nonce, entry.weight)
+  return header .. PADDING .. gateway
 end
 
 -- The entry of a header, of which more may be known.
@@ -341,7 +408,7 @@ local function tenant_of(key)
 end
 
 local function is_answered(header)
-  return string.sub(header, 1, 1) == '!'
+  return string.byte(header) == 33  -- An exclamation mark.
 end
 
 -- A submission's name is its nonce, in eight bytes, and the entry's key. The mark of an entry that has its outcome is its
@@ -349,11 +416,11 @@ end
 local submissions = {}
 
 function submissions.read_name(name)
-  return struct.unpack('>d', name), string.sub(name, 9)
+  return struct.unpack(NONCE, name), string.sub(name, 9)
 end
 
 function submissions.mark(entry)
-  return '!' .. struct.pack('>d', entry.nonce) .. entry.gateway
+  return '!' .. struct.pack(NONCE, entry.nonce) .. entry.gateway
 end
 
 -- The entry's key, and the mark that it has if a gateway is to read this submission's outcome.
@@ -362,7 +429,7 @@ function submissions.marked(name, gateway)
 end
 
 function submissions.read_mark(header)
-  return struct.unpack('>d', header, 2), string.sub(header, 10)
+  return struct.unpack(NONCE, header, 2), string.sub(header, 10)
 end
 
 -- The entries of these members that are still wanted: not cancelled, not answered, not enqueued anew since.

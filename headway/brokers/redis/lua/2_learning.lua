@@ -1,39 +1,47 @@
 -- What is learnt: arrival rates, the cost of batches, the busy share. As `core.service_model` and `core.queue`.
 
-local function decay_rate(q, tier, now)
-  local last = q.rate_last[tier]
-  if last == -INF then
-    q.rate_last[tier] = now
-    return
-  end
-  local elapsed = now - last
-  if elapsed <= 0 then
-    return
-  end
-  local factor = math.exp(-elapsed / RATE_TIME)
-  q.rate_sum[tier] = q.rate_sum[tier] * factor
-  q.rate_unseen[tier] = q.rate_unseen[tier] * factor
-  q.rate_last[tier] = now
+-- What is left of a tier's rate since it was last noted.
+local function decay_of(q, tier, now)
+  local elapsed = now - q.rate_last[tier]
+  return elapsed > 0 and math.exp(-elapsed / RATE_TIME) or 1
 end
 
-local function observe_arrival(q, tier, now, weight)
+local function start_clock(s, tier)
+  s.q.rate_last[tier] = s.now
+  s.touched[TIERS + tier] = true
+end
+
+local function observe_arrival(s, tier, weight)
+  local q, now = s.q, s.now
   local mean = q.mean[tier]
+  s.touched[TIERS + tier] = true
   q.mean[tier] = mean + (weight - mean) * (mean == 0 and 1 or MEAN_WEIGHT)
-  local count = q.rate_last[tier] == -INF and 0 or 1
-  decay_rate(q, tier, now)
-  q.rate_sum[tier] = q.rate_sum[tier] + count / RATE_TIME
+  if q.rate_last[tier] == -INF then
+    start_clock(s, tier)
+    return
+  end
+  local factor = decay_of(q, tier, now)
+  q.rate_sum[tier] = q.rate_sum[tier] * factor + 1 / RATE_TIME
+  q.rate_unseen[tier] = q.rate_unseen[tier] * factor
+  q.rate_last[tier] = math.max(q.rate_last[tier], now)
 end
 
-local function rate_of(q, tier, now)
-  decay_rate(q, tier, now)
-  return q.rate_sum[tier] / math.max(1 - q.rate_unseen[tier], LEAST_SEEN)
+local function rate_of(s, tier)
+  local q = s.q
+  if q.rate_last[tier] == -INF then
+    start_clock(s, tier)
+  end
+  local factor = decay_of(q, tier, s.now)
+  return q.rate_sum[tier] * factor / math.max(1 - q.rate_unseen[tier] * factor, LEAST_SEEN)
 end
 
 local function size_rate(s, tier)
-  return rate_of(s.q, tier, s.now) * size_of(s, 1, s.q.mean[tier])
+  return rate_of(s, tier) * size_of(s, 1, s.q.mean[tier])
 end
 
-local function observe_batch(q, size, seconds)
+local function observe_batch(s, size, seconds)
+  local q = s.q
+  s.touched[LEARNT] = true
   q.largest = math.max(size, q.largest * DECAY)
   q.w = q.w * DECAY + 1
   q.n = q.n * DECAY + size
@@ -57,22 +65,24 @@ local function batch_seconds(q, size)
   return q.alpha + q.beta * math.min(size, q.largest * REACH)
 end
 
-local function note_busy(q, now)
+local function note_busy(s)
+  local q, now = s.q, s.now
+  s.touched[DEPARTED] = true
   local share = q.slots > 0 and math.min(1, q.busy / q.slots) or 0
   local weight = 1 - math.exp(-math.max(0, now - q.busy_at) / BUSY_TIME)
   q.utilisation = q.utilisation + (share - q.utilisation) * weight
   q.busy_at = now
 end
 
--- What policies go by, in the order of `core.departure.Load`, after the instant and the queue's birth.
+-- What policies go by: the instant, the queue's birth, and the members of `core.departure.Load`.
 local function load_of(s)
   local q, now, rate, sizes = s.q, s.now, 0, 0
   for tier = 1, s.tiers do
-    rate = rate + rate_of(q, tier, now)
-    sizes = sizes + size_rate(s, tier)
+    local arriving = rate_of(s, tier)
+    rate, sizes = rate + arriving, sizes + arriving * size_of(s, 1, q.mean[tier])
   end
-  return struct.pack('<dddddddddddddd', now, q.born, rate, q.alpha, q.beta, q.slots, q.limit, q.fresh, q.utilisation, q.wait,
-    q.departures, q.deviation, q.largest, sizes > rate and sizes / rate or 1)
+  local entry_size = sizes > rate and sizes / rate or 1
+  return struct.pack(LOAD_FORMAT, EACH_OF_LOAD)
 end
 
 -- Healthy slots, from heartbeats; true when they have changed.
@@ -82,6 +92,7 @@ local function count_slots(s)
   if healthy == q.slots then
     return false
   end
+  s.touched[FLEET] = true
   if healthy > q.slots then
     q.generation = q.generation + 1
   end

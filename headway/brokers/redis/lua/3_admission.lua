@@ -42,11 +42,11 @@ local held_by, served_before  -- of 7_intake.lua
 
 -- The same of an entry; most of a step's have the same timeouts as the one before them.
 local function allowed_in_step(s, intake, tier, queue_timeout, timeout)
-  local last = intake.most
-  if last.tier ~= tier or last.queue_timeout ~= queue_timeout or last.timeout ~= timeout then
-    intake.most = {tier = tier, queue_timeout = queue_timeout, timeout = timeout, most = allowed(s.q, tier, queue_timeout, timeout)}
+  if intake.tier ~= tier or intake.queue_timeout ~= queue_timeout or intake.timeout ~= timeout then
+    intake.tier, intake.queue_timeout, intake.timeout = tier, queue_timeout, timeout
+    intake.most = allowed(s.q, tier, queue_timeout, timeout)
   end
-  return intake.most.most
+  return intake.most
 end
 
 -- Whether a tenant would take more than GREED times the places that are left, or none is left.

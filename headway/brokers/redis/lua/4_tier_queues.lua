@@ -33,6 +33,7 @@ local function start_afresh(s, tier)
   redis.call('DEL', s.prefix .. 't' .. tier, s.prefix .. 'a' .. tier)
   s.q.last_due[tier] = -INF
   s.q.weight[tier] = 0
+  s.touched[TIERS + tier] = true
 end
 
 local function is_waiting(s, tier, member)
@@ -63,7 +64,7 @@ local function walk(s, tier, gone, visit)
       redis.call('DEL', key)
       return
     end
-    window = WINDOW
+    window = math.min(2 * window, WINDOW)
   end
 end
 
@@ -105,6 +106,7 @@ local function stop_counting(s)
   if s.q.counted > 0 then
     redis.call('DEL', s.prefix .. 'tw')
     s.q.counted = 0
+    s.touched[SELDOM] = true
   end
 end
 
@@ -117,6 +119,7 @@ local function recount(s)
     q.depth[tier] = redis.call('ZCARD', s.prefix .. 'l' .. tier)
     q.weight[tier] = weight_of_all(redis.call('ZRANGE', s.prefix .. 'l' .. tier, 0, -1))
     q.fresh = q.fresh + q.depth[tier]
+    s.touched[TIERS + tier] = true
   end
 end
 
@@ -157,6 +160,7 @@ local function drop_from_lane(s, entry)
   no_longer_odd(s, {entry.member})
   q.depth[tier] = q.depth[tier] - 1
   q.weight[tier] = q.weight[tier] - entry.weight
+  s.touched[TIERS + tier] = true
   leave_lanes(s, {entry.member})
   if q.depth[tier] == 0 then
     start_afresh(s, tier)
@@ -172,8 +176,8 @@ local function drop_from_lane(s, entry)
 end
 
 -- How many of these fit into a batch, and whether the next is too large or too heavy. Where several tenants ask, large ones
--- have `s.pages` together, or are a single one. `room` is what is left of the batch.
-local function fitting(s, popped, room)
+-- have `s.pages` together, or are a single one. `room` is what is left of the batch; `any_large`: whether one may be large.
+local function fitting(s, popped, room, any_large)
   for i = 1, #popped, 2 do
     local member, weight = popped[i], 0
     if s.weighed then
@@ -185,7 +189,7 @@ local function fitting(s, popped, room)
         return i - 1, true
       end
     end
-    local pages = s.pages < INF and math.ceil(bytes_of(s, member) / PAGE) or 1
+    local pages = any_large and math.ceil(bytes_of(s, member) / PAGE) or 1
     if pages > 1 then
       if pages > s.most then
         return i - 1, true
@@ -210,6 +214,7 @@ local function leave_for_batch(s, tier, popped, into, gone)
   no_longer_odd(s, members)
   q.depth[tier] = q.depth[tier] - #members
   q.weight[tier] = q.weight[tier] - (s.weighed and weight_of_all(members) or #members)
+  s.touched[TIERS + tier] = true
   leave_lanes(s, members)
   if q.depth[tier] == 0 then
     start_afresh(s, tier)
@@ -220,13 +225,14 @@ end
 
 -- Take as many as fit, `count` at most. True when the next one is too large or too heavy.
 local function pop(s, tier, count, into, gone, room)
-  local tier_queue, bounded = s.prefix .. 'l' .. tier, s.weighed or s.pages < INF
+  local tier_queue, any_large = s.prefix .. 'l' .. tier, s.pages < INF and s.q.rough[tier] >= s.q.next[tier]
+  local bounded = s.weighed or any_large
   while count > 0 do
     local popped = redis.call('ZPOPMIN', tier_queue, s.weighed and math.min(count, WINDOW) or count)
     local whole, too_much = #popped, false
     if bounded then
       local fit
-      fit, too_much = fitting(s, popped, room)
+      fit, too_much = fitting(s, popped, room, any_large)
       for i = whole, fit + 1, -2 do
         redis.call('ZADD', tier_queue, popped[i], popped[i - 1])
         popped[i], popped[i - 1] = nil, nil

@@ -98,6 +98,7 @@ end
 local function forget(s, caller)
   redis.call('HDEL', s.prefix .. 'ca', caller)
   s.q.apart = s.q.apart - 1
+  s.touched[SELDOM] = true
 end
 
 function culprits.ride_apart(s, caller)
@@ -160,6 +161,7 @@ function culprits.found(s, entry, killed)
     end
     q.apart = q.apart + 1
   end
+  s.touched[SELDOM] = true
   if not record or record[UNTIL] <= s.now then
     record = {s.now, PRIOR, 0}
   end

@@ -7,29 +7,29 @@ local function decide(s)
   end
   local full_from = size_of(s, q.fresh, waiting_weight(s)) >= q.size and q.schedule - q.tolerance or INF
   if now >= full_from then
-    return 'full'
+    return FULL_REASON
   end
   local leave_by = q.due - q.service - LEEWAY
   if now >= leave_by then
-    return 'deadline'
+    return DEADLINE_REASON
   end
   local window_ends = q.oldest + q.window
   if now >= window_ends then
-    return 'window'
+    return WINDOW_REASON
   end
   local again = math.min(leave_by, window_ends, full_from)
   if q.headway >= 0 then
     if q.headway == 0 then
-      return 'early'
+      return EARLY_REASON
     end
     local gathered = math.min(q.oldest + q.gather, q.newest + q.quiet)
     local spaced = math.max(q.last_departure + q.headway, gathered)
     if now >= spaced then
-      return 'headway'
+      return HEADWAY_REASON
     end
     again = math.min(again, spaced)
-  elseif q.rule_rate * (again - now) < 1 then
-    return 'early'
+  elseif q.rate * (again - now) < 1 then
+    return EARLY_REASON
   end
   return nil, again
 end

@@ -2,7 +2,7 @@
 -- those that have changed are written when it saves.
 
 local suspects = {}
-local GROUP = {FIRST = 0, HALF = 1, QUARANTINE = 2, REST = 3}
+local GROUP = GROUP_KINDS
 
 do
 
@@ -56,12 +56,17 @@ local function touch(s, group)
   s.changed[group.id] = group
 end
 
+local function count_members(s, count)
+  s.q.suspects = s.q.suspects + count
+  s.touched[SELDOM] = true
+end
+
 local function put(s, group, entries)
   local q = s.q
   for _, entry in ipairs(entries) do
     q.suspects_due = math.min(q.suspects_due, suspects.last_moment(entry, group.attempts))
   end
-  q.suspects = q.suspects + #entries
+  count_members(s, #entries)
   touch(s, group)
 end
 
@@ -77,6 +82,7 @@ local function append(s, group)
   local q, groups = s.q, suspects.groups(s)
   q.group = q.group + 1
   q.groups = q.groups + 1
+  s.touched[SELDOM] = true
   group.id = q.group
   groups[#groups + 1] = group
 end
@@ -92,6 +98,7 @@ local function remove_group(s, group)
   redis.call('HDEL', s.prefix .. 's', exact(group.id))
   s.changed[group.id] = nil
   s.q.groups = s.q.groups - 1
+  s.touched[SELDOM] = true
 end
 
 -- Let entries wait. `like` has the instant, the failures and the attempts.
@@ -226,7 +233,7 @@ function suspects.let_go(s, id)
     return {}
   end
   remove_group(s, group)
-  s.q.suspects = s.q.suspects - #group.members
+  count_members(s, -#group.members)
   return wanted(s, group.members)
 end
 
@@ -239,7 +246,7 @@ function suspects.take(s, group, limit)
     local into = fits and taken or left
     into[#into + 1] = member
   end
-  s.q.suspects = s.q.suspects - #taken
+  count_members(s, -#taken)
   local rest = #left > 0 and find_group(s, group.rest)
   if rest then
     for i = #left, 1, -1 do
@@ -267,7 +274,7 @@ function suspects.drop(s, member)
     for i, found in ipairs(group.members) do
       if found == member then
         table.remove(group.members, i)
-        s.q.suspects = s.q.suspects - 1
+        count_members(s, -1)
         if #group.members == 0 then
           remove_group(s, group)
           suspects.unknown(s, suspects.let_go(s, group.rest), group)  -- The culprit may have left.
@@ -305,6 +312,7 @@ end
 -- The tier queues went first for so many seconds of a GPU, while groups waited beside so many tenants.
 function suspects.earn(s, seconds, tenants, full)
   local share = math.max(seconds, LEAST_COST) * suspects.callers(s) / math.max(tenants, 1)
+  s.touched[SELDOM] = true
   s.q.credit = math.min(s.q.credit + share, MOST_CREDIT * math.max(full, LEAST_COST))
 end
 
@@ -322,6 +330,7 @@ end
 -- A group takes its turn for so many seconds, of which each costs `price` in credit.
 function suspects.pay(s, kind, seconds, full, price)
   local q, cost = s.q, math.max(seconds, LEAST_COST)
+  s.touched[SELDOM] = true
   q.credit = q.credit - cost * price
   local most = MOST_CREDIT * math.max(full, LEAST_COST)
   q.lean = math.max(-most, math.min(most, q.lean + (kind == GROUP.QUARANTINE and -cost or cost * SEARCH_PRICE)))

@@ -8,7 +8,7 @@ local function send_wakeup(s, slot, instant)
   local process, worker = string.match(slot, '^(.-)%z(.*)$')
   local key = s.prefix .. 'b:' .. process
   redis.call('RPUSH', key, struct.pack('<d', instant) .. load_of(s) .. worker)
-  redis.call('EXPIRE', key, WAKEUP_SECONDS)
+  redis.call('EXPIRE', key, WAKEUP_SECONDS_TEXT)
 end
 
 local function off_watch(s, slot)
@@ -19,7 +19,7 @@ end
 
 local function no_longer_idle(s, slot)
   local q = s.q
-  if redis.call('ZREM', s.prefix .. 'i', slot) == 1 then
+  if q.idle > 0 and redis.call('ZREM', s.prefix .. 'i', slot) == 1 then
     q.idle = q.idle - 1
   end
   off_watch(s, slot)
@@ -29,7 +29,7 @@ local function wake(s, slot)
   local q = s.q
   no_longer_idle(s, slot)
   q.coming_until = s.now + COMING_SECONDS
-  redis.call('SET', s.prefix .. 'c', slot, 'EX', LIFE_SECONDS)
+  redis.call('SET', s.prefix .. 'c', slot, 'EX', LIFE_SECONDS_TEXT)
   send_wakeup(s, slot, 0)
 end
 
@@ -37,7 +37,7 @@ end
 local function watch(s, slot, instant, me)
   if instant < s.q.armed then
     s.q.armed = instant
-    redis.call('SET', s.prefix .. 'f', slot, 'EX', LIFE_SECONDS)
+    redis.call('SET', s.prefix .. 'f', slot, 'EX', LIFE_SECONDS_TEXT)
     if slot == me then
       return instant
     end
@@ -96,7 +96,7 @@ end
 -- need not, as others are idle too and one of them is on watch.
 local function go_idle(s, slot, instant)
   local q = s.q
-  q.idle = q.idle + redis.call('ZADD', s.prefix .. 'i', 'NX', exact(s.now), slot)
+  q.idle = q.idle + redis.call('ZADD', s.prefix .. 'i', 'NX', s.now, slot)
   lasting(s, 'i')
   if q.idle == 1 then
     return watch(s, slot, instant, slot) or INF

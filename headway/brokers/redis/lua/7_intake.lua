@@ -1,27 +1,33 @@
 -- Into the tier queues: what a step lets in is gathered, and written down together.
 
-local function new_intake(s)
-  local intake = {
-    headers = {}, payloads = {}, odd = {}, tier_queues = {}, lines = {}, latest = {}, stamps = {}, joined = {}, counted = {},
-    waiting = {}, most = {},
-  }
-  for tier = 1, s.tiers do
-    intake.tier_queues[tier], intake.lines[tier], intake.latest[tier], intake.joined[tier] = {}, {}, {}, 0
+local function new_intake()
+  return {headers = {}, payloads = {}, odd = {}, tiers = {}, waiting = {}}
+end
+
+-- What is let into a tier: its tier queue's members, each behind its round; its line; the last round of each tenant; how many come
+-- in the next round.
+local function intake_of(intake, tier)
+  local found = intake.tiers[tier]
+  if not found then
+    found = {tier_queue = {}, line = {}, latest = {}, joined = 0}
+    intake.tiers[tier] = found
   end
-  return intake
+  return found
 end
 
 -- The last round that a tenant's entries cost.
 local function latest_of(s, intake, tier, tenant)
-  return intake.latest[tier][tenant] or tonumber(redis.call('ZSCORE', s.prefix .. 't' .. tier, tenant) or 0)
+  local into = intake.tiers[tier]
+  return into and into.latest[tenant] or tonumber(redis.call('ZSCORE', s.prefix .. 't' .. tier, tenant) or 0)
 end
 
 local function round_of(s, intake, tier, tenant, cost)
   local q = s.q
   local latest = math.max(latest_of(s, intake, tier, tenant), q.next[tier] - 1)
-  intake.latest[tier][tenant] = latest + cost
+  intake_of(intake, tier).latest[tenant] = latest + cost
   if cost ~= 1 then
     q.rough[tier] = math.max(q.rough[tier], math.ceil(latest + cost))
+    s.touched[TIERS + tier] = true
   end
   return math.floor(latest) + 1
 end
@@ -41,7 +47,7 @@ local function count_tenants(s)
   redis.call('DEL', s.prefix .. 'tw')
   call_all('HSET', s.prefix .. 'tw', list)
   lasting(s, 'tw')
-  s.q.counted, s.counts_anew = 1, true
+  s.q.counted, s.counts_anew, s.touched[SELDOM] = 1, true, true
 end
 
 -- How many entries of a tenant wait in the tier queues, with those that this step has let in.
@@ -54,7 +60,7 @@ end
 
 -- Entries in so many rounds from the next one on, when they are counted one by one.
 local function in_rounds(s, intake, tier, rounds)
-  local last, tier_queue = s.q.next[tier] + rounds - 1, intake.tier_queues[tier]
+  local last, tier_queue = s.q.next[tier] + rounds - 1, intake_of(intake, tier).tier_queue
   local count = redis.call('ZCOUNT', s.prefix .. 'l' .. tier, s.q.next[tier], last)
   for i = 1, #tier_queue, 2 do
     count = count + (tier_queue[i] <= last and 1 or 0)
@@ -65,15 +71,15 @@ end
 -- At most how many of an entry's tier queue are served before it, as `core.fair_queue.TierQueue.ahead`. What this step has let in is not
 -- in the tier queues yet; all of it is in rounds that have not begun.
 function served_before(s, intake, entry)
-  local q, tier, counted = s.q, entry.tier, intake.counted[entry.tier]
-  local tenant, tier_queue = entry.tenant, s.prefix .. 'l' .. entry.tier
+  local q, tier, into = s.q, entry.tier, intake_of(intake, entry.tier)
+  local tenant, tier_queue, counted = entry.tenant, s.prefix .. 'l' .. entry.tier, into.counted
   if not counted then
     counted = {redis.call('ZCOUNT', tier_queue, '-inf', '(' .. q.next[tier]), redis.call('ZCOUNT', tier_queue, q.next[tier], q.next[tier])}
-    intake.counted[tier] = counted
+    into.counted = counted
   end
   local rounds = math.max(math.floor(latest_of(s, intake, tier, tenant)) + 2 - q.next[tier], 1)
   if q.rough[tier] < q.next[tier] then
-    return math.min(q.depth[tier], counted[1] + rounds * (counted[2] + intake.joined[tier]))
+    return math.min(q.depth[tier], counted[1] + rounds * (counted[2] + into.joined))
   end
   return rounds > LOOKED_AT and q.depth[tier] or counted[1] + in_rounds(s, intake, tier, rounds)
 end
@@ -86,7 +92,7 @@ local function tenants_in_lanes(s, intake)
     if s.q.depth[tier] > 0 then
       count = count + redis.call('ZCARD', key)
     end
-    for tenant in pairs(intake and intake.latest[tier] or {}) do
+    for tenant in pairs(intake and intake_of(intake, tier).latest or {}) do
       count = count + (redis.call('ZSCORE', key, tenant) and 0 or 1)
     end
   end
@@ -95,51 +101,66 @@ end
 
 -- The header of an entry that arrives: it gets the next number.
 local function new_header(s, entry)
-  s.q.seq = s.q.seq + 1
+  s.q.seq, s.touched[INTAKE] = s.q.seq + 1, true
   entry.seq, entry.arrived = s.q.seq, s.now
   return pack_header(entry, entry.shared and entry.tier + SHARED or entry.tier, entry.gateway)
+end
+
+-- The number of a tenant, which is found out once.
+local tenant_numbers, tenants_known = {}, 0
+
+local function number_of(tenant)
+  local number = tenant_numbers[tenant]
+  if not number then
+    if tenants_known >= MOST_SETTINGS then
+      tenant_numbers, tenants_known = {}, 0
+    end
+    number = tonumber(string.sub(redis.sha1hex(tenant), 1, 12), 16)
+    tenant_numbers[tenant], tenants_known = number, tenants_known + 1
+  end
+  return number
 end
 
 -- Note whose entry has come: batches are kept small in bytes for a while after another tenant's. The figures have no text, so
 -- the tenant is a number there.
 local function note_tenant(s, intake, tenant)
-  local q, memory = s.q, memory_of(s)
-  if tenant ~= memory.tenant then
-    memory.tenant, memory.number = tenant, tonumber(string.sub(redis.sha1hex(tenant), 1, 12), 16)
-  end
-  local number = memory.number
+  local q, number = s.q, number_of(tenant)
   intake.tenant = tenant
   if number ~= q.last_tenant and q.last_tenant > 0 then
     q.mixed_at = s.now
   end
   q.last_tenant = number
+  s.touched[INTAKE] = true
 end
 
 -- Let an entry wait in its tier queue.
 local function take_in(s, intake, entry, payload)
-  local q, tier, queue_due = s.q, entry.tier, entry.queue_due
-  local headers, payloads = intake.headers, intake.payloads
-  headers[#headers + 1], headers[#headers + 2] = entry.key, new_header(s, entry)
+  local q, tier, queue_due, tenant = s.q, entry.tier, entry.queue_due, entry.tenant
+  local headers, count = intake.headers, #intake.headers
+  headers[count + 1], headers[count + 2] = entry.key, new_header(s, entry)
   if payload then
-    payloads[#payloads + 1], payloads[#payloads + 2] = entry.key, payload
+    local payloads = intake.payloads
+    count = #payloads
+    payloads[count + 1], payloads[count + 2] = entry.key, payload
   end
   local member = member_of(entry)
-  local tenant = entry.tenant
   local cost = cost_of(s, entry.weight, payload and #payload or bytes_of(s, member))
   local round = round_of(s, intake, tier, tenant, cost)
   intake.waiting[tenant] = (intake.waiting[tenant] or 0) + 1
   if tenant ~= intake.tenant then
     note_tenant(s, intake, tenant)
   end
-  local tier_queue, line, stamps = intake.tier_queues[tier], intake.lines[tier], intake.stamps
-  tier_queue[#tier_queue + 1], tier_queue[#tier_queue + 2] = round, member
+  local into = intake.tiers[tier]
+  local tier_queue, line = into.tier_queue, into.line
+  count = #tier_queue
+  tier_queue[count + 1], tier_queue[count + 2] = round, member
   if round == q.next[tier] then
-    intake.joined[tier] = intake.joined[tier] + 1
+    into.joined = into.joined + 1
   end
-  if not stamps[queue_due] then
-    stamps[queue_due] = struct.pack(STAMP, s.now, queue_due)
+  if intake.stamped ~= queue_due then
+    intake.stamped, intake.stamp = queue_due, struct.pack(STAMP, s.now, queue_due)
   end
-  line[#line + 1] = stamps[queue_due] .. member
+  line[#line + 1] = intake.stamp .. member
   if queue_due < q.last_due[tier] then
     local odd = intake.odd
     odd[#odd + 1], odd[#odd + 2] = queue_due, member
@@ -148,6 +169,7 @@ local function take_in(s, intake, entry, payload)
   end
   q.depth[tier] = q.depth[tier] + 1
   q.weight[tier] = q.weight[tier] + entry.weight
+  s.touched[TIERS + tier] = true
   q.fresh = q.fresh + 1
   q.newest = s.now
   if s.now < q.oldest then
@@ -159,8 +181,8 @@ local function take_in(s, intake, entry, payload)
 end
 
 local function write_down(s, intake)
-  local p = s.prefix
-  if s.q.counted > 0 then
+  local p, q = s.prefix, s.q
+  if q.counted > 0 then
     for tenant, count in pairs(intake.waiting) do
       redis.call('HINCRBY', p .. 'tw', tenant, count)
     end
@@ -170,26 +192,26 @@ local function write_down(s, intake)
   end
   call_all('HSET', p .. 'e', intake.headers)
   call_all('HSET', p .. 'p', intake.payloads)
-  if s.q.fresh <= #intake.headers / 2 then  -- Nothing else waits in the tier queues.
+  if q.fresh <= #intake.headers / 2 then  -- Nothing else waits in the tier queues.
     lasting(s, 'e', 'p')
   end
   if #intake.odd > 0 then
     call_all('ZADD', p .. 'd', intake.odd)
-    if s.q.odd == 0 then
+    if q.odd == 0 then
       lasting(s, 'd')
     end
-    s.q.odd = s.q.odd + #intake.odd / 2
+    q.odd = q.odd + #intake.odd / 2
   end
-  for tier = 1, s.tiers do
-    if #intake.tier_queues[tier] > 0 then
-      call_all('ZADD', p .. 'l' .. tier, intake.tier_queues[tier])
-      call_all('RPUSH', p .. 'a' .. tier, intake.lines[tier])
+  for tier, into in pairs(intake.tiers) do
+    if #into.line > 0 then
+      call_all('ZADD', p .. 'l' .. tier, into.tier_queue)
+      call_all('RPUSH', p .. 'a' .. tier, into.line)
       local rounds = {}
-      for tenant, round in pairs(intake.latest[tier]) do
+      for tenant, round in pairs(into.latest) do
         rounds[#rounds + 1], rounds[#rounds + 2] = round, tenant
       end
       call_all('ZADD', p .. 't' .. tier, rounds)
-      if s.q.depth[tier] == #intake.tier_queues[tier] / 2 then
+      if q.depth[tier] == #into.line then
         lasting(s, 'l' .. tier, 'a' .. tier, 't' .. tier)
       end
     end
@@ -209,9 +231,9 @@ local function wait_apart(s, entry, caller)
 end
 
 -- Why a new entry may not wait, as `refuse`: in its tier queue, or in the quarantine of its caller when that rides apart.
-local function admissible(s, intake, entry, timeouts, apart)
+local function admissible(s, intake, entry, queue_timeout, timeout, apart)
   if not apart then
-    return refuse(s, intake, entry, timeouts[1], timeouts[2])
+    return refuse(s, intake, entry, queue_timeout, timeout)
   end
   local q, quarantine = s.q, suspects.quarantine(s, apart)
   local waiting = quarantine and size_of(s, #quarantine.members, weight_of_all(quarantine.members)) or 0
@@ -221,6 +243,6 @@ local function admissible(s, intake, entry, timeouts, apart)
     return pace > 0 and math.max(1 / pace, MIN_WAIT) or UNKNOWN_WAIT, false
   end
   local callers = suspects.callers(s)
-  return judge(s, math.floor(SEARCH_LOAD * waiting * (callers + tenants_in_lanes(s, intake)) / callers), entry.tier, timeouts[1],
-    timeouts[2])
+  return judge(s, math.floor(SEARCH_LOAD * waiting * (callers + tenants_in_lanes(s, intake)) / callers), entry.tier, queue_timeout,
+    timeout)
 end

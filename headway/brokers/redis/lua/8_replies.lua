@@ -1,15 +1,15 @@
 -- Replies: each goes into the stream of the gateway that waits for it, and the entry is marked until that was read.
 
-local STREAM_CAP = 100000
+local STREAM_CAP = '100000'
 
 local function send(s, gateway, ...)
   local key = s.prefix .. 'r:' .. gateway
-  redis.call('XADD', key, 'MAXLEN', '~', STREAM_CAP, '*', 'v', SCHEMA, ...)
+  redis.call('XADD', key, 'MAXLEN', '~', STREAM_CAP, '*', 'v', SCHEMA_TEXT, ...)
   local renewed = memory_of(s).renewed
   if s.now >= (renewed[gateway] or INF) + RENEW_SECONDS or s.now < (renewed[gateway] or INF) then
-    redis.call('EXPIRE', key, STREAM_SECONDS)
+    redis.call('EXPIRE', key, STREAM_SECONDS_TEXT)
     -- Who has waited for long without a word is there to read this, or is swept away later.
-    redis.call('ZADD', s.prefix .. 'g', 'XX', exact(s.now), gateway)
+    redis.call('ZADD', s.prefix .. 'g', 'XX', s.now, gateway)
     renewed[gateway] = s.now
   end
 end

@@ -1,23 +1,17 @@
 -- One answer for several entries of a tenant: as `core.dedup`. What is known under a dedup key is a flight: its original and
 -- its followers, or the outcome that is kept.
 --
--- A dedup key, here a share, is a list: kind, flight, digest, seconds to keep, whether it joins an original, whether it waits for one only. The
--- record of an entry has its shares, the positions of those whose flights it began, the flight that it follows, or '', and once
+-- A dedup key, here a share, is a list: KIND, FLIGHT, DIGEST, seconds to KEEP, whether it JOINS an original, whether it WAITS for
+-- one only. The record of an entry has its shares, the positions of those whose flights it began, the flight that it follows, or
+-- '', and once
 -- nobody waits for the entry itself, the gateway that did. An outcome has the fields that a stream has of it, and its
--- worth: ANSWER, VERDICT, or 0 when it is of no use to those who ask later.
+-- worth: ANSWER, VERDICT, or WORTHLESS to those who ask later.
 
-local VERDICT, TASK
 local live, member_found, original_of, kept_under, root_of, find_flight, begin, join, store_record, conclude, whose, late_outcome
 local withdraw, expire_followers
 local is_small, keep_outcome, forget_outcome, forget_ended, renew_account  -- of 18_kept.lua
 
 do  -- A library has room for 200 local names, so what others have no use for ends with this.
-
-local KIND, FLIGHT, DIGEST, KEEP, JOINS, WAITS = 1, 2, 3, 4, 5, 6
-local ANSWER = 2
-local MISUSE, NO_TASK, TOO_LARGE, CULPRIT = 4, 5, 7, 8
-local BY_KEY, SAME = 'key', 'same'
-VERDICT, TASK = 1, 'task'
 
 local function record_of(s, key)
   local packed = redis.call('HGET', s.prefix .. 'vs', key)
@@ -129,8 +123,8 @@ end
 
 local function follow(s, entry, record, flight)
   record.follows = flight
-  redis.call('ZADD', s.prefix .. 'v:' .. flight, exact(entry.seq), entry.key)
-  redis.call('ZADD', s.prefix .. 'vd', exact(entry.due), entry.key)
+  redis.call('ZADD', s.prefix .. 'v:' .. flight, entry.seq, entry.key)
+  redis.call('ZADD', s.prefix .. 'vd', entry.due, entry.key)
   lasting(s, 'v:' .. flight, 'vd')
 end
 
@@ -151,7 +145,7 @@ local function keep(s, share, outcome, one)
       return
     end
     fields = failure_fields(s, 'refused', {{one.key, exact(weight), TOO_LARGE, '0', 0}})
-    worth, weight = 0, FAILURE_BYTES
+    worth, weight = WORTHLESS, FAILURE_BYTES
   end
   keep_outcome(s, share[FLIGHT], share[KEEP], kind == SAME, weight, cmsgpack.pack({
     share[DIGEST], s.now + share[KEEP], share[KEEP], fields, one.key, one.kind, one.kept, worth, weight,
@@ -242,14 +236,14 @@ end
 
 local function refused_outcome(s, key, wait, why, waited)
   local fields = failure_fields(s, 'refused', {{key, exact(wait), why, exact(waited), 0}})
-  return {fields = fields, worth = why == CULPRIT and VERDICT or 0}
+  return {fields = fields, worth = why == CULPRIT and VERDICT or WORTHLESS}
 end
 
 function late_outcome(s, entry, slots)
   local list = {{entry.key, exact(s.now - entry.arrived), 0, s.now >= entry.queue_due, entry.nonce}}
   local fields = failure_fields(s, 'late', list)
   fields[12] = slots or fields[12]
-  return {fields = fields, worth = 0}
+  return {fields = fields, worth = WORTHLESS}
 end
 
 local function end_alone(s, key, outcome)
@@ -290,11 +284,11 @@ offer_anew = function(s, one)
       why = CULPRIT
     end
     if not why then
-      observe_arrival(s.q, entry.tier, s.now, entry.weight)
+      observe_arrival(s, entry.tier, entry.weight)
       apart = s.q.apart > 0 and caller_apart(s, entry.key, payload)
       local shed
-      wait, shed = admissible(s, new_intake(s), entry, {queue_timeout, left}, apart)
-      why = wait and (shed and 1 or 0)
+      wait, shed = admissible(s, new_intake(), entry, queue_timeout, left, apart)
+      why = wait and (shed and SHED or TOO_LONG)
     end
     outcome = why and refused_outcome(s, entry.key, wait, why, s.now - entry.arrived)
   end
@@ -302,7 +296,7 @@ offer_anew = function(s, one)
     redis.call('HSET', s.prefix .. 'e', entry.key, new_header(s, entry))
     wait_apart(s, entry, apart)
   elseif not outcome then
-    local intake = new_intake(s)
+    local intake = new_intake()
     take_in(s, intake, entry)
     write_down(s, intake)
   end
@@ -399,7 +393,7 @@ end
 
 -- Answer followers whose own time is over.
 function expire_followers(s)
-  for _, key in ipairs(redis.call('ZRANGEBYSCORE', s.prefix .. 'vd', '-inf', exact(s.now))) do
+  for _, key in ipairs(redis.call('ZRANGEBYSCORE', s.prefix .. 'vd', '-inf', s.now)) do
     local entry, record = live(s, key), record_of(s, key)
     redis.call('ZREM', s.prefix .. 'vd', key)
     if entry and record and record.follows ~= '' then

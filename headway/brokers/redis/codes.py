@@ -1,0 +1,104 @@
+"""Codes and orders of values that this process and the functions in the server both use.
+
+`function_library` writes each name of this module into the functions, so that it is written down once.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+
+class RefusalCode(enum.IntEnum):
+    """Reasons of the functions for refusing an entry."""
+
+    TOO_LONG = 0
+    """Queue too long for the entry's deadline."""
+    SHED = 1
+    """Queue too long for the entry's tier, and not for the highest."""
+    SCARCE = 2
+    """Server with hardly any memory left."""
+    CONFLICT = 3
+    """Id under which another submission is live."""
+    MISUSE = 4
+    """Idempotency key or chosen id that was used for another request."""
+    NO_TASK = 5
+    """Task that is not known."""
+    CANCELLED = 6
+    """Task that was cancelled."""
+    TOO_LARGE = 7
+    """Output that is too large to be kept. In place of a wait comes its size in bytes."""
+    CULPRIT = 8
+    """Input that has failed alone a short while ago."""
+    OVER = 16
+    """First of the entry's rate limits; one more for each further position of the exceeded one."""
+
+
+class Worth(enum.IntEnum):
+    """Worth of an outcome to later requests."""
+
+    WORTHLESS = 0
+    VERDICT = 1
+    """Verdict that the model rejects the input."""
+    ANSWER = 2
+
+
+class Standing(enum.IntEnum):
+    """State of an entry, as the functions tell it."""
+
+    AT_END = 0
+    """Entry that has its outcome, or is not known."""
+    WAITING = 1
+    RUNNING = 2
+
+
+class PackedDedupKey(NamedTuple):
+    """A dedup key of an entry as the functions take it.
+
+    Attributes:
+        kind: value of its DedupKind.
+        flight: name of what is known under it.
+        digest: digest of what is asked, in hexadecimal digits.
+        keep: seconds for which an outcome is kept.
+        joins: whether the entry joins an original that has no outcome yet.
+        waits: whether the entry only waits for another's outcome.
+    """
+
+    kind: str
+    flight: str
+    digest: str
+    keep: float
+    joins: bool
+    waits: bool
+
+
+class QueueSettings(NamedTuple):
+    """Settings of a queue, which every call of its functions brings along in one line of text.
+
+    Attributes:
+        tiers: number of tiers.
+        max_batch: most entries of a batch.
+        share: part of a batch that is kept for lower tiers.
+        max_queue: most entries that wait.
+        max_weight: most weight of a batch; 0 when entries are not weighed.
+        unit: weight of one of the places of a batch; infinite when entries are not weighed.
+        round_weight: weight that costs a tenant one round.
+        lease_seconds: seconds for which a lease lasts.
+        shed_last: depth from which the lowest tier is refused; below 0 for none.
+        shed_rest: depth from which all tiers but the highest are refused; below 0 for none.
+        kept: budgets of kept outcomes in bytes: of all, of a tenant, of one outcome.
+        limits: key of the counts of rate limits.
+    """
+
+    tiers: int
+    max_batch: int
+    share: float
+    max_queue: int
+    max_weight: int
+    unit: float
+    round_weight: float
+    lease_seconds: float
+    shed_last: int
+    shed_rest: int
+    kept: str
+    limits: str

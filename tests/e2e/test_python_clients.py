@@ -20,7 +20,7 @@ from headway.client import (
     Unauthenticated,
 )
 from tests.client.asking import CLIENTS, AnyClient, asking
-from tests.e2e.client import PATIENCE, Gate
+from tests.e2e.client import PATIENCE, Gate, wait_until
 from tests.e2e.server import Server, launched
 from tests.identity.writing import entry, key_of
 from tests.servers.proxy import ChaosProxy
@@ -51,6 +51,7 @@ def test_what_users_do(tmp_path: Path, broker: str) -> None:
                 check_answers(client)
                 check_tasks(client, tmp_path)
                 check_a_cut_connection(kind, server, tmp_path)
+                check_a_lost_answer(kind, server, tmp_path)
                 check_a_late_answer(kind, url, tmp_path)
         server.expected |= {"batch failed"}
 
@@ -96,6 +97,25 @@ def check_a_cut_connection(kind: str, server: Server, folder: Path) -> None:
         gate.reached()
         assert proxy.cut() == 1
         gate.open()
+        assert asked.result(PATIENCE).output == gate.text().upper()
+    assert runs_in(folder).count(gate.text()) == 1
+
+
+def check_a_lost_answer(kind: str, server: Server, folder: Path) -> None:
+    """The connection is reset when the answer is on its way: the next attempt gets the same, and nothing runs again."""
+    gate = Gate(folder)
+    with (
+        ChaosProxy(server.port) as proxy,
+        asking(kind, f"http://127.0.0.1:{proxy.port}", timeout=PATIENCE) as client,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        asked = thread.submit(client.infer, gate.text())
+        gate.reached()
+        proxy.black_hole()
+        gate.open()
+        wait_until(lambda: server.health()["pending"] == 0)
+        proxy.cut()
+        proxy.normal()
         assert asked.result(PATIENCE).output == gate.text().upper()
     assert runs_in(folder).count(gate.text()) == 1
 

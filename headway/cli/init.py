@@ -16,14 +16,14 @@ from __future__ import annotations
 
 
 class Model:
-    """Counts the words of each text. Put your model in its place."""
+    """Turns the words of each text around. Put your model in its place."""
 
     def setup(self, device: str) -> None:
         """Load what is needed, once in each worker. `device` is the GPU that it may use, or "cpu"."""
-        self.unit = "words"
+        self.space = " "
 
     def __call__(self, inputs: list[str]) -> list[str | Exception]:
-        """Return as many outputs as there are inputs, in their order.
+        """Return as many outputs as there are inputs, in their order; annotated `list[Any]`, they are JSON values.
 
         An exception in one place refuses that input; one that is raised fails the whole batch.
         """
@@ -31,7 +31,7 @@ class Model:
 
     def one(self, text: str) -> str | Exception:
         words = text.split()
-        return f"{len(words)} {self.unit}" if words else ValueError("the text has no words")
+        return self.space.join(reversed(words)) if words else ValueError("the text has no words")
 '''
 
 TEST = '''"""What the model answers, in batches as they are formed in service."""
@@ -46,14 +46,14 @@ from model import Model
 
 def test_each_input_gets_its_own_output() -> None:
     with batched(Model, max_batch_size=2) as run:
-        assert run.many(["one", "one two", "one two three"]) == ["1 words", "2 words", "3 words"]
-        assert run.batches == [["one", "one two"], ["one two three"]]
+        assert run.many(["one", "one two", "a b c"]) == ["one", "two one", "c b a"]
+        assert run.batches == [["one", "one two"], ["a b c"]]
 
 
 def test_an_input_that_is_refused_costs_the_others_nothing() -> None:
     with batched(Model) as run:
         good, refused = run.many(["one two", ""], return_errors=True)
-        assert good == "2 words"
+        assert good == "two one"
         assert isinstance(refused, RejectedByModel)
 
 
@@ -116,7 +116,7 @@ def _write(folder: Path, files: dict[str, str]) -> None:
         taken = [file for file in files if (folder / file).exists() or (folder / file).is_symlink()]
         if taken:
             raise InitError(
-                f"{folder}: {' and '.join(taken)} {'is' if len(taken) == 1 else 'are'} there already; nothing was written. "
+                f"{folder}: {', '.join(taken)} {'is' if len(taken) == 1 else 'are'} there already; nothing was written. "
                 "Choose another NAME, or move what is there."
             )
         folder.mkdir(parents=True, exist_ok=True)

@@ -37,6 +37,7 @@ def test_what_is_printed_works(tmp_path: Path) -> None:
     assert (tested.returncode, tested.stdout) == (0, "all right\n"), tested.stderr
     checked = run([*check[1:], "--max-batch-size", "4"], folder)
     assert checked.returncode == 0 and checked.stdout.endswith("fit to serve\n"), checked.stdout + checked.stderr
+    assert "note:" not in checked.stdout
     assert serve == ["headway", "serve", "model.py:Model"]
     refused = run(["serve", "model.py:Model", "--max-batch-size", "0"], folder)
     assert refused.returncode == 3

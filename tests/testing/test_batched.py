@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import functools
+import socket
 import threading
 from typing import Any
 
@@ -195,6 +196,13 @@ def test_environment_and_files_count_for_nothing(monkeypatch: pytest.MonkeyPatch
     (tmp_path / "headway.toml").write_text("nonsense = 1")
     with batched(upper, request_timeout_ms=500) as run:
         assert run("a") == "A"
+
+
+def test_no_port_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with batched(upper, port=port, admin_port=0) as run, batched(upper, port=0, admin_port=port) as other:
+            assert (run("a"), other("b")) == ("A", "B")
 
 
 def test_nothing_is_left_behind() -> None:

@@ -21,6 +21,9 @@ END = b"\r\n\r\n"
 class MemoryListener(Listener):
     """Listener that takes no address, and connections by `ask` alone."""
 
+    async def bind(self) -> None:
+        """Take no address."""
+
     async def open(self) -> None:
         """Get ready for connections."""
         self._context = self._make_context()

@@ -130,3 +130,15 @@ def test_the_remote_example_runs_as_many_batches_as_it_is_sent() -> None:
     """A call more than the API has GPUs waits inside it, and makes all of them slower."""
     [(gpus, workers)] = re.findall(r"remote_api\.py.* --gpus (\d+) .*\n\$ headway serve http\S+ --workers (\d+)", GUIDE)
     assert gpus == workers
+
+
+def test_every_program_that_is_named_with_its_folder_exists() -> None:
+    texts = [*PAGES, *(path for folder in SOURCES for path in (ROOT / folder).rglob("*.py"))]
+    named = {
+        path
+        for text in texts
+        if text.name != "CHANGELOG.md"
+        for path in re.findall(r"\b(?:bench|examples)/[\w/]+\.py\b", text.read_text(encoding="utf-8"))
+    }
+    assert len(named) > 30
+    assert sorted(path for path in named if not (ROOT / path).exists()) == []

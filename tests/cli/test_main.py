@@ -174,7 +174,6 @@ def test_a_bad_setting_is_exit_code_3(arguments: list[str], message: str, capsys
     [
         ["--help"],
         ["plan", "--help"],
-        ["plan", "--rate", "10", "--batch-ms", "10", "--p95", "100", "--json"],
         ["simulate", "--rate", "10", "--workers", "1", "--batch-ms", "10", "--duration", "1"],
     ],
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import re
 import sys
@@ -121,6 +123,17 @@ class TestSimulate:
 
 @pytest.mark.usefixtures("short_plans")
 class TestPlan:
+    def test_a_full_disk_is_told_in_one_line(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Full(io.StringIO):
+            def write(self, text: str) -> int:
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr("sys.stdout", Full())
+        assert code_of([*PLAN, "--p95", "100"]) == 1
+        assert capsys.readouterr().err == "headway: the output cannot be written: No space left on device\n"
+
     def test_prints_the_number_of_gpus(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert code_of([*PLAN, "--p95", "100", "--gpu-hour-cost", "2"]) == 0
         out = capsys.readouterr().out

@@ -150,7 +150,8 @@ class MemoryHarness(Harness):
         super().__init__(loop)
         self.dead = DeadLetterBox()
         rng = random.Random(7)
-        self.broker = MemoryBroker(QUEUES, self.dead, Counters(), loop.time, rng.random, KEPT_LIMITS, queue_bytes)
+        queues = QUEUES | {"m": limits}
+        self.broker = MemoryBroker(queues, self.dead, Counters(), loop.time, rng.random, KEPT_LIMITS, queue_bytes)
         self._queue_bytes = queue_bytes
         self.fleet = self.fleet_peer = MemoryFleet(loop.time)
 
@@ -180,8 +181,9 @@ class RedisHarness(Harness):
         self._server = server
         self._links = [RedisConnection(server.url, timeout=math.inf, clock=loop.time) for _ in range(2)]
         rng = random.Random(7)
+        queues = QUEUES | {"m": limits}
         self._brokers = [
-            RedisBroker(link, QUEUES, Counters(), rng.random, shards, self.lease_seconds, KEPT_LIMITS)
+            RedisBroker(link, queues, Counters(), rng.random, shards, self.lease_seconds, KEPT_LIMITS)
             for link in self._links
         ]
         self.broker = self._brokers[0]

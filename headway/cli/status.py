@@ -103,7 +103,7 @@ def _summary(found: dict[str, Any]) -> str:
     lines["load"] = f"{rate:g} requests/s, {held} held"
     if "queues" in found:
         waiting = ", ".join(_depths(found["queues"]))
-        lines["GPUs busy"] = f"{found['gpu_utilization']:.0%}"
+        lines["workers busy"] = f"{found['gpu_utilization']:.0%}"
         lines["waiting"] = f"{waiting or 'nothing'}, oldest {found['queue_oldest_seconds'] * 1000:.0f} ms"
         lines["dead letters"] = f"{found['dead_letters']}"
     if found["capacities"]:

@@ -119,7 +119,7 @@ def lateness(waited: float, attempts: int, slots: int, queue_due: bool, hung: bo
         message = f"the total deadline passed after {time} and {runs}"
         return Failure(errors.DEADLINE_EXCEEDED, message, None, "total")
     which = "the queue deadline passed" if queue_due else "no run would end by the total deadline"
-    return Failure(errors.DEADLINE_EXCEEDED, f"{which}: waited {time} for a GPU", None, "queue")
+    return Failure(errors.DEADLINE_EXCEEDED, f"{which}: waited {time} for a worker", None, "queue")
 
 
 def death(failure: BatchFailure) -> Failure:

@@ -111,7 +111,7 @@ def test_the_whole_fleet_is_shown(port: Port) -> None:
         "asked         gateway edge-1",
         "broker        redis://…@broker:6379/0",
         "load          20.5 requests/s, 8 held",
-        "GPUs busy     50%",
+        "workers busy  50%",
         "waiting       4 paid, 3 free, oldest 250 ms",
         "dead letters  2",
         (

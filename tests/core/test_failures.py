@@ -126,7 +126,7 @@ class TestLateness:
     )
     def test_lateness_without_a_run_names_the_wait_as_its_cause(self, queue_due: bool, which: str) -> None:
         assert failures.lateness(1.5, 0, 1, queue_due) == Failure(
-            errors.DEADLINE_EXCEEDED, f"{which}: waited 1500 ms for a GPU", None, "queue"
+            errors.DEADLINE_EXCEEDED, f"{which}: waited 1500 ms for a worker", None, "queue"
         )
 
 

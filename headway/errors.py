@@ -220,7 +220,16 @@ class SettingError(HeadwayError):
 
 
 class TargetError(HeadwayError):
-    """The target cannot be loaded, or broke the rules when it was tried."""
+    """The target cannot be loaded, or broke the rules when it was tried.
+
+    Arguments:
+        message: what is wrong, and how to mend it.
+        trace: traceback of user code, for the log; empty when there is none.
+    """
+
+    def __init__(self, message: str, trace: str = "") -> None:
+        super().__init__(message)
+        self.trace = trace
 
 
 class StartKilled(TargetError):

@@ -7,12 +7,16 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import structlog
+
 from headway.core.service_model import ServiceModel
 from headway.core.values import shown
-from headway.errors import BackendError, BatchTimeout, WorkerCrashed
+from headway.errors import BackendError, BatchTimeout, TargetError, WorkerCrashed
 from headway.model import Entry, ItemResult, Signature, Value
 from headway.ports import Backend
 from headway.runtime.request_id import new_id
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +98,11 @@ class Trial:
             TargetError: the target cannot be loaded or fails its warm-up batch.
         """
         found = self._found
-        found.warm_up = await self._backend.start()
+        try:
+            found.warm_up = await self._backend.start()
+        except TargetError as exc:
+            self._trace(exc)
+            raise
         self._inputs = self._choose(self._backend.signature)
         last: dict[int, list[Value] | None] = {}
         for size in sizes(len(self._inputs)):
@@ -160,6 +168,7 @@ class Trial:
             return None
         except BackendError as exc:
             self._found.fault(f"a batch of {len(inputs)} failed: {exc}")
+            self._trace(exc)
             if isinstance(exc, WorkerCrashed):
                 await self._backend.start()
             return None
@@ -167,6 +176,11 @@ class Trial:
         self._found.runs.append(run)
         self._found.model.observe(run.size, run.seconds)
         return self._outputs(items)
+
+    def _trace(self, exc: TargetError | BackendError) -> None:
+        """Log the traceback of what user code raised."""
+        if exc.trace:
+            log.error("the target raised", error=str(exc), exception=exc.trace)
 
     def _outputs(self, items: Sequence[ItemResult]) -> list[Value] | None:
         outputs = [item.output for item in items if item.output is not None]

@@ -37,6 +37,7 @@ from headway.errors import (
     BrokerUnavailable,
     HeadwayError,
     StartKilled,
+    TargetError,
     WorkerAbsent,
     WorkerCrashed,
 )
@@ -397,6 +398,8 @@ class Batcher:
             await start(backend, self.slot, self._limits, self._clock, fresh=fresh)
         except BaseException as exc:
             await backend.stop()
+            if isinstance(exc, TargetError):
+                self._failure_log.not_started(self.slot.worker, exc)
             exc.__context__ = None  # A time-out there holds the task in which this ran, which is to hold `exc`.
             raise
         finally:

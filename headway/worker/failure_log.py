@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import structlog
 
+from headway.errors import TargetError
 from headway.model import BatchFailure, Cause, Lease
 
 log = structlog.get_logger(__name__)
@@ -28,6 +29,13 @@ class FailureLog:
         self._gpu_timeout = gpu_timeout
         self._told: dict[tuple[str, str], tuple[Cause, bool]] = {}
         """Cause under which an entry was told of, and whether it was alone; by tenant and id."""
+        self._told_start = ""
+
+    def not_started(self, worker: str, error: TargetError) -> None:
+        """Log what user code raised while a worker started: once, however many workers and attempts there are."""
+        if error.trace and error.trace != self._told_start:
+            self._told_start = error.trace
+            log.error("the target raised while it started", worker=worker, error=str(error), exception=error.trace)
 
     def failed(self, worker: str, lease: Lease, failure: BatchFailure, trace: str = "") -> None:
         """Log a failed batch.

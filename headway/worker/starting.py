@@ -93,7 +93,7 @@ async def _again(
     except BatchTimeout:
         raise too_slow(warm_up, limits) from None
     except BackendError as exc:
-        raise TargetError(f"the second warm-up batch failed: {exc}") from None
+        raise TargetError(f"the second warm-up batch failed: {exc}", exc.trace) from None
     seconds = clock() - begun
     if seconds > most:
         raise too_slow(seconds, limits)

@@ -86,14 +86,18 @@ def test_a_target_that_does_not_take_the_largest_batch_is_refused() -> None:
     asyncio.run(main())
 
 
-def test_the_traceback_of_a_failed_import_is_in_the_log() -> None:
+def test_the_traceback_of_a_failed_import_comes_with_the_error() -> None:
     async def main() -> None:
         log = Recorder()
         backend = build(ModuleTarget("tests.targets.raises", "f"), log)
-        with pytest.raises(TargetError):
+        with pytest.raises(TargetError) as caught:
             await backend.start()
-        assert any("raises.py" in line for line in log.lines("stderr"))
-        assert log.of("worker output")[0]["worker"] == "gpu-0"
+        assert "raises.py" in caught.value.trace
+        assert log.lines("stderr") == [], "it is not told twice"
+        backend = build(kind("refuses_all"), log)
+        with pytest.raises(TargetError) as caught:
+            await backend.start()
+        assert "kinds.py" in caught.value.trace.splitlines()[1], "that of a warm-up batch, too"
 
     asyncio.run(main())
 

@@ -167,7 +167,11 @@ def test_reload_swaps_the_code_and_keeps_the_last_good_version(tmp_path: Path) -
 
     write("return [text.upper() for text in inputs]")
     with serving(tmp_path, "--reload", "--workers", "2", target="model.py:answer") as server:
-        server.expected = {"the changed target does not load; the last good one serves on", "worker process ended"}
+        server.expected = {
+            "the changed target does not load; the last good one serves on",
+            "the target raised while it started",
+            "worker process ended",
+        }
         line = server.ask("one").connection
         assert server.asked[-1].output() == "ONE"
         server.answer_to = str.title
@@ -177,6 +181,8 @@ def test_reload_swaps_the_code_and_keeps_the_last_good_version(tmp_path: Path) -
         write("return no such thing")
         assert "SyntaxError" in server.logged("the changed target does not load; the last good one serves on")["error"]
         assert server.ask("three", on=line).output() == "Three"
+        raised = server.logged("the target raised while it started")
+        assert "return no such thing" in raised["exception"], "the traceback is in the log"
         write("return [None for text in inputs]")
         server.logged("the changed target does not load; the last good one serves on", 2)
         assert server.ask("four", on=line).output() == "Four"

@@ -6,6 +6,7 @@ from typing import Any
 
 from structlog.testing import capture_logs
 
+from headway.errors import TargetError
 from headway.model import BatchFailure, Cause, Entry, Lease, Slot
 from headway.worker import failure_log
 from headway.worker.failure_log import FailureLog
@@ -57,3 +58,14 @@ def test_what_is_remembered_is_bounded(monkeypatch: Any) -> None:
     assert len(told(log, *(lease(str(number)) for number in range(10)))) == 10
     assert told(log, lease("9")) == []
     assert len(told(log, lease("0"))) == 1
+
+
+def test_what_a_target_raises_at_the_start_of_many_workers_is_told_once() -> None:
+    log = FailureLog(3.0)
+    with capture_logs() as logs:
+        for worker in ("gpu-0", "gpu-1", "gpu-0"):
+            log.not_started(worker, TargetError("target m:f: importing it raised ValueError", "Traceback of f"))
+        log.not_started("gpu-0", TargetError("target m:f: not there"))
+        log.not_started("gpu-0", TargetError("target m:f: importing it raised KeyError", "Traceback of another"))
+    assert [line["exception"] for line in logs] == ["Traceback of f", "Traceback of another"]
+    assert {line["log_level"] for line in logs} == {"error"}

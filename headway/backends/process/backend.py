@@ -144,6 +144,7 @@ class ProcessBackend:
             ready = True
         finally:
             if not ready:
+                child.dismissed = not child.doomed  # The error says what there is to say.
                 child.kill("did not become ready")
                 await self._reap(child)
         self._watch_limits()
@@ -221,7 +222,7 @@ class ProcessBackend:
                 folder = self._spec.folder if isinstance(self._spec, ModuleTarget) else ""
                 word = await child.ask(_encode(Build(self._spec.arguments, folder)))
                 if isinstance(word, TargetRefused):
-                    raise TargetError(word.message)
+                    raise TargetError(word.message, word.trace)
                 if not isinstance(word, Ready):
                     raise ChildProcessError("spoke before it was ready")
                 self._takes_parameters, self._source = word.takes_parameters, word.source
@@ -258,7 +259,8 @@ class ProcessBackend:
             if size > 1:
                 hint = "If it takes fewer at once, lower max_batch_size."
             hinted = isinstance(exc, BatchRaised) and (size > 1 or self._signature.example is None)
-            raise TargetError(f"target {self._spec}: {what} failed: {exc}.{f' {hint}' if hinted else ''}") from None
+            text = f"target {self._spec}: {what} failed: {exc}.{f' {hint}' if hinted else ''}"
+            raise TargetError(text, exc.trace) from None
         fault = next((item.error for item in items if item.fault), None)
         if fault is not None:
             raise TargetError(f"target {self._spec}: {what} failed: {fault}.")

@@ -32,7 +32,7 @@ import msgspec
 
 from headway.backends.process import frames
 from headway.backends.process.frames import Answer, Build, Failed, Ready, Run, TargetRefused, ValuesAnswer
-from headway.backends.process.usercode import Refusal, Target, UserLoop, describe, load, show, trace
+from headway.backends.process.usercode import Refusal, Target, UserLoop, describe, load, trace
 from headway.backends.process.values import Encode, NoOutput, encoder, kind_of, listed
 from headway.core.values import as_json
 from headway.model import Value, ValueKind
@@ -185,11 +185,10 @@ def attend(pipe: Pipe, loop: UserLoop, name: str, find: Callable[[Build, UserLoo
     try:
         target = find(msgspec.msgpack.decode(content, type=Build), loop)
     except Refusal as refusal:
-        pipe.send(TargetRefused(str(refusal)))
+        pipe.send(TargetRefused(str(refusal), refusal.trace))
         return
     except BaseException as exc:
-        show(exc)
-        pipe.send(TargetRefused(f"target {name}: to look at it raised {describe(exc)}. Mend it there."))
+        pipe.send(TargetRefused(f"target {name}: to look at it raised {describe(exc)}. Mend it there.", trace(exc)))
         return
     told, example = target.signature, target.signature.example
     json = None if example is None else as_json(example)

@@ -55,9 +55,13 @@ class Ready(msgspec.Struct, array_like=True, tag="ready", gc=False):
 
 
 class TargetRefused(msgspec.Struct, array_like=True, tag="refused", gc=False):
-    """Word of the child: the target cannot be loaded. Says why, and how to mend it."""
+    """Word of the child: the target cannot be loaded. Says why, and how to mend it.
+
+    `trace` is the traceback of what user code raised, empty if it did not.
+    """
 
     message: str
+    trace: str = ""
 
 
 class Answer(msgspec.Struct, array_like=True, tag="answer", gc=False):

@@ -31,13 +31,18 @@ from headway.model import Signature, Value, ValueKind
 
 if TYPE_CHECKING:
     import asyncio
+    from traceback import TracebackException
 
 _MAX_TEXT = 500
 _MAX_TRACE = 16_000
 
 
 class Refusal(Exception):
-    """The target cannot be served; the text is for its author."""
+    """The target cannot be served; the text is for its author. `trace`: traceback of what user code raised, if it did."""
+
+    def __init__(self, text: str, trace: str = "") -> None:
+        super().__init__(text)
+        self.trace = trace
 
 
 def describe(exc: BaseException) -> str:
@@ -50,28 +55,28 @@ def describe(exc: BaseException) -> str:
     return shown.encode("utf-8", "backslashreplace").decode()
 
 
-def show(exc: BaseException) -> None:
-    """Print the traceback to stderr, as for an error that nobody caught."""
-    try:
-        sys.__excepthook__(type(exc), exc, exc.__traceback__)
-    except BaseException:
-        os.write(2, b"an exception whose traceback cannot be shown\n")
-
-
 def trace(exc: BaseException) -> str:
-    """Traceback of an exception of user code, from the first frame that is not Headway's; bounded and proper Unicode."""
-    import traceback
+    """Traceback of an exception of user code, without the frames of those who call it; bounded and proper Unicode."""
+    from traceback import TracebackException
 
-    own, tb = os.path.dirname(__file__), exc.__traceback__  # noqa: PTH120
-    while tb is not None and tb.tb_frame.f_code.co_filename.startswith(own):
-        tb = tb.tb_next
     try:
-        text = "".join(traceback.format_exception(type(exc), exc, tb))
+        whole = TracebackException.from_exception(exc)
+        _leave_out_callers(whole)
+        text = "".join(whole.format())
     except BaseException:
         text = f"{kind_of(exc)}, whose traceback cannot be shown"
     if len(text) > _MAX_TRACE:
         text = f"{text[: _MAX_TRACE // 2]}\n  … (cut) …\n{text[-_MAX_TRACE // 2 :]}"
     return text.rstrip().encode("utf-8", "backslashreplace").decode()
+
+
+def _leave_out_callers(told: TracebackException | None) -> None:
+    """Leave out the frames of Headway and of the import system, which are the same whatever user code does."""
+    if told is not None:
+        own = os.path.dirname(__file__)  # noqa: PTH120
+        told.stack[:] = [frame for frame in told.stack if not frame.filename.startswith((own, "<frozen importlib"))]
+        _leave_out_callers(told.__cause__)
+        _leave_out_callers(told.__context__)
 
 
 class UserLoop:
@@ -287,8 +292,9 @@ def _no_package(place: str, name: str) -> Refusal:
 
 
 def _raised(name: str, doing: str, exc: BaseException) -> Refusal:
-    show(exc)
-    return Refusal(f"target {name}: {doing} raised {describe(exc)}. The log has the traceback; mend it there.")
+    return Refusal(
+        f"target {name}: {doing} raised {describe(exc)}. The log has the traceback; mend it there.", trace(exc)
+    )
 
 
 def _import_file(place: str) -> Any:

@@ -136,8 +136,9 @@ def check_a_late_answer(kind: str, url: str, folder: Path) -> None:
 
 
 def test_keys_and_limits(tmp_path: Path) -> None:
-    limited = "rate = 600\nburst = 1\n"
-    (tmp_path / "keys.toml").write_text(entry("good") + entry("slow", user="bob", more=limited))
+    slow, spent = "rate = 600\nburst = 1\n", "rate = 0.1\nburst = 1\n"
+    keys = entry("good") + entry("slow", user="bob", more=slow) + entry("spent", user="eve", more=spent)
+    (tmp_path / "keys.toml").write_text(keys)
     with served(tmp_path, "--keys", "keys.toml") as (_, url):
         for kind in CLIENTS:
             with asking(kind, url) as client, pytest.raises(Unauthenticated):
@@ -145,10 +146,11 @@ def test_keys_and_limits(tmp_path: Path) -> None:
             with asking(kind, url, key_of("good")) as client:
                 assert client.infer("x").output == "X"
                 assert client.submit("x").result().output == "X"
-            with asking(kind, url, key_of("slow")) as client:
+            with asking(kind, url, key_of("slow"), retries=9) as client:
                 # One request each tenth of a second: the others are told when to come back, and do.
                 results = client.infer_many(["a", "b", "c"], concurrency=3)
                 assert [result.output for result in results] == ["A", "B", "C"]
-            with asking(kind, url, key_of("slow"), retries=0) as client, pytest.raises(RateLimited) as raised:
-                client.infer_many(["x"] * 10)
-            assert raised.value.retry_after is not None
+            # A pause of minutes is not waited for.
+            with asking(kind, url, key_of("spent")) as client, pytest.raises(RateLimited) as raised:
+                client.infer_many(["x", "x"])
+            assert raised.value.retry_after is not None and raised.value.retry_after > 60

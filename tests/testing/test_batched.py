@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import headway
-from headway.client import BadRequest, DeadlineExceeded, ModelFailed, RejectedByModel
+from headway.client import BadRequest, ModelFailed, RejectedByModel
 from headway.errors import SettingError, TargetError
 from headway.testing import batched
 
@@ -151,9 +151,9 @@ def test_a_hanging_batch_meets_its_deadline_and_another_thread_takes_over() -> N
         return inputs
 
     try:
-        with batched(hang, gpu_timeout_ms=50, request_timeout_ms=150) as run, pytest.raises(DeadlineExceeded):
-            run("hang")
-        with batched(hang) as run:
+        with batched(hang, gpu_timeout_ms=500) as run:
+            with pytest.raises(RejectedByModel):
+                run("hang")
             assert run("a") == "a"
     finally:
         release.set()

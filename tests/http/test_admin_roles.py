@@ -61,6 +61,7 @@ def test_the_fleet_is_shown() -> None:
         [capacity] = shown["capacities"]
         assert (capacity["model"], capacity["healthy"], capacity["degraded"]) == ("m", 1, 0)
         assert capacity["items_per_second"] == pytest.approx(80.0, rel=0.1)
+        assert capacity["estimated"] is True
         assert capacity["usable_per_second"] == pytest.approx(0.7 * capacity["items_per_second"], abs=0.01)
         assert 0.0 <= capacity["age_seconds"] < 1.0
 

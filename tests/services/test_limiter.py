@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from headway.gateway.limiter import POLLS_AT_ONCE, Limiter
 from headway.http.rate_limit_headers import RateLimitHeaders
 from headway.model import Limit, Principal
 from tests.services.fake_backend import FakeBackend
@@ -26,6 +27,15 @@ async def admitted(fleet: Fleet, rate: float, seconds: float) -> int:
         asked.append(fleet.ask(f"text {number}", caller=LIMITED))
         await asyncio.sleep(1.0 / rate)
     return (await fleet.answered(*asked)).count("ok")
+
+
+@pytest.mark.parametrize(("task_seconds", "polls"), [(4.0, 30), (30.0, 30), (600.0, 600)])
+def test_a_task_may_be_polled_once_a_second_for_as_long_as_it_may_take(task_seconds: float, polls: int) -> None:
+    limiter = Limiter(1, lambda: 1000.0, task_seconds)
+    limits = (Limit("user-1", "user", 1.0, 1.0),)
+    for _ in range(polls + POLLS_AT_ONCE):
+        assert limiter.poll(limits) is None
+    assert limiter.poll(limits) is not None
 
 
 async def gone_direct(fleet: Fleet) -> None:

@@ -61,7 +61,7 @@ def trace(exc: BaseException) -> str:
 
     try:
         whole = TracebackException.from_exception(exc)
-        _leave_out_callers(whole)
+        _keep_own_frames(whole)
         text = "".join(whole.format())
     except BaseException:
         text = f"{kind_of(exc)}, whose traceback cannot be shown"
@@ -70,13 +70,13 @@ def trace(exc: BaseException) -> str:
     return text.rstrip().encode("utf-8", "backslashreplace").decode()
 
 
-def _leave_out_callers(told: TracebackException | None) -> None:
+def _keep_own_frames(told: TracebackException | None) -> None:
     """Leave out the frames of Headway and of the import system, which are the same whatever user code does."""
     if told is not None:
         own = os.path.dirname(__file__)  # noqa: PTH120
         told.stack[:] = [frame for frame in told.stack if not frame.filename.startswith((own, "<frozen importlib"))]
-        _leave_out_callers(told.__cause__)
-        _leave_out_callers(told.__context__)
+        _keep_own_frames(told.__cause__)
+        _keep_own_frames(told.__context__)
 
 
 class UserLoop:

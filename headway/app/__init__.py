@@ -8,9 +8,11 @@ background    a service in a thread of a program
 python_target names of targets that are given as Python objects
 brokers       chooses the broker
 backends      chooses what runs batches
+devices       says which GPU each worker sees
 stores        chooses identity, key store and ledger
 lifecycle     order of start and drain
 signals       reactions to signals
 banner        text that start-up prints
+progress      line on a terminal while workers load
 unused_keys   warning of keys that no setting asks for
 """

@@ -11,5 +11,6 @@ limiter            refuses by rate
 capacity_watcher   reads the fleet's capacity
 fallback           the gateway's own broker and worker, while the shared broker is away
 ledger_writer      records outcomes in the ledger
+access_log         logs requests, all or a share
 recent_requests    the last requests that were answered
 """

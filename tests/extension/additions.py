@@ -138,7 +138,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from headway.model import Entry, ItemResult
+from headway.model import Entry, ItemResult, Signature
 
 
 class KettleBackend:
@@ -146,6 +146,7 @@ class KettleBackend:
 
     pid = 0
     warm_up = ()
+    signature = Signature()
 
     async def start(self) -> float:
         """Fill it."""
@@ -327,7 +328,7 @@ from __future__ import annotations
 import msgspec
 
 from headway.config import Settings
-from headway.http.inference.bodies import ABSENT, body_reader, text_reader
+from headway.http.inference.bodies import ABSENT, body_reader, text_reader, value_reader
 from headway.http.inference.codecs import Codec
 
 
@@ -337,12 +338,19 @@ class _Order(msgspec.Struct, gc=False):
     parameters: msgspec.Raw = ABSENT
 
 
+class _AnyOrder(msgspec.Struct, gc=False):
+    input: msgspec.Raw = msgspec.field(name="leaves")
+    model: str | None = None
+    parameters: msgspec.Raw = ABSENT
+
+
 def brew(settings: Settings) -> Codec:
     """Make the codec."""
-    return Codec(body_reader(_Order, settings), text_reader(settings), _write, encode_error=_encode_error)
+    read, read_value = body_reader(_Order, settings), value_reader(_AnyOrder, settings)
+    return Codec(read, text_reader(settings), _write, read_value, encode_error=_encode_error)
 
 
-def _write(shown: str, output: str, milliseconds: float, version: str) -> bytes:
+def _write(shown: str, output: str | msgspec.Raw, milliseconds: float, version: str) -> bytes:
     return msgspec.json.encode({"cup": output})
 
 
@@ -362,7 +370,7 @@ def _encode_error(
         after("headway/http/inference/routes.py", '    "/v1/predict": predict,\n', '    "/brew": brew,\n'),
         after(
             "headway/http/openapi.py",
-            '        "/v1/predict": _predict(settings),\n',
+            '        "/v1/predict": _predict(settings, kinds),\n',
             '        "/brew": {"post": {"operationId": "brew", "responses": {"200": {"description": "A cup."}}}},\n',
         ),
     ],

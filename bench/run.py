@@ -59,6 +59,7 @@ PROGRAMS = {
         ("--rounds", "3", "--seconds", "10"),
     ),
     "steps": Program("cost", "where Redis spends its time", ("--seconds", "4"), ()),
+    "instructions": Program("cost", "instructions of Redis for each call", ("--times", "50"), ()),
     "gathering": Program(
         "load", "one queue for all gateways and hosts", ("--rounds", "1", "--seconds", "10"), ("--seconds", "60")
     ),

@@ -305,23 +305,20 @@ local function read_settings(text)
   for i, name in ipairs(SETTING_NAMES) do
     known[name] = tonumber(words[i]) or words[i]
   end
-  known.weighed = known.max_weight > 0
+  known.weighed, known.of_step = known.max_weight > 0, {__index = known}
   settings[text], settings_known = known, settings_known + 1
   return known
 end
 
 -- The state at the beginning of a step. Instants are seconds on the server's clock. `touched` has the sections of which the step
--- has changed a figure: whoever changes one marks its section.
+-- has changed a figure: whoever changes one marks its section. What is not the step's own is what the caller knows of the queue.
 local function open(keys, args, looks_only)
   local known = settings[args[SETTINGS]] or read_settings(args[SETTINGS])
-  local s = {
-    prefix = keys[1], now = clock(args[CLOCK]), tiers = known.tiers, max_batch = known.max_batch, share = known.share,
-    max_queue = known.max_queue, lease_seconds = known.lease_seconds, shed_last = known.shed_last,
-    shed_rest = known.shed_rest, limits = known.limits, kept = known.kept, weighed = known.weighed, unit = known.unit,
-    round_weight = known.round_weight,
-  }
-  s.figures = read_figures(s.prefix, s.tiers)
-  s.touched = {[STEP] = true}
+  local prefix = keys[1]
+  local s = setmetatable({
+    prefix = prefix, now = clock(args[CLOCK]), tiers = known.tiers, figures = read_figures(prefix, known.tiers),
+    touched = {[STEP] = true}, q = nil,
+  }, known.of_step)
   if s.figures then
     s.q = s.figures.q
     s.tiers = s.q.tiers

@@ -145,6 +145,7 @@ class KettleBackend:
     """One kettle."""
 
     pid = 0
+    signature = Signature()
     warm_up = ()
     signature = Signature()
 

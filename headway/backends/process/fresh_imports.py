@@ -1,8 +1,8 @@
 """Imports of user code from its source, inside the child process, never from cached bytecode.
 
 Python takes cached bytecode for good when the source has the size and the modification time, in whole seconds, that it was
-made from. A file that is saved twice within a second is then loaded as it was first. Installed packages, which nobody
-edits while they are served, keep their bytecode: they are large.
+made from. A file that is saved twice within a second is then loaded as it was first. Installed packages and Python's own
+library, which nobody edits while they are served, keep their bytecode: they are large.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class SourceLoader(SourceFileLoader):
 def import_from_source(folder: str) -> None:
     """Let modules in `folder`, and in packages below it, be imported by SourceLoader from now on."""
     root = os.path.join(os.path.realpath(folder), "")  # noqa: PTH118
+    library = os.path.join(os.path.realpath(os.path.dirname(os.__file__)), "")  # noqa: PTH118, PTH120
     make = FileFinder.path_hook(
         (ExtensionFileLoader, EXTENSION_SUFFIXES),
         (SourceLoader, SOURCE_SUFFIXES),
@@ -47,7 +48,9 @@ def import_from_source(folder: str) -> None:
 
     def within(path: str) -> bool:
         place = os.path.join(os.path.realpath(path), "")  # noqa: PTH118
-        return place.startswith(root) and not any(f"{os.sep}{name}{os.sep}" in place for name in INSTALLED)
+        if not place.startswith(root) or place.startswith(library):
+            return False
+        return not any(f"{os.sep}{name}{os.sep}" in place for name in INSTALLED)
 
     def hook(path: str) -> PathEntryFinderProtocol:
         if not within(path):

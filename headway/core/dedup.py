@@ -86,7 +86,7 @@ def dedup_keys_of(settings: KeepTimes, id: str, asked: bytes, options: RequestOp
     if options.task:
         dedup_keys.append(DedupKey(DedupKind.TASK, id, asked, settings.result_ttl_s))
     if options.key:
-        dedup_keys.append(DedupKey(DedupKind.KEY, options.key, asked, settings.result_ttl_s))
+        dedup_keys.append(DedupKey(DedupKind.KEY, options.key, options.whole or asked, settings.result_ttl_s))
     if (settings.cache or settings.collapse) and not options.fresh:
         keep = settings.cache_ttl_s if settings.cache else 0.0
         dedup_keys.append(DedupKey(DedupKind.SAME, asked.hex(), b"", keep, settings.collapse))

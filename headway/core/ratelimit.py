@@ -29,6 +29,11 @@ def part(limit: Limit, of: int) -> Limit:
     return Limit(limit.id, limit.name, limit.rate / of, max(limit.burst / of, 1.0))
 
 
+def counting_as(limit: Limit, count: int) -> Limit:
+    """Limit under which one request is charged as `count` requests to the same debt; the burst must have room for them."""
+    return Limit(limit.id, limit.name, limit.rate / count, limit.burst / count)
+
+
 def interval(limit: Limit) -> float:
     """Seconds that a request of cost 1 adds to the debt."""
     return 60.0 / limit.rate

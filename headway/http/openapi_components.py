@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from headway import errors
 from headway.config import Settings
+from headway.gateway.fan_out import MOST_INPUTS
 from headway.http.inference.inference_head import MOST_KEY
 from headway.model import ValueKind
 
@@ -105,6 +107,11 @@ def _object(required: tuple[str, ...], properties: dict[str, Any]) -> dict[str, 
     return {"type": "object", "required": list(required), "properties": properties}
 
 
+def _either(required: Sequence[tuple[str, ...]], properties: dict[str, Any]) -> dict[str, Any]:
+    """An object with one of several sets of members."""
+    return {"type": "object", "properties": properties, "oneOf": [{"required": list(names)} for names in required]}
+
+
 def _schemas(settings: Settings, kinds: Kinds) -> dict[str, Any]:
     takes, gives = kinds
     metadata = _object(
@@ -119,10 +126,17 @@ def _schemas(settings: Settings, kinds: Kinds) -> dict[str, Any]:
     return {
         "Input": _input(settings, takes),
         "Output": _VALUES.get(gives, {"type": "string"}),
-        "InferenceRequest": _object(
-            ("input",),
+        "InferenceRequest": _either(
+            (("input",), ("inputs",)),
             {
                 "input": _INPUT,
+                "inputs": {
+                    "type": "array",
+                    "minItems": 1,
+                    "maxItems": min(MOST_INPUTS, settings.max_queue),
+                    "items": _INPUT,
+                    "description": "Several inputs in place of one. Each counts as a request. Such a request becomes no task.",
+                },
                 "model": {"type": ["string", "null"], "description": f"Left out: {settings.model}."},
                 "parameters": {
                     "type": ["object", "null"],
@@ -132,9 +146,18 @@ def _schemas(settings: Settings, kinds: Kinds) -> dict[str, Any]:
                 "client_id": {"type": ["string", "null"], "description": "Yours to use; not looked at."},
             },
         ),
-        "InferenceAnswer": _object(
-            ("request_id", "output", "metadata"),
-            {"request_id": _ID, "output": _OUTPUT, "metadata": metadata},
+        "InferenceAnswer": _either(
+            (("request_id", "output", "metadata"), ("request_id", "outputs", "metadata")),
+            {
+                "request_id": _ID,
+                "output": _OUTPUT,
+                "outputs": {
+                    "type": "array",
+                    "items": _OUTPUT,
+                    "description": "One for each of several inputs, in order.",
+                },
+                "metadata": metadata,
+            },
         ),
         "PlainRequest": _object(("input",), {"input": _INPUT}),
         "PlainAnswer": _object(("output", "request_id", "latency_ms"), predicted),

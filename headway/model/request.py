@@ -17,6 +17,8 @@ class RequestOptions(msgspec.Struct, frozen=True, gc=False):
         chosen: whether the client chose the request's id; if a task of this id is kept, the answer is that task's.
         origin: name that stands for the user when culprits are counted; None: the principal's user; empty: the request
             runs even if its input is known to fail.
+        whole: digest of the whole request, where this is one of its several inputs and has a key; empty elsewhere. Under
+            the key of one input, another whole is a conflict.
     """
 
     timeout: float
@@ -26,3 +28,4 @@ class RequestOptions(msgspec.Struct, frozen=True, gc=False):
     fresh: bool = False
     chosen: bool = False
     origin: str | None = None
+    whole: bytes = b""

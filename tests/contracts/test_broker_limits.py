@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from headway import errors
+from headway.core.ratelimit import counting_as
 from headway.model import DedupKey, DedupKind, Entry, Failure, Limit
 from tests.contracts.brokers import (
     AT_ONCE,
@@ -280,3 +281,17 @@ async def test_the_rate_is_exact_over_minutes_at_any_split(harness: Harness, sha
             break
         await harness.advance(1.5)
     assert passed == pytest.approx(50 + seconds * 1000 / 60, abs=1)
+
+
+@story
+async def test_an_entry_that_counts_as_several_is_charged_for_all_of_them_or_not_at_all(harness: Harness) -> None:
+    three = counting_as(KEY, 3)
+    assert list(await harness.broker.enqueue([ask(limits=(three,))])) == [None]
+    assert harness.broker.rate_limit_debt(KEY) == pytest.approx(0.3, abs=EXACT)
+    [verdict] = await harness.broker.enqueue([ask(limits=(three,))])
+    assert over(verdict) == pytest.approx(0.1, abs=EXACT)
+    assert list(await harness.broker.enqueue([ask(limits=(KEY,)) for _ in range(2)])) == [None, None]
+    [verdict] = await harness.peer().enqueue([ask(limits=(KEY,))])
+    assert over(verdict) == pytest.approx(0.1, abs=EXACT)
+    await harness.advance(0.3 + EXACT)
+    assert list(await harness.broker.enqueue([ask(limits=(three,))])) == [None]

@@ -82,6 +82,9 @@ def test_gateways_of_a_fleet_learn_the_kinds_from_the_workers_and_show_what_is_k
         task = ask(first, right["of"], "Prefer: respond-async", "Idempotency-Key: k")
         result = outcome(second, task)
         assert result["output"] == right
+        many = second.connect()
+        many.send(request(json.dumps({"inputs": [{"numbers": [n]} for n in range(200)]}).encode()))
+        assert [one["sum"] for one in many.answer().json["outputs"]] == list(range(200))
         again = ask(second, right["of"], "Idempotency-Key: k")
         assert (again.json["output"], again.header["idempotency-replayed"]) == (right, "true")
         wait_until(lambda: second.get("/openapi.json").json["components"]["schemas"]["Input"].get("type") is None)

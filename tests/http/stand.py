@@ -284,6 +284,10 @@ class Stand:
     leaving: bool = False
     clients: list[Client] = field(default_factory=list)
 
+    def failed(self, asked: Asked, failure: Failure) -> Reply:
+        """Reply to a request that failed."""
+        return Reply(asked.id, asked.principal.tenant, None, failure)
+
     async def connect(self, **options: Any) -> Client:
         if "sock" not in options:
             options |= {"host": "127.0.0.1", "port": self.door.port}

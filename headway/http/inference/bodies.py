@@ -16,6 +16,7 @@ from headway.config import Settings
 from headway.core import values
 from headway.core.parameters import decode as decode_parameters
 from headway.errors import BadRequest, PayloadTooLarge
+from headway.gateway.fan_out import MOST_INPUTS
 from headway.model import Value
 
 
@@ -67,25 +68,36 @@ def body_reader(kind: type[Any], settings: Settings) -> Callable[[bytes], tuple[
     return read
 
 
-def value_reader(kind: type[Any], settings: Settings) -> Callable[[bytes], tuple[str | None, Value, bytes]]:
-    """Make the function that reads JSON bodies whose input is any JSON value; see `Codec.read_value`.
+Asked = tuple[str | None, Value | list[Value], bytes]
+"""Model or None, one input or a list of several, and parameters."""
+
+
+def value_reader(kind: type[Any], settings: Settings) -> Callable[[bytes], Asked]:
+    """Make the function that reads JSON bodies with an input that is any JSON value, or with several; see `Codec.read_value`.
 
     Arguments:
-        kind: msgspec Struct of a body, with `model`, `input` and `parameters`, the last two as Raw.
+        kind: msgspec Struct of a body, with `model`, `input`, `inputs` and `parameters`, all but the first as Raw.
         settings: bounds of inputs and parameters.
     """
+    most = min(MOST_INPUTS, settings.max_queue)
     decode, check, most_parameters = (
         msgspec.json.Decoder(kind).decode,
         _value_checker(settings),
         settings.max_parameters,
     )
 
-    def read(body: bytes) -> tuple[str | None, Value, bytes]:
+    def read(body: bytes) -> Asked:
         try:
             if not body.isascii():
                 body.decode()
             asked = decode(body)
             parameters = b"" if asked.parameters is ABSENT else _parameters(asked.parameters, most_parameters)
+            if asked.inputs is not ABSENT:
+                if asked.input is not ABSENT:
+                    raise BadRequest("the body has both `input` and `inputs`; expected one of them")
+                return asked.model, [check(value) for value in _several(asked.inputs, most)], parameters
+            if asked.input is ABSENT:
+                raise BadRequest("Object missing required field `input`")
             value = values.read(bytes(asked.input))
         except values.NoValue as exc:
             raise BadRequest(f"the input {exc}") from None
@@ -94,6 +106,36 @@ def value_reader(kind: type[Any], settings: Settings) -> Callable[[bytes], tuple
         return asked.model, check(value), parameters
 
     return read
+
+
+def _several(raw: msgspec.Raw, most: int) -> list[Value]:
+    """Values of a JSON array, at most `most`."""
+    text = bytes(raw)
+    if text[:1] != b"[":
+        raise BadRequest(f"Expected `array`, got `{values.name_of(values.read(text))}` - at `$.inputs`")
+    elements = [one for one in msgspec.structs.astuple(_decode_elements(text)) if one is not ABSENT]
+    if not elements:
+        raise BadRequest("Expected `array` of at least one input - at `$.inputs`")
+    if len(elements) > most:
+        raise PayloadTooLarge(f"`$.inputs` has more than {most} members, which are the most in one request")
+    found: list[Value] = []
+    for element in elements:
+        try:
+            found.append(values.read(bytes(element)))
+        except values.NoValue as exc:
+            raise BadRequest(f"`$.inputs[{len(found)}]` {exc}") from None
+    return found
+
+
+_decode_elements: Any = msgspec.json.Decoder(
+    msgspec.defstruct(
+        "Elements",
+        [(f"e{number}", msgspec.Raw, ABSENT) for number in range(MOST_INPUTS + 1)],
+        array_like=True,
+        gc=False,
+    )
+).decode
+"""Decoder of the first elements of an array. The others are skipped, and nothing is made of them."""
 
 
 def text_reader(settings: Settings) -> Callable[[bytes], str]:

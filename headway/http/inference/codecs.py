@@ -14,10 +14,10 @@ import msgspec
 
 from headway.config import Settings
 from headway.errors import BACKEND_ERROR
-from headway.http.inference.bodies import ABSENT, body_reader, text_reader, value_reader
+from headway.http.inference.bodies import ABSENT, Asked, body_reader, text_reader, value_reader
 from headway.http.problem import encode_problem
 from headway.http.server.framing import EncodeError
-from headway.model import Failure, Value
+from headway.model import Failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,8 @@ class Codec:
         text: the input in a body that is the input itself. Raises RequestError.
         write: (shown id, output, milliseconds, model version) to the body of the answer. Raises UnicodeEncodeError when
             the output holds a lone surrogate. An output that is no text comes as Raw.
-        read_value: as `read`, of a body whose input may be any JSON value.
+        read_value: as `read`, of a body whose input may be any JSON value, or a list of several.
+        write_many: as `write`, of the outputs of several inputs, a JSON array.
         octets: whether an `application/octet-stream` body is the input itself.
         encode_error: an error to its header fields and body; problem documents unless the API has its own form.
     """
@@ -38,7 +39,8 @@ class Codec:
     read: Callable[[bytes], tuple[str | None, str, bytes]]
     text: Callable[[bytes], str]
     write: Callable[[str, str | msgspec.Raw, float, str], bytes]
-    read_value: Callable[[bytes], tuple[str | None, Value, bytes]]
+    read_value: Callable[[bytes], Asked]
+    write_many: Callable[[str, str | msgspec.Raw, float, str], bytes] | None = None
     octets: bool = False
     encode_error: EncodeError = encode_problem
 
@@ -48,6 +50,7 @@ class _Inference(msgspec.Struct, gc=False):
     model: str | None = None
     parameters: msgspec.Raw = ABSENT
     client_id: str | None = None
+    inputs: msgspec.UnsetType = msgspec.UNSET
 
 
 class _Plain(msgspec.Struct, gc=False):
@@ -63,7 +66,8 @@ class _Predict(msgspec.Struct, gc=False):
 
 
 class _AnyInference(msgspec.Struct, gc=False):
-    input: msgspec.Raw
+    input: msgspec.Raw = ABSENT
+    inputs: msgspec.Raw = ABSENT
     model: str | None = None
     parameters: msgspec.Raw = ABSENT
     client_id: str | None = None
@@ -71,6 +75,7 @@ class _AnyInference(msgspec.Struct, gc=False):
 
 class _AnyPlain(msgspec.Struct, gc=False):
     input: msgspec.Raw
+    inputs: ClassVar[msgspec.Raw] = ABSENT
     model: ClassVar[None] = None
     parameters: ClassVar[msgspec.Raw] = ABSENT
 
@@ -78,6 +83,7 @@ class _AnyPlain(msgspec.Struct, gc=False):
 class _AnyPredict(msgspec.Struct, gc=False):
     model: str = msgspec.field(name="model_id")
     input: msgspec.Raw = msgspec.field(name="input_data")
+    inputs: ClassVar[msgspec.Raw] = ABSENT
     parameters: ClassVar[msgspec.Raw] = ABSENT
 
 
@@ -90,6 +96,12 @@ class _Metadata(msgspec.Struct, gc=False):
 class _InferenceAnswer(msgspec.Struct, gc=False):
     request_id: str
     output: str | msgspec.Raw
+    metadata: _Metadata
+
+
+class _ManyAnswer(msgspec.Struct, gc=False):
+    request_id: str
+    outputs: str | msgspec.Raw
     metadata: _Metadata
 
 
@@ -115,6 +127,7 @@ def inference(settings: Settings) -> Codec:
         text_reader(settings),
         _write_inference,
         value_reader(_AnyInference, settings),
+        _write_many,
     )
 
 
@@ -141,6 +154,10 @@ def no_text() -> Failure:
 
 def _write_inference(shown: str, output: str | msgspec.Raw, milliseconds: float, version: str) -> bytes:
     return _encode(_InferenceAnswer(shown, output, _Metadata(None, milliseconds, version)))
+
+
+def _write_many(shown: str, outputs: str | msgspec.Raw, milliseconds: float, version: str) -> bytes:
+    return _encode(_ManyAnswer(shown, outputs, _Metadata(None, milliseconds, version)))
 
 
 def _write_plain(shown: str, output: str | msgspec.Raw, milliseconds: float, version: str) -> bytes:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from base64 import b64encode
+from collections.abc import Sequence
 from time import monotonic
 from urllib.parse import unquote_to_bytes
 
@@ -23,17 +23,19 @@ import msgspec
 
 from headway.core.values import embedded
 from headway.errors import INTERNAL, RequestError
+from headway.gateway.fan_out import FanOut, joined
 from headway.http.authentication import stranger
 from headway.http.inference.async_handoff import AsyncHandoff
 from headway.http.inference.bodies import OtherInput
 from headway.http.inference.codecs import Codec, no_text
 from headway.http.inference.inference_head import SHOWN, InferenceHead, read_inference_head
+from headway.http.inference.other_inputs import read_octets, read_other
 from headway.http.server.connection import APP, ASKED, BODY, FAR, IDLE, MOST_BUFFERED, Connection
 from headway.http.server.connection_context import InferenceContext
 from headway.http.server.head import Head
 from headway.http.server.quotas import too_many
 from headway.http.tasks import PATH, Result
-from headway.model import DedupKind, Entry, Failure, Principal, Reply, Value, ValueKind
+from headway.model import DedupKind, Entry, Failure, Principal, Reply, Value
 
 _LENGTH = re.compile(rb"(?i)\r\ncontent-length:[ \t]*([0-9]{1,9})\r\n")
 _NOBODY = Principal(user="", tenant="", tier=0)
@@ -56,7 +58,7 @@ class FastPathConnection(Connection):
     far = FAR
 
     __slots__ = (
-        "after", "before", "begun", "handoff", "inference", "known", "memo", "origin", "owner", "pieces", "principal",
+        "after", "before", "begun", "fan_out", "handoff", "inference", "known", "memo", "origin", "owner", "pieces", "principal",
         "request", "reserved", "unfetched",
     )  # fmt: skip
 
@@ -70,6 +72,7 @@ class FastPathConnection(Connection):
         self.reserved = 0
         self.unfetched = 0
         self.handoff: AsyncHandoff | None = None
+        self.fan_out: FanOut | None = None
         self.begun = 0.0
         self.pieces: list[bytes] = []
         self.memo: InferenceHead | None = None
@@ -111,7 +114,7 @@ class FastPathConnection(Connection):
         """Abandon the request in hand."""
         try:
             if self.phase == ASKED:
-                self.inference.intake.abandon(self, self.principal.tenant, self.id)
+                self._abandon()
             self._end_handoff()
         finally:
             self.request = self.memo = None
@@ -233,7 +236,7 @@ class FastPathConnection(Connection):
     def reject(self, error: RequestError, tier: str | None = "none") -> None:
         """Answer an error that ends the connection."""
         if self.phase == ASKED:
-            self.inference.intake.abandon(self, self.principal.tenant, self.id)
+            self._abandon()
             self._end_handoff()
         self.request = None
         self.pieces.clear()
@@ -243,6 +246,12 @@ class FastPathConnection(Connection):
         """End a connection between two requests, since its owner holds too much."""
         self.encode_error = self.inference.encode_error
         self.reject(self.inference.quotas.no_room(self))
+
+    def _abandon(self) -> None:
+        """Let go of the request in hand, as its client has left."""
+        self.inference.intake.abandon(self, self.principal.tenant, self.id)
+        if self.fan_out is not None:
+            self.fan_out.abandon()
 
     def _count_unfetched(self) -> None:
         left = self.transport.get_write_buffer_size()
@@ -363,12 +372,19 @@ class FastPathConnection(Connection):
         text: Value
         try:
             if request.octets:
-                model, text, parameters = request.model, self._octets(request, body), b""
+                kinds, default = self.inference.intake.kinds, self.inference.model
+                text = read_octets(request.codec, body, kinds, request.model or default)
+                model, parameters = request.model, b""
             else:
                 try:
                     model, text, parameters = request.codec.read(body)
                 except OtherInput as exc:
-                    model, text, parameters = self._other(request, body, exc)
+                    kinds, default = self.inference.intake.kinds, self.inference.model
+                    model, other, parameters = read_other(request.codec, body, exc, kinds, default)
+                    if isinstance(other, list):
+                        self._ask_many(request, model or default, other, parameters)
+                        return
+                    text = other
         except RequestError as exc:
             over = self._charge()
             if over is None:
@@ -382,19 +398,21 @@ class FastPathConnection(Connection):
             self.handoff = AsyncHandoff(inference.loop, request.wait, self._hand_over)
         inference.submit(self, principal, self.id, request.options, model or inference.model, text, parameters)
 
-    def _octets(self, request: InferenceHead, body: bytes) -> str:
-        """Input in a body that is the input itself: text, or octets for a model that takes them."""
-        if self.inference.intake.kinds.takes(request.model or self.inference.model) is ValueKind.BYTES:
-            return b64encode(body).decode()
-        return request.codec.text(body)
+    def _ask_many(self, request: InferenceHead, model: str, inputs: list[Value], parameters: bytes) -> None:
+        self.request = request.for_many()
+        self.phase = ASKED
+        intake = self.inference.intake
+        self.fan_out = FanOut(
+            intake, self.principal, self.id, request.options, model, inputs, parameters, self._answer_many
+        )
+        self.fan_out.start()
 
-    def _other(self, request: InferenceHead, body: bytes, wrong: OtherInput) -> tuple[str | None, Value, bytes]:
-        """Read a body that is `wrong` for a model that takes texts."""
-        inference = self.inference
-        asked = request.codec.read_value(body)
-        if inference.intake.kinds.takes(asked[0] or inference.model) is ValueKind.TEXT:
-            raise wrong
-        return asked
+    def _answer_many(self, replies: Sequence[Reply]) -> None:
+        """Take the replies to all inputs of the request in hand, or the failure of one."""
+        try:
+            self.answer(joined(self.id, replies))
+        except UnicodeEncodeError:
+            self.answer(Reply(self.id, self.principal.tenant, None, no_text()))
 
     def admitted(self) -> None:
         """Note that the request in hand will have its outcome, whoever waits for it."""

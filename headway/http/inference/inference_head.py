@@ -7,6 +7,8 @@ equal.
 from __future__ import annotations
 
 import re
+from copy import copy
+from dataclasses import replace
 from urllib.parse import parse_qs
 
 from headway.config import Settings
@@ -59,6 +61,13 @@ class InferenceHead:
         self.repeatable = head.keep and head.length > 0 and not head.expects
         self.wish: Wish | None = None
         self.wait = 0.0
+
+    def for_many(self) -> InferenceHead:
+        """Head of the same request with several inputs: its answer has an output for each, and it becomes no task."""
+        many = copy(self)
+        many.wish = None
+        many.codec = replace(self.codec, write=self.codec.write_many or self.codec.write)
+        return many
 
 
 def read_inference_head(

@@ -1,0 +1,229 @@
+"""Requests with several inputs: an entry for each, and one outcome for all.
+
+    submit ──▶ part 0, which pays for all ──┐
+          ├──▶ part 1 ──────────────────────┼── all have an output ──▶ the replies, in order
+          └──▶ part 2 … ────────────────────┘
+                    └── one fails ──▶ that failure; the other parts are abandoned
+
+The parts share the principal, the options and the deadline. They count towards a rate limit in one charge, all or none: the
+first part carries it, and the others are let go when it is refused. Many parts are submitted in several turns of the event
+loop, so that nobody else waits for all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from headway import errors
+from headway.core import ratelimit, values
+from headway.gateway.pending import ReplySink
+from headway.model import Failure, Principal, Reply, RequestOptions, Value
+from headway.runtime.request_id import new_id
+
+MOST_INPUTS = 1024
+"""Most inputs of one request."""
+AT_ONCE = 64
+"""Parts that are submitted in one turn of the event loop."""
+
+
+class Submitter(Protocol):
+    """Part of the gateway that a fan-out needs."""
+
+    def submit(
+        self,
+        sink: ReplySink,
+        principal: Principal,
+        id: str,
+        options: RequestOptions,
+        model: str,
+        input: Value,
+        parameters: bytes,
+    ) -> None:
+        """Take a request; `sink` gets its reply."""
+        ...
+
+    def abandon(self, sink: ReplySink, tenant: str, id: str) -> None:
+        """Forget a request whose client has left."""
+        ...
+
+
+class FanOut:
+    """One request with several inputs.
+
+    Arguments:
+        gateway: gateway that takes the parts.
+        principal: principal of the request; its limits are charged once for each input.
+        id: id of the request, which is that of its first part.
+        options: options of the request, which is no task. Its idempotency key is the first part's; each other has one that no client can write.
+        model: name of the model.
+        inputs: at least one.
+        parameters: parameters of every input; text of a JSON object, or empty.
+        ended: gets the replies in the order of the inputs, each with an output; or the one reply that is a failure. Called
+            once, unless the request is abandoned.
+    """
+
+    def __init__(
+        self,
+        gateway: Submitter,
+        principal: Principal,
+        id: str,
+        options: RequestOptions,
+        model: str,
+        inputs: Sequence[Value],
+        parameters: bytes,
+        ended: Callable[[Sequence[Reply]], None],
+    ) -> None:
+        self._gateway, self._principal, self._model = gateway, principal, model
+        self._options, self._inputs, self._parameters = options, inputs, parameters
+        self._id = id
+        self._ended: Callable[[Sequence[Reply]], None] | None = ended
+        self._parts: list[_Part] = []
+        self._replies: list[Reply | None] = [None] * len(inputs)
+        self._missing = len(inputs)
+        self._whole = _digest(model, inputs, parameters) if options.key else b""
+
+    def start(self) -> None:
+        """Submit the parts. The outcome comes on a later turn of the event loop."""
+        count, loop = len(self._inputs), asyncio.get_running_loop()
+        least = min((max(limit.burst, 1.0) for limit in self._principal.limits), default=float("inf"))
+        if count > least:
+            message = f"{count} inputs count as {count} requests, and only {least:g} fit into the rate limit at once"
+            loop.call_soon(self._end, [self._failed(Failure(errors.PAYLOAD_TOO_LARGE, message, None, "rate"))])
+        else:
+            self._submit()
+
+    def abandon(self) -> None:
+        """Let go of all parts, as the client has left."""
+        self._ended = None
+        for part in self._parts:
+            if self._replies[part.position] is None:
+                self._gateway.abandon(part, self._principal.tenant, part.id)
+        self._parts.clear()
+
+    def take(self, position: int, reply: Reply) -> None:
+        """Take the reply to a part."""
+        if self._ended is None:
+            return
+        self._replies[position] = reply
+        if reply.failure is not None or reply.output is None:
+            self._end([self._failed(self._shown(position, reply.failure), reply)])
+            return
+        self._missing -= 1
+        if not self._missing:
+            self._end([one for one in self._replies if one is not None])
+
+    def _submit(self) -> None:
+        """Submit the next parts, and see to it that the rest follow."""
+        begin = len(self._parts)
+        for position in range(begin, min(begin + AT_ONCE, len(self._inputs))):
+            if self._ended is None:
+                return
+            part = _Part(self, position, new_id() if position else self._id)
+            self._parts.append(part)
+            self._gateway.submit(
+                part,
+                self._payer(position),
+                part.id,
+                self._options_of(position),
+                self._model,
+                self._inputs[position],
+                self._parameters,
+            )
+        if len(self._parts) < len(self._inputs):
+            asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        if self._ended is not None:
+            self._submit()
+
+    def _payer(self, position: int) -> Principal:
+        """Principal of a part. The first one's limits are such that one request counts as all."""
+        limits = self._principal.limits
+        if not limits or len(self._inputs) == 1:
+            return self._principal
+        count = len(self._inputs)
+        charged = () if position else tuple(ratelimit.counting_as(limit, count) for limit in limits)
+        return msgspec.structs.replace(self._principal, limits=charged)
+
+    def _options_of(self, position: int) -> RequestOptions:
+        options = self._options
+        if not options.key and not options.task and not (options.chosen and position):
+            return options
+        key = f"{options.key}\x01{position}" if options.key and position else options.key
+        chosen = options.chosen and not position
+        return msgspec.structs.replace(options, key=key, whole=self._whole, chosen=chosen, task=False)
+
+    def _shown(self, position: int, failure: Failure | None) -> Failure:
+        """Failure of a part, as that of the whole request."""
+        if failure is None:
+            return Failure(errors.INTERNAL, "the reply is neither an output nor a failure")
+        if failure.code == errors.RATE_LIMITED:
+            count = len(self._inputs)
+            message = f"over the rate limit, as {count} inputs count as {count} requests"
+        else:
+            message = f"input {position} of {len(self._inputs)}, counted from 0: {failure.message}"
+        return msgspec.structs.replace(failure, message=message)
+
+    def _failed(self, failure: Failure, reply: Reply | None = None) -> Reply:
+        if reply is None:
+            return Reply(self._id, self._principal.tenant, None, failure)
+        return msgspec.structs.replace(reply, id=self._id, output=None, failure=failure)
+
+    def _end(self, replies: Sequence[Reply]) -> None:
+        ended, self._ended = self._ended, None
+        if ended is not None:
+            self.abandon()
+            self._replies = []
+            ended(replies)
+
+
+class _Part:
+    """Sink of one part."""
+
+    __slots__ = ("_whole", "id", "position")
+
+    def __init__(self, whole: FanOut, position: int, id: str) -> None:
+        self._whole, self.position, self.id = whole, position, id
+
+    def answer(self, reply: Reply) -> None:
+        self._whole.take(self.position, reply)
+
+    def admitted(self) -> None:
+        pass
+
+
+def joined(id: str, replies: Sequence[Reply]) -> Reply:
+    """One reply with the outputs of several as a JSON array; or their failure.
+
+    It is marked as another's outcome when all of them are.
+
+    Raises:
+        UnicodeEncodeError: an output holds a lone surrogate.
+    """
+    first = replies[0]
+    if first.failure is not None:
+        return first
+    output = b"[" + b",".join(values.as_json(one.output) for one in replies if one.output is not None) + b"]"
+    alike = all(one.shared is first.shared for one in replies)
+    return msgspec.structs.replace(
+        first,
+        id=id,
+        output=output,
+        shared=first.shared if alike else None,
+        kept=all(one.kept for one in replies),
+        unkept=any(one.unkept for one in replies),
+    )
+
+
+def _digest(model: str, inputs: Sequence[Value], parameters: bytes) -> bytes:
+    """SHA-256 of a whole request."""
+    hashed = hashlib.sha256()
+    for part in (model.encode(), parameters, *map(values.canonical, inputs)):
+        hashed.update(len(part).to_bytes(8, "big"))
+        hashed.update(part)
+    return hashed.digest()

@@ -1,0 +1,179 @@
+"""Several inputs in one request, on the wire."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from headway.errors import DEADLINE_EXCEEDED
+from headway.gateway.fan_out import AT_ONCE, MOST_INPUTS
+from headway.model import Failure, WorkerInfo, WorkerStatus
+from tests.http.stand import Stand, post, served
+
+UUID = "0189f7a4-1111-7222-8333-444455556666"
+
+
+def many(inputs: list[Any], *fields: str, **members: Any) -> bytes:
+    return post(json.dumps({"inputs": inputs, **members}), "/v1/inference", *fields)
+
+
+def as_json(stand: Stand) -> None:
+    """Have the model take and give JSON."""
+    for gateway in (stand.gateway, stand.real):
+        gateway.kinds.learn(
+            [WorkerInfo(worker_id="gpu-0", model="default", status=WorkerStatus.HEALTHY, takes="json", gives="json")]
+        )
+
+
+def test_several_inputs_are_answered_in_order() -> None:
+    async def main(stand: Stand) -> None:
+        texts = [f"é {number}" for number in range(3 * AT_ONCE)]
+        client = await stand.connect()
+        await client.send(many(texts, f"X-Request-Id: {UUID}", parameters={"a": 1}))
+        answer = await client.answer()
+        assert answer.status == 200
+        assert answer.json["outputs"] == [text.upper() for text in texts]
+        assert set(answer.json) == {"request_id", "outputs", "metadata"}
+        assert answer.json["request_id"] == answer.header["x-request-id"] == f"req_{UUID}"
+        asked = stand.gateway.asked
+        assert (asked[0].id, len({one.id for one in asked})) == (UUID, len(texts))
+        assert {one.parameters for one in asked} == {b'{"a": 1}'}
+        await client.send(post('{"input": "one"}'))
+        assert (await client.answer()).json["output"] == "ONE"
+
+    served(main)
+
+
+def test_several_json_values_are_answered_with_json() -> None:
+    async def main(stand: Stand) -> None:
+        as_json(stand)
+        inputs: list[Any] = [{"a": 1}, "text", None, [], 'q"']
+        assert (await stand.ask(many(inputs))).json["outputs"] == [{"a": 1}, "TEXT", None, [], 'Q"']
+        assert (await stand.ask(many([[]]))).json["outputs"] == [[]]
+
+    served(main)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "says"),
+    [
+        ('{"inputs": []}', 400, "at least one input - at `$.inputs`"),
+        ('{"inputs": "a"}', 400, "Expected `array`, got `str` - at `$.inputs`"),
+        ('{"inputs": {"a": 1}}', 400, "Expected `array`, got `object` - at `$.inputs`"),
+        ('{"inputs": ["a", 1]}', 400, "Expected `str`, got `number` - at `$.inputs[1]`"),
+        ('{"inputs": ["a", "b\\u0000"]}', 400, "`$.inputs[1]` holds U+0000"),
+        ('{"inputs": ["a"], "input": ["a"]}', 400, "both `input` and `inputs`"),
+        ('{"inputs": null, "input": "a"}', 400, "both `input` and `inputs`"),
+        ('{"inputs": ["a"', 400, "not JSON"),
+        ("{}", 400, "missing required field `input`"),
+        (json.dumps({"inputs": ["a"] * (MOST_INPUTS + 1)}), 413, f"more than {MOST_INPUTS} members"),
+        ('{"inputs": [' + "[]," * 300_000 + "1]}", 413, f"more than {MOST_INPUTS} members"),
+    ],
+    ids=lambda given: given[:30] if isinstance(given, str) else "",
+)
+def test_a_wrong_list_is_told_what_is_wrong_with_it(body: str, status: int, says: str) -> None:
+    async def main(stand: Stand) -> None:
+        answer = await stand.ask(post(body))
+        assert answer.status == status, answer.json
+        assert says in answer.json["message"]
+        assert stand.gateway.asked == []
+
+    served(main)
+
+
+def test_other_routes_take_one_input_and_a_list_becomes_no_task() -> None:
+    async def main(stand: Stand) -> None:
+        for path, body in (
+            ("/api/inference", '{"inputs": ["a"]}'),
+            ("/v1/predict", '{"inputs": [], "model_id": "default"}'),
+        ):
+            answer = await stand.ask(post(body, path))
+            assert (answer.status, "missing required field" in answer.json["message"]) == (400, True)
+        assert stand.gateway.asked == []
+        answer = await stand.ask(many(["a"], "Prefer: respond-async"))
+        assert (answer.status, answer.json["outputs"]) == (200, ["A"])
+        assert "preference-applied" not in answer.header
+        assert not stand.gateway.asked[0].options.task
+
+    served(main)
+
+
+def test_a_failure_of_one_is_the_answer_and_the_others_are_let_go() -> None:
+    async def main(stand: Stand) -> None:
+        stand.gateway.hold = True
+        client = await stand.connect()
+        await client.send(many(["a", "b", "c"]))
+        await stand.gateway.until(lambda: len(stand.gateway.waiting) == 3)
+        _, second, _ = waiting = stand.gateway.waiting
+        second.sink.answer(stand.failed(second, Failure(DEADLINE_EXCEEDED, "too late", None, "queue")))
+        answer = await client.answer()
+        assert (answer.status, answer.error) == (504, "DEADLINE_EXCEEDED")
+        assert answer.json["message"] == "input 1 of 3, counted from 0: too late"
+        assert stand.gateway.abandoned == [("default", waiting[0].id), ("default", waiting[2].id)]
+
+    served(main)
+
+
+def test_a_client_that_leaves_takes_all_its_inputs_with_it() -> None:
+    async def main(stand: Stand) -> None:
+        stand.gateway.hold = True
+        client = await stand.connect()
+        await client.send(many(["a", "b"]))
+        await stand.gateway.until(lambda: len(stand.gateway.waiting) == 2)
+        client.leave()
+        await stand.gateway.until(lambda: not stand.gateway.waiting)
+
+    served(main)
+
+
+def test_a_list_is_charged_once_for_all_of_it_or_not_at_all() -> None:
+    keys = {"k": {"rate": 60.0, "burst": 5.0}}
+
+    async def main(stand: Stand) -> None:
+        bearer = "Authorization: Bearer k"
+        first = await stand.ask(many(["a", "b", "c"], bearer))
+        assert first.json["outputs"] == ["A", "B", "C"]
+        assert ";r=2;" in first.header["ratelimit"]
+        over = await stand.ask(many(["d", "e", "f"], bearer))
+        assert (over.status, over.error) == (429, "RATE_LIMITED")
+        assert over.json["message"] == "over the rate limit, as 3 inputs count as 3 requests"
+        assert over.json["retry_after_ms"] == 1000
+        assert ";r=2;" in over.header["ratelimit"]
+        assert (await stand.ask(many(["g", "h"], bearer))).status == 200
+        never = await stand.ask(many(["a"] * 6, bearer))
+        assert (never.status, never.error) == (413, "PAYLOAD_TOO_LARGE")
+        assert "only 5 fit into the rate limit at once" in never.json["message"]
+        assert sorted(stand.runs) == ["a", "b", "c", "g", "h"]
+
+    served(main, keys=keys, whole=True)
+
+
+def test_a_key_holds_for_each_input_and_for_the_list_as_a_whole() -> None:
+    async def main(stand: Stand) -> None:
+        key = "Idempotency-Key: k"
+        for replayed in (False, True):
+            answer = await stand.ask(many(["a", "b"], key))
+            assert answer.json["outputs"] == ["A", "B"]
+            assert ("idempotency-replayed" in answer.header) == replayed
+        assert stand.runs == ["a", "b"]
+        for other in (["a", "c"], ["a"], ["b", "a"], ["a", "b", "c"]):
+            answer = await stand.ask(many(other, key))
+            assert (answer.status, answer.json["error"]) == (422, "IDEMPOTENCY_CONFLICT")
+        alone = await stand.ask(post('{"input": "a"}', "/v1/inference", key))
+        assert (alone.status, alone.json["error"]) == (422, "IDEMPOTENCY_CONFLICT")
+
+    served(main, whole=True)
+
+
+def test_the_cache_is_the_same_for_one_input_and_for_several() -> None:
+    async def main(stand: Stand) -> None:
+        assert (await stand.ask(post('{"input": "a"}'))).status == 200
+        mixed = await stand.ask(many(["a", "b"]))
+        assert mixed.json["outputs"] == ["A", "B"]
+        assert "x-headway-cache" not in mixed.header
+        assert (await stand.ask(many(["b", "a"]))).header["x-headway-cache"] == "hit"
+        assert stand.runs == ["a", "b"]
+
+    served(main, whole=True, cache=True)

@@ -1,0 +1,101 @@
+"""Requests with several inputs, between a real gateway and workers, on virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+import pytest
+
+from headway import errors
+from headway.gateway.fan_out import AT_ONCE, FanOut, joined
+from headway.model import DedupKind, Principal, Reply, RequestOptions, Value
+from tests.services.fake_backend import FakeBackend
+from tests.services.stand import Stand
+from tests.virtual_time import run
+
+ADA = Principal("ada", "acme", 1)
+ID = "0189f7a4-1111-7222-8333-444455556666"
+
+
+def served(act: Callable[[Stand, Callable[[float], Awaitable[None]]], Awaitable[None]], **settings: object) -> None:
+    async def main(clock: Callable[[], float]) -> None:
+        stand = Stand(clock, FakeBackend(0.1), **settings)  # type: ignore[arg-type]
+        await stand.service.start()
+        await act(stand, asyncio.sleep)
+        assert stand.gateway.pending == 0
+        await stand.service.drain()
+        await stand.service.stop()
+
+    run(main)
+
+
+def fan_out(
+    stand: Stand, inputs: Sequence[str], timeout: float = 30.0
+) -> tuple[FanOut, asyncio.Future[Sequence[Reply]]]:
+    ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
+    whole = FanOut(stand.gateway, ADA, ID, RequestOptions(timeout, 1), "m", inputs, b"", ended.set_result)
+    whole.start()
+    return whole, ended
+
+
+def test_a_list_longer_than_a_batch_is_answered_in_order() -> None:
+    async def act(stand: Stand, sleep: Callable[[float], Awaitable[None]]) -> None:
+        inputs = [f"text {number}" for number in range(2 * AT_ONCE + 5)]
+        _, ended = fan_out(stand, inputs)
+        assert [reply.output for reply in await ended] == [text.upper() for text in inputs]
+        assert max(map(len, stand.backends[0].batches)) == 8
+
+    served(act)
+
+
+def test_a_deadline_holds_for_all_and_the_first_to_miss_it_is_named() -> None:
+    async def act(stand: Stand, sleep: Callable[[float], Awaitable[None]]) -> None:
+        _, ended = fan_out(stand, ["a"] * 20, timeout=0.15)
+        [reply] = await ended
+        assert reply.failure is not None
+        assert (reply.id, reply.failure.code) == (ID, errors.DEADLINE_EXCEEDED)
+        assert reply.failure.message.startswith("input 8 of 20, counted from 0: ")
+        await sleep(1.0)
+
+    served(act)
+
+
+def test_a_list_that_does_not_fit_is_refused_whole_and_leaves_nothing_behind() -> None:
+    async def act(stand: Stand, sleep: Callable[[float], Awaitable[None]]) -> None:
+        _, ended = fan_out(stand, ["a"] * 20)
+        [reply] = await ended
+        assert reply.failure is not None
+        assert reply.failure.code == errors.SERVICE_OVERLOADED
+        await sleep(1.0)
+        assert not any(tier.depth for tier in await stand.broker.depths())
+
+    served(act, max_queue=10)
+
+
+def test_a_list_that_is_left_runs_no_further() -> None:
+    async def act(stand: Stand, sleep: Callable[[float], Awaitable[None]]) -> None:
+        whole, ended = fan_out(stand, [f"text {number}" for number in range(3 * AT_ONCE)])
+        whole.abandon()
+        await sleep(2.0)
+        assert sum(map(len, stand.backends[0].batches)) <= 8
+        assert not ended.done()
+
+    served(act)
+
+
+@pytest.mark.parametrize(
+    ("replies", "marks"),
+    [
+        ([(DedupKind.SAME, True)] * 2, (DedupKind.SAME, True)),
+        ([(DedupKind.SAME, True), (DedupKind.SAME, False)], (DedupKind.SAME, False)),
+        ([(DedupKind.SAME, True), (None, False)], (None, False)),
+    ],
+)
+def test_outputs_are_joined_and_marked_by_what_holds_for_all(
+    replies: list[tuple[DedupKind | None, bool]], marks: tuple[DedupKind | None, bool]
+) -> None:
+    outputs: list[Value] = ['q"', b"[1]"]
+    found = [Reply(str(place), "t", outputs[place], shared=one, kept=kept) for place, (one, kept) in enumerate(replies)]
+    reply = joined("id", found)
+    assert (reply.id, reply.output, reply.shared, reply.kept) == ("id", b'["q\\"",[1]]', *marks)

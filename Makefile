@@ -81,7 +81,7 @@ bench: .venv/.ready-bench
 triton: .venv/triton/.ready
 
 dist: .venv/.ready-dist
-	$(BIN)/python tests/dist.py $(ARGS)
+	$(BIN)/python -P tests/dist.py $(ARGS)
 
 example-embeddings: .venv/.ready-embeddings
 	HF_HUB_OFFLINE=1 $(BIN)/headway serve examples/embeddings.py:Embedder $(ARGS)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import dedent
 
 import headway
 
@@ -13,7 +14,7 @@ ROOT = Path(headway.__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "docs" / "benchmarks" / "README.md"]
 SHELL = frozenset(("sh", "bash", "console", "shell"))
 
-_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+_BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
 _PROMPT = re.compile(r"^(?P<host>[\w-]*)\$ (?P<text>.*)$")
 _COMMENT = re.compile(r"\s+#\s.*$")
 _TOOL = re.compile(r"^(make|headway|pip|python|curl)\b|^[\w-]*\$ ")
@@ -71,7 +72,7 @@ def blocks(page: Path) -> Iterator[Block]:
     """Every fenced block of a page, in order."""
     text = page.read_text(encoding="utf-8")
     for found in _BLOCK.finditer(text):
-        yield Block(str(page.relative_to(ROOT)), text.count("\n", 0, found.start()) + 1, found[1], found[2])
+        yield Block(str(page.relative_to(ROOT)), text.count("\n", 0, found.start()) + 1, found[1], dedent(found[2]))
 
 
 def commands(block: Block) -> list[Command]:

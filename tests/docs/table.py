@@ -18,10 +18,12 @@ class Run:
     Attributes:
         edits: texts that are replaced in it first.
         compares: what the page shows below it must come. Figures of a busy fleet do not, where there is no load.
+        optional: where its program is not installed, it is parsed.
     """
 
     edits: Edits = ()
     compares: bool = True
+    optional: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,13 @@ ROWS: list[Row] = [
     ("*", r"make ", Parse("it takes minutes, and installs from the network")),
     ("*", r"pip install --require-hashes", Parse("it installs from the network")),
     ("*", r"pip install --no-deps dist/", Parse("tests/cli/test_wheel.py installs such a wheel")),
+    ("*", r"/srv/headway/env/bin/pip install |useradd ", Parse("it changes the machine")),
+    ("*", r"promtool ", Run(optional=True)),
+    (
+        "*",
+        r"logrotate |systemd-analyze ",
+        Parse("it looks at places of the machine; test_deploy.py has the units judged"),
+    ),
     ("*", r"python3 -m venv ", Parse("it takes seconds, and is Python's own")),
     ("*", r"\.venv/bin/python bench/", Run()),
     ("*", r"headway plan ", Parse("it simulates for seconds; tests/simulator/test_commands.py runs it")),
@@ -76,7 +85,7 @@ ROWS: list[Row] = [
     ("*", r"headway bench .* --duration", Run((("--duration ", "--duration 0."),), compares=False)),
     ("docs/ledger.md", r"headway serve|HEADWAY_LEDGER=", Parse("tests/e2e/test_ledger.py runs both")),
     ("docs/fleet.md", r"headway worker .* --name extra", Parse("tests/e2e/test_roles.py does")),
-    ("docs/fleet.md", r"old=|admin|offset|written=|for one in|redis-cli ", Parse(NEEDS_HOSTS)),
+    ("docs/fleet.md", r"old=|(\w+ )?admin|offset|written=|for one in|redis-cli ", Parse(NEEDS_HOSTS)),
     (
         "docs/operations.md",
         r"kill \$PID; curl ",

@@ -23,7 +23,17 @@ GUIDE = (DOCS / "guide.md").read_text(encoding="utf-8")
 OPERATIONS = (DOCS / "operations.md").read_text(encoding="utf-8")
 FLEET = (DOCS / "fleet.md").read_text(encoding="utf-8")
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
-FOREIGN_FLAGS = {"--data-binary", "--gpus", "--no-deps", "--require-hashes"}
+FOREIGN_FLAGS = {
+    "--data-binary",
+    "--debug",
+    "--gpus",
+    "--home-dir",
+    "--no-deps",
+    "--offline",
+    "--require-hashes",
+    "--shell",
+}
+FOREIGN_FLAGS |= {"--syntax-only", "--system"}
 
 
 def test_the_table_of_settings_is_that_of_the_settings() -> None:

@@ -104,6 +104,7 @@ ROWS: list[Row] = [
     ),
     ("docs/fleet.md", r"headway status$", Run(compares=False)),
     ("README.md", r"headway worker ", Start((("--workers 8", "--workers 2"),))),
+    ("*", r"headway \w+ examples/embeddings.py:", Parse("it takes torch")),
     ("*", r"openssl ", Run()),
     ("README.md", r"python ask\.py$", Run()),
     ("*", r"\. \S+/activate$|export \w+=|\w+=\S*$", Remember()),

@@ -37,6 +37,7 @@ class Program:
 
 PROGRAMS = {
     "policies": Program("simulated", "all policies on real traffic, simulated", (), ()),
+    "never_worse": Program("simulated", "the default policy on random fleets", ("--fleets", "10"), ("--fleets", "500")),
     "formation": Program("simulated", "batches formed at the claim or by gateways, simulated", (), ()),
     "sharding": Program("simulated", "a queue cut into shards, simulated", (), ()),
     "cases": Program("load", "the cases it is designed for", ("--seconds", "10"), ("--seconds", "60")),

@@ -77,6 +77,8 @@ class Rule:
     Attributes:
         size: size with which a batch leaves at once.
         headway: least seconds between departures; None when the policy does not space them.
+        gap_fixed: seconds of the gap that the largest batch on a GPU asks for, whatever its size; see `gap`.
+        gap_each: seconds that each unit of its size adds to that.
         window: most seconds that the oldest member waits; infinite for none.
         rate: expected arrivals per second, for the early test.
         service: expected run time of the batch in seconds, for the deadline test.
@@ -88,6 +90,8 @@ class Rule:
 
     size: int
     headway: float | None = None
+    gap_fixed: float = 0.0
+    gap_each: float = 0.0
     window: float = math.inf
     rate: float = 0.0
     service: float = 0.0
@@ -96,12 +100,19 @@ class Rule:
     gather: float = 0.0
     quiet: float = 0.0
 
+    def gap(self, running: float) -> float:
+        """Least seconds between departures while the largest batch on a GPU has size `running`; 0 for no spacing."""
+        if not self.headway or not running:
+            return self.headway or 0.0
+        return max(self.headway, self.gap_fixed + self.gap_each * running)
+
 
 class QueueSnapshot(msgspec.Struct, frozen=True, gc=False):
     """State of a queue that decides a departure: entries, their oldest, the earliest deadline, the last departure.
 
-    `depth` is the size of all entries together, which is their number unless they are weighed. `newest` is the instant of the latest arrival. `schedule` is the instant at which the next batch would leave if all
-    so far had kept the rule's pace.
+    `depth` is the size of all entries together, which is their number unless they are weighed. `newest` is the instant of
+    the latest arrival. `schedule` is the instant at which the next batch would leave if all so far had kept the rule's
+    pace. `running` is the size of the largest batch on a GPU, 0 when all are idle.
     """
 
     depth: float
@@ -110,6 +121,7 @@ class QueueSnapshot(msgspec.Struct, frozen=True, gc=False):
     last_departure: float
     schedule: float = -math.inf
     newest: float = -math.inf
+    running: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +164,7 @@ def decide(rule: Rule, view: QueueSnapshot, now: float) -> Dispatch | Hold:
         if rule.headway <= 0.0:
             return Dispatch(EARLY)
         gathered = min(view.oldest + rule.gather, view.newest + rule.quiet)
-        spaced = max(view.last_departure + rule.headway, gathered)
+        spaced = max(view.last_departure + rule.gap(view.running), gathered)
         if now >= spaced:
             return Dispatch(HEADWAY)
         until = min(until, spaced)

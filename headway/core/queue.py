@@ -36,12 +36,11 @@ from headway.core.fair_queue import (
 from headway.core.packing import Terms, pack
 from headway.core.queue_limits import QueueLimits
 from headway.core.retry import BLAMED, NEVER_SPLIT, SEARCHED, RetryBudgets, backoff, is_over, stays_whole
+from headway.core.running import RunningBatches
 from headway.core.service_model import ArrivalRate, ServiceModel
 from headway.core.suspects import APART_PRICE, FIRST, QUARANTINE, Choice, Group, Suspects
 from headway.model import Cause, Entry
 
-BUSY_TIME = 5.0
-"""Time constant of the utilisation average, seconds."""
 WAIT_WEIGHT = 0.2
 """Weight of the newest departure in the average wait."""
 MIN_AVOIDANCE = 0.05
@@ -88,9 +87,7 @@ class ModelQueue:
         self._budgets = RetryBudgets(limits.max_batch)
         self._gate = admission.AdmissionLimits.unknown(limits.tiers)
         self._gate_at = -math.inf
-        self._busy = 0
-        self._utilisation = 0.0
-        self._busy_at = 0.0
+        self._running = RunningBatches()
         self._wait = 0.0
         self._departures = 0
         self._policy: Policy | None = None
@@ -235,7 +232,7 @@ class ModelQueue:
             slots=self.slots,
             max_batch=self._limit,
             depth=self._fresh,
-            utilisation=self._utilisation,
+            utilisation=self._running.utilisation,
             wait=self._wait,
             departures=self._departures,
             deviation=self.service.deviation,
@@ -431,29 +428,21 @@ class ModelQueue:
 
     def _arrive(self, departure: Departure, now: float, state: int) -> list[QueuedEntry]:
         """End a run: members that are still wanted get `state` and are returned."""
-        self._note_busy(now)
-        self._busy -= 1
+        self._running.back(departure.size, self.slots, now)
         wanted = [member for member in departure.members if member.state == RUNNING]
         for member in wanted:
             member.state = state
         return wanted
 
     def _leave(self, departure: Departure, now: float) -> Departure:
-        self._note_busy(now)
-        self._busy += 1
         self._departures += 1
         self._gate_at = -math.inf
         departure.size = self._size(departure.members)
+        self._running.left(departure.size, self.slots, now)
         for member in departure.members:
             member.state = RUNNING
             member.attempts = departure.attempts
         return departure
-
-    def _note_busy(self, now: float) -> None:
-        share = min(1.0, self._busy / self.slots) if self.slots else 0.0
-        weight = 1.0 - math.exp(-max(0.0, now - self._busy_at) / BUSY_TIME)
-        self._utilisation += (share - self._utilisation) * weight
-        self._busy_at = now
 
     def _view(self) -> QueueSnapshot:
         oldest = math.inf
@@ -461,7 +450,8 @@ class ModelQueue:
             if tier_queue.depth and (first := tier_queue.oldest()) is not None and first.arrived < oldest:
                 oldest = first.arrived
         depth = self._size_of(self._tier_queues) if self._weighs else self._fresh
-        return QueueSnapshot(depth, oldest, self._due.earliest(), self.last_departure, self._schedule, self._newest)
+        due, largest = self._due.earliest(), self._running.largest
+        return QueueSnapshot(depth, oldest, due, self.last_departure, self._schedule, self._newest, largest)
 
     def _gate_now(self, now: float) -> admission.AdmissionLimits:
         if now - self._gate_at > GATE_AGE:

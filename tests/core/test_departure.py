@@ -61,6 +61,19 @@ def test_a_batch_leaves_one_headway_after_the_one_before() -> None:
     assert decide(rule, view(), 0.0) == Dispatch(HEADWAY)  # The first of all has nothing to keep away from.
 
 
+def test_the_gap_grows_with_the_largest_batch_on_a_gpu() -> None:
+    rule = Rule(8, headway=0.05, gap_fixed=0.02, gap_each=0.01)
+    assert [rule.gap(running) for running in (0, 1, 3, 6)] == pytest.approx([0.05, 0.05, 0.05, 0.08])
+    held = QueueSnapshot(1, oldest=0.0, due=100.0, last_departure=1.0, running=6)
+    assert decide(rule, held, 1.05) == Hold(pytest.approx(1.08))
+    assert decide(rule, held, 1.081) == Dispatch(HEADWAY)
+
+
+def test_a_rule_that_spaces_nothing_spaces_nothing_beside_large_batches() -> None:
+    assert Rule(8, headway=0.0, gap_fixed=1.0, gap_each=1.0).gap(8) == 0.0
+    assert Rule(8, gap_fixed=1.0).gap(8) == 0.0
+
+
 def test_without_a_gap_to_keep_a_batch_leaves_at_once() -> None:
     assert decide(Rule(8, headway=0.0), view(last_departure=1.0), 1.0) == Dispatch(EARLY)
 

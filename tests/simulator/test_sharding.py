@@ -72,7 +72,7 @@ class TestShards:
         assert misled.total.latency_ms.p95 > make_report(simulate(fleet)).total.latency_ms.p95 + 20
 
     def test_a_shard_with_a_slow_slot_is_helped(self) -> None:
-        slow = {"shards": 2, "slow": 3.0, "rate": 6_300.0, "duration": 4.0}
+        slow = {"shards": 2, "slow": 3.0, "rate": 6_500.0, "duration": 4.0}
         assert report(**slow).total.latency_ms.p95 < 200
         assert report(**slow).batches.stolen > 0.0
 

@@ -24,6 +24,7 @@ from headway.core import (
     queue,
     retention,
     retry,
+    running,
     service_model,
     suspects,
 )
@@ -95,7 +96,7 @@ _NUMBERS: dict[str, float] = {
     "REACH": service_model.REACH,
     "NORMAL": service_model.NORMAL,
     "SPREAD": service_model.SPREAD,
-    "BUSY_TIME": queue.BUSY_TIME,
+    "BUSY_TIME": running.BUSY_TIME,
     "WAIT_WEIGHT": queue.WAIT_WEIGHT,
     "MIN_AVOIDANCE": queue.MIN_AVOIDANCE,
     "GATE_AGE": queue.GATE_AGE,

@@ -13,6 +13,10 @@ departure has come to it. The schedule is faster than the GPUs, so in the long r
 batch may run ahead of it by what batch times are seen to vary, for against chance there is nothing to hold. (A leaky
 bucket as a meter, the virtual scheduling of ITU-T I.371.)
 
+The formula leaves no slack: where a batch takes longer the more it holds, one that chance has made large comes back late,
+the next leaves larger still, and gaps bunch again. So no gap is shorter than ℓ(n)/k for the largest batch n on a GPU. That
+is the pace at which GPUs come back while chance lasts, and s* again when it is over.
+
 In bursts, the gap since the last departure says little: the first request of a burst would take a GPU for itself, and
 the rest wait. So one that comes late in a gap in which others were due is given a gap of its own to gather a batch,
 unless again nobody follows. Poisson arrivals hardly notice.
@@ -66,6 +70,8 @@ class Paced:
         return Rule(
             size=load.max_batch,
             headway=gap,
+            gap_fixed=load.alpha / load.slots if gap > 0.0 else 0.0,
+            gap_each=load.beta / load.slots if gap > 0.0 else 0.0,
             window=self._window,
             rate=load.rate,
             service=service,

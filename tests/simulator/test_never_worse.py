@@ -1,0 +1,36 @@
+"""Even gaps beside the rules that people know: `paced` answers no later than windows, or than no rule at all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from headway.simulator.engine import simulate
+from headway.simulator.report import percentile
+from headway.simulator.scenario import Scenario
+
+MOST = 1.03
+
+
+def p95(scenario: Scenario, policy: str) -> float:
+    return percentile(sorted(simulate(replace(scenario, policy=policy)).latency), 0.95)
+
+
+@pytest.mark.parametrize(
+    ("alpha", "beta", "max_batch", "workers", "load"),
+    [
+        (0.1, 0.002, 64, 6, 0.5),
+        (0.1, 0.002, 64, 6, 0.85),
+        (0.02, 0.001, 64, 4, 0.7),
+        (0.02, 0.002, 64, 2, 0.7),
+        (0.05, 0.001, 32, 3, 0.6),
+        (0.1, 0.0, 100, 2, 0.5),
+    ],
+)
+def test_where_batches_take_longer_the_more_they_hold(
+    alpha: float, beta: float, max_batch: int, workers: int, load: float
+) -> None:
+    rate = load * workers * max_batch / (alpha + beta * max_batch)
+    scenario = Scenario(rate=rate, workers=workers, alpha=alpha, beta=beta, max_batch=max_batch, duration=20.0)
+    assert p95(scenario, "paced") <= MOST * min(p95(scenario, "window"), p95(scenario, "eager"))

@@ -21,7 +21,7 @@ SECTIONS: Mapping[str, Mapping[str, float]] = {
     "INTAKE": {"seq": 0.0, "newest": -math.inf, "last_tenant": 0.0, "mixed_at": -math.inf},
     "DEPARTED": {
         "fence": 0.0, "busy": 0.0, "busy_at": 0.0, "utilisation": 0.0, "departures": 0.0, "wait": 0.0,
-        "last_departure": -math.inf, "schedule": -math.inf, "owed": 0.0,
+        "last_departure": -math.inf, "schedule": -math.inf, "owed": 0.0, "running": 0.0,
     },
     "RULE": {
         **dict.fromkeys(wire.RULE, 0.0),

@@ -46,10 +46,12 @@ local function depart(s, slot, token, entries, reason, group)
   local fence = exact(q.fence)
   redis.call('HSET', s.prefix .. 'x', fence, cmsgpack.pack(lease))
   redis.call('ZADD', s.prefix .. 'y', lease.ends, fence)
+  redis.call('ZADD', s.prefix .. 'ys', lease.size, fence)
+  q.running = math.max(q.running, lease.size)
   redis.call('HSET', s.prefix .. 'n', slot, struct.pack('<d', q.fence) .. token)
   lasting(s, 'n')
   if q.busy == 1 then  -- No other is leased.
-    lasting(s, 'x', 'y')
+    lasting(s, 'x', 'y', 'ys')
   end
   no_longer_idle(s, slot)
   return granted(s, slot, q.fence, lease, entries)
@@ -63,12 +65,16 @@ function take_lease(s, fence)
   local lease = cmsgpack.unpack(packed)
   redis.call('HDEL', s.prefix .. 'x', fence)
   redis.call('ZREM', s.prefix .. 'y', fence)
+  redis.call('ZREM', s.prefix .. 'ys', fence)
   local last = redis.call('HGET', s.prefix .. 'n', lease.slot)
   if last and struct.unpack('<d', last) == tonumber(fence) then
     redis.call('HDEL', s.prefix .. 'n', lease.slot)
   end
   note_busy(s)
   s.q.busy = s.q.busy - 1
+  if lease.size >= s.q.running then
+    s.q.running = tonumber(redis.call('ZRANGE', s.prefix .. 'ys', -1, -1, 'WITHSCORES')[2] or 0)
+  end
   return lease
 end
 

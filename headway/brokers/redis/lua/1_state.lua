@@ -12,6 +12,7 @@
 --   d          zset    member that is due sooner than one before it in its line → its queue deadline
 --   x          hash    fence → lease
 --   y          zset    fence → instant at which the lease ends
+--   ys         zset    fence → size of the batch
 --   s          hash    group → suspects: members that wait apart from the tier queues, see 5_suspects.lua
 --   rb         hash    tenant → its retry budget, while it is not full
 --   ca         hash    caller → what is known of it since one of its inputs failed alone
@@ -278,7 +279,7 @@ end
 
 -- The names of what belongs to the figures, and is nothing without them.
 local function belongings(s)
-  local names = {'e', 'p', 'd', 'x', 'y', 's', 'i', 'f', 'c', 'n', 'h', 'g', 'm', 'v', 'vs', 'vd', 'rb', 'ca', 'tw'}
+  local names = {'e', 'p', 'd', 'x', 'y', 'ys', 's', 'i', 'f', 'c', 'n', 'h', 'g', 'm', 'v', 'vs', 'vd', 'rb', 'ca', 'tw'}
   for tier = 1, s.tiers do
     for _, name in ipairs({'l', 'a', 't'}) do
       names[#names + 1] = name .. tier

@@ -23,7 +23,8 @@ local function decide(s)
       return EARLY_REASON
     end
     local gathered = math.min(q.oldest + q.gather, q.newest + q.quiet)
-    local spaced = math.max(q.last_departure + q.headway, gathered)
+    local gap = q.running > 0 and math.max(q.headway, q.gap_fixed + q.gap_each * q.running) or q.headway
+    local spaced = math.max(q.last_departure + gap, gathered)
     if now >= spaced then
       return HEADWAY_REASON
     end

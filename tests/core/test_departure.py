@@ -65,7 +65,9 @@ def test_the_gap_grows_with_the_largest_batch_on_a_gpu() -> None:
     rule = Rule(8, headway=0.05, gap_fixed=0.02, gap_each=0.01)
     assert [rule.gap(running) for running in (0, 1, 3, 6)] == pytest.approx([0.05, 0.05, 0.05, 0.08])
     held = QueueSnapshot(1, oldest=0.0, due=100.0, last_departure=1.0, running=6)
-    assert decide(rule, held, 1.05) == Hold(pytest.approx(1.08))
+    verdict = decide(rule, held, 1.05)
+    assert isinstance(verdict, Hold)
+    assert verdict.until == pytest.approx(1.08)
     assert decide(rule, held, 1.081) == Dispatch(HEADWAY)
 
 

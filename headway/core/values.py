@@ -21,6 +21,8 @@ _NAMES = {"{": "object", "[": "array", "t": "bool", "f": "bool", "n": "null"}
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
 _SUSPECT = re.compile(rb"\\u(?:[dD][89a-fA-F]|0000)")
 """Beginning of an escape that may stand for half of a surrogate pair, or for U+0000."""
+_GOOD = re.compile(rb"(?:[^\\]++|\\[^u]|\\u(?![dD][89a-fA-F]|0000)|\\u[dD][89abAB]..\\u[dD][c-fC-F]..)*+", re.DOTALL)
+"""Valid JSON up to the first escape that stands for half of a surrogate pair, or for U+0000."""
 _NO_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
 _STEPS = bytes.maketrans(b"[]{}", b"\x01\xff\x01\xff")
 
@@ -32,11 +34,16 @@ class NoValue(ValueError):
     """The JSON text stands for no value that is taken. Says why."""
 
 
+_LONE_REASON = "holds a lone surrogate, which is no text"
+_NUL_REASON = "holds U+0000, which not every model can hold"
+
+
 def read(text: bytes) -> Value:
     """Value of a JSON text.
 
     Raises:
-        NoValue: it holds U+0000, half of a surrogate pair, or more than MAX_DEPTH levels.
+        NoValue: it holds U+0000, half of a surrogate pair, or more than MAX_DEPTH levels. (Brackets in its texts may hide
+            levels; hundreds of them fail anyway.)
         msgspec.MsgspecError, UnicodeDecodeError: it is not valid JSON.
     """
     text = text.strip(b" \t\r\n")
@@ -46,9 +53,7 @@ def read(text: bytes) -> Value:
     if not text.isascii():
         text.decode()
     if _SUSPECT.search(text) is not None:
-        for string in _STRING.findall(text):
-            if _SUSPECT.search(string) is not None:
-                _proper(string)
+        _check_escapes(text)
     if text.count(b"[") + text.count(b"{") > MAX_DEPTH and _depth(text) > MAX_DEPTH:
         raise NoValue(f"is nested deeper than {MAX_DEPTH} levels")
     return text
@@ -113,13 +118,25 @@ def _proper(string: bytes) -> str:
     try:
         text: str = _read_text(string)
     except msgspec.MsgspecError:
-        raise NoValue("holds a lone surrogate, which is no text") from None
+        raise NoValue(_LONE_REASON) from None
     if "\0" in text:
-        raise NoValue("holds U+0000, which not every model can hold")
+        raise NoValue(_NUL_REASON)
     return text
 
 
+def _check_escapes(text: bytes) -> None:
+    good = _GOOD.match(text)
+    end = good.end() if good is not None else 0
+    if end < len(text):
+        raise NoValue(_NUL_REASON if text[end : end + 6] == b"\\u0000" else _LONE_REASON)
+
+
 def _depth(text: bytes) -> int:
-    """Levels of arrays and objects in a JSON text."""
-    brackets = (_STRING.sub(b"", text) if b'"' in text else text).translate(_STEPS, _NO_BRACKET)
+    """Levels of arrays and objects in a JSON text. Brackets in its texts are left out only where they may add levels."""
+    levels = _levels(text)
+    return levels if levels <= MAX_DEPTH or b'"' not in text else _levels(_STRING.sub(b"", text))
+
+
+def _levels(text: bytes) -> int:
+    brackets = text.translate(_STEPS, _NO_BRACKET)
     return max(accumulate(memoryview(brackets).cast("b")), default=0)

@@ -11,7 +11,7 @@ from headway.app.banner import READY, banner
 from headway.app.devices import NO_DEVICES, Devices
 from headway.config import Settings
 from headway.config.target import Target, parse_target
-from headway.model import Role
+from headway.model import Role, Signature, ValueKind
 
 REMOTE = parse_target("http://127.0.0.1:9100/batch")
 LOCAL = parse_target("somewhere:function")
@@ -137,3 +137,15 @@ def test_who_takes_no_requests_has_no_public_port(role: Role, target: Target | N
 def test_no_banner_shows_the_brokers_password(role: Role) -> None:
     target = LOCAL if role in (Role.SERVE, Role.WORKER) else None
     assert "canary" not in banner(Settings(broker=URL), role, target, 8000, 9000)
+
+
+def test_the_line_to_try_sends_what_the_target_takes() -> None:
+    def line(signature: Signature) -> str:
+        return banner(Settings(), Role.SERVE, LOCAL, 8000, 9000, signature=signature).splitlines()[-1]
+
+    kind = ValueKind
+    assert line(Signature()).endswith("""-d '{"input": "hello"}'""")
+    assert line(Signature(kind.JSON, kind.JSON, b'{"a":1}')).endswith("""-d '{"input": {"a":1}}'""")
+    assert line(Signature(kind.TEXT, kind.TEXT, "it's")).endswith("""-d '{"input": "it'"'"'s"}'""")
+    assert line(Signature(kind.BYTES, kind.JSON)).endswith("""-d '{"input": "aGVsbG8="}'""")
+    assert line(Signature(kind.JSON, kind.JSON, b"[" + b"1," * 200 + b"1]")).endswith("""-d '{"input": "hello"}'""")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterator
 
 from headway.app.backends import BACKENDS, worker_name
@@ -11,7 +12,8 @@ from headway.app.roles import ROLES
 from headway.config import Settings
 from headway.config.target import Target, shown_target
 from headway.core.policies import POLICIES
-from headway.model import Role
+from headway.core.values import as_json
+from headway.model import Role, Signature, Value, ValueKind
 
 READY = "Ready."
 """Last line of a process that has no clients."""
@@ -19,6 +21,10 @@ READY = "Ready."
 
 MOST_SHOWN = 16
 """Most workers whose devices are shown."""
+
+
+_LONGEST_EXAMPLE = 200
+"""Characters of the longest example that the line to try shows."""
 
 
 def banner(
@@ -29,6 +35,7 @@ def banner(
     admin_port: int,
     devices: Devices = NO_DEVICES,
     items_per_second: float = 0.0,
+    signature: Signature | None = None,
 ) -> str:
     """Text of the banner.
 
@@ -40,8 +47,9 @@ def banner(
         admin_port: the admin port.
         devices: devices of its workers.
         items_per_second: items per second that its workers do by their warm-up; 0 where that is not known.
+        signature: signature of the target; None where that is not known.
     """
-    return "\n".join(_lines(settings, role, target, port, admin_port, devices, items_per_second))
+    return "\n".join(_lines(settings, role, target, port, admin_port, devices, items_per_second, signature))
 
 
 def _lines(
@@ -52,6 +60,7 @@ def _lines(
     admin_port: int,
     devices: Devices,
     items_per_second: float,
+    signature: Signature | None,
 ) -> Iterator[str]:
     parts = ROLES[role]
     url = f"http://{_host(settings.host)}:{port}"
@@ -80,7 +89,7 @@ def _lines(
         if settings.broker:
             yield f"  fallback {_fallback(settings)}"
         yield "Try it:"
-        yield f'  curl {url}/v1/inference{_credential(settings)} -d \'{{"input": "hello"}}\''
+        yield f"  curl {url}/v1/inference{_credential(settings)} -d {_body(signature)}"
         return
     if parts.batchers:
         yield f"  limits   a batch {settings.gpu_timeout_ms:g} ms; a lease lasts {settings.lease_ms:g} ms"
@@ -141,6 +150,16 @@ def _who(settings: Settings) -> str:
     keys = f"keys from {settings.keys}" if settings.keys else ""
     tokens = f"tokens of {settings.jwt}" if settings.jwt else ""
     return " and ".join(filter(None, (keys, tokens))) or f"no keys: everybody is {settings.default_tier}"
+
+
+def _body(signature: Signature | None) -> str:
+    """Body of a request that the target takes, as a shell takes it: with its example, unless that is long."""
+    value: Value = "hello"
+    if signature is not None and signature.takes is ValueKind.BYTES:
+        value = "aGVsbG8="
+    if signature is not None and signature.example is not None and len(signature.example) <= _LONGEST_EXAMPLE:
+        value = signature.example
+    return shlex.quote(f'{{"input": {as_json(value).decode()}}}')
 
 
 def _credential(settings: Settings) -> str:

@@ -67,7 +67,9 @@ async def run(
             gc.set_threshold(*COLLECT_AFTER)
             port = process.public.port if process.public is not None else 0
             pace = process.pool.items_per_second if process.pool is not None else 0.0
-            announce(banner(process.settings, role, process.target, port, process.admin.port, process.devices, pace))
+            signature = process.pool.signature if process.pool is not None else None
+            admin, devices = process.admin.port, process.devices
+            announce(banner(process.settings, role, process.target, port, admin, devices, pace, signature))
             if files is not None:
                 watcher = asyncio.create_task(_replace_on_change(process.service, str(process.target), files))
                 stack.push_async_callback(_end, watcher)

@@ -47,6 +47,7 @@ from headway.model import (
     ItemResult,
     Lease,
     NoWork,
+    Signature,
     Slot,
     WorkerInfo,
     WorkerStatus,
@@ -142,6 +143,11 @@ class Batcher:
         self._lease: Lease | None = None
         self._running_since: float | None = None
         self.figures = SlotFigures(slot, memory)
+
+    @property
+    def signature(self) -> Signature | None:
+        """Signature of the target; None while none is loaded."""
+        return self._backend.signature if self._backend is not None else None
 
     async def start(self) -> None:
         """Start the backend.
@@ -441,7 +447,7 @@ class Batcher:
         figures = self.figures
         memory = figures.memory_in_use()
         status, reason = self._standing(memory)
-        signature = self._backend.signature if self._backend is not None else None
+        signature = self.signature
         beat = WorkerInfo(
             worker_id=self.slot.worker,
             model=self.slot.model,

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import structlog
 
+from headway.model import Signature
 from headway.runtime.supervisor import Supervisor
 from headway.worker.batcher import Batcher
 
@@ -47,6 +48,11 @@ class WorkerPool:
     def items_per_second(self) -> float:
         """Items per second that all slots do in full batches, as far as that is known."""
         return sum(batcher.figures.pace.items_per_second for batcher in self.batchers)
+
+    @property
+    def signature(self) -> Signature | None:
+        """Signature of the target; None while no slot has loaded it."""
+        return next((one.signature for one in self.batchers if one.signature is not None), None)
 
     async def start(self) -> None:
         """Start all backends; the first that fails ends the attempt.

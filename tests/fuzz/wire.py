@@ -98,7 +98,7 @@ def check_entry(data: bytes) -> None:
     entry = _quietly(wire.read_entry, data)
     if entry is not None:
         assert isinstance(entry, Entry)
-        assert isinstance(entry.input, str)
+        assert isinstance(entry.input, str | bytes)
         assert isinstance(entry.tier, int)
     _quietly(wire.read_failure, data)
 

@@ -220,13 +220,14 @@ def test_one_bad_request_is_one_story_in_the_log(tmp_path: Path) -> None:
         assert bad.refusal() == "REJECTED_BY_MODEL"
         for mate in mates:
             mate.output()
+        server.logged("batch failed", 2)
         whole, found = [line for line in server.log() if line["level"] == "warning"]
         assert (whole["event"], found["event"]) == ("batch failed", "batch failed")
         assert (whole["size"], found["size"], found["request_id"]) == (10, 1, f"req_{bad.id}")
         assert whole["exception"].startswith("Traceback") and "faults.py" in whole["exception"]
         assert "exception" not in found, "the traceback is told once"
         assert server.logged("request", request_id=f"req_{bad.id}")["status"] == 422
-        assert len(server.log("request")) == 11, "the access log has a line for each"
+        server.logged("request", 11)  # The access log has a line for each.
         assert not [line for line in server.log("worker output") if "Traceback" in line["line"]]
 
 

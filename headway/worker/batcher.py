@@ -137,8 +137,7 @@ class Batcher:
         self._kept_out_since: float | None = None
         self._pauses = RestartPauses()
         self._up_since = 0.0
-        self._asked = False
-        self._draining = False
+        self._asked = self._draining = self._interrupted = False
         self._restarts = -1
         self._lease: Lease | None = None
         self._running_since: float | None = None
@@ -267,10 +266,11 @@ class Batcher:
 
     async def _claimed(self) -> Lease | None:
         """Claim the batch that leaves now; None when it is worth asking again."""
+        self._interrupted = False  # An interrupt of the call finds no pause to cancel.
         try:
             claimed = await self._broker.claim(self.slot, self._policy)
             await self._reached()
-            if isinstance(claimed, NoWork):
+            if isinstance(claimed, NoWork) and not self._interrupted:
                 await self._idle(self._broker.wait_for_work(self.slot, claimed.until))
         except BrokerUnavailable as error:
             self._availability.failed(self._clock(), error)
@@ -434,6 +434,7 @@ class Batcher:
             del task  # It may hold an exception whose traceback holds this frame.
 
     def _interrupt(self) -> None:
+        self._interrupted = True
         if self._pausing is not None:
             self._pausing.cancel()
 

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -191,6 +192,26 @@ def test_a_drain_does_not_wait_for_the_next_attempt_to_start_a_worker() -> None:
             backend.refuse_start = 10**6
             backend.dead.set()
             await asyncio.sleep(20)
+            before = clock()
+            await stand.service.drain()
+            assert clock() - before < 0.1
+
+    run(main)
+
+
+def test_a_drain_that_begins_during_a_claim_waits_for_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(clock: Clock) -> None:
+        stand = Stand(clock, FakeBackend(0.1))
+        claim, begun = stand.broker.claim, asyncio.Event()
+
+        async def far(*arguments: Any) -> Any:
+            begun.set()
+            await asyncio.sleep(0.01)
+            return await claim(*arguments)
+
+        monkeypatch.setattr(stand.broker, "claim", far)
+        async with stand, asyncio.timeout(60):
+            await begun.wait()
             before = clock()
             await stand.service.drain()
             assert clock() - before < 0.1

@@ -103,7 +103,7 @@ ROWS: list[Row] = [
         Parse("it takes a server with that fault: tests/redis/test_door.py has each"),
     ),
     ("docs/fleet.md", r"headway status$", Run(compares=False)),
-    ("README.md", r"headway worker ", Start((("--workers 8", "--workers 2"),))),
+    ("README.md", r"headway worker ", Start((("--workers 8", "--workers 2 --admin-port 9001"),))),
     ("*", r"headway \w+ examples/embeddings.py:", Parse("it takes torch")),
     ("*", r"openssl ", Run()),
     ("README.md", r"python ask\.py$", Run()),

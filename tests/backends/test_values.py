@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import gc
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -240,3 +241,12 @@ def test_a_method_named_example_is_none() -> None:
     target = annotated(list[dict[str, Any]], None)
     target.example = lambda: None  # type: ignore[attr-defined]
     assert Target(target, "t", "", UserLoop()).signature.warm_up_input is None
+
+
+def test_the_garbage_collector_goes_on_after_a_large_input() -> None:
+    def count(inputs: list[Any]) -> list[int]:
+        return [len(one) + gc.isenabled() for one in inputs]
+
+    large = b"[" + b"[]," * 50_000 + b"1e400]"
+    assert run(count, large, large.replace(b"1e400", b"1")).outputs == [None, b"50002"]
+    assert gc.isenabled()

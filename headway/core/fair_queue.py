@@ -70,19 +70,17 @@ class QueuedEntry(msgspec.Struct, eq=False):
     pages: int = 1
     attempts: int = 0
     reservation: object = None
-    round: int = 0
+    round: float = 0
     state: int = QUEUED
     hung: bool = False
 
 
-def queued_at(entry: Entry, now: float, round_weight: float = 1.0) -> QueuedEntry:
-    """An entry that is admitted at instant `now`, where a round is worth `round_weight`."""
+def queued_at(entry: Entry, now: float, round_weight: float = 0.0) -> QueuedEntry:
+    """An entry that is admitted at instant `now`. A round is worth `round_weight`; 0: entries are not weighed."""
     timeout, queue_timeout = entry.timeout, entry.queue_timeout
     length = len(entry.input) + len(entry.parameters)
     queue_due = now + (queue_timeout if queue_timeout < timeout else timeout)
-    cost = entry.weight / round_weight
-    if cost > LOOKED_AT:
-        cost = LOOKED_AT
+    cost = min(entry.weight / round_weight, LOOKED_AT) if round_weight else 1
     if length <= PAGE:
         return QueuedEntry(entry, now, now + timeout, queue_due, cost)
     pages = -(-length // PAGE)
@@ -121,11 +119,11 @@ class TierQueue:
     def __init__(self) -> None:
         self._round: list[QueuedEntry] = []
         """Entries left of the round being served, last first."""
-        self._rounds: dict[int, list[QueuedEntry]] = {}
+        self._rounds: dict[float, list[QueuedEntry]] = {}
         """Rounds that have not begun, if they have entries."""
-        self._next = 1
+        self._next: float = 1
         """Number of the first round that has not begun."""
-        self._wide: dict[int, int] = {}
+        self._wide: dict[float, int] = {}
         """Entries still queued of each round that has not begun."""
         self._to_come = 0
         """Entries still queued of all rounds that have not begun."""
@@ -155,8 +153,8 @@ class TierQueue:
     def push(self, queued: QueuedEntry) -> None:
         """Give an entry its place: its tenant's turn in the first round that the tenant is not in yet."""
         tenant, cost = queued.entry.tenant, queued.cost
-        latest = self._latest.get(tenant, 0.0)
-        number = int(latest) + 1
+        latest = self._latest.get(tenant, 0)
+        number = latest // 1 + 1
         if number < self._next:
             number = self._next
             latest = number - 1
@@ -170,7 +168,7 @@ class TierQueue:
             places.append(queued)
             self._wide[number] += 1
         self._to_come += 1
-        if cost != 1.0:
+        if cost != 1:
             self._rough = max(self._rough, math.ceil(latest))
         self._arrivals.append(queued)
         self.depth += 1
@@ -190,12 +188,13 @@ class TierQueue:
         round, rounds are counted one by one.
         """
         begun = self.depth - self._to_come
-        rounds = max(int(self._latest.get(tenant, 0.0)) + 2 - self._next, 1)
+        first = int(self._next)
+        rounds = max(int(self._latest.get(tenant, 0)) + 2 - first, 1)
         if self._rough < self._next:
             return min(self.depth, begun + rounds * self._wide.get(self._next, 0))
         if rounds > LOOKED_AT:
             return self.depth
-        return begun + sum(self._wide.get(number, 0) for number in range(self._next, self._next + rounds))
+        return begun + sum(self._wide.get(number, 0) for number in range(first, first + rounds))
 
     def pop(self, pages: float | None = None, weight: float = math.inf) -> QueuedEntry | None:
         """Take the entry whose turn it is; it is RUNNING from then on.
@@ -225,7 +224,7 @@ class TierQueue:
         """Take an entry out of turn, for good; its tenant gets the place back."""
         queued.state = GONE
         tenant = queued.entry.tenant
-        latest = self._latest.get(tenant, 0.0)
+        latest = self._latest.get(tenant, 0)
         if latest > self._next - 1:
             self._latest[tenant] = latest - queued.cost
         if queued.round >= self._next:

@@ -53,7 +53,7 @@ class BatchRoom(msgspec.Struct, gc=False):
     """Room that is left in a batch.
 
     Attributes:
-        count: entries that it has room for.
+        count: entries that it has room for to begin with.
         weight: weight that it has room for.
         kept: part of that weight that is kept for lower tiers at present; infinite while they go first.
         promised: weight that lower tiers should get of it.
@@ -70,7 +70,8 @@ def pack(tier_queues: Sequence[TierQueue], terms: Terms) -> Packed:
 
     While more waits than fits, no room goes to an entry that cannot be answered in time.
     """
-    packed, left, pages, most = Packed([], []), terms.weight, terms.pages, math.inf
+    packed, left, pages = Packed([], []), terms.weight, terms.pages
+    most: float | None = None
     members, served, owed, promised = packed.members, 0, terms.owed, 0.0
     top = next((tier_queue for tier_queue in tier_queues if tier_queue.depth), None)
     weighs = terms.weight < math.inf
@@ -86,16 +87,16 @@ def pack(tier_queues: Sequence[TierQueue], terms: Terms) -> Packed:
         contended = depth > count or (weight > left and (depth > 1 or not empty))
         for tier_queue in turns(allowed, room, terms.share, terms.unit, owed):
             ended = False
-            if most == math.inf and (empty or not weighs):
+            if most is None and (empty or not weighs):
                 queued = tier_queue.pop()
             else:
-                queued = tier_queue.pop(most, math.inf if empty else room.weight - room.kept)
+                heaviest = math.inf if empty else room.weight - room.kept
+                queued = tier_queue.pop(math.inf if most is None else most, heaviest)
             if queued is None:
                 blocked |= tier_queue is not top
                 allowed = [other for other in allowed if other is not tier_queue]
                 break
             empty = False
-            room.count -= 1
             if weighs:
                 room.weight -= queued.entry.weight
                 served += queued.entry.weight if tier_queue is not top else 0
@@ -111,7 +112,7 @@ def pack(tier_queues: Sequence[TierQueue], terms: Terms) -> Packed:
                     left -= queued.entry.weight
         promised, owed = max(promised, room.promised), 0.0
         if not members:  # Whoever was too large or too heavy beside those that are too late has the batch now.
-            allowed, pages, most = tier_queues, terms.pages, math.inf
+            allowed, pages, most = tier_queues, terms.pages, None
     if blocked or left <= 0.0:
         packed.owed = min(
             max(0.0, promised - served), sum(tier_queue.weight for tier_queue in tier_queues if tier_queue is not top)
@@ -132,7 +133,7 @@ def turns(
     """Tier queue of each next entry of the batch, until there is no room or nothing waits.
 
     Tiers in order; but when more waits than fits, the last `reserved_places` go to the tiers below the highest one that
-    waits, the longest wait first. The caller pops one entry from each queue it is given, and takes it from the room.
+    waits, the longest wait first. The caller pops one entry from each queue it is given, and takes its weight from the room.
 
     Arguments:
         tier_queues: tier queues, from the highest down.
@@ -153,11 +154,17 @@ def turns(
             room.promised = min(places * unit + owed, room.weight)
             all_of_it = room.promised >= room.weight
             room.kept = math.inf if all_of_it else min(room.promised, sum(tier_queue.weight for tier_queue in lower))
+    left = room.count - kept
     for tier_queue in waiting:
-        while tier_queue.depth and room.count > kept and room.weight > room.kept:
+        for _ in range(min(left, tier_queue.depth)):
+            if room.weight <= room.kept:
+                break
+            left -= 1
             yield tier_queue
     room.kept = 0.0
-    while room.count > 0 and room.weight > 0.0:
+    for _ in range(kept + left):
+        if room.weight <= 0.0:
+            return
         oldest = [
             (found.arrived, index)
             for index, tier_queue in enumerate(lower)

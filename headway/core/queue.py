@@ -181,7 +181,7 @@ class ModelQueue:
             pace = self._gate_now(now).pace(entry.tier)
             return admission.Refused(max(1.0 / pace, MIN_WAIT) if pace > 0.0 else UNKNOWN_WAIT, tier_only=False)
         ahead = SEARCH_LOAD * waiting * (suspects.callers + self._tenants()) // suspects.callers
-        refused = self._gate_now(now).judge(ahead, self._size_of(self._tier_queues[:1]), entry.tier, entry)
+        refused = self._gate_now(now).judge(ahead, self._first_size(), entry.tier, entry)
         if refused is not None:
             return refused
         queued = queued_at(entry, now, self.limits.round_weight)
@@ -197,6 +197,11 @@ class ModelQueue:
         if not self._weighs:
             return len(members)
         return self.limits.size(len(members), sum(member.entry.weight for member in members))
+
+    def _first_size(self) -> float:
+        """Size of what waits in the highest tier."""
+        first = self._tier_queues[0]
+        return self.limits.size(first.depth, first.weight) if self._weighs else first.depth
 
     def _size_of(self, tier_queues: Sequence[TierQueue]) -> float:
         """Size of what waits in tier queues."""
@@ -214,7 +219,7 @@ class ModelQueue:
         gate = self._gate_now(now)
         if ahead < gate.allowed(entry.tier, entry):
             return None
-        tier_queue, first = self._tier_queues[entry.tier], self._size_of(self._tier_queues[:1])
+        tier_queue, first = self._tier_queues[entry.tier], self._first_size()
         refused = gate.judge(ahead, first, entry.tier, entry)
         if refused is not None and (served_before := tier_queue.ahead(entry.tenant)) < tier_queue.depth:
             after = tier_queue.depth - served_before
@@ -468,16 +473,9 @@ class ModelQueue:
         Where several tenants ask, large entries get no more of it than BATCH_PAGES, or one entry, since all that ride
         wait for all their bytes.
         """
-        limits = self.limits
-        terms = Terms(
-            limit,
-            limit * limits.unit,
-            limits.unit,
-            limits.reserved_share,
-            self._owed,
-            BATCH_PAGES if now - self._mixed_at < MIXED_SECONDS else math.inf,
-            now + self.service.seconds(limit),
-        )
+        limits, hopeless = self.limits, now + self.service.seconds(limit)
+        pages = BATCH_PAGES if now - self._mixed_at < MIXED_SECONDS else math.inf
+        terms = Terms(limit, limit * limits.unit, limits.unit, limits.reserved_share, self._owed, pages, hopeless)
         packed = pack(self._tier_queues, terms)
         departure.members, departure.late, self._owed = packed.members, packed.late, packed.owed
         self._fresh -= len(packed.members) + len(packed.late)

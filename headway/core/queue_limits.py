@@ -19,7 +19,7 @@ class QueueLimits:
     Attributes:
         max_weight: most weight of a batch; 0 where entries are not weighed.
         unit: weight of one of the places of a batch; infinite where entries are not weighed.
-        round_weight: weight that costs a tenant one round.
+        round_weight: weight that costs a tenant one round; 0 where entries are not weighed, and cost one each.
     """
 
     tiers: int
@@ -29,7 +29,7 @@ class QueueLimits:
     shed_at: tuple[int, int] | None = None
     max_weight: int = 0
     unit: float = field(init=False, default=math.inf)
-    round_weight: float = field(init=False, default=1.0)
+    round_weight: float = field(init=False, default=0.0)
 
     def __post_init__(self) -> None:
         if self.max_weight:

@@ -269,10 +269,8 @@ class TestTurns:
             for number in range(depth):
                 tier_queues[tier].push(queued(f"{tier}-{number}", now=arrived(tier, number)))
         counts = [0] * len(depths)
-        room = BatchRoom(limit)
-        for tier_queue in turns(tier_queues, room, share):
+        for tier_queue in turns(tier_queues, BatchRoom(limit), share):
             assert tier_queue.pop() is not None
-            room.count -= 1
             counts[tier_queues.index(tier_queue)] += 1
         assert [tier_queue.depth for tier_queue in tier_queues] == [
             depth - count for depth, count in zip(depths, counts, strict=True)
@@ -328,11 +326,8 @@ class TestTurns:
             for number in range(10):
                 tier_queues[0].push(queued(f"e{batch}-{number}", now=batch + 1.0))
                 tier_queues[1].push(queued(f"p{batch}-{number}", now=batch + 1.0))
-            riders, room = [], BatchRoom(10)
-            for tier_queue in turns(tier_queues, room, 0.1):
-                if taken := tier_queue.pop():
-                    riders.append(taken.entry.id)
-                room.count -= 1
+            chosen = turns(tier_queues, BatchRoom(10), 0.1)
+            riders = [taken.entry.id for tier_queue in chosen if (taken := tier_queue.pop())]
             if "patient" in riders:
                 break
         assert batch == 0

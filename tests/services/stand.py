@@ -53,7 +53,7 @@ class Stand:
         self.backends = backends
         self.counters = Counters()
         self.dead = DeadLetterBox()
-        limits = QueueLimits(tiers=3, max_batch=max_batch)
+        limits = QueueLimits(tiers=3, max_batch=max_batch, max_weight=self.settings.max_batch_weight)
         self.broker = MemoryBroker({"m": limits}, self.dead, self.counters, clock, lambda: 0.5)
         self.gateway = Gateway(self.settings, ["m"], self.broker, self.counters, clock, rng=lambda: 0.5)
         wait = None if self.settings.max_wait_ms is None else self.settings.max_wait_ms / 1000
@@ -75,7 +75,7 @@ class Stand:
 
     def _batcher(self, index: int) -> Batcher:
         return Batcher(
-            Slot(f"gpu-{index}", "m", self.settings.max_batch_size),
+            Slot(f"gpu-{index}", "m", self.settings.max_batch_size, self.settings.max_batch_weight),
             lambda: self.backends[index],
             self.broker,
             self.policy,

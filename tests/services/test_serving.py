@@ -44,6 +44,24 @@ def test_each_gets_the_answer_to_its_own_input() -> None:
     run(main)
 
 
+@pytest.mark.parametrize(("weight", "heaviest"), [(0, 400), (100, 100)])
+def test_a_batch_holds_no_more_characters_than_it_may(weight: int, heaviest: int) -> None:
+    """One text is longer than that, and runs alone; an empty one weighs as one character."""
+
+    async def main(clock: Clock) -> None:
+        async with Stand(clock, FakeBackend(0.1), max_batch_weight=weight) as stand:
+            texts = ["", *("x" * 50 for _ in range(32)), "y" * 150]
+            replies = await asyncio.gather(*(stand.ask(text) for text in texts))
+            assert [reply.output for reply in replies] == [text.upper() for text in texts]
+            sizes = [(len(batch), sum(map(len, batch))) for batch in stand.backends[0].batches]
+            assert max(size for count, size in sizes if count > 1) <= max(heaviest, weight)
+            assert stand.counters.batch_fill["m"].sum > 0.0
+            if weight:
+                assert (1, 150) in sizes
+
+    run(main)
+
+
 def test_a_client_that_leaves_while_queued_never_reaches_a_gpu() -> None:
     async def main(clock: Clock) -> None:
         async with Stand(clock, FakeBackend(1.0), max_batch=1) as stand:

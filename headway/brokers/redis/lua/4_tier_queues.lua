@@ -11,7 +11,7 @@ local FIRST_WINDOW, WINDOW = 4, 64  -- Mostly the first is wanted alone.
 
 -- Rounds that an entry costs its tenant, by its weight and the bytes of its payload.
 local function cost_of(s, weight, bytes)
-  local cost = math.min(weight / s.round_weight, LOOKED_AT)
+  local cost = s.weighed and math.min(weight / s.round_weight, LOOKED_AT) or 1
   return bytes <= PAGE and cost or math.max(cost, math.ceil(bytes / PAGE))
 end
 

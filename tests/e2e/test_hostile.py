@@ -26,6 +26,7 @@ HEAD = b"POST /v1/inference HTTP/1.1\r\nHost: e2e\r\n"
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("hostile")
     with serving(folder, target="tests.targets.kinds:plain", lawful=False) as server:
+        server.expected.add("a client speaks TLS to a plain port")
         yield server
         wait_until(lambda: server.health()["pending"] == 0)
         assert server.metrics().value("requests_total", outcome="internal") == 0

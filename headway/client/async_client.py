@@ -17,6 +17,7 @@ from headway.client.messages import (
     Request,
     Result,
     State,
+    check_inputs,
     forget,
     inference,
     poll,
@@ -145,7 +146,7 @@ class AsyncClient:
         """Answers to several inputs, in their order; see `Client.infer_many`. The first error cancels the other requests."""
         if concurrency < 1:
             raise ValueError(f"concurrency = {concurrency}: must be at least 1")
-        waiting = enumerate(inputs)
+        waiting = enumerate(check_inputs(inputs))
         found: dict[int, Result | ClientError] = {}
 
         async def work() -> None:

@@ -18,6 +18,7 @@ from headway.client.messages import (
     Request,
     Result,
     State,
+    check_inputs,
     forget,
     inference,
     poll,
@@ -122,7 +123,7 @@ class Client:
 
         Raises:
             ClientError: there is no answer, or it is an error; see `headway.client.errors`.
-            TypeError, ValueError: the input or the parameters are no JSON.
+            InvalidInput: the input or the parameters are no JSON; it is a TypeError and a ValueError, too.
         """
         request = inference(input, model, parameters, self._service.key(idempotency_key))
         return read_result(self._send(request, self._service.seconds(timeout)))
@@ -164,7 +165,7 @@ class Client:
         """Answers to several inputs, in their order, each asked for by a request of its own.
 
         Arguments:
-            inputs: the inputs.
+            inputs: a list of inputs, or another iterable of them, but not one text.
             model: name of the model; None: the service's only or default one.
             parameters: parameters of each input, a JSON object.
             timeout: seconds for each input; None: the client's.
@@ -174,13 +175,15 @@ class Client:
 
         Raises:
             ClientError: an input has no answer, and `return_errors` is False; of several errors the first by the inputs' order.
+            InvalidInput: `inputs` is one text, octets or a dict; nothing was sent.
         """
         if concurrency < 1:
             raise ValueError(f"concurrency = {concurrency}: must be at least 1")
+        several = check_inputs(inputs)
         threads = ThreadPoolExecutor(min(concurrency, self._service.connections), "headway-client")
         finished = False
         try:
-            asked = [threads.submit(self.infer, input, model, parameters, timeout) for input in inputs]
+            asked = [threads.submit(self.infer, input, model, parameters, timeout) for input in several]
             wait(asked, return_when=ALL_COMPLETED if return_errors else FIRST_EXCEPTION)
             finished = True
         finally:  # Who is interrupted waits for nothing.
@@ -210,7 +213,7 @@ class Client:
 
         Raises:
             ClientError: the task was not accepted.
-            TypeError, ValueError: the input or the parameters are no JSON.
+            InvalidInput: the input or the parameters are no JSON; it is a TypeError and a ValueError, too.
         """
         if timeout is not None:
             check_seconds("timeout", timeout)

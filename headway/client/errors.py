@@ -1,6 +1,7 @@
 """Errors of the clients.
 
     ClientError
+    ├── InvalidInput            what was given cannot be sent; nothing was (a TypeError and a ValueError)
     ├── Unreachable             no connection to the service, or it was lost before the answer (a ConnectionError)
     ├── TimedOut                the call's own time is over (a TimeoutError)
     └── ApiError                the service answered with an error: `status`, `code`, `request_id`, `retry_after`
@@ -27,7 +28,15 @@ from headway.errors import HeadwayError
 
 
 class ClientError(HeadwayError):
-    """Root of all errors that a client raises for a call."""
+    """Root of all errors that a client raises for a call. `hopeless`: whether the same call will fail again."""
+
+    hopeless: bool = False
+
+
+class InvalidInput(ClientError, TypeError, ValueError):
+    """The input or the parameters are no JSON, or the inputs no list; nothing was sent."""
+
+    hopeless = True
 
 
 class Unreachable(ClientError, ConnectionError):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
 
-from headway.client.errors import BY_CODE, BY_STATUS, ApiError
+from headway.client.errors import BY_CODE, BY_STATUS, ApiError, InvalidInput
 
 State = Literal["PENDING", "SUCCESS", "FAILED"]
 """States of a task."""
@@ -18,6 +18,7 @@ _INFERENCE = "/v1/inference"
 _RESULT = "/v1/result/"
 _SHOWN_BODY = 200
 _OCTETS = "an input of bytes is no JSON; for a target that takes bytes send base64.b64encode(input).decode()"
+_VALUES = "Send text, a number, True, False, None, or lists and dicts of these with text as keys; of an array or a tensor its .tolist()."
 _ODD = "the answer is not Headway's; does the URL lead to a Headway service?"
 
 
@@ -65,7 +66,7 @@ def inference(input: Any, model: str | None, parameters: Mapping[str, Any] | Non
     """Make the request for the answer to one input. `key`: its idempotency key; empty for none.
 
     Raises:
-        TypeError, ValueError: the input or the parameters are no JSON.
+        InvalidInput: the input or the parameters are no JSON.
     """
     return Request("POST", _INFERENCE, _json_header(key), _body(input, model, parameters), timed=True)
 
@@ -90,6 +91,24 @@ def forget(task_id: str) -> Request:
     return Request("DELETE", _RESULT + task_id, {})
 
 
+def check_inputs(inputs: Iterable[Any]) -> Iterable[Any]:
+    """Return `inputs` if they are several inputs, and not one that Python could take apart.
+
+    Raises:
+        InvalidInput: they are one text, octets, one mapping, or nothing that can be gone through.
+    """
+    kind = type(inputs).__name__
+    if isinstance(inputs, str | bytes | bytearray | memoryview | Mapping):
+        raise InvalidInput(
+            f"inputs of type {kind}: would be sent in pieces. For one input call infer, or give a list: [input]."
+        )
+    if not isinstance(inputs, Iterable):
+        raise InvalidInput(
+            f"inputs of type {kind}: are no list of inputs. For one input call infer, or give a list: [input]."
+        )
+    return inputs
+
+
 def milliseconds(seconds: float) -> str:
     """`seconds` as the value of `X-Request-Timeout-Ms`."""
     return str(max(round(seconds * 1000), 1))
@@ -102,13 +121,29 @@ def _json_header(key: str) -> dict[str, str]:
 
 def _body(input: Any, model: str | None, parameters: Mapping[str, Any] | None) -> bytes:
     if isinstance(input, bytes | bytearray | memoryview):
-        raise TypeError(_OCTETS)
+        raise InvalidInput(_OCTETS)
     body: dict[str, Any] = {"input": input}
     if model is not None:
         body["model"] = model
     if parameters is not None:
+        if not isinstance(parameters, Mapping):
+            raise InvalidInput(
+                f"parameters of type {type(parameters).__name__}: must be a dict, such as {{'length': 3}}."
+            )
         body["parameters"] = dict(parameters)
-    return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    try:
+        return _json(body)
+    except (TypeError, ValueError, RecursionError):
+        for name, value in body.items():
+            try:
+                _json(value)
+            except (TypeError, ValueError, RecursionError) as exc:
+                raise InvalidInput(f"{name} of type {type(value).__name__}: is no JSON: {exc}. {_VALUES}") from None
+        raise
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
 class _Metadata(msgspec.Struct, frozen=True, gc=False):

@@ -15,7 +15,7 @@ from typing import Any, Literal, Self, overload
 from headway.app.python_target import TargetLike, target_of
 from headway.app.serving import Value, start
 from headway.client.errors import ApiError
-from headway.client.messages import Answer, Request, inference, read_error, read_result
+from headway.client.messages import Answer, Request, check_inputs, inference, read_error, read_result
 from headway.config import Settings, load_arguments
 from headway.config.target import FileTarget, ModuleTarget, ObservedTarget, RemoteTarget, Target, with_arguments
 from headway.errors import TargetError
@@ -136,7 +136,7 @@ class BatchedTarget:
         Raises:
             ApiError: the error that a client would get.
         """
-        requests = [inference(input, None, parameters, "") for input in inputs]
+        requests = [inference(input, None, parameters, "") for input in check_inputs(inputs)]
         outcomes = [_outcome(answer) for answer in self._service.call(self._ask(requests))]
         if not return_errors:
             for outcome in outcomes:

@@ -17,6 +17,7 @@ from headway.client import (
     ApiError,
     AsyncClient,
     Client,
+    InvalidInput,
     NotFound,
     Overloaded,
     RejectedByModel,
@@ -141,6 +142,27 @@ def test_many_inputs_are_answered_in_their_order(kind: str) -> None:
         assert client.infer_many([]) == []
         with pytest.raises(ValueError, match="concurrency"):
             client.infer_many(["a"], concurrency=0)
+
+
+@kinds
+@pytest.mark.parametrize(
+    "inputs", ["good", b"good", bytearray(b"good"), {"a": 1}, 7], ids=lambda value: type(value).__name__
+)
+def test_what_is_no_list_of_inputs_is_refused_before_it_is_sent(kind: str, inputs: Any) -> None:
+    with scripted(ok()) as service, asking(kind, service.url) as client:
+        with pytest.raises(
+            InvalidInput, match=f"inputs of type {type(inputs).__name__}: .* call infer, or give a list"
+        ):
+            client.infer_many(inputs)
+        assert service.asked == []
+
+
+@kinds
+def test_an_input_that_is_no_json_fails_in_its_place(kind: str) -> None:
+    with scripted(ok()) as service, asking(kind, service.url) as client:
+        good, bad = client.infer_many(["a", object()], return_errors=True)
+        assert isinstance(good, Result) and isinstance(bad, InvalidInput)
+        assert len(service.asked) == 1
 
 
 @kinds

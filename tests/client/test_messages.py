@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headway import errors
-from headway.client import ApiError, DeadlineExceeded, Overloaded, RateLimited, Result
+from headway.client import ApiError, ClientError, DeadlineExceeded, InvalidInput, Overloaded, RateLimited, Result
 from headway.client.errors import BY_CODE
 from headway.client.messages import Answer, inference, read_error, read_outcome, read_result, read_task, task
 from headway.http.problem import encode_problem
@@ -62,8 +62,23 @@ def test_only_what_is_given_is_sent() -> None:
 
 @pytest.mark.parametrize("input", [float("nan"), {1, 2}, b"bytes", object(), "\ud800"])
 def test_what_is_no_json_is_refused_before_it_is_sent(input: Any) -> None:
-    with pytest.raises((TypeError, ValueError)):
-        inference(input, None, None, "")
+    for kind in (InvalidInput, ClientError, TypeError, ValueError):
+        with pytest.raises(kind, match=r"input.*\. |base64"):
+            inference(input, None, None, "")
+
+
+@pytest.mark.parametrize(
+    ("input", "model", "parameters", "told"),
+    [
+        (object(), None, None, r"^input of type object: is no JSON: .*not JSON serializable\. Send text"),
+        ("x", None, {"n": {1}}, r"^parameters of type dict: is no JSON"),
+        ("x", None, "n", r"^parameters of type str: must be a dict"),
+        ("x", object(), None, r"^model of type object: is no JSON"),
+    ],
+)
+def test_what_cannot_be_sent_is_told_with_what_can(input: Any, model: Any, parameters: Any, told: str) -> None:
+    with pytest.raises(InvalidInput, match=told):
+        inference(input, model, parameters, "")
 
 
 def test_bytes_are_refused_with_what_to_send_instead() -> None:

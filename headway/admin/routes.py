@@ -43,6 +43,7 @@ from headway.telemetry import metrics
 _OPEN = ("/livez", "/readyz", "/healthz")
 _EARLY = (*_OPEN, "/metrics", "/internal/health", "/internal/workers")
 """Routes that answer while the process starts."""
+_IS_ADMIN = "; this is the admin port: ask the public one, whose port is --port, 8000 unless set"
 _SAFE = ("GET", "HEAD", "OPTIONS")
 _AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?")
 
@@ -65,7 +66,7 @@ def build(process: ProcessView, ready: Readiness) -> ASGIApp:
             *request_status.routes(process),
             *dead_letters.routes(process),
         ],
-        exception_handlers=handlers(),
+        exception_handlers=handlers(_IS_ADMIN, "/v1/"),
     )
     # A redirect would be built from the Host header, which anybody can write.
     app.router.redirect_slashes = False

@@ -10,6 +10,7 @@ clients alike.
     polling        the long polls for a task's outcome
     messages       requests and answers
     service        where the service is, and how it is reached
+    reaching       errors of a service that is not reached
     errors         the tree of errors
 """
 

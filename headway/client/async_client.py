@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 from headway.client.call import Attempt, Call
-from headway.client.client import CONCURRENCY, unreachable
-from headway.client.errors import ClientError, NotFound, Unreachable
+from headway.client.client import CONCURRENCY
+from headway.client.errors import ClientError, NotFound
 from headway.client.messages import (
     Answer,
     Request,
@@ -27,6 +27,7 @@ from headway.client.messages import (
     task,
 )
 from headway.client.polling import Polling
+from headway.client.reaching import lost, unreachable
 from headway.client.service import CONNECTIONS, RETRIES, TIMEOUT, URL, Service, check_seconds
 
 if TYPE_CHECKING:
@@ -236,11 +237,11 @@ class AsyncClient:
             ) as response:
                 return Answer(response.status, response.headers, await response.read())
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as exc:
-            raise Unreachable(unreachable(service.url, exc)) from exc
+            raise unreachable(service.url, exc) from exc
         except TimeoutError as exc:
             raise call.overdue() from exc
         except (aiohttp.ClientError, OSError) as exc:
-            raise Unreachable(f"the connection to {service.url} was lost: {exc}") from exc
+            raise lost(service.url, exc) from exc
 
     def _open(self) -> ClientSession:
         """Session of the running loop.

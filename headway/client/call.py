@@ -87,8 +87,10 @@ class Call:
         """Judge an attempt without an answer: the seconds until the next one.
 
         Raises:
-            ClientError: the attempt was the last; `error` itself.
+            ClientError: the attempt was the last, or the next would fail alike; `error` itself.
         """
+        if error.hopeless:
+            raise error
         return self._pause(error, None, now)
 
     def overdue(self) -> TimedOut:

@@ -12,7 +12,7 @@ from concurrent.futures import ALL_COMPLETED, FIRST_EXCEPTION, Future, ThreadPoo
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 from headway.client.call import Attempt, Call
-from headway.client.errors import ClientError, NotFound, Unreachable
+from headway.client.errors import ClientError, NotFound
 from headway.client.messages import (
     Answer,
     Request,
@@ -28,6 +28,7 @@ from headway.client.messages import (
     task,
 )
 from headway.client.polling import Polling
+from headway.client.reaching import lost, unreachable
 from headway.client.service import CONNECTIONS, RETRIES, TIMEOUT, URL, Service, check_seconds
 
 if TYPE_CHECKING:
@@ -266,9 +267,9 @@ class Client:
         except (exceptions.ReadTimeoutError, exceptions.EmptyPoolError) as exc:
             raise call.overdue() from exc
         except (exceptions.ConnectTimeoutError, exceptions.NewConnectionError, exceptions.ProxyError) as exc:
-            raise Unreachable(unreachable(self._service.url, exc)) from exc
+            raise unreachable(self._service.url, exc) from exc
         except (exceptions.HTTPError, OSError) as exc:
-            raise Unreachable(f"the connection to {self._service.url} was lost: {exc}") from exc
+            raise lost(self._service.url, exc) from exc
         return Answer(response.status, response.headers, response.data)
 
     def _connections(self) -> PoolManager:
@@ -345,11 +346,6 @@ class Task:
         """
         with contextlib.suppress(NotFound):
             self._client._send(forget(self.id), self._client._service.timeout)
-
-
-def unreachable(url: str, exc: BaseException) -> str:
-    """Message of a connection that could not be made."""
-    return f"no connection to {url}: {exc}. Is the service running, and is this its address?"
 
 
 def _outcome(asked: Future[Result]) -> Result | ClientError:

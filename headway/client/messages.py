@@ -14,7 +14,8 @@ from headway.client.errors import BY_CODE, BY_STATUS, ApiError, InvalidInput
 State = Literal["PENDING", "SUCCESS", "FAILED"]
 """States of a task."""
 
-_INFERENCE = "/v1/inference"
+ROUTE = "/v1/inference"
+"""Path of inferences and tasks, which is added to the address of a service."""
 _RESULT = "/v1/result/"
 _SHOWN_BODY = 200
 _OCTETS = "an input of bytes is no JSON; for a target that takes bytes send base64.b64encode(input).decode()"
@@ -68,7 +69,7 @@ def inference(input: Any, model: str | None, parameters: Mapping[str, Any] | Non
     Raises:
         InvalidInput: the input or the parameters are no JSON.
     """
-    return Request("POST", _INFERENCE, _json_header(key), _body(input, model, parameters), timed=True)
+    return Request("POST", ROUTE, _json_header(key), _body(input, model, parameters), timed=True)
 
 
 def task(
@@ -78,7 +79,7 @@ def task(
     header = {**_json_header(key), "Prefer": "respond-async"}
     if timeout is not None:
         header["X-Request-Timeout-Ms"] = milliseconds(timeout)
-    return Request("POST", _INFERENCE, header, _body(input, model, parameters))
+    return Request("POST", ROUTE, header, _body(input, model, parameters))
 
 
 def poll(task_id: str, wait: float) -> Request:

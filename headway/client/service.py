@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from headway import __version__
 from headway.client.call import Call
-from headway.client.messages import Request
+from headway.client.messages import ROUTE, Request
 from headway.errors import SettingError
 
 URL = "http://127.0.0.1:8000"
@@ -114,6 +114,9 @@ class Service:
             raise SettingError("url", self.url, "is not the address of a service", f"For example {URL}.")
         if not self.url.isprintable() or " " in self.url:
             raise SettingError("url", self.url, "holds a space or control character", "Percent-encode it.")
+        if self.base.endswith(ROUTE):
+            hint = f"Leave out {ROUTE}, which the client adds."
+            raise SettingError("url", self.url, "is the address of a route, not of a service", hint)
 
 
 def check_seconds(name: str, value: object) -> None:

@@ -36,8 +36,13 @@ def refusal(id: str, code: str, message: str, retry_after: float | None = None, 
     return Response(body, errors.STATUS[code], fields)
 
 
-def handlers(hint: str = "") -> Mapping[Any, Handler]:
-    """Make Starlette's `exception_handlers`; `hint` is added to the message about a path where nothing is served."""
+def handlers(hint: str = "", under: str = "/") -> Mapping[Any, Handler]:
+    """Make Starlette's `exception_handlers`.
+
+    Arguments:
+        hint: what the message about a path where nothing is served says further.
+        under: beginning of the paths that get the hint.
+    """
 
     async def refused(request: Request, exc: Exception) -> Response:
         if not isinstance(exc, RequestError):
@@ -51,7 +56,9 @@ def handlers(hint: str = "") -> Mapping[Any, Handler]:
         """Answer Starlette's own refusals: no such route, or not with this method."""
         allowed = getattr(exc, "headers", None) or {}
         if "Allow" not in allowed:
-            return refusal(request.state.request_id, errors.NOT_FOUND, f"nothing is served at {request.url.path}{hint}")
+            path = request.url.path
+            message = f"nothing is served at {path}{hint if path.startswith(under) else ''}"
+            return refusal(request.state.request_id, errors.NOT_FOUND, message)
         methods = sorted({*allowed["Allow"].split(", "), "OPTIONS"})
         allow = {"allow": ", ".join(methods)}
         if request.method == "OPTIONS":

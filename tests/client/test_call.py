@@ -95,6 +95,13 @@ def test_the_last_error_is_raised_when_the_retries_are_spent() -> None:
     assert raised.value is error
 
 
+def test_a_connection_that_will_fail_again_is_not_tried_again() -> None:
+    error = Unreachable("no TLS")
+    error.hopeless = True
+    with pytest.raises(Unreachable):
+        call().failed(error, 0.0)
+
+
 def test_a_pause_beyond_the_time_is_not_waited_for() -> None:
     with pytest.raises(RateLimited) as raised:
         call(timeout=1.0).answered(refused(429, {"retry-after": "1"}), 100.5)

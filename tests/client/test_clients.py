@@ -281,6 +281,8 @@ def test_an_asynchronous_client_belongs_to_one_loop() -> None:
         ({"url": "http://me:secret@host"}, "url"),
         ({"url": "http://host/?q"}, "url"),
         ({"url": "http://ho st"}, "url"),
+        ({"url": "http://host/v1/inference"}, "url"),
+        ({"url": "http://host/prefix/v1/inference/"}, "url"),
         ({"api_key": "secret\nkey"}, "api_key"),
         ({"api_key": ""}, "api_key"),
         ({"timeout": 0}, "timeout"),
@@ -337,8 +339,20 @@ def test_certificates_are_checked(tmp_path: Path) -> None:
         for kind in CLIENTS:
             with asking(kind, service.url, ssl_context=trust) as client:
                 assert client.infer("x").output == "out"
-            with asking(kind, service.url, retries=0) as client, pytest.raises(Unreachable, match="certificate"):
+            with (
+                asking(kind, service.url) as client,
+                pytest.raises(Unreachable, match=r"certificate.*ssl_context") as raised,
+            ):
                 client.infer("x")
+            assert raised.value.hopeless  # So it is not tried again.
+
+
+@kinds
+def test_a_port_that_does_not_speak_tls_is_asked_once(kind: str) -> None:
+    with scripted(ok()) as service, asking(kind, service.url.replace("http:", "https:")) as client:
+        with pytest.raises(Unreachable, match=r"does not speak TLS .* Is it http://\?") as raised:
+            client.infer("x")
+        assert raised.value.hopeless and service.asked == []
 
 
 def test_no_secret_is_shown() -> None:

@@ -442,6 +442,9 @@ def test_unknown_routes_and_methods_are_problem_documents() -> None:
     async def scene(stand: Stand, port: Port) -> None:
         missing = await port.get("/internal/nothing")
         assert (missing.status, missing.json["error"]) == (404, "NOT_FOUND")
+        assert missing.json["message"] == "nothing is served at /internal/nothing"
+        inference = await port.ask("POST", "/v1/inference")
+        assert inference.status == 404 and "this is the admin port: ask the public one" in inference.json["message"]
         wrong = await port.ask("PUT", "/internal/dlq/x")
         assert (wrong.status, wrong.json["error"]) == (405, "METHOD_NOT_ALLOWED")
         assert set(wrong.headers["allow"].split(", ")) == {"GET", "HEAD", "DELETE", "OPTIONS"}

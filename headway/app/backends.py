@@ -157,14 +157,15 @@ def make_pool(
     clock: Callable[[], float],
     name: Callable[[Settings, Target, Devices, int], str] = worker_name,
     request_timeout: float = math.inf,
+    queue_timeout: float = math.inf,
 ) -> WorkerPool:
     """Build the pool of workers that run a target; it can grow as far as there are devices for them.
 
-    `request_timeout` is most seconds of a request in all, where this process decides that.
+    `request_timeout` is most seconds of a request in all, and `queue_timeout` of its wait, where this process decides that.
     """
     policy = policies.build(settings.policy, None if settings.max_wait_ms is None else settings.max_wait_ms / 1000)
     one_breaker = Breaker(BREAKER_THRESHOLD, BREAKER_COOLDOWN) if BACKENDS[type(target)].one_breaker else None
-    limits = Limits(settings.gpu_timeout_ms / 1000, request_timeout)
+    limits = Limits(settings.gpu_timeout_ms / 1000, request_timeout, queue_timeout)
     memory, guard, failure_log = HostMemory(clock), GroupGuard(), FailureLog(settings.gpu_timeout_ms / 1000)
 
     def make(index: int) -> Batcher:

@@ -190,11 +190,15 @@ def make_components(
             settings, [settings.model], bundle.broker, counters, clock, direct=beside, observers=observers
         )
     id = gateway.name if gateway is not None else settings.name
-    whole = settings.request_timeout_ms / 1000 if parts.gateway else math.inf
+    whole, wait = math.inf, math.inf
+    if parts.gateway:
+        whole, wait = settings.request_timeout_ms / 1000, settings.queue_timeout_ms / 1000
     pool = (
         None
         if target is None
-        else make_pool(settings, target, devices, bundle.broker, counters, clock, request_timeout=whole)
+        else make_pool(
+            settings, target, devices, bundle.broker, counters, clock, request_timeout=whole, queue_timeout=wait
+        )
     )
     if parts.controller:
         alone = not settings.broker

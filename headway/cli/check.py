@@ -9,8 +9,9 @@ import msgspec
 import typer
 
 from headway.cli.flags import with_settings
-from headway.config import Settings
+from headway.config import Settings, flag
 from headway.config.target import shown_target
+from headway.core.deadlines import fitting
 from headway.errors import SettingError
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ _SETTINGS = (
     "model",
     "max_batch_size",
     "gpu_timeout_ms",
+    "queue_timeout_ms",
     "request_timeout_ms",
     "start_timeout_ms",
     "target_arguments",
@@ -29,8 +31,12 @@ _SETTINGS = (
     "log_level",
     "log_json",
 )
-_AMPLE = 2.0
-"""Least ratio of an ample deadline to what it must cover."""
+_DEADLINES = {
+    "gpu_timeout_ms": "the slowest batch takes {}",
+    "queue_timeout_ms": "a request may have to wait for one such batch ({})",
+    "request_timeout_ms": "a request may wait for one such batch ({}) and ride in the next",
+}
+"""Reasons for how long each deadline should be."""
 
 
 @with_settings(_SETTINGS)
@@ -108,7 +114,9 @@ async def _try_out(settings: Settings, target: str, given: list[str], parameters
     backend = make_backend(spec, plan)
     try:
         choose = partial(choose_inputs, given, settings.max_batch_size)
-        return await Trial(backend, choose, parameters, settings.gpu_timeout_ms / 1000, settings.model, repeats).run()
+        limits = {name: getattr(settings, name) for name in _DEADLINES}
+        seconds = settings.gpu_timeout_ms / 1000
+        return await Trial(backend, choose, parameters, seconds, settings.model, repeats, limits=limits).run()
     finally:
         await backend.stop()
 
@@ -129,17 +137,12 @@ def _advice(settings: Settings, found: Findings) -> list[str]:
         advice.append(
             f"batches beyond about {min(knee, most)} gain little: most of their time grows with the number of inputs"
         )
-    for name, needed, why in (
-        ("--gpu-timeout-ms", full, f"the slowest batch takes {full:.0f} ms"),
-        (
-            "--request-timeout-ms",
-            2 * full,
-            f"a request may wait for one such batch ({full:.0f} ms) and ride in the next",
-        ),
-    ):
-        value = getattr(settings, name[2:].replace("-", "_"))
-        fits = value >= needed * _AMPLE
-        advice.append(f"{name} {value:g}: {'fits' if fits else f'tight, better {needed * _AMPLE:.0f}'}; {why}")
+    for name, needed in fitting(full / 1000).items():
+        value = getattr(settings, name)
+        advice.append(
+            f"{flag(name)} {value:g}: {'fits' if value >= needed else f'tight, better {needed}'}; "
+            f"{_DEADLINES[name].format(f'{full:.0f} ms')}"
+        )
     return advice
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import structlog
 
+from headway.core import deadlines
 from headway.core.service_model import ServiceModel
 from headway.core.values import shown
 from headway.errors import BackendError, BatchTimeout, TargetError, WorkerCrashed
@@ -67,6 +69,7 @@ class Trial:
         model: name that the target is served under.
         repeats: batches of each size.
         clock: monotonic seconds.
+        limits: deadlines in ms, by setting, which a slow model is advised to raise.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class Trial:
         model: str,
         repeats: int,
         clock: Callable[[], float] = time.monotonic,
+        limits: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         self._backend = backend
         self._choose = choose
@@ -87,6 +91,7 @@ class Trial:
         self._model = model
         self._repeats = repeats
         self._clock = clock
+        self._limits = {"gpu_timeout_ms": timeout * 1000, **limits}
         self._found = Findings()
         self._overdue = False
         """Whether a batch ran beyond the deadline, so that larger ones need not be tried."""
@@ -162,7 +167,7 @@ class Trial:
         try:
             items = await self._backend.run(entries, self._timeout)
         except BatchTimeout:
-            self._found.fault(_overdue(len(inputs), self._timeout))
+            self._found.fault(self._late(len(inputs)))
             self._overdue = True
             await self._backend.start()
             return None
@@ -176,6 +181,18 @@ class Trial:
         self._found.runs.append(run)
         self._found.model.observe(run.size, run.seconds)
         return self._outputs(items)
+
+    def _late(self, size: int) -> str:
+        """Fault of a batch that took longer than its deadline, with the settings that would fit the largest, if they are known."""
+        seconds = self._found.warm_up
+        if self._found.runs:
+            seconds = max(self._found.model.seconds(size), self._found.model.seconds(len(self._inputs)))
+        fits = deadlines.flags(seconds, self._limits) if seconds > self._timeout else ""
+        ways = " or" if size == 1 else ", lower --max-batch-size, or"
+        return (
+            f"a batch of {size} took longer than --gpu-timeout-ms {self._timeout * 1000:g}, after which its worker is "
+            f"killed. Make the model faster{ways} {f'start with {fits}' if fits else 'raise --gpu-timeout-ms'}"
+        )
 
     def _trace(self, exc: TargetError | BackendError) -> None:
         """Log the traceback of what user code raised."""
@@ -201,14 +218,6 @@ class Trial:
                 f"the target rejects {shown(self._inputs[position])[:40]!r}: {error}. "
                 "If it asks for inputs of another kind, give some with --input."
             )
-
-
-def _overdue(size: int, timeout: float) -> str:
-    ways = " or" if size == 1 else ", lower --max-batch-size, or"
-    return (
-        f"a batch of {size} took longer than --gpu-timeout-ms {timeout * 1000:g}, after which its worker is killed. "
-        f"Make the model faster{ways} raise --gpu-timeout-ms"
-    )
 
 
 _DISORDER = "outputs are not in the order of their inputs: return outputs[i] for inputs[i]"

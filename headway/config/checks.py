@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from headway.config import broker, database
 from headway.core import arguments, policies
+from headway.core.deadlines import MOST_MS
 from headway.errors import SettingError
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ REMOTE_FORMATS = ("list", "inputs")
 WEIGHTS = ("chars",)
 CONTROL_CHARS = ("keep", "strip", "refuse")
 
-MAX_REQUEST_TIMEOUT_MS = 600_000.0
+MAX_REQUEST_TIMEOUT_MS = float(MOST_MS)
 """Longest deadline of a request, of its wait and of its batch, in ms."""
 MAX_BATCH = 4096
 """Most inputs of one batch."""

@@ -118,8 +118,10 @@ def lateness(waited: float, attempts: int, slots: int, queue_due: bool, hung: bo
     if attempts:
         message = f"the total deadline passed after {time} and {runs}"
         return Failure(errors.DEADLINE_EXCEEDED, message, None, "total")
-    which = "the queue deadline passed" if queue_due else "no run would end by the total deadline"
-    return Failure(errors.DEADLINE_EXCEEDED, f"{which}: waited {time} for a worker", None, "queue")
+    which, setting = "the queue deadline passed", "--queue-timeout-ms"
+    if not queue_due:
+        which, setting = "no run would end by the total deadline", "--request-timeout-ms"
+    return Failure(errors.DEADLINE_EXCEEDED, f"{which}: waited {time} for a worker ({setting})", None, "queue")
 
 
 def death(failure: BatchFailure) -> Failure:

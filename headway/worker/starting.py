@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from headway.core import deadlines
 from headway.errors import BackendError, BatchTimeout, TargetError
 from headway.model import WARM_UP, Entry, Slot, Value
 from headway.ports import Backend
@@ -27,10 +28,26 @@ class Limits:
     Attributes:
         gpu_timeout: most seconds of one batch.
         request_timeout: most seconds of a request in all; infinite where only other processes know.
+        queue_timeout: most seconds until a request leaves for the first time; infinite where only others know.
     """
 
     gpu_timeout: float
     request_timeout: float = math.inf
+    queue_timeout: float = math.inf
+
+    @property
+    def longest(self) -> float:
+        """Most seconds of a batch whose requests can be answered."""
+        return min(self.gpu_timeout, self.request_timeout)
+
+    @property
+    def in_ms(self) -> dict[str, float]:
+        """Limits in ms, by setting."""
+        return {
+            "gpu_timeout_ms": self.gpu_timeout * 1000,
+            "queue_timeout_ms": self.queue_timeout * 1000,
+            "request_timeout_ms": self.request_timeout * 1000,
+        }
 
 
 def probe_entry(slot: Slot, value: Value, timeout: float) -> Entry:
@@ -56,7 +73,7 @@ async def start(backend: Backend, slot: Slot, limits: Limits, clock: Callable[[]
     warm_up = await backend.start()
     further = dict(backend.warm_up)
     loaded = max(clock() - begun - warm_up - sum(further.values()), 0.0)
-    again = await _again(backend, slot, limits, clock, warm_up) if fresh else None
+    again = await _again(backend, slot, limits, clock, warm_up, max(further.values(), default=0.0)) if fresh else None
     fields = {} if again is None else {"second_ms": round(again * 1000, 1)}
     if (full := further.get(slot.max_batch)) is not None:
         fields["full_batch_ms"] = round(full * 1000, 1)
@@ -77,43 +94,59 @@ async def start(backend: Backend, slot: Slot, limits: Limits, clock: Callable[[]
             size=slot.max_batch,
             full_batch_ms=round(full * 1000, 1),
             gpu_timeout_ms=round(limits.gpu_timeout * 1000, 1),
+            hint=_mend(full, limits),
+        )
+    elif (slowest := again or warm_up) > limits.queue_timeout and fresh:
+        log.warning(
+            "a batch takes longer than the queue deadline; who waits for one to end gets 504",
+            worker=slot.worker,
+            batch_ms=round(slowest * 1000, 1),
+            queue_timeout_ms=round(limits.queue_timeout * 1000, 1),
+            hint=_mend(slowest, limits),
         )
 
 
 async def _again(
-    backend: Backend, slot: Slot, limits: Limits, clock: Callable[[], float], warm_up: float
+    backend: Backend, slot: Slot, limits: Limits, clock: Callable[[], float], warm_up: float, full: float
 ) -> float | None:
-    """Seconds of a second batch of one input; None where the first was fast enough."""
-    most = min(limits.gpu_timeout, limits.request_timeout)
-    if warm_up <= most:
+    """Seconds of a second batch of one input; None where the first was fast enough. `full`: those of the slowest batch."""
+    if warm_up <= min(limits.longest, limits.queue_timeout):
         return None
-    begun = clock()
+    most, begun = limits.longest, clock()
     try:
         await backend.run([probe_entry(slot, backend.signature.warm_up_input or WARM_UP, most)], most)
     except BatchTimeout:
-        raise too_slow(warm_up, limits) from None
+        raise too_slow(warm_up, limits, full) from None
     except BackendError as exc:
         raise TargetError(f"the second warm-up batch failed: {exc}", exc.trace) from None
     seconds = clock() - begun
     if seconds > most:
-        raise too_slow(seconds, limits)
+        raise too_slow(seconds, limits, full)
     return seconds
 
 
-def too_slow(seconds: float, limits: Limits) -> TargetError:
-    """Error of a target that takes `seconds` for one input, longer than its limits allow."""
+def too_slow(seconds: float, limits: Limits, full: float = 0.0) -> TargetError:
+    """Error of a target that takes too long for one input, with the settings that would fit.
+
+    Arguments:
+        seconds: run time of a batch of one input.
+        limits: limits that it exceeds.
+        full: run time in seconds of the slowest batch; 0 where that is not known.
+    """
     gpu, whole = limits.gpu_timeout, limits.request_timeout
     which = f"--gpu-timeout-ms {gpu * 1000:g}" if gpu <= whole else f"--request-timeout-ms {whole * 1000:g}"
-    wanted = f"--gpu-timeout-ms {_ample(2 * seconds)}" if gpu < 2 * seconds else ""
-    if whole < 4 * seconds:
-        wanted = f"{wanted} --request-timeout-ms {_ample(4 * seconds)}".lstrip()
     return TargetError(
         f"the target takes {seconds * 1000:.0f} ms for one input, longer than {which}: no request would get its answer. "
-        f"Start with {wanted}, or make the model faster."
+        f"{_mend(max(seconds, full), limits)}"
     )
 
 
-def _ample(seconds: float) -> int:
-    """Whole milliseconds, rounded up to two digits."""
-    digits = max(math.floor(math.log10(seconds * 1000)) - 1, 0)
-    return math.ceil(seconds * 1000 / 10.0**digits) * int(10.0**digits)
+def _mend(seconds: float, limits: Limits) -> str:
+    """Words on the settings that fit batches of so many seconds."""
+    if seconds * 1000 >= deadlines.MOST_MS:
+        return f"Make the model faster: no deadline may exceed {deadlines.MOST_MS} ms."
+    mend = f"Start with {deadlines.flags(seconds, limits.in_ms)}, or make the model faster."
+    if not math.isfinite(limits.request_timeout):
+        own = {"queue_timeout_ms": 0.0, "request_timeout_ms": 0.0}
+        mend += f" The gateways need at least {deadlines.flags(seconds, own)}."
+    return mend

@@ -13,6 +13,8 @@ from tests import virtual_time
 
 Function = Callable[[list[str]], list[ItemResult]]
 
+LIMITS = {"queue_timeout_ms": 2000.0, "request_timeout_ms": 4000.0}
+
 
 class Box:
     """A black box that takes α + βn seconds on the loop's clock."""
@@ -47,7 +49,7 @@ class Box:
 def found(box: Box, inputs: Sequence[str] | None = None, most: int = 20, timeout: float = 3.0) -> Findings:
     async def main(clock: Callable[[], float]) -> Findings:
         texts: Sequence[Value] = inputs or [f"text {n}" for n in range(most)]
-        return await Trial(box, lambda _: texts, b'{"a":1}', timeout, "m", 3, clock).run()
+        return await Trial(box, lambda _: texts, b'{"a":1}', timeout, "m", 3, clock, LIMITS).run()
 
     return virtual_time.run(main)
 
@@ -149,8 +151,14 @@ def test_a_batch_beyond_the_deadline_is_a_fault() -> None:
     result = found(Box(upper, alpha=0.05, beta=0.01), timeout=0.2)
     [fault] = result.faults
     assert fault.startswith("a batch of 16 took longer than --gpu-timeout-ms 200, after which its worker is killed. ")
-    assert fault.endswith("Make the model faster, lower --max-batch-size, or raise --gpu-timeout-ms")
+    assert fault.endswith("Make the model faster, lower --max-batch-size, or start with --gpu-timeout-ms 430")
     assert result.notes == ["larger batches than 16 were not tried"]
+
+
+def test_a_model_slower_than_its_deadlines_is_told_all_that_fit() -> None:
+    [fault] = found(Box(upper, alpha=10.0), timeout=3.0).faults
+    fits = "--gpu-timeout-ms 20000 --queue-timeout-ms 20000 --request-timeout-ms 40000"
+    assert fault.endswith(f"Make the model faster or start with {fits}")
 
 
 def test_an_output_that_is_no_string_is_a_fault() -> None:

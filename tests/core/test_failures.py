@@ -122,11 +122,17 @@ class TestLateness:
         )
 
     @pytest.mark.parametrize(
-        ("queue_due", "which"), [(True, "the queue deadline passed"), (False, "no run would end by the total deadline")]
+        ("queue_due", "which", "setting"),
+        [
+            (True, "the queue deadline passed", "--queue-timeout-ms"),
+            (False, "no run would end by the total deadline", "--request-timeout-ms"),
+        ],
     )
-    def test_lateness_without_a_run_names_the_wait_as_its_cause(self, queue_due: bool, which: str) -> None:
+    def test_lateness_without_a_run_names_the_wait_and_the_setting(
+        self, queue_due: bool, which: str, setting: str
+    ) -> None:
         assert failures.lateness(1.5, 0, 1, queue_due) == Failure(
-            errors.DEADLINE_EXCEEDED, f"{which}: waited 1500 ms for a worker", None, "queue"
+            errors.DEADLINE_EXCEEDED, f"{which}: waited 1500 ms for a worker ({setting})", None, "queue"
         )
 
 

@@ -66,6 +66,11 @@ def test_a_start_is_told_of_when_it_begins_and_when_it_ends() -> None:
         (Limits(3.0, 30.0), "longer than --gpu-timeout-ms 3000", "--gpu-timeout-ms 10000,"),
         (Limits(3.0, 4.0), "longer than --gpu-timeout-ms 3000", "--gpu-timeout-ms 10000 --request-timeout-ms 20000,"),
         (Limits(10.0, 4.0), "longer than --request-timeout-ms 4000", "--request-timeout-ms 20000,"),
+        (
+            Limits(3.0, 4.0, 2.0),
+            "longer than --gpu-timeout-ms 3000",
+            "--gpu-timeout-ms 10000 --queue-timeout-ms 10000 --request-timeout-ms 20000,",
+        ),
     ],
 )
 def test_a_model_slower_than_its_deadline_is_refused_with_the_settings_that_fit(
@@ -93,3 +98,22 @@ def test_a_second_warm_up_batch_that_fails_refuses_the_target() -> None:
 
 def test_a_model_that_has_served_is_not_judged_anew() -> None:
     started(Slow(5.0, 5.0), Limits(3.0), fresh=False)
+
+
+def test_a_worker_without_gateway_says_what_the_gateways_need() -> None:
+    with pytest.raises(TargetError, match="gateways need at least --queue-timeout-ms 10000 --request-timeout-ms 20000"):
+        started(Slow(5.0, 5.0), Limits(3.0))
+
+
+def test_a_model_for_which_no_deadline_is_long_enough_gets_no_advice_that_is_refused() -> None:
+    with pytest.raises(TargetError, match="Make the model faster: no deadline may exceed 600000 ms"):
+        started(Slow(700.0, 700.0), Limits(3.0, 4.0, 2.0))
+
+
+def test_a_model_slower_than_the_queue_deadline_is_told_of() -> None:
+    [_, _, warning] = started(Slow(2.5, 2.5), Limits(3.0, 4.0, 2.0))
+    assert "longer than the queue deadline" in warning["event"]
+    assert warning["hint"].startswith(
+        "Start with --gpu-timeout-ms 5000 --queue-timeout-ms 5000 --request-timeout-ms 10000,"
+    )
+    assert len(started(Slow(2.5, 0.5), Limits(3.0, 4.0, 2.0))) == 2, "a second batch decides"

@@ -1,0 +1,38 @@
+"""Deadlines that fit a model: how long a batch, its wait and a request may take, by the time that a batch needs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+_AMPLE = 2.0
+"""Ratio of an ample deadline to what it must cover."""
+MOST_MS = 600_000
+"""Longest deadline that the settings allow, in ms."""
+
+
+def fitting(seconds: float) -> dict[str, int]:
+    """Deadlines in ms, by setting, for a model whose batches take so many seconds.
+
+    A request may come just after a batch has left: it waits for that one, and rides in the next.
+    """
+    batch = _rounded(_AMPLE * seconds)
+    fits = {"gpu_timeout_ms": batch, "queue_timeout_ms": batch, "request_timeout_ms": 2 * batch}
+    return {name: min(value, MOST_MS) for name, value in fits.items()}
+
+
+def flags(seconds: float, limits: Mapping[str, float]) -> str:
+    """Flags that raise the deadlines which are too short; empty where none is.
+
+    Arguments:
+        seconds: run time of a batch.
+        limits: deadlines in ms, by setting; those that are left out are not looked at.
+    """
+    raised = {name: value for name, value in fitting(seconds).items() if limits.get(name, math.inf) < value}
+    return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in raised.items())
+
+
+def _rounded(seconds: float) -> int:
+    """Whole milliseconds, rounded up to two digits."""
+    digits = max(math.floor(math.log10(seconds * 1000)) - 1, 0) if seconds > 0.0 else 0
+    return math.ceil(seconds * 1000 / 10.0**digits) * int(10.0**digits)

@@ -29,7 +29,9 @@ class Embedder:
             import torch
             from transformers.utils import logging
         except ImportError as exc:
-            raise RuntimeError(f"{exc}. Install headway[embeddings], or run `make example-embeddings`") from exc
+            raise RuntimeError(
+                f"{exc}. Run `make example-embeddings`, or in a checkout: pip install '.[embeddings]'"
+            ) from exc
         if device == "cpu":
             torch.set_num_threads(threads())
         logging.disable_progress_bar()

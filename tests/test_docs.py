@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import runpy
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import headway
 from headway import errors
 from headway.cli import COMMANDS
 from headway.config import FIELDS
+from headway.config.extras import PACKAGES
 from headway.runtime.counters import Counters
 from headway.simulator.scenario import Scenario
 from headway.telemetry.metrics import State, families
@@ -140,6 +142,19 @@ def test_the_remote_example_runs_as_many_batches_as_it_is_sent() -> None:
     """A call more than the API has GPUs waits inside it, and makes all of them slower."""
     [(gpus, workers)] = re.findall(r"remote_api\.py.* --gpus (\d+) .*\n\$ headway serve http\S+ --workers (\d+)", GUIDE)
     assert gpus == workers
+
+
+def test_no_hint_asks_a_package_index_for_headway() -> None:
+    """Headway is on none, so the name there is somebody else's; a hint names the missing packages, or a checkout."""
+    sources = [path for folder in ("headway", "bench", "examples") for path in (ROOT / folder).rglob("*.py")]
+    for page in [*PAGES, *sources]:
+        found = re.search(r"headway\[\w|pip install '?headway\b", page.read_text(encoding="utf-8"))
+        assert found is None, f"{page.relative_to(ROOT)}: {found[0]}"
+
+
+def test_the_packages_of_an_extra_are_those_of_the_project() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    assert {name: tuple(extras[name]) for name in PACKAGES} == PACKAGES
 
 
 def test_every_program_that_is_named_with_its_folder_exists() -> None:

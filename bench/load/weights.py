@@ -1,6 +1,6 @@
 """Batches by weight beside batches by number: sentence embeddings of texts of 5 to 250 words, on a CPU.
 
-    python bench/load/weights.py                  about ten minutes; needs headway[embeddings]
+    python bench/load/weights.py                  about ten minutes; needs what `make example-embeddings` installs
     python bench/load/weights.py --seconds 15     a first impression
 
 Three servers of examples/embeddings.py stand side by side and are asked in turns, so that what else the machine does hits

@@ -12,6 +12,7 @@ from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.brokers.memory.fleet import MemoryFleet
 from headway.config import Settings
 from headway.config.broker import SCHEMES
+from headway.config.extras import install_hint
 from headway.core.queue_limits import QueueLimits
 from headway.core.retention import KeptLimits
 from headway.errors import SettingError
@@ -72,7 +73,7 @@ def _redis(settings: Settings, counters: Counters, clock: Callable[[], float]) -
     except ModuleNotFoundError as exc:
         if not (exc.name or "").partition(".")[0] == "redis":
             raise
-        hint = "Install it: pip install 'headway[redis]'."
+        hint = install_hint("redis")
         raise SettingError("broker", settings.broker_shown, "needs the package redis, which is not here", hint) from exc
     models = _models(settings)
     connection = RedisConnection(settings.broker, settings.broker_prefix, settings.broker_timeout_ms / 1000)

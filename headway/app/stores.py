@@ -11,6 +11,7 @@ from pathlib import Path
 from headway.app.lifecycle import Resource
 from headway.app.unused_keys import UnusedKeys
 from headway.config import Settings, shown_url
+from headway.config.extras import install_hint
 from headway.errors import SettingError
 from headway.identity.anonymous import AnonymousIdentity
 from headway.identity.api_keys.cache import ApiKeyCache
@@ -81,7 +82,7 @@ def _tokens(settings: Settings) -> tuple[Identity, Sequence[Resource]]:
     except ModuleNotFoundError as exc:
         if (exc.name or "").partition(".")[0] not in ("jwt", "cryptography"):
             raise
-        hint = "Install it: pip install 'headway[jwt]'."
+        hint = install_hint("jwt")
         raise SettingError("jwt", settings.jwt, "needs the package PyJWT[crypto], which is not here", hint) from exc
 
     def read() -> list[KeySet]:
@@ -117,5 +118,5 @@ def _postgres(url: str) -> Iterator[None]:
     except ModuleNotFoundError as exc:
         if (exc.name or "").partition(".")[0] != "asyncpg":
             raise
-        hint = "Install it: pip install 'headway[postgres]'."
+        hint = install_hint("postgres")
         raise SettingError("ledger", shown_url(url), "needs the package asyncpg, which is not here", hint) from exc

@@ -176,8 +176,8 @@ def simulate(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Draw the run into FILE, such as run.png: latency of each tier and fill of the batches over time (needs "
-            "headway[plot]).",
+            help="Draw the run into FILE, such as run.png: latency of each tier and fill of the batches over time; .png, .svg or "
+            ".pdf. Needs matplotlib.",
             rich_help_panel=_RESULT,
         ),
     ] = None,
@@ -201,6 +201,10 @@ def simulate(
     from headway.simulator.table import show
     from headway.simulator.traffic import read_trace, read_weights
 
+    if plot is not None:
+        from headway.simulator.plot import check
+
+        check(plot)
     largest = max_batch_size if max_batch is None else max_batch
     scenario = Scenario(
         rate=rate,

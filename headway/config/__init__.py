@@ -9,6 +9,7 @@ A flag beats the environment, which beats the file, which beats the default.
     sources    flags, environment and file, merged
     broker     the URL of a broker
     database   the URL of a database
+    extras     packages that only some settings need
 """
 
 from headway.config.broker import shown_url

@@ -1,12 +1,14 @@
-"""Pictures of simulations; needs matplotlib, which the extra `plot` brings."""
+"""Pictures of simulations, drawn by matplotlib, which not every installation has."""
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from headway.config.extras import install_hint
 from headway.errors import SettingError
 from headway.simulator.record import Record
 from headway.simulator.report import percentile
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+FORMATS = (".png", ".svg", ".pdf")
+"""Endings of the path of a picture."""
 WINDOWS = 100
 """Windows into which the time after the warm-up is cut: each gives one point of a line over time."""
 LEAST_WINDOW = 5
@@ -25,6 +29,30 @@ STYLES = ("-", "--", ":", "-.")
 """Line styles of the tiers, the highest first, where policies have colours."""
 
 
+def check(path: Path) -> None:
+    """Check before a run that its picture can be written, as far as can be seen.
+
+    Raises:
+        SettingError: the path's ending names no picture, no file can be made there, or matplotlib is missing.
+    """
+    if path.suffix.lower() not in FORMATS:
+        hint = f"Let it end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}."
+        raise SettingError("--plot", str(path), "does not end as a picture does", hint)
+    reason = ""
+    if path.is_dir():
+        reason = "is a directory"
+    elif not path.parent.is_dir():
+        reason = "is in a directory that does not exist"
+    elif not os.access(path if path.exists() else path.parent, os.W_OK):
+        reason = "permission denied"
+    if reason:
+        raise SettingError("--plot", str(path), f"cannot be written: {reason}", "For example waits.png.")
+    try:
+        import matplotlib  # noqa: F401 - only whether it is there
+    except ImportError:
+        raise SettingError("--plot", str(path), "needs matplotlib, which is not here", install_hint("plot")) from None
+
+
 def draw(records: Sequence[Record], path: Path) -> None:
     """Write a picture of a run: latency of each tier and fill of the batches over its time, and the latency's distribution.
 
@@ -33,13 +61,10 @@ def draw(records: Sequence[Record], path: Path) -> None:
         path: path of the picture; its ending decides the format.
 
     Raises:
-        SettingError: matplotlib is missing, or the file cannot be written.
+        SettingError: the file cannot be written.
     """
-    try:
-        import matplotlib
-    except ImportError:
-        hint = "Install it: pip install 'headway[plot]'."
-        raise SettingError("--plot", str(path), "needs matplotlib, which is not installed", hint) from None
+    import matplotlib
+
     matplotlib.use("agg")
     from matplotlib import pyplot
 

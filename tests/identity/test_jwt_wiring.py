@@ -60,6 +60,6 @@ def test_without_what_checks_tokens_naming_issuers_is_a_bad_setting(
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(
-        SettingError, match=r"PyJWT\[crypto\], which is not here. Install it: pip install 'headway\[jwt\]'"
+        SettingError, match=r"PyJWT\[crypto\], which is not here. Install it: pip install 'PyJWT\[crypto\]>="
     ):
         stores.make_identity(Settings(jwt=issuers), Counters())

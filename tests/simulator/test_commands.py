@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.simulator import planner
+from headway.simulator import engine, planner
 from headway.simulator.scenario import POLICIES
 from tests.cli.command import code_of
 
@@ -68,7 +68,18 @@ class TestSimulate:
     ) -> None:
         monkeypatch.setitem(sys.modules, "matplotlib", None)
         assert code_of([*SIMULATE, "--plot", "run.png"]) == 3
-        assert "pip install 'headway[plot]'" in capsys.readouterr().err
+        assert "pip install 'matplotlib>=" in capsys.readouterr().err
+
+    @pytest.mark.parametrize("path", ["run", "run.txt", "/no/such/folder/x.png", "{folder}/there.png"])
+    def test_simulate_refuses_a_path_of_no_picture_before_it_runs(
+        self, path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "there.png").mkdir()
+        monkeypatch.setitem(sys.modules, "matplotlib", None)
+        monkeypatch.setattr(engine, "simulate", None)
+        assert code_of([*SIMULATE, "--plot", path.format(folder=tmp_path)]) == 3
+        told = capsys.readouterr().err
+        assert "--plot" in told and "matplotlib" not in told
 
     def test_the_former_name_of_the_largest_batch_means_the_same(self, capsys: pytest.CaptureFixture[str]) -> None:
         found = []

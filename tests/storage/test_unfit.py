@@ -336,7 +336,7 @@ def test_a_missing_client_is_named_with_its_mend(monkeypatch: pytest.MonkeyPatch
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.delattr(storage, "postgres")  # What is imported anew would stay there after the test.
     monkeypatch.setitem(sys.modules, "asyncpg", None)
-    with pytest.raises(SettingError, match=r"pip install 'headway\[postgres\]'") as caught:
+    with pytest.raises(SettingError, match=r"pip install 'asyncpg>=") as caught:
         stores.make_ledger(UNREACHABLE)
     assert "canary" not in str(caught.value)
 

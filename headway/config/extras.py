@@ -1,0 +1,23 @@
+"""Packages beyond the ones that every installation has: which job needs which, and how to install them.
+
+A hint names the packages and not the extra `headway[…]`: that name works only with a checkout or a wheel at hand, and a package
+index would look for a project of that name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+PACKAGES: Mapping[str, tuple[str, ...]] = {
+    "redis": ("redis>=8.1,<9", "hiredis>=3.5,<4"),
+    "postgres": ("asyncpg>=0.31,<0.33",),
+    "jwt": ("PyJWT[crypto]>=2.13,<3",),
+    "plot": ("matplotlib>=3.11,<4",),
+}
+"""Requirements by the name of their extra, as in pyproject.toml."""
+
+
+def install_hint(extra: str) -> str:
+    """Say how to install what `extra` brings, wherever Headway itself came from."""
+    packages = " ".join(f"'{package}'" for package in PACKAGES[extra])
+    return f"Install it: pip install {packages}."

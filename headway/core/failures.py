@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from headway import errors
 from headway.core.culprits import KNOWN_SECONDS
+from headway.core.excerpt import excerpt
 from headway.core.ratelimit import Over
 from headway.core.retry import BLAMED
 from headway.model import BatchFailure, Cause, Failure, ItemResult
@@ -42,13 +43,13 @@ def over_capacity(wait: float) -> Failure:
 def no_model(model: str, served: Iterable[str]) -> Failure:
     """Refusal because the model does not exist."""
     there = ", ".join(sorted(served))
-    return Failure(errors.NOT_FOUND, f"no model named {model!r} is served here; there is: {there}")
+    return Failure(errors.NOT_FOUND, f"no model named {excerpt(model)!r} is served here; there is: {there}")
 
 
 def no_model_for(model: str, models: Iterable[str]) -> Failure:
     """Refusal because the caller may only ask other models."""
     only = ", ".join(sorted(models))
-    return Failure(errors.FORBIDDEN, f"this credential is not for the model {model!r}, only for: {only}")
+    return Failure(errors.FORBIDDEN, f"this credential is not for the model {excerpt(model)!r}, only for: {only}")
 
 
 def conflict() -> Failure:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
+from headway.core.excerpt import excerpt
 from headway.errors import SHOWN, STATUS
 from headway.gateway.pending import Ending, PendingRequest
 
@@ -59,8 +60,8 @@ class AccessLog:
             attempts=reply.attempts,
             shared=None if reply.shared is None else "kept" if reply.kept else "joined",
             task=request.task,
-            model=entry.model,
+            model=excerpt(entry.model),
             tier=self._tiers[entry.tier],
-            tenant=entry.tenant,
-            user=request.principal.user,
+            tenant=excerpt(entry.tenant),
+            user=excerpt(request.principal.user),
         )

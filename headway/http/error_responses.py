@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headway import errors
+from headway.core.excerpt import excerpt
 from headway.errors import BrokerUnavailable, RequestError, StoreUnavailable
 from headway.http.problem import encode_problem
 
@@ -57,13 +58,13 @@ def handlers(hint: str = "", under: str = "/") -> Mapping[Any, Handler]:
         allowed = getattr(exc, "headers", None) or {}
         if "Allow" not in allowed:
             path = request.url.path
-            message = f"nothing is served at {path}{hint if path.startswith(under) else ''}"
+            message = f"nothing is served at {excerpt(path)}{hint if path.startswith(under) else ''}"
             return refusal(request.state.request_id, errors.NOT_FOUND, message)
         methods = sorted({*allowed["Allow"].split(", "), "OPTIONS"})
         allow = {"allow": ", ".join(methods)}
         if request.method == "OPTIONS":
             return Response(status_code=204, headers=allow)
-        message = f"{request.method} is not served at {request.url.path}, only {allow['allow']}"
+        message = f"{excerpt(request.method)} is not served at {excerpt(request.url.path)}, only {allow['allow']}"
         response = refusal(request.state.request_id, errors.METHOD_NOT_ALLOWED, message)
         response.headers.update(allow)
         return response

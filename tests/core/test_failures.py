@@ -35,6 +35,8 @@ def test_who_asks_the_wrong_model_hears_of_the_right_ones_in_order() -> None:
     assert failures.no_model("x", ["b", "a"]) == Failure(
         errors.NOT_FOUND, "no model named 'x' is served here; there is: a, b"
     )
+    assert len(failures.no_model("x" * 1_000_000, ["a"]).message) < 300
+    assert len(failures.no_model_for("x" * 1_000_000, ["a"]).message) < 300
     assert failures.no_model_for("x", ["b", "a"]) == Failure(
         errors.FORBIDDEN, "this credential is not for the model 'x', only for: a, b"
     )

@@ -443,6 +443,8 @@ def test_unknown_routes_and_methods_are_problem_documents() -> None:
         missing = await port.get("/internal/nothing")
         assert (missing.status, missing.json["error"]) == (404, "NOT_FOUND")
         assert missing.json["message"] == "nothing is served at /internal/nothing"
+        for method, path in (("GET", "/internal/none/" + "x" * 4000), ("PUT", "/internal/dlq/" + "x" * 4000)):
+            assert len((await port.ask(method, path)).json["message"]) < 400
         inference = await port.ask("POST", "/v1/inference")
         assert inference.status == 404 and "this is the admin port: ask the public one" in inference.json["message"]
         wrong = await port.ask("PUT", "/internal/dlq/x")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+import msgspec
 import pytest
 from structlog.testing import capture_logs
 
@@ -17,11 +19,15 @@ REPLY = Reply("7", "acme", "a secret output", ran=BatchRun("gpu-0", 12, 0.1, 0.0
 
 
 def logged(
-    reply: Reply = REPLY, ending: Ending = Ending.REPLIED, share: float = 1.0, dice: tuple[float, ...] = (0.5,)
+    reply: Reply = REPLY,
+    ending: Ending = Ending.REPLIED,
+    share: float = 1.0,
+    dice: tuple[float, ...] = (0.5,),
+    entry: Entry = ENTRY,
 ) -> list[Any]:
     log = AccessLog(share, ("enterprise", "paid", "free"), iter(dice).__next__)
     principal = Principal("alice", "acme", 1)
-    requests = [PendingRequest(NOBODY, principal, ENTRY, 10.0, 14.0, None, False, reply) for _ in dice]
+    requests = [PendingRequest(NOBODY, principal, entry, 10.0, 14.0, None, False, reply) for _ in dice]
     with capture_logs() as logs:
         log.finished(requests, ending, 10.16)
     return logs
@@ -57,6 +63,13 @@ def test_a_client_that_left_has_a_status_of_its_own() -> None:
 def test_an_answer_that_another_request_brought_says_so() -> None:
     assert logged(Reply("7", "acme", "x", shared=DedupKind.KEY))[0]["shared"] == "joined"
     assert logged(Reply("7", "acme", "x", shared=DedupKind.KEY, kept=True))[0]["shared"] == "kept"
+
+
+def test_a_name_that_a_client_made_up_is_shortened() -> None:
+    for name in ("M" * 1_000_000, "\x85" * 300_000):
+        [line] = logged(entry=msgspec.structs.replace(ENTRY, model=name))
+        assert name.startswith(line["model"].removesuffix("…"))
+        assert len(json.dumps(line)) < 600
 
 
 def test_a_share_of_the_requests_is_logged() -> None:

@@ -14,6 +14,7 @@ from uvicorn import Config
 from uvicorn.server import ServerState
 
 from headway.config import Settings
+from headway.core.excerpt import excerpt
 from headway.errors import INTERNAL, RequestError
 from headway.gateway.limiter import Limiter
 from headway.gateway.model_kinds import ModelKinds
@@ -126,7 +127,8 @@ class _Shelter:
             if begun and not complete:
                 raise  # uvicorn logs it, and cuts the connection.
             id = scope["state"]["request_id"]
-            log.exception("a route failed", request_id=id, method=scope["method"], path=scope["path"])
+            method, path = excerpt(scope["method"]), excerpt(scope["path"])
+            log.exception("a route failed", request_id=id, method=method, path=path)
             if not begun:
                 await refusal(id, INTERNAL, UNFORESEEN)(scope, receive, send)
 

@@ -110,7 +110,9 @@ def main() -> None:
     wrong = faults(archive, wheel)
     if wrong:
         sys.exit("\n".join(wrong))
-    subprocess.run([sys.executable, "-m", "twine", "check", "--strict", str(archive), str(wheel)], check=True)
+    plain = [] if sys.stdout.isatty() else ["--no-color"]  # Twine takes any output for a terminal.
+    twine = [sys.executable, "-m", "twine", *plain, "check", "--strict", str(archive), str(wheel)]
+    subprocess.run(twine, check=True)
     sys.stdout.write(f"{wheel.name} {try_out(wheel, folder / LOCK)}\n")
 
 

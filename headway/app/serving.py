@@ -103,8 +103,14 @@ def serve(
 
 
 def start(settings: Settings, target: Target, listener: type[Listener] = Listener) -> BackgroundService:
-    """Start a service in a thread, with listeners of a kind; for what it raises see `serve`."""
-    return BackgroundService(settings, Role.SERVE, target, listener)
+    """Start a service in a thread, with listeners of a kind; for what it raises see `serve`.
+
+    An error that is foreseen has its cause in its message. The frames of the service's thread would only hide it.
+    """
+    try:
+        return BackgroundService(settings, Role.SERVE, target, listener)
+    except HeadwayError as exc:
+        raise exc.with_traceback(None) from None
 
 
 def _run(settings: Settings, target: Target) -> None:

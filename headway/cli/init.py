@@ -75,7 +75,7 @@ max_batch_size = 32       # largest batch that the model takes; `headway check m
 
 NEXT = """\
 Next:
-{enter}  python3 test_model.py                # tries the model in batches; pytest runs it, too
+{enter}  python3 test_model.py                # tries the model in batches; so does pytest, after: pip install pytest
   headway check model.py:Model         # loads it, and says what a batch costs
   headway serve model.py:Model         # serves it, and prints a line to try"""
 

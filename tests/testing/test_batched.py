@@ -98,6 +98,16 @@ def test_values_are_what_the_target_says_that_they_are() -> None:
             run(b"abc")
 
 
+def test_a_start_that_fails_is_told_without_the_frames_of_the_service() -> None:
+    def failing(inputs: list[str]) -> list[str]:
+        raise KeyError("weights")
+
+    with pytest.raises(TargetError, match="KeyError: 'weights'") as raised, batched(failing):
+        pass
+    assert len(raised.traceback) <= 3
+    assert raised.value.__cause__ is None
+
+
 def test_parameters_reach_the_target() -> None:
     with batched(cut) as run:
         assert run("abcd", {"length": 3}) == "abc"

@@ -13,7 +13,7 @@ import structlog
 from headway.core import deadlines
 from headway.core.service_model import ServiceModel
 from headway.core.values import shown
-from headway.errors import BackendError, BatchTimeout, TargetError, WorkerCrashed
+from headway.errors import BackendError, BatchRaised, BatchTimeout, TargetError, WorkerCrashed
 from headway.model import Entry, ItemResult, Signature, Value
 from headway.ports import Backend
 from headway.runtime.request_id import new_id
@@ -93,6 +93,10 @@ class Trial:
         self._clock = clock
         self._limits = {"gpu_timeout_ms": timeout * 1000, **limits}
         self._found = Findings()
+        self._failures: dict[tuple[str, bool], list[int]] = {}
+        """Sizes of the batches that failed, by the reason and whether user code raised; each is one fault."""
+        self._bad_outputs: set[str | None] = set()
+        """Faults of outputs that are told of."""
         self._overdue = False
         """Whether a batch ran beyond the deadline, so that larger ones need not be tried."""
 
@@ -126,6 +130,7 @@ class Trial:
         if whole is not None and single is not None and _UNSTEADY not in found.notes:
             self._check_alone(single[0], whole)
             await self._check_order(whole)
+        self._tell_failures()
         return found
 
     def _check_alone(self, alone: Value, whole: list[Value]) -> None:
@@ -172,8 +177,8 @@ class Trial:
             await self._backend.start()
             return None
         except BackendError as exc:
-            self._found.fault(f"a batch of {len(inputs)} failed: {exc}")
-            self._trace(exc)
+            if self._failed(len(inputs), exc):
+                self._trace(exc)
             if isinstance(exc, WorkerCrashed):
                 await self._backend.start()
             return None
@@ -181,6 +186,21 @@ class Trial:
         self._found.runs.append(run)
         self._found.model.observe(run.size, run.seconds)
         return self._outputs(items)
+
+    def _failed(self, size: int, error: BackendError) -> bool:
+        """Keep a failed batch; returns whether it is the first one for its reason."""
+        sizes = self._failures.setdefault((str(error), isinstance(error, BatchRaised)), [])
+        if size not in sizes:
+            sizes.append(size)
+        return sizes == [size]
+
+    def _tell_failures(self) -> None:
+        """Add the reasons for which batches failed to the faults, each with the sizes of those batches."""
+        for (reason, raised), failed in self._failures.items():
+            *some, last = map(str, failed)
+            of = f"batches of {', '.join(some)} and {last}" if some else f"a batch of {last}"
+            hint = f". {_OTHER_INPUTS}" if raised and 1 in failed else ""
+            self._found.fault(f"{of} failed: {reason}{hint}")
 
     def _late(self, size: int) -> str:
         """Fault of a batch that took longer than its deadline, with the settings that would fit the largest, if they are known."""
@@ -212,14 +232,14 @@ class Trial:
         error = items[position].error
         if items[position].fault:
             more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
-            self._found.fault(f"input {position + 1} of {len(items)}{more}: {error}")
+            if error not in self._bad_outputs:
+                self._found.fault(f"input {position + 1} of {len(items)}{more}: {error}")
+            self._bad_outputs.add(error)
         else:
-            self._found.fault(
-                f"the target rejects {shown(self._inputs[position])[:40]!r}: {error}. "
-                "If it asks for inputs of another kind, give some with --input."
-            )
+            self._found.fault(f"the target rejects {shown(self._inputs[position])[:40]!r}: {error}. {_OTHER_INPUTS}")
 
 
+_OTHER_INPUTS = "If it asks for other inputs, give some with --input, or one as its attribute example."
 _DISORDER = "outputs are not in the order of their inputs: return outputs[i] for inputs[i]"
 _DEPENDS = "an input's output depends on the others in its batch, or on their order"
 _UNSTEADY = "the same batch has different outputs from run to run, so their order cannot be checked"

@@ -115,7 +115,8 @@ def _devices(settings: Settings) -> None:
             hint = "Write a number or a UUID, as nvidia-smi -L lists them, such as 0, GPU-8932f937-… or MIG-…; or cpu."
             _refuse(settings, "devices", f"{id!r} is no id of a GPU", hint)
     if len(ids) != settings.workers:
-        reason = f"names {len(ids)} GPUs for {settings.workers} workers (`workers`)"
+        count = "1 device" if len(ids) == 1 else f"{len(ids)} devices"
+        reason = f"names {count} for {settings.workers} workers (`workers`)"
         _refuse(settings, "devices", reason, "Name one id per worker, or leave it out.")
 
 

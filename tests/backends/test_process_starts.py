@@ -40,6 +40,16 @@ pytestmark = pytest.mark.processes
         (kind("DyingSetup"), "ended with exit code 7"),
         (kind("needs_two"), "its signature is (inputs: 'list[str]', other: 'str')"),
         (kind("takes_none"), "its signature is ()"),
+        (
+            kind("one_text"),
+            "its parameter text is annotated str, and a target gets a list of inputs. Write text: list[str],",
+        ),
+        (kind("one_object"), "Write value: list[dict[str, typing.Any]]"),
+        (kind("OneText"), "Write text: list[str], and return a list"),
+        (
+            kind("unannotated"),
+            "no attribute 'upper'. A target gets a list of inputs and returns a list of outputs. If it does",
+        ),
         (kind("refuses_all"), "the warm-up batch ['warm-up'] failed: ValueError: not my kind of text"),
         (kind("gives_numbers"), "returned int for this input"),
         (kind("gives_none"), "returned NoneType, expected a list of 1 outputs"),
@@ -59,6 +69,13 @@ def test_a_target_that_cannot_be_served_is_refused_with_the_reason(target: Modul
         await backend.stop()
 
     asyncio.run(main())
+
+
+def test_a_decorator_that_takes_lists_may_keep_the_annotations_of_what_it_wraps() -> None:
+    async def act(backend: ProcessBackend, log: Recorder) -> None:
+        assert await backend.run(batch("a"), LONG) == [ItemResult("A")]
+
+    started(kind("decorated"), act)
 
 
 def test_a_start_measures_batches_of_one_and_of_the_largest_size() -> None:

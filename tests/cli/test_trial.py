@@ -132,8 +132,18 @@ def test_a_batch_that_raises_is_a_fault_with_its_size_and_the_rest_is_tried() ->
         return upper(inputs)
 
     result = found(Box(function))
-    assert result.faults == [f"a batch of {size} failed: ValueError: too many" for size in (16, 20)]
+    assert result.faults == ["batches of 16 and 20 failed: ValueError: too many"]
     assert {run.size for run in result.runs} == {1, 2, 4, 8}
+
+
+def test_a_batch_that_raises_in_every_size_is_one_fault_that_names_the_ways_to_other_inputs() -> None:
+    def function(inputs: list[str]) -> list[ItemResult]:
+        raise BatchRaised(f"ValueError: no number: {inputs[0]}")
+
+    [fault] = found(Box(function), most=4).faults
+    assert fault.startswith("batches of 1, 2 and 4 failed: ValueError: no number: text 0. ")
+    assert "--input" in fault
+    assert "attribute example" in fault
 
 
 def test_a_crash_is_a_fault_and_the_worker_is_started_anew() -> None:
@@ -169,13 +179,12 @@ def test_an_output_that_is_no_string_is_a_fault() -> None:
     assert faults[0] == "input 1 of 1: the output is of type int"
 
 
-def test_many_bad_outputs_of_a_batch_are_one_fault() -> None:
-    faults = found(Box(lambda inputs: [ItemResult(None, "it is an int", fault=True) for _ in inputs]), most=4).faults
-    assert faults == [
-        "input 1 of 1: it is an int",
-        "input 1 of 2 (and 1 more): it is an int",
-        "input 1 of 4 (and 3 more): it is an int",
-    ]
+def test_many_bad_outputs_for_one_reason_are_one_fault() -> None:
+    def function(inputs: list[str]) -> list[ItemResult]:
+        return [*upper(inputs[:1]), *(ItemResult(None, "it is an int", fault=True) for _ in inputs[1:])]
+
+    assert found(Box(function), most=4).faults == ["input 2 of 2: it is an int"]
+    assert found(Box(lambda inputs: function(["", *inputs])[1:]), most=4).faults == ["input 1 of 1: it is an int"]
 
 
 def test_many_rejected_inputs_are_one_fault() -> None:

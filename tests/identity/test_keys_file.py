@@ -97,6 +97,14 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
             run(KeysFile(path).open())
 
 
+def test_a_misspelt_ledger_is_told_how_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SettingError, match=r"No such file or directory\. Did you mean ledger"):
+        run(KeysFile(Path("ledgr")).open())
+    with pytest.raises(SettingError, match=r"directory\. Name a readable file"):
+        run(KeysFile(Path("keys.toml")).open())
+
+
 def test_a_key_pasted_into_the_wrong_place_is_not_repeated(tmp_path: Path) -> None:
     secret = key_of("a")
     for text in (

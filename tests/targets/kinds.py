@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 
@@ -140,6 +141,36 @@ def needs_two(inputs: list[str], other: str) -> list[str]:
 
 def takes_none() -> list[str]:
     return []
+
+
+def one_text(text: str) -> str:
+    return text.upper()
+
+
+def one_object(value: dict[str, Any]) -> str:
+    return str(value["a"])
+
+
+class OneText:
+    def __call__(self, text: str) -> str:
+        return text.upper()
+
+
+def one_by_one(function: Callable[[str], str]) -> Callable[[list[str]], list[str]]:
+    @functools.wraps(function)
+    def each(inputs: list[str]) -> list[str]:
+        return [function(text) for text in inputs]
+
+    return each
+
+
+@one_by_one
+def decorated(text: str) -> str:
+    return text.upper()
+
+
+def unannotated(text):  # type: ignore[no-untyped-def]
+    return text.upper()
 
 
 def refuses_each(inputs: list[str]) -> list[Any]:

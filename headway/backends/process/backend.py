@@ -255,7 +255,7 @@ class ProcessBackend:
         try:
             items = self._items(child, await child.ask(self._pack([value] * size, None)), size)
         except BackendError as exc:
-            hint = "If it cannot take this text, give it one that it takes as its attribute example."
+            hint = f"{_LIST} If it does and cannot take this text, give it one that it takes as its attribute example."
             if size > 1:
                 hint = "If it takes fewer at once, lower max_batch_size."
             hinted = isinstance(exc, BatchRaised) and (size > 1 or self._signature.example is None)
@@ -354,6 +354,9 @@ class ProcessBackend:
         if now >= self._old_at or resident > self._recycle_rss > 0:
             self._log.info("worker wants to be replaced", worker=self._worker, pid=child.pid, rss_bytes=resident)
             child.gone.set()
+
+
+_LIST = "A target gets a list of inputs and returns a list of outputs."
 
 
 def _signature(ready: Ready) -> Signature:

@@ -24,7 +24,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from headway.backends.process.fresh_imports import SourceLoader, import_from_source
-from headway.backends.process.values import NoOutput, decoder, encoder, kind_of, kinds_of
+from headway.backends.process.values import (
+    NoOutput,
+    annotations_of,
+    decoder,
+    encoder,
+    kind_of,
+    kinds_of,
+    single_input,
+)
 from headway.core import arguments as class_arguments
 from headway.core import parameters as json_parameters
 from headway.model import Signature, Value, ValueKind
@@ -142,7 +150,13 @@ class Target:
         self.source = source
         self._call, self._loop = call, loop
         self.takes_parameters, self._by_name, first = _parameters_of(call, name)
-        takes, gives = kinds_of(call, first)
+        hints = annotations_of(call)
+        if single := single_input(call, hints.get(first)):
+            raise Refusal(
+                f"target {name}: its parameter {first} is annotated {single}, and a target gets a list of inputs. "
+                f"Write {first}: list[{single}], and return a list with one output for each."
+            )
+        takes, gives = kinds_of(hints, first)
         self.signature = Signature(takes, gives, _example(call, takes, name))
         self._decode = decoder(takes)
 

@@ -24,6 +24,7 @@ Encode = Callable[[object], Value]
 """Function that makes what travels of an output; raises NoOutput."""
 
 _JSON_TYPES = (dict, list, tuple, int, float, Mapping, Sequence)
+_SINGLE = (str, bytes, bytearray, int, float, complex, dict)
 _OCTETS = (bytes, bytearray, memoryview)
 _MOST_SHOWN = 500
 _LARGE = 1 << 16
@@ -42,18 +43,32 @@ def kind_of(value: object) -> str:
         return "something without a name"
 
 
-def kinds_of(call: Callable[..., Any], first: str) -> tuple[ValueKind, ValueKind]:
+def annotations_of(call: Callable[..., Any]) -> Mapping[str, Any]:
+    """Annotations of a target's parameters and output by name; empty where they cannot be resolved."""
+    function = call if isinstance(call, types.FunctionType | types.MethodType) else type(call).__call__
+    try:
+        return typing.get_type_hints(function)
+    except BaseException:  # A name that only a type checker knows; or whatever user code makes of it.
+        return {}
+
+
+def single_input(call: Callable[..., Any], annotation: Any) -> str:
+    """Name of the type of one input, where an annotation says that a target takes one and no list of them; else empty."""
+    if hasattr(call, "__wrapped__"):  # A decorator gives the annotations of what it wraps, and may take a list itself.
+        return ""
+    kind = typing.get_origin(annotation) or annotation
+    if not _is(kind, _SINGLE):
+        return ""
+    return str(kind.__name__) if annotation is kind else str(annotation)
+
+
+def kinds_of(hints: Mapping[str, Any], first: str) -> tuple[ValueKind, ValueKind]:
     """Kinds that a target takes and gives, by its annotations; without any, texts.
 
     Arguments:
-        call: the user's callable.
+        hints: its annotations.
         first: name of its parameter for the inputs.
     """
-    function = call if isinstance(call, types.FunctionType | types.MethodType) else type(call).__call__
-    try:
-        hints = typing.get_type_hints(function)
-    except BaseException:  # A name that only a type checker knows; or whatever user code makes of it.
-        return ValueKind.TEXT, ValueKind.TEXT
     takes = _kind(hints.get(first)) or ValueKind.TEXT
     gives = _kind(hints.get("return"))
     if gives is None:

@@ -21,6 +21,7 @@ writers take turns by a lock on its folder.
 from __future__ import annotations
 
 import asyncio
+import difflib
 import os
 import re
 import tempfile
@@ -272,7 +273,9 @@ def _rows(path: Path) -> list[dict[str, object]]:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
         return msgspec.convert(table, _File).keys
     except OSError as exc:
-        hint = "Name a readable file; headway keys create makes one."
+        meant = difflib.get_close_matches(str(path), ("ledger",), 1)
+        hint = f"Did you mean {meant[0]}? Else name" if meant else "Name"
+        hint += " a readable file; headway keys create makes one."
         raise SettingError("keys", str(path), f"cannot be read: {exc.strerror}", hint) from exc
     except msgspec.ValidationError as exc:
         raise SettingError("keys", str(path), str(exc), "Write every key as a table [[keys]].") from exc

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _EXIT_FAILED = 1
 _EXIT_INTERRUPTED = 130
+_OF_BODY = ("400", "413", "422")
+"""Statuses of a body that does not fit the target."""
 _LOAD, _REQUEST, _RESULT = "Load", "Requests", "Results"
 
 
@@ -148,7 +150,8 @@ def bench(
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
     try:
         with _writable(out) as file:
-            report = make_report(spec, run_load(spec, 0.0 if quiet else None), _without_keys(sys.argv), started_at)
+            record = run_load(spec, 0.0 if quiet else None)
+            report = make_report(spec, record, _without_keys(sys.argv), started_at)
             if file is not None:
                 file.write(to_json(report))
     except Unreachable as exc:
@@ -159,7 +162,7 @@ def bench(
     else:
         show(report)
     if reason := _without_success(report):
-        typer.echo(f"headway: {reason}", err=True)
+        typer.echo(f"headway: {reason}{_first_refused(report, record.first_refused)}", err=True)
     raise typer.Exit(_exit_code(report))
 
 
@@ -208,6 +211,19 @@ def _without_success(report: Report) -> str:
         return f"no request fell due in {report.duration_s:g} s: raise --rate or --duration"
     outcome, count = next(iter(total.outcomes.items()))
     return f"not one of {total.requests:,} requests succeeded; {count:,} ended with: {outcome}"
+
+
+def _first_refused(report: Report, told: str) -> str:
+    """Text of the first error and a hint, where all answers are 4xx; else nothing."""
+    outcomes = report.total.outcomes
+    if not told or any(not label.startswith("4") for label in outcomes):
+        return ""
+    hint = (
+        ". Give the body that this target takes: --body FILE"
+        if any(label[:3] in _OF_BODY for label in outcomes)
+        else ""
+    )
+    return f"\nheadway: the first says: {told.rstrip('.')}{hint}"
 
 
 if __name__ == "__main__":

@@ -45,10 +45,13 @@ connecting.
 """
 _MOST_WARM = 2_500
 _SHOWN_MISMATCHES = 3
+_SHOWN_ERROR = 300
 
 
 class _Problem(msgspec.Struct, gc=False):
     error: str | dict[str, object] | None = None
+    message: object = None
+    detail: object = None
 
 
 class Generator:
@@ -171,6 +174,8 @@ class Generator:
                 self._mismatch(number, body)
         else:
             stream.failed[self._label(status, body)] += 1
+            if 400 <= status < 500 and status != 429 and not record.first_refused:
+                record.first_refused = self._told(body)
             if status in (429, 503):
                 stream.refused.append(now - connection.due)
                 stream.refused_without_retry_after += not retry_after
@@ -244,6 +249,16 @@ class Generator:
         record.mismatches += 1
         if record.mismatches <= _SHOWN_MISMATCHES:
             record.mismatched.append(f"request {number}: {_printable(body[:200].decode(errors='replace'))}")
+
+    def _told(self, body: bytes) -> str:
+        """Text of an error, in the words of the API that sent it, or its whole body."""
+        try:
+            problem = self._problem(body)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            problem = _Problem()
+        inner = problem.error.get("message") if isinstance(problem.error, dict) else None
+        texts = [text for text in (problem.message, problem.detail, inner) if isinstance(text, str) and text]
+        return _printable((texts or [body.decode(errors="replace")])[0][:_SHOWN_ERROR])
 
     def _label(self, status: int, body: bytes) -> str:
         """Status and error code of an answer that is no success."""

@@ -49,6 +49,8 @@ class Record:
         """Answers with a 2xx status that are not the right answer to their request."""
         self.mismatched: list[str] = []
         """First few of the wrong answers, to be read."""
+        self.first_refused = ""
+        """Text of the first answer with a 4xx status but 429, to be read; empty when there was none."""
         self.waited = 0
         """Requests that found no free connection when they were due."""
         self.opened = 0

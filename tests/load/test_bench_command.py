@@ -3,10 +3,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -107,6 +109,27 @@ def test_bench_exits_with_1_and_says_why_when_nothing_succeeded(
     printed = capsys.readouterr()
     assert "all with Retry-After" in printed.out
     assert printed.err == "headway: not one of 50 requests succeeded; 50 ended with: 429 SHED\n"
+
+
+@pytest.mark.parametrize(
+    ("status", "members", "told"),
+    [
+        (
+            422,
+            {"error": "BAD_REQUEST", "message": "KeyError: 'text'"},
+            "KeyError: 'text'. Give the body .*: --body FILE",
+        ),
+        (400, {"error": {"message": "no \x1bprompt."}}, "no �prompt. Give the body .*: --body FILE"),
+        (400, {"odd": 1}, '{"odd":1}. Give the body .*: --body FILE'),
+        (401, {"error": "UNAUTHENTICATED", "message": "no key"}, "no key$"),
+    ],
+)
+def test_bench_says_what_the_first_error_of_the_request_is_and_hints_at_the_body(
+    server: tuple[Scripted, str], capsys: pytest.CaptureFixture[str], status: int, members: dict[str, Any], told: str
+) -> None:
+    server[0].script = lambda call: call.answer(status=status, **members)
+    assert bench(server[1], "--arrivals", "uniform", "--quiet") == 1
+    assert re.search(f"^headway: the first says: {told}", capsys.readouterr().err, re.MULTILINE)
 
 
 def test_bench_says_that_no_request_fell_due(server: tuple[Scripted, str], capsys: pytest.CaptureFixture[str]) -> None:

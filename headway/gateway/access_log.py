@@ -34,13 +34,16 @@ class AccessLog:
         self._rng = rng
 
     def finished(self, requests: Sequence[PendingRequest], ending: Ending, now: float) -> None:
-        """Log the share of these requests."""
+        """Log the share of these requests. One with several inputs is one request, logged with the input that ended it."""
         for request in requests:
+            several = request.several
+            if several is not None and not several.ends(request.reply.failure is not None):
+                continue
             if self._rng() < self._share:
                 self._log(request, ending, now)
 
     def _log(self, request: PendingRequest, ending: Ending, now: float) -> None:
-        entry, reply = request.entry, request.reply
+        entry, reply, several = request.entry, request.reply, request.several
         failure, ran = reply.failure, reply.ran
         if ending is Ending.LEFT:
             status, error = LEFT, "CANCELLED"
@@ -49,7 +52,7 @@ class AccessLog:
             error = "" if failure is None else SHOWN.get(failure.code, failure.code)
         log.info(
             "request",
-            request_id=f"req_{entry.id}",
+            request_id=f"req_{entry.id if several is None else several.id}",
             status=status,
             error=error,
             latency_ms=round((now - request.since) * 1000, 1),
@@ -60,6 +63,7 @@ class AccessLog:
             attempts=reply.attempts,
             shared=None if reply.shared is None else "kept" if reply.kept else "joined",
             task=request.task,
+            inputs=1 if several is None else several.count,
             model=excerpt(entry.model),
             tier=self._tiers[entry.tier],
             tenant=excerpt(entry.tenant),

@@ -22,6 +22,7 @@ import msgspec
 from headway import errors
 from headway.core import ratelimit, values
 from headway.gateway.pending import ReplySink
+from headway.gateway.several_inputs import SeveralInputs
 from headway.model import Failure, Principal, Reply, RequestOptions, Value
 from headway.runtime.request_id import new_id
 
@@ -43,6 +44,7 @@ class Submitter(Protocol):
         model: str,
         input: Value,
         parameters: bytes,
+        several: SeveralInputs | None = None,
     ) -> None:
         """Take a request; `sink` gets its reply."""
         ...
@@ -85,6 +87,7 @@ class FanOut:
         self._parts: list[_Part] = []
         self._replies: list[Reply | None] = [None] * len(inputs)
         self._missing = len(inputs)
+        self._several = SeveralInputs(id, len(inputs))
         self._whole = _digest(model, inputs, parameters) if options.key else b""
 
     def start(self) -> None:
@@ -133,6 +136,7 @@ class FanOut:
                 self._model,
                 self._inputs[position],
                 self._parameters,
+                self._several,
             )
         if len(self._parts) < len(self._inputs):
             asyncio.get_running_loop().call_soon(self._go_on)

@@ -39,6 +39,7 @@ from headway.gateway.model_kinds import ModelKinds
 from headway.gateway.outcome_counts import OutcomeCounts
 from headway.gateway.pending import NOBODY, Ending, FutureSink, Observer, PendingRequest, PendingTable, ReplySink
 from headway.gateway.recent_requests import RecentRequests, waiting
+from headway.gateway.several_inputs import SeveralInputs
 from headway.gateway.subscriptions import PendingSubscription, SubscriptionTable
 from headway.model import (
     DedupKey,
@@ -153,6 +154,7 @@ class Gateway:
         model: str,
         input: Value,
         parameters: bytes,
+        several: SeveralInputs | None = None,
     ) -> None:
         """Take a request in; its answer, also a refusal, goes to `sink` on a later turn of the loop.
 
@@ -164,6 +166,7 @@ class Gateway:
             model: name of a model that is served.
             input: the value for the model.
             parameters: text of a JSON object, or empty.
+            several: request with several inputs of which this is one.
         """
         tier = principal.tier if principal.tier > options.tier else options.tier
         timeout, origin = options.timeout, options.origin
@@ -183,26 +186,21 @@ class Gateway:
         )  # fmt: skip
         failure = self._check(principal, entry)
         if failure is not None:
-            self._refuse(sink, principal, entry, failure)
+            self._refuse(sink, principal, entry, failure, several)
         else:
-            self._hold(sink, principal, entry, self._session, options.task)
+            self._hold(sink, principal, entry, options.task, several)
 
     def counted(self, limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
         """Limits as they are counted now: whole by the broker that all share, in part while this gateway is alone."""
         return limits if self._session is self._shared else self.limiter.parts(limits)
 
     def _hold(
-        self,
-        sink: ReplySink,
-        principal: Principal,
-        entry: Entry,
-        session: BrokerSession,
-        unadmitted: bool,
+        self, sink: ReplySink, principal: Principal, entry: Entry, unadmitted: bool, several: SeveralInputs | None
     ) -> None:
-        now = self._clock()
+        now, session = self._clock(), self._session
         key = entry.tenant, entry.id
         deadline = now + entry.timeout
-        self._pending[key] = PendingRequest(sink, principal, entry, now, deadline, session, unadmitted)
+        self._pending[key] = PendingRequest(sink, principal, entry, now, deadline, session, unadmitted, several=several)
         self._deadlines.watch(key, deadline)
         session.offer(entry)
 
@@ -333,17 +331,22 @@ class Gateway:
             return session.no_room()
         return self.limiter.check(entry, session is self._direct)
 
-    def _refuse(self, sink: ReplySink, principal: Principal, entry: Entry, failure: Failure) -> None:
+    def _refuse(
+        self, sink: ReplySink, principal: Principal, entry: Entry, failure: Failure, several: SeveralInputs | None
+    ) -> None:
         if failure.code in CHARGED:
             self.limiter.charge(entry.limits)
-        reply = self.note_refusal(principal, entry, failure)
+        reply = self.note_refusal(principal, entry, failure, several)
         asyncio.get_running_loop().call_soon(sink.answer, reply)
 
-    def note_refusal(self, principal: Principal, entry: Entry, failure: Failure) -> Reply:
+    def note_refusal(
+        self, principal: Principal, entry: Entry, failure: Failure, several: SeveralInputs | None = None
+    ) -> Reply:
         """Count and record a request that was refused here, or by its connection for its principal's limits; its reply."""
         now = self._clock()
         reply = Reply(entry.id, entry.tenant, None, failure)
-        self._finish([PendingRequest(NOBODY, principal, entry, now, now, None, False, reply)], Ending.TURNED_AWAY)
+        refused = PendingRequest(NOBODY, principal, entry, now, now, None, False, reply, several)
+        self._finish([refused], Ending.TURNED_AWAY)
         return reply
 
     def on_event(self, session: BrokerSession, event: SessionEvent) -> None:

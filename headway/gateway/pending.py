@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from headway.core.dedup import is_task
+from headway.gateway.several_inputs import SeveralInputs
 from headway.model import Entry, Principal, Reply
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ class PendingRequest(msgspec.Struct, eq=False):
         session: session over which it went; None for one that was turned away.
         unadmitted: whether it is a task that the broker is not known to have.
         reply: its outcome, once it has ended.
+        several: request with several inputs of which this is one; None for a request by itself.
     """
 
     sink: ReplySink
@@ -96,6 +98,7 @@ class PendingRequest(msgspec.Struct, eq=False):
     session: BrokerSession | None
     unadmitted: bool = False
     reply: Reply = _UNANSWERED
+    several: SeveralInputs | None = None
 
     @property
     def task(self) -> bool:

@@ -32,6 +32,7 @@ from headway.gateway.gateway import Gateway
 from headway.gateway.limiter import Limiter
 from headway.gateway.model_kinds import ModelKinds
 from headway.gateway.pending import ReplySink
+from headway.gateway.several_inputs import SeveralInputs
 from headway.http import public
 from headway.http.inference import fast_path
 from headway.http.readiness import Readiness
@@ -151,6 +152,7 @@ class EchoGateway:
         model: str,
         input: Value,
         parameters: bytes,
+        several: SeveralInputs | None = None,
     ) -> None:
         asked = Asked(sink, principal, id, options, model, input, parameters)
         self.asked.append(asked)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -11,9 +13,14 @@ from structlog.testing import capture_logs
 
 from headway import errors
 from headway.gateway.access_log import AccessLog
+from headway.gateway.fan_out import FanOut
 from headway.gateway.pending import NOBODY, Ending, PendingRequest
-from headway.model import BatchRun, DedupKind, Entry, Failure, Principal, Reply
+from headway.model import BatchRun, DedupKind, Entry, Failure, Principal, Reply, RequestOptions
+from tests.services.fake_backend import FakeBackend
+from tests.services.stand import Stand
+from tests.virtual_time import run
 
+ID = "0189f7a4-1111-7222-8333-444455556666"
 ENTRY = Entry("7", "m", "a secret input", 1, "acme", "alice", 4.0, 2.0)
 REPLY = Reply("7", "acme", "a secret output", ran=BatchRun("gpu-0", 12, 0.1, 0.0), queued=0.05, attempts=1)
 
@@ -38,7 +45,7 @@ def test_a_line_says_how_a_request_ended_and_what_took_how_long() -> None:
     assert line == {
         "event": "request", "log_level": "info", "request_id": "req_7", "status": 200, "error": "",
         "latency_ms": 160.0, "queue_ms": 50.0, "batch_ms": 100.0, "batch_size": 12, "worker": "gpu-0", "attempts": 1,
-        "shared": None, "task": False, "model": "m", "tier": "paid", "tenant": "acme", "user": "alice",
+        "shared": None, "task": False, "inputs": 1, "model": "m", "tier": "paid", "tenant": "acme", "user": "alice",
     }  # fmt: skip
     assert "secret" not in str(line)
 
@@ -75,3 +82,46 @@ def test_a_name_that_a_client_made_up_is_shortened() -> None:
 def test_a_share_of_the_requests_is_logged() -> None:
     assert len(logged(share=0.25, dice=(0.1, 0.3, 0.249, 0.25, 0.9))) == 2
     assert len(logged(share=1.0, dice=(0.0, 0.999))) == 2
+
+
+def logged_fan_out(model: str, count: int, leave_after: float | None = None, **settings: object) -> list[Any]:
+    """Lines of the access log of one request with `count` inputs, over a real gateway and one worker on virtual time."""
+    log = AccessLog(1.0, ("enterprise", "paid", "free"), lambda: 0.5)
+
+    async def main(clock: Callable[[], float]) -> None:
+        stand = Stand(clock, FakeBackend(0.1), **settings)  # type: ignore[arg-type]
+        stand.gateway._observers = (log,)
+        await stand.service.start()
+        ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
+        inputs = [f"text {number}" for number in range(count)]
+        options, principal = RequestOptions(30.0, 1), Principal("alice", "acme", 1)
+        whole = FanOut(stand.gateway, principal, ID, options, model, inputs, b"", ended.set_result)
+        whole.start()
+        if leave_after is None:
+            await ended
+        else:
+            await asyncio.sleep(leave_after)
+            whole.abandon()
+        await asyncio.sleep(5.0)
+        await stand.service.drain()
+        await stand.service.stop()
+
+    with capture_logs() as logs:
+        run(main)
+    return [line for line in logs if line["event"] == "request"]
+
+
+@pytest.mark.parametrize(
+    ("model", "leave_after", "settings", "status"),
+    [
+        ("m", None, {}, 200),
+        ("other", None, {}, 404),
+        ("m", None, {"max_queue": 10}, 503),
+        ("m", 0.15, {}, 499),
+    ],
+)
+def test_a_request_with_many_inputs_is_one_line(
+    model: str, leave_after: float | None, settings: dict[str, object], status: int
+) -> None:
+    [line] = logged_fan_out(model, 150, leave_after, **settings)
+    assert (line["request_id"], line["status"], line["inputs"]) == (f"req_{ID}", status, 150)

@@ -19,6 +19,7 @@ from headway.errors import INTERNAL, RequestError
 from headway.gateway.limiter import Limiter
 from headway.gateway.model_kinds import ModelKinds
 from headway.gateway.pending import ReplySink
+from headway.gateway.several_inputs import SeveralInputs
 from headway.http.error_responses import UNFORESEEN, refusal
 from headway.http.inference.routes import codecs
 from headway.http.problem import encode_problem
@@ -83,6 +84,7 @@ class Intake(Protocol):
         model: str,
         input: Value,
         parameters: bytes,
+        several: SeveralInputs | None = None,
     ) -> None:
         """Take a request; `sink` gets its reply. See `headway.gateway.gateway.Gateway.submit`."""
         ...

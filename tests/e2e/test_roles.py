@@ -64,7 +64,7 @@ def check_view(server: Server, ids: set[str], pids: set[int], slots: Sequence[st
     def shows_all() -> bool:
         text = shown(server, folder, "status")
         capacity = [line for line in text.splitlines() if line.startswith("capacity")]
-        return all(id in text for id in (*ids, *slots)) and "of " in "".join(capacity)
+        return all(id in text for id in (*ids, *slots)) and " inputs/s" in "".join(capacity)
 
     wait_until(shows_all)
 

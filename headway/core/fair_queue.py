@@ -10,7 +10,8 @@ in Serving Large Language Models", OSDI 2024).
 A large entry costs as many rounds as it has pages: its tenant's next one goes into the round after those. It is itself
 served by when it begins, not by when it would end, so that one large entry of a tenant that sends little waits no
 longer than a small one (start-time fair queueing: Goyal, Vin and Cheng, SIGCOMM 1996). Where batches are bounded by weight,
-an entry costs rounds in proportion to its weight, and several light ones of a tenant share a round.
+an entry costs rounds in proportion to its weight, and several light ones of a tenant share a round. Its place in the batch
+is the least that it costs: a batch that is full by number costs as many rounds as one that is full by weight.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ class QueuedEntry(msgspec.Struct, eq=False):
         due: instant by which it must be answered.
         queue_due: instant by which it must have left for the first time.
         cost: rounds that it costs its tenant.
+        weight: weight with which it counts, that of a full batch at most; see `QueueLimits.weight`.
         pages: pages of its input and parameters.
         attempts: number of times it has left.
         reservation: its bytes of the room, for as long as it has no outcome.
@@ -67,6 +69,7 @@ class QueuedEntry(msgspec.Struct, eq=False):
     due: float
     queue_due: float
     cost: float
+    weight: int
     pages: int = 1
     attempts: int = 0
     reservation: object = None
@@ -75,16 +78,16 @@ class QueuedEntry(msgspec.Struct, eq=False):
     hung: bool = False
 
 
-def queued_at(entry: Entry, now: float, round_weight: float = 0.0) -> QueuedEntry:
-    """An entry that is admitted at instant `now`. A round is worth `round_weight`; 0: entries are not weighed."""
+def queued_at(entry: Entry, now: float, cost: float = 1, weight: int | None = None) -> QueuedEntry:
+    """An entry that is admitted at instant `now`. Its weight costs so many rounds, and counts as `weight` if given."""
+    weight = entry.weight if weight is None else weight
     timeout, queue_timeout = entry.timeout, entry.queue_timeout
     length = len(entry.input) + len(entry.parameters)
     queue_due = now + (queue_timeout if queue_timeout < timeout else timeout)
-    cost = min(entry.weight / round_weight, LOOKED_AT) if round_weight else 1
     if length <= PAGE:
-        return QueuedEntry(entry, now, now + timeout, queue_due, cost)
+        return QueuedEntry(entry, now, now + timeout, queue_due, cost, weight)
     pages = -(-length // PAGE)
-    return QueuedEntry(entry, now, now + timeout, queue_due, cost if cost > pages else pages, pages)
+    return QueuedEntry(entry, now, now + timeout, queue_due, cost if cost > pages else pages, weight, pages)
 
 
 def entries_of(members: Sequence[QueuedEntry]) -> tuple[Entry, ...]:
@@ -172,7 +175,7 @@ class TierQueue:
             self._rough = max(self._rough, math.ceil(latest))
         self._arrivals.append(queued)
         self.depth += 1
-        self.weight += queued.entry.weight
+        self.weight += queued.weight
 
     def tidy(self) -> None:
         """Let go of entries that have left. Call it after some have."""
@@ -206,16 +209,16 @@ class TierQueue:
             while places:
                 queued = places.pop()
                 if queued.state == QUEUED:
-                    if pages is not None and (queued.pages > pages or queued.entry.weight > weight):
+                    if pages is not None and (queued.pages > pages or queued.weight > weight):
                         places.append(queued)
                         return None
                     queued.state = RUNNING
                     self.depth -= 1
-                    self.weight -= queued.entry.weight
+                    self.weight -= queued.weight
                     if self.depth == 0:
                         self._start_afresh()
                     return queued
-            if pages is not None and ((first := self._first()).pages > pages or first.entry.weight > weight):
+            if pages is not None and ((first := self._first()).pages > pages or first.weight > weight):
                 return None
             places = self._begin()
         return None
@@ -231,7 +234,7 @@ class TierQueue:
             self._wide[queued.round] -= 1
             self._to_come -= 1
         self.depth -= 1
-        self.weight -= queued.entry.weight
+        self.weight -= queued.weight
         self._dropped += 1
         if self.depth == 0:
             self._start_afresh()

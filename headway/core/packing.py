@@ -98,8 +98,8 @@ def pack(tier_queues: Sequence[TierQueue], terms: Terms) -> Packed:
                 break
             empty = False
             if weighs:
-                room.weight -= queued.entry.weight
-                served += queued.entry.weight if tier_queue is not top else 0
+                room.weight -= queued.weight
+                served += queued.weight if tier_queue is not top else 0
             if queued.pages > 1 and pages < math.inf:
                 pages -= queued.pages
                 most = max(pages, 1.0)
@@ -109,7 +109,7 @@ def pack(tier_queues: Sequence[TierQueue], terms: Terms) -> Packed:
             else:
                 members.append(queued)
                 if weighs:
-                    left -= queued.entry.weight
+                    left -= queued.weight
         promised, owed = max(promised, room.promised), 0.0
         if not members:  # Whoever was too large or too heavy beside those that are too late has the batch now.
             allowed, pages, most = tier_queues, terms.pages, None

@@ -126,7 +126,7 @@ class ModelQueue:
         tier_queue = self._tier_queues[tier]
         self._rates[tier].observe(1, now)
         if self._weighs:
-            tier_queue.mean += (entry.weight - tier_queue.mean) * (MEAN_WEIGHT if tier_queue.mean else 1.0)
+            tier_queue.mean += (self.limits.weight(entry) - tier_queue.mean) * (MEAN_WEIGHT if tier_queue.mean else 1.0)
         if self.culprits.active and self.culprits.rides_apart(caller_of(entry), now):
             return self._offer_apart(entry, now)
         if self._fresh >= self._crowded and self._has_its_share(entry.tenant):
@@ -148,13 +148,18 @@ class ModelQueue:
             if self._last_tenant is not None:
                 self._mixed_at = now
             self._last_tenant = entry.tenant
-        queued = queued_at(entry, now, self.limits.round_weight)
+        queued = self._queued(entry, now)
         tier_queue.push(queued)
         self._due.push(queued)
         self._fresh += 1
         if self._waiting is not None:
             self._waiting[entry.tenant] += 1
         return queued
+
+    def _queued(self, entry: Entry, now: float) -> QueuedEntry:
+        if not self._weighs:
+            return queued_at(entry, now)
+        return queued_at(entry, now, self.limits.cost(entry), self.limits.weight(entry))
 
     def _has_its_share(self, tenant: str) -> bool:
         """Whether a tenant would take more than GREED times the places that are left, see `core.budget`, or none is
@@ -184,7 +189,7 @@ class ModelQueue:
         refused = self._gate_now(now).judge(ahead, self._first_size(), entry.tier, entry)
         if refused is not None:
             return refused
-        queued = queued_at(entry, now, self.limits.round_weight)
+        queued = self._queued(entry, now)
         gathered = Group([], now + self.service.seconds(1), QUARANTINE)
         suspects.join(caller, [queued], gathered, self._group_size(caller))
         return queued
@@ -196,7 +201,7 @@ class ModelQueue:
         """Size of these entries together."""
         if not self._weighs:
             return len(members)
-        return self.limits.size(len(members), sum(member.entry.weight for member in members))
+        return self.limits.size(len(members), sum(member.weight for member in members))
 
     def _first_size(self) -> float:
         """Size of what waits in the highest tier."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from headway.core.fair_queue import BATCH_ROUNDS
+from headway.core.fair_queue import BATCH_ROUNDS, LOOKED_AT
+from headway.model import Entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,7 @@ class QueueLimits:
         max_weight: most weight of a batch; 0 where entries are not weighed.
         unit: weight of one of the places of a batch; infinite where entries are not weighed.
         round_weight: weight that costs a tenant one round; 0 where entries are not weighed, and cost one each.
+        least_cost: rounds that one of the places of a batch costs; an entry costs no less, however light.
     """
 
     tiers: int
@@ -30,17 +32,30 @@ class QueueLimits:
     max_weight: int = 0
     unit: float = field(init=False, default=math.inf)
     round_weight: float = field(init=False, default=0.0)
+    least_cost: float = field(init=False, default=1.0)
 
     def __post_init__(self) -> None:
         if self.max_weight:
             object.__setattr__(self, "unit", self.max_weight / self.max_batch)
-            object.__setattr__(self, "round_weight", self.max_weight / min(self.max_batch, BATCH_ROUNDS))
+            rounds = min(self.max_batch, BATCH_ROUNDS)
+            object.__setattr__(self, "round_weight", self.max_weight / rounds)
+            object.__setattr__(self, "least_cost", rounds / self.max_batch)
 
     def shed(self, tier: int, depth: int) -> int:
         """Entries by which the queue is too long for one more of a tier; 0 or less when it may come in."""
         if self.shed_at is None or tier == 0:
             return 0
         return depth + 1 - self.shed_at[0 if tier == self.tiers - 1 else 1]
+
+    def weight(self, entry: Entry) -> int:
+        """Weight with which an entry counts: its own, or that of a full batch if it is heavier, since it runs alone."""
+        return min(entry.weight, self.max_weight) if self.max_weight else entry.weight
+
+    def cost(self, entry: Entry) -> float:
+        """Rounds that the weight of an entry costs its tenant; a batch that is full by number costs as many as any."""
+        if not self.max_weight:
+            return 1
+        return min(max(entry.weight / self.round_weight, self.least_cost), LOOKED_AT)
 
     def size(self, count: int, weight: float) -> float:
         """Size of `count` entries that weigh `weight` together; that of a full batch is `max_batch`.

@@ -169,7 +169,7 @@ class Suspects:
     def take(self, group: Group, limit: int, weight: float = math.inf) -> list[QueuedEntry]:
         """Take members of a group for one run: all, unless the slot takes fewer, or less weight."""
         if weight < math.inf:
-            weights = accumulate(member.entry.weight for member in group.members)
+            weights = accumulate(member.weight for member in group.members)
             limit = min(limit, max(1, sum(together <= weight for together in weights)))
         taken, left = group.members[:limit], group.members[limit:]
         for member in taken:

@@ -54,7 +54,8 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
         slot, fill = self.slot, len(self.entries) / self.slot.max_batch
         if not slot.max_weight:
             return fill
-        return max(fill, sum(entry.weight for entry in self.entries) / slot.max_weight)
+        weight = sum(entry.weight for entry in self.entries)
+        return max(fill, min(weight / slot.max_weight, 1.0))  # What is heavier runs alone, as a full batch.
 
     @property
     def size(self) -> float:

@@ -73,6 +73,27 @@ async def test_tenants_take_turns_by_weight(harness: Harness) -> None:
 
 
 @story
+async def test_tenants_of_many_tiny_entries_do_not_go_before_others(harness: Harness) -> None:
+    for number in range(5):
+        await enqueue(harness, *[1] * MAX_BATCH, tenant=f"flood {number}")
+    await enqueue(harness, 3, tenant="friend")
+    assert 3 in [*await claim(harness), *await claim(harness)]
+
+
+@story
+async def test_what_is_heavier_than_a_batch_counts_as_a_full_one(harness: Harness) -> None:
+    await harness.healthy("gpu-0", model="other")
+    for _ in range(8):
+        await enqueue(harness, 100 * MAX_WEIGHT)
+        lease = await harness.claim(model="other")
+        await harness.advance(0.5)
+        await harness.answer(lease)
+    load = (await harness.broker.loads())["other"]
+    assert abs(load.batch_seconds(MAX_BATCH) - 0.5) < 1e-3
+    assert abs(load.entry_size - MAX_BATCH) < 1e-6
+
+
+@story
 async def test_a_heavy_one_of_a_lower_tier_does_not_starve(harness: Harness) -> None:
     await enqueue(harness, 25, tier=2)
     for _ in range(4):

@@ -190,14 +190,23 @@ class TestTenants:
         assert 0.8 < rode[50] * 50 / (rode[10] * 10) < 1.25
 
     def test_light_entries_share_a_round(self) -> None:
-        tier_queue, limits = TierQueue(), QueueLimits(1, B, max_weight=N)
+        tier_queue = TierQueue()
         for number in range(8):
-            tier_queue.push(queued_at(entry(f"light-{number}", tenant="light", weight=5), 0.0, limits.round_weight))
+            tier_queue.push(queued_at(entry(f"light-{number}", tenant="light", weight=5), 0.0, 0.5))
         for number in range(4):
-            tier_queue.push(queued_at(entry(f"heavy-{number}", tenant="heavy", weight=10), 0.0, limits.round_weight))
+            tier_queue.push(queued_at(entry(f"heavy-{number}", tenant="heavy", weight=10), 0.0))
         order = [one.entry.id for _ in range(12) if (one := tier_queue.pop())]
         expected = [id for n in range(4) for id in (f"light-{2 * n}", f"light-{2 * n + 1}", f"heavy-{n}")]
         assert order == expected
+
+    @pytest.mark.parametrize("max_batch", [B, 32, 128, 4096])
+    def test_a_flood_of_tiny_entries_delays_nobody(self, max_batch: int) -> None:
+        """They fill batches by number, and cost as much as what fills them by weight."""
+        queue = ModelQueue(QueueLimits(1, max_batch, max_weight=16_000))
+        queue.set_slots(1)
+        offer(queue, *[1] * 5 * max_batch, tenant="flood")
+        offer(queue, 60, tenant="friend")
+        assert 60 in weights(queue, limit=max_batch)
 
     def test_one_heavy_entry_waits_no_longer_than_a_light_one(self) -> None:
         queue = make()
@@ -207,8 +216,9 @@ class TestTenants:
 
     def test_a_cost_is_bounded(self) -> None:
         limits = QueueLimits(1, 100, max_weight=3200)
-        assert queued_at(entry(weight=50), 0.0, limits.round_weight).cost == 0.5
-        assert queued_at(entry(weight=10**9), 0.0, limits.round_weight).cost == LOOKED_AT
+        assert limits.cost(entry(weight=50)) == 0.5
+        assert limits.cost(entry(weight=1)) == 0.32
+        assert limits.cost(entry(weight=10**9)) == LOOKED_AT
 
     def test_who_leaves_gets_its_rounds_back(self) -> None:
         queue = make()
@@ -225,11 +235,11 @@ class TestTenants:
         tier_queue = TierQueue()
         for number, (other, weight) in enumerate(steps):
             if weight:
-                tier_queue.push(queued_at(entry(str(number), tenant=other, weight=weight), 0.0, 40.0))
+                tier_queue.push(queued_at(entry(str(number), tenant=other, weight=weight), 0.0, weight / 40.0))
             else:
                 tier_queue.pop()
         said = tier_queue.ahead(tenant)
-        mine = queued_at(entry("mine", tenant=tenant, weight=40), 0.0, 40.0)
+        mine = queued_at(entry("mine", tenant=tenant, weight=40), 0.0)
         tier_queue.push(mine)
         before = 0
         while tier_queue.pop() is not mine:
@@ -301,6 +311,29 @@ class TestReckoning:
         for _ in range(5):
             figures.succeeded(lease, 1.0)
         assert figures.items_per_second == pytest.approx(2.0)
+
+    def test_what_is_heavier_than_a_batch_counts_as_a_full_one(self) -> None:
+        """It runs alone: a slot does one of them in the time of a batch, and so many can be let in."""
+        slot = Slot("gpu-0", "m", B, N)
+        lease = Lease(1, slot, [entry(weight=1000 * N)], FULL, 0.0, 1.0, 1.0)
+        assert (lease.fill, lease.size) == (1.0, B)
+        figures, queue = SlotFigures(slot, lambda: 0.0), make()
+        for number in range(20):
+            figures.succeeded(lease, 0.02)
+            offer(queue, 1000 * N, now=float(number))
+            queue.finish(leave(queue, now=float(number)), number + 0.02)
+        assert figures.items_per_second == pytest.approx(50.0)
+        load = queue.load(20.0)
+        assert load.entry_size == pytest.approx(B)
+        assert load.batch_seconds(B) == pytest.approx(0.02)
+
+    def test_the_lowest_tier_is_not_locked_out_by_what_is_heavier_than_a_batch(self) -> None:
+        queue = make()
+        for number in range(20):
+            offer(queue, 1000 * N, now=number * 0.1)
+            queue.finish(leave(queue, now=number * 0.1), number * 0.1 + 0.02)
+        offer(queue, 1000 * N, 1000 * N, now=2.0)
+        assert offer(queue, 5, tier=2, now=2.0) == [True]
 
     def test_at_once_still_means_one_entry(self) -> None:
         queue = make()

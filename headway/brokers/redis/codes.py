@@ -83,6 +83,7 @@ class QueueSettings(NamedTuple):
         max_weight: most weight of a batch; 0 when entries are not weighed.
         unit: weight of one of the places of a batch; infinite when entries are not weighed.
         round_weight: weight that costs a tenant one round.
+        least_cost: rounds that an entry costs at least.
         lease_seconds: seconds for which a lease lasts.
         shed_last: depth from which the lowest tier is refused; below 0 for none.
         shed_rest: depth from which all tiers but the highest are refused; below 0 for none.
@@ -97,6 +98,7 @@ class QueueSettings(NamedTuple):
     max_weight: int
     unit: float
     round_weight: float
+    least_cost: float
     lease_seconds: float
     shed_last: int
     shed_rest: int

@@ -367,6 +367,7 @@ class Queue:
             max_weight=limits.max_weight,
             unit=limits.unit,
             round_weight=limits.round_weight,
+            least_cost=limits.least_cost,
             lease_seconds=self._lease_seconds,
             shed_last=last,
             shed_rest=rest,

@@ -21,7 +21,7 @@ end
 local function size_of_batch(s, entries)
   local weight = 0
   for _, entry in ipairs(entries) do
-    weight = weight + entry.weight
+    weight = weight + counted_weight(s, entry.weight)
   end
   return size_of(s, #entries, weight)
 end
@@ -137,7 +137,7 @@ local function pack_batch(s, limit)
         late[#late + 1] = entry
       else
         entries[#entries + 1] = entry
-        left = left - entry.weight
+        left = left - counted_weight(s, entry.weight)
       end
     end
     if #entries == 0 then

@@ -307,6 +307,7 @@ local function read_settings(text)
     known[name] = tonumber(words[i]) or words[i]
   end
   known.weighed, known.of_step = known.max_weight > 0, {__index = known}
+  known.heaviest = known.weighed and known.max_weight or INF
   settings[text], settings_known = known, settings_known + 1
   return known
 end
@@ -379,15 +380,20 @@ local function seq_of(member)
   return tonumber(string.sub(member, 1, SEQ_DIGITS), 16)
 end
 
-local function weight_of(member)
-  return tonumber(string.sub(member, SEQ_DIGITS + 1, DIGITS), 16)
+-- Weight with which an entry counts, as `QueueLimits.weight`.
+local function counted_weight(s, weight)
+  return math.min(weight, s.heaviest)
+end
+
+local function weight_of(s, member)
+  return counted_weight(s, tonumber(string.sub(member, SEQ_DIGITS + 1, DIGITS), 16))
 end
 
 -- Weight of all these.
-local function weight_of_all(members)
+local function weight_of_all(s, members)
   local sum = 0
   for _, member in ipairs(members) do
-    sum = sum + weight_of(member)
+    sum = sum + weight_of(s, member)
   end
   return sum
 end

@@ -15,7 +15,7 @@ local function observe_arrival(s, tier, weight)
   local q, now = s.q, s.now
   local mean = q.mean[tier]
   s.touched[TIERS + tier] = true
-  q.mean[tier] = mean + (weight - mean) * (mean == 0 and 1 or MEAN_WEIGHT)
+  q.mean[tier] = mean + (counted_weight(s, weight) - mean) * (mean == 0 and 1 or MEAN_WEIGHT)
   if q.rate_last[tier] == -INF then
     start_clock(s, tier)
     return

@@ -11,7 +11,7 @@ local FIRST_WINDOW, WINDOW = 4, 64  -- Mostly the first is wanted alone.
 
 -- Rounds that an entry costs its tenant, by its weight and the bytes of its payload.
 local function cost_of(s, weight, bytes)
-  local cost = s.weighed and math.min(weight / s.round_weight, LOOKED_AT) or 1
+  local cost = s.weighed and math.min(math.max(weight / s.round_weight, s.least_cost), LOOKED_AT) or 1
   return bytes <= PAGE and cost or math.max(cost, math.ceil(bytes / PAGE))
 end
 
@@ -117,7 +117,7 @@ local function recount(s)
   q.fresh = 0
   for tier = 1, s.tiers do
     q.depth[tier] = redis.call('ZCARD', s.prefix .. 'l' .. tier)
-    q.weight[tier] = weight_of_all(redis.call('ZRANGE', s.prefix .. 'l' .. tier, 0, -1))
+    q.weight[tier] = weight_of_all(s, redis.call('ZRANGE', s.prefix .. 'l' .. tier, 0, -1))
     q.fresh = q.fresh + q.depth[tier]
     s.touched[TIERS + tier] = true
   end
@@ -159,7 +159,7 @@ local function drop_from_lane(s, entry)
   end
   no_longer_odd(s, {entry.member})
   q.depth[tier] = q.depth[tier] - 1
-  q.weight[tier] = q.weight[tier] - entry.weight
+  q.weight[tier] = q.weight[tier] - counted_weight(s, entry.weight)
   s.touched[TIERS + tier] = true
   leave_lanes(s, {entry.member})
   if q.depth[tier] == 0 then
@@ -184,7 +184,7 @@ local function fitting(s, popped, room, any_large)
       if room.weight <= room.kept then
         return i - 1, false
       end
-      weight = weight_of(member)
+      weight = weight_of(s, member)
       if weight > room.weight - room.kept and not room.empty then
         return i - 1, true
       end
@@ -213,7 +213,7 @@ local function leave_for_batch(s, tier, popped, into, gone)
   end
   no_longer_odd(s, members)
   q.depth[tier] = q.depth[tier] - #members
-  q.weight[tier] = q.weight[tier] - (s.weighed and weight_of_all(members) or #members)
+  q.weight[tier] = q.weight[tier] - (s.weighed and weight_of_all(s, members) or #members)
   s.touched[TIERS + tier] = true
   leave_lanes(s, members)
   if q.depth[tier] == 0 then

@@ -241,7 +241,7 @@ end
 function suspects.take(s, group, limit)
   local taken, left, weight = {}, {}, 0
   for i, member in ipairs(group.members) do
-    weight = weight + weight_of(member)
+    weight = weight + weight_of(s, member)
     local fits = i <= limit and (i == 1 or weight <= s.most_weight)
     local into = fits and taken or left
     into[#into + 1] = member

@@ -168,7 +168,7 @@ local function take_in(s, intake, entry, payload)
     q.last_due[tier] = queue_due
   end
   q.depth[tier] = q.depth[tier] + 1
-  q.weight[tier] = q.weight[tier] + entry.weight
+  q.weight[tier] = q.weight[tier] + counted_weight(s, entry.weight)
   s.touched[TIERS + tier] = true
   q.fresh = q.fresh + 1
   q.newest = s.now
@@ -236,7 +236,7 @@ local function admissible(s, intake, entry, queue_timeout, timeout, apart)
     return refuse(s, intake, entry, queue_timeout, timeout)
   end
   local q, quarantine = s.q, suspects.quarantine(s, apart)
-  local waiting = quarantine and size_of(s, #quarantine.members, weight_of_all(quarantine.members)) or 0
+  local waiting = quarantine and size_of(s, #quarantine.members, weight_of_all(s, quarantine.members)) or 0
   if waiting >= QUARANTINE_BATCHES * q.max_batch * q.known_slots then
     gate(s)
     local pace = pace_of(q, entry.tier)

@@ -41,6 +41,37 @@ def test_the_environment_says_which_gpus_there_are(text: str, ids: tuple[str, ..
 
 
 @pytest.mark.parametrize(
+    ("text", "ids", "says"),
+    [
+        (
+            "x,y",
+            (),
+            "CUDA_VISIBLE_DEVICES=x,y: 'x' is no id of a GPU, and CUDA reads no further: workers run on the CPU",
+        ),
+        ("1,x,0", ("1",), "'x' is no id of a GPU, and CUDA reads no further: only GPU 1 is used"),
+    ],
+)
+def test_an_environment_that_names_no_gpu_is_told_of(
+    text: str, ids: tuple[str, ...], says: str, tmp_path: Path
+) -> None:
+    found = find_gpus({"CUDA_VISIBLE_DEVICES": text}, machine(tmp_path, "nvidia0", "nvidia1"))
+    assert found.ids == ids
+    assert says in found.warning
+
+
+def test_a_machine_without_gpus_has_none_whatever_the_environment_says(tmp_path: Path) -> None:
+    found = find_gpus({"CUDA_VISIBLE_DEVICES": "3,4"}, machine(tmp_path, "null"))
+    assert given(2, found) == ["cpu", "cpu"]
+    assert "CUDA_VISIBLE_DEVICES=3,4 names GPUs, but this machine has none" in found.warning
+    with pytest.raises(SettingError, match="but this machine has no GPU"):
+        given(1, found, "3")
+
+
+def test_where_gpus_cannot_be_counted_the_environment_is_believed(tmp_path: Path) -> None:
+    assert find_gpus({"CUDA_VISIBLE_DEVICES": "3,4"}, machine(tmp_path, "dxg")) == Gpus(("3", "4"), "3,4")
+
+
+@pytest.mark.parametrize(
     ("nodes", "ids"),
     [
         ((), ()),

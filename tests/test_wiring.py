@@ -16,10 +16,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from headway import brokers
-from headway.app import wiring
+from headway.app import backends, wiring
 from headway.app.backends import make_pool, worker_name
 from headway.app.brokers import make_broker_bundle
-from headway.app.devices import NO_DEVICES, Devices
+from headway.app.devices import NO_DEVICES, Devices, Gpus
 from headway.app.wiring import Process
 from headway.backends.process.group_guard import GroupGuard
 from headway.brokers.memory.broker import MemoryBroker
@@ -96,11 +96,19 @@ def test_workers_are_told_apart_over_a_broker() -> None:
 
 
 def test_calls_to_a_remote_api_need_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    monkeypatch.setattr(backends, "find_gpus", lambda: Gpus(("3",), "3"))
     remote = "http://127.0.0.1:9100/batch"
     assert built(Role.SERVE, remote, workers=8).devices == NO_DEVICES
     with pytest.raises(SettingError, match="CUDA_VISIBLE_DEVICES=3"):
         built(Role.SERVE, TARGET, workers=8)
+
+
+def test_an_environment_whose_gpus_are_not_there_is_warned_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backends, "find_gpus", lambda: Gpus((), None, "they are not there"))
+    for devices, warned in (("", ["they are not there"]), ("cpu,cpu", [])):
+        with capture_logs() as logs:
+            built(Role.SERVE, TARGET, workers=2, devices=devices)
+        assert [line["event"] for line in logs if line["log_level"] == "warning"] == warned
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.1", "::"])

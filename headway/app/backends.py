@@ -140,7 +140,12 @@ def make_devices(settings: Settings, target: Target) -> Devices:
     Raises:
         SettingError: the GPUs that this process may use do not suffice, or are others.
     """
-    return allot(settings, find_gpus()) if BACKENDS[type(target)].local else NO_DEVICES
+    if not BACKENDS[type(target)].local:
+        return NO_DEVICES
+    gpus = find_gpus()
+    if gpus.warning and not settings.devices:
+        log.warning(gpus.warning)
+    return allot(settings, gpus)
 
 
 def make_backend(target: Target, plan: SlotPlan) -> Backend:

@@ -1,9 +1,9 @@
 """Devices of worker processes: which GPU each of them sees, out of those that this process may use.
 
 `CUDA_VISIBLE_DEVICES` of the environment says which GPUs those are; on a machine that several share, the others belong to
-somebody else. Without it they are all that the machine has. Each worker gets one of them, in order, or the one that
-`devices` names for it; two workers share a GPU only if `devices` names it twice. Where there is no GPU, workers run on
-the CPU.
+somebody else. Without it they are all that the machine has. A machine without any has none, whatever the variable says.
+Each worker gets one of them, in order, or the one that `devices` names for it; two workers share a GPU only if `devices`
+names it twice. Where there is no GPU, workers run on the CPU.
 """
 
 from __future__ import annotations
@@ -24,8 +24,11 @@ CPU = "cpu"
 """Device of a worker that sees no GPU."""
 
 _NODE = re.compile(r"nvidia[0-9]+")
+_OTHER_NODES = ("nvidiactl", "nvhost-gpu", "nvgpu", "nvmap", "dxg", "kfd")
 _INDEX = re.compile(r"[0-9]{1,4}")
 _GPU = re.compile(r"[0-9]{1,4}|(?:GPU|MIG)-[0-9A-Za-z/-]+")
+_NONE = re.compile(r"|-[0-9]+|none|void|NoDevFiles", re.IGNORECASE)
+"""Ways to write that there is no GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +37,14 @@ class Gpus:
 
     Attributes:
         ids: their ids, as CUDA_VISIBLE_DEVICES takes them; None: there are some, and their number is not known.
-        allotted: text of CUDA_VISIBLE_DEVICES in the environment; None where it is not set.
+        allotted: text of CUDA_VISIBLE_DEVICES in the environment; None where it is not set, or names GPUs of a machine
+            that has none.
+        warning: what is odd about CUDA_VISIBLE_DEVICES; empty when nothing is.
     """
 
     ids: tuple[str, ...] | None
     allotted: str | None = None
+    warning: str = ""
 
     @property
     def source(self) -> str:
@@ -59,19 +65,27 @@ def find_gpus(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -
         root: root of the file system, whose device files tell of GPUs.
     """
     allotted = environ.get(VISIBLE)
-    if allotted is not None:
-        return Gpus(_visible(allotted), allotted)
-    return Gpus(_present(root))
+    present = _present(root)
+    if allotted is None:
+        return Gpus(present)
+    ids, wrong = _visible(allotted)
+    if ids and present == ():
+        return Gpus((), None, f"{VISIBLE}={allotted} names GPUs, but this machine has none: workers run on the CPU")
+    warning = ""
+    if wrong:
+        left = f"only GPU {', '.join(ids)} is used" if ids else "workers run on the CPU"
+        warning = f"{VISIBLE}={allotted}: {wrong!r} is no id of a GPU, and CUDA reads no further: {left}"
+    return Gpus(ids, allotted, warning)
 
 
-def _visible(text: str) -> tuple[str, ...]:
-    """Ids that CUDA would read in `text`: those before the first that is none, such as -1."""
+def _visible(text: str) -> tuple[tuple[str, ...], str]:
+    """Ids that CUDA would read in `text`: those before the first that is none; and that one, unless it means to be none."""
     ids: dict[str, None] = {}
-    for part in text.split(","):
-        if not _GPU.fullmatch(part.strip()):
-            break
-        ids[part.strip()] = None
-    return tuple(ids)
+    for part in map(str.strip, text.split(",")):
+        if not _GPU.fullmatch(part):
+            return tuple(ids), "" if _NONE.fullmatch(part) else part
+        ids[part] = None
+    return tuple(ids), ""
 
 
 def _present(root: Path) -> tuple[str, ...] | None:
@@ -83,7 +97,7 @@ def _present(root: Path) -> tuple[str, ...] | None:
         if count:
             return tuple(map(str, range(count)))
     # The kernel's other ways to a GPU (WSL, AMD, Jetson) do not tell how many there are.
-    return None if any((root / "dev" / name).exists() for name in ("nvidiactl", "nvhost-gpu", "dxg", "kfd")) else ()
+    return None if any((root / "dev" / name).exists() for name in _OTHER_NODES) else ()
 
 
 @dataclass(frozen=True, slots=True)

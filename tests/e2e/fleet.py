@@ -198,7 +198,7 @@ class Fleet:
 
     def slot(self, worker: Server) -> str:
         """Name of a worker's only slot."""
-        return f"{self._ids[worker]}/gpu-0"
+        return f"{self._ids[worker]}/cpu-0"
 
     def retries(self, cause: str) -> int:
         """Entries that were queued again for this reason, as all processes together tell."""

@@ -179,4 +179,4 @@ def test_no_client_writes_a_line_of_the_log(logs_json: bool, tmp_path: Path) -> 
         else:
             assert re.match(r"\S+ \[(debug|info|warning) *\] |    \| ", line), line
     said = [line for line in lines if FORGED in line]
-    assert said and all('"worker output"' in line if logs_json else " gpu-0 | " in line for line in said)
+    assert said and all('"worker output"' in line if logs_json else " cpu-0 | " in line for line in said)

@@ -88,7 +88,7 @@ def test_every_request_is_recorded_without_its_input_and_found_after_a_restart(
         + ("0" if kind == "sqlite" else "interval '0'")
         + f" FROM headway_requests WHERE id = {_id(queued.id, kind)}"
     )
-    assert (tier, model, size, worker, bool(slow)) == ("paid", "default", 1, "gpu-0", True)
+    assert (tier, model, size, worker, bool(slow)) == ("paid", "default", 1, "cpu-0", True)
     with recording(tmp_path, "--ledger", url) as again:
         for asked, status in ((queued, "completed"), (unknown, "failed"), (left, "failed")):
             known = again.admin(f"/internal/requests/req_{asked.id}")

@@ -25,7 +25,7 @@ def test_a_letter_is_kept_until_a_replay_succeeds(tmp_path: Path) -> None:
         [letter] = server.letters()
         id = letter["id"]
         assert id == f"req_{asked.id}"
-        assert (letter["cause"], letter["attempts"], letter["worker"], letter["tier"]) == ("raised", 2, "gpu-0", "paid")
+        assert (letter["cause"], letter["attempts"], letter["worker"], letter["tier"]) == ("raised", 2, "cpu-0", "paid")
         assert "input" not in letter
         shown = server.admin(f"/internal/dlq/{id}").json
         assert (shown["input"], shown["parameters"]) == (text, {"temperature": 0.5})

@@ -49,7 +49,7 @@ def test_every_metric_moves(tmp_path: Path) -> None:
         for name in ("batch_size_count", "batch_fill_ratio_count", "batches_total"):
             assert moved.of(name, model="m") == 1
         assert moved.of("requests_total", model="m", tier="paid", outcome="ok") == 1
-        assert moved.of("gpu_batch_seconds_count", model="m", worker="gpu-0") == 1
+        assert moved.of("gpu_batch_seconds_count", model="m", worker="cpu-0") == 1
         assert moved.of("batching_overhead_seconds_count") == 1
         assert moved.of("batching_overhead_seconds_sum") < moved.of("request_seconds_sum")
         wait_until(lambda: server.metrics().by("workers", "status") == {"healthy": 1})
@@ -61,7 +61,7 @@ def test_every_metric_moves(tmp_path: Path) -> None:
                 waiting = server.metrics()
                 assert waiting.by("queue_depth", "tier") == {"free": 32}
                 wait_until(lambda: server.metrics().value("queue_oldest_seconds", tier="free") > 0.05)
-                wait_until(lambda: server.metrics().value("gpu_utilization", worker="gpu-0") > 0)
+                wait_until(lambda: server.metrics().value("gpu_utilization", worker="cpu-0") > 0)
             for one in asked:
                 one.output()
         assert moved.of("batches_total", reason="full") == 1
@@ -123,7 +123,7 @@ def failures_move(server: Server) -> None:
     assert moved.of("retries_total", cause="crashed") == 2
     assert moved.of("batches_total", reason="retry") == 3
     assert moved.of("dlq_depth") == 2
-    assert moved.of("worker_restarts_total", worker="gpu-0") == 3
+    assert moved.of("worker_restarts_total", worker="cpu-0") == 3
     assert moved.of("wasted_gpu_seconds_total", cause="raised") > 0
     assert moved.of("wasted_gpu_seconds_total", cause="crashed") > 0
     assert moved.after.value("breaker_state") == 0
@@ -135,7 +135,7 @@ def failures_move(server: Server) -> None:
 
     def opened() -> bool:  # By other inputs each time: one that has failed for good is known, and not run again.
         server.ask(f"in vain {next(numbers)}", "X-Request-Timeout-Ms: 300").answer()
-        return server.metrics().value("breaker_state", backend="gpu-0") > 0
+        return server.metrics().value("breaker_state", backend="cpu-0") > 0
 
     wait_until(opened)
     broken.unlink()

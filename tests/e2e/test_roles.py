@@ -76,7 +76,7 @@ def test_every_role_shows_the_whole_fleet(tmp_path: Path, redis: RedisServer) ->
         wait_until(lambda: leader(it.gateways[0]) == "controller-4")
         wait_until(lambda: it.workers[0].metrics().value("capacity_items_per_second", model="default"))
         ids = {str(server.health()["id"]) for server in it.everybody()}
-        slots = ("worker-0/gpu-0", "worker-1/gpu-0")
+        slots = ("worker-0/cpu-0", "worker-1/cpu-0")
         pids = {server.process.pid for server in it.everybody()}
         for server in it.everybody():
             check_view(server, ids, pids, slots, tmp_path)
@@ -98,10 +98,10 @@ def test_top_shows_what_changes_until_ctrl_c(tmp_path: Path, redis: RedisServer)
         os.close(theirs)
         try:
             seen = b""
-            while b"worker-0/gpu-0" not in seen:
+            while b"worker-0/cpu-0" not in seen:
                 seen += os.read(ours, 65536)
             it.start("worker", "--admin-port", "0")
-            while b"worker-2/gpu-0" not in seen:
+            while b"worker-2/cpu-0" not in seen:
                 seen += os.read(ours, 65536)
             top.send_signal(signal.SIGINT)
             drained = _rest(ours)
@@ -158,7 +158,7 @@ def test_serve_over_a_broker_shares_its_workers(tmp_path: Path, redis: RedisServ
     ):
         for server in (one, two):
             server.ready()
-        wait_until(lambda: [w["worker_id"] for w in one.workers()] == ["one/gpu-0", "two/gpu-0"])
+        wait_until(lambda: [w["worker_id"] for w in one.workers()] == ["one/cpu-0", "two/cpu-0"])
         gates = [Gate(tmp_path) for _ in range(2)]
         asked = []
         for gate in gates:

@@ -43,7 +43,7 @@ def test_the_admin_port_says_that_it_lives_while_the_target_loads(tmp_path: Path
         assert (early.status, "starting" in early.message) == (503, True)
         assert refuses(ports[0]), "clients are let in when the target has passed its warm-up"
         assert server.banner() == ""
-        assert server.logged("loading")["worker"] == "gpu-0"
+        assert server.logged("loading")["worker"] == "cpu-0"
         gate.remove()
         gate.open()
         server.ready()

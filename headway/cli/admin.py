@@ -105,7 +105,7 @@ class Admin:
         if not json and response.status < 400:
             return body.decode(errors="replace")
         try:
-            answer = msgspec.json.decode(body) if body else None
+            answer = decode(body) if body else None
         except msgspec.DecodeError:
             answer = body.decode(errors="replace")
             if response.status < 400:
@@ -120,6 +120,22 @@ class Admin:
             message = f"{self._url}: {escape(said or response.reason)}{hint} ({response.status})"
             raise AdminError(message, response.status)
         return answer
+
+
+def decode(body: bytes) -> Any:
+    """Answer of the port. A member with a number out of range, as an input may have one, stays as it is spelled."""
+    try:
+        return msgspec.json.decode(body)
+    except msgspec.ValidationError:
+        members = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    return {name: _member(raw) for name, raw in members.items()}
+
+
+def _member(raw: msgspec.Raw) -> Any:
+    try:
+        return msgspec.json.decode(raw)
+    except msgspec.ValidationError:
+        return raw
 
 
 def letter_path(id: str, tenant: str | None, act: str = "") -> str:

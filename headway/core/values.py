@@ -6,8 +6,9 @@ everybody else waiting for as long as it takes to make and unmake them. Only the
 
 from __future__ import annotations
 
+import math
 import re
-from itertools import accumulate
+from itertools import accumulate, islice
 
 import msgspec
 
@@ -23,6 +24,15 @@ _SUSPECT = re.compile(rb"\\u(?:[dD][89a-fA-F]|0000)")
 """Beginning of an escape that may stand for half of a surrogate pair, or for U+0000."""
 _GOOD = re.compile(rb"(?:[^\\]++|\\[^u]|\\u(?![dD][89a-fA-F]|0000)|\\u[dD][89abAB]..\\u[dD][c-fC-F]..)*+", re.DOTALL)
 """Valid JSON up to the first escape that stands for half of a surrogate pair, or for U+0000."""
+_DIGITS = bytes.maketrans(b"123456789E", b"000000000e")
+_LONG = b"0" * 200
+"""Digits of a number that may be out of range even with an exponent of two digits."""
+_EXTREME = re.compile(rb"(?<![0-9.])(?:[0-9.]{200,}+(?:[eE][+-]?[0-9]++)?+|[0-9.]++[eE]\+?[0-9]{3,}+)")
+"""Number without its sign that may be out of range."""
+MOST_DIGITS = 4300
+"""Most digits of an integer that Python reads."""
+MOST_EXTREME = 1000
+"""Extreme numbers of a value that are looked at before it is let in. Of more the worker judges."""
 _NO_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
 _STEPS = bytes.maketrans(b"[]{}", b"\x01\xff\x01\xff")
 
@@ -42,8 +52,8 @@ def read(text: bytes) -> Value:
     """Value of a JSON text.
 
     Raises:
-        NoValue: it holds U+0000, half of a surrogate pair, or more than MAX_DEPTH levels. (Brackets in its texts may hide
-            levels; hundreds of them fail anyway.)
+        NoValue: it holds U+0000, half of a surrogate pair, a number out of range, or more than MAX_DEPTH levels. (Brackets
+            in its texts may hide levels; hundreds of them fail anyway.)
         msgspec.MsgspecError, UnicodeDecodeError: it is not valid JSON.
     """
     text = text.strip(b" \t\r\n")
@@ -54,6 +64,7 @@ def read(text: bytes) -> Value:
         text.decode()
     if _SUSPECT.search(text) is not None:
         _check_escapes(text)
+    _check_numbers(text)
     if text.count(b"[") + text.count(b"{") > MAX_DEPTH and _depth(text) > MAX_DEPTH:
         raise NoValue(f"is nested deeper than {MAX_DEPTH} levels")
     return text
@@ -104,8 +115,16 @@ def octets(value: Value) -> bytes:
 
 
 def canonical(value: Value) -> bytes:
-    """Bytes that are equal for values that mean the same, and differ for others. A long JSON text stays as it is."""
-    return octets(value) if isinstance(value, str) else b"\0" + parameters.canonical(value)
+    """Bytes that are equal for values that mean the same, and differ for others.
+
+    A JSON text stays as it is if it is long, or if it holds a number out of range.
+    """
+    if isinstance(value, str):
+        return octets(value)
+    try:
+        return b"\0" + parameters.canonical(value)
+    except msgspec.MsgspecError:
+        return b"\0" + value
 
 
 def room(value: Value) -> int:
@@ -129,6 +148,19 @@ def _check_escapes(text: bytes) -> None:
     end = good.end() if good is not None else 0
     if end < len(text):
         raise NoValue(_NUL_REASON if text[end : end + 6] == b"\\u0000" else _LONE_REASON)
+
+
+def _check_numbers(text: bytes) -> None:
+    """Refuse a number that is out of range, among the first MOST_EXTREME that may be."""
+    digits = text.translate(_DIGITS)
+    if b"e000" not in digits and b"e+000" not in digits and _LONG not in digits:
+        return
+    if b'"' in text:
+        text = _STRING.sub(b'""', text)
+    for found in islice(_EXTREME.finditer(text), MOST_EXTREME):
+        number = found[0]
+        if len(number) > MOST_DIGITS if number.isdigit() else math.isinf(float(number)):
+            raise NoValue("holds a number out of range")
 
 
 def _depth(text: bytes) -> int:

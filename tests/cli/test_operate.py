@@ -13,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
+from headway.cli.admin import decode, pretty
 from headway.core.health import HEARTBEAT_EVERY
 from headway.http.server.listener import Listener
 from headway.model import Entry, ItemResult, Principal, RequestOptions
@@ -163,6 +164,14 @@ def test_dlq_purge_removes_the_letters_named_or_all(
     monkeypatch.setattr("typer.confirm", lambda question, abort: pytest.fail("was asked in spite of --yes"))
     assert code_of(["dlq", "purge", "--all", "--yes"]) == 0
     assert capsys.readouterr().out == f"{ids[2]} removed\n{ids[1]} removed\n"
+
+
+def test_a_letter_with_a_number_out_of_range_is_shown_as_it_was_written() -> None:
+    body = b'{"id":"req_x","attempts":2,"input":[1e999,' + b"9" * 4301 + b"]}"
+    shown = pretty(decode(body))
+    assert "1e999" in shown
+    assert "9" * 4301 in shown
+    assert decode(body)["attempts"] == 2
 
 
 def test_letters_of_tenants_that_chose_the_same_id_are_told_apart(

@@ -155,3 +155,33 @@ def test_the_contract_tells_what_the_model_takes_and_gives() -> None:
     octets = openapi.document(Settings(), (ValueKind.BYTES, ValueKind.JSON))
     content = octets["paths"]["/v1/predict"]["post"]["requestBody"]["content"]
     assert "pattern" not in content["application/octet-stream"]["schema"]
+
+
+@pytest.mark.parametrize("field", ["Idempotency-Key: k", "Prefer: respond-async", "X-Request-Id: 1"])
+@pytest.mark.parametrize("number", ["1e999", f"[{'9' * 400}.0]", "9" * 4301])
+def test_a_number_out_of_range_is_a_bad_request_everywhere(number: str, field: str) -> None:
+    bodies = [(path, body.format(number)) for path, body in BODIES.items()]
+    bodies.append(("/v1/inference", f'{{"inputs": [1, {number}]}}'))
+    bodies.append(("/v1/inference", f'{{"model": "none", "input": {number}}}'))
+
+    async def main(stand: Stand) -> None:
+        stand.real.kinds.learn(workers("json"))
+        for path, body in bodies:
+            answer = await stand.ask(post(body, path, field))
+            assert (answer.status, answer.error) == (400, "BAD_REQUEST")
+            assert answer.json["message"].endswith("holds a number out of range")
+        assert stand.runs == []
+
+    served(main, whole=True, cache=True, collapse=True)
+
+
+def test_a_number_that_was_let_in_unseen_is_still_no_fault_of_the_server() -> None:
+    unseen = "[" + "1e308," * 1000 + "1e309]"
+
+    async def main(stand: Stand) -> None:
+        stand.real.kinds.learn(workers("json"))
+        answer = await stand.ask(post(f'{{"input": {unseen}}}', "/v1/inference", "Idempotency-Key: k"))
+        assert answer.status == 200
+        assert len(stand.runs) == 1
+
+    served(main, whole=True, cache=True)

@@ -40,6 +40,14 @@ def over_capacity(wait: float) -> Failure:
     return Failure(errors.SHED, "shed: this tier is held to what the fleet can carry", wait, "capacity")
 
 
+def over_burst(count: int, burst: float, wait: float) -> Failure:
+    """Refusal of more inputs in one request than the lowest tier may send at once."""
+    message = (
+        f"shed: {count} inputs in one request, and this tier is held to {burst:.0f} at once now; send fewer at a time"
+    )
+    return Failure(errors.SHED, message, wait, "capacity")
+
+
 def no_model(model: str, served: Iterable[str]) -> Failure:
     """Refusal because the model does not exist."""
     there = ", ".join(sorted(served))

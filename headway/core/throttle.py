@@ -78,50 +78,54 @@ class Throttle:
         higher, lowest: arrivals since the last `count`, of the other tiers and of the lowest. The gateway adds to
             `higher`, and takes away what needed no run.
         rate: entries per second of the lowest tier that it lets in; infinite while it lets in all.
+        burst: most entries of the lowest tier that it lets in at once.
         rates: averages of recent arrivals.
     """
 
-    __slots__ = ("_burst", "_counted_at", "_filled_at", "_tokens", "higher", "lowest", "rate", "rates")
+    __slots__ = ("_counted_at", "_filled_at", "_tokens", "burst", "higher", "lowest", "rate", "rates")
 
     def __init__(self) -> None:
         self.higher = 0
         self.lowest = 0
         self.rate = math.inf
         self.rates = ArrivalRates()
-        self._burst = self._tokens = math.inf
+        self.burst = self._tokens = math.inf
         self._filled_at = 0.0
         self._counted_at: float | None = None
 
-    def admit(self, now: float) -> float:
-        """Let in one entry of the lowest tier: 0; or refuse it: the seconds until one would be let in."""
-        self.lowest += 1
+    def admit(self, now: float, count: int = 1) -> float:
+        """Let in `count` entries of the lowest tier: 0; or refuse them all: the seconds until they would be let in.
+
+        More than `burst` are never let in.
+        """
+        self.lowest += count
         if self.rate == math.inf:
             return 0.0
         self._fill(now)
-        if self._tokens >= 1.0:
-            self._tokens -= 1.0
+        if self._tokens >= count:
+            self._tokens -= count
             return 0.0
-        return (1.0 - self._tokens) / max(self.rate, LEAST_RATE)
+        return (count - self._tokens) / max(self.rate, LEAST_RATE)
 
     def give_back(self) -> None:
         """Give back an entry of the lowest tier that was let in and needed no run."""
         self.lowest -= 1
         self.refund()
 
-    def refund(self) -> None:
-        """Give back the place of an entry of the lowest tier that was let in here and refused by the broker.
+    def refund(self, count: int = 1) -> None:
+        """Give back the places of entries of the lowest tier that were let in here and refused by the broker, or not offered.
 
         Only some moments have room in time for another entry. If each refusal cost a place, too few entries would come
         at those moments, and GPUs would run batches that are not full.
         """
-        self._tokens = min(self._tokens + 1.0, self._burst)
+        self._tokens = min(self._tokens + count, self.burst)
 
     def set_rate(self, rate: float, now: float) -> None:
         """Set the entries per second to let in from now on; infinite: all. What was saved up stays, as far as it fits."""
         self._fill(now)
         self.rate = rate
-        self._burst = max(rate * BURST_SECONDS, LEAST_BURST) if rate > 0.0 else 0.0
-        self._tokens = min(self._tokens, self._burst) if rate < math.inf else math.inf
+        self.burst = max(rate * BURST_SECONDS, LEAST_BURST) if rate > 0.0 else 0.0
+        self._tokens = min(self._tokens, self.burst) if rate < math.inf else math.inf
 
     def count(self, now: float) -> ArrivalRates:
         """Average the arrivals since the last call, and return the averages."""
@@ -141,5 +145,5 @@ class Throttle:
 
     def _fill(self, now: float) -> None:
         if self.rate < math.inf and now > self._filled_at:
-            self._tokens = min(self._tokens + (now - self._filled_at) * self.rate, self._burst)
+            self._tokens = min(self._tokens + (now - self._filled_at) * self.rate, self.burst)
         self._filled_at = now

@@ -201,10 +201,9 @@ class BrokerSession:
         wait = min(max(self.unreachable_seconds, least), most)
         return Failure(errors.SERVICE_OVERLOADED, "the queue is out of reach; try again later", wait, "broker")
 
-    @property
-    def full(self) -> bool:
-        """Whether the outbox has no room for a further entry."""
-        return len(self._outbox) >= self.room
+    def full(self, count: int) -> bool:
+        """Whether the outbox has no room for `count` further entries."""
+        return len(self._outbox) + count > self.room
 
     def offer(self, entry: Entry) -> None:
         """Offer an entry to the broker with the next call."""

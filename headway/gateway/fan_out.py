@@ -5,9 +5,10 @@
           └──▶ part 2 … ────────────────────┘
                     └── one fails ──▶ that failure; the other parts are abandoned
 
-The parts share the principal, the options and the deadline. They count towards a rate limit in one charge, all or none: the
-first part carries it, and the others are let go when it is refused. Many parts are submitted in several turns of the event
-loop, so that nobody else waits for all of them.
+The parts share the principal, the options and the deadline. They are let in together, all or none: the gateway judges the
+first part for as many as they are, and no other is submitted when it is refused. They count towards a rate limit in one
+charge, which the first part carries. Many parts are submitted in several turns of the event loop, so that nobody else waits
+for all of them.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import msgspec
 
 from headway import errors
 from headway.core import ratelimit, values
+from headway.gateway.limiter import Limiter
 from headway.gateway.pending import ReplySink
 from headway.gateway.several_inputs import SeveralInputs
 from headway.model import Failure, Principal, Reply, RequestOptions, Value
@@ -33,7 +35,13 @@ AT_ONCE = 64
 
 
 class Submitter(Protocol):
-    """Part of the gateway that a fan-out needs."""
+    """Part of the gateway that a fan-out needs.
+
+    Attributes:
+        limiter: limiter that lets parts in, and takes back those that are not submitted.
+    """
+
+    limiter: Limiter
 
     def submit(
         self,
@@ -45,8 +53,8 @@ class Submitter(Protocol):
         input: Value,
         parameters: bytes,
         several: SeveralInputs | None = None,
-    ) -> None:
-        """Take a request; `sink` gets its reply."""
+    ) -> bool:
+        """Take a request; `sink` gets its reply. False: it is refused."""
         ...
 
     def abandon(self, sink: ReplySink, tenant: str, id: str) -> None:
@@ -88,6 +96,10 @@ class FanOut:
         self._replies: list[Reply | None] = [None] * len(inputs)
         self._missing = len(inputs)
         self._several = SeveralInputs(id, len(inputs))
+        self._refused = False
+        """Whether a part was refused by the gateway itself, so that no other is submitted."""
+        self._let_in = 0
+        """Parts that were let in with the first, and not submitted yet."""
         self._whole = _digest(model, inputs, parameters) if options.key else b""
 
     def start(self) -> None:
@@ -107,6 +119,9 @@ class FanOut:
             if self._replies[part.position] is None:
                 self._gateway.abandon(part, self._principal.tenant, part.id)
         self._parts.clear()
+        if self._let_in:
+            self._gateway.limiter.forgo(max(self._principal.tier, self._options.tier), self._let_in)
+            self._let_in = 0
 
     def take(self, position: int, reply: Reply) -> None:
         """Take the reply to a part."""
@@ -128,7 +143,7 @@ class FanOut:
                 return
             part = _Part(self, position, new_id() if position else self._id)
             self._parts.append(part)
-            self._gateway.submit(
+            taken = self._gateway.submit(
                 part,
                 self._payer(position),
                 part.id,
@@ -138,6 +153,10 @@ class FanOut:
                 self._parameters,
                 self._several,
             )
+            if not taken:
+                self._refused = True
+                return
+            self._let_in = self._let_in - 1 if position else len(self._inputs) - 1
         if len(self._parts) < len(self._inputs):
             asyncio.get_running_loop().call_soon(self._go_on)
 
@@ -156,21 +175,26 @@ class FanOut:
 
     def _options_of(self, position: int) -> RequestOptions:
         options = self._options
-        if not options.key and not options.task and not (options.chosen and position):
+        if len(self._inputs) == 1 and not options.key and not options.task:
             return options
         key = f"{options.key}\x01{position}" if options.key and position else options.key
         chosen = options.chosen and not position
-        return msgspec.structs.replace(options, key=key, whole=self._whole, chosen=chosen, task=False)
+        count = 0 if position else len(self._inputs)
+        return msgspec.structs.replace(options, key=key, whole=self._whole, chosen=chosen, task=False, count=count)
 
     def _shown(self, position: int, failure: Failure | None) -> Failure:
         """Failure of a part, as that of the whole request."""
         if failure is None:
             return Failure(errors.INTERNAL, "the reply is neither an output nor a failure")
+        count = len(self._inputs)
+        if count == 1:
+            return failure
         if failure.code == errors.RATE_LIMITED:
-            count = len(self._inputs)
             message = f"over the rate limit, as {count} inputs count as {count} requests"
+        elif self._refused and len(self._parts) == 1:  # Nothing is wrong with this input: it was judged for all.
+            return failure
         else:
-            message = f"input {position} of {len(self._inputs)}, counted from 0: {failure.message}"
+            message = f"input {position} of {count}, counted from 0: {failure.message}"
         return msgspec.structs.replace(failure, message=message)
 
     def _failed(self, failure: Failure, reply: Reply | None = None) -> Reply:

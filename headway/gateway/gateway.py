@@ -155,8 +155,8 @@ class Gateway:
         input: Value,
         parameters: bytes,
         several: SeveralInputs | None = None,
-    ) -> None:
-        """Take a request in; its answer, also a refusal, goes to `sink` on a later turn of the loop.
+    ) -> bool:
+        """Take a request in; its answer, also a refusal, goes to `sink` on a later turn of the loop. False: it is refused.
 
         Arguments:
             sink: gets the reply, exactly once unless the request is abandoned.
@@ -184,11 +184,12 @@ class Gateway:
             parameters, limits, dedup_keys, next(self._submissions), known, principal.user if origin is None else origin,
             len(input) if self._weighs and input else 1,
         )  # fmt: skip
-        failure = self._check(principal, entry)
+        failure = self._check(principal, entry, options.count)
         if failure is not None:
             self._refuse(sink, principal, entry, failure, several)
         else:
             self._hold(sink, principal, entry, options.task, several)
+        return failure is None
 
     def counted(self, limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
         """Limits as they are counted now: whole by the broker that all share, in part while this gateway is alone."""
@@ -314,7 +315,7 @@ class Gateway:
                 return waiting(pending, state, self._clock())
         return self._recent.find(id, tenant)
 
-    def _check(self, principal: Principal, entry: Entry) -> Failure | None:
+    def _check(self, principal: Principal, entry: Entry, count: int) -> Failure | None:
         """Failure for which a request is refused at once; None when it is not."""
         model, session = entry.model, self._session
         if self.closed:
@@ -327,9 +328,9 @@ class Gateway:
             return failures.no_model_for(model, principal.models)
         if (entry.tenant, entry.id) in self._pending:
             return failures.conflict()
-        if session.full:
+        if session.full(count or 1):
             return session.no_room()
-        return self.limiter.check(entry, session is self._direct)
+        return self.limiter.check(entry, session is self._direct, count)
 
     def _refuse(
         self, sink: ReplySink, principal: Principal, entry: Entry, failure: Failure, several: SeveralInputs | None

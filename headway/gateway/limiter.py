@@ -116,17 +116,19 @@ class Limiter:
         self._polls.update(zip((limit.id for limit in own), charged, strict=True))
         return None
 
-    def check(self, entry: Entry, alone: bool) -> Failure | None:
+    def check(self, entry: Entry, alone: bool, count: int = 1) -> Failure | None:
         """Refusal of an entry for the fleet's capacity; None when it may go on, and counted.
 
         Arguments:
             entry: entry that the broker does not know, within its limits.
             alone: whether it goes to a broker of this gateway's own, which the fleet's capacity does not bound.
+            count: entries that are let in with it, itself among them; 0 where it was let in with another.
         """
         if entry.tier < self._lowest:
-            self.throttle.higher += 1
-        elif self._lowest and not alone and (wait := self.throttle.admit(self._clock())) > 0.0:
-            return failures.over_capacity(wait)
+            self.throttle.higher += count
+        elif self._lowest and count and not alone and (wait := self.throttle.admit(self._clock(), count)) > 0.0:
+            burst = self.throttle.burst
+            return failures.over_burst(count, burst, wait) if 1 <= burst < count else failures.over_capacity(wait)
         return None
 
     def _debt(self, limit: Limit) -> float:
@@ -145,6 +147,11 @@ class Limiter:
         """Note that the broker refuses an entry, which so takes nothing of the capacity."""
         if entry.tier == self._lowest:
             self.throttle.refund()
+
+    def forgo(self, tier: int, count: int) -> None:
+        """Note that `count` entries of a tier that were let in are not offered after all."""
+        if tier == self._lowest:
+            self.throttle.refund(count)
 
     def not_run(self, entry: Entry) -> None:
         """Note that an entry got another's answer, and so took nothing of the capacity."""

@@ -210,3 +210,16 @@ def test_a_place_that_the_broker_refuses_is_free_for_another_and_still_counts_as
     assert throttle.admit(0.0) == 0.0
     assert throttle.admit(0.0) > 0.0
     assert throttle.lowest == came + 3
+
+
+def test_several_are_let_in_together_or_not_at_all() -> None:
+    throttle = Throttle()
+    throttle.set_rate(100.0, 0.0)
+    throttle.refund(60)
+    assert throttle.admit(0.0, 60) == 0.0
+    wait = throttle.admit(0.0, 60)
+    assert wait == pytest.approx(0.2)
+    assert throttle.admit(0.0, 40) == 0.0
+    throttle.refund(40)
+    assert throttle.admit(wait + 1e-9, 60) == 0.0
+    assert throttle.admit(1e9, 101) > 0.0

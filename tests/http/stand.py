@@ -153,13 +153,14 @@ class EchoGateway:
         input: Value,
         parameters: bytes,
         several: SeveralInputs | None = None,
-    ) -> None:
+    ) -> bool:
         asked = Asked(sink, principal, id, options, model, input, parameters)
         self.asked.append(asked)
         self.waiting.append(asked)
         self._news.set()
         if not self.hold:
             asyncio.get_running_loop().call_soon(self.release)
+        return True
 
     def abandon(self, sink: ReplySink, tenant: str, id: str) -> None:
         self.abandoned.append((tenant, id))

@@ -177,3 +177,31 @@ def test_the_cache_is_the_same_for_one_input_and_for_several() -> None:
         assert stand.runs == ["a", "b"]
 
     served(main, whole=True, cache=True)
+
+
+def test_one_input_in_a_list_is_refused_as_one_request() -> None:
+    async def main(stand: Stand) -> None:
+        bearer = "Authorization: Bearer k"
+        assert (await stand.ask(many(["a"], bearer))).status == 200
+        over = await stand.ask(many(["b"], bearer))
+        assert over.error == "RATE_LIMITED"
+        assert (
+            over.json["message"] == (await stand.ask(post('{"input": "b"}', "/v1/inference", bearer))).json["message"]
+        )
+        absent = await stand.ask(many(["a"], "Authorization: Bearer other", model="none"))
+        assert (absent.error, absent.json["message"][:8]) == ("NOT_FOUND", "no model")
+
+    served(main, keys={"k": {"rate": 60.0, "burst": 1.0}, "other": {}}, whole=True)
+
+
+def test_every_input_for_a_model_of_octets_is_checked_before_any_is_taken() -> None:
+    async def main(stand: Stand) -> None:
+        stand.gateway.kinds.learn(
+            [WorkerInfo(worker_id="gpu-0", model="default", status=WorkerStatus.HEALTHY, takes="bytes", gives="bytes")]
+        )
+        answer = await stand.ask(many(["AAAA", "no base64"]))
+        assert (answer.status, answer.error) == (400, "BAD_REQUEST")
+        assert answer.json["message"].endswith("got other text - at `$.inputs[1]`")
+        assert stand.gateway.asked == []
+
+    served(main)

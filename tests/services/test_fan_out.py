@@ -9,12 +9,14 @@ import pytest
 
 from headway import errors
 from headway.gateway.fan_out import AT_ONCE, FanOut, joined
-from headway.model import DedupKind, Principal, Reply, RequestOptions, Value
+from headway.gateway.pending import Ending, PendingRequest
+from headway.model import DedupKind, Failure, Limit, Principal, Reply, RequestOptions, Value
 from tests.services.fake_backend import FakeBackend
 from tests.services.stand import Stand
 from tests.virtual_time import run
 
 ADA = Principal("ada", "acme", 1)
+FREE = Principal("bob", "acme", 2, (Limit("key-1", "key", 6000.0, 1000.0),))
 ID = "0189f7a4-1111-7222-8333-444455556666"
 
 
@@ -31,10 +33,10 @@ def served(act: Callable[[Stand, Callable[[float], Awaitable[None]]], Awaitable[
 
 
 def fan_out(
-    stand: Stand, inputs: Sequence[str], timeout: float = 30.0
+    stand: Stand, inputs: Sequence[str], timeout: float = 30.0, caller: Principal = ADA, tier: int = 1
 ) -> tuple[FanOut, asyncio.Future[Sequence[Reply]]]:
     ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
-    whole = FanOut(stand.gateway, ADA, ID, RequestOptions(timeout, 1), "m", inputs, b"", ended.set_result)
+    whole = FanOut(stand.gateway, caller, ID, RequestOptions(timeout, tier), "m", inputs, b"", ended.set_result)
     whole.start()
     return whole, ended
 
@@ -99,3 +101,65 @@ def test_outputs_are_joined_and_marked_by_what_holds_for_all(
     found = [Reply(str(place), "t", outputs[place], shared=one, kept=kept) for place, (one, kept) in enumerate(replies)]
     reply = joined("id", found)
     assert (reply.id, reply.output, reply.shared, reply.kept) == ("id", b'["q\\"",[1]]', *marks)
+
+
+def throttled(stand: Stand, burst: float) -> None:
+    """Hold the lowest tier to a rate whose burst is this."""
+    stand.gateway.limiter.throttle.set_rate(burst, stand._clock())
+
+
+async def refusal(stand: Stand, count: int, model: str = "m") -> Failure:
+    ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
+    inputs = [f"text {number}" for number in range(count)]
+    FanOut(stand.gateway, FREE, ID, RequestOptions(30.0, 2), model, inputs, b"", ended.set_result).start()
+    [reply] = await ended
+    assert reply.failure is not None
+    return reply.failure
+
+
+def test_what_the_lowest_tier_has_no_room_for_is_refused_before_it_is_charged() -> None:
+    async def act(stand: Stand, sleep: Callable[[float], Awaitable[None]]) -> None:
+        throttled(stand, 100.0)
+        assert stand.gateway.limiter.throttle.admit(stand._clock(), 80) == 0.0
+        failure = await refusal(stand, 90)
+        assert (failure.code, failure.reason) == (errors.SHED, "capacity")
+        assert failure.message == "shed: this tier is held to what the fleet can carry"
+        assert failure.retry_after == pytest.approx(0.7)
+        assert stand.broker.rate_limit_debt(FREE.limits[0]) == 0.0
+        never = await refusal(stand, 101)
+        assert (never.code, never.reason) == (errors.SHED, "capacity")
+        assert "101 inputs in one request, and this tier is held to 100 at once now; send fewer" in never.message
+        _, ended = fan_out(stand, ["a"] * 20, caller=FREE, tier=2)
+        assert len(await ended) == 20
+
+    served(act)
+
+
+def test_places_of_inputs_that_were_not_submitted_are_given_back() -> None:
+    async def act(stand: Stand, sleep: Callable[[float], Awaitable[None]]) -> None:
+        throttled(stand, 200.0)
+        whole, _ = fan_out(stand, [f"text {number}" for number in range(200)], caller=FREE, tier=2)
+        whole.abandon()
+        throttle = stand.gateway.limiter.throttle
+        assert throttle.admit(stand._clock(), 200 - AT_ONCE + 1) > 0.0
+        assert throttle.admit(stand._clock(), 200 - AT_ONCE) == 0.0
+        await sleep(2.0)
+
+    served(act)
+
+
+def test_a_refusal_of_all_is_noted_once_and_names_no_input() -> None:
+    async def act(stand: Stand, sleep: Callable[[float], Awaitable[None]]) -> None:
+        noted: list[str] = []
+
+        class Notes:
+            def finished(self, ended: Sequence[PendingRequest], ending: Ending, now: float) -> None:
+                noted.extend(one.entry.id for one in ended)
+
+        stand.gateway._observers = (*stand.gateway._observers, Notes())
+        failure = await refusal(stand, 100, "none")
+        assert failure.code == errors.NOT_FOUND
+        assert failure.message == "no model named 'none' is served here; there is: m"
+        assert noted == [ID]
+
+    served(act)

@@ -27,12 +27,17 @@ def read_other(codec: Codec, body: bytes, wrong: OtherInput, kinds: ModelKinds, 
     """
     asked = codec.read_value(body)
     named, input, _ = asked
-    if kinds.takes(named or model) is ValueKind.TEXT:
+    takes = kinds.takes(named or model)
+    if takes is ValueKind.TEXT:
         if not isinstance(input, list):
             raise wrong
         for position, value in enumerate(input):
             if not isinstance(value, str):
                 raise BadRequest(f"Expected `str`, got `{name_of(value)}` - at `$.inputs[{position}]`")
+    elif takes is ValueKind.BYTES and isinstance(input, list):
+        for position, value in enumerate(input):
+            if (failure := kinds.check(named or model, value)) is not None:
+                raise BadRequest(f"{failure.message} - at `$.inputs[{position}]`")
     return asked
 
 

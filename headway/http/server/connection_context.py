@@ -85,7 +85,7 @@ class Intake(Protocol):
         input: Value,
         parameters: bytes,
         several: SeveralInputs | None = None,
-    ) -> None:
+    ) -> bool:
         """Take a request; `sink` gets its reply. See `headway.gateway.gateway.Gateway.submit`."""
         ...
 

@@ -55,7 +55,6 @@ def annotated(takes: Any, gives: Any) -> Callable[[Any], Any]:
         ("list[str]", "list[str | ValueError]", (TEXT, TEXT)),
         (Sequence[str], tuple[str, ...], (TEXT, TEXT)),
         ("no_such_name", "list[dict[str, Any]]", (TEXT, TEXT)),
-        (int, int, (TEXT, TEXT)),
         (list[str], None, (TEXT, TEXT)),
         (list[str], list[list[float]], (TEXT, JSON)),
         (list[str], list[dict[str, Any] | Exception], (TEXT, JSON)),

@@ -34,7 +34,7 @@ class Model:
         return self.space.join(reversed(words)) if words else ValueError("the text has no words")
 '''
 
-TEST = '''"""What the model answers, in batches as they are formed in service."""
+TEST = '''"""Answers of the model, in batches as they are formed in service."""
 
 from __future__ import annotations
 

@@ -362,7 +362,8 @@ class Gateway:
             case EntryRefused(entry, failure):
                 pending = self._pending.of(entry)
                 if pending is not None and pending.session is session:
-                    self.limiter.refused(entry)
+                    if session is self._shared:  # No capacity bounds the other.
+                        self.limiter.refused(entry)
                     self._answer(pending, failure, Ending.REFUSED)
             case SubscriptionRefused(subscription):
                 self._subscriptions.refuse(session, subscription)

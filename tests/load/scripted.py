@@ -48,12 +48,16 @@ class Exchange(asyncio.Protocol):
 
     def __init__(self, server: Scripted) -> None:
         self.server, self._data = server, b""
+        self.lost = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         self.server.exchanges.append(self)
         if self.server.hangs_up:
             self.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost.set_result(None)
 
     def data_received(self, data: bytes) -> None:
         self._data += data
@@ -79,6 +83,14 @@ class Scripted:
         """Refuse new connections from now on."""
         assert self.listening is not None
         self.listening.close()
+
+    async def end(self) -> None:
+        """Stop listening, and cut every connection, also those that are being accepted; none outlives the call."""
+        self.stop_listening()
+        await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()}, return_exceptions=True)
+        for exchange in self.exchanges:
+            exchange.transport.abort()
+        await asyncio.gather(*(exchange.lost for exchange in self.exchanges))
 
 
 Start = Callable[[Scripted, Generator], None]
@@ -112,9 +124,7 @@ def load(
         try:
             record = await generator.run()
         finally:
-            server.listening.close()
-            for exchange in server.exchanges:
-                exchange.transport.abort()
+            await server.end()
         return record, server
 
     return asyncio.run(drive())

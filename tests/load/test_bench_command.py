@@ -25,18 +25,14 @@ def server() -> Iterator[tuple[Scripted, str]]:
     """A scripted server on a thread of its own, and its address."""
     scripted = Scripted(Call.answer, hangs_up=False)
     loop = asyncio.new_event_loop()
-    listening = loop.run_until_complete(loop.create_server(lambda: Exchange(scripted), "127.0.0.1", 0, backlog=1024))
+    scripted.listening = loop.run_until_complete(
+        loop.create_server(lambda: Exchange(scripted), "127.0.0.1", 0, backlog=1024)
+    )
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
-    yield scripted, f"127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+    yield scripted, f"127.0.0.1:{scripted.listening.sockets[0].getsockname()[1]}"
 
-    async def end() -> None:
-        listening.close()
-        for exchange in scripted.exchanges:
-            exchange.transport.abort()
-        await asyncio.sleep(0)
-
-    asyncio.run_coroutine_threadsafe(end(), loop).result()
+    asyncio.run_coroutine_threadsafe(scripted.end(), loop).result()
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
     loop.close()

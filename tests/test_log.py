@@ -200,5 +200,7 @@ def test_everything_is_as_before_afterwards() -> None:
     before, threads = (root.level, root.handlers[:]), set(threading.enumerate())
     logged(everything)
     assert (root.level, root.handlers) == before
+    for late in set(threading.enumerate()) - threads:
+        late.join(60.0)
     assert set(threading.enumerate()) <= threads
     assert not structlog.is_configured()

@@ -197,11 +197,11 @@ class Writer(logging.handlers.QueueListener):
         stream: stream that it writes to.
 
     Attributes:
-        stuck: whether the last lines could not be written in time. The thread then holds the locks of its stream and
-            handler, for which the interpreter would wait at its end.
+        write_blocked: whether the last lines could not be written in time. The thread then holds the locks of its stream
+            and handler, for which the interpreter would wait at its end.
     """
 
-    stuck = False
+    write_blocked = False
 
     def __init__(
         self, waiting: queue.SimpleQueue[logging.LogRecord | None], handler: logging.Handler, stream: TextIO

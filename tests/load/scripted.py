@@ -85,9 +85,14 @@ class Scripted:
         self.listening.close()
 
     async def end(self) -> None:
-        """Stop listening, and cut every connection, also those that are being accepted; none outlives the call."""
+        """Stop listening, and cut every connection; none outlives the call.
+
+        What is being accepted is waited for first: asyncio drops a socket, open, whose server is closed between its
+        accept and its transport.
+        """
+        while accepting := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.gather(*accepting, return_exceptions=True)
         self.stop_listening()
-        await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()}, return_exceptions=True)
         for exchange in self.exchanges:
             exchange.transport.abort()
         await asyncio.gather(*(exchange.lost for exchange in self.exchanges))

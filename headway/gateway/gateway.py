@@ -336,7 +336,7 @@ class Gateway:
         self, sink: ReplySink, principal: Principal, entry: Entry, failure: Failure, several: SeveralInputs | None
     ) -> None:
         if failure.code in CHARGED:
-            self.limiter.charge(entry.limits)
+            self.limiter.charge(entry.limits, several.count if several is not None else 1)
         reply = self.note_refusal(principal, entry, failure, several)
         asyncio.get_running_loop().call_soon(sink.answer, reply)
 

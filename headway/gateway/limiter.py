@@ -79,15 +79,20 @@ class Limiter:
                 return failures.over(Over(limit, wait))
         return None
 
-    def charge(self, limits: tuple[Limit, ...]) -> None:
-        """Charge a request that is answered here, because it is wrong."""
+    def charge(self, limits: tuple[Limit, ...], counting: int = 1) -> None:
+        """Charge a request that is answered here, because it is wrong.
+
+        Arguments:
+            limits: limits of its principal.
+            counting: requests as which these limits count it; it is charged as one.
+        """
         now, debts = self._clock(), self.debts
         if len(debts) >= REMEMBERED:
             paid = [id for id, tat in debts.items() if tat <= now] or list(debts)
             for id in paid:
                 del debts[id]
         for limit in limits:
-            debts[limit.id] = max(debts.get(limit.id, now), now) + ratelimit.interval(limit)
+            debts[limit.id] = max(debts.get(limit.id, now), now) + ratelimit.interval(limit) / counting
 
     def refund(self, limits: tuple[Limit, ...]) -> None:
         """Take a charge back: the request goes to the broker after all, which charges it."""

@@ -135,7 +135,7 @@ def _schemas(settings: Settings, kinds: Kinds) -> dict[str, Any]:
                     "minItems": 1,
                     "maxItems": min(MOST_INPUTS, settings.max_queue),
                     "items": _INPUT,
-                    "description": "Several inputs in place of one. Each counts as a request. Such a request becomes no task.",
+                    "description": "Several inputs in place of one. Each counts as a request. They cannot become a task.",
                 },
                 "model": {"type": ["string", "null"], "description": f"Left out: {settings.model}."},
                 "parameters": {
@@ -233,7 +233,8 @@ def _parameters(settings: Settings) -> dict[str, Any]:
             "name": "Prefer",
             "in": "header",
             "description": "respond-async: answer 202 with the id of a task. With wait=SECONDS: only if there is no "
-            f"answer by then. A task may take {settings.task_timeout_ms:g} ms in all. Other preferences are ignored.",
+            f"answer by then. A task may take {settings.task_timeout_ms:g} ms in all. Not with `inputs`. "
+            "Other preferences are ignored.",
             "schema": {"anyOf": [{"enum": ["respond-async", "respond-async, wait=1"]}, {"type": "string"}]},
         },
         "IdempotencyKey": {

@@ -83,7 +83,7 @@ def test_a_wrong_list_is_told_what_is_wrong_with_it(body: str, status: int, says
     served(main)
 
 
-def test_other_routes_take_one_input_and_a_list_becomes_no_task() -> None:
+def test_other_routes_take_one_input() -> None:
     async def main(stand: Stand) -> None:
         for path, body in (
             ("/api/inference", '{"inputs": ["a"]}'),
@@ -92,12 +92,23 @@ def test_other_routes_take_one_input_and_a_list_becomes_no_task() -> None:
             answer = await stand.ask(post(body, path))
             assert (answer.status, "missing required field" in answer.json["message"]) == (400, True)
         assert stand.gateway.asked == []
-        answer = await stand.ask(many(["a"], "Prefer: respond-async"))
-        assert (answer.status, answer.json["outputs"]) == (200, ["A"])
-        assert "preference-applied" not in answer.header
-        assert not stand.gateway.asked[0].options.task
 
     served(main)
+
+
+@pytest.mark.parametrize("preference", ["respond-async", "respond-async, wait=20"])
+def test_several_inputs_that_should_become_a_task_are_refused(preference: str) -> None:
+    async def main(stand: Stand) -> None:
+        bearer = "Authorization: Bearer k"
+        refused = await stand.ask(many(["a", "b"], f"Prefer: {preference}", bearer))
+        assert (refused.status, refused.error) == (400, "BAD_REQUEST")
+        assert "cannot become a task; send a request for each input" in refused.json["message"]
+        assert ";r=4;" in refused.header["ratelimit"]  # Charged as one wrong request.
+        waited = await stand.ask(many(["a", "b"], "Prefer: wait=20", bearer))
+        assert (waited.status, waited.json["outputs"]) == (200, ["A", "B"])
+        assert stand.runs == ["a", "b"]
+
+    served(main, keys={"k": {"rate": 60.0, "burst": 5.0}}, whole=True)
 
 
 def test_a_failure_of_one_is_the_answer_and_the_others_are_let_go() -> None:
@@ -148,6 +159,17 @@ def test_a_list_is_charged_once_for_all_of_it_or_not_at_all() -> None:
         assert sorted(stand.runs) == ["a", "b", "c", "g", "h"]
 
     served(main, keys=keys, whole=True)
+
+
+def test_a_wrong_list_is_charged_as_one_wrong_request() -> None:
+    async def main(stand: Stand) -> None:
+        bearer = "Authorization: Bearer k"
+        absent = await stand.ask(many(["a", "b", "c"], bearer, model="none"))
+        assert (absent.status, absent.error) == (404, "NOT_FOUND")
+        assert ";r=4;" in absent.header["ratelimit"]
+        assert (await stand.ask(many(["a", "b", "c", "d"], bearer))).status == 200
+
+    served(main, keys={"k": {"rate": 60.0, "burst": 5.0}}, whole=True)
 
 
 def test_a_key_holds_for_each_input_and_for_the_list_as_a_whole() -> None:

@@ -63,9 +63,17 @@ class InferenceHead:
         self.wait = 0.0
 
     def for_many(self) -> InferenceHead:
-        """Head of the same request with several inputs: its answer has an output for each, and it becomes no task."""
+        """Head of the same request with several inputs: its answer has an output for each.
+
+        Raises:
+            BadRequest: its client wants the id of a task, which is that of one input.
+        """
+        if self.wish is not None:
+            raise BadRequest(
+                "Prefer is respond-async, and a request with `inputs` cannot become a task; send a request for each input, "
+                "or leave Prefer out and wait for the outputs"
+            )
         many = copy(self)
-        many.wish = None
         many.codec = replace(self.codec, write=self.codec.write_many or self.codec.write)
         return many
 

@@ -9,6 +9,9 @@ from headway.gateway.pending import Ending, PendingRequest
 from headway.model import BatchRun, Entry
 from headway.runtime.counters import Counters
 
+MOST_WORKERS = 10_000
+"""Workers of which the last batch is known. Workers that have left count too, until all are forgotten."""
+
 
 @dataclass(slots=True)
 class _Answers:
@@ -17,6 +20,7 @@ class _Answers:
     latencies: list[float] = field(default_factory=list)
     waits: list[float] = field(default_factory=list)
     failed: int = 0
+    failed_seconds: float = 0.0
 
 
 class OutcomeCounts:
@@ -32,6 +36,8 @@ class OutcomeCounts:
         self._counters = counters
         self._tiers = tiers
         self._models = models
+        self._last_runs: dict[str, float] = {}
+        """Broker instant of the claim of the last batch that was counted, by worker."""
 
     def finished(self, requests: Sequence[PendingRequest], ending: Ending, now: float) -> None:
         """Count requests that have ended; answers that came together are counted together."""
@@ -51,19 +57,35 @@ class OutcomeCounts:
             answers.waits.append(0.0 if reply.kept else reply.queued)
             if reply.failure is not None:
                 answers.failed += 1
+                answers.failed_seconds += latency
                 self._count(entry, reply.failure.code.lower())
             if reply.shared is not None:
                 self._counters.shared[entry.model, reply.shared.value, "kept" if reply.kept else "joined"] += 1
             elif reply.ran is not sampled and reply.ran is not None:
                 sampled = reply.ran
+                self._count_run(entry.model, sampled, now)
                 self._counters.overhead_seconds.observe(max(0.0, latency - reply.queued - sampled.seconds))
         for (model, tier), answers in told.items():
             self._count_answers(model, self._tiers[tier], answers)
+
+    def _count_run(self, model: str, run: BatchRun, now: float) -> None:
+        """Count a batch, once, however its replies come."""
+        self._counters.last_answer[model] = now
+        if self._last_runs.get(run.worker) == run.claimed_at:
+            return
+        if len(self._last_runs) >= MOST_WORKERS:
+            self._last_runs.clear()
+        self._last_runs[run.worker] = run.claimed_at
+        total = self._counters.runs[model, run.size]
+        total.count += 1
+        total.seconds += run.seconds
 
     def _count_answers(self, model: str, tier: str, answers: _Answers) -> None:
         counters = self._counters
         counters.request_seconds[model, tier].observe_all(answers.latencies)
         counters.queue_seconds[model, tier].observe_all(answers.waits)
+        if answers.failed:
+            counters.failed_seconds[model] += answers.failed_seconds
         counters.requests[model, tier, "ok"] += len(answers.latencies) - answers.failed
 
     def _count_other(self, request: PendingRequest, ending: Ending, now: float) -> None:
@@ -80,6 +102,7 @@ class OutcomeCounts:
             tier = self._tiers[entry.tier]
             if ending is Ending.TIMED_OUT:
                 self._counters.request_seconds[entry.model, tier].observe(now - request.since)
+                self._counters.failed_seconds[entry.model] += now - request.since
             elif failure.reason:
                 self._counters.refusals[failure.reason, tier] += 1
 

@@ -49,6 +49,16 @@ class Histogram:
         return sum(self.counts)
 
 
+class RunTotal:
+    """Batches of one size, and the seconds of their runs, added up."""
+
+    __slots__ = ("count", "seconds")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.seconds = 0.0
+
+
 def _seconds() -> Histogram:
     return Histogram(SECONDS)
 
@@ -75,6 +85,12 @@ class Counters:
         """Refusals by (reason, tier)."""
         self.shared: defaultdict[tuple[str, str, str], int] = defaultdict(int)
         """Answers with the outcome of another request by (model, kind of the dedup key, `joined` or `kept`)."""
+        self.failed_seconds: defaultdict[str, float] = defaultdict(float)
+        """Seconds of `request_seconds` whose answers were errors, by model."""
+        self.runs: defaultdict[tuple[str, int], RunTotal] = defaultdict(RunTotal)
+        """Batches from which an answer came to this process, by (model, entries of the batch)."""
+        self.last_answer: dict[str, float] = {}
+        """Monotonic instant of the last answer from a batch, by model."""
         self.ledger_dropped = 0
         """Records that never reached the ledger."""
         self.keys_age: float | None = None

@@ -47,6 +47,24 @@ def test_each_outcome_is_counted_and_noted_with_the_time_that_it_took() -> None:
     run(main)
 
 
+def test_each_batch_is_counted_once_by_its_size_and_failures_apart() -> None:
+    async def main(clock: Clock) -> None:
+        async with Fleet(clock, FakeBackend(1.0), max_batch=2) as fleet:
+            asked = [fleet.ask(f"text {number}") for number in range(5)]
+            expired = fleet.ask("expired", timeout=0.5)
+            await fleet.answered(*asked, expired)
+            runs = {key: (run.count, run.seconds) for key, run in fleet.counters.runs.items()}
+            assert sum(size * count for (_, size), (count, _) in runs.items()) in (5, 6)
+            assert {model for model, _ in runs} == {"m"} and all(size <= 2 for _, size in runs)
+            batches = sum(count for count, _ in runs.values())
+            assert batches == sum(fleet.counters.batches.values())
+            assert sum(seconds for _, seconds in runs.values()) == pytest.approx(1.0 * batches, abs=0.1)
+            assert fleet.counters.last_answer == {"m": pytest.approx(clock(), abs=GRAIN)}
+            assert fleet.counters.failed_seconds == {"m": pytest.approx(0.5, abs=GRAIN)}
+
+    run(main)
+
+
 def test_headway_s_own_share_of_a_request_is_what_neither_the_queue_nor_the_run_took() -> None:
     async def main(clock: Clock) -> None:
         async with Fleet(clock, FakeBackend(1.0), max_batch=1) as fleet:

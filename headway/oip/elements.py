@@ -1,0 +1,81 @@
+"""Elements of a tensor, to values and from values, by the kind that a model takes or gives.
+
+    kind    an element of the input, and of the output
+    text    the text, in UTF-8
+    bytes   the octets themselves; on their way they are a text in base64
+    json    the JSON text of the value, in UTF-8
+
+While the kind is not known, as no worker has been seen yet, an element is a text.
+"""
+
+from __future__ import annotations
+
+import binascii
+from base64 import b64decode, b64encode
+from collections.abc import Sequence
+
+import msgspec
+
+from headway.core import values
+from headway.model import Value, ValueKind
+from headway.oip.tensors import Malformed
+
+Element = str | bytes
+"""Element of an input: a text out of JSON, or the octets of the binary form."""
+
+
+def values_of(elements: Sequence[Element], takes: ValueKind | None) -> list[Value]:
+    """Values of the elements of an input, for a model that takes values of a kind.
+
+    Raises:
+        Malformed: an element is no such value; the message says which.
+    """
+    found: list[Value] = []
+    try:
+        for element in elements:
+            found.append(_value_of(element, takes))
+    except Malformed as exc:
+        raise Malformed(f"element {len(found)} of the input {exc}") from None
+    return found
+
+
+def element_of(output: Value, gives: ValueKind | None) -> bytes:
+    """Element of an output, for a model that gives values of a kind.
+
+    Raises:
+        UnicodeEncodeError: the output holds a lone surrogate.
+    """
+    if gives is ValueKind.JSON:
+        return values.as_json(output)
+    if gives is ValueKind.BYTES and isinstance(output, str):
+        try:
+            return b64decode(output, validate=True)
+        except (binascii.Error, ValueError):  # It comes from a worker that gives texts, as a fleet in change may have.
+            pass
+    return output.encode() if isinstance(output, str) else output
+
+
+def _value_of(element: Element, takes: ValueKind | None) -> Value:
+    if takes is ValueKind.BYTES:
+        return b64encode(element.encode() if isinstance(element, str) else element).decode()
+    if takes is ValueKind.JSON:
+        return _json_value(element.encode() if isinstance(element, str) else element)
+    if isinstance(element, bytes):
+        try:
+            element = element.decode()
+        except UnicodeDecodeError as exc:
+            raise Malformed(f"is not UTF-8: {exc.reason} at byte {exc.start}; the model takes texts") from None
+    if "\0" in element:
+        raise Malformed("contains U+0000, which not every model can hold; remove it")
+    return element
+
+
+def _json_value(text: bytes) -> Value:
+    try:
+        return values.read(text)
+    except values.NoValue as exc:
+        raise Malformed(str(exc)) from None
+    except UnicodeDecodeError as exc:
+        raise Malformed(f"is not UTF-8: {exc.reason} at byte {exc.start}; the model takes JSON texts") from None
+    except (msgspec.MsgspecError, RecursionError) as exc:
+        raise Malformed(f"is no JSON text, which the model takes: {exc}") from None

@@ -1,0 +1,64 @@
+"""Parameters of a request: those that the protocol's servers know, and the rest, which is the target's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from headway.oip.tensors import Malformed
+
+PRIORITY = "priority"
+TIMEOUT = "timeout"
+BINARY_OUTPUT = "binary_data_output"
+
+_MOST_MICROSECONDS = 2**63 - 1
+
+
+class Wishes(msgspec.Struct, frozen=True, gc=False):
+    """Wishes of a client for one request, out of its parameters.
+
+    Attributes:
+        tier: index of the highest tier that it asks for: 0, the highest there is, unless it asks for a lower one.
+        timeout: seconds until the answer is worthless; None for no wish.
+        binary: whether its outputs come in the binary form.
+    """
+
+    tier: int = 0
+    timeout: float | None = None
+    binary: bool = False
+
+
+NONE = Wishes()
+"""Wishes of a request without parameters that the protocol knows."""
+
+
+def read_wishes(parameters: Mapping[str, Any], tiers: int) -> Wishes:
+    """Wishes among a request's parameters, where there are that many tiers.
+
+    `priority` 1 is the highest tier, 2 the next; 0, as in the protocol, is that of the principal. `timeout` is in
+    microseconds; 0 is no wish.
+
+    Raises:
+        Malformed: a parameter has a wrong type, or is out of range.
+    """
+    priority = _whole_number(parameters, PRIORITY, tiers)
+    microseconds = _whole_number(parameters, TIMEOUT, _MOST_MICROSECONDS)
+    binary = parameters.get(BINARY_OUTPUT, False)
+    if not isinstance(binary, bool):
+        raise Malformed(f"the parameter `{BINARY_OUTPUT}` is no boolean; expected true or false")
+    return Wishes(max(priority - 1, 0), microseconds / 1e6 if microseconds else None, binary)
+
+
+def for_target(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters that the target gets: all but those that the protocol knows."""
+    return {name: value for name, value in parameters.items() if name not in (PRIORITY, TIMEOUT, BINARY_OUTPUT)}
+
+
+def _whole_number(parameters: Mapping[str, Any], name: str, most: int) -> int:
+    number = parameters.get(name, 0)
+    if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= most:
+        unit = "microseconds" if name == TIMEOUT else "1 being the highest tier"
+        raise Malformed(f"the parameter `{name}` is out of range; expected an integer from 0 to {most}, {unit}")
+    return number

@@ -1,0 +1,115 @@
+"""Tensors of BYTES, the only ones there are here: each element is one input, or one output.
+
+A request has one such tensor, under any name, of shape [n] or [n, 1]. Its answer has one of the same shape. In the binary
+form each element is its length, in 4 bytes, little-endian, and its data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from headway.core.excerpt import excerpt
+
+BYTES = "BYTES"
+"""The datatype, as REST and gRPC name it."""
+INPUT = "INPUT"
+"""Name of the input, as metadata has it. A request may give it any other."""
+OUTPUT = "OUTPUT"
+"""Name of the output."""
+
+_HEAD = 4
+"""Bytes of an element's length."""
+_MOST_SHOWN = 8
+"""Most dimensions of a shape, or names, that a message shows."""
+
+
+class Malformed(ValueError):
+    """A request is not as the protocol has it. Says what is wrong, and what was expected."""
+
+
+class TooManyElements(Malformed):
+    """The tensor has more elements than one request may have."""
+
+
+def count_elements(name: str, datatype: str, shape: Sequence[int], most: int) -> int:
+    """Number of elements of an input, by its shape.
+
+    Raises:
+        Malformed: the datatype is not BYTES, or the shape is neither [n] nor [n, 1].
+        TooManyElements: there are more than `most`.
+    """
+    if datatype != BYTES:
+        raise Malformed(
+            f"input {_quoted(name)} has the datatype {_quoted(datatype)}; expected {BYTES}, one element for each input"
+        )
+    if not (len(shape) == 1 or (len(shape) == 2 and shape[1] == 1)) or shape[0] < 1:
+        raise Malformed(
+            f"input {_quoted(name)} has the shape {_shown_shape(shape)}; expected [n] or [n, 1], with n at least 1"
+        )
+    if shape[0] > most:
+        raise TooManyElements(f"input {_quoted(name)} has {shape[0]} elements; at most {most} are taken in one request")
+    return shape[0]
+
+
+def check_outputs(names: Sequence[str]) -> None:
+    """Check the names of the outputs that a request asks for; none: all that there are.
+
+    Raises:
+        Malformed: there is no such output, or it is named twice.
+    """
+    for name in names:
+        if name != OUTPUT:
+            raise Malformed(f"there is no output {_quoted(name)}; the only one is `{OUTPUT}`")
+    if len(names) > 1:
+        raise Malformed(f"the output `{OUTPUT}` is asked for {len(names)} times; name it once")
+
+
+def wrong_number(count: int) -> Malformed:
+    """Error of a request with another number of inputs than one."""
+    how = "Put all texts into one tensor, of shape [n]" if count else "Send one tensor"
+    return Malformed(f"the request has {count} inputs; expected one of datatype {BYTES}. {how}")
+
+
+def unpack(name: str, octets: bytes, count: int) -> list[bytes]:
+    """Elements of an input in its binary form; `count` of them.
+
+    Raises:
+        Malformed: the octets are not that many elements.
+    """
+    elements: list[bytes] = []
+    begin, end = 0, len(octets)
+    for position in range(count):
+        body = begin + _HEAD
+        if body > end:
+            raise Malformed(
+                f"the binary data of input {_quoted(name)} ends after {position} elements; its shape says {count}"
+            )
+        length = int.from_bytes(octets[begin:body], "little")
+        begin = body + length
+        if begin > end:
+            raise Malformed(
+                f"element {position} of input {_quoted(name)} says that it has {length} bytes, and {end - body} are left; expected a "
+                f"length of {_HEAD} bytes, little-endian, before each element"
+            )
+        elements.append(octets[body:begin])
+    if begin != end:
+        raise Malformed(
+            f"{end - begin} bytes of binary data are left after the {count} elements that the shape of input {_quoted(name)} says"
+        )
+    return elements
+
+
+def pack(elements: Iterable[bytes]) -> bytes:
+    """Binary form of elements."""
+    return b"".join([piece for one in elements for piece in (len(one).to_bytes(_HEAD, "little"), one)])
+
+
+def _quoted(name: str) -> str:
+    return f"`{excerpt(name)}`"
+
+
+def _shown_shape(shape: Sequence[int]) -> str:
+    dimensions = [str(one) for one in shape[:_MOST_SHOWN]]
+    if len(shape) > _MOST_SHOWN:
+        dimensions.append("…")
+    return f"[{', '.join(dimensions)}]"

@@ -12,6 +12,7 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
     "redis": ("redis>=8.1,<9", "hiredis>=3.5,<4"),
     "postgres": ("asyncpg>=0.31,<0.33",),
     "jwt": ("PyJWT[crypto]>=2.13,<3",),
+    "grpc": ("grpcio>=1.80,<2", "protobuf>=6.33,<8"),
     "plot": ("matplotlib>=3.11,<4",),
 }
 """Requirements by the name of their extra, as in pyproject.toml."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
 import typer
@@ -58,10 +59,25 @@ def check(
             "which take turns. By default the target's example; without one, each text has a number.",
         ),
     ] = None,
+    inputs: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="File with one such text a line, besides those of --input.", show_default=False
+        ),
+    ] = None,
     parameters: Annotated[
         str, typer.Option(metavar="JSON", help="Parameters of every input: a JSON object.", show_default=False)
     ] = "",
     repeats: Annotated[int, typer.Option(metavar="N", help="Batches of each size.", min=1, max=1000)] = 3,
+    record: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write the run times of batches of many sizes and mixtures of the inputs to FILE, for --batch-times of "
+            "`headway simulate` and `plan`.",
+            show_default=False,
+        ),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Load TARGET in a real worker, try it in batches of 1 up to the largest, and say what it costs.
@@ -70,15 +86,23 @@ def check(
     largest batch is sent in three orders), within the GPU deadline. Printed: run times by size, the line ℓ(n) = α + βn through them, and which
     settings fit.
 
+    With --record some 70 batches for each of the --repeats run besides, of which most have few inputs or as many as can be.
+
     Exit codes: 0 fit to serve, 1 it breaks a rule, 3 a bad setting, 4 it cannot be loaded.
     """
-    given = [text for text in input or () if text]
     import asyncio
 
+    from headway.cli.recording import notes_on, writing
+    from headway.cli.trial_inputs import read_lines
     from headway.runtime import log
 
-    with log.running(settings.log_level, json=settings.log_json):
-        found = asyncio.run(_try_out(settings, target, given, _object(parameters), repeats))
+    given = [*(text for text in input or () if text), *read_lines(inputs)]
+    order = _Order(target, given, _object(parameters), repeats, records=record is not None)
+    with log.running(settings.log_level, json=settings.log_json), writing(record) as recorded:
+        found = asyncio.run(_try_out(settings, order))
+        recorded.extend(found.recorded)
+    if recorded:
+        found.notes += notes_on(recorded, bool(given))
     advice = _advice(settings, found)
     typer.echo(
         msgspec.json.encode(_as_json(target, settings, found, advice)).decode()
@@ -100,23 +124,40 @@ def _object(text: str) -> bytes:
     return text.encode()
 
 
-async def _try_out(settings: Settings, target: str, given: list[str], parameters: bytes, repeats: int) -> Findings:
+class _Order(NamedTuple):
+    """Order of a trial, as the command line gives it."""
+
+    target: str
+    given: list[str]
+    parameters: bytes
+    repeats: int
+    records: bool
+
+
+async def _try_out(settings: Settings, order: _Order) -> Findings:
     from functools import partial
 
     from headway.app.backends import SlotPlan, make_backend, make_devices, worker_name
+    from headway.cli.recording import batches_to_record
     from headway.cli.trial import Trial
     from headway.cli.trial_inputs import choose_inputs
     from headway.config.target import parse_target, with_arguments
 
-    spec = with_arguments(parse_target(target), settings.target_arguments)
+    spec = with_arguments(parse_target(order.target), settings.target_arguments)
     devices = make_devices(settings, spec)
     plan = SlotPlan(settings, worker_name(settings, spec, devices, 0), devices.of(0), warms_up=False)
     backend = make_backend(spec, plan)
     try:
-        choose = partial(choose_inputs, given, settings.max_batch_size)
+        choose = partial(choose_inputs, order.given, settings.max_batch_size)
         limits = {name: getattr(settings, name) for name in _DEADLINES}
         seconds = settings.gpu_timeout_ms / 1000
-        return await Trial(backend, choose, parameters, seconds, settings.model, repeats, limits=limits).run()
+        record = (
+            partial(batches_to_record, order.given, settings.max_batch_size, order.repeats) if order.records else None
+        )
+        trial = Trial(
+            backend, choose, order.parameters, seconds, settings.model, order.repeats, limits=limits, record=record
+        )
+        return await trial.run()
     finally:
         await backend.stop()
 
@@ -168,6 +209,7 @@ def _as_json(target: str, settings: Settings, found: Findings, advice: list[str]
         "runs": [{"size": run.size, "ms": run.seconds * 1000} for run in found.runs],
         "alpha_ms": found.model.alpha * 1000,
         "beta_ms": found.model.beta * 1000,
+        "recorded": len(found.recorded),
         "advice": advice,
     }
 
@@ -186,6 +228,8 @@ def _as_text(target: str, settings: Settings, found: Findings, advice: list[str]
         lines += ["", table(("SIZE", "MS A BATCH", "MS AN INPUT"), rows), ""]
         lines.append(f"ℓ(n) = α + βn with α = {found.model.alpha * 1000:.2f} ms, β = {found.model.beta * 1000:.3f} ms")
     lines += [f"  {line}" for line in advice]
+    if found.recorded:
+        lines.append(f"recorded: {len(found.recorded)} batches, for --batch-times of headway simulate and plan")
     lines += [f"note: {escape(note)}" for note in found.notes]
     lines += [f"fault: {escape(fault)}" for fault in found.faults]
     lines.append("not fit to serve" if found.faults else "fit to serve")

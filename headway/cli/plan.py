@@ -22,11 +22,21 @@ def plan(
         float, typer.Option(metavar="R", help="Mean requests per second.", rich_help_panel=_LOAD, show_default=False)
     ],
     batch_ms: Annotated[
-        float,
+        float | None,
         typer.Option(
             metavar="MS", help="Fixed part of a batch's time (α).", rich_help_panel=_MODEL, show_default=False
         ),
-    ],
+    ] = None,
+    batch_times: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Instead: times that `headway check --record` has written. Entries weigh what those in FILE do, "
+            "unless --weights says otherwise.",
+            rich_help_panel=_MODEL,
+            show_default=False,
+        ),
+    ] = None,
     max_batch_size: Annotated[int, typer.Option(metavar="N", help="Largest batch.", rich_help_panel=_MODEL)] = 32,
     max_batch: Annotated[int | None, typer.Option(hidden=True, help="The same as --max-batch-size.")] = None,
     p95: Annotated[
@@ -115,17 +125,24 @@ def plan(
     """
     import msgspec
 
+    from headway.errors import SettingError
+    from headway.simulator.batch_times import BATCH_MS_HINT, read_batch_times
     from headway.simulator.planner import Goal, make_plan
     from headway.simulator.scenario import Scenario
     from headway.simulator.traffic import read_trace, read_weights
 
+    if batch_ms is None and batch_times is None:
+        raise SettingError("--batch-ms", None, "nothing tells how long a batch takes", BATCH_MS_HINT)
+    times = None if batch_times is None else read_batch_times(batch_times)
+
     scenario = Scenario(
         rate=rate,
         workers=1,
-        alpha=batch_ms / 1000,
+        alpha=(batch_ms or 0.0) / 1000,
         beta=beta_ms / 1000,
+        times=times,
         max_batch=max_batch_size if max_batch is None else max_batch,
-        weights=read_weights(weights) if weights else (),
+        weights=read_weights(weights) if weights else times.weights if times else (),
         max_weight=max_batch_weight,
         jitter=jitter,
         overhead=overhead_ms / 1000,

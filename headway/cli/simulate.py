@@ -18,16 +18,35 @@ _SETTLING = 75.0
 
 
 def simulate(
+    workers: Annotated[int, typer.Option(metavar="K", help="GPUs.", rich_help_panel=_MODEL, show_default=False)],
     rate: Annotated[
         float, typer.Option(metavar="R", help="Mean requests per second.", rich_help_panel=_LOAD, show_default=False)
-    ],
-    workers: Annotated[int, typer.Option(metavar="K", help="GPUs.", rich_help_panel=_MODEL, show_default=False)],
+    ] = 0.0,
+    clients: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            help="Instead: clients, each of which sends its next request when it has the answer to the last one.",
+            rich_help_panel=_LOAD,
+            show_default=False,
+        ),
+    ] = 0,
     batch_ms: Annotated[
-        float,
+        float | None,
         typer.Option(
             metavar="MS", help="Fixed part of a batch's time (α).", rich_help_panel=_MODEL, show_default=False
         ),
-    ],
+    ] = None,
+    batch_times: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Instead: times that `headway check --record` has written. Entries weigh what those in FILE do, "
+            "unless --weights says otherwise.",
+            rich_help_panel=_MODEL,
+            show_default=False,
+        ),
+    ] = None,
     max_batch_size: Annotated[int, typer.Option(metavar="N", help="Largest batch.", rich_help_panel=_MODEL)] = 32,
     max_batch: Annotated[int | None, typer.Option(hidden=True, help="The same as --max-batch-size.")] = None,
     beta_ms: Annotated[
@@ -186,7 +205,8 @@ def simulate(
 
     Requests, batches and failures are events on a heap; the queue, the policies, admission and retries are those
     that serve. Half of the overhead lies before a batch's run and half after, and it is part of every latency. A
-    batch of n entries takes --batch-ms and n times --beta-ms or, with --weights, its weight times --beta-ms.
+    batch of n entries takes --batch-ms and n times --beta-ms or, with --weights, its weight times --beta-ms. With
+    --batch-times it takes what recorded batches like it took.
 
     Exit codes: 0 done, 3 a bad setting.
     """
@@ -194,12 +214,18 @@ def simulate(
 
     import msgspec
 
+    from headway.errors import SettingError
     from headway.load.spec import parse_mix
+    from headway.simulator.batch_times import BATCH_MS_HINT, read_batch_times
     from headway.simulator.engine import simulate as run
     from headway.simulator.report import describe, make_report
     from headway.simulator.scenario import EVERYBODY, USUAL_MIX, Scenario, parse_kills, parse_steps
     from headway.simulator.table import show
     from headway.simulator.traffic import read_trace, read_weights
+
+    if batch_ms is None and batch_times is None:
+        raise SettingError("--batch-ms", None, "nothing tells how long a batch takes", BATCH_MS_HINT)
+    times = None if batch_times is None else read_batch_times(batch_times)
 
     if plot is not None:
         from headway.simulator.plot import check
@@ -208,11 +234,13 @@ def simulate(
     largest = max_batch_size if max_batch is None else max_batch
     scenario = Scenario(
         rate=rate,
+        clients=clients,
         workers=workers,
-        alpha=batch_ms / 1000,
+        alpha=(batch_ms or 0.0) / 1000,
         beta=beta_ms / 1000,
+        times=times,
         max_batch=largest,
-        weights=read_weights(weights) if weights else (),
+        weights=read_weights(weights) if weights else times.weights if times else (),
         max_weight=max_batch_weight,
         jitter=jitter,
         slow=slow,
@@ -251,7 +279,8 @@ def simulate(
         found = {"command": ["headway", *sys.argv[1:]], "scenario": describe(scenario), "reports": reports}
         typer.echo(msgspec.json.format(msgspec.json.encode(found)).decode())
     else:
-        show(scenario, reports, "Poisson" if trace is None else trace.name)
+        arrivals = f"{clients} clients" if clients else "Poisson" if trace is None else trace.name
+        show(scenario, reports, arrivals)
 
 
 if __name__ == "__main__":

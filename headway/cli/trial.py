@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import structlog
 
+from headway.cli.recording import weight
 from headway.core import deadlines
 from headway.core.service_model import ServiceModel
 from headway.core.values import shown
@@ -17,6 +18,7 @@ from headway.errors import BackendError, BatchRaised, BatchTimeout, TargetError,
 from headway.model import Entry, ItemResult, Signature, Value
 from headway.ports import Backend
 from headway.runtime.request_id import new_id
+from headway.simulator.batch_times import RecordedBatch
 
 log = structlog.get_logger(__name__)
 
@@ -36,6 +38,7 @@ class Findings:
     Attributes:
         warm_up: run time of the warm-up batch in seconds.
         runs: batches that came to an end.
+        recorded: run times of the batches that were to be recorded, all or none.
         model: service model fitted to them.
         faults: rules that were broken; empty when the target is fit to serve.
         notes: remarks that are no faults.
@@ -43,6 +46,7 @@ class Findings:
 
     warm_up: float = 0.0
     runs: list[Run] = field(default_factory=list)
+    recorded: list[RecordedBatch] = field(default_factory=list)
     model: ServiceModel = field(default_factory=ServiceModel)
     faults: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -70,6 +74,7 @@ class Trial:
         repeats: batches of each size.
         clock: monotonic seconds.
         limits: deadlines in ms, by setting, which a slow model is advised to raise.
+        record: returns the batches whose times to record if the target breaks no rule; None for none.
     """
 
     def __init__(
@@ -82,6 +87,7 @@ class Trial:
         repeats: int,
         clock: Callable[[], float] = time.monotonic,
         limits: Mapping[str, float] = MappingProxyType({}),
+        record: Callable[[Signature], Iterable[Sequence[Value]]] | None = None,
     ) -> None:
         self._backend = backend
         self._choose = choose
@@ -91,6 +97,7 @@ class Trial:
         self._model = model
         self._repeats = repeats
         self._clock = clock
+        self._record = record
         self._limits = {"gpu_timeout_ms": timeout * 1000, **limits}
         self._found = Findings()
         self._failures: dict[tuple[str, bool], list[int]] = {}
@@ -130,8 +137,20 @@ class Trial:
         if whole is not None and single is not None and _UNSTEADY not in found.notes:
             self._check_alone(single[0], whole)
             await self._check_order(whole)
+        if self._record is not None and not found.faults and not self._failures:
+            await self._record_times(self._record(self._backend.signature))
         self._tell_failures()
         return found
+
+    async def _record_times(self, batches: Iterable[Sequence[Value]]) -> None:
+        """Time batches, until one of them fails."""
+        recorded = []
+        for batch in batches:
+            ran = await self._ran(batch)
+            if ran is None or self._outputs(ran[1]) is None:
+                return
+            recorded.append(RecordedBatch([weight(value) for value in batch], ran[0]))
+        self._found.recorded = recorded
 
     def _check_alone(self, alone: Value, whole: list[Value]) -> None:
         """Compare the first input's output alone and in the largest batch."""
@@ -164,6 +183,16 @@ class Trial:
 
     async def _batch(self, inputs: Sequence[Value]) -> list[Value] | None:
         """Outputs of one batch; None when there is not one for each input, which is then among the findings."""
+        ran = await self._ran(inputs)
+        if ran is None:
+            return None
+        run = Run(len(inputs), ran[0])
+        self._found.runs.append(run)
+        self._found.model.observe(run.size, run.seconds)
+        return self._outputs(ran[1])
+
+    async def _ran(self, inputs: Sequence[Value]) -> tuple[float, Sequence[ItemResult]] | None:
+        """Run time in seconds of one batch, and what came of it; None when it failed, which is then among the findings."""
         entries = [
             Entry(new_id(), self._model, text, 0, "check", "check", self._timeout, self._timeout, self._parameters)
             for text in inputs
@@ -182,10 +211,7 @@ class Trial:
             if isinstance(exc, WorkerCrashed):
                 await self._backend.start()
             return None
-        run = Run(len(inputs), self._clock() - begun)
-        self._found.runs.append(run)
-        self._found.model.observe(run.size, run.seconds)
-        return self._outputs(items)
+        return self._clock() - begun, items
 
     def _failed(self, size: int, error: BackendError) -> bool:
         """Keep a failed batch; returns whether it is the first one for its reason."""

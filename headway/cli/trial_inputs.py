@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -28,14 +29,39 @@ def choose_inputs(given: Sequence[str], most: int, signature: Signature) -> list
     Raises:
         SettingError: what was given is not of its kind, or nothing was given and it has no example.
     """
+    chosen = read_inputs(given, most, signature)
+    return [chosen[n % len(chosen)] for n in range(most)]
+
+
+def read_inputs(given: Sequence[str], most: int, signature: Signature) -> list[Value]:
+    """All inputs to choose from. Takes and raises what `choose_inputs` does."""
     chosen = [_read(text, signature) for text in given]
     if not chosen and signature.example is not None:
         chosen = [signature.example]
     if not chosen and signature.takes is not ValueKind.TEXT:
         what, hint = _KINDS[signature.takes]
         raise SettingError("--input", "", f"is needed: the target takes {what} and has no example", hint)
-    chosen = chosen or [f"headway check {n}" for n in range(most)]
-    return [chosen[n % len(chosen)] for n in range(most)]
+    return chosen or [f"headway check {n}" for n in range(most)]
+
+
+def read_lines(path: Path | None) -> list[str]:
+    """Inputs of a file, one a line. Empty lines are passed over.
+
+    Raises:
+        SettingError: it cannot be read, or has none.
+    """
+    if path is None:
+        return []
+    hint = "Name a text file with one input a line."
+    try:
+        lines = [line for line in path.read_text(encoding="utf-8-sig").split("\n") if line.strip()]
+    except OSError as exc:
+        raise SettingError("--inputs", str(path), f"cannot be read: {exc.strerror}", hint) from None
+    except UnicodeDecodeError:
+        raise SettingError("--inputs", str(path), "is not UTF-8 text", "Save it as UTF-8.") from None
+    if not lines:
+        raise SettingError("--inputs", str(path), "has no input", hint)
+    return [line.removesuffix("\r") for line in lines]
 
 
 def _read(text: str, signature: Signature) -> Value:

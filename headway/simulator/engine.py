@@ -39,13 +39,15 @@ from headway.simulator.traffic import POISON, arrivals, callers
 
 REAP_EVERY = 1.0
 """Most seconds between two reaps, as in brokers."""
+APART = 0.0001
+"""Seconds between the requests of two clients that had their answers together: about what a gateway takes for one."""
 Choose = Callable[[Sequence[int], float], int]
 """Function from the entries waiting in each shard in use, and the instant, to the number of a shard."""
 _LOOKS_AT = attrgetter("looks_at")
 
 
 def simulate(scenario: Scenario, choose: Choose | None = None) -> Record:
-    """WarmUpRun a scenario until each request that came has had its outcome.
+    """Run a scenario until each request that came has had its outcome.
 
     Arguments:
         scenario: the scenario.
@@ -82,6 +84,10 @@ class _Simulation:
         self._failures = self._rng("failures")
         self._retries = self._rng("retries").random
         self._noise = self._rng("noise")
+        self._draw = callers(scenario, self._rng("callers"))
+        self._choose_gateway = choose_gateway(scenario, self._rng("doors").random)
+        self._straight = scenario.gather == 0.0 and scenario.shards == 1
+        """Whether nothing tells gateways apart, so that requests are offered at once, which saves time."""
         spread = math.log1p(scenario.jitter**2)
         self._log_mean, self._log_deviation = -spread / 2, math.sqrt(spread)
 
@@ -100,30 +106,23 @@ class _Simulation:
     def run(self) -> Record:
         scenario, record, heap = self._scenario, self._record, self._heap
         coming = arrivals(scenario, self._rng("arrivals"))
-        draw = callers(scenario, self._rng("callers"))
-        choose = choose_gateway(scenario, self._rng("doors").random)
-        straight = scenario.gather == 0.0 and scenario.shards == 1  # To save time: nothing tells gateways apart.
         self._deal(0.0)
         for worker in self._workers.values():
             self._go_idle(worker, 0.0)
         self._plan_deaths()
         if self._throttle is not None:
             self._set_throttle(self._throttle, 0.0)
+        if scenario.clients:
+            self._let_send(scenario.clients, 0.0)
+            self._at(float(scenario.duration), self._close)
         arrival = next(coming, math.inf)
-        if arrival == math.inf:
+        if arrival == math.inf and not scenario.clients:
             self._close(0.0)
         while True:
             event = heap[0][0] if heap else math.inf
             soonest = min(event, self._looks_at, self._reap_at)
             if arrival <= soonest and arrival < math.inf:
-                entry = draw()
-                record.came(entry.tier, arrival, entry.input == POISON)
-                if self._throttle is not None and self._throttle.refuses(entry.tier, arrival):
-                    record.lose(REFUSED, "capacity", entry.tier, arrival, entry.input == POISON)
-                elif straight:
-                    self._offer(self._shards[0], ((entry, arrival),), arrival)
-                else:
-                    self._come(choose(), entry, arrival)
+                self._request(arrival)
                 now, arrival = arrival, next(coming, math.inf)
                 if arrival == math.inf:
                     self._close(now)
@@ -136,6 +135,33 @@ class _Simulation:
                 self._wake_idle(min(self._shards, key=_LOOKS_AT), soonest)
             else:
                 self._reap(soonest)
+
+    def _request(self, now: float) -> None:
+        """Take in a request."""
+        entry = self._draw()
+        self._record.came(entry.tier, now, entry.input == POISON)
+        if self._throttle is not None and self._throttle.refuses(entry.tier, now):
+            self._lose_at_once("capacity", entry, now, now + SET_EVERY)
+        elif self._straight:
+            self._offer(self._shards[0], ((entry, now),), now)
+        else:
+            self._come(self._choose_gateway(), entry, now)
+
+    def _send_next(self, now: float) -> None:
+        """Send a client's next request."""
+        if not self._closed:
+            self._request(now)
+
+    def _let_send(self, count: int, now: float) -> None:
+        """Let clients of a closed loop, whose requests have ended, send their next ones, one after the other."""
+        if self._scenario.clients:
+            for number in range(count):
+                self._at(now + number * APART, self._send_next)
+
+    def _lose_at_once(self, reason: str, entry: Entry, came: float, again: float) -> None:
+        """Note a request that is refused. A client sends its next one at the instant `again`."""
+        self._record.lose(REFUSED, reason, entry.tier, came, entry.input == POISON)
+        self._let_send(1, again)
 
     def _rng(self, what: str) -> random.Random:
         """Source of randomness for one purpose, so that a change of policy leaves the arrivals alone."""
@@ -198,7 +224,7 @@ class _Simulation:
                 reason = "shed" if offered.tier_only else "overloaded"
                 if self._throttle is not None:
                     self._throttle.refund(entry.tier)
-                self._record.lose(REFUSED, reason, entry.tier, came, entry.input == POISON)
+                self._lose_at_once(reason, entry, came, now + offered.wait)
             elif came < now:
                 self._came[offered] = came
         if shard.idle:
@@ -253,8 +279,7 @@ class _Simulation:
         self._give_up(departure.late, now)
         worker.departure, worker.shard = departure, shard
         size = len(departure.members)
-        work = sum(member.entry.weight for member in departure.members) if self._scenario.weights else size
-        seconds = self._scenario.alpha + self._scenario.beta * work
+        seconds = self._batch_seconds([member.entry.weight for member in departure.members])
         if worker.slow:
             seconds *= self._scenario.slow
         if self._log_deviation:
@@ -266,13 +291,20 @@ class _Simulation:
         self._at(ends, partial(self._answer, worker, life, seconds))
         return True
 
+    def _batch_seconds(self, weights: Sequence[int]) -> float:
+        """Run time of a batch of these weights, before what a worker or chance adds."""
+        scenario = self._scenario
+        if scenario.times is not None:
+            return scenario.times.draw(weights, self._noise.random)
+        return scenario.alpha + scenario.beta * (sum(weights) if scenario.weights else len(weights))
+
     def _answer(self, worker: Worker, life: int, seconds: float, now: float) -> None:
         """End a batch that has come back, unless its worker died meanwhile."""
         departure = worker.departure
         if worker.life != life or departure is None:
             return
         worker.departure = None
-        record = self._record
+        record, answered = self._record, 0
         record.ran(departure.left_at + self._scenario.overhead / 2, seconds)
         worker.pace.observe(departure.size, now - departure.left_at)
         if self._scenario.poison and any(member.entry.input == POISON for member in departure.members):
@@ -280,26 +312,29 @@ class _Simulation:
         else:
             for member in worker.shard.queue.finish(departure, now):
                 if now > member.due:
-                    self._lose(member, EXPIRED, "total")
+                    self._lose(member, EXPIRED, "total", now)
                 else:
                     record.answered(member.entry.tier, self._since(member), now)
+                    answered += 1
+        self._let_send(answered, now)
         self._free(worker, now)
 
     def _since(self, member: QueuedEntry) -> float:
         """Instant at which an entry that is at its end came to its gateway."""
         return self._came.pop(member, member.arrived)
 
-    def _lose(self, member: QueuedEntry, kind: str, reason: str) -> None:
+    def _lose(self, member: QueuedEntry, kind: str, reason: str, now: float) -> None:
         entry = member.entry
         self._record.lose(kind, reason, entry.tier, self._since(member), entry.input == POISON)
+        self._let_send(1, now)
 
     def _fail(self, shard: Shard, departure: Departure, now: float, cause: Cause) -> None:
         after = shard.queue.fail(departure, cause, now, self._retries)
         self._record.retried += after.again
         for member in after.dead:
-            self._lose(member, FAILED, "rejected")
+            self._lose(member, FAILED, "rejected", now)
         for member in after.spent:
-            self._lose(member, FAILED, "budget")
+            self._lose(member, FAILED, "budget", now)
         self._give_up(after.late, now)
 
     def _expire(self, shard: Shard, now: float) -> None:
@@ -310,7 +345,7 @@ class _Simulation:
     def _give_up(self, late: Iterable[QueuedEntry], now: float) -> None:
         for member in late:
             reason = "no_workers" if self._slots == 0 else "total" if member.attempts else "queue"
-            self._lose(member, EXPIRED, reason)
+            self._lose(member, EXPIRED, reason, now)
 
     def _reap(self, now: float) -> None:
         for shard in self._shards:

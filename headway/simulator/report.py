@@ -226,8 +226,8 @@ def _shard_variation(record: Record) -> float | None:
 
 
 def describe(scenario: Scenario) -> dict[str, object]:
-    """Scenario as plain values, for JSON; of a trace and of weights only the length."""
-    plain: dict[str, object] = msgspec.to_builtins(scenario)
-    plain["trace"] = len(scenario.trace)
-    plain["weights"] = len(scenario.weights)
-    return plain
+    """Scenario as plain values, for JSON; of a trace, of weights and of recorded times only the length."""
+    long = ("trace", "weights", "times")
+    plain = {name: value for name, value in vars(scenario).items() if name not in long}
+    lengths = {name: len(getattr(scenario, name) or ()) for name in long}
+    return {**msgspec.to_builtins(plain), **lengths}

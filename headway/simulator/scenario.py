@@ -13,6 +13,7 @@ from headway.core import policies
 from headway.core.departure import Policy
 from headway.core.queue_limits import QueueLimits
 from headway.errors import SettingError
+from headway.simulator.batch_times import BatchTimes
 from headway.simulator.eager import Eager
 
 POLICIES = (*policies.NAMES, "eager")
@@ -23,6 +24,7 @@ WEIGHTS_HINT = "Give --weights, such as 5-250, or a file with one weight a line.
 USUAL_MIX: Mapping[str, float] = {"enterprise": 5.0, "paid": 25.0, "free": 70.0}
 
 _MAX_RATE = 1_000_000.0
+_MAX_CLIENTS = 100_000
 _MAX_WORKERS = 10_000
 _MAX_GATEWAYS = 1_000
 _MAX_SHARDS = 256
@@ -49,10 +51,13 @@ class Scenario:
     """One simulated service under one load. Raises SettingError when a part of it cannot be.
 
     Attributes:
-        rate: mean arrivals per second.
+        rate: mean arrivals per second; 0 with clients.
+        clients: clients of a closed loop, each of which sends its next request when it has the answer to the last one; 0
+            where requests come at a rate.
         workers: number of GPUs (k).
-        alpha: fixed part of a batch's time in seconds (α).
+        alpha: fixed part of a batch's time in seconds (α); 0 with times.
         beta: seconds for each entry in the batch (β); where entries have weights, for each unit of their weight.
+        times: recorded run times, from which those of batches are drawn; None where α and β tell them.
         max_batch: most entries in a batch.
         weights: weights of entries, each as likely as the others; empty where all are alike.
         max_weight: most weight of a batch; 0 for no bound.
@@ -87,11 +92,13 @@ class Scenario:
         seed: seed of all randomness; the same seed gives the same arrivals under every policy.
     """
 
-    rate: float
     workers: int
-    alpha: float
     max_batch: int
+    rate: float = 0.0
+    clients: int = 0
+    alpha: float = 0.0
     beta: float = 0.0
+    times: BatchTimes | None = field(default=None, repr=False)
     weights: tuple[int, ...] = field(default=(), repr=False)
     max_weight: int = 0
     jitter: float = 0.0
@@ -122,10 +129,7 @@ class Scenario:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _between("--rate", self.rate, 0.001, _MAX_RATE, "requests/s")
         _between("--workers", self.workers, 1, _MAX_WORKERS)
-        _between("--batch-ms", self.alpha * 1000, 0.001, 3_600_000, "ms")
-        _between("--beta-ms", self.beta * 1000, 0, 3_600_000, "ms")
         _between("--max-batch-size", self.max_batch, 1, MAX_BATCH)
         _between("--max-batch-weight", self.max_weight, 0, MOST_WEIGHT)
         if self.max_weight and not self.weights:
@@ -158,9 +162,41 @@ class Scenario:
             raise SettingError(
                 "--mix", dict(self.mix), "no tier has weight", "For example enterprise=5,paid=25,free=70."
             )
-        self._check_times()
+        self._check_load()
+        self._check_batch_time()
 
-    def _check_times(self) -> None:
+    def _check_batch_time(self) -> None:
+        times = self.times
+        if times is None:
+            _between("--batch-ms", self.alpha * 1000, 0.001, 3_600_000, "ms")
+            _between("--beta-ms", self.beta * 1000, 0, 3_600_000, "ms")
+            return
+        for setting, value in (
+            ("--batch-ms", self.alpha * 1000),
+            ("--beta-ms", self.beta * 1000),
+            ("--jitter", self.jitter),
+        ):
+            if value:
+                raise SettingError(setting, value, "cannot go with --batch-times", "Leave one of them out.")
+        if self.max_batch > times.largest:
+            reason = f"no recorded batch has more than {times.largest} inputs"
+            raise SettingError("--max-batch-size", self.max_batch, reason, "Record larger ones, or ask for less.")
+        if not self.weights:
+            raise SettingError(
+                "--batch-times", f"{len(times)} batches", "need to know what entries weigh", WEIGHTS_HINT
+            )
+        if max(self.weights) > times.heaviest:
+            reason = f"no recorded input is heavier than {times.heaviest}"
+            raise SettingError("--weights", max(self.weights), reason, "Record longer ones, or ask for less.")
+
+    def _check_load(self) -> None:
+        if self.clients:
+            _between("--clients", self.clients, 1, _MAX_CLIENTS)
+            for setting, value in (("--rate", self.rate), ("--trace", len(self.trace)), ("--step", len(self.steps))):
+                if value:
+                    raise SettingError(setting, value, "cannot go with --clients", "Leave one of them out.")
+        else:
+            _between("--rate", self.rate, 0.001, _MAX_RATE, "requests/s")
         for step in self.steps:
             _between("--step", step.rate, 0.001, _MAX_RATE, "requests/s")
         if [step.at for step in self.steps] != sorted({step.at for step in self.steps}):
@@ -193,6 +229,8 @@ class Scenario:
 
     def cycle(self, size: int) -> float:
         """Seconds from the departure of a batch of `size` until its GPU is free again."""
+        if self.times is not None:
+            return self.times.mean(size, self.weights, self.max_weight) + self.overhead
         return self.alpha + self.beta * self._weight(size) + self.overhead
 
     def _weight(self, count: int) -> float:

@@ -65,11 +65,13 @@ def read_weights(text: str) -> tuple[int, ...]:
 
 
 def arrivals(scenario: Scenario, rng: random.Random) -> Iterator[float]:
-    """The instants at which requests come, until the scenario's duration is over.
+    """The instants at which requests come, until the scenario's duration is over. Those of clients are not among them.
 
     Raises:
         SettingError: the trace has no rate.
     """
+    if scenario.clients:
+        return iter(())
     if scenario.trace:
         return takewhile(float(scenario.duration).__gt__, replay(scenario.trace, scenario.rate))
     if scenario.steps:

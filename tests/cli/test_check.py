@@ -64,6 +64,22 @@ def test_inputs_and_parameters_reach_the_target(tmp_path: Path) -> None:
     assert wrong.stderr.startswith("headway: --parameters = '[1]': is no JSON object")
 
 
+def test_a_record_of_batches_is_one_that_simulations_take(tmp_path: Path) -> None:
+    (tmp_path / "targets.py").write_text(TARGETS)
+    (tmp_path / "inputs.txt").write_text("short\n\na somewhat longer text\n")
+    check = ["check", "targets.py:upper", "--max-batch-size", "4", "--repeats", "1"]
+    done = run([*check, "--inputs", "inputs.txt", "--record", "times.jsonl"], tmp_path, **PATIENT)
+    assert done.returncode == 0, done.stderr
+    assert "recorded: 72 batches" in done.stdout and "not your inputs" not in done.stdout
+    lines = [json.loads(line) for line in (tmp_path / "times.jsonl").read_text().splitlines()]
+    assert {weight for line in lines for weight in line["weights"]} == {5, 22}
+    service = ["--batch-times", "times.jsonl", "--max-batch-size", "4", "--rate", "50", "--workers", "1"]
+    assert run(["simulate", *service, "--duration", "1"], tmp_path).returncode == 0
+    for option, value in (("--record", "none/times"), ("--inputs", "none")):
+        wrong = run([*check, option, value], tmp_path)
+        assert (wrong.returncode, wrong.stderr.startswith(f"headway: {option} = ")) == (3, True), wrong.stderr
+
+
 def test_a_target_that_cannot_be_loaded_is_exit_code_4(tmp_path: Path) -> None:
     (tmp_path / "targets.py").write_text(TARGETS)
     for command in ("check", "serve"):

@@ -54,6 +54,32 @@ def found(box: Box, inputs: Sequence[str] | None = None, most: int = 20, timeout
     return virtual_time.run(main)
 
 
+class TestRecord:
+    def recorded(self, box: Box) -> Findings:
+        async def main(clock: Callable[[], float]) -> Findings:
+            batches = [["a", "bcd"], ["bcd"] * 5]
+            trial = Trial(box, lambda _: ["a", "b"], b"", 3.0, "m", 1, clock, record=lambda _: batches)
+            return await trial.run()
+
+        return virtual_time.run(main)
+
+    def test_batches_are_timed_with_the_weights_of_their_inputs(self) -> None:
+        result = self.recorded(Box(upper, alpha=0.1, beta=0.002))
+        assert [batch.weights for batch in result.recorded] == [[1, 3], [3] * 5]
+        assert [batch.seconds for batch in result.recorded] == pytest.approx([0.104, 0.110])
+        assert {run.size for run in result.runs} == {1, 2}
+
+    def test_nothing_is_recorded_of_a_target_that_breaks_a_rule(self) -> None:
+        def function(inputs: list[str]) -> list[ItemResult]:
+            if len(inputs) > 2:
+                raise BatchRaised("ValueError: too many")
+            return upper(inputs)
+
+        result = self.recorded(Box(function))
+        assert (result.recorded, len(result.faults)) == ([], 1)
+        assert self.recorded(Box(lambda inputs: upper(inputs)[::-1])).recorded == []
+
+
 def upper(inputs: list[str]) -> list[ItemResult]:
     return [ItemResult(text.upper()) for text in inputs]
 

@@ -162,3 +162,35 @@ class TestFailures:
         assert 0 < rejected < 12
         assert sum(record.lost.values()) == rejected
         assert record.retried > rejected
+
+
+class TestClosedLoop:
+    LOOP = replace(CALM, rate=0.0, clients=6)
+
+    @settings(max_examples=15)
+    @given(scenario=scenarios, clients=st.integers(1, 50))
+    def test_no_client_has_two_requests_at_a_time(self, scenario: Scenario, clients: int) -> None:
+        record = simulate(replace(scenario, rate=0.0, clients=clients, warmup=0.0))
+        scenario = record.scenario
+        assert len(record.latency) + sum(record.lost.values()) == sum(record.offered)
+        changes = [(at, 1) for at in record.arrived]
+        changes += [(at + latency, -1) for at, latency in zip(record.arrived, record.latency, strict=True)]
+        outstanding = most = 0
+        for _, change in sorted(changes):
+            outstanding += change
+            most = max(most, outstanding)
+        assert most <= scenario.clients
+
+    def test_a_lone_client_is_answered_at_once_each_time(self) -> None:
+        record = simulate(replace(self.LOOP, clients=1))
+        assert set(record.size) == {1}
+        assert sum(record.offered) == pytest.approx(CALM.duration / (CALM.alpha + CALM.overhead), abs=1)
+
+    def test_clients_of_one_gpu_ride_together_where_a_batch_takes_as_long_whatever_its_size(self) -> None:
+        record = simulate(replace(self.LOOP, workers=1, duration=10.0, warmup=2.0))
+        assert statistics.fmean(record.size) > 2.5
+
+    def test_refused_clients_come_again(self) -> None:
+        record = simulate(replace(self.LOOP, clients=40, max_batch=4, queue_timeout=0.06, timeout=0.2))
+        assert lost(record, REFUSED) > 0
+        assert len(record.latency) > 100

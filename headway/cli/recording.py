@@ -1,0 +1,92 @@
+"""Batches that `headway check --record` times: of all sizes, and of inputs as they come, short, middling and long."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from headway.cli.trial_inputs import read_inputs
+from headway.errors import SettingError
+from headway.model import Signature, Value
+from headway.simulator.batch_times import BatchTimes, RecordedBatch
+
+ROUND = 72
+"""Batches for each repeat; a multiple of 24, so that sizes and mixtures meet evenly."""
+FULL_EVERY = 4
+"""Batches of which one is as large as can be, as these are the most frequent ones under load."""
+MIXTURES = (None, 0, None, 1, None, 2)
+"""Mixtures of a batch, in turn: a third of the inputs by weight, or all. Together they have inputs as they come."""
+POOR = 0.1
+"""Relative error from which on a record is called a poor guide."""
+
+
+def weight(value: Value) -> int:
+    """Weight of an input: its characters or, where it is JSON, its octets."""
+    return max(1, len(value))
+
+
+def batches_to_record(given: Sequence[str], most: int, repeats: int, signature: Signature) -> Iterator[Sequence[Value]]:
+    """Batches whose times are recorded, in random order, so that a machine that slows down meets them all alike.
+
+    Arguments:
+        given: inputs of the command line.
+        most: size of the largest batch.
+        repeats: rounds of them.
+        signature: signature of the target.
+    """
+    rng = random.Random(0)  # noqa: S311 - the same batches each time
+    inputs = sorted(read_inputs(given, most, signature), key=weight)
+    thirds = [inputs[len(inputs) * third // 3 : len(inputs) * (third + 1) // 3] or inputs for third in range(3)]
+    count, spread = ROUND * repeats, math.log(most + 0.5)
+    plan = []
+    for number in range(count):
+        size = most if number % FULL_EVERY == FULL_EVERY - 1 else round(math.exp((number + 0.5) / count * spread))
+        third = MIXTURES[(number + number // FULL_EVERY) % len(MIXTURES)]
+        plan.append((min(size, most), inputs if third is None else thirds[third]))
+    rng.shuffle(plan)
+    for size, pool in plan:
+        yield rng.choices(pool, k=size)
+
+
+def notes_on(batches: Sequence[RecordedBatch], given: bool) -> list[str]:
+    """Notes on what is not in a record."""
+    notes = []
+    times = BatchTimes(batches)
+    if not given:
+        notes.append("what was recorded are not your inputs: give some as they come with --inputs FILE")
+    elif len(set(times.weights)) == 1:
+        notes.append("all recorded inputs are of one length: what others take is not in the record")
+    if (error := times.error()) > POOR:
+        notes.append(
+            f"the time of a recorded batch follows from the others to {error:.0%} only; more --repeats make it better, "
+            "unless times vary by chance"
+        )
+    return notes
+
+
+@contextmanager
+def writing(path: Path | None) -> Iterator[list[RecordedBatch]]:
+    """List of batches that are written to a file at the end, if there are any. The file is tried at once.
+
+    Raises:
+        SettingError: it cannot be written.
+    """
+    batches: list[RecordedBatch] = []
+    if path is None:
+        yield batches
+        return
+    try:
+        file = path.open("ab")
+    except OSError as exc:
+        reason = f"cannot be written: {exc.strerror}"
+        raise SettingError("--record", str(path), reason, "Name a file in a directory that is there.") from None
+    with file:
+        yield batches
+        if batches:
+            file.truncate(0)
+            file.write(b"".join(msgspec.json.encode(batch) + b"\n" for batch in batches))

@@ -1,0 +1,203 @@
+"""Run times of batches as `headway check --record` has measured them, for a model whose time no straight line tells.
+
+A file of such times has one JSON object a line, each a batch that ran:
+
+    {"weights": [212, 57, 340], "seconds": 0.0831}
+
+`weights` has one whole number for each input of the batch, such as its characters; `seconds` is the run time of all.
+
+A simulated batch is hardly ever one that was recorded. So its time is that of a recorded one that is much like it, carried
+over by a formula: with n inputs, W their weight together and L the weight of the heaviest,
+
+    f = a + b·n + c·W + d·L + e·n·L    (a to e at least 0, fitted to all batches by relative least squares)
+
+has a term for each of the usual costs: of the call, of an input, of a token, of a step of decoding, of a padded token. One of
+the NEAR recorded batches that are nearest in ln n, ln W and ln L, of those of about its size, is drawn at random, and its time
+is multiplied by the f of the simulated batch over its own. What the formula does not say, such as steps and chance, is then in
+the batches near by.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from heapq import nsmallest
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import msgspec
+
+from headway.config.checks import MAX_BATCH, MOST_WEIGHT
+from headway.errors import SettingError
+
+NEAR = 5
+"""Recorded batches of which one is drawn."""
+OF_ABOUT_ITS_SIZE = 64
+"""Recorded batches nearest in size among which those are looked for."""
+LEAST_BATCHES = 20
+"""Least batches of a file."""
+MOST_BATCHES = 20_000
+"""Most batches of a file: to draw from more takes long, and tells no more."""
+SWEEPS = 2_000
+"""Rounds of the fit over its terms."""
+DRAWS = 200
+"""Batches drawn for a mean."""
+BATCH_MS_HINT = "Give --batch-ms or --batch-times FILE; headway check measures both."
+HINT = "Make one with headway check TARGET --record FILE."
+
+_Point = tuple[float, float, float]
+
+
+class RecordedBatch(msgspec.Struct, frozen=True):
+    """A batch that ran: the weights of its inputs, and its run time in seconds."""
+
+    weights: Annotated[
+        list[Annotated[int, msgspec.Meta(ge=1, le=MOST_WEIGHT)]], msgspec.Meta(min_length=1, max_length=MAX_BATCH)
+    ]
+    seconds: Annotated[float, msgspec.Meta(gt=0.0, le=3_600.0)]
+
+
+class _Known(NamedTuple):
+    """Recorded batch: where it lies, and its time over what the formula says."""
+
+    point: _Point
+    ratio: float
+
+
+class BatchTimes:
+    """Run times of batches, drawn from recorded ones.
+
+    Arguments:
+        batches: recorded batches, at least one.
+
+    Attributes:
+        weights: weights of all inputs in them.
+        largest: size of the largest batch.
+        heaviest: weight of the heaviest input.
+    """
+
+    def __init__(self, batches: Sequence[RecordedBatch]) -> None:
+        self.weights = tuple(weight for batch in batches for weight in batch.weights)
+        self.largest = max(len(batch.weights) for batch in batches)
+        self.heaviest = max(self.weights)
+        self._line = _fitted([(_terms(batch.weights), batch.seconds) for batch in batches])
+        self._known = sorted(
+            _Known(_point(batch.weights), batch.seconds / self._formula(batch.weights)) for batch in batches
+        )
+        self._means: dict[tuple[int, tuple[int, ...], int], float] = {}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def draw(self, weights: Sequence[int], rng: Callable[[], float]) -> float:
+        """Draw the run time in seconds of a batch of these weights; `rng` is uniform in [0, 1)."""
+        near = self._near(_point(weights), NEAR)
+        return self._formula(weights) * near[int(rng() * len(near))].ratio
+
+    def mean(self, count: int, weights: tuple[int, ...], max_weight: int) -> float:
+        """Mean run time in seconds of batches of inputs drawn from these weights.
+
+        Arguments:
+            count: most inputs in a batch.
+            weights: weights of inputs, each as likely as the others.
+            max_weight: most weight of a batch; 0 for no bound.
+        """
+        key = (count, weights, max_weight)
+        if key not in self._means:
+            rng = random.Random(0)  # noqa: S311 - the same batches each time
+            batches = [_packed(rng.choices(weights, k=count), max_weight) for _ in range(DRAWS)]
+            self._means[key] = statistics.fmean(self._expected(batch) for batch in batches)
+        return self._means[key]
+
+    def error(self) -> float:
+        """Median relative error with which the time of each batch follows from the others."""
+        errors = []
+        for known in self._known:
+            others = [near.ratio for near in self._near(known.point, NEAR + 1) if near is not known][:NEAR]
+            errors.append(abs(statistics.fmean(others) / known.ratio - 1.0) if others else math.inf)
+        return statistics.median(errors)
+
+    def _expected(self, weights: Sequence[int]) -> float:
+        near = self._near(_point(weights), NEAR)
+        return self._formula(weights) * statistics.fmean(batch.ratio for batch in near)
+
+    def _near(self, point: _Point, count: int) -> list[_Known]:
+        size, total, longest = point
+        first = bisect_left(self._known, (point, 0.0)) - OF_ABOUT_ITS_SIZE // 2
+        first = max(0, min(first, len(self._known) - OF_ABOUT_ITS_SIZE))
+        away = [
+            (abs(size - there[0]) + abs(total - there[1]) + abs(longest - there[2]), number)
+            for number, (there, _) in enumerate(self._known[first : first + OF_ABOUT_ITS_SIZE], first)
+        ]
+        return [self._known[number] for _, number in nsmallest(count, away)]
+
+    def _formula(self, weights: Sequence[int]) -> float:
+        return math.fsum(factor * term for factor, term in zip(self._line, _terms(weights), strict=True))
+
+
+def read_batch_times(path: Path) -> BatchTimes:
+    """Read a file of recorded batches.
+
+    Raises:
+        SettingError: it cannot be read, a line is no batch, or there are too few or too many.
+    """
+    setting, shown = "--batch-times", str(path)
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as exc:
+        raise SettingError(setting, shown, f"cannot be read: {exc.strerror}", HINT) from None
+    decoder, batches = msgspec.json.Decoder(RecordedBatch), list[RecordedBatch]()
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            batches.append(decoder.decode(line))
+        except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+            raise SettingError(setting, shown, f"line {number} is no recorded batch: {exc}", HINT) from None
+    if not LEAST_BATCHES <= len(batches) <= MOST_BATCHES:
+        reason = f"has {len(batches)} batches; {LEAST_BATCHES} to {MOST_BATCHES:,} can be drawn from"
+        raise SettingError(setting, shown, reason, HINT)
+    return BatchTimes(batches)
+
+
+def _packed(weights: list[int], max_weight: int) -> list[int]:
+    """First of these weights, as many as a batch may hold."""
+    if not max_weight:
+        return weights
+    packed, left = weights[:1], max_weight - weights[0]
+    for weight in weights[1:]:
+        left -= weight
+        if left < 0:
+            break
+        packed.append(weight)
+    return packed
+
+
+def _point(weights: Sequence[int]) -> _Point:
+    return math.log(len(weights)), math.log(sum(weights)), math.log(max(weights))
+
+
+def _terms(weights: Sequence[int]) -> tuple[float, ...]:
+    count, longest = len(weights), max(weights)
+    return (1.0, count, sum(weights), longest, count * longest)
+
+
+def _fitted(batches: Sequence[tuple[Sequence[float], float]]) -> list[float]:
+    """Factors of the terms, none below 0, with the least sum of squared relative errors: one after the other, in rounds.
+
+    Each term is scaled to its root mean square, so that rounds are few.
+    """
+    rows = [[term / seconds for term in terms] for terms, seconds in batches]
+    scales = [math.sqrt(math.fsum(row[term] ** 2 for row in rows)) for term in range(len(rows[0]))]
+    columns = [[row[term] / scale for row in rows] for term, scale in enumerate(scales)]
+    products = [[math.fsum(map(float.__mul__, left, right)) for right in columns] for left in columns]
+    wanted = [math.fsum(column) for column in columns]
+    factors = [0.0] * len(columns)
+    for _ in range(SWEEPS):
+        for term, row in enumerate(products):
+            others = math.fsum(map(float.__mul__, row, factors)) - row[term] * factors[term]
+            factors[term] = max(0.0, wanted[term] - others)
+    return [factor / scale for factor, scale in zip(factors, scales, strict=True)]

@@ -1,0 +1,175 @@
+"""Recorded run times of batches: what is drawn from them, and files that are no record."""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from headway.cli.recording import batches_to_record
+from headway.errors import SettingError
+from headway.model import Signature
+from headway.simulator.batch_times import BatchTimes, RecordedBatch, read_batch_times
+from headway.simulator.engine import simulate
+from headway.simulator.report import describe, percentile
+from headway.simulator.scenario import Scenario
+from tests.cli.command import code_of
+
+Formula = Callable[[Sequence[int]], float]
+RNG = random.Random(3)
+LENGTHS = [round(RNG.lognormvariate(5.0, 0.9)) + 1 for _ in range(400)]
+
+
+def by_longest(weights: Sequence[int]) -> float:
+    return 0.02 + 0.0002 * max(weights)
+
+
+def padded(weights: Sequence[int]) -> float:
+    """Every input is as long as the longest, in blocks of 64; batches of 1, 2, 4, 8, … inputs."""
+    return 0.01 + 1e-6 * (1 << (len(weights) - 1).bit_length()) * (-(-max(weights) // 64) * 64)
+
+
+class Exact(BatchTimes):
+    """Run times by a formula."""
+
+    def __init__(self, formula: Formula) -> None:
+        self.formula, self.largest, self.heaviest = formula, 64, max(LENGTHS)
+
+    def __len__(self) -> int:
+        return 1
+
+    def draw(self, weights: Sequence[int], rng: Callable[[], float]) -> float:
+        return self.formula(weights)
+
+
+def recorded(formula: Formula, repeats: int = 3) -> list[RecordedBatch]:
+    """Record of a target that takes as long as the formula says."""
+    texts = ["x" * length for length in LENGTHS]
+    batches = batches_to_record(texts, 64, repeats, Signature())
+    return [RecordedBatch(weights := list(map(len, batch)), formula(weights)) for batch in batches]
+
+
+def scenario(times: BatchTimes) -> Scenario:
+    return Scenario(
+        rate=350.0, workers=2, max_batch=64, times=times, weights=tuple(LENGTHS), duration=20.0, warmup=3.0, seed=2
+    )
+
+
+@pytest.mark.parametrize("formula", [by_longest, padded])
+def test_p95_is_what_the_model_would_give(formula: Formula) -> None:
+    found = {
+        name: percentile(sorted(simulate(scenario(times)).latency), 0.95)
+        for name, times in (("truth", Exact(formula)), ("record", BatchTimes(recorded(formula))))
+    }
+    assert found["record"] == pytest.approx(found["truth"], rel=0.05)
+
+
+def test_what_varies_by_chance_varies_as_much_when_drawn() -> None:
+    noise = random.Random(5)
+    times = BatchTimes(recorded(lambda weights: by_longest(weights) * noise.lognormvariate(-0.02, 0.2), repeats=10))
+    drawn = [times.draw([200] * 64, noise.random) / by_longest([200] * 64) for _ in range(1000)]
+    assert statistics.fmean(drawn) == pytest.approx(1.0, abs=0.2)
+    assert 0.05 < statistics.stdev(drawn) < 0.35
+    assert times.error() > 0.05
+
+
+def test_a_time_that_the_formula_tells_is_drawn_exactly() -> None:
+    times = BatchTimes(recorded(by_longest, repeats=1))
+    assert times.draw([900, 4, 30], RNG.random) == pytest.approx(by_longest([900]))
+    assert times.error() == pytest.approx(0.0, abs=1e-6)
+    assert times.mean(1, (100,), 0) == pytest.approx(by_longest([100]))
+    assert times.mean(64, (100,), 250) == times.mean(2, (100,), 0)
+
+
+def test_a_record_has_inputs_as_they_come_and_full_batches() -> None:
+    batches = recorded(by_longest)
+    weights = [weight for batch in batches for weight in batch.weights]
+    assert statistics.fmean(weights) == pytest.approx(statistics.fmean(LENGTHS), rel=0.1)
+    sizes = {len(batch.weights) for batch in batches}
+    assert min(sizes) == 1 and max(sizes) == 64 and len(sizes) > 30
+    assert sum(len(batch.weights) == 64 for batch in batches) >= len(batches) // 4
+    alone = list(batches_to_record(["a"], 1, 1, Signature()))
+    assert all(batch == ["a"] for batch in alone)
+
+
+class TestFile:
+    def write(self, path: Path, lines: Sequence[object]) -> Path:
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return path
+
+    def test_a_file_is_read_as_written(self, tmp_path: Path) -> None:
+        batches = recorded(by_longest, repeats=1)
+        path = self.write(tmp_path / "times", [msgspec.to_builtins(batch) for batch in batches])
+        assert len(read_batch_times(path)) == len(batches)
+        assert sorted(read_batch_times(path).weights) == sorted(w for batch in batches for w in batch.weights)
+
+    @pytest.mark.parametrize(
+        ("lines", "part"),
+        [
+            ([], "has 0 batches"),
+            ([{"weights": [3], "seconds": 0.1}] * 3, "has 3 batches"),
+            ([{"weights": [3], "seconds": 0.1}, {"weights": [], "seconds": 0.1}], "line 2 is no recorded batch"),
+            ([{"weights": [0], "seconds": 0.1}], "line 1"),
+            ([{"weights": [1.5], "seconds": 0.1}], "line 1"),
+            ([{"weights": [1], "seconds": 0}], "line 1"),
+            ([{"weights": [1]}], "seconds"),
+            (["text"], "line 1"),
+        ],
+        ids=str,
+    )
+    def test_another_file_is_refused(self, lines: list[object], part: str, tmp_path: Path) -> None:
+        path = self.write(tmp_path / "times", lines)
+        with pytest.raises(SettingError, match="--batch-times") as refused:
+            read_batch_times(path)
+        assert part in str(refused.value) and "--record" in str(refused.value)
+
+    def test_no_file_and_octets_are_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(SettingError, match="No such file"):
+            read_batch_times(tmp_path / "none")
+        (tmp_path / "octets").write_bytes(b"\xff\xfe\n")
+        with pytest.raises(SettingError, match="line 1"):
+            read_batch_times(tmp_path / "octets")
+
+
+class TestScenario:
+    TIMES = BatchTimes(recorded(by_longest, repeats=1))
+
+    @pytest.mark.parametrize(
+        ("changes", "part"),
+        [
+            ({"max_batch": 65}, "--max-batch-size"),
+            ({"weights": ()}, "--weights"),
+            ({"weights": (10_000,)}, "no recorded input is heavier"),
+            ({"alpha": 0.1}, "--batch-ms"),
+            ({"jitter": 0.1}, "--jitter"),
+        ],
+    )
+    def test_what_a_record_does_not_tell_is_refused(self, changes: dict[str, object], part: str) -> None:
+        given: dict[str, object] = {"rate": 9.0, "workers": 1, "max_batch": 64, "weights": (9,), "times": self.TIMES}
+        with pytest.raises(SettingError, match=part):
+            Scenario(**{**given, **changes})  # type: ignore[arg-type]
+
+    def test_capacity_is_that_of_recorded_full_batches(self) -> None:
+        service = scenario(self.TIMES)
+        full = statistics.fmean(by_longest(RNG.choices(LENGTHS, k=64)) for _ in range(2000))
+        assert service.capacity == pytest.approx(2 * 64 / (full + service.overhead), rel=0.05)
+        assert describe(replace(service, weights=(5,)))["times"] == len(self.TIMES)
+
+
+def test_commands_take_a_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "times.jsonl"
+    path.write_bytes(b"\n".join(map(msgspec.json.encode, recorded(by_longest, repeats=1))))
+    service = ["--batch-times", str(path), "--max-batch-size", "64", "--rate", "100"]
+    assert code_of(["simulate", *service, "--workers", "2", "--duration", "5", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["scenario"]["times"] == 72
+    for command in (["simulate", "--workers", "2"], ["plan", "--p95", "500"]):
+        assert code_of([*command, "--rate", "100"]) == 3
+        assert "--batch-times FILE" in capsys.readouterr().err
+    assert code_of(["simulate", *service, "--workers", "2", "--batch-ms", "10"]) == 3
+    assert "--batch-times" in capsys.readouterr().err

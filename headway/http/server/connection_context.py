@@ -33,6 +33,7 @@ from headway.identity.anonymous import AnonymousIdentity
 from headway.model import Entry, Failure, Limit, Principal, Reply, RequestOptions, Value
 from headway.ports import Identity, QueueCondition
 from headway.runtime.counters import Counters
+from headway.runtime.listening import SPARE
 
 log = structlog.get_logger(__name__)
 
@@ -44,9 +45,6 @@ LINGER = 1.0
 
 GRACE = 1.0
 """Seconds of silence after which a closing listener drops an idle client."""
-
-SPARE = 32
-"""File descriptors kept from clients: the first half for refusing them, the second for workers, files and operators."""
 
 TLS_HINT_EVERY = 60.0
 """Least seconds between two lines of the log about clients that speak TLS to a plain port."""

@@ -1,0 +1,172 @@
+"""Listening sockets of a port, for whatever is spoken on it.
+
+A socket must outlive the system running out of file descriptors. libuv keeps one to accept and drop what comes when there is
+none left; and if the listening socket dies all the same, a second handle on it has kept the queue of connections, and a new
+one takes over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import resource
+import select
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+
+from headway.errors import SettingError
+
+log = structlog.get_logger(__name__)
+
+BACKLOG = 2048
+"""Connections that the system holds until they are accepted."""
+
+SPARE = 32
+"""File descriptors kept from clients: the first half for refusing them, the second for workers, files and operators."""
+
+
+class ListeningSocket:
+    """Bound socket, and a second handle on it from which listening goes on if the event loop gives it up.
+
+    Arguments:
+        sock: the bound socket.
+        protocol: makes the protocol of each connection.
+        refusal: turns what the system says when another program listens here into an error.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        protocol: Callable[[], asyncio.Protocol],
+        refusal: Callable[[OSError], SettingError],
+    ) -> None:
+        self._spare = sock
+        self._sock = sock.dup()
+        self._protocol = protocol
+        self._refusal = refusal
+        self._server: asyncio.Server | None = None
+        self._reviving: asyncio.Task[None] | None = None
+        self.port: int = sock.getsockname()[1]
+
+    @property
+    def has_callers(self) -> bool:
+        """Whether there are connections that have not been accepted yet."""
+        poll = select.poll()
+        poll.register(self._spare, select.POLLIN)
+        return bool(poll.poll(0))
+
+    async def listen(self) -> None:
+        """Listen.
+
+        Raises:
+            SettingError: another program listens here by now.
+        """
+        try:
+            self._sock.listen(BACKLOG)  # A failure within uvloop would leave a loop that cannot be closed.
+        except OSError as exc:
+            raise self._refusal(exc) from None
+        await self._serve()
+
+    async def _serve(self) -> None:
+        self._server = await asyncio.get_running_loop().create_server(self._protocol, sock=self._sock, backlog=BACKLOG)
+
+    def revive(self) -> None:
+        """Listen again if the event loop has closed the socket, as uvloop does when accepting fails for good."""
+        if self._sock.fileno() >= 0 or (self._reviving is not None and not self._reviving.done()):
+            return
+        with contextlib.suppress(OSError):  # still out of descriptors: the next look tries again
+            self._sock = self._spare.dup()
+            log.warning("the listener had died and was started anew", port=self.port)
+            self._reviving = asyncio.get_running_loop().create_task(self.listen())
+
+    def close(self) -> None:
+        """Stop listening. Connections that were not accepted are cut."""
+        if self._reviving is not None:
+            self._reviving.cancel()
+        if self._server is not None:
+            self._server.close()
+        self._sock.close()
+        self._spare.close()
+
+
+async def bind(
+    host: str, port: int, host_setting: str, port_setting: str, protocol: Callable[[], asyncio.Protocol]
+) -> list[ListeningSocket]:
+    """Bind a socket at each address that a host stands for, all on one port, without listening yet.
+
+    Arguments:
+        host: name or address.
+        port: port, 0 to let the system choose.
+        host_setting: name of the setting that `host` comes from, for errors.
+        port_setting: name of the setting that `port` comes from.
+        protocol: makes the protocol of each connection.
+
+    Raises:
+        SettingError: the address cannot be had.
+    """
+
+    def refusal(exc: OSError) -> SettingError:
+        if exc.errno == errno.EADDRINUSE:
+            reason, hint = (
+                "is taken by another program",
+                "Stop that program, or choose another port; 0 finds a free one.",
+            )
+        elif exc.errno in (errno.EACCES, errno.EPERM):
+            reason, hint = "may not be used by this user", "Choose a port above 1023."
+        else:
+            reason = f"cannot be bound on {host}: {exc.strerror or exc}"
+            return SettingError(host_setting, host, reason, "Choose an address of this machine, for example 127.0.0.1.")
+        return SettingError(port_setting, port, reason, hint)
+
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except (OSError, UnicodeError) as exc:
+        raise SettingError(host_setting, host, f"is no address here: {exc}", "Try 127.0.0.1.") from None
+    sockets: list[ListeningSocket] = []
+    chosen = port
+    try:
+        for family, address in dict.fromkeys((family, address) for family, _, _, _, address in found):
+            sock = _bound(family, (address[0], chosen, *address[2:]))
+            sockets.append(ListeningSocket(sock, protocol, refusal))
+            chosen = sockets[0].port
+    except OSError as exc:
+        for one in sockets:
+            one.close()
+        raise refusal(exc) from None
+    return sockets
+
+
+def _bound(family: int, address: tuple[Any, ...]) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.setblocking(False)
+        sock.bind(address)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def raise_descriptor_limit(wanted: int) -> None:
+    """Let the process have `wanted` descriptors, as far as the hard limit allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def descriptor_ceiling(spare: int) -> int:
+    """First descriptor number that leaves less than `spare` of them, or than its part of a quarter if there are few."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 1 << 30 if soft == resource.RLIM_INFINITY else soft - min(spare, soft * spare // (4 * SPARE))

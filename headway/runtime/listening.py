@@ -53,7 +53,7 @@ class ListeningSocket:
         self.port: int = sock.getsockname()[1]
 
     @property
-    def has_callers(self) -> bool:
+    def has_waiting(self) -> bool:
         """Whether there are connections that have not been accepted yet."""
         poll = select.poll()
         poll.register(self._spare, select.POLLIN)

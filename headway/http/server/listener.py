@@ -135,7 +135,7 @@ class Listener:
         if context is None:
             return
         for _ in range(BACKLOG):
-            if not any(listener.has_callers for listener in self._listeners):
+            if not any(listener.has_waiting for listener in self._listeners):
                 break
             await asyncio.sleep(0)  # They are accepted; else they would be cut when the listener closes.
         context.close()

@@ -226,22 +226,14 @@ class _Part:
 
 
 def joined(id: str, replies: Sequence[Reply]) -> Reply:
-    """One reply with the outputs of several as a JSON array; or their failure.
-
-    It is marked as another's outcome when all of them are.
-
-    Raises:
-        UnicodeEncodeError: an output holds a lone surrogate.
-    """
+    """One reply for several, with the first output; or their failure. It is marked as another's outcome when all of them are."""
     first = replies[0]
     if first.failure is not None:
         return first
-    output = b"[" + b",".join(values.as_json(one.output) for one in replies if one.output is not None) + b"]"
     alike = all(one.shared is first.shared for one in replies)
     return msgspec.structs.replace(
         first,
         id=id,
-        output=output,
         shared=first.shared if alike else None,
         kept=all(one.kept for one in replies),
         unkept=any(one.unkept for one in replies),

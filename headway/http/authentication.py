@@ -37,7 +37,8 @@ class Authentication:
                 raise stranger(authorization)
         except RequestError as exc:
             self._counters.refusals[exc.code.lower(), "none"] += 1
-            answer = refusal(scope["state"]["request_id"], exc.code, exc.message, exc.retry_after)
+            state = scope["state"]
+            answer = refusal(state["request_id"], exc.code, exc.message, exc.retry_after, encode=state["encode_error"])
             await answer(scope, receive, send)
             return
         scope["state"]["principal"] = principal

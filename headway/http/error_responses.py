@@ -1,6 +1,7 @@
-"""Error responses of ordinary routes: every error as a problem document, under the request's own id.
+"""Error responses of ordinary routes, under the request's own id.
 
-The listener has put that id into the request's state as `request_id`, in the form in which clients see it.
+The connection has put that id into the request's state as `request_id`, in the form in which clients see it, and as
+`encode_error` what encodes errors for its path: as problem documents, unless the path is another API's.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from headway import errors
 from headway.core.excerpt import excerpt
 from headway.errors import BrokerUnavailable, RequestError, StoreUnavailable
 from headway.http.problem import encode_problem
+from headway.http.server.framing import EncodeError
 
 UNFORESEEN = "an unexpected fault of the server; its log says more under this request's id"
 """Message that a client reads when the server raised an unforeseen exception."""
@@ -23,7 +25,14 @@ UNFORESEEN = "an unexpected fault of the server; its log says more under this re
 Handler = Callable[[Request, Exception], Awaitable[Response]]
 
 
-def refusal(id: str, code: str, message: str, retry_after: float | None = None, reason: str = "") -> Response:
+def refusal(
+    id: str,
+    code: str,
+    message: str,
+    retry_after: float | None = None,
+    reason: str = "",
+    encode: EncodeError = encode_problem,
+) -> Response:
     """Response to a request that is refused.
 
     Arguments:
@@ -32,8 +41,9 @@ def refusal(id: str, code: str, message: str, retry_after: float | None = None, 
         message: what is wrong, for the client to read.
         retry_after: seconds after which a retry makes sense; None when it does not, or is not known.
         reason: short label for metrics of why the request is refused.
+        encode: encodes the error.
     """
-    fields, body = encode_problem(code, message, id, retry_after, reason)
+    fields, body = encode(code, message, id, retry_after, reason)
     return Response(body, errors.STATUS[code], fields)
 
 
@@ -45,13 +55,19 @@ def handlers(hint: str = "", under: str = "/") -> Mapping[Any, Handler]:
         under: beginning of the paths that get the hint.
     """
 
+    def answer(
+        request: Request, code: str, message: str, retry_after: float | None = None, reason: str = ""
+    ) -> Response:
+        state = request.state
+        return refusal(state.request_id, code, message, retry_after, reason, state.encode_error)
+
     async def refused(request: Request, exc: Exception) -> Response:
         if not isinstance(exc, RequestError):
             return await broken(request, exc)
-        return refusal(request.state.request_id, exc.code, exc.message, exc.retry_after)
+        return answer(request, exc.code, exc.message, exc.retry_after)
 
     async def away(request: Request, exc: Exception) -> Response:
-        return refusal(request.state.request_id, errors.SERVICE_OVERLOADED, str(exc), 1.0, "broker")
+        return answer(request, errors.SERVICE_OVERLOADED, str(exc), 1.0, "broker")
 
     async def no_route(request: Request, exc: Exception) -> Response:
         """Answer Starlette's own refusals: no such route, or not with this method."""
@@ -59,21 +75,21 @@ def handlers(hint: str = "", under: str = "/") -> Mapping[Any, Handler]:
         if "Allow" not in allowed:
             path = request.url.path
             message = f"nothing is served at {excerpt(path)}{hint if path.startswith(under) else ''}"
-            return refusal(request.state.request_id, errors.NOT_FOUND, message)
+            return answer(request, errors.NOT_FOUND, message)
         methods = sorted({*allowed["Allow"].split(", "), "OPTIONS"})
         allow = {"allow": ", ".join(methods)}
         if request.method == "OPTIONS":
             return Response(status_code=204, headers=allow)
         message = f"{excerpt(request.method)} is not served at {excerpt(request.url.path)}, only {allow['allow']}"
-        response = refusal(request.state.request_id, errors.METHOD_NOT_ALLOWED, message)
+        response = answer(request, errors.METHOD_NOT_ALLOWED, message)
         response.headers.update(allow)
         return response
 
     async def broken(request: Request, exc: Exception) -> Response:
-        return refusal(request.state.request_id, errors.INTERNAL, UNFORESEEN)
+        return answer(request, errors.INTERNAL, UNFORESEEN)
 
     async def unrecorded(request: Request, exc: Exception) -> Response:
-        return refusal(request.state.request_id, errors.SERVICE_OVERLOADED, str(exc), 1.0, "ledger")
+        return answer(request, errors.SERVICE_OVERLOADED, str(exc), 1.0, "ledger")
 
     return {
         RequestError: refused,

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp
 from headway.gateway.gateway import Gateway
 from headway.http import openapi, readiness, tasks
 from headway.http.error_responses import handlers
-from headway.http.inference.routes import ROUTES
+from headway.http.inference import routes as inference_routes
 from headway.http.openapi_components import TEXTS, Kinds
 from headway.http.readiness import Readiness
 from headway.ports import Identity
@@ -43,7 +43,7 @@ def build(gateway: Gateway, ready: Readiness, identity: Identity) -> ASGIApp:
             *tasks.routes(gateway, identity),
             Route("/openapi.json", on.contract),
             Route("/docs", on.page),
-            *(Route(path, _never, methods=["POST"]) for path in ROUTES),
+            *(Route(path.replace("}", ":path}"), _never, methods=["POST"]) for path in inference_routes.ROUTES),
         ],
         exception_handlers=handlers("; /docs lists what is"),
     )

@@ -329,7 +329,7 @@ from __future__ import annotations
 import msgspec
 
 from headway.config import Settings
-from headway.http.inference.bodies import ABSENT, body_reader, text_reader, value_reader
+from headway.http.inference.bodies import ABSENT, body_reader, value_reader
 from headway.http.inference.codecs import Codec
 
 
@@ -348,7 +348,7 @@ class _AnyOrder(msgspec.Struct, gc=False):
 def brew(settings: Settings) -> Codec:
     """Make the codec."""
     read, read_value = body_reader(_Order, settings), value_reader(_AnyOrder, settings)
-    return Codec(read, text_reader(settings), _write, read_value, encode_error=_encode_error)
+    return Codec(read, _write, read_value, encode_error=_encode_error)
 
 
 def _write(shown: str, output: str | msgspec.Raw, milliseconds: float, version: str) -> bytes:

@@ -7,11 +7,14 @@ import uuid
 
 from headway.config import Settings
 from headway.errors import RequestError
-from headway.http.inference.fast_path import _split
+from headway.gateway.model_kinds import ModelKinds
+from headway.http.inference.bodies import text_reader
+from headway.http.inference.exchange import CodecContext, RequestTarget
 from headway.http.inference.inference_head import MOST_KEY, InferenceHead, read_inference_head
-from headway.http.inference.routes import codecs
+from headway.http.inference.routes import Routes, codecs
 from headway.http.server.chunks import Chunks
 from headway.http.server.head import END, Head, read_head, suspect
+from headway.runtime.counters import Counters
 
 _SETTINGS = (
     Settings(),
@@ -19,6 +22,8 @@ _SETTINGS = (
     Settings(control_chars="refuse"),
 )
 _CODECS = tuple(codecs(_SETTINGS[0]).values())
+_ROUTES = Routes(_SETTINGS[0])
+_CONTEXT = CodecContext(_SETTINGS[0], ModelKinds(["m"]), Counters())
 _MOST = 4096
 _SLACK = 512
 
@@ -111,15 +116,18 @@ def check_head(data: bytes) -> None:
         _check_error(exc)
         return
     assert -1 <= head.length < 1 << 64
-    assert b"%2f" not in head.target.partition(b"?")[0].lower()
+    assert b"%2f" not in head.target.partition(b"?")[0].lower() or head.target.startswith(
+        (b"/v1/models/", b"/v2/models/")
+    )
     assert b"@" not in head.single.get(b"host", b"")
     assert b"host" in head.single or head.version == "1.0"
     assert not (head.length >= 0 and b"transfer-encoding" in head.single)
     assert all(b"\r" not in value and b"\n" not in value and b"\0" not in value for _, value in head.fields)
     for end in {1, len(raw) // 3, len(raw) // 2, len(raw) - 4}:
         assert suspect(raw[:end]) is None, raw[:end]
-    _, query = _split(head.target)
-    _check_orders(head, query)
+    _ROUTES.error_form(head.target)
+    _, target = _ROUTES.find(head.target) or (None, RequestTarget({}, b""))
+    _check_orders(head, target)
 
 
 def check_values(data: bytes) -> None:
@@ -131,13 +139,13 @@ def check_values(data: bytes) -> None:
     head.single = {b"host": b"a", field: value}
     if field == b"query":
         head.single[b"content-type"] = b"application/octet-stream"
-    _check_orders(head, value if field == b"query" else b"model_id=m")
+    _check_orders(head, RequestTarget({"model": "m"}, value if field == b"query" else b"model_id=m"))
 
 
-def _check_orders(head: Head, query: bytes) -> None:
+def _check_orders(head: Head, target: RequestTarget) -> None:
     for codec in _CODECS:
         try:
-            order = read_inference_head(codec, head, query, _SETTINGS[0], None)
+            order = read_inference_head(codec, head, target, _CONTEXT, None)
         except RequestError as exc:
             _check_error(exc)
         else:
@@ -154,7 +162,6 @@ def _check_order(order: InferenceHead) -> None:
     assert order.options.key.isascii()
     assert not order.options.key or order.options.key.isprintable()
     assert not order.id or str(uuid.UUID(order.id)) == order.id
-    assert order.model is None or order.model
     if order.wish is not None:
         assert order.wish.applied.decode("ascii").isprintable()
 
@@ -201,14 +208,15 @@ def check_body(data: bytes) -> None:
             assert model is None or isinstance(model, str)
             _check_text(text, settings)
             assert parameters == b"" or isinstance(json.loads(parameters), dict)
-    for settings, natives in _BODY_CODECS:
+    for settings, read in _TEXT_READERS:
         try:
-            _check_text(natives[0].text(data), settings)
+            _check_text(read(data), settings)
         except RequestError as exc:
             _check_error(exc)
 
 
 _BODY_CODECS = [(settings, tuple(codecs(settings).values())) for settings in _SETTINGS]
+_TEXT_READERS = [(settings, text_reader(settings)) for settings in _SETTINGS]
 
 
 def _check_text(text: str, settings: Settings) -> None:

@@ -10,6 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from headway import __version__
+from headway.http.problem import encode_problem
 from headway.model import Entry, ItemResult, Principal, RequestOptions, Role
 from headway.runtime.request_id import new_id
 from tests import virtual_time
@@ -76,7 +77,7 @@ class Port:
             "headers": headers,
             "client": ("127.0.0.1", 1),
             "server": ("127.0.0.1", 9000),
-            "state": {"request_id": "req_door"},
+            "state": {"request_id": "req_door", "encode_error": encode_problem},
         }
         sent: list[Any] = []
 

@@ -10,7 +10,6 @@ import jsonschema_rs
 import pytest
 
 from headway.config import Settings
-from headway.gateway.model_kinds import ModelKinds
 from headway.http import openapi
 from headway.http.inference.routes import codecs
 from headway.model import ValueKind, WorkerInfo, WorkerStatus
@@ -33,7 +32,7 @@ def workers(takes: str, gives: str = "") -> list[WorkerInfo]:
 @pytest.mark.parametrize("known", [True, False])
 def test_a_model_of_json_takes_any_value_and_answers_with_one(path: str, known: bool) -> None:
     async def main(stand: Stand) -> None:
-        stand.gateway.kinds = ModelKinds(["default"])
+        stand.gateway.kinds._known.clear()
         stand.gateway.kinds.learn(workers("json") if known else [])
         client = await stand.connect()
         for value in ({"a": [1, None, "é\n"]}, [0.5, 2], 3, True, None, [], "text"):

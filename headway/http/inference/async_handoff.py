@@ -14,6 +14,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import msgspec
+
+from headway.http.inference.prefer_header import Wish
+from headway.http.tasks import PATH, Result
+
 
 class AsyncHandoff:
     """Handover of one request.
@@ -56,3 +61,20 @@ class AsyncHandoff:
         tell, self._tell = self._tell, None
         if tell is not None:
             tell()
+
+
+def task_answer(shown: str, wish: Wish, date: bytes, ending: bytes) -> bytes:
+    """Whole HTTP/1.1 response with the id of the task that a request has become.
+
+    Arguments:
+        shown: the id as clients see it, `req_…`.
+        wish: the client's wish.
+        date: value of its Date header.
+        ending: further lines of its header, each with its end.
+    """
+    id, body = shown.encode(), msgspec.json.encode(Result(shown, "PENDING"))
+    return (
+        b"HTTP/1.1 202 Accepted\r\ndate: %b\r\ncontent-type: application/json\r\nx-request-id: %b\r\n"
+        b"location: %b/%b\r\npreference-applied: %b\r\nretry-after: 1\r\n%bcontent-length: %d\r\n\r\n%b"
+        % (date, id, PATH.encode(), id, wish.applied, ending, len(body), body)
+    )

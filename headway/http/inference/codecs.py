@@ -2,22 +2,35 @@
 
 All mean the same inside: a model, an input, parameters. A body is decoded once, and an answer encoded once. A codec
 also encodes the errors of its route, so that no connection knows what an API's errors look like.
+
+A request is one text and its answer one JSON object, which `read` and `write` do without keeping anything; or it is an
+exchange (`exchange.py`). The native routes have both. Routes of other APIs have exchanges only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, NoReturn
 
 import msgspec
 
 from headway.config import Settings
+from headway.core import values
 from headway.errors import BACKEND_ERROR
 from headway.http.inference.bodies import ABSENT, Asked, body_reader, text_reader, value_reader
+from headway.http.inference.exchange import JSON, OpenHead, Written
+from headway.http.inference.octets import open_octets
 from headway.http.problem import encode_problem
+from headway.http.rate_limit_headers import RateLimitHeaders
 from headway.http.server.framing import EncodeError
-from headway.model import Failure
+from headway.model import Failure, Limit, Value
+
+WriteText = Callable[[str, str | msgspec.Raw, float, str], bytes]
+"""(shown id, output, milliseconds, model version) to the body of an answer. An output that is no text comes as Raw.
+
+Raises UnicodeEncodeError when the output holds a lone surrogate.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,22 +40,43 @@ class Codec:
     Attributes:
         read: body to (model or None, input, parameters as the text of a JSON object or empty). Raises RequestError, and
             OtherInput where `read_value` may know better.
-        text: the input in a body that is the input itself. Raises RequestError.
-        write: (shown id, output, milliseconds, model version) to the body of the answer. Raises UnicodeEncodeError when
-            the output holds a lone surrogate. An output that is no text comes as Raw.
+        write: writes the body of the answer to such a request.
         read_value: as `read`, of a body whose input may be any JSON value, or a list of several.
         write_many: as `write`, of the outputs of several inputs, a JSON array.
-        octets: whether an `application/octet-stream` body is the input itself.
+        open: opens a head, for requests that are exchanges; None: no request is.
         encode_error: an error to its header fields and body; problem documents unless the API has its own form.
+        limit_lines: writer of the header fields by which a principal learns of its limits.
     """
 
     read: Callable[[bytes], tuple[str | None, str, bytes]]
-    text: Callable[[bytes], str]
-    write: Callable[[str, str | msgspec.Raw, float, str], bytes]
+    write: WriteText
     read_value: Callable[[bytes], Asked]
-    write_many: Callable[[str, str | msgspec.Raw, float, str], bytes] | None = None
-    octets: bool = False
+    write_many: WriteText | None = None
+    open: OpenHead | None = None
     encode_error: EncodeError = encode_problem
+    limit_lines: Callable[[RateLimitHeaders, tuple[Limit, ...]], bytes] = RateLimitHeaders.lines
+
+    def write_one(self, shown: str, outputs: Sequence[Value], milliseconds: float, version: str) -> Written:
+        """Write the answer to an exchange with one input."""
+        return JSON, self.write(shown, values.embedded(outputs[0]), milliseconds, version)
+
+    def write_all(self, shown: str, outputs: Sequence[Value], milliseconds: float, version: str) -> Written:
+        """Write the answer to an exchange with a list of inputs."""
+        array = msgspec.Raw(b"[" + b",".join(map(values.as_json, outputs)) + b"]")
+        return JSON, (self.write_many or self.write)(shown, array, milliseconds, version)
+
+
+def exchange_codec(
+    open_head: OpenHead,
+    encode_error: EncodeError,
+    limit_lines: Callable[[RateLimitHeaders, tuple[Limit, ...]], bytes] = RateLimitHeaders.lines,
+) -> Codec:
+    """Make the codec of a route whose requests are all exchanges; see Codec."""
+    return Codec(_never, _never, _never, open=open_head, encode_error=encode_error, limit_lines=limit_lines)
+
+
+def _never(*arguments: object) -> NoReturn:
+    raise NotImplementedError("all requests to this route are exchanges")
 
 
 class _Inference(msgspec.Struct, gc=False):
@@ -123,28 +157,19 @@ _encode = msgspec.json.Encoder().encode
 def inference(settings: Settings) -> Codec:
     """Make the codec of `/v1/inference`."""
     return Codec(
-        body_reader(_Inference, settings),
-        text_reader(settings),
-        _write_inference,
-        value_reader(_AnyInference, settings),
-        _write_many,
+        body_reader(_Inference, settings), _write_inference, value_reader(_AnyInference, settings), _write_many
     )
 
 
 def plain(settings: Settings) -> Codec:
     """Make the codec of `/api/inference`."""
-    return Codec(body_reader(_Plain, settings), text_reader(settings), _write_plain, value_reader(_AnyPlain, settings))
+    return Codec(body_reader(_Plain, settings), _write_plain, value_reader(_AnyPlain, settings))
 
 
 def predict(settings: Settings) -> Codec:
     """Make the codec of `/v1/predict`."""
-    return Codec(
-        body_reader(_Predict, settings),
-        text_reader(settings),
-        _write_predict,
-        value_reader(_AnyPredict, settings),
-        octets=True,
-    )
+    texts = Codec(body_reader(_Predict, settings), _write_predict, value_reader(_AnyPredict, settings))
+    return replace(texts, open=open_octets(text_reader(settings), texts.write_one))
 
 
 def no_text() -> Failure:

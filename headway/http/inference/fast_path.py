@@ -16,25 +16,21 @@ import contextlib
 import re
 from collections.abc import Sequence
 from time import monotonic
-from urllib.parse import unquote_to_bytes
-
-import httptools
-import msgspec
 
 from headway.core.values import embedded
 from headway.errors import INTERNAL, RequestError
 from headway.gateway.fan_out import FanOut, joined
 from headway.http.authentication import stranger
-from headway.http.inference.async_handoff import AsyncHandoff
+from headway.http.inference.async_handoff import AsyncHandoff, task_answer
 from headway.http.inference.bodies import OtherInput
 from headway.http.inference.codecs import Codec, no_text
-from headway.http.inference.inference_head import SHOWN, InferenceHead, read_inference_head
-from headway.http.inference.other_inputs import read_octets, read_other
+from headway.http.inference.exchange import Exchange, RequestTarget
+from headway.http.inference.inference_head import SHOWN, InferenceHead, read_inference_head, several_as_task
+from headway.http.inference.other_inputs import read_other
 from headway.http.server.connection import APP, ASKED, BODY, FAR, IDLE, MOST_BUFFERED, Connection
 from headway.http.server.connection_context import InferenceContext
 from headway.http.server.head import Head
 from headway.http.server.quotas import too_many
-from headway.http.tasks import PATH, Result
 from headway.model import DedupKind, Entry, Failure, Principal, Reply, Value
 
 _LENGTH = re.compile(rb"(?i)\r\ncontent-length:[ \t]*([0-9]{1,9})\r\n")
@@ -58,14 +54,16 @@ class FastPathConnection(Connection):
     far = FAR
 
     __slots__ = (
-        "after", "before", "begun", "fan_out", "handoff", "inference", "known", "memo", "origin", "owner", "pieces", "principal",
-        "request", "reserved", "unfetched",
+        "after", "before", "begun", "codec", "exchange", "fan_out", "handoff", "inference", "known", "memo", "origin", "owner",
+        "pieces", "principal", "request", "reserved", "unfetched",
     )  # fmt: skip
 
     def __init__(self, inference: InferenceContext) -> None:
         super().__init__(inference)
         self.inference = inference
         self.request: InferenceHead | None = None
+        self.codec: Codec | None = None
+        self.exchange: Exchange | None = None
         self.principal = self.known = _NOBODY
         self.origin: str | None = None
         self.owner: str | None = None
@@ -139,8 +137,13 @@ class FastPathConnection(Connection):
         if self.unread.since:
             self._count_unfetched()
 
-    def answer(self, reply: Reply) -> None:
-        """Take the reply to the request in hand; one to any other request is never written."""
+    def answer(self, reply: Reply, outputs: Sequence[Value] = ()) -> None:
+        """Take the reply to the request in hand; one to any other request is never written.
+
+        Arguments:
+            reply: the reply.
+            outputs: outputs of the request's inputs where there are several.
+        """
         request = self.request
         if self.phase != ASKED or request is None or reply.id != self.id:
             return
@@ -162,20 +165,28 @@ class FastPathConnection(Connection):
                 try:
                     milliseconds = int((now - self.begun) * 1e6) / 1000
                     shown = SHOWN + self.id
-                    written = output if type(output) is str else embedded(output)
-                    body = request.codec.write(shown, written, milliseconds, inference.version)
+                    exchange = self.exchange
+                    if exchange is None:
+                        written = output if type(output) is str else embedded(output)
+                        opening = inference.opening
+                        body = request.codec.write(shown, written, milliseconds, inference.version)
+                    else:
+                        opening = inference.bare_opening
+                        more, body = exchange.write(shown, outputs or (output,), milliseconds, inference.version)
+                        shared += more
                 except UnicodeEncodeError:
                     self._fail(no_text(), shared)
+                except RequestError as exc:
+                    self._fail(Failure(exc.code, exc.message, exc.retry_after, exc.reason), shared)
                 else:
                     ending = b"connection: close\r\n" if self.last or inference.closing else b""
                     if self.principal.limits:
-                        ending += inference.rate_limit_headers.lines(self.principal.limits)
+                        ending += request.codec.limit_lines(inference.rate_limit_headers, self.principal.limits)
                     if shared:
                         ending += shared
                     self.principal = _NOBODY
                     self.transport.write(
-                        b"%b%b\r\n%bcontent-length: %d\r\n\r\n%b"
-                        % (inference.opening, shown.encode(), ending, len(body), body)
+                        b"%b%b\r\n%bcontent-length: %d\r\n\r\n%b" % (opening, shown.encode(), ending, len(body), body)
                     )
             self._rest_from(now)
         except Exception as exc:
@@ -183,13 +194,11 @@ class FastPathConnection(Connection):
 
     def serve(self, head: Head, raw: bytes) -> None:
         """Start on a request: the inference routes here, all others in the app."""
-        if head.method == b"POST":
-            path, query = _split(head.target)
-            codec = self.inference.codecs.get(path)
-            if codec is not None:
-                self.encode_error = codec.encode_error
-                self._serve_inference(codec, head, query, raw)
-                return
+        routes = self.inference.routes
+        if head.method == b"POST" and (found := routes.find(head.target)) is not None:
+            self._serve_inference(*found, head, raw)
+            return
+        self.encode_error = routes.error_form(head.target)
         try:
             self._tell_owner(head)
         except RequestError as exc:
@@ -228,8 +237,8 @@ class FastPathConnection(Connection):
         self, code: str, message: str, retry_after: float | None = None, reason: str = "", fields: bytes = b""
     ) -> None:
         """Write the answer of an error, with the principal's limits."""
-        if self.principal.limits:
-            fields += self.inference.rate_limit_headers.lines(self.principal.limits)
+        if self.principal.limits and self.codec is not None:
+            fields += self.codec.limit_lines(self.inference.rate_limit_headers, self.principal.limits)
         self.principal = _NOBODY
         super().write_error(code, message, retry_after, reason, fields)
 
@@ -257,8 +266,9 @@ class FastPathConnection(Connection):
         left = self.transport.get_write_buffer_size()
         self.inference.quotas.keep(self, left if left > MOST_BUFFERED else 0)
 
-    def _serve_inference(self, codec: Codec, head: Head, query: bytes, raw: bytes) -> None:
+    def _serve_inference(self, codec: Codec, target: RequestTarget, head: Head, raw: bytes) -> None:
         inference = self.inference
+        self.codec, self.encode_error = codec, codec.encode_error
         authorization = head.single.get(b"authorization", b"")
         try:
             principal = self.known
@@ -269,7 +279,7 @@ class FastPathConnection(Connection):
             return
         self.principal = principal
         try:
-            request = read_inference_head(codec, head, query, inference.settings, self.origin)
+            request = read_inference_head(codec, head, target, inference.codec_context, self.origin)
         except RequestError as exc:
             over = self._charge()
             if over is None:
@@ -310,7 +320,8 @@ class FastPathConnection(Connection):
         """Start on a request that came whole, under the remembered head."""
         inference = self.inference
         self.id = request.id or inference.new_id()
-        self.encode_error = request.codec.encode_error
+        codec = self.codec = request.codec
+        self.encode_error = codec.encode_error
         try:
             principal = self.known
             if (found := inference.identify(request.authorization)) is not principal:
@@ -370,21 +381,17 @@ class FastPathConnection(Connection):
     def _ask(self, request: InferenceHead, body: bytes) -> None:
         self.begun = monotonic()
         text: Value
+        exchange = None
         try:
-            if request.octets:
-                kinds, default = self.inference.intake.kinds, self.inference.model
-                text = read_octets(request.codec, body, kinds, request.model or default)
-                model, parameters = request.model, b""
+            if request.read is not None:
+                exchange = request.read(body)
             else:
                 try:
                     model, text, parameters = request.codec.read(body)
                 except OtherInput as exc:
-                    kinds, default = self.inference.intake.kinds, self.inference.model
-                    model, other, parameters = read_other(request.codec, body, exc, kinds, default)
-                    if isinstance(other, list):
-                        self._ask_many(request, model or default, other, parameters)
-                        return
-                    text = other
+                    exchange = read_other(request.codec, body, exc, request.options, self.inference.codec_context)
+            if exchange is not None and request.wish is not None and isinstance(exchange.input, list):
+                raise several_as_task()
         except RequestError as exc:
             over = self._charge()
             if over is None:
@@ -393,26 +400,27 @@ class FastPathConnection(Connection):
                 self._deny(over, None)
             return
         self.phase = ASKED
-        inference, principal = self.inference, self.principal
+        inference, principal, options = self.inference, self.principal, request.options
+        if exchange is not None:
+            self.exchange = exchange
+            model, parameters, options = exchange.model, exchange.parameters, exchange.options
+            if isinstance(exchange.input, list):
+                self._ask_many(exchange, exchange.input)
+                return
+            text = exchange.input
         if request.wish is not None:
             self.handoff = AsyncHandoff(inference.loop, request.wait, self._hand_over)
-        inference.submit(self, principal, self.id, request.options, model or inference.model, text, parameters)
+        inference.submit(self, principal, self.id, options, model or inference.model, text, parameters)
 
-    def _ask_many(self, request: InferenceHead, model: str, inputs: list[Value], parameters: bytes) -> None:
-        self.request = request.for_many()
-        self.phase = ASKED
-        intake = self.inference.intake
-        self.fan_out = FanOut(
-            intake, self.principal, self.id, request.options, model, inputs, parameters, self._answer_many
-        )
+    def _ask_many(self, exchange: Exchange, inputs: list[Value]) -> None:
+        inference, model = self.inference, exchange.model or self.inference.model
+        asked = exchange.options, model, inputs, exchange.parameters
+        self.fan_out = FanOut(inference.intake, self.principal, self.id, *asked, self._answer_many)
         self.fan_out.start()
 
     def _answer_many(self, replies: Sequence[Reply]) -> None:
         """Take the replies to all inputs of the request in hand, or the failure of one."""
-        try:
-            self.answer(joined(self.id, replies))
-        except UnicodeEncodeError:
-            self.answer(Reply(self.id, self.principal.tenant, None, no_text()))
+        self.answer(joined(self.id, replies), [reply.output for reply in replies if reply.output is not None])
 
     def admitted(self) -> None:
         """Note that the request in hand will have its outcome, whoever waits for it."""
@@ -432,26 +440,11 @@ class FastPathConnection(Connection):
         if request is None or request.wish is None:
             return
         inference.intake.detach(principal.tenant, self.id)
-        shown = SHOWN + self.id
-        body = msgspec.json.encode(Result(shown, "PENDING"))
         ending = b"connection: close\r\n" if self.last or inference.closing else b""
         if principal.limits:
-            ending += inference.rate_limit_headers.lines(principal.limits)
+            ending += request.codec.limit_lines(inference.rate_limit_headers, principal.limits)
         self.principal = _NOBODY
-        self.transport.write(
-            b"HTTP/1.1 202 Accepted\r\ndate: %b\r\ncontent-type: application/json\r\nx-request-id: %b\r\n"
-            b"location: %b/%b\r\npreference-applied: %b\r\nretry-after: 1\r\n%bcontent-length: %d\r\n\r\n%b"
-            % (
-                inference.date,
-                shown.encode(),
-                PATH.encode(),
-                shown.encode(),
-                request.wish.applied,
-                ending,
-                len(body),
-                body,
-            )
-        )
+        self.transport.write(task_answer(SHOWN + self.id, request.wish, inference.date, ending))
         self._rest_from(monotonic())
 
     def _end_handoff(self) -> None:
@@ -461,7 +454,7 @@ class FastPathConnection(Connection):
 
     def _rest_from(self, now: float) -> None:
         """End the request in hand, which has been answered."""
-        self.request = None
+        self.request = self.exchange = self.fan_out = None
         if self.last or self.inference.closing or self.unread.since:
             self.finish()
         else:
@@ -479,14 +472,3 @@ class FastPathConnection(Connection):
 
     def _fail(self, failure: Failure, fields: bytes) -> None:
         self.write_error(failure.code, failure.message, failure.retry_after, failure.reason, fields)
-
-
-def _split(target: bytes) -> tuple[bytes, bytes]:
-    """Path and query of a request target, the path decoded."""
-    path, _, query = target.partition(b"?")
-    if not path.startswith(b"/"):
-        try:
-            path = httptools.parse_url(target).path or b"/"
-        except httptools.HttpParserInvalidURLError:
-            return b"", b""
-    return (unquote_to_bytes(path) if b"%" in path else path), query

@@ -7,13 +7,11 @@ equal.
 from __future__ import annotations
 
 import re
-from copy import copy
-from dataclasses import replace
-from urllib.parse import parse_qs
 
 from headway.config import Settings
 from headway.errors import BadRequest, PayloadTooLarge
 from headway.http.inference.codecs import Codec
+from headway.http.inference.exchange import CodecContext, ReadExchange, RequestTarget
 from headway.http.inference.prefer_header import Wish, read_prefer
 from headway.http.server.head import Head, shorten
 from headway.model import RequestOptions
@@ -38,8 +36,7 @@ class InferenceHead:
         authorization: value of its header field, empty when there was none.
         id: UUID text the client chose, empty when it chose none.
         options: options of the request.
-        model: model named in the query of an octet-stream request.
-        octets: whether the body is the input itself.
+        read: reader of its body; None: the codec reads it, as one text in JSON.
         expects: whether the client waits for `100 Continue` before it sends the body.
         repeatable: whether a request with an equal head, but for the Content-Length, means the same.
         wish: whether it may become a task.
@@ -47,7 +44,7 @@ class InferenceHead:
     """
 
     __slots__ = (
-        "authorization", "codec", "expects", "id", "model", "octets", "options", "repeatable", "wait", "wish",
+        "authorization", "codec", "expects", "id", "options", "read", "repeatable", "wait", "wish",
     )  # fmt: skip
 
     def __init__(self, codec: Codec, head: Head, id: str, options: RequestOptions) -> None:
@@ -55,44 +52,29 @@ class InferenceHead:
         self.options = options
         self.authorization = head.single.get(b"authorization", b"")
         self.id = id
-        self.model: str | None = None
-        self.octets = False
+        self.read: ReadExchange | None = None
         self.expects = head.expects
         self.repeatable = head.keep and head.length > 0 and not head.expects
         self.wish: Wish | None = None
         self.wait = 0.0
 
-    def for_many(self) -> InferenceHead:
-        """Head of the same request with several inputs: its answer has an output for each.
-
-        Raises:
-            BadRequest: its client wants the id of a task, which is that of one input.
-        """
-        if self.wish is not None:
-            raise BadRequest(
-                "Prefer is respond-async, and a request with `inputs` cannot become a task; send a request for each input, "
-                "or leave Prefer out and wait for the outputs"
-            )
-        many = copy(self)
-        many.codec = replace(self.codec, write=self.codec.write_many or self.codec.write)
-        return many
-
 
 def read_inference_head(
-    codec: Codec, head: Head, query: bytes, settings: Settings, origin: str | None
+    codec: Codec, head: Head, target: RequestTarget, context: CodecContext, origin: str | None
 ) -> InferenceHead:
     """Read an inference request's head.
 
     Arguments:
         codec: codec of the route it came to.
         head: the head.
-        query: query of its target.
-        settings: settings of the tiers, the longest timeout, and the largest body.
+        target: its target.
+        context: settings of the tiers, the longest timeout, and the largest body; what the models take.
         origin: see RequestOptions.
 
     Raises:
-        RequestError: a header field or the query is wrong, or the body is announced as too large.
+        RequestError: a header field or the target is wrong, or the body is announced as too large.
     """
+    settings = context.settings
     single, id, wish, wait = head.single, chosen_id(head), None, 0.0
     timeout = settings.request_timeout_ms / 1000
     if head.length > settings.max_body_bytes:
@@ -111,12 +93,17 @@ def read_inference_head(
     options = RequestOptions(timeout, tier, key, wish is not None, fresh, bool(id), origin)
     asked = InferenceHead(codec, head, id, options)
     asked.wish, asked.wait = wish, min(wait, timeout)
-    if codec.octets:
-        kind = single.get(b"content-type", b"").split(b";", 1)[0].strip().lower()
-        if kind == b"application/octet-stream":
-            asked.octets = True
-            asked.model = _model(query)
+    if codec.open is not None:
+        asked.read = codec.open(head, target, options, context)
     return asked
+
+
+def several_as_task() -> BadRequest:
+    """Error of a request with several inputs whose client wants the id of a task, which is that of one input."""
+    return BadRequest(
+        "Prefer is respond-async, and a request with several inputs cannot become a task; send a request for each input, "
+        "or leave Prefer out and wait for the outputs"
+    )
 
 
 def too_large(settings: Settings) -> PayloadTooLarge:
@@ -159,14 +146,3 @@ def _tier(value: bytes, names: tuple[str, ...]) -> int:
     if name not in names:
         raise BadRequest(f"X-Request-Tier is {shorten(value)}; expected one of {', '.join(names)}")
     return names.index(name)
-
-
-def _model(query: bytes) -> str:
-    try:
-        named = parse_qs(query.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=100)
-    except ValueError:
-        raise BadRequest("the query is malformed; expected ?model_id=NAME") from None
-    values = named.get("model_id", [])
-    if len(values) != 1 or not values[0]:
-        raise BadRequest("the query must name one model, ?model_id=NAME, as the body is application/octet-stream")
-    return values[0]

@@ -2,19 +2,88 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
+from urllib.parse import unquote_to_bytes
+
+import httptools
 
 from headway.config import Settings
 from headway.http.inference.codecs import Codec, inference, plain, predict
+from headway.http.inference.exchange import RequestTarget
+from headway.http.problem import encode_problem
+from headway.http.server.framing import EncodeError
 
 ROUTES: Mapping[str, Callable[[Settings], Codec]] = {
     "/v1/inference": inference,
     "/api/inference": plain,
     "/v1/predict": predict,
 }
-"""Makers of the codecs, by path of the inference route."""
+"""Makers of the codecs, by path of the inference route.
+
+A part of a path may be left open, as in `/v2/models/{model}/infer`. It takes any text without a slash; a slash in it is
+written as %2F.
+"""
+
+ERROR_FORMS: Mapping[str, EncodeError] = {}
+"""Encoders of errors by path, for the path itself and all below it, also where nothing is served."""
+
+_NOWHERE: Mapping[str, str] = {}
 
 
 def codecs(settings: Settings) -> dict[str, Codec]:
     """Codecs by path, with the checks that these settings ask for."""
     return {path: make(settings) for path, make in ROUTES.items()}
+
+
+class Routes:
+    """Routes of one listener.
+
+    Arguments:
+        settings: settings of the codecs.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        made = codecs(settings)
+        self._exact = {path.encode(): codec for path, codec in made.items() if "{" not in path}
+        self._open = [(_pattern(path), codec) for path, codec in made.items() if "{" in path]
+        self._forms = [(path.encode(), form) for path, form in ERROR_FORMS.items()]
+
+    def find(self, target: bytes) -> tuple[Codec, RequestTarget] | None:
+        """Codec of a request target, and what its path leaves open; None: it is no inference route."""
+        path, query = _split(target)
+        codec = self._exact.get(unquote_to_bytes(path) if b"%" in path else path)
+        if codec is not None:
+            return codec, RequestTarget(_NOWHERE, query)
+        for pattern, codec in self._open:
+            if (found := pattern.fullmatch(path)) is not None:
+                names = {
+                    name: unquote_to_bytes(part).decode(errors="replace") for name, part in found.groupdict().items()
+                }
+                return codec, RequestTarget(names, query)
+        return None
+
+    def error_form(self, target: bytes) -> EncodeError:
+        """Encoder of errors for a request target, whatever is served there."""
+        path, _ = _split(target)
+        for prefix, form in self._forms:
+            if path.startswith(prefix) and path[len(prefix) : len(prefix) + 1] in (b"", b"/"):
+                return form
+        return encode_problem
+
+
+def _pattern(path: str) -> re.Pattern[bytes]:
+    parts = re.split(r"{(\w+)}", path)
+    text = "".join(f"(?P<{part}>[^/]+)" if place % 2 else re.escape(part) for place, part in enumerate(parts))
+    return re.compile(text.encode())
+
+
+def _split(target: bytes) -> tuple[bytes, bytes]:
+    """Path and query of a request target, as they stand there."""
+    path, _, query = target.partition(b"?")
+    if not path.startswith(b"/"):
+        try:
+            path = httptools.parse_url(target).path or b"/"
+        except httptools.HttpParserInvalidURLError:
+            return b"", b""
+    return path, query

@@ -203,6 +203,7 @@ class Connection(HttpToolsProtocol):
         state = self.scope["state"]
         state["request_id"] = shown = SHOWN + self.id
         state["shut"] = self.context.shut
+        state["encode_error"] = self.encode_error
         self.cycle.default_headers = [*self.server_state.default_headers, (b"x-request-id", shown.encode())]
         self.cycle.keep_alive = head.keep and not self.context.closing
         self.phase = APP

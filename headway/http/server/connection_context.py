@@ -21,7 +21,8 @@ from headway.gateway.model_kinds import ModelKinds
 from headway.gateway.pending import ReplySink
 from headway.gateway.several_inputs import SeveralInputs
 from headway.http.error_responses import UNFORESEEN, refusal
-from headway.http.inference.routes import codecs
+from headway.http.inference.exchange import JSON, CodecContext
+from headway.http.inference.routes import Routes
 from headway.http.problem import encode_problem
 from headway.http.rate_limit_headers import RateLimitHeaders
 from headway.http.server.framing import EncodeError
@@ -130,7 +131,8 @@ class _Shelter:
             method, path = excerpt(scope["method"]), excerpt(scope["path"])
             log.exception("a route failed", request_id=id, method=method, path=path)
             if not begun:
-                await refusal(id, INTERNAL, UNFORESEEN)(scope, receive, send)
+                answer = refusal(id, INTERNAL, UNFORESEEN, encode=scope["state"]["encode_error"])
+                await answer(scope, receive, send)
 
 
 class ConnectionContext:
@@ -260,13 +262,14 @@ class InferenceContext(ConnectionContext):
         intake: Intake,
         identity: Identity,
     ) -> None:
-        self.opening = b""
+        self.opening = self.bare_opening = b""
         super().__init__(app, settings, new_id, counters)
         self.intake = intake
         self.submit = intake.submit
         self.identify = identity.identify
         self.anonymous = isinstance(identity, AnonymousIdentity)
-        self.codecs = {path.encode(): codec for path, codec in codecs(settings).items()}
+        self.routes = Routes(settings)
+        self.codec_context = CodecContext(settings, intake.kinds, counters)
         self.rate_limit_headers = RateLimitHeaders(intake)
         self.quotas = Quotas(settings)
         self.model = settings.model
@@ -276,4 +279,5 @@ class InferenceContext(ConnectionContext):
     def refresh(self) -> None:
         """Bring the Date header up to date, also in the prepared beginning of an answer."""
         super().refresh()
-        self.opening = b"HTTP/1.1 200 OK\r\ndate: %b\r\ncontent-type: application/json\r\nx-request-id: " % self.date
+        bare = self.bare_opening = b"HTTP/1.1 200 OK\r\ndate: %b\r\nx-request-id: " % self.date
+        self.opening = bare.replace(b"x-request-id", JSON + b"x-request-id")

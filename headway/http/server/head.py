@@ -26,6 +26,9 @@ _HOST = re.compile(rb"(?:[A-Za-z0-9._~!$&'()*+,;=%-]*|\[[0-9A-Za-z.:%_-]+\])(?::
 _MOST_DIGITS = 20
 """Digits of the largest Content-Length that 64 bits hold."""
 
+_NAMES = b"/v1/models/", b"/v2/models/"
+"""Beginnings of paths in which a model is named. Its name may hold a slash, written as %2F, and is never used as a path."""
+
 _LISTS = frozenset((b"cache-control", b"prefer"))
 _SINGLE = frozenset(
     (
@@ -138,7 +141,7 @@ def read_head(raw: bytes) -> Head:
         raise BadRequest(f"the header is malformed: {exc}") from None
     if not scribe.complete:
         raise BadRequest("the header is malformed: it does not end where its empty line is")
-    if b"%2f" in target.partition(b"?")[0].lower():
+    if b"%2f" in target.partition(b"?")[0].lower() and not target.startswith(_NAMES):
         raise BadRequest("the path has a slash written as %2F in it, which is no slash everywhere; write it as it is")
     head = Head(method, target, version.decode(), scribe.fields)
     _weigh(head)

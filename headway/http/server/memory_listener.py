@@ -29,7 +29,7 @@ class MemoryListener(Listener):
         self._context = self._make_context()
         self._look_after()
 
-    def ask(self, method: str, path: str, header: Mapping[str, str], body: bytes) -> asyncio.Future[Exchange]:
+    def ask(self, method: str, path: str, header: Mapping[str, str], body: bytes) -> asyncio.Future[MemoryExchange]:
         """Send a request over a connection of its own; requests of one turn of the event loop arrive together."""
         context = self._context
         if not isinstance(context, InferenceContext):
@@ -43,7 +43,7 @@ class MemoryListener(Listener):
         return transport.answer
 
 
-class Exchange:
+class MemoryExchange:
     """Answer to one request: `status`, `header` with its names in lower case, and `body`.
 
     Arguments:
@@ -63,7 +63,7 @@ class _MemoryTransport(asyncio.Transport):
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__({"peername": ("127.0.0.1", 0)})
-        self.answer: asyncio.Future[Exchange] = loop.create_future()
+        self.answer: asyncio.Future[MemoryExchange] = loop.create_future()
         self._loop = loop
         self._received = bytearray()
         self._closing = False
@@ -117,6 +117,6 @@ class _MemoryTransport(asyncio.Transport):
         if self.answer.done():
             return
         if self._received:
-            self.answer.set_result(Exchange(bytes(self._received)))
+            self.answer.set_result(MemoryExchange(bytes(self._received)))
         else:
             self.answer.set_exception(ConnectionResetError("the connection was cut"))

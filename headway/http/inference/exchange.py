@@ -1,0 +1,84 @@
+"""Exchanges: requests of which something is kept between the body and the answer, or that have several inputs.
+
+A codec that answers exchanges opens each head once. It gets a reader that holds what the head says, and that is used for
+every body under an equal head on the same connection. The reader makes one exchange of each body: what is asked, and the
+function that writes the answer, which holds whatever the codec has to remember until then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from headway.config import Settings
+from headway.gateway.model_kinds import ModelKinds
+from headway.http.server.head import Head
+from headway.model import RequestOptions, Value
+from headway.runtime.counters import Counters
+
+JSON = b"content-type: application/json\r\n"
+"""Content type of an answer in JSON, as a line of its header."""
+
+Written = tuple[bytes, bytes]
+"""Lines of an answer's header, each with its end, the content type among them; and the answer's body."""
+
+WriteOutputs = Callable[[str, Sequence[Value], float, str], Written]
+"""(shown id, outputs in the order of the inputs, milliseconds, model version) to the answer.
+
+Raises RequestError when an output is not what the API can answer with, and UnicodeEncodeError when it holds a lone surrogate.
+"""
+
+
+@dataclass(slots=True)
+class Exchange:
+    """One request between its body and its answer.
+
+    Attributes:
+        model: name of the model; None: the default one.
+        input: the input, or a list of several, each of which becomes an entry.
+        parameters: text of a JSON object, or empty.
+        options: options of the request.
+        write: writes the answer.
+    """
+
+    model: str | None
+    input: Value | list[Value]
+    parameters: bytes
+    options: RequestOptions
+    write: WriteOutputs
+
+
+ReadExchange = Callable[[bytes], Exchange]
+"""Body to exchange. Raises RequestError."""
+
+
+@dataclass(frozen=True, slots=True)
+class CodecContext:
+    """Facts of the service that readers of requests go by.
+
+    Attributes:
+        settings: bounds, times, tiers and the default model.
+        kinds: what the models take and give.
+        counters: counters of what clients do.
+    """
+
+    settings: Settings
+    kinds: ModelKinds
+    counters: Counters
+
+
+class RequestTarget(NamedTuple):
+    """RequestTarget of a request, apart from its path's constant parts.
+
+    Attributes:
+        names: parts of the path that the route leaves open, decoded, by name.
+        query: query as it stands in the request line.
+    """
+
+    names: Mapping[str, str]
+    query: bytes
+
+
+OpenHead = Callable[[Head, RequestTarget, RequestOptions, CodecContext], ReadExchange | None]
+"""Head of a request to the reader of its body; None: the body is one text in JSON. Raises RequestError."""

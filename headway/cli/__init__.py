@@ -171,7 +171,7 @@ class _Deferred:
 
 
 def _defer(command: Any) -> None:
-    """Defer the conversions of a command's parameters, --help among them, and of all commands in it."""
+    """Defer what a command and all commands in it may not need: conversions of parameters, and what prints the help."""
     found = command.get_params
 
     def get_params(ctx: Any) -> Any:
@@ -183,7 +183,15 @@ def _defer(command: Any) -> None:
                 parameter.display_type_rich = _no_type
         return parameters
 
-    command.get_params = get_params
+    printed = command.format_help
+
+    def format_help(ctx: Any, formatter: Any) -> None:
+        from headway.cli.help_pages import import_printer
+
+        import_printer()
+        printed(ctx, formatter)
+
+    command.get_params, command.format_help = get_params, format_help
     for inner in getattr(command, "commands", {}).values():
         _defer(inner)
 

@@ -51,7 +51,18 @@ def test_the_help_of_a_command_imports_nothing_heavy(command: list[str]) -> None
     """It answers within 0.3 s; `msgspec` takes a tenth of that, and holds the settings."""
     modules = modules_after(f"from headway.cli import main; main({[*command, '--help']!r})")
     assert "rich" in modules
-    assert modules & ((HEAVY | {"hdrh", "http", "redis", "ssl", "urllib3"}) - {"msgspec"}) == set()
+    unused = {"attr", "hdrh", "http", "markdown_it", "pygments", "redis", "ssl", "urllib3"}
+    assert modules & ((HEAVY | unused) - {"msgspec"}) == set()
+
+
+@pytest.mark.processes
+def test_what_the_help_does_without_is_there_for_whoever_imports_it_later() -> None:
+    statement = (
+        "from headway.cli.help_pages import import_printer; import_printer(); import_printer(); "
+        "from rich.markdown import Markdown; from rich.traceback import Traceback; "
+        "assert Markdown('*a*').parsed and Traceback.from_exception"
+    )
+    assert {"markdown_it", "typer"} <= modules_after(statement)
 
 
 @pytest.mark.processes

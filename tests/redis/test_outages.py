@@ -72,11 +72,14 @@ async def reads(server: RedisServer) -> list[int]:
 
 
 async def begun_anew(server: RedisServer, before: list[int], *waiting: asyncio.Task[Any]) -> None:
-    """Return once those that were under way have ended, and those that follow are as hasty as can be."""
+    """Return once those that were under way have ended, and those that follow are as hasty as can be.
+
+    An answer that has left the server may still be on its way; that to the second read says that the first one's arrived.
+    """
 
     def both() -> bool:
         counted = zip(waiting, ended(server), before, strict=True)
-        return all(one.done() or now > then for one, now, then in counted)
+        return all(one.done() or now > then + 1 for one, now, then in counted)
 
     await asyncio.to_thread(wait_until, both)
 

@@ -13,6 +13,7 @@
 #   make example-embeddings  a real model (all-MiniLM-L6-v2) on http://127.0.0.1:8000
 #   make dist                a wheel and a source archive in dist/, checked: content, metadata, an installation of its own
 #   make lock                new locks after a change of dependencies; UPGRADE=1 takes newer versions too
+#   make protos              the descriptors of the gRPC port, after a change of its .proto files
 #   make audit               known vulnerabilities in the locked versions
 #   make clean               remove .venv and all that tools left behind
 #
@@ -40,7 +41,7 @@ LOCK := $(BIN)/uv pip compile --no-config --universal --python-version 3.11 --ge
 	$(if $(UPGRADE),--upgrade)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-fast check format fuzz explore mutants bench triton example-embeddings dist lock audit clean
+.PHONY: help setup serve test test-fast check format fuzz explore mutants bench triton example-embeddings dist lock protos audit clean
 
 help:
 	@sed -n '/^#   make/s/^#   //p' Makefile
@@ -98,6 +99,10 @@ lock: .venv/.ready
 	$(BIN)/uv pip compile --no-config --no-deps --universal --python-version 3.11 --generate-hashes \
 		--no-emit-index-url --no-emit-find-links --no-annotate --custom-compile-command 'make lock' --quiet \
 		$(if $(UPGRADE),--upgrade) bench/stand/triton/requirements.in -o bench/stand/triton/requirements.lock
+
+protos: .venv/.ready
+	cd headway/grpc/protos && ../../../$(BIN)/python -m grpc_tools.protoc -I. --descriptor_set_out=descriptors.binpb \
+		$$(find . -name '*.proto' | sort | sed 's|^\./||')
 
 audit: .venv/.ready
 	$(BIN)/pip-audit --strict --require-hashes --disable-pip -r requirements.lock

@@ -35,6 +35,7 @@ FLOORS: dict[str, int] = {
     "fleet": 4,
     "telemetry": 5,
     "http": 5,
+    "grpc": 5,
     "load": 5,
     "simulator": 5,
     "admin": 6,
@@ -68,8 +69,7 @@ FRESH_IMPORTS = "headway.backends.process.fresh_imports"
 
 _PROCESS = "headway.backends.process"
 CHILD_ONLY: dict[str, tuple[str, ...]] = {
-    USER_CODE: (f"{_PROCESS}.child", f"{_PROCESS}.thread_child", f"{_PROCESS}.weighing"),
-    f"{_PROCESS}.weighing": (f"{_PROCESS}.child",),
+    USER_CODE: (f"{_PROCESS}.child", f"{_PROCESS}.thread_child"),
     FRESH_IMPORTS: (USER_CODE,),
     f"{_PROCESS}.child": (f"{_PROCESS}.thread_child",),
     f"{_PROCESS}.thread_child": (f"{_PROCESS}.observed",),

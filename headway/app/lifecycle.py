@@ -1,8 +1,8 @@
 """Lifecycle of a process: the order in which its parts come up and go down.
 
     up     addresses are taken → the admin port opens → the broker answers → the fleet is told → resources open →
-           workers load and pass their warm-up batch → loops start → the public port opens
-    down   not ready, but serving on for the lame-duck period → no new lead is asked for → the public port takes no new
+           workers load and pass their warm-up batch → loops start → the public ports open
+    down   not ready, but serving on for the lame-duck period → no new lead is asked for → the public ports take no new
            connection → what is held is answered → workers finish, go offline and end → the fleet is told → the admin
            port closes → loops stop → resources close → the broker is let go
 
@@ -128,6 +128,7 @@ class Service:
         connection: connection opened first and closed last; None when the broker is in this process.
         resources: resources, opened in this order and closed in the other one.
         kinds: one of them; looks at the workers before the public port opens. None where there are no clients.
+        further: further listeners of clients, which open and close with the public one.
 
     Attributes:
         up: whether the process has started.
@@ -147,13 +148,16 @@ class Service:
         connection: BrokerConnection | None = None,
         resources: Sequence[Resource] = (),
         kinds: KindsWatcher | None = None,
+        further: Sequence[PortListener] = (),
     ) -> None:
         self.up = False
         self._settings = settings
         self._broker = broker
         self._gateway = gateway
         self._pool = pool
-        self._listeners = listeners
+        clients = 0 if gateway is None else 1
+        self._public = [*listeners[:clients], *further]
+        self._others = listeners[clients:]
         self._controller = controller
         self._membership = membership
         self._fallback = fallback
@@ -177,13 +181,10 @@ class Service:
             TargetError: a worker does not start.
             SettingError: the broker cannot be used, another process has the name, or a port cannot be had.
         """
-        public, others = (
-            (self._listeners[:1], self._listeners[1:]) if self._gateway is not None else ((), self._listeners)
-        )
         try:
-            for listener in self._listeners:
+            for listener in (*self._public, *self._others):
                 await listener.bind()
-            for listener in others:
+            for listener in self._others:
                 await listener.open()
             met = await self._connect()
             await self._open_resources()
@@ -200,7 +201,7 @@ class Service:
                 self._supervisor.start("late broker", self._meet_late)
             if met and self._kinds is not None:
                 await self._kinds.look()
-            for listener in public:
+            for listener in self._public:
                 await listener.open()
             self.up = True
         except BaseException:
@@ -209,11 +210,11 @@ class Service:
 
     async def drain(self) -> None:
         """Drain the process without failing a request: within the drain time-out once the lame-duck period is over."""
-        listeners = list(self._listeners)
         if self._membership is not None:
             self._membership.leaving = True
         if self._gateway is not None and self._settings.lame_duck_ms:
-            listeners[0].retire()
+            for listener in self._public:
+                listener.retire()
             await asyncio.sleep(self._settings.lame_duck_ms / 1000)
             log.info("no new connections")
         try:
@@ -221,7 +222,7 @@ class Service:
                 if self._controller is not None:
                     await self._controller.stop()
                 if self._gateway is not None:
-                    await listeners.pop(0).drain()
+                    await asyncio.gather(*(listener.drain() for listener in self._public))
                     await self._gateway.emptied()
                 if self._fallback is not None:
                     await self._fallback.drain()
@@ -229,7 +230,7 @@ class Service:
                     await self._pool.drain()
                 if self._membership is not None:
                     await self._membership.end()
-                for listener in listeners:
+                for listener in self._others:
                     await listener.drain()
         except TimeoutError:
             held = self._gateway.pending if self._gateway is not None else 0
@@ -240,7 +241,7 @@ class Service:
         if self._gateway is not None:
             self._gateway.closed = True
             self._gateway.refuse_all(Failure(errors.DRAINING, "shutting down; ask another instance", 1.0, "draining"))
-        for listener in self._listeners:
+        for listener in (*self._public, *self._others):
             await listener.close()
         await self._supervisor.stop()
         if self._fallback is not None:

@@ -14,6 +14,8 @@ from headway.model import Role
 _OF_CLIENTS = (
     "host",
     "port",
+    "grpc_port",
+    "grpc_max_age_s",
     "keys",
     "jwt",
     "max_queue",

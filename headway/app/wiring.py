@@ -23,10 +23,11 @@ from headway.admin.process import ProcessView
 from headway.app.backends import make_devices, make_pool
 from headway.app.brokers import BrokerBundle, make_broker_bundle, make_memory_broker
 from headway.app.devices import NO_DEVICES, Devices
-from headway.app.lifecycle import Resource, Service
+from headway.app.grpc_port import make_grpc_listener
+from headway.app.lifecycle import PortListener, Resource, Service
 from headway.app.roles import ROLES, Parts
 from headway.app.stores import look_for_unused_keys, make_identity, make_ledger
-from headway.config import CHARS, Settings, flag, idle, is_loopback, shown_url
+from headway.config import Settings, flag, idle, is_loopback, shown_url
 from headway.config.target import Target, parse_target, with_arguments
 from headway.controller.controller import Controller
 from headway.core.throttle import ArrivalRates
@@ -138,6 +139,7 @@ def build(settings: Settings, role: Role, given: str | Target = "", listener: ty
     )
     admin_listener = listener.admin(settings, admin.build(shown, ready), new_id, counters)
     public_listener = kinds = None
+    further: list[PortListener] = []
     resources: list[Resource] = [] if ledger_writer is None else [ledger_writer]
     if gateway is not None:
         identity, stores = make_identity(settings, counters)
@@ -145,9 +147,11 @@ def build(settings: Settings, role: Role, given: str | Target = "", listener: ty
         resources.extend((*stores, *look_for_unused_keys(settings)))
         warn_of_idle(settings)
         warn_of_strangers(settings)
-        kinds = KindsWatcher(gateway.kinds, bundle.broker, clock, gateway.weigher)
+        kinds = KindsWatcher(gateway.kinds, bundle.broker, clock)
         resources.extend((CapacityWatcher(gateway, bundle.fleet, clock), kinds))
         public_listener = listener.public(settings, gateway, identity, app, new_id, counters)
+        if settings.grpc_port and listener.takes_address:
+            further.append(make_grpc_listener(settings, gateway, identity, ready, counters))
     service = Service(
         settings,
         bundle.broker,
@@ -160,6 +164,7 @@ def build(settings: Settings, role: Role, given: str | Target = "", listener: ty
         connection=bundle.connection,
         resources=resources,
         kinds=kinds,
+        further=further,
     )
     return Process(settings, role, target, devices, made.pool, service, admin_listener, public_listener)
 
@@ -229,7 +234,6 @@ def _member(settings: Settings, role: Role, made: Components, admin_port: int) -
             "kept-mb": f"{settings.kept_mb:g}",
             "kept-tenant-mb": f"{settings.kept_tenant_mb:g}",
             "max-batch-weight": str(settings.max_batch_weight),
-            "weight": settings.weight,
         },
     )
 
@@ -270,7 +274,7 @@ def make_fallback(settings: Settings, counters: Counters, clock: Callable[[], fl
         hint = "Write module:attr, path/file.py:attr, or the URL of a remote batch API."
         raise SettingError("fallback", shown_url(settings.fallback), f"is no target: {exc}", hint) from None
     slots = settings.fallback_concurrency
-    own = dataclasses.replace(settings, workers=slots, devices=",".join(["cpu"] * slots), weight=CHARS)
+    own = dataclasses.replace(settings, workers=slots, devices=",".join(["cpu"] * slots))
     broker = make_memory_broker(settings, counters, clock)
     devices = make_devices(own, target)
     return Fallback(broker, make_pool(own, target, devices, broker, counters, clock, _fallback_name))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from headway.config import broker, database
-from headway.core import arguments, policies, weight_estimate
+from headway.core import arguments, policies
 from headway.core.deadlines import MOST_MS
 from headway.errors import SettingError
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 REMOTE_FORMATS = ("list", "inputs")
+WEIGHTS = ("chars",)
 CONTROL_CHARS = ("keep", "strip", "refuse")
 
 MAX_REQUEST_TIMEOUT_MS = float(MOST_MS)
@@ -33,7 +34,7 @@ MAX_REQUEST_TIMEOUT_MS = float(MOST_MS)
 MAX_BATCH = 4096
 """Most inputs of one batch."""
 MOST_WORKERS = 256
-MOST_WEIGHT = weight_estimate.MOST_WEIGHT
+MOST_WEIGHT = 2_000_000_000
 
 
 def is_loopback(host: str) -> bool:
@@ -149,6 +150,13 @@ def _admin(settings: Settings) -> None:
         _refuse(settings, "admin_port", "is the public port too (`port`)", "Give each its own.")
 
 
+def _grpc_port(settings: Settings) -> None:
+    if settings.grpc_port and settings.grpc_port == settings.port:
+        _refuse(settings, "grpc_port", "is the HTTP port too (`port`)", "Give each its own, for example 8081.")
+    if settings.grpc_port and settings.grpc_port == settings.admin_port and settings.host == settings.admin_host:
+        _refuse(settings, "grpc_port", "is the admin port too (`admin_port`)", "Give each its own, for example 8081.")
+
+
 def _bodies(settings: Settings) -> None:
     if settings.max_bodies_mb << 20 < 2 * settings.max_body_bytes:
         reason = f"has no room for two bodies of {settings.max_body_bytes} bytes (`max_body_bytes`)"
@@ -230,6 +238,7 @@ IDLE_WITHOUT = {
     "shards": "broker",
     "broker_prefix": "broker",
     "broker_timeout_ms": "broker",
+    "grpc_max_age_s": "grpc_port",
     "ledger_content": "ledger",
     "ledger_retention_days": "ledger",
     "ledger_buffer": "ledger",
@@ -259,17 +268,14 @@ def is_file(path: Path) -> bool:
 
 
 _NAME = (r"[A-Za-z0-9_.:/-]{1,128}", "must be 1 to 128 letters, digits or -_.:/", "For example minilm-v2.")
-_FUNCTION = (
-    r"[A-Za-z_][A-Za-z0-9_]{0,127}",
-    "is neither chars nor the name of a function",
-    "Name a function of the target as its module does, for example tokens.",
-)
 _ADDRESS = (r"[A-Za-z0-9_.:%-]{1,253}", "is no address or host name", "For example 127.0.0.1 or ::1.")
 _TOKEN = (r"[!-~]{0,4096}", "must be printable ASCII without spaces", "Choose letters and digits.")
 
 CHECKS: tuple[Callable[[Settings], None], ...] = (
     _between("port", 0, 65_535),
     _between("admin_port", 0, 65_535),
+    _between("grpc_port", 0, 65_535),
+    _between("grpc_max_age_s", 0, 86_400),
     _between("workers", 1, MOST_WORKERS),
     _between("broker_timeout_ms", 10, 60_000),
     _between("lease_ms", 1500, 600_000),
@@ -313,9 +319,9 @@ CHECKS: tuple[Callable[[Settings], None], ...] = (
     _between("access_log", 0, 1),
     _one_of("control_chars", CONTROL_CHARS),
     _one_of("policy", policies.NAMES),
+    _one_of("weight", WEIGHTS),
     _one_of("log_level", LOG_LEVELS),
     _one_of("remote_format", REMOTE_FORMATS),
-    _made_of("weight", *_FUNCTION),
     _made_of("model", *_NAME),
     _made_of("model_version", *_NAME),
     _made_of("broker_prefix", *_NAME),
@@ -330,6 +336,7 @@ CHECKS: tuple[Callable[[Settings], None], ...] = (
     _timeouts,
     _policy,
     _admin,
+    _grpc_port,
     _files,
     _ledger,
     _shed_depths,

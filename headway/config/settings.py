@@ -15,8 +15,6 @@ from headway.core.policies import POLICIES
 
 PREFIX = "HEADWAY_"
 """Prefix of the names of environment variables."""
-CHARS = "chars"
-"""Value of `weight` for which an input weighs its characters."""
 
 _SERVICE = "Service"
 _WORKERS = "Workers"
@@ -63,6 +61,14 @@ class Settings:
 
     host: str = _setting("127.0.0.1", _SERVICE, "Address of the public port; 0.0.0.0 for every interface.")
     port: int = _setting(8000, _SERVICE, "Public port; 0 lets the system choose.")
+    grpc_port: int = _setting(0, _SERVICE, "Public port of gRPC, at the same address; 8081 is usual; 0: none.")
+    grpc_max_age_s: float = _setting(
+        300.0,
+        _SERVICE,
+        "Age at which the client of a gRPC connection is told to open another one, so that new gateways get their part; 0: "
+        "never.",
+        "s",
+    )
     model: str = _setting("default", _SERVICE, "Name under which the target is served.")
     model_version: str = _setting("1", _SERVICE, "Version reported in answers.")
     lame_duck_ms: float = _setting(
@@ -117,11 +123,7 @@ class Settings:
         "Most weight of a batch, beside its number of inputs; an input heavier than that runs alone; 0: inputs are not "
         "weighed.",
     )
-    weight: str = _setting(
-        CHARS,
-        _BATCHING,
-        "What an input weighs: chars, its number of characters, or the name of a function of the target, such as tokens.",
-    )
+    weight: str = _setting("chars", _BATCHING, "What an input weighs: chars, its number of characters.")
     max_wait_ms: float | None = _setting(
         None,
         _BATCHING,

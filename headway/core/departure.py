@@ -79,7 +79,6 @@ class Rule:
         headway: least seconds between departures; None when the policy does not space them.
         gap_fixed: seconds of the gap that the largest batch on a GPU asks for, whatever its size; see `gap`.
         gap_each: seconds that each unit of its size adds to that.
-        split: square of the number of batches that a unit of size is best cut into; 0 to cut none. See `share`.
         window: most seconds that the oldest member waits; infinite for none.
         rate: expected arrivals per second, for the early test.
         service: expected run time of the batch in seconds, for the deadline test.
@@ -93,7 +92,6 @@ class Rule:
     headway: float | None = None
     gap_fixed: float = 0.0
     gap_each: float = 0.0
-    split: float = 0.0
     window: float = math.inf
     rate: float = 0.0
     service: float = 0.0
@@ -108,21 +106,13 @@ class Rule:
             return self.headway or 0.0
         return max(self.headway, self.gap_fixed + self.gap_each * running)
 
-    def share(self, depth: float, idle: int) -> float:
-        """Size of the batch that leaves of `depth`, where it may be shared among `idle` GPUs; `depth` for all of it."""
-        if idle < 2 or not self.split:
-            return depth
-        batches = min(idle, int(math.sqrt(self.split * depth + 0.25) + 0.5))
-        return math.ceil(depth / batches) if batches > 1 else depth
-
 
 class QueueSnapshot(msgspec.Struct, frozen=True, gc=False):
     """State of a queue that decides a departure: entries, their oldest, the earliest deadline, the last departure.
 
     `depth` is the size of all entries together, which is their number unless they are weighed. `newest` is the instant of
     the latest arrival. `schedule` is the instant at which the next batch would leave if all so far had kept the rule's
-    pace. `running` is the size of the largest batch on a GPU, 0 when all are idle. `idle` is the number of GPUs among which
-    what waits may be shared.
+    pace. `running` is the size of the largest batch on a GPU, 0 when all are idle.
     """
 
     depth: float
@@ -132,15 +122,13 @@ class QueueSnapshot(msgspec.Struct, frozen=True, gc=False):
     schedule: float = -math.inf
     newest: float = -math.inf
     running: float = 0.0
-    idle: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """Decision to leave now, with its reason, and the most that the batch holds."""
+    """Decision to leave now, with its reason."""
 
     reason: str
-    most: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +150,7 @@ def decide(rule: Rule, view: QueueSnapshot, now: float) -> Dispatch | Hold:
     """Apply a rule to what waits, with a GPU free at instant `now`."""
     if view.depth == 0:
         return Hold(math.inf)
-    share = rule.share(view.depth, view.idle)
-    full_from = view.schedule - rule.tolerance if share >= rule.size else math.inf
+    full_from = view.schedule - rule.tolerance if view.depth >= rule.size else math.inf
     if now >= full_from:
         return Dispatch(FULL)
     leave_by = view.due - rule.service - LEEWAY
@@ -179,7 +166,7 @@ def decide(rule: Rule, view: QueueSnapshot, now: float) -> Dispatch | Hold:
         gathered = min(view.oldest + rule.gather, view.newest + rule.quiet)
         spaced = max(view.last_departure + rule.gap(view.running), gathered)
         if now >= spaced:
-            return Dispatch(HEADWAY, share) if share < view.depth else Dispatch(HEADWAY)
+            return Dispatch(HEADWAY)
         until = min(until, spaced)
     elif rule.rate * (until - now) < 1.0:
         return Dispatch(EARLY)

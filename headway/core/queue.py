@@ -282,7 +282,7 @@ class ModelQueue:
             return Hold(min(verdict.until, found.again))
         tenants = self._tenants() if found.turn is not None else 0
         departure = Departure(worker, [], verdict.reason, now)
-        self._pack(departure, int(min(limit, verdict.most)), now)
+        self._pack(departure, limit, now)
         self._wait += (now - min(member.arrived for member in departure.members) - self._wait) * WAIT_WEIGHT
         self.last_departure = now
         self._schedule = max(self._schedule, now) + self._rule.pace
@@ -460,8 +460,8 @@ class ModelQueue:
             if tier_queue.depth and (first := tier_queue.oldest()) is not None and first.arrived < oldest:
                 oldest = first.arrived
         depth = self._size_of(self._tier_queues) if self._weighs else self._fresh
-        due, largest, idle = self._due.earliest(), self._running.largest, self._running.sharers(self.slots)
-        return QueueSnapshot(depth, oldest, due, self.last_departure, self._schedule, self._newest, largest, idle)
+        due, largest = self._due.earliest(), self._running.largest
+        return QueueSnapshot(depth, oldest, due, self.last_departure, self._schedule, self._newest, largest)
 
     def _gate_now(self, now: float) -> admission.AdmissionLimits:
         if now - self._gate_at > GATE_AGE:

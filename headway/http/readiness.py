@@ -135,7 +135,7 @@ class Readiness:
         return own if self.needs_own else own or worker.status is not WorkerStatus.OFFLINE
 
 
-class _Glance:
+class Glance:
     """Last look at a process, shared by all probes within AGE, so that further probes cost the broker nothing.
 
     Arguments:
@@ -160,7 +160,7 @@ class _Glance:
 
 def routes(readiness: Readiness) -> list[Route]:
     """Routes `/livez`, `/readyz` and `/healthz`, each with `?verbose`."""
-    glance = _Glance(readiness)
+    glance = Glance(readiness)
 
     async def live(request: Request) -> Response:
         return _answer(request, 200, "ok", {"process": "ok"})

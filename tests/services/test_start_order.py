@@ -20,7 +20,7 @@ def test_a_taken_port_is_found_before_anything_loads() -> None:
         async def taken() -> None:
             raise SettingError("admin_port", 9000, "is taken by another program", "Stop it.")
 
-        service._listeners[0].bind = taken  # type: ignore[method-assign]
+        service._others[0].bind = taken  # type: ignore[method-assign]
         with pytest.raises(SettingError, match="taken by another"):
             await service.start()
         assert backend.starts == 0

@@ -17,10 +17,6 @@ The formula leaves no slack: where a batch takes longer the more it holds, one t
 the next leaves larger still, and gaps bunch again. So no gap is shorter than ℓ(n)/k for the largest batch n on a GPU. That
 is the pace at which GPUs come back while chance lasts, and s* again when it is over.
 
-Clients that send again when they have their answers come back together, and would ride in one batch for ever, while the
-other GPUs rest. Where more than half of the GPUs are idle, what waits is cut into j batches, which leave a gap apart. The
-mean time until all are back, (α + βn/j)·(1 + (j−1)/2k), is least at the whole number next to √(βn·(2k−1)/α).
-
 In bursts, the gap since the last departure says little: the first request of a burst would take a GPU for itself, and
 the rest wait. So one that comes late in a gap in which others were due is given a gap of its own to gather a batch,
 unless again nobody follows. Poisson arrivals hardly notice.
@@ -76,7 +72,6 @@ class Paced:
             headway=gap,
             gap_fixed=load.alpha / load.slots if gap > 0.0 else 0.0,
             gap_each=load.beta / load.slots if gap > 0.0 else 0.0,
-            split=load.beta * (2 * load.slots - 1) / load.alpha if gap > 0.0 else 0.0,
             window=self._window,
             rate=load.rate,
             service=service,

@@ -7,6 +7,7 @@ equal.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from headway.config import Settings
 from headway.errors import BadRequest, PayloadTooLarge
@@ -85,14 +86,9 @@ def read_inference_head(
     if b"prefer" in single and (wish := read_prefer(single[b"prefer"])) is not None:
         wait = min(wish.wait, timeout)
         timeout = settings.task_timeout_ms / 1000
-    key = _key(single[b"idempotency-key"]) if b"idempotency-key" in single else ""
-    fresh = b"cache-control" in single and _fresh(single[b"cache-control"])
-    if b"x-request-timeout-ms" in single:
-        timeout = min(timeout, _seconds(single[b"x-request-timeout-ms"]))
-    tier = _tier(single[b"x-request-tier"], settings.tier_names) if b"x-request-tier" in single else 0
-    options = RequestOptions(timeout, tier, key, wish is not None, fresh, bool(id), origin)
+    options = read_options(single, settings, timeout, bool(id), origin, task=wish is not None)
     asked = InferenceHead(codec, head, id, options)
-    asked.wish, asked.wait = wish, min(wait, timeout)
+    asked.wish, asked.wait = wish, min(wait, options.timeout)
     if codec.open is not None:
         asked.read = codec.open(head, target, options, context)
     return asked
@@ -106,14 +102,50 @@ def several_as_task() -> BadRequest:
     )
 
 
+def read_options(
+    single: Mapping[bytes, bytes],
+    settings: Settings,
+    longest: float,
+    chosen: bool,
+    origin: str | None,
+    *,
+    task: bool = False,
+) -> RequestOptions:
+    """Options in header fields, or in metadata of the same names.
+
+    Arguments:
+        single: value of each field, by its name in lower case.
+        settings: settings of the tiers.
+        longest: seconds that the request may take.
+        chosen: see RequestOptions.
+        origin: see RequestOptions.
+        task: see RequestOptions.
+
+    Raises:
+        BadRequest: a field is wrong.
+    """
+    key = _key(single[b"idempotency-key"]) if b"idempotency-key" in single else ""
+    fresh = b"cache-control" in single and _fresh(single[b"cache-control"])
+    timeout = longest
+    if b"x-request-timeout-ms" in single:
+        timeout = min(timeout, _seconds(single[b"x-request-timeout-ms"]))
+    tier = _tier(single[b"x-request-tier"], settings.tier_names) if b"x-request-tier" in single else 0
+    return RequestOptions(timeout, tier, key, task, fresh, chosen, origin)
+
+
 def too_large(settings: Settings) -> PayloadTooLarge:
     """Error of a body beyond `max_body_bytes`."""
     return PayloadTooLarge(f"the body is larger than {settings.max_body_bytes} bytes (max_body_bytes)")
 
 
 def chosen_id(head: Head) -> str:
-    """UUID in the `X-Request-Id` of a head, with or without the prefix, in lower case; empty for anything else."""
-    value = head.single.get(b"x-request-id")
+    """UUID in the `X-Request-Id` of a head; see `read_id`."""
+    return read_id(head.single)
+
+
+def read_id(single: Mapping[bytes, bytes]) -> str:
+    """UUID in the field `X-Request-Id`, with or without the prefix, in lower case; empty for anything else."""
+    value = single.get(b"x-request-id")
     found = None if value is None else _ID.fullmatch(value)
     return found[1].decode().lower() if found else ""
 

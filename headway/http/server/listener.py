@@ -43,6 +43,9 @@ class Listener:
         make_context: builds the context that the connections share; called within the event loop.
     """
 
+    takes_address = True
+    """Whether listeners of this kind take an address of this machine."""
+
     def __init__(
         self, host: str, port: int, prefix: str, settings: Settings, make_context: Callable[[], ConnectionContext]
     ) -> None:

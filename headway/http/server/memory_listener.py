@@ -21,6 +21,8 @@ END = b"\r\n\r\n"
 class MemoryListener(Listener):
     """Listener that takes no address, and connections by `ask` alone."""
 
+    takes_address = False
+
     async def bind(self) -> None:
         """Take no address."""
 

@@ -1,0 +1,121 @@
+"""Quotas of the calls on the gRPC port: how many at once, and bytes of messages on their way and of unread answers.
+
+One connection may carry calls of several tenants, as behind a proxy, so that calls are counted for their own tenant, or
+without keys for their client's address. No tenant's share keeps the others out.
+
+gRPC hands a message over when it is whole, and does not tell its length before. So a call takes room for the largest message
+before it reads, and gives it back when it has read. One for which there is no room waits for it, behind those of its tenant.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from headway.config import Settings
+from headway.core.budget import GREED, Budget
+from headway.errors import RATE_LIMITED, SERVICE_OVERLOADED, RequestError
+
+STRANGERS = "\0"
+"""Owner of the calls that need no credential, on a port where others do."""
+
+SMALL = 4096
+"""Bytes of an answer up to which it is not counted. As many calls as there may be hold some 40 MB of these."""
+
+
+class CallQuotas:
+    """Budgets of one gRPC port.
+
+    Arguments:
+        settings: settings of the bounds, and whether clients are authenticated.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._named = bool(settings.keys or settings.jwt)
+        self._largest = settings.max_body_bytes
+        self._calls = Budget(settings.max_connections, GREED if self._named else 0)
+        self._bytes = Budget(settings.max_bodies_mb << 20)
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+
+    def begin(self, owner: str) -> None:
+        """Count a call.
+
+        Raises:
+            RequestError: the owner has too many calls at once.
+        """
+        if not self._calls.take(owner, 1):
+            used = self._calls.used(owner)
+            if not used:
+                raise RequestError(
+                    "too many calls are in hand", code=SERVICE_OVERLOADED, retry_after=1.0, reason="calls"
+                )
+            message = f"{used} calls of this caller are in hand; use fewer at once (max_connections)"
+            raise RequestError(message, code=RATE_LIMITED, retry_after=1.0, reason="calls")
+
+    def end(self, owner: str) -> None:
+        """Stop counting a call."""
+        self._calls.give(owner, 1)
+
+    async def room_to_read(self, owner: str) -> None:
+        """Take room for the largest message; returns when there is some."""
+        waiting = self._waiting.get(owner)
+        if waiting is None and self._bytes.take(owner, self._largest):
+            return
+        if waiting is None:
+            waiting = self._waiting[owner] = deque()
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiting.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():  # It was let in at the same moment.
+                self.has_read(owner)
+            elif turn in waiting:
+                waiting.remove(turn)
+                self._forget(owner, waiting)
+            raise
+
+    def has_read(self, owner: str) -> None:
+        """Give the room to read back, and let others have it."""
+        self._bytes.give(owner, self._largest)
+        if self._waiting:
+            self._admit()
+
+    def keep(self, owner: str, amount: int) -> int:
+        """Count the bytes of an answer until it has left. Returns how many were counted.
+
+        Raises:
+            RequestError: the owner leaves too many unread.
+        """
+        if amount <= SMALL:
+            return 0
+        if self._bytes.take(owner, amount):
+            return amount
+        if used := self._bytes.used(owner):
+            message = f"{used} bytes of this caller's messages and unread answers are on their way; use fewer at once (max_bodies_mb)"
+            raise RequestError(message, code=RATE_LIMITED, retry_after=1.0, reason="bodies")
+        return 0  # One answer may wait in any case, however large.
+
+    def drop(self, owner: str, amount: int) -> None:
+        """Stop counting bytes of an answer."""
+        if amount:
+            self._bytes.give(owner, amount)
+            if self._waiting:
+                self._admit()
+
+    def _admit(self) -> None:
+        """Let those who wait read, one of each owner at a time, as far as there is room."""
+        admitted = True
+        while admitted:
+            admitted = False
+            for owner, waiting in list(self._waiting.items()):
+                while waiting and waiting[0].done():  # Its call has ended.
+                    waiting.popleft()
+                if waiting and self._bytes.take(owner, self._largest):
+                    waiting.popleft().set_result(None)
+                    admitted = True
+                self._forget(owner, waiting)
+
+    def _forget(self, owner: str, waiting: deque[asyncio.Future[None]]) -> None:
+        if not waiting:
+            self._waiting.pop(owner, None)

@@ -1,0 +1,95 @@
+"""Health service of the port: `grpc.health.v1.Health`.
+
+The process as a whole, under the empty name, and each service have one status: whether this process should get traffic, as
+`/readyz` tells. A process that goes down says so at once to all who watch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from headway.errors import NotFound
+from headway.grpc import messages
+from headway.grpc.call_quotas import STRANGERS
+from headway.grpc.calls import PortContext, StreamCall
+from headway.http.inference.inference_head import SHOWN
+from headway.http.readiness import AGE, SERVING, Glance
+
+_REQUEST = messages.message("grpc.health.v1.HealthCheckRequest")
+_RESPONSE = messages.message("grpc.health.v1.HealthCheckResponse")
+_LIST = messages.message("grpc.health.v1.HealthListResponse")
+
+UP = _RESPONSE.SERVING
+DOWN = _RESPONSE.NOT_SERVING
+UNKNOWN = _RESPONSE.SERVICE_UNKNOWN
+
+NAMES = frozenset(("", *messages.SERVICES))
+"""Names that have a status."""
+
+
+class Health:
+    """Statuses of one process.
+
+    Arguments:
+        glance: look at whether the process should get traffic.
+
+    Attributes:
+        leaving: set when the process goes down.
+    """
+
+    def __init__(self, glance: Glance) -> None:
+        self._glance = glance
+        self.leaving = asyncio.Event()
+
+    async def status(self) -> int:
+        """Status of all names."""
+        if self.leaving.is_set():
+            return int(DOWN)
+        word, _ = await self._glance.take()
+        return int(UP if word in SERVING and not self.leaving.is_set() else DOWN)
+
+    async def check(self, body: bytes) -> bytes:
+        """Answer Check."""
+        name = messages.read(_REQUEST, body).service
+        if name not in NAMES:
+            raise NotFound("no service of this name is served here")
+        return bytes(_RESPONSE(status=await self.status()).SerializeToString())
+
+    async def list(self, body: bytes) -> bytes:
+        """Answer List."""
+        answer, status = _LIST(), await self.status()
+        for name in sorted(NAMES):
+            answer.statuses[name].status = status
+        return bytes(answer.SerializeToString(deterministic=True))
+
+
+class WatchCall(StreamCall):
+    """One call of Watch: the status at once, and then whenever it has changed.
+
+    Arguments:
+        port: context of the port.
+        metadata: metadata that came with it.
+        health: statuses that are watched.
+    """
+
+    __slots__ = ("_health",)
+
+    def __init__(self, port: PortContext, metadata: Any, health: Health) -> None:
+        super().__init__(port, metadata)
+        self._health = health
+
+    async def talk(self, context: Any) -> None:
+        """Tell the status until the client has left, or is to open another connection."""
+        self.shown = SHOWN + self.port.new_id()
+        self.belong(STRANGERS)
+        name = messages.read(_REQUEST, await self.read(context)).service
+        told = -1
+        while True:
+            status = await self._health.status() if name in NAMES else int(UNKNOWN)
+            if status != told:
+                told = status
+                await context.write(_RESPONSE(status=status).SerializeToString())
+            if self.retired:
+                raise self.to_be_opened_anew()
+            await self.pause(AGE)

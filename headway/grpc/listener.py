@@ -1,0 +1,252 @@
+"""Listener of the gRPC port, and the order in which it closes.
+
+    bind     take the address; who comes is refused as if nobody was there
+    open     start gRPC's server behind the relay → listen → look after the connections every now and then
+    retire   health says NOT_SERVING → every client is told to open another connection; new ones are taken all the same
+    drain    health says NOT_SERVING → stop listening → every client is told to go → none is left → the server stops
+    close    cut what is left
+
+gRPC's server runs on the event loop of the process. Its own thread only waits for the sockets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping
+from time import monotonic
+from typing import Any
+
+import grpc
+
+from headway.config import Settings
+from headway.grpc import messages
+from headway.grpc.call_quotas import CallQuotas
+from headway.grpc.calls import Call, InferenceCall, PlainCall, PortContext
+from headway.grpc.health import Health, WatchCall
+from headway.grpc.predict import predict_reader
+from headway.grpc.reflection import ReflectionCall
+from headway.grpc.relay import Relay
+from headway.http.readiness import Glance, Readiness
+from headway.http.server.connection_context import Intake, NewId
+from headway.http.server.quotas import Quotas
+from headway.ports import Identity
+from headway.runtime.counters import Counters
+from headway.runtime.listening import BACKLOG, SPARE, ListeningSocket, bind, descriptor_ceiling, raise_descriptor_limit
+
+SWEEP = 0.5
+"""Seconds between two looks at all connections."""
+SWEEP_DRAINING = 0.05
+"""Seconds between two of them while the port drains."""
+
+STREAMS = 1000
+"""Most calls at once on one connection; a client keeps further ones back."""
+
+KEEP_ALIVE_MS = 30_000
+"""Milliseconds of silence after which a client is asked whether it is still there."""
+KEEP_ALIVE_TIMEOUT_MS = 10_000
+"""Milliseconds within which it has to answer."""
+
+CLOSING_TURNS = 3
+"""Turns of the event loop in which it closes a listening socket."""
+
+DESCRIPTORS = 3
+"""File descriptors that one connection takes: the client's, and both ends of that to gRPC's server."""
+
+MakeCall = Callable[[Any], Call]
+
+
+class GrpcListener:
+    """Listener of the gRPC port.
+
+    Arguments:
+        settings: limits and times, host and port.
+        intake: the gateway.
+        identity: identity that knows the principals.
+        readiness: whether this process should get traffic.
+        new_id: makes request ids.
+        counters: counters of refusals.
+
+    Attributes:
+        port: the port, once it is bound.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        intake: Intake,
+        identity: Identity,
+        readiness: Readiness,
+        new_id: NewId,
+        counters: Counters,
+        *,
+        port: int | None = None,
+    ) -> None:
+        self._settings = settings
+        self._intake, self._identity, self._readiness = intake, identity, readiness
+        self._new_id, self._counters = new_id, counters
+        self._wanted = settings.grpc_port if port is None else port
+        self._relay: Relay | None = None
+        self._health: Health | None = None
+        self._server: Any = None
+        self._sockets: list[ListeningSocket] = []
+        self._sweep: asyncio.TimerHandle | None = None
+        self._draining = False
+        self.port = 0
+
+    async def bind(self) -> None:
+        """Take the address, without listening.
+
+        Raises:
+            SettingError: the address cannot be had.
+        """
+        settings = self._settings
+        relay = self._relay = Relay(
+            Quotas(settings),
+            settings.max_connections,
+            self._counters.refusals,
+            monotonic,
+            age=settings.grpc_max_age_s,
+            grace=max(settings.request_timeout_ms, settings.drain_timeout_ms) / 1000,
+            unread_timeout=settings.body_timeout_ms / 1000,
+            jitter=random.random,
+        )
+        self._sockets = await bind(settings.host, self._wanted, "host", "grpc_port", relay.accept)
+        self.port = self._sockets[0].port
+
+    async def open(self) -> None:
+        """Start the server, and listen.
+
+        Raises:
+            SettingError: the address cannot be had. Of two programs that took it, the one that listens first has it.
+        """
+        if self._relay is None:
+            await self.bind()
+        relay = self._relay
+        if relay is None:
+            return
+        raise_descriptor_limit(DESCRIPTORS * self._settings.max_connections + 8 * SPARE)
+        health = self._health = Health(Glance(self._readiness))
+        port = PortContext(
+            self._settings,
+            self._intake,
+            self._identity,
+            self._counters,
+            self._new_id,
+            CallQuotas(self._settings),
+            relay,
+        )
+        server = self._server = grpc.aio.server(options=_options(self._settings))
+        server.add_generic_rpc_handlers((_Methods(_methods(port, health)),))
+        server.add_insecure_port(relay.target)
+        await server.start()
+        for one in self._sockets:
+            await one.listen()
+        self._look_after()
+
+    def retire(self) -> None:
+        """Say that this process goes down, have each client open another connection, and still take new ones."""
+        if self._health is not None:
+            self._health.leaving.set()
+        if self._relay is not None:
+            self._relay.retire()
+
+    async def drain(self) -> None:
+        """Take no new connection, and let each open one go as soon as its calls are answered.
+
+        Returns when no connection is left, and the server has stopped.
+        """
+        relay = self._relay
+        if relay is None:
+            return
+        if self._health is not None:
+            self._health.leaving.set()
+        for _ in range(BACKLOG):
+            if not any(one.has_waiting for one in self._sockets):
+                break
+            await asyncio.sleep(0)  # They are accepted; else they would be cut when the listener closes.
+        self._stop_listening()
+        self._draining = True
+        for _ in range(
+            CLOSING_TURNS
+        ):  # A client that is told to go while the socket is not closed would come back to it.
+            await asyncio.sleep(0)
+        self.retire()
+        self._look_after()
+        await relay.emptied()
+        if self._server is not None:
+            await self._server.stop(None)
+
+    async def close(self) -> None:
+        """Cut what is left."""
+        self._stop_listening()
+        if self._sweep is not None:
+            self._sweep.cancel()
+        if self._relay is not None:
+            await self._relay.close()
+        if self._server is not None:
+            await self._server.stop(None)
+
+    def _look_after(self) -> None:
+        """Sweep, and schedule the next sweep."""
+        if self._sweep is not None:
+            self._sweep.cancel()
+        relay = self._relay
+        if relay is None:
+            return
+        relay.ceiling = descriptor_ceiling(SPARE)
+        loop = asyncio.get_running_loop()
+        # When all that has come by now has been read: this process may have stood still, and not its clients.
+        loop.call_soon(loop.call_soon, relay.sweep, monotonic(), self._draining)
+        for one in self._sockets:
+            one.revive()
+        every = SWEEP_DRAINING if self._draining else SWEEP
+        self._sweep = loop.call_later(every, self._look_after)
+
+    def _stop_listening(self) -> None:
+        for one in self._sockets:
+            one.close()
+        self._sockets.clear()
+
+
+class _Methods:
+    """Methods of all services, as gRPC's server asks for them."""
+
+    def __init__(self, methods: Mapping[str, MakeCall]) -> None:
+        self._methods = methods
+
+    def service(self, details: Any) -> Call | None:
+        """Call to a method; None where there is none of this name."""
+        make = self._methods.get(details.method)
+        return None if make is None else make(details.invocation_metadata)
+
+
+def _methods(port: PortContext, health: Health) -> dict[str, MakeCall]:
+    predict = predict_reader(port.settings, port.intake.kinds)
+    found: dict[str, MakeCall] = {
+        f"/{messages.HEADWAY}/Predict": lambda metadata: InferenceCall(port, metadata, predict),
+        f"/{messages.HEALTH}/Check": lambda metadata: PlainCall(port, metadata, health.check),
+        f"/{messages.HEALTH}/List": lambda metadata: PlainCall(port, metadata, health.list),
+        f"/{messages.HEALTH}/Watch": lambda metadata: WatchCall(port, metadata, health),
+        f"/{messages.REFLECTION}/ServerReflectionInfo": lambda metadata: ReflectionCall(
+            port, metadata, "grpc.reflection.v1"
+        ),
+        f"/{messages.REFLECTION_ALPHA}/ServerReflectionInfo": lambda metadata: ReflectionCall(
+            port, metadata, "grpc.reflection.v1alpha"
+        ),
+    }
+    return found
+
+
+def _options(settings: Settings) -> tuple[tuple[str, int], ...]:
+    return (
+        ("grpc.max_receive_message_length", settings.max_body_bytes),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_metadata_size", settings.max_header_bytes),
+        ("grpc.absolute_max_metadata_size", settings.max_header_bytes),
+        ("grpc.max_concurrent_streams", STREAMS),
+        ("grpc.server_handshake_timeout_ms", int(settings.header_timeout_ms)),
+        ("grpc.keepalive_time_ms", KEEP_ALIVE_MS),
+        ("grpc.keepalive_timeout_ms", KEEP_ALIVE_TIMEOUT_MS),
+        ("grpc.so_reuseport", 0),
+    )

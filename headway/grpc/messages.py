@@ -1,0 +1,76 @@
+"""Messages and services of the gRPC port, in a descriptor pool of their own.
+
+All generated code registers its descriptors in one pool of the process, under names that may be there only once. A target
+that runs in this process, or a program that embeds Headway, may import other code for the same protocols, such as
+tritonclient's. So nothing here goes into that pool.
+
+The descriptors are those of the files in `protos/`; `make protos` compiles them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import resources
+from typing import Any
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError
+
+from headway.errors import BadRequest
+
+Message = Any
+"""Message of one of the files. Their classes are made when the module is imported, so that no type checker knows them."""
+
+
+def _load() -> tuple[Any, Mapping[str, bytes]]:
+    """Pool of the descriptors, and each file's descriptor as it is sent to those who ask for it, by name."""
+    pool = descriptor_pool.DescriptorPool()
+    compiled = resources.files("headway.grpc").joinpath("protos/descriptors.binpb").read_bytes()
+    files = {file.name: file.SerializeToString() for file in descriptor_pb2.FileDescriptorSet.FromString(compiled).file}
+    for file in files.values():
+        pool.AddSerializedFile(file)
+    return pool, files
+
+
+_POOL, FILES = _load()
+
+HEADWAY = "headway.v1.Inference"
+OPEN_INFERENCE = "inference.GRPCInferenceService"
+HEALTH = "grpc.health.v1.Health"
+REFLECTION = "grpc.reflection.v1.ServerReflection"
+REFLECTION_ALPHA = "grpc.reflection.v1alpha.ServerReflection"
+
+SERVICES = (HEADWAY, OPEN_INFERENCE, HEALTH, REFLECTION, REFLECTION_ALPHA)
+"""Names of all services, in the order in which they are listed."""
+
+
+def message(name: str) -> Any:
+    """Class of a message by its full name."""
+    return message_factory.GetMessageClass(_POOL.FindMessageTypeByName(name))
+
+
+def request_of(service: str, method: str) -> Any:
+    """Class of a method's requests."""
+    return message_factory.GetMessageClass(_POOL.FindServiceByName(service).methods_by_name[method].input_type)
+
+
+def file_of(symbol: str) -> str | None:
+    """Name of the file that has a symbol; None where none has it."""
+    try:
+        return str(_POOL.FindFileContainingSymbol(symbol).name)
+    except KeyError:
+        return None
+
+
+def read(kind: Any, body: bytes) -> Message:
+    """Message of a class in the bytes that a client sent.
+
+    Raises:
+        BadRequest: the bytes are no such message.
+    """
+    try:
+        return kind.FromString(body)
+    except DecodeError:
+        raise BadRequest(
+            f"the message is malformed: {len(body)} bytes that are no {kind.DESCRIPTOR.full_name}"
+        ) from None

@@ -1,0 +1,54 @@
+"""Headway's own service: `headway.v1.Inference/Predict`, one input and one output."""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from collections.abc import Sequence
+
+from headway.config import Settings
+from headway.core import values
+from headway.gateway.model_kinds import ModelKinds
+from headway.grpc import messages
+from headway.grpc.calls import ReadMessage
+from headway.http.inference.bodies import text_reader
+from headway.http.inference.exchange import Exchange, Written
+from headway.model import RequestOptions, Value, ValueKind
+
+_REQUEST = messages.message("headway.v1.PredictRequest")
+_RESPONSE = messages.message("headway.v1.PredictResponse")
+
+
+def predict_reader(settings: Settings, kinds: ModelKinds) -> ReadMessage:
+    """Make the reader of the method's messages.
+
+    Arguments:
+        settings: bounds of inputs, and the default model.
+        kinds: what the models take and give.
+    """
+    text = text_reader(settings)
+
+    def read(body: bytes, options: RequestOptions) -> Exchange:
+        asked = messages.read(_REQUEST, body)
+        model = asked.model_id or settings.model
+        octets = kinds.takes(model) is ValueKind.BYTES
+        input: Value = b64encode(asked.input_data).decode() if octets else text(asked.input_data)
+
+        def write(shown: str, outputs: Sequence[Value], milliseconds: float, version: str) -> Written:
+            output = octets_of(outputs[0], kinds.gives(model) is ValueKind.BYTES)
+            answer = _RESPONSE(request_id=shown, output=output, latency_ms=milliseconds)
+            return b"", answer.SerializeToString()
+
+        return Exchange(model, input, b"", options, write)
+
+    return read
+
+
+def octets_of(output: Value, encoded: bool) -> bytes:
+    """Output as octets: those that it stands for where the model gives octets, else its text or its JSON text.
+
+    Raises:
+        UnicodeEncodeError: the output holds a lone surrogate.
+    """
+    if isinstance(output, str):
+        return b64decode(output) if encoded else output.encode()
+    return values.as_json(output)

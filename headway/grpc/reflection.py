@@ -1,0 +1,69 @@
+"""Reflection service of the port, by which tools such as grpcurl learn what is served, in both of its versions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+
+from headway.core.excerpt import excerpt
+from headway.grpc import messages
+from headway.grpc.call_quotas import STRANGERS
+from headway.grpc.calls import PortContext, StreamCall
+from headway.http.inference.inference_head import SHOWN
+
+_NOT_FOUND = grpc.StatusCode.NOT_FOUND.value[0]
+_UNIMPLEMENTED = grpc.StatusCode.UNIMPLEMENTED.value[0]
+
+
+class ReflectionCall(StreamCall):
+    """One call of the service: each question is answered by itself.
+
+    Arguments:
+        port: context of the port.
+        metadata: metadata that came with it.
+        package: package of the service's version.
+    """
+
+    __slots__ = ("_request", "_response")
+
+    def __init__(self, port: PortContext, metadata: Any, package: str) -> None:
+        super().__init__(port, metadata)
+        self._request = messages.message(f"{package}.ServerReflectionRequest")
+        self._response = messages.message(f"{package}.ServerReflectionResponse")
+
+    async def talk(self, context: Any) -> None:
+        """Answer questions until the client has no more."""
+        self.shown = SHOWN + self.port.new_id()
+        self.belong(STRANGERS)
+        while (body := await self.next(context)) is not None:
+            await context.write(self._answer(messages.read(self._request, body)).SerializeToString())
+
+    def _answer(self, asked: Any) -> Any:
+        answer = self._response(valid_host=asked.host, original_request=asked)
+        match asked.WhichOneof("message_request"):
+            case "list_services":
+                for name in messages.SERVICES:
+                    answer.list_services_response.service.add(name=name)
+            case "file_by_filename":
+                self._give_file(answer, asked.file_by_filename)
+            case "file_containing_symbol":
+                symbol = asked.file_containing_symbol
+                self._give_file(answer, messages.file_of(symbol) or symbol)
+            case "all_extension_numbers_of_type" | "file_containing_extension":
+                _fail(answer, _NOT_FOUND, "there are no extensions")
+            case _:
+                _fail(answer, _UNIMPLEMENTED, "the question is not known")
+        return answer
+
+    def _give_file(self, answer: Any, name: str) -> None:
+        found = messages.FILES.get(name)
+        if found is None:
+            _fail(answer, _NOT_FOUND, f"there is no such file or symbol: {excerpt(name)}")
+        else:
+            answer.file_descriptor_response.file_descriptor_proto.append(found)
+
+
+def _fail(answer: Any, code: int, message: str) -> None:
+    answer.error_response.error_code = code
+    answer.error_response.error_message = message

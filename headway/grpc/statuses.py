@@ -1,0 +1,82 @@
+"""Statuses of calls: each error as gRPC's clients read it, and whether a retry makes sense.
+
+grpc-retry-pushback-ms   milliseconds after which a client may retry by itself; negative: it must not
+x-headway-error          code of the error, which says more than the status
+x-headway-dropped-reason   why a request was refused
+x-request-id             the request's id
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+import grpc
+
+from headway.errors import HOPELESS, REFUSALS, SHOWN, STATUS
+
+STATUSES: dict[int, grpc.StatusCode] = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    403: grpc.StatusCode.PERMISSION_DENIED,
+    404: grpc.StatusCode.NOT_FOUND,
+    405: grpc.StatusCode.UNIMPLEMENTED,
+    408: grpc.StatusCode.DEADLINE_EXCEEDED,
+    409: grpc.StatusCode.ABORTED,
+    413: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    422: grpc.StatusCode.INVALID_ARGUMENT,
+    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    431: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    500: grpc.StatusCode.INTERNAL,
+    501: grpc.StatusCode.UNIMPLEMENTED,
+    502: grpc.StatusCode.INTERNAL,
+    503: grpc.StatusCode.UNAVAILABLE,
+    504: grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+"""gRPC status by the HTTP status of an error, so that a new error has one. No retry helps after what is INTERNAL."""
+
+RETRIED = frozenset((409, 429, 503))
+"""HTTP statuses of errors after which the same call may succeed."""
+
+LONGEST = 2048
+"""Bytes of the longest details. Each may take three on the wire, and many clients take 8 KiB of metadata."""
+
+_LABEL = re.compile(r"[a-z0-9_-]{1,40}")
+
+Metadata = tuple[tuple[str, str], ...]
+
+
+def status_of(code: str) -> grpc.StatusCode:
+    """Status of an error code."""
+    return STATUSES[STATUS[code]]
+
+
+def details_of(message: str) -> str:
+    """Message of an error as the details of a status, which are sent in metadata and so cannot be long."""
+    return message.encode("utf-8", "backslashreplace")[:LONGEST].decode("utf-8", "ignore")
+
+
+def trailers_of(code: str, shown: str, retry_after: float | None, reason: str = "") -> Metadata:
+    """Trailing metadata of an error.
+
+    Arguments:
+        code: error code.
+        shown: the request's id as clients see it.
+        retry_after: seconds after which a retry makes sense; None when it does not, or is not known.
+        reason: short label for metrics of why the request was refused.
+    """
+    found = [
+        ("x-request-id", shown),
+        ("x-headway-error", SHOWN.get(code, code)),
+        ("grpc-retry-pushback-ms", str(pushback(code, retry_after))),
+    ]
+    if code in REFUSALS and _LABEL.fullmatch(reason):
+        found.append(("x-headway-dropped-reason", reason))
+    return tuple(found)
+
+
+def pushback(code: str, retry_after: float | None) -> int:
+    """Milliseconds after which a retry makes sense; -1: it does not."""
+    if code in HOPELESS or STATUS[code] not in RETRIED:
+        return -1
+    return math.ceil(1000 * (1.0 if retry_after is None else retry_after))

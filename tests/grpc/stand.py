@@ -1,0 +1,168 @@
+"""A gRPC port on loopback, over a gateway that only echoes or over a whole service, and clients with gRPC's own stack.
+
+    served(main)  opens the port, runs the coroutine function `main(stand)`, closes the port, and fails when something was
+                  left open or went wrong unseen.
+
+The event loop is uvloop, as in production. Nothing here waits for time to pass.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
+
+import grpc
+import pytest
+import uvloop
+
+from headway.brokers.memory.broker import MemoryBroker
+from headway.brokers.memory.dead_letters import DeadLetterBox
+from headway.config import Settings
+from headway.core.queue_limits import QueueLimits
+from headway.gateway.gateway import Gateway
+from headway.grpc import messages
+from headway.grpc.listener import GrpcListener
+from headway.http.readiness import Readiness
+from headway.identity.anonymous import AnonymousIdentity
+from headway.model import WorkerInfo, WorkerStatus
+from headway.runtime.counters import Counters
+from headway.runtime.supervisor import Supervisor
+from tests.http.stand import KEPT_LIMITS, PATIENCE, Bearers, EchoGateway, Keys, Stand, _work
+
+PREDICT = "/headway.v1.Inference/Predict"
+INFER = f"/{messages.OPEN_INFERENCE}/ModelInfer"
+ID = "00000000-0000-7000-8000-{:012x}"
+
+Metadata = Sequence[tuple[str, str]]
+
+
+@dataclass
+class Failed:
+    """Status of a call that has failed."""
+
+    status: grpc.StatusCode
+    details: str
+    trailers: dict[str, str]
+
+
+class Client:
+    """A client with a connection of its own."""
+
+    def __init__(self, port: int, **options: int) -> None:
+        own = {"grpc.use_local_subchannel_pool": 1, "grpc.enable_retries": 0, **options}
+        self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=tuple(own.items()))
+
+    def call(self, method: str, body: bytes, metadata: Metadata = (), timeout: float | None = PATIENCE) -> Any:
+        """Begin a call with the bytes of its message."""
+        return self.channel.unary_unary(method)(body, metadata=tuple(metadata), timeout=timeout)
+
+    def stream(self, method: str, metadata: Metadata = ()) -> Any:
+        """Begin a call with messages both ways, as bytes."""
+        return self.channel.stream_stream(method)(metadata=tuple(metadata), timeout=PATIENCE)
+
+    async def ask(self, method: str, body: bytes, metadata: Metadata = ()) -> bytes:
+        """Answer to a call that succeeds."""
+        return bytes(await self.call(method, body, metadata))
+
+    async def fail(self, method: str, body: bytes, metadata: Metadata = (), timeout: float | None = PATIENCE) -> Failed:
+        """Status of a call that fails."""
+        return await failed(self.call(method, body, metadata, timeout))
+
+
+async def failed(call: Any) -> Failed:
+    """Status of a call that fails."""
+    with pytest.raises(grpc.aio.AioRpcError) as found:
+        await call
+    error = found.value
+    return Failed(
+        error.code(), error.details() or "", {key: str(value) for key, value in error.trailing_metadata() or ()}
+    )
+
+
+def predict(text: str | bytes, model: str = "") -> bytes:
+    """Message of a request to Predict."""
+    data = text.encode() if isinstance(text, str) else text
+    kind = messages.message("headway.v1.PredictRequest")
+    return bytes(kind(model_id=model, input_data=data).SerializeToString())
+
+
+def predicted(body: bytes) -> Any:
+    """Answer of Predict."""
+    return messages.message("headway.v1.PredictResponse").FromString(body)
+
+
+@dataclass
+class Port:
+    """Tools that a test works with. `stand` has what the whole service behind has."""
+
+    listener: GrpcListener
+    gateway: EchoGateway
+    counters: Counters
+    settings: Settings
+    stand: Any
+    clients: list[Client] = field(default_factory=list)
+
+    def client(self, **options: int) -> Client:
+        """A client with a connection of its own, which is closed in the end."""
+        client = Client(self.listener.port, **options)
+        self.clients.append(client)
+        return client
+
+
+def served(
+    main: Callable[[Port], Coroutine[Any, Any, None]],
+    keys: Keys | None = None,
+    whole: bool = False,
+    now: Callable[[], float] = monotonic,
+    **settings: Any,
+) -> None:
+    """Run `main` against an open port. `whole`: the real gateway is behind it, and one worker, in place of the echo."""
+    with pytest.MonkeyPatch.context() as patch, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        patch.setattr("headway.grpc.listener.monotonic", now)
+        runner.run(_serve(main, keys, whole, settings))
+
+
+async def _serve(
+    main: Callable[[Port], Coroutine[Any, Any, None]], keys: Keys | None, whole: bool, changes: Mapping[str, Any]
+) -> None:
+    unseen: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: unseen.append(context))
+    settings = Settings(**{"keys": "keys.toml" if keys else "", "request_timeout_ms": PATIENCE * 1000, **changes})
+    counters = Counters()
+    limits = QueueLimits(tiers=3, max_batch=32, reserved_share=0.1, max_queue=100)
+    broker = MemoryBroker({settings.model: limits}, DeadLetterBox(), counters, monotonic, lambda: 0.5, KEPT_LIMITS)
+    real = Gateway(settings, [settings.model], broker, counters, monotonic)
+    await broker.heartbeat(WorkerInfo(worker_id="gpu-0", model=settings.model, status=WorkerStatus.HEALTHY))
+    gateway = EchoGateway(broker)
+    identity = Bearers(keys, settings) if keys else AnonymousIdentity(settings.default_tier_index)
+    numbers = itertools.count()
+    stand = Stand(None, gateway, counters, settings, real, broker, [], asyncio.Event())  # type: ignore[arg-type]
+    listener = GrpcListener(
+        settings,
+        real if whole else gateway,
+        identity,
+        Readiness(broker, lambda: stand.leaving, slots={"gpu-0"}),
+        lambda: ID.format(next(numbers)),
+        counters,
+        port=0,
+    )
+    port = Port(listener, gateway, counters, settings, stand)
+    stand.go.set()
+    supervisor = Supervisor()
+    if whole:
+        real.start(supervisor)
+        supervisor.start("worker", lambda: _work(stand))
+    await listener.open()
+    try:
+        async with asyncio.timeout(PATIENCE):
+            await main(port)
+    finally:
+        for client in port.clients:
+            await client.channel.close()
+        await listener.close()
+        await supervisor.stop()
+    assert unseen == []

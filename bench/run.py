@@ -37,7 +37,7 @@ class Program:
 
 PROGRAMS = {
     "policies": Program("simulated", "all policies on real traffic, simulated", (), ()),
-    "never_worse": Program("simulated", "the default policy on random fleets", ("--fleets", "10"), ("--fleets", "500")),
+    "never_worse": Program("simulated", "the default policy on random services", ("--configurations", "16"), ()),
     "formation": Program("simulated", "batches formed at the claim or by gateways, simulated", (), ()),
     "sharding": Program("simulated", "a queue cut into shards, simulated", (), ()),
     "cases": Program("load", "the cases it is designed for", ("--seconds", "10"), ("--seconds", "60")),
@@ -84,7 +84,7 @@ PROGRAMS = {
     ),
     "soak": Program("promises", "does anything grow?", ("--minutes", "0.5"), ("--minutes", "20")),
 }
-REPLAYING = ("policies", "formation")
+REPLAYING = ("policies", "never_worse", "formation")
 """Those that take traces."""
 
 

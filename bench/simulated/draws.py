@@ -1,0 +1,162 @@
+"""Services and loads drawn at random, for what compares policies on them.
+
+Each has a number, and follows from that and a seed alone, so that any of them can be run again by itself.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+
+from headway.simulator.scenario import Kill, Scenario, Step
+
+REQUESTS, WARM_UP_REQUESTS = 15_000, 5_000
+PATIENCE = 30.0
+"""Seconds of all deadlines, so that latencies tell all."""
+CLIENTS = (4, 16, 64)
+KINDS = ("poisson", "poisson", "poisson", "death", "steps", "bursts", "closed", "cold")
+"""Kinds of loads, in turn."""
+COLD_BATCHES = 5
+"""Least batch times of a cold start that count; and a second at least."""
+TOUR = 12.0
+"""Requests of a synthetic burst, on average; and of the lull before the next."""
+
+Traces = Mapping[str, tuple[float, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Configuration: a scenario without its policy, the kind of its load, and what the load is of the capacity."""
+
+    name: str
+    kind: str
+    scenario: Scenario
+    load: float
+    traffic: str = ""
+
+    @property
+    def cycle(self) -> float:
+        """Seconds that a full batch takes on a GPU that is not slow."""
+        return full_seconds(self.scenario)
+
+
+def full_seconds(scenario: Scenario) -> float:
+    """Seconds that a full batch takes on a GPU that is not slow."""
+    return scenario.alpha + scenario.beta * scenario.max_batch
+
+
+def capacity(scenario: Scenario) -> float:
+    """Most requests per second, the slow GPU's included."""
+    return (scenario.workers - 1 + 1 / scenario.slow) * scenario.max_batch / full_seconds(scenario)
+
+
+def draw(seed: int, number: int, traces: Traces, even: bool = False) -> Drawn:
+    """Draw a configuration.
+
+    Arguments:
+        seed: of all of them.
+        number: of this one.
+        traces: instants of recorded traffic by name; bursts are of these and of synthetic ones.
+        even: all GPUs are equally fast.
+    """
+    rng = random.Random(f"{seed}/{number}")
+    kind = KINDS[number % len(KINDS)]
+    workers, max_batch = rng.randint(2 if kind == "death" else 1, 8), rng.choice((16, 32, 64, 100))
+    alpha = rng.choice((0.02, 0.05, 0.1, 0.2))
+    beta = rng.choice((0.0, 0.0, 0.25, 0.5, 1.0, 2.0)) * alpha / max_batch
+    slow = rng.choice((1.0, 1.0, 1.0, 1.0, 1.2, 1.5, 2.0, 3.0))
+    fleet = Scenario(
+        rate=1.0, workers=workers, alpha=alpha, beta=beta, max_batch=max_batch, jitter=rng.choice((0.0, 0.3)),
+        slow=1.0 if even or workers == 1 else slow, queue_timeout=PATIENCE, timeout=PATIENCE, max_queue=100_000,
+        seed=rng.randrange(1 << 30),
+    )  # fmt: skip
+    return with_load(str(number), kind, fleet, rng, traces)
+
+
+def with_load(name: str, kind: str, fleet: Scenario, rng: random.Random, traces: Traces) -> Drawn:
+    """Give a fleet a load of a kind, drawn at random."""
+    if kind == "closed":
+        return closed(name, fleet, rng.choice(CLIENTS))
+    load = rng.uniform(0.05, 0.95)
+    if kind == "death":  # What is left can carry it.
+        load = min(load, 0.9 * (fleet.workers - 1) / fleet.workers)
+    rate = load * capacity(fleet)
+    if kind == "cold":
+        return cold(name, fleet, rate)
+    warmup = max(WARM_UP_REQUESTS / rate, 5.0)
+    duration = warmup + max(REQUESTS / rate, 5.0)
+    changes: dict[str, object] = {"rate": rate, "warmup": warmup, "duration": duration}
+    traffic, length = "", duration - warmup
+    if kind == "death":
+        changes["kills"] = (Kill(warmup + length / 3, 1),)
+        changes["restart"] = length / 3
+    elif kind == "steps":
+        shares = [rng.uniform(0.05, 0.95) for _ in range(2)]
+        steps = [Step(warmup + length * (at + 1) / 3, share * capacity(fleet)) for at, share in enumerate(shares)]
+        changes["steps"] = tuple(steps)
+    elif kind == "bursts":
+        traffic = rng.choice(("synthetic", *sorted(traces)))
+        trace = traces[traffic] if traffic in traces else synthetic(rng)
+        # A recording's bursts are many times its mean rate: at a high load nothing but their backlog would count.
+        changes["rate"] = rate = min(rate, 0.5 * capacity(fleet))
+        lap = len(trace) / rate
+        changes |= {"trace": trace, "warmup": lap, "duration": 2 * lap}
+    return Drawn(name, kind, _changed(fleet, changes), rate / capacity(fleet), traffic)
+
+
+def closed(name: str, fleet: Scenario, clients: int) -> Drawn:
+    """Give a fleet clients that wait for their answers."""
+    cycle = full_seconds(fleet)
+    changes = {"rate": 0.0, "clients": clients, "warmup": 20 * cycle, "duration": 120 * cycle}
+    return Drawn(name, "closed", _changed(fleet, changes), 0.0)
+
+
+def cold(name: str, fleet: Scenario, rate: float) -> Drawn:
+    """Send a rate to a fleet that knows nothing but its warm-up."""
+    seconds = max(1.0, COLD_BATCHES * full_seconds(fleet))
+    changes = {"rate": rate, "warmup": 0.0, "duration": seconds}
+    return Drawn(name, "cold", _changed(fleet, changes), rate / capacity(fleet))
+
+
+def steady(name: str, fleet: Scenario, rate: float) -> Drawn:
+    """Send Poisson arrivals of a rate to a fleet."""
+    warmup = max(WARM_UP_REQUESTS / rate, 5.0)
+    changes = {"rate": rate, "warmup": warmup, "duration": warmup + max(REQUESTS / rate, 5.0)}
+    return Drawn(name, "poisson", _changed(fleet, changes), rate / capacity(fleet))
+
+
+def synthetic(rng: random.Random) -> tuple[float, ...]:
+    """Instants of requests that come in bursts of Poisson arrivals, with lulls as long between them."""
+    gaps: list[float] = []
+    while len(gaps) < REQUESTS // 2:
+        burst = 1 + int(rng.expovariate(1.0 / TOUR))
+        gaps += [rng.expovariate(2.0) for _ in range(burst - 1)] + [rng.expovariate(1.0 / TOUR) + 0.5]
+    return tuple(accumulate(gaps))
+
+
+def _changed(fleet: Scenario, changes: Mapping[str, object]) -> Scenario:
+    return Scenario(**{**vars(fleet), **changes})
+
+
+def _fleet(workers: int, alpha: float, beta: float = 0.0, max_batch: int = 64, slow: float = 1.0) -> Scenario:
+    return Scenario(
+        rate=1.0, workers=workers, alpha=alpha, beta=beta, max_batch=max_batch, slow=slow, queue_timeout=PATIENCE,
+        timeout=PATIENCE, max_queue=100_000, seed=1,
+    )  # fmt: skip
+
+
+def named() -> tuple[Drawn, ...]:
+    """Configurations that were once found to be bad, or that are asked for by name."""
+    six, small = _fleet(6, 0.1, 0.002), _fleet(2, 0.02, 0.002)
+    return (
+        *(
+            steady(f"2 GPUs, one ×{slow:g}, 200 ms, 265/s", _fleet(2, 0.2, slow=slow), 265.0)
+            for slow in (1.2, 1.5, 2, 3)
+        ),
+        steady("6 GPUs, 100 ms + 2 ms·n, 85 %", six, 0.85 * capacity(six)),
+        *(closed(f"2 GPUs, 20 ms + 2 ms·n, {clients} clients", small, clients) for clients in CLIENTS),
+        cold("6 GPUs, 100 ms + 2 ms·n, 85 %, cold", six, 0.85 * capacity(six)),
+        cold("6 GPUs, 100 ms, ≤ 100, 60 %, cold", _fleet(6, 0.1, max_batch=100), 3600.0),
+    )

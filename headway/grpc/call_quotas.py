@@ -81,6 +81,17 @@ class CallQuotas:
         if self._waiting:
             self._admit()
 
+    def room_for_stream(self, owner: str) -> int:
+        """Take room for the largest message as long as a stream is open. Returns the bytes that were counted.
+
+        Raises:
+            RequestError: the owner has too little.
+        """
+        if not self._bytes.take(owner, self._largest):
+            message = "too many streams and messages of this caller are on their way; use fewer at once (max_bodies_mb)"
+            raise RequestError(message, code=RATE_LIMITED, retry_after=1.0, reason="bodies")
+        return self._largest
+
     def keep(self, owner: str, amount: int) -> int:
         """Count the bytes of an answer until it has left. Returns how many were counted.
 

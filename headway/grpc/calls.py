@@ -1,4 +1,4 @@
-"""Calls of the gRPC port: what all have in common, and those of inference.
+"""Calls of the gRPC port: what all have in common, those with streams of messages, and those that ask for no inference.
 
 gRPC's server asks for the handler of each call, and a call is its own handler: it knows its metadata before it is run. So
 who asks is known before the message is read, and a stranger's message never is. All calls are declared as streams of
@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from time import monotonic
 from typing import Any
 
 import grpc
@@ -22,31 +21,24 @@ import structlog
 
 from headway.config import Settings
 from headway.errors import DRAINING, INTERNAL, REQUEST_TIMEOUT, BadRequest, RequestError
-from headway.gateway.fan_out import FanOut
-from headway.gateway.pending import FutureSink
 from headway.grpc.call_quotas import STRANGERS, CallQuotas
 from headway.grpc.relay import ClientConnection, Relay
 from headway.grpc.statuses import Metadata, details_of, status_of, trailers_of
 from headway.http.authentication import stranger
 from headway.http.error_responses import UNFORESEEN
-from headway.http.inference.codecs import no_text
-from headway.http.inference.exchange import Exchange
-from headway.http.inference.inference_head import SHOWN, read_id, read_options
+from headway.http.inference.inference_head import SHOWN
 from headway.http.rate_limit_headers import RateLimitHeaders
 from headway.http.server.connection_context import Intake, NewId
 from headway.http.server.quotas import STRANGERS as UNKNOWN
 from headway.identity.anonymous import AnonymousIdentity
-from headway.model import DedupKind, Entry, Failure, Principal, Reply, RequestOptions
+from headway.model import Principal
 from headway.ports import Identity
 from headway.runtime.counters import Counters
 
 log = structlog.get_logger(__name__)
 
-ReadMessage = Callable[[bytes, RequestOptions], Exchange]
-"""Message to exchange, whose `write` returns the message of the answer behind header lines that are empty.
-
-Raises RequestError.
-"""
+Respond = Callable[[bytes, Principal], Awaitable[bytes]]
+"""Message of a request, and its principal, to the message of the answer. Raises RequestError."""
 
 _FIELDS = {
     name: name.encode()
@@ -55,13 +47,6 @@ _FIELDS = {
     )
 }  # fmt: skip
 """Metadata that is read. It has the names and the meaning of the HTTP header fields."""
-
-_SHARED = {
-    (DedupKind.SAME, True): ("x-headway-cache", "hit"),
-    (DedupKind.SAME, False): ("x-headway-cache", "collapsed"),
-    (DedupKind.KEY, True): ("idempotency-replayed", "true"),
-    (DedupKind.KEY, False): ("idempotency-replayed", "true"),
-}
 
 
 @dataclass(slots=True)
@@ -114,15 +99,17 @@ class Call:
     request_deserializer = response_serializer = None
     unary_unary = unary_stream = stream_stream = None
 
-    __slots__ = ("connection", "counted", "kept", "metadata", "owner", "port", "shown", "tier")
+    __slots__ = ("connection", "counted", "kept", "metadata", "owner", "port", "principal", "shown", "tier")
 
     def __init__(self, port: PortContext, metadata: Sequence[tuple[str, Any]]) -> None:
         self.port = port
         self.metadata = metadata
         self.connection: ClientConnection | None = None
+        self.principal = NOBODY
         self.owner = ""
         self.counted = False
         self.kept = 0
+        """Bytes that are counted for its owner until it ends."""
         self.shown = ""
         self.tier: str | None = "none"
         """Tier under which an error is counted; None: the gateway has counted it."""
@@ -165,6 +152,26 @@ class Call:
         self.port.quotas.begin(owner)
         self.owner, self.counted = owner, True
 
+    def identify(self, authorization: bytes) -> Principal:
+        """Principal of the call, for whom it is counted from now on.
+
+        Raises:
+            RequestError: the principal is not known, or its tenant has too many calls or connections.
+        """
+        port, connection = self.port, self.connection
+        principal = port.identity.identify(authorization)
+        if principal is None:
+            raise stranger(authorization)
+        self.principal = principal
+        if connection is not None and connection.owner == UNKNOWN:
+            try:
+                port.relay.quotas.belong(connection, principal.tenant)
+            except RequestError:
+                connection.retire()
+                raise
+        self.belong(principal.tenant if connection is None or not port.anonymous else connection.address)
+        return principal
+
     async def read(self, context: Any) -> bytes:
         """Return the message of the request.
 
@@ -188,172 +195,26 @@ class Call:
 
     async def refuse(self, context: Any, error: RequestError, more: Metadata = ()) -> None:
         """End the call with an error."""
-        if self.tier is not None:
-            self.port.counters.refusals[error.reason or error.code.lower(), self.tier] += 1
+        self.count_refusal(error)
         trailers = trailers_of(error.code, self.shown, error.retry_after, error.reason)
         await context.abort(status_of(error.code), details_of(error.message), trailers + more)
+
+    def count_refusal(self, error: RequestError) -> None:
+        """Count an error, unless the gateway has."""
+        if self.tier is not None:
+            self.port.counters.refusals[error.reason or error.code.lower(), self.tier] += 1
+
+    def release(self) -> None:
+        """Stop counting the call, and what it holds, for its owner."""
+        if self.counted:
+            self.counted = False
+            self.port.quotas.drop(self.owner, self.kept)
+            self.port.quotas.end(self.owner)
 
     def _ended(self, context: Any) -> None:
         if self.connection is not None:
             self.connection.calls -= 1
-        if self.counted:
-            self.port.quotas.drop(self.owner, self.kept)
-            self.port.quotas.end(self.owner)
-
-
-class InferenceCall(Call):
-    """One call of an inference method.
-
-    Arguments:
-        port: context of the port.
-        metadata: metadata that came with it.
-        read: reads its message.
-    """
-
-    __slots__ = ("_read", "principal")
-
-    def __init__(self, port: PortContext, metadata: Sequence[tuple[str, Any]], read: ReadMessage) -> None:
-        super().__init__(port, metadata)
-        self._read = read
-        self.principal = NOBODY
-
-    async def answer(self, context: Any) -> bytes:
-        """Message of the answer. Raises RequestError."""
-        options, id = self.begin(context)
-        body = await self.read(context)
-        return await self.infer(context, body, options, id)
-
-    def begin(self, context: Any) -> tuple[RequestOptions, str]:
-        """Find out who asks, and what the metadata say: options and id of the request.
-
-        Raises:
-            RequestError: the principal is not known, is over a limit, or the metadata are wrong.
-        """
-        port, intake = self.port, self.port.intake
-        fields = read_fields(self.metadata)
-        id = read_id(fields)
-        chosen = bool(id)
-        id = id or port.new_id()
-        self.shown = SHOWN + id
-        principal = self.identify(fields.get(b"authorization", b""))
-        failure = None
-        if principal.limits:
-            failure = intake.limiter.excess(intake.counted(principal.limits), intake.broker)
-        if failure is not None:
-            self.tier = None
-            refused = Entry(id, "", "", principal.tier, principal.tenant, "", 0.0, 0.0)
-            intake.note_refusal(principal, refused, failure)
-            raise error_of(failure)
-        origin = self.connection.address if port.anonymous and self.connection is not None else None
-        try:
-            remaining = context.time_remaining()
-            longest = port.longest if remaining is None or remaining > port.longest else max(remaining, 0.001)
-            return read_options(fields, port.settings, longest, chosen, origin), id
-        except RequestError:
-            self.charge()
-            raise
-
-    def identify(self, authorization: bytes) -> Principal:
-        """Principal of the call, for whom it is counted from now on.
-
-        Raises:
-            RequestError: the principal is not known, or its tenant has too many calls or connections.
-        """
-        port, connection = self.port, self.connection
-        principal = port.identity.identify(authorization)
-        if principal is None:
-            raise stranger(authorization)
-        self.principal = principal
-        if connection is not None and connection.owner == UNKNOWN:
-            try:
-                port.relay.quotas.belong(connection, principal.tenant)
-            except RequestError:
-                connection.retire()
-                raise
-        self.belong(principal.tenant if connection is None or not port.anonymous else connection.address)
-        return principal
-
-    async def infer(self, context: Any, body: bytes, options: RequestOptions, id: str) -> bytes:
-        """Submit the request in a message, and wait for its outcome. Returns the message of the answer.
-
-        Raises:
-            RequestError: it is wrong, or has failed.
-        """
-        begun = monotonic()
-        port = self.port
-        try:
-            exchange = self._read(body, options)
-        except RequestError:
-            self.tier = port.settings.tier_names[self.principal.tier]
-            self.charge()
-            raise
-        replies = await self._outcome(exchange, id)
-        first = replies[0]
-        if first.output is None:
-            self.tier = None
-            raise error_of(first.failure or Failure(INTERNAL, "the reply is neither an output nor a failure"))
-        milliseconds = int((monotonic() - begun) * 1e6) / 1000
-        outputs = [one.output for one in replies if one.output is not None]
-        self.tier = None
-        try:
-            _, message = exchange.write(self.shown, outputs, milliseconds, port.settings.model_version)
-        except UnicodeEncodeError:
-            raise error_of(no_text()) from None
-        self.kept += port.quotas.keep(self.owner, len(message))
-        context.set_trailing_metadata((("x-request-id", self.shown), *self.marks(replies), *self.limits_left()))
-        return message
-
-    async def _outcome(self, exchange: Exchange, id: str) -> Sequence[Reply]:
-        """Replies to all inputs of a request, or the failure of one."""
-        intake, principal = self.port.intake, self.principal
-        model = exchange.model or self.port.settings.model
-        input, options, parameters = exchange.input, exchange.options, exchange.parameters
-        if not isinstance(input, list):
-            sink = FutureSink()
-            intake.submit(sink, principal, id, options, model, input, parameters)
-            try:
-                return (await sink.reply,)
-            except asyncio.CancelledError:
-                intake.abandon(sink, principal.tenant, id)
-                raise
-        several: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
-
-        def ended(replies: Sequence[Reply]) -> None:
-            if not several.done():
-                several.set_result(replies)
-
-        fan_out = FanOut(intake, principal, id, options, model, input, parameters, ended)
-        fan_out.start()
-        try:
-            return await several
-        except asyncio.CancelledError:
-            fan_out.abandon()
-            raise
-
-    def charge(self) -> None:
-        """Count a wrong request towards its principal's limits."""
-        if self.principal.limits:
-            self.port.intake.limiter.charge(self.port.intake.counted(self.principal.limits))
-
-    def marks(self, replies: Sequence[Reply]) -> Metadata:
-        """Metadata on how the outcome came about, where it is another request's."""
-        first = replies[0]
-        found: list[tuple[str, str]] = []
-        if first.shared is not None and all(one.shared is first.shared for one in replies):
-            mark = _SHARED.get((first.shared, all(one.kept for one in replies)))
-            if mark is not None:
-                found.append(mark)
-        if any(one.unkept for one in replies):
-            found.append(("x-headway-kept", "no"))
-        return tuple(found)
-
-    def limits_left(self) -> Metadata:
-        """Metadata by which the principal learns of its limits."""
-        return tuple(self.port.rate_limits.fields(self.principal.limits).items())
-
-    async def refuse(self, context: Any, error: RequestError, more: Metadata = ()) -> None:
-        """End the call with an error, and the principal's limits."""
-        await super().refuse(context, error, more + self.limits_left())
+        self.release()
 
 
 class StreamCall(Call):
@@ -395,8 +256,16 @@ class StreamCall(Call):
         message = "the connection is to be closed, as it is old or this process goes down; open another one"
         return RequestError(message, code=DRAINING, retry_after=0.0)
 
+    def hold_room(self) -> None:
+        """Take room for the largest message as long as the call lasts, as its client may send one at any time.
+
+        Raises:
+            RequestError: its owner has too little.
+        """
+        self.kept += self.port.quotas.room_for_stream(self.owner)
+
     async def next(self, context: Any) -> bytes | None:
-        """Return the next message; None: the client has no more.
+        """Return the next message, for which room is held; None: the client has no more.
 
         Raises:
             RequestError: the client is to open another connection.
@@ -424,26 +293,32 @@ class StreamCall(Call):
 
 
 class PlainCall(Call):
-    """One call that asks for no inference, and needs no credential.
+    """One call that asks for no inference.
 
     Arguments:
         port: context of the port.
         metadata: metadata that came with it.
-        respond: message to the message of the answer. Raises RequestError.
+        respond: message, and the principal, to the message of the answer. Raises RequestError.
+        known: whether only known principals may ask.
     """
 
-    __slots__ = ("_respond",)
+    __slots__ = ("_known", "_respond")
 
-    def __init__(self, port: PortContext, metadata: Sequence[tuple[str, Any]], respond: Callable[[bytes], Any]) -> None:
+    def __init__(
+        self, port: PortContext, metadata: Sequence[tuple[str, Any]], respond: Respond, *, known: bool = False
+    ) -> None:
         super().__init__(port, metadata)
         self._respond = respond
+        self._known = known
 
     async def answer(self, context: Any) -> bytes:
         """Message of the answer. Raises RequestError."""
         self.shown = SHOWN + self.port.new_id()
-        self.belong(STRANGERS)
-        found = self._respond(await self.read(context))
-        return bytes(await found if asyncio.iscoroutine(found) else found)
+        if self._known:
+            self.identify(read_fields(self.metadata).get(b"authorization", b""))
+        else:
+            self.belong(STRANGERS)
+        return await self._respond(await self.read(context), self.principal)
 
 
 NOBODY = Principal(user="", tenant="", tier=0)
@@ -463,11 +338,6 @@ def read_fields(metadata: Sequence[tuple[str, Any]]) -> dict[bytes, bytes]:
                 raise BadRequest(f"the metadata {key} was sent twice; send it once")
             found[name] = value.encode("latin-1")
     return found
-
-
-def error_of(failure: Failure) -> RequestError:
-    """Error of a request that has failed."""
-    return RequestError(failure.message, code=failure.code, retry_after=failure.retry_after, reason=failure.reason)
 
 
 def unforeseen(exc: Exception, shown: str) -> RequestError:

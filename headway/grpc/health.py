@@ -15,6 +15,7 @@ from headway.grpc.call_quotas import STRANGERS
 from headway.grpc.calls import PortContext, StreamCall
 from headway.http.inference.inference_head import SHOWN
 from headway.http.readiness import AGE, SERVING, Glance
+from headway.model import Principal
 
 _REQUEST = messages.message("grpc.health.v1.HealthCheckRequest")
 _RESPONSE = messages.message("grpc.health.v1.HealthCheckResponse")
@@ -42,6 +43,10 @@ class Health:
         self._glance = glance
         self.leaving = asyncio.Event()
 
+    async def ready(self) -> bool:
+        """Whether the process should get traffic."""
+        return bool(await self.status() == UP)
+
     async def status(self) -> int:
         """Status of all names."""
         if self.leaving.is_set():
@@ -49,14 +54,14 @@ class Health:
         word, _ = await self._glance.take()
         return int(UP if word in SERVING and not self.leaving.is_set() else DOWN)
 
-    async def check(self, body: bytes) -> bytes:
+    async def check(self, body: bytes, principal: Principal) -> bytes:
         """Answer Check."""
         name = messages.read(_REQUEST, body).service
         if name not in NAMES:
             raise NotFound("no service of this name is served here")
         return bytes(_RESPONSE(status=await self.status()).SerializeToString())
 
-    async def list(self, body: bytes) -> bytes:
+    async def list(self, body: bytes, principal: Principal) -> bytes:
         """Answer List."""
         answer, status = _LIST(), await self.status()
         for name in sorted(NAMES):

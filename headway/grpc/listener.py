@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Mapping
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -22,8 +23,11 @@ import grpc
 from headway.config import Settings
 from headway.grpc import messages
 from headway.grpc.call_quotas import CallQuotas
-from headway.grpc.calls import Call, InferenceCall, PlainCall, PortContext
+from headway.grpc.calls import Call, PlainCall, PortContext, Respond
 from headway.grpc.health import Health, WatchCall
+from headway.grpc.infer_stream import InferStreamCall
+from headway.grpc.inference_call import InferenceCall
+from headway.grpc.open_inference import OpenInference, infer_reader, responder
 from headway.grpc.predict import predict_reader
 from headway.grpc.reflection import ReflectionCall
 from headway.grpc.relay import Relay
@@ -223,6 +227,7 @@ class _Methods:
 
 def _methods(port: PortContext, health: Health) -> dict[str, MakeCall]:
     predict = predict_reader(port.settings, port.intake.kinds)
+    infer = infer_reader(port.settings, port.intake.kinds)
     found: dict[str, MakeCall] = {
         f"/{messages.HEADWAY}/Predict": lambda metadata: InferenceCall(port, metadata, predict),
         f"/{messages.HEALTH}/Check": lambda metadata: PlainCall(port, metadata, health.check),
@@ -235,7 +240,18 @@ def _methods(port: PortContext, health: Health) -> dict[str, MakeCall]:
             port, metadata, "grpc.reflection.v1alpha"
         ),
     }
+    service = f"/{messages.OPEN_INFERENCE}"
+    found[f"{service}/ModelInfer"] = lambda metadata: InferenceCall(port, metadata, infer)
+    found[f"{service}/ModelStreamInfer"] = lambda metadata: InferStreamCall(port, metadata, infer)
+    others = OpenInference(port, health.ready)
+    for known, answers in ((False, others.for_everybody), (True, others.for_principals)):
+        for name, answer in answers.items():
+            found[f"{service}/{name}"] = partial(_plain, port, respond=responder(name, answer), known=known)
     return found
+
+
+def _plain(port: PortContext, metadata: Any, respond: Respond, known: bool) -> PlainCall:
+    return PlainCall(port, metadata, respond, known=known)
 
 
 def _options(settings: Settings) -> tuple[tuple[str, int], ...]:

@@ -49,9 +49,10 @@ def message(name: str) -> Any:
     return message_factory.GetMessageClass(_POOL.FindMessageTypeByName(name))
 
 
-def request_of(service: str, method: str) -> Any:
-    """Class of a method's requests."""
-    return message_factory.GetMessageClass(_POOL.FindServiceByName(service).methods_by_name[method].input_type)
+def kinds_of(service: str, method: str) -> tuple[Any, Any]:
+    """Classes of a method's requests and answers."""
+    found = _POOL.FindServiceByName(service).methods_by_name[method]
+    return message_factory.GetMessageClass(found.input_type), message_factory.GetMessageClass(found.output_type)
 
 
 def file_of(symbol: str) -> str | None:

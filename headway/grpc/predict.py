@@ -9,7 +9,7 @@ from headway.config import Settings
 from headway.core import values
 from headway.gateway.model_kinds import ModelKinds
 from headway.grpc import messages
-from headway.grpc.calls import ReadMessage
+from headway.grpc.inference_call import ReadMessage
 from headway.http.inference.bodies import text_reader
 from headway.http.inference.exchange import Exchange, Written
 from headway.model import RequestOptions, Value, ValueKind

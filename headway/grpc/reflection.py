@@ -36,6 +36,7 @@ class ReflectionCall(StreamCall):
         """Answer questions until the client has no more."""
         self.shown = SHOWN + self.port.new_id()
         self.belong(STRANGERS)
+        self.hold_room()
         while (body := await self.next(context)) is not None:
             await context.write(self._answer(messages.read(self._request, body)).SerializeToString())
 

@@ -29,22 +29,11 @@ from typing import cast
 
 import structlog
 
+from headway.grpc.frame_tracker import FrameTracker
 from headway.http.server.hangups import descriptor_of
 from headway.http.server.quotas import Quotas
 
 log = structlog.get_logger(__name__)
-
-FRAME_HEADER = 9
-"""Bytes of a frame of HTTP/2 before its payload; the first three are the payload's length."""
-
-PREFACE = 24
-"""Bytes that a client sends before its first frame."""
-
-_DATA, _HEADERS, _RESET = 0, 1, 3
-"""Types of frames."""
-_NOTED = frozenset((_HEADERS, _RESET))
-_END = 1
-"""Flag of the last frame that one side sends on a stream."""
 
 GOAWAY = bytes.fromhex("000008 07 00 00000000 7fffffff 00000000")
 """GOAWAY frame without an error. Its number of the last stream is the highest: all that were begun before it arrived are
@@ -55,58 +44,6 @@ JITTER = 0.1
 
 QUIET = 1.0
 """Seconds for which a connection that was told to leave, and has no call, must have been silent to be closed."""
-
-
-class FrameTracker:
-    """Place in one direction of a connection, as its bytes pass in pieces, and the streams that are open.
-
-    Arguments:
-        streams: numbers of the open streams, which both directions of a connection share.
-        begins: whether it is the direction in which streams begin: from the client.
-
-    Attributes:
-        whole: whether at least one frame has passed, and the last one as a whole.
-    """
-
-    __slots__ = ("_begins", "_last", "_left", "_part", "_streams", "whole")
-
-    def __init__(self, streams: set[int], begins: bool) -> None:
-        self._streams = streams
-        self._begins = begins
-        self._last = 0
-        self._left = PREFACE if begins else 0
-        self._part = b""
-        self.whole = False
-
-    def pass_on(self, data: bytes) -> None:
-        """Note the next bytes."""
-        at = self._left
-        if self._part:
-            data = self._part + data
-            self._part = b""
-        length = len(data)
-        while at + FRAME_HEADER <= length:
-            kind = data[at + 3]
-            if kind in _NOTED or (kind == _DATA and data[at + 4] & _END):
-                self._note(kind, data[at + 4] & _END, int.from_bytes(data[at + 5 : at + 9], "big"))
-            at += FRAME_HEADER + (data[at] << 16 | data[at + 1] << 8 | data[at + 2])
-        if at < length:
-            self._part = data[at:]
-            self._left = 0
-            self.whole = False
-        else:
-            self._left = at - length
-            self.whole = at == length
-
-    def _note(self, kind: int, end: int, stream: int) -> None:
-        if kind == _RESET:
-            self._streams.discard(stream)
-        elif not self._begins:
-            if end:
-                self._streams.discard(stream)
-        elif kind == _HEADERS and stream > self._last:
-            self._last = stream
-            self._streams.add(stream)
 
 
 class ClientConnection(asyncio.Protocol):

@@ -15,7 +15,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool
 
 from headway.errors import SettingError
 from headway.grpc import messages
-from headway.grpc.relay import PREFACE, FrameTracker
+from headway.grpc.frame_tracker import PREFACE, FrameTracker
 from tests.grpc.stand import PREDICT, Client, Port, predict, predicted, served
 
 Status = grpc.StatusCode

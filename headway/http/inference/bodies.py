@@ -82,7 +82,7 @@ def value_reader(kind: type[Any], settings: Settings) -> Callable[[bytes], Asked
     most = min(MOST_INPUTS, settings.max_queue)
     decode, check, most_parameters = (
         msgspec.json.Decoder(kind).decode,
-        _value_checker(settings),
+        value_checker(settings),
         settings.max_parameters,
     )
 
@@ -176,7 +176,7 @@ def _checker(settings: Settings) -> Check | None:
     return check
 
 
-def _value_checker(settings: Settings) -> Callable[[Value], Value]:
+def value_checker(settings: Settings) -> Callable[[Value], Value]:
     """Make the check of inputs that are any JSON value: each text in it is checked as an input would be."""
     check, most, keeps = _checker(settings), settings.max_input_chars, settings.control_chars == "keep"
 

@@ -1,0 +1,236 @@
+"""The Open Inference Protocol over gRPC: inference, by calls and by streams, and what is said of the server and its models.
+
+An input comes in `contents` or in `raw_input_contents`; an output leaves in `raw_output_contents`. What is said of a model is
+for principals that may ask it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from headway.config import Settings
+from headway.core import failures
+from headway.core.excerpt import excerpt
+from headway.errors import METHOD_NOT_ALLOWED, BadRequest, Forbidden, NotFound, PayloadTooLarge, RequestError
+from headway.gateway.fan_out import MOST_INPUTS
+from headway.gateway.model_kinds import ModelKinds
+from headway.grpc import messages
+from headway.grpc.calls import PortContext
+from headway.grpc.inference_call import ReadMessage
+from headway.http.inference.bodies import value_checker
+from headway.http.inference.exchange import Exchange, Written
+from headway.model import Principal, RequestOptions, Value
+from headway.oip import elements, metadata, parameters, tensors
+from headway.oip.statistics import statistics_of
+from headway.oip.tensors import BYTES, OUTPUT, Malformed, TooManyElements
+
+_REQUEST = messages.message("inference.ModelInferRequest")
+_RESPONSE = messages.message("inference.ModelInferResponse")
+_OTHER_CONTENTS = tuple(
+    field.name
+    for field in messages.message("inference.InferTensorContents").DESCRIPTOR.fields
+    if field.name != "bytes_contents"
+)
+
+
+def infer_reader(settings: Settings, kinds: ModelKinds) -> ReadMessage:
+    """Make the reader of the messages of ModelInfer and ModelStreamInfer.
+
+    Arguments:
+        settings: bounds of inputs and parameters, tiers, and the default model.
+        kinds: what the models take and give.
+    """
+    most, tiers, check = min(MOST_INPUTS, settings.max_queue), len(settings.tier_names), value_checker(settings)
+
+    def read(body: bytes, options: RequestOptions) -> Exchange:
+        asked = messages.read(_REQUEST, body)
+        model = asked.model_name or settings.model
+        check_version(settings, model, asked.model_version)
+        try:
+            shape, found = _input_of(asked, most)
+            tensors.check_outputs([one.name for one in asked.outputs])
+            given = _parameters_of(asked.parameters, settings.max_parameters)
+            wishes = parameters.read_wishes(given, tiers)
+            inputs = [check(one) for one in elements.values_of(found, kinds.takes(model))]
+        except TooManyElements as exc:
+            raise PayloadTooLarge(str(exc)) from None
+        except Malformed as exc:
+            raise BadRequest(str(exc)) from None
+        rest = parameters.for_target(given)
+        id = asked.id
+
+        def write(shown: str, outputs: Sequence[Value], milliseconds: float, version: str) -> Written:
+            gives = kinds.gives(model)
+            answer = _RESPONSE(model_name=model, model_version=version, id=id)
+            answer.outputs.add(name=OUTPUT, datatype=BYTES, shape=shape)
+            answer.raw_output_contents.append(tensors.pack(elements.element_of(one, gives) for one in outputs))
+            return b"", answer.SerializeToString()
+
+        input: Value | list[Value] = inputs[0] if len(inputs) == 1 else inputs
+        return Exchange(model, input, msgspec.json.encode(rest) if rest else b"", _wished(options, wishes), write)
+
+    return read
+
+
+def check_version(settings: Settings, model: str, version: str) -> None:
+    """Check that a version of a model is the one that is served; empty: any.
+
+    Raises:
+        NotFound: it is not.
+    """
+    if version and version != settings.model_version:
+        raise NotFound(
+            f"the model {excerpt(model)!r} has no version {excerpt(version)!r}; there is: {settings.model_version}"
+        )
+
+
+def _input_of(asked: Any, most: int) -> tuple[Sequence[int], Sequence[elements.Element]]:
+    """Shape and elements of the only input of a request. Raises Malformed."""
+    if len(asked.inputs) != 1:
+        raise tensors.wrong_number(len(asked.inputs))
+    tensor, raw = asked.inputs[0], asked.raw_input_contents
+    if "shared_memory_region" in tensor.parameters or any(
+        "shared_memory_region" in one.parameters for one in asked.outputs
+    ):
+        raise Malformed("shared memory is not served here; send the data of the input in the message")
+    if any("classification" in one.parameters for one in asked.outputs):
+        raise Malformed("classification is not served here; leave the parameter out")
+    shape = tuple(tensor.shape)
+    count = tensors.count_elements(tensor.name, tensor.datatype, shape, most)
+    if raw:
+        if tensor.HasField("contents"):
+            raise Malformed("the input has both `contents` and `raw_input_contents`; expected one of them")
+        if len(raw) != 1:
+            raise Malformed(f"`raw_input_contents` has {len(raw)} members for one input; expected one")
+        return shape, tensors.unpack(tensor.name, raw[0], count)
+    for name in _OTHER_CONTENTS:
+        if getattr(tensor.contents, name):
+            raise Malformed(f"the input has `{name}`; expected `bytes_contents`, as its datatype is {BYTES}")
+    found = tensor.contents.bytes_contents
+    if len(found) != count:
+        raise Malformed(f"`bytes_contents` has {len(found)} elements, and the shape says {count}")
+    return shape, list(found)
+
+
+def _parameters_of(given: Any, most: int) -> dict[str, Any]:
+    """Parameters of a request as Python values. Raises Malformed."""
+    if len(given) > most:
+        raise Malformed(f"`parameters` has {len(given)} members; at most {most} are taken (max_parameters)")
+    found: dict[str, Any] = {}
+    for name, one in given.items():
+        kind = one.WhichOneof("parameter_choice")
+        value = getattr(one, kind) if kind is not None else None
+        if isinstance(value, float) and not math.isfinite(value):
+            raise Malformed(f"the parameter `{excerpt(name)}` is no finite number")
+        found[name] = value
+    return found
+
+
+def _wished(options: RequestOptions, wishes: parameters.Wishes) -> RequestOptions:
+    """Options as the request's parameters have them: its tier may only become lower, its time only shorter."""
+    timeout = options.timeout if wishes.timeout is None else min(options.timeout, wishes.timeout)
+    return msgspec.structs.replace(options, tier=max(options.tier, wishes.tier), timeout=timeout)
+
+
+Answer = Callable[[Any, Principal], Awaitable[Any]]
+"""Request message, and its principal, to the answer's members. Raises RequestError."""
+
+
+class OpenInference:
+    """Methods of the protocol but for inference.
+
+    Arguments:
+        port: context of the port.
+        ready: whether this process should get traffic.
+    """
+
+    def __init__(self, port: PortContext, ready: Callable[[], Awaitable[bool]]) -> None:
+        self._settings, self._counters = port.settings, port.counters
+        self._most = min(MOST_INPUTS, port.settings.max_queue)
+        self._ready = ready
+
+    @property
+    def for_everybody(self) -> dict[str, Answer]:
+        """Methods that need no credential, by name."""
+        return {"ServerLive": self._live, "ServerReady": self._server_ready, "ServerMetadata": self._server}
+
+    @property
+    def for_principals(self) -> dict[str, Answer]:
+        """Methods for known principals, by name."""
+        return {
+            "ModelReady": self._model_ready,
+            "ModelMetadata": self._model,
+            "ModelConfig": self._config,
+            "ModelStatistics": self._statistics,
+            "RepositoryIndex": self._index,
+            "RepositoryModelLoad": self._never,
+            "RepositoryModelUnload": self._never,
+        }
+
+    async def _live(self, asked: Any, principal: Principal) -> Any:
+        return {"live": True}
+
+    async def _server_ready(self, asked: Any, principal: Principal) -> Any:
+        return {"ready": await self._ready()}
+
+    async def _server(self, asked: Any, principal: Principal) -> Any:
+        return metadata.ServerMetadata()
+
+    async def _model_ready(self, asked: Any, principal: Principal) -> Any:
+        self._find(asked, principal)
+        return {"ready": await self._ready()}
+
+    async def _model(self, asked: Any, principal: Principal) -> Any:
+        return metadata.ModelMetadata(self._find(asked, principal), (self._settings.model_version,))
+
+    async def _config(self, asked: Any, principal: Principal) -> Any:
+        return {"config": metadata.ModelConfig(self._find(asked, principal), self._most)}
+
+    async def _statistics(self, asked: Any, principal: Principal) -> Any:
+        models = [self._find(asked, principal)] if asked.name else self._models(principal)
+        version = self._settings.model_version
+        return {
+            "model_stats": [statistics_of(self._counters, one, version, time.monotonic, time.time) for one in models]
+        }
+
+    async def _index(self, asked: Any, principal: Principal) -> Any:
+        ready = await self._ready()
+        if asked.ready and not ready:
+            return {}
+        state, reason = (metadata.READY, "") if ready else (metadata.UNAVAILABLE, "no worker is ready")
+        version = self._settings.model_version
+        return {"models": [metadata.IndexEntry(one, version, state, reason) for one in self._models(principal)]}
+
+    async def _never(self, asked: Any, principal: Principal) -> Any:
+        message = "models are not loaded and unloaded by clients; start a worker for a model, and it is served"
+        raise RequestError(message, code=METHOD_NOT_ALLOWED)
+
+    def _models(self, principal: Principal) -> list[str]:
+        """Models that a principal may ask."""
+        return [model for model in (self._settings.model,) if not principal.models or model in principal.models]
+
+    def _find(self, asked: Any, principal: Principal) -> str:
+        """Model that a message names. Raises RequestError when it is none that the principal may ask."""
+        model: str = asked.name
+        if model != self._settings.model:
+            raise NotFound(failures.no_model(model, (self._settings.model,)).message)
+        if principal.models and model not in principal.models:
+            raise Forbidden(failures.no_model_for(model, principal.models).message)
+        check_version(self._settings, model, asked.version)
+        return model
+
+
+def responder(method: str, answer: Answer) -> Callable[[bytes, Principal], Awaitable[bytes]]:
+    """Make the function from a method's message to the message of its answer."""
+    request, response = messages.kinds_of(messages.OPEN_INFERENCE, method)
+
+    async def respond(body: bytes, principal: Principal) -> bytes:
+        found = await answer(messages.read(request, body), principal)
+        return bytes(response(**msgspec.to_builtins(found)).SerializeToString())
+
+    return respond

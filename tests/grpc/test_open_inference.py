@@ -1,0 +1,365 @@
+"""The Open Inference Protocol over gRPC: tensors in both forms, streams, parameters, and what is said of the server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import grpc
+import pytest
+
+from headway import __version__, errors
+from headway.grpc import messages
+from headway.model import Failure, WorkerInfo, WorkerStatus
+from headway.oip.tensors import pack, unpack
+from tests.grpc.stand import INFER, Port, served
+
+Status = grpc.StatusCode
+STREAM = f"/{messages.OPEN_INFERENCE}/ModelStreamInfer"
+KEYS = {"secret": {}, "narrow": {"models": ["other"], "user": "bob"}}
+BEARER = (("authorization", "Bearer secret"),)
+Request = messages.message("inference.ModelInferRequest")
+
+
+def request(*texts: str | bytes, raw: bool = False, **members: Any) -> Any:
+    """A request with one input; in `raw_input_contents` if that is asked for."""
+    data = [text.encode() if isinstance(text, str) else text for text in texts]
+    asked = Request(model_name="default", **members)
+    tensor = asked.inputs.add(name="text", datatype="BYTES", shape=[len(data)])
+    if raw:
+        asked.raw_input_contents.append(pack(data))
+    else:
+        tensor.contents.bytes_contents.extend(data)
+    return asked
+
+
+def answered(body: bytes) -> Any:
+    """Answer of ModelInfer."""
+    return messages.message("inference.ModelInferResponse").FromString(body)
+
+
+def outputs(answer: Any) -> list[bytes]:
+    """Elements of an answer's output."""
+    (tensor,), (raw,) = answer.outputs, answer.raw_output_contents
+    assert (tensor.name, tensor.datatype) == ("OUTPUT", "BYTES")
+    return unpack("OUTPUT", raw, tensor.shape[0])
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_an_input_is_answered_with_its_output_in_raw_contents(raw: bool) -> None:
+    async def main(port: Port) -> None:
+        client = port.client()
+        answer = answered(await client.ask(INFER, request("a", "bü", "", raw=raw, id="mine").SerializeToString()))
+        assert outputs(answer) == [b"A", "BÜ".encode(), b""]
+        assert (answer.model_name, answer.model_version, answer.id) == ("default", "1", "mine")
+        one = request("x", raw=raw)
+        one.inputs[0].shape[:] = [1, 1]
+        answer = answered(await client.ask(INFER, one.SerializeToString()))
+        assert (outputs(answer), list(answer.outputs[0].shape), answer.id) == ([b"X"], [1, 1], "")
+        assert [asked.input for asked in port.gateway.asked] == ["a", "bü", "", "x"]
+
+    served(main)
+
+
+def test_parameters_reach_the_target_but_for_those_of_the_protocol() -> None:
+    async def main(port: Port) -> None:
+        asked = request("a")
+        asked.parameters["n"].int64_param = 3
+        asked.parameters["deep"].bool_param = True
+        asked.parameters["word"].string_param = "yes"
+        asked.parameters["share"].double_param = 0.5
+        asked.parameters["priority"].uint64_param = 3
+        asked.parameters["timeout"].int64_param = 2_000_000
+        await port.client().ask(INFER, asked.SerializeToString())
+        (found,) = port.gateway.asked
+        assert (found.tier, found.options.timeout) == (2, 2.0)
+        assert json.loads(found.parameters) == {"n": 3, "deep": True, "word": "yes", "share": 0.5}
+
+    served(main)
+
+
+def wrong(change: Any) -> Any:
+    """A request that `change` makes wrong."""
+    asked = request("a", "b")
+    change(asked)
+    return asked
+
+
+WRONG: dict[str, Any] = {
+    "no input": lambda asked: asked.ClearField("inputs"),
+    "two inputs": lambda asked: asked.inputs.add(name="more", datatype="BYTES", shape=[1]),
+    "datatype": lambda asked: setattr(asked.inputs[0], "datatype", "FP32"),
+    "shape": lambda asked: asked.inputs[0].shape.append(2),
+    "negative shape": lambda asked: asked.inputs[0].shape.__setitem__(0, -1),
+    "too few": lambda asked: asked.inputs[0].shape.__setitem__(0, 3),
+    "both forms": lambda asked: asked.raw_input_contents.append(pack([b"a", b"b"])),
+    "other contents": lambda asked: asked.inputs[0].contents.int_contents.append(1),
+    "shared memory": lambda asked: (
+        asked.inputs[0]
+        .parameters["shared_memory_region"]
+        .CopyFrom(messages.message("inference.InferParameter")(string_param="r"))
+    ),
+    "other output": lambda asked: asked.outputs.add(name="scores"),
+    "priority": lambda asked: setattr(asked.parameters["priority"], "int64_param", 9),
+    "timeout": lambda asked: setattr(asked.parameters["timeout"], "string_param", "soon"),
+    "not a number": lambda asked: setattr(asked.parameters["n"], "double_param", float("nan")),
+    "no text": lambda asked: asked.inputs[0].contents.bytes_contents.__setitem__(0, b"\xff"),
+    "zero": lambda asked: asked.inputs[0].contents.bytes_contents.__setitem__(0, b"\0"),
+    "truncated": lambda asked: (
+        asked.inputs[0].ClearField("contents"),
+        asked.raw_input_contents.append(pack([b"a", b"bcd"])[:-1]),
+    ),
+    "bytes left": lambda asked: (
+        asked.inputs[0].ClearField("contents"),
+        asked.raw_input_contents.append(pack([b"a", b"b", b"c"])),
+    ),
+    "two raw": lambda asked: (
+        asked.inputs[0].ClearField("contents"),
+        asked.raw_input_contents.extend([pack([b"a", b"b"])] * 2),
+    ),
+}
+
+
+def test_what_is_not_as_the_protocol_has_it_is_an_invalid_argument() -> None:
+    async def main(port: Port) -> None:
+        client = port.client()
+        for name, change in WRONG.items():
+            found = await client.fail(INFER, wrong(change).SerializeToString())
+            assert (name, found.status, found.trailers["x-headway-error"]) == (
+                name,
+                Status.INVALID_ARGUMENT,
+                "BAD_REQUEST",
+            )
+            assert found.details
+        assert port.gateway.asked == []
+
+    served(main)
+
+
+def test_models_and_versions_that_are_not_served_are_not_found() -> None:
+    async def main(port: Port) -> None:
+        client = port.client()
+        asked = request("a", model_version="7")
+        assert (await client.fail(INFER, asked.SerializeToString())).status is Status.NOT_FOUND
+        asked = request("a", model_version="1")
+        assert outputs(answered(await client.ask(INFER, asked.SerializeToString()))) == [b"A"]
+
+    served(main)
+
+
+def test_too_many_elements_exhaust_the_resource() -> None:
+    async def main(port: Port) -> None:
+        asked = request(*["a"] * 1025)
+        assert (await port.client().fail(INFER, asked.SerializeToString())).status is Status.RESOURCE_EXHAUSTED
+
+    served(main)
+
+
+def test_one_element_that_fails_fails_the_request_and_is_named() -> None:
+    async def main(port: Port) -> None:
+        found = await port.client().fail(INFER, request("a", "bad", "c").SerializeToString())
+        assert found.status is Status.INVALID_ARGUMENT
+        assert found.trailers["x-headway-error"] == "REJECTED_BY_MODEL"
+        assert found.details.startswith("input 1 of 3")
+
+    served(main, whole=True)
+
+
+def test_elements_of_models_that_take_json_or_octets() -> None:
+    async def main(port: Port) -> None:
+        kinds, client = port.gateway.kinds, port.client()
+        kinds.learn(
+            [WorkerInfo(worker_id="g", model="default", status=WorkerStatus.HEALTHY, takes="json", gives="json")]
+        )
+        answer = answered(await client.ask(INFER, request('{"a": 1}', '"t"').SerializeToString()))
+        assert outputs(answer) == [b'{"a": 1}', b'"T"']
+        kinds.learn(
+            [WorkerInfo(worker_id="g", model="default", status=WorkerStatus.HEALTHY, takes="bytes", gives="bytes")]
+        )
+        port.gateway.output = "/wA="
+        assert outputs(answered(await client.ask(INFER, request(b"\xff").SerializeToString()))) == [b"\xff\x00"]
+        assert port.gateway.asked[-1].input == "/w=="
+
+    served(main)
+
+
+async def say(client: Any, method: str, metadata: Any = (), **members: Any) -> Any:
+    """Answer to a method with these members in its request."""
+    asked, answer = messages.kinds_of(messages.OPEN_INFERENCE, method)
+    body = await client.ask(f"/{messages.OPEN_INFERENCE}/{method}", asked(**members).SerializeToString(), metadata)
+    return answer.FromString(body)
+
+
+def test_the_server_and_its_models_are_described() -> None:
+    async def main(port: Port) -> None:
+        client = port.client()
+        assert (await say(client, "ServerLive")).live
+        assert (await say(client, "ServerReady")).ready
+        server = await say(client, "ServerMetadata")
+        assert (server.name, server.version) == ("headway", __version__)
+        assert (await say(client, "ModelReady", name="default")).ready
+        model = await say(client, "ModelMetadata", name="default", version="1")
+        assert (model.name, list(model.versions), model.platform) == ("default", ["1"], "headway")
+        assert [(one.name, one.datatype, list(one.shape)) for one in model.inputs] == [("INPUT", "BYTES", [-1, 1])]
+        config = (await say(client, "ModelConfig", name="default")).config
+        assert (config.name, config.max_batch_size, config.HasField("dynamic_batching")) == ("default", 1024, True)
+        assert [(one.name, one.data_type, list(one.dims)) for one in config.output] == [("OUTPUT", 13, [1])]
+        await client.ask(INFER, request("a", "b").SerializeToString())
+        for members in ({"name": "default"}, {}):
+            (counted,) = (await say(client, "ModelStatistics", **members)).model_stats
+            assert (counted.name, counted.version) == ("default", "1")
+        (listed,) = (await say(client, "RepositoryIndex", ready=True)).models
+        assert (listed.name, listed.version, listed.state) == ("default", "1", "READY")
+
+    served(main)
+
+
+def test_statistics_count_what_was_answered() -> None:
+    async def main(port: Port) -> None:
+        client = port.client()
+        await client.ask(INFER, request("a", "b").SerializeToString())
+        (counted,) = (await say(client, "ModelStatistics", name="default")).model_stats
+        assert (counted.inference_count, counted.inference_stats.success.count) == (2, 2)
+
+    served(main, whole=True)
+
+
+def test_a_process_that_is_not_ready_says_so() -> None:
+    async def main(port: Port) -> None:
+        port.stand.leaving = True
+        client = port.client()
+        assert not (await say(client, "ServerReady")).ready
+        assert (await say(client, "ServerLive")).live
+        assert not (await say(client, "ModelReady", name="default")).ready
+        assert list((await say(client, "RepositoryIndex", ready=True)).models) == []
+        (listed,) = (await say(client, "RepositoryIndex")).models
+        assert (listed.state, listed.reason) == ("UNAVAILABLE", "no worker is ready")
+
+    served(main)
+
+
+def test_what_is_said_of_a_model_is_for_those_who_may_ask_it() -> None:
+    async def main(port: Port) -> None:
+        client = port.client()
+        service = f"/{messages.OPEN_INFERENCE}"
+        for method in ("ServerLive", "ServerReady", "ServerMetadata"):
+            await say(client, method)
+        for method in ("ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics"):
+            asked, _ = messages.kinds_of(messages.OPEN_INFERENCE, method)
+            body = asked(name="default").SerializeToString()
+            assert (await client.fail(f"{service}/{method}", body)).status is Status.UNAUTHENTICATED
+            narrow = (("authorization", "Bearer narrow"),)
+            assert (await client.fail(f"{service}/{method}", body, narrow)).status is Status.PERMISSION_DENIED
+            unknown = asked(name="other").SerializeToString()
+            assert (await client.fail(f"{service}/{method}", unknown, BEARER)).status is Status.NOT_FOUND
+            await say(client, method, BEARER, name="default")
+        assert list((await say(client, "RepositoryIndex", narrow)).models) == []
+
+    served(main, KEYS)
+
+
+@pytest.mark.parametrize("method", ["RepositoryModelLoad", "RepositoryModelUnload"])
+def test_models_are_not_loaded_or_unloaded_by_clients(method: str) -> None:
+    async def main(port: Port) -> None:
+        found = await port.client().fail(f"/{messages.OPEN_INFERENCE}/{method}", b"")
+        assert (found.status, found.details.split(";")[0]) == (
+            Status.UNIMPLEMENTED,
+            "models are not loaded and unloaded by clients",
+        )
+
+    served(main)
+
+
+def streamed(body: bytes) -> Any:
+    """Answer of ModelStreamInfer."""
+    return messages.message("inference.ModelStreamInferResponse").FromString(body)
+
+
+def test_a_stream_answers_each_request_in_order_and_outlives_an_error() -> None:
+    async def main(port: Port) -> None:
+        call = port.client().stream(STREAM)
+        for number in range(20):
+            text = b"\xff" if number == 7 else f"text {number}".encode()
+            await call.write(request(text, id=f"n{number}").SerializeToString())
+        await call.write(b"\xff\xff")
+        await call.done_writing()
+        for number in range(20):
+            answer = streamed(await call.read())
+            assert answer.infer_response.id == f"n{number}"
+            if number == 7:
+                assert "is not UTF-8" in answer.error_message
+            else:
+                assert outputs(answer.infer_response) == [f"TEXT {number}".encode()]
+                assert answer.error_message == ""
+        assert "malformed" in streamed(await call.read()).error_message
+        assert await call.read() is grpc.aio.EOF
+        assert await call.code() is Status.OK
+
+    served(main)
+
+
+def test_requests_of_a_stream_are_in_hand_at_the_same_time() -> None:
+    async def main(port: Port) -> None:
+        port.gateway.hold = True
+        call = port.client().stream(STREAM)
+        for number in range(5):
+            await call.write(request(str(number)).SerializeToString())
+        await port.gateway.until(lambda: len(port.gateway.waiting) == 5)
+        port.gateway.release()
+        found = [outputs(streamed(await call.read()).infer_response) for _ in range(5)]
+        assert found == [[str(number).encode()] for number in range(5)]
+        await call.done_writing()
+        assert await call.code() is Status.OK
+
+    served(main)
+
+
+def test_a_stream_whose_client_leaves_abandons_its_requests() -> None:
+    async def main(port: Port) -> None:
+        port.gateway.hold = True
+        call = port.client().stream(STREAM)
+        for number in range(3):
+            await call.write(request(str(number)).SerializeToString())
+        await port.gateway.until(lambda: len(port.gateway.waiting) == 3)
+        call.cancel()
+        await port.gateway.until(lambda: len(port.gateway.abandoned) == 3)
+
+    served(main)
+
+
+def test_a_drain_answers_what_a_stream_has_sent_and_then_ends_it() -> None:
+    async def main(port: Port) -> None:
+        port.gateway.hold = True
+        call = port.client().stream(STREAM)
+        for number in range(3):
+            await call.write(request(str(number)).SerializeToString())
+        await port.gateway.until(lambda: len(port.gateway.waiting) == 3)
+        draining = asyncio.ensure_future(port.listener.drain())
+        relay = port.listener._relay
+        assert relay is not None
+        (connection,) = relay.connections.values()
+        await connection.retired.wait()
+        port.gateway.release()
+        found = [outputs(streamed(await call.read()).infer_response) for _ in range(3)]
+        assert found == [[b"0"], [b"1"], [b"2"]]
+        assert await call.code() is Status.UNAVAILABLE
+        await draining
+
+    served(main)
+
+
+def test_errors_of_the_gateway_are_told_in_a_stream() -> None:
+    async def main(port: Port) -> None:
+        port.gateway.failure = Failure(errors.SERVICE_OVERLOADED, "full — ü", 1.0)
+        call = port.client().stream(STREAM, BEARER)
+        await call.write(request("a", id="x").SerializeToString())
+        answer = streamed(await call.read())
+        assert (answer.error_message, answer.infer_response.id) == ("full — ü", "x")
+        call.cancel()
+        refused = port.client().stream(STREAM)
+        assert await refused.code() is Status.UNAUTHENTICATED
+        keyed = port.client().stream(STREAM, (*BEARER, ("idempotency-key", "k")))
+        assert await keyed.code() is Status.INVALID_ARGUMENT
+
+    served(main, KEYS)

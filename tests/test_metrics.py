@@ -43,6 +43,8 @@ NAMES = {
     "headway_wasted_gpu_seconds": ("counter", {"cause"}),
     "headway_batching_overhead_seconds": ("histogram", set()),
     "headway_breaker_state": ("gauge", {"backend"}),
+    "headway_tls_certificate_expiry_timestamp_seconds": ("gauge", set()),
+    "headway_tls_handshakes_failed": ("counter", {"port", "reason"}),
 }
 
 
@@ -57,6 +59,8 @@ def full_state() -> State:
     counters.gpu_seconds["m", "gpu-0"].observe(0.1)
     counters.refusals["overloaded", "free"] = 5
     counters.keys_age = 0.25
+    counters.certificate_ends = 1.8e9
+    counters.tls_failures["public", "no_certificate"] = 2
     counters.shared["m", "same", "joined"] = 9
     counters.ledger_dropped = 8
     counters.direct["m"] = 3

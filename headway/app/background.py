@@ -69,8 +69,8 @@ class BackgroundService:
             self.stop(drain=False)
             raise
         public = self.process.public
-        self.url = _url(settings.host, public.port if public is not None else 0)
-        self.admin_url = _url(settings.admin_host, self.process.admin.port)
+        self.url = _url(settings, settings.host, public.port if public is not None else 0)
+        self.admin_url = _url(settings, settings.admin_host, self.process.admin.port)
         atexit.register(self._abandon)
 
     def __repr__(self) -> str:
@@ -161,6 +161,6 @@ class BackgroundService:
             await process.service.stop()
 
 
-def _url(host: str, port: int) -> str:
+def _url(settings: Settings, host: str, port: int) -> str:
     address = _EVERYWHERE.get(host, host)
-    return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
+    return f"{settings.scheme}://[{address}]:{port}" if ":" in address else f"{settings.scheme}://{address}:{port}"

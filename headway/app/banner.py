@@ -63,13 +63,16 @@ def _lines(
     signature: Signature | None,
 ) -> Iterator[str]:
     parts = ROLES[role]
-    url = f"http://{_host(settings.host)}:{port}"
+    scheme = settings.scheme
+    url = f"{scheme}://{_host(settings.host)}:{port}"
     yield parts.headline.format(name=settings.name, target=target, model=f"model {settings.model!r}")
     if parts.gateway:
         yield f"  public   {url}   docs {url}/docs"
         if settings.grpc_port:
             yield f"  grpc     {_host(settings.host)}:{settings.grpc_port}   headway.v1, Open Inference Protocol, health, reflection"
-    yield f"  admin    http://{_host(settings.admin_host)}:{admin_port}/internal/health   metrics /metrics"
+    yield f"  admin    {scheme}://{_host(settings.admin_host)}:{admin_port}/internal/health   metrics /metrics"
+    if settings.tls_cert:
+        yield f"  tls      {settings.tls_cert}; {_clients(settings)}"
     if settings.broker:
         shards = "" if settings.shards == 1 else f" in {settings.shards} shards"
         yield f"  broker   {settings.broker_shown}   keys {settings.broker_prefix}:…{shards}"
@@ -109,6 +112,13 @@ def _weight(settings: Settings) -> str:
 def _rounded(number: float) -> int:
     """Number rounded to two digits, as an estimate deserves."""
     return int(round(number, 1 - math.floor(math.log10(number)))) if number >= 10.0 else math.ceil(number)
+
+
+def _clients(settings: Settings) -> str:
+    """Rule on the certificates of clients."""
+    if not settings.tls_client_ca:
+        return "clients need no certificate"
+    return f"clients show one of {settings.tls_client_ca}"
 
 
 def _host(host: str) -> str:

@@ -10,6 +10,7 @@ from headway.errors import SettingError
 from headway.gateway.gateway import Gateway
 from headway.http.readiness import Readiness
 from headway.ports import Identity
+from headway.runtime.certificates import Certificates
 from headway.runtime.counters import Counters
 from headway.runtime.request_id import new_id
 
@@ -18,7 +19,12 @@ if TYPE_CHECKING:
 
 
 def make_grpc_listener(
-    settings: Settings, gateway: Gateway, identity: Identity, readiness: Readiness, counters: Counters
+    settings: Settings,
+    gateway: Gateway,
+    identity: Identity,
+    readiness: Readiness,
+    counters: Counters,
+    certificates: Certificates | None = None,
 ) -> GrpcListener:
     """Make the listener of the gRPC port.
 
@@ -33,4 +39,4 @@ def make_grpc_listener(
         hint = install_hint("grpc")
         reason = "needs the packages grpcio and protobuf, which are not here"
         raise SettingError("grpc_port", settings.grpc_port, reason, hint) from exc
-    return GrpcListener(settings, gateway, identity, readiness, new_id, counters)
+    return GrpcListener(settings, gateway, identity, readiness, new_id, counters, certificates)

@@ -44,6 +44,7 @@ from headway.http import public
 from headway.http.readiness import Readiness
 from headway.http.server.listener import Listener
 from headway.model import ProcessInfo, Role
+from headway.runtime.certificates import Certificates
 from headway.runtime.counters import Counters
 from headway.runtime.request_id import new_id
 from headway.worker.pool import WorkerPool
@@ -137,10 +138,11 @@ def build(settings: Settings, role: Role, given: str | Target = "", listener: ty
         ledger,
         starting,
     )
-    admin_listener = listener.admin(settings, admin.build(shown, ready), new_id, counters)
+    certificates = make_certificates(settings, counters) if listener.takes_address else None
+    admin_listener = listener.admin(settings, admin.build(shown, ready), new_id, counters, certificates)
     public_listener = kinds = None
     further: list[PortListener] = []
-    resources: list[Resource] = [] if ledger_writer is None else [ledger_writer]
+    resources: list[Resource] = [one for one in (certificates, ledger_writer) if one is not None]
     if gateway is not None:
         identity, stores = make_identity(settings, counters)
         app = public.build(gateway, ready, identity)
@@ -149,9 +151,9 @@ def build(settings: Settings, role: Role, given: str | Target = "", listener: ty
         warn_of_strangers(settings)
         kinds = KindsWatcher(gateway.kinds, bundle.broker, clock)
         resources.extend((CapacityWatcher(gateway, bundle.fleet, clock), kinds))
-        public_listener = listener.public(settings, gateway, identity, app, new_id, counters)
+        public_listener = listener.public(settings, gateway, identity, app, new_id, counters, certificates)
         if settings.grpc_port and listener.takes_address:
-            further.append(make_grpc_listener(settings, gateway, identity, ready, counters))
+            further.append(make_grpc_listener(settings, gateway, identity, ready, counters, certificates))
     service = Service(
         settings,
         bundle.broker,
@@ -220,7 +222,7 @@ def _member(settings: Settings, role: Role, made: Components, admin_port: int) -
         role=role,
         host=socket.gethostname(),
         pid=os.getpid(),
-        admin=f"http://{host}:{admin_port}" if admin_port else "",
+        admin=f"{settings.scheme}://{host}:{admin_port}" if admin_port else "",
         version=__version__,
         pending=gateway.pending if gateway is not None else 0,
         requests_per_second=gateway.requests_per_second if gateway is not None else 0.0,
@@ -246,11 +248,22 @@ def warn_of_idle(settings: Settings) -> None:
 
 def warn_of_strangers(settings: Settings) -> None:
     """Log that whoever reaches the public port is let in, where that is not only this machine."""
-    if is_loopback(settings.host) or settings.keys or settings.jwt:
+    if is_loopback(settings.host) or settings.keys or settings.jwt or settings.tls_client_ca:
         return
-    hint = "Set --keys or --jwt, or bind it to 127.0.0.1 behind a proxy that asks who they are."
+    hint = "Set --keys, --jwt or --tls-client-ca, or bind it to 127.0.0.1 behind a proxy that asks who they are."
     log.warning("the public port is open to others than this machine, and nobody is asked for a key",
                 host=settings.host, let_in=f"everybody, as {settings.default_tier}", hint=hint)  # fmt: skip
+
+
+def make_certificates(settings: Settings, counters: Counters) -> Certificates | None:
+    """Read the certificates of the ports; None where they speak no TLS.
+
+    Raises:
+        SettingError: a file cannot be used.
+    """
+    if not settings.tls_cert:
+        return None
+    return Certificates(settings.tls_cert, settings.tls_key, settings.tls_client_ca, counters)
 
 
 def _no_broker(role: Role) -> SettingError:

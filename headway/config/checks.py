@@ -171,6 +171,13 @@ def _files(settings: Settings) -> None:
         _refuse(settings, "jwt", "no such file", "Name a TOML file of issuers, or leave it out.")
 
 
+def _tls(settings: Settings) -> None:
+    for name in ("tls_key", "tls_client_ca"):
+        if getattr(settings, name) and not settings.tls_cert:
+            hint = "Name the certificate of the ports as well, or leave it out."
+            _refuse(settings, name, "has no effect without `tls_cert`", hint)
+
+
 def _ledger(settings: Settings) -> None:
     wrong = database.fault(settings.ledger) if settings.ledger else None
     if wrong is not None:
@@ -338,6 +345,7 @@ CHECKS: tuple[Callable[[Settings], None], ...] = (
     _admin,
     _grpc_port,
     _files,
+    _tls,
     _ledger,
     _shed_depths,
     _room,

@@ -69,6 +69,16 @@ class Settings:
         "never.",
         "s",
     )
+    tls_cert: str = _setting(
+        "",
+        _SERVICE,
+        "Certificate of all ports, which then speak TLS: a file in PEM format, with the certificates between it and an "
+        "authority; read again when it changes.",
+    )
+    tls_key: str = _setting("", _SERVICE, "File of its key, not encrypted; left out: in the file of `tls_cert`.")
+    tls_client_ca: str = _setting(
+        "", _SERVICE, "File of the authorities of which clients must show a certificate; left out: they need none."
+    )
     model: str = _setting("default", _SERVICE, "Name under which the target is served.")
     model_version: str = _setting("1", _SERVICE, "Version reported in answers.")
     lame_duck_ms: float = _setting(
@@ -332,6 +342,11 @@ class Settings:
         """Ids of the GPUs in `devices`, one for each worker; `cpu` alone stands for all workers. Empty without it."""
         ids = tuple(part.strip() for part in self.devices.split(",")) if self.devices else ()
         return ids * self.workers if ids == ("cpu",) else ids
+
+    @property
+    def scheme(self) -> str:
+        """Scheme of the URLs of all ports."""
+        return "https" if self.tls_cert else "http"
 
     @property
     def broker_shown(self) -> str:

@@ -30,13 +30,15 @@ from headway.grpc.inference_call import InferenceCall
 from headway.grpc.open_inference import OpenInference, infer_reader, responder
 from headway.grpc.predict import predict_reader
 from headway.grpc.reflection import ReflectionCall
-from headway.grpc.relay import Relay
+from headway.grpc.relay import ClientConnection, Relay
 from headway.http.readiness import Glance, Readiness
 from headway.http.server.connection_context import Intake, NewId
 from headway.http.server.quotas import Quotas
 from headway.ports import Identity
+from headway.runtime.certificates import Certificates
 from headway.runtime.counters import Counters
 from headway.runtime.listening import BACKLOG, SPARE, ListeningSocket, bind, descriptor_ceiling, raise_descriptor_limit
+from headway.runtime.tls_transport import TlsPort
 
 SWEEP = 0.5
 """Seconds between two looks at all connections."""
@@ -70,6 +72,7 @@ class GrpcListener:
         readiness: whether this process should get traffic.
         new_id: makes request ids.
         counters: counters of refusals.
+        certificates: certificates of the port; None: it speaks HTTP/2 without TLS.
 
     Attributes:
         port: the port, once it is bound.
@@ -83,12 +86,14 @@ class GrpcListener:
         readiness: Readiness,
         new_id: NewId,
         counters: Counters,
+        certificates: Certificates | None = None,
         *,
         port: int | None = None,
     ) -> None:
         self._settings = settings
         self._intake, self._identity, self._readiness = intake, identity, readiness
         self._new_id, self._counters = new_id, counters
+        self._certificates = certificates
         self._wanted = settings.grpc_port if port is None else port
         self._relay: Relay | None = None
         self._health: Health | None = None
@@ -115,7 +120,11 @@ class GrpcListener:
             unread_timeout=settings.body_timeout_ms / 1000,
             jitter=random.random,
         )
-        self._sockets = await bind(settings.host, self._wanted, "host", "grpc_port", relay.accept)
+        protocol: Callable[[], asyncio.Protocol] = relay.accept
+        if self._certificates is not None:
+            tls = TlsPort(self._certificates, "h2", "grpc", self._counters, asyncio.get_running_loop())
+            protocol = tls.around(protocol, _refuse_plain)
+        self._sockets = await bind(settings.host, self._wanted, "host", "grpc_port", protocol)
         self.port = self._sockets[0].port
 
     async def open(self) -> None:
@@ -211,6 +220,21 @@ class GrpcListener:
         for one in self._sockets:
             one.close()
         self._sockets.clear()
+
+
+_WHY_NOT_PLAIN = b"this port speaks TLS; use a secure channel"
+_NOT_PLAIN = (
+    b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+    + (8 + len(_WHY_NOT_PLAIN)).to_bytes(3, "big")
+    + b"\x07\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x0c"
+    + _WHY_NOT_PLAIN
+)
+"""SETTINGS frame, with which a server has to begin, and GOAWAY with the code INADEQUATE_SECURITY."""
+
+
+def _refuse_plain(connection: ClientConnection) -> None:
+    connection.write(_NOT_PLAIN)
+    connection.end()
 
 
 class _Methods:

@@ -109,3 +109,7 @@ class Counters:
         """State of the breaker by backend: 0 closed, 1 half open, 2 open."""
         self.worker_restarts: defaultdict[str, int] = defaultdict(int)
         """Restarts by worker."""
+        self.certificate_ends: float | None = None
+        """Unix seconds at which the certificate of the ports ends; None without one."""
+        self.tls_failures: defaultdict[tuple[str, str], int] = defaultdict(int)
+        """Handshakes that failed by (port, reason)."""

@@ -144,6 +144,14 @@ def families(state: State) -> Iterator[Metric]:
         "keys_age_seconds", "How old the API keys are that requests are checked by.",
         (), {} if counters.keys_age is None else {(): counters.keys_age},
     )  # fmt: skip
+    yield _gauge(
+        "tls_certificate_expiry_timestamp_seconds", "When the certificate of the ports ends, in Unix seconds.",
+        (), {} if counters.certificate_ends is None else {(): counters.certificate_ends},
+    )  # fmt: skip
+    yield _counter(
+        "tls_handshakes_failed", "TLS handshakes that failed, by port and reason.",
+        ("port", "reason"), counters.tls_failures,
+    )  # fmt: skip
     yield _counter(
         "direct", "Requests answered by the fallback, for want of a broker.", ("model",), _keyed(counters.direct)
     )

@@ -29,6 +29,7 @@ from headway.grpc.listener import GrpcListener
 from headway.http.readiness import Readiness
 from headway.identity.anonymous import AnonymousIdentity
 from headway.model import WorkerInfo, WorkerStatus
+from headway.runtime.certificates import Certificates
 from headway.runtime.counters import Counters
 from headway.runtime.supervisor import Supervisor
 from tests.http.stand import KEPT_LIMITS, PATIENCE, Bearers, EchoGateway, Keys, Stand, _work
@@ -52,9 +53,13 @@ class Failed:
 class Client:
     """A client with a connection of its own."""
 
-    def __init__(self, port: int, **options: int) -> None:
-        own = {"grpc.use_local_subchannel_pool": 1, "grpc.enable_retries": 0, **options}
-        self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=tuple(own.items()))
+    def __init__(self, port: int, credentials: grpc.ChannelCredentials | None = None, **options: int) -> None:
+        own = tuple({"grpc.use_local_subchannel_pool": 1, "grpc.enable_retries": 0, **options}.items())
+        address = f"127.0.0.1:{port}"
+        if credentials is None:
+            self.channel = grpc.aio.insecure_channel(address, options=own)
+        else:
+            self.channel = grpc.aio.secure_channel(address, credentials, options=own)
 
     def call(self, method: str, body: bytes, metadata: Metadata = (), timeout: float | None = PATIENCE) -> Any:
         """Begin a call with the bytes of its message."""
@@ -106,9 +111,9 @@ class Port:
     stand: Any
     clients: list[Client] = field(default_factory=list)
 
-    def client(self, **options: int) -> Client:
-        """A client with a connection of its own, which is closed in the end."""
-        client = Client(self.listener.port, **options)
+    def client(self, credentials: grpc.ChannelCredentials | None = None, **options: int) -> Client:
+        """A client with a connection of its own, over TLS if it has credentials, which is closed in the end."""
+        client = Client(self.listener.port, credentials, **options)
         self.clients.append(client)
         return client
 
@@ -118,16 +123,21 @@ def served(
     keys: Keys | None = None,
     whole: bool = False,
     now: Callable[[], float] = monotonic,
+    certificates: Certificates | None = None,
     **settings: Any,
 ) -> None:
     """Run `main` against an open port. `whole`: the real gateway is behind it, and one worker, in place of the echo."""
     with pytest.MonkeyPatch.context() as patch, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         patch.setattr("headway.grpc.listener.monotonic", now)
-        runner.run(_serve(main, keys, whole, settings))
+        runner.run(_serve(main, keys, whole, certificates, settings))
 
 
 async def _serve(
-    main: Callable[[Port], Coroutine[Any, Any, None]], keys: Keys | None, whole: bool, changes: Mapping[str, Any]
+    main: Callable[[Port], Coroutine[Any, Any, None]],
+    keys: Keys | None,
+    whole: bool,
+    certificates: Certificates | None,
+    changes: Mapping[str, Any],
 ) -> None:
     unseen: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: unseen.append(context))
@@ -148,6 +158,7 @@ async def _serve(
         Readiness(broker, lambda: stand.leaving, slots={"gpu-0"}),
         lambda: ID.format(next(numbers)),
         counters,
+        certificates,
         port=0,
     )
     port = Port(listener, gateway, counters, settings, stand)

@@ -57,6 +57,7 @@ from headway.model import (
     WorkerStatus,
 )
 from headway.ports import Broker
+from headway.runtime.certificates import Certificates
 from headway.runtime.counters import Counters
 from headway.runtime.supervisor import Supervisor
 
@@ -363,17 +364,22 @@ def served(
     main: Callable[[Stand], Coroutine[Any, Any, None]],
     keys: Keys | None = None,
     whole: bool = False,
+    certificates: Certificates | None = None,
     **settings: Any,
 ) -> None:
     """Run `main` against an open door. `whole`: the real gateway is behind it, and one worker, in place of the echo."""
     with pytest.MonkeyPatch.context() as patch, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         for module in (connection, door, fast_path):
             patch.setattr(module, "monotonic", lambda: INSTANT)
-        runner.run(_serve(main, keys, whole, settings))
+        runner.run(_serve(main, keys, whole, certificates, settings))
 
 
 async def _serve(
-    main: Callable[[Stand], Coroutine[Any, Any, None]], keys: Keys | None, whole: bool, changes: dict[str, Any]
+    main: Callable[[Stand], Coroutine[Any, Any, None]],
+    keys: Keys | None,
+    whole: bool,
+    certificates: Certificates | None,
+    changes: dict[str, Any],
 ) -> None:
     unseen: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: unseen.append(context))
@@ -396,6 +402,7 @@ async def _serve(
         public.build(real, Readiness(broker, lambda: stand.leaving, slots={"gpu-0"}), identity),
         lambda: f"00000000-0000-7000-8000-{next(numbers):012x}",
         counters,
+        certificates,
     )
     stand = Stand(door, gateway, counters, settings, real, broker, [], asyncio.Event())
     stand.go.set()

@@ -102,7 +102,7 @@ class Connection(HttpToolsProtocol):
         """Take the connection in, or refuse it when there are too many."""
         self.transport = transport
         self.flow = FlowControl(transport)
-        self.scheme = "http"
+        self.scheme = self.context.scheme
         # Any byte the kernel does not take at once counts as stuck: then nothing more is read from the client.
         transport.set_write_buffer_limits(high=0)
         self.since = monotonic()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from email.utils import formatdate
-from typing import Protocol
+from typing import Literal, Protocol
 
 import structlog
 from starlette.requests import ClientDisconnect
@@ -148,6 +148,7 @@ class ConnectionContext:
         hangups: watch for clients that leave while nothing is read from them.
         turns: line of the connections that have sent many requests at once.
         encode_error: encoder of errors where no inference route is known.
+        scheme: scheme of the port's URLs.
         closing: whether every answer is its connection's last.
         shut: whether the port has closed, too: idle clients are dropped, and those that only wait for news are
             answered.
@@ -170,6 +171,7 @@ class ConnectionContext:
         self.header_timeout = settings.header_timeout_ms / 1000
         self.body_timeout = settings.body_timeout_ms / 1000
         self.keep_alive = settings.keep_alive_ms / 1000
+        self.scheme: Literal["http", "https"] = "http"
         self.closing = False
         self.shut = asyncio.Event()
         self.date = b""

@@ -21,12 +21,15 @@ from typing import cast
 from starlette.types import ASGIApp
 
 from headway.config import Settings
+from headway.errors import BadRequest
 from headway.http.inference.fast_path import FastPathConnection
 from headway.http.server.connection import Connection
 from headway.http.server.connection_context import ConnectionContext, InferenceContext, Intake, NewId
 from headway.ports import Identity
+from headway.runtime.certificates import Certificates
 from headway.runtime.counters import Counters
 from headway.runtime.listening import BACKLOG, SPARE, ListeningSocket, bind, descriptor_ceiling, raise_descriptor_limit
+from headway.runtime.tls_transport import TlsPort
 
 SWEEP = 0.5
 """Seconds between two looks at all connections; shorter when a configured time-out is."""
@@ -41,19 +44,27 @@ class Listener:
         prefix: prefix of the names of these two settings, for errors.
         settings: limits and times.
         make_context: builds the context that the connections share; called within the event loop.
+        certificates: certificates of the port; None: it speaks plain HTTP.
     """
 
     takes_address = True
     """Whether listeners of this kind take an address of this machine."""
 
     def __init__(
-        self, host: str, port: int, prefix: str, settings: Settings, make_context: Callable[[], ConnectionContext]
+        self,
+        host: str,
+        port: int,
+        prefix: str,
+        settings: Settings,
+        make_context: Callable[[], ConnectionContext],
+        certificates: Certificates | None = None,
     ) -> None:
         self._host = host
         self._wanted_port = port
         self._prefix = prefix
         self._settings = settings
         self._make_context = make_context
+        self._certificates = certificates
         self._context: ConnectionContext | None = None
         self._listeners: list[ListeningSocket] = []
         self._sweep: asyncio.TimerHandle | None = None
@@ -68,6 +79,7 @@ class Listener:
         app: ASGIApp,
         new_id: NewId,
         counters: Counters,
+        certificates: Certificates | None = None,
     ) -> Listener:
         """Listener for clients: the fast path, and `app` for all other routes."""
         return cls(
@@ -76,10 +88,18 @@ class Listener:
             "",
             settings,
             lambda: InferenceContext(app, settings, new_id, counters, intake, identity),
+            certificates,
         )
 
     @classmethod
-    def admin(cls, settings: Settings, app: ASGIApp, new_id: NewId, counters: Counters) -> Listener:
+    def admin(
+        cls,
+        settings: Settings,
+        app: ASGIApp,
+        new_id: NewId,
+        counters: Counters,
+        certificates: Certificates | None = None,
+    ) -> Listener:
         """Listener for operators."""
         return cls(
             settings.admin_host,
@@ -87,6 +107,7 @@ class Listener:
             "admin_",
             settings,
             lambda: ConnectionContext(app, settings, new_id, counters),
+            certificates,
         )
 
     async def bind(self) -> None:
@@ -96,11 +117,15 @@ class Listener:
             SettingError: the address cannot be had.
         """
         context = self._context = self._make_context()
-        protocol: Callable[[], Connection] = (
+        protocol: Callable[[], asyncio.Protocol] = (
             (lambda: FastPathConnection(context))
             if isinstance(context, InferenceContext)
             else (lambda: Connection(context))
         )
+        if self._certificates is not None:
+            context.scheme = "https"
+            tls = TlsPort(self._certificates, "http/1.1", context.label, context.counters, context.loop)
+            protocol = tls.around(protocol, _refuse_plain)
         names = f"{self._prefix}host", f"{self._prefix}port"
         self._listeners = await bind(self._host, self._wanted_port, *names, protocol)
         self.port = self._listeners[0].port
@@ -205,6 +230,10 @@ class Listener:
         for listener in self._listeners:
             listener.close()
         self._listeners.clear()
+
+
+def _refuse_plain(connection: Connection) -> None:
+    connection.reject(BadRequest("plain HTTP came to a port that speaks TLS; ask https:// instead of http://"))
 
 
 def _interval(context: ConnectionContext) -> float:

@@ -1,0 +1,352 @@
+"""TLS between a socket and the protocol of a port, from the first byte on.
+
+    NEW ──first byte──▶ WAITING ─turn─▶ HANDSHAKE ──▶ OPEN ──▶ ENDED
+      │                    ▲───────────────┘ │
+      └─no TLS─▶ PLAIN                       └─failed─▶ ENDED
+
+The protocol above has its connection as soon as the system has, so that one whose handshake hangs counts and times out like any
+other that says nothing. What the protocol writes before the handshake is done is kept until then.
+
+Handshakes that have come together wait in a line (`headway.runtime.handshake_line`).
+
+An event loop's own TLS would tell the protocol of a connection only after the handshake, and could not end one side of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any, cast
+
+import structlog
+
+from headway.runtime.certificates import Certificates
+from headway.runtime.counters import Counters
+from headway.runtime.handshake_line import HandshakeLine
+
+log = structlog.get_logger(__name__)
+
+LINGER = 1.0
+"""Seconds for which a client whose handshake has failed may go on sending, so that it gets to read why."""
+
+TOLD_EVERY = 60.0
+"""Least seconds between two lines of the log about failed handshakes."""
+
+NEW, WAITING, HANDSHAKE, OPEN, PLAIN, ENDED = range(6)
+
+_RECORD = 16_384
+"""Most bytes that one record carries."""
+
+_HANDSHAKE_RECORD = 0x16
+_TEXT = frozenset(b"\r\nABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
+"""First bytes of clients that speak a protocol of text, such as HTTP."""
+
+_REASONS = {
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "no_certificate",
+    "CERTIFICATE_VERIFY_FAILED": "bad_certificate",
+    "UNSUPPORTED_PROTOCOL": "old_version",
+    "VERSION_TOO_LOW": "old_version",
+    "NO_SHARED_CIPHER": "no_shared_cipher",
+    "NO_SUITABLE_SIGNATURE_ALGORITHM": "no_shared_cipher",
+    "HTTP_REQUEST": "plain",
+}
+"""Reasons of failed handshakes as the metric has them, by those of OpenSSL."""
+
+
+class TlsPort:
+    """TLS of one port.
+
+    Arguments:
+        certificates: certificates of the process.
+        protocol: protocol spoken on the port, as `Certificates.context` takes it.
+        label: name of the port, for log and metrics.
+        counters: counters of failed handshakes.
+        loop: event loop of the port.
+    """
+
+    def __init__(
+        self, certificates: Certificates, protocol: str, label: str, counters: Counters, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self.loop = loop
+        self.line = HandshakeLine(loop)
+        self._certificates, self._protocol, self._label = certificates, protocol, label
+        self._counters = counters
+        self._failed: Counter[str] = Counter()
+        self._told_at = -TOLD_EVERY
+
+    def around(
+        self, make: Callable[[], asyncio.Protocol], refuse_plain: Callable[[Any], None]
+    ) -> Callable[[], asyncio.Protocol]:
+        """Maker of the protocols of a listening socket.
+
+        Arguments:
+            make: makes the protocol of a connection above TLS.
+            refuse_plain: answers, through such a protocol and in plain text, a client that does not speak TLS.
+        """
+        return lambda: TlsTransport(self, make(), refuse_plain)
+
+    @property
+    def context(self) -> ssl.SSLContext:
+        """Context for a new connection."""
+        return self._certificates.context(self._protocol)
+
+    def failed(self, reason: str) -> None:
+        """Count a handshake that has failed, and log it, but not more often than TOLD_EVERY."""
+        self._counters.tls_failures[self._label, reason] += 1
+        if reason in (
+            "closed",
+            "unfinished",
+        ):  # Balancers that only look whether the port is open do that all the time.
+            return
+        self._failed[reason] += 1
+        now = self.loop.time()
+        if now >= self._told_at + TOLD_EVERY:
+            log.warning("clients fail at the TLS handshake", port=self._label, times=dict(self._failed))
+            self._failed.clear()
+            self._told_at = now
+
+
+class TlsTransport(asyncio.Transport, asyncio.Protocol):
+    """TLS of one connection: a protocol to the socket's transport, and the transport of the protocol above.
+
+    Arguments:
+        port: TLS of the port.
+        protocol: protocol above.
+        refuse_plain: see `TlsPort.around`.
+    """
+
+    def __init__(self, port: TlsPort, protocol: asyncio.Protocol, refuse_plain: Callable[[Any], None]) -> None:
+        super().__init__()
+        self._port = port
+        self._protocol: asyncio.Protocol | None = protocol
+        self._refuse_plain = refuse_plain
+        self._state = NEW
+        self._address = ""
+        self._unsent: list[bytes] = []
+        self._wants_eof = self._paused = False
+
+    # What the socket's transport calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Hand the connection to the protocol above at once."""
+        self._raw = cast(asyncio.Transport, transport)
+        self._address = str((transport.get_extra_info("peername") or ("",))[0])
+        if self._protocol is not None:
+            self._protocol.connection_made(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Decrypt what has come, or take it for the handshake. Behind the end it is thrown away."""
+        state = self._state
+        if state == OPEN:
+            self._incoming.write(data)
+            self._read()
+        elif state < OPEN:
+            if state == NEW and not self._begin(data):
+                return
+            self._incoming.write(data)
+            if self._state != WAITING:
+                self._state = WAITING
+                self._raw.pause_reading()
+                self._port.line.wait(self._address, self)
+
+    def eof_received(self) -> bool | None:
+        """Take the end of what the client sends for the end of the connection."""
+        return None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell the protocol above, and let go of everything."""
+        self._end("closed")
+        protocol, self._protocol = self._protocol, None
+        self._unsent.clear()
+        if protocol is not None:
+            protocol.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Tell the protocol above that the client does not take what was written."""
+        if self._protocol is not None:
+            self._protocol.pause_writing()
+
+    def resume_writing(self) -> None:
+        """Tell the protocol above that the client has taken it."""
+        if self._protocol is not None:
+            self._protocol.resume_writing()
+
+    def take_turn(self) -> None:
+        """Take a step of the handshake."""
+        if self._state == WAITING:
+            self._state = HANDSHAKE
+            if not self._raw.is_closing():
+                self._raw.resume_reading()
+                self._shake_hands()
+
+    # What the protocol above calls.
+
+    def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
+        """Encrypt and send; before the handshake is done, keep."""
+        state = self._state
+        if state == OPEN:
+            self._encrypt(data)
+            self._raw.write(self._outgoing.read())
+        elif state == PLAIN:
+            self._raw.write(data)
+        elif state < OPEN:
+            self._unsent.append(bytes(data))
+
+    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview[Any]]) -> None:
+        """Write several pieces as one."""
+        self.write(b"".join(list_of_data))
+
+    def can_write_eof(self) -> bool:
+        """Return True."""
+        return True
+
+    def write_eof(self) -> None:
+        """Tell the client that nothing more is sent to it, and throw away what it still sends."""
+        state = self._state
+        if state < OPEN:
+            self._wants_eof = True
+            return
+        self._say_end()
+        if not self._raw.is_closing():
+            self._raw.write_eof()
+
+    def close(self) -> None:
+        """End the connection when what was written has left."""
+        self._end("unfinished")
+        self._raw.close()
+
+    def abort(self) -> None:
+        """End the connection now."""
+        self._end("unfinished")
+        self._raw.abort()
+
+    def is_closing(self) -> bool:
+        """Whether the connection has ended, or is about to."""
+        return self._raw.is_closing()
+
+    def pause_reading(self) -> None:
+        """Hand nothing over for now; a handshake goes on."""
+        self._paused = True
+        if self._state == OPEN:
+            self._raw.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Hand over what comes, and what has come meanwhile."""
+        self._paused = False
+        if self._state == OPEN and not self._raw.is_closing():
+            self._raw.resume_reading()
+            if self._incoming.pending or self._tls.pending():
+                self._port.loop.call_soon(self._read)
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Set the bounds of what waits for the client."""
+        self._raw.set_write_buffer_limits(high, low)
+
+    def get_write_buffer_size(self) -> int:
+        """Bytes that wait for the client."""
+        return self._raw.get_write_buffer_size()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """Facts of the connection: those of the socket as without TLS, and `ssl_object` after the first byte."""
+        if name == "ssl_object":
+            return self._tls if WAITING <= self._state <= OPEN else default
+        return self._raw.get_extra_info(name, default)
+
+    # Steps.
+
+    def _begin(self, data: bytes) -> bool:
+        """Prepare the handshake; False when the client does not speak TLS."""
+        if data[0] != _HANDSHAKE_RECORD and data[0] in _TEXT:
+            self._state = PLAIN
+            self._port.failed("plain")
+            self._refuse_plain(self._protocol)
+            return False
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = self._port.context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        return True
+
+    def _shake_hands(self) -> None:
+        try:
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            self._flush()
+        except ssl.SSLError as exc:
+            self._flush()  # The alert that says why.
+            self._end(_REASONS.get(exc.reason or "", "malformed"))
+            if not self._raw.is_closing():
+                self._raw.write_eof()
+                self._port.loop.call_later(LINGER, self._raw.abort)
+        else:
+            self._opened()
+
+    def _opened(self) -> None:
+        self._state = OPEN
+        for data in self._unsent:
+            self._encrypt(data)
+        self._unsent.clear()
+        self._flush()
+        if self._wants_eof:
+            self.write_eof()
+        elif self._paused:
+            self._raw.pause_reading()
+        else:
+            self._read()
+
+    def _read(self) -> None:
+        """Hand over what can be decrypted."""
+        if self._state != OPEN or self._paused:
+            return
+        tls, incoming, parts, ended = self._tls, self._incoming, [], False
+        try:
+            while incoming.pending or tls.pending():
+                part = tls.read(_RECORD)
+                if not part:
+                    ended = True
+                    break
+                parts.append(part)
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLZeroReturnError:
+            ended = True
+        except ssl.SSLError:  # What was sent is no TLS, or was changed on its way.
+            self._flush()
+            self.abort()
+            return
+        self._flush()
+        if parts and self._protocol is not None:
+            self._protocol.data_received(parts[0] if len(parts) == 1 else b"".join(parts))
+        if ended:
+            self.close()
+
+    def _encrypt(self, data: bytes | bytearray | memoryview[Any]) -> None:
+        tls, length = self._tls, len(data)
+        sent = tls.write(data) if length else 0
+        if sent < length:
+            rest = memoryview(data)
+            while sent < length:
+                sent += tls.write(rest[sent:])
+
+    def _flush(self) -> None:
+        if self._outgoing.pending:
+            self._raw.write(self._outgoing.read())
+
+    def _say_end(self) -> None:
+        """Tell the client, in TLS, that nothing more is sent."""
+        if self._state != OPEN:
+            return
+        self._state = ENDED
+        with contextlib.suppress(ssl.SSLError):  # The client's own end has not come.
+            self._tls.unwrap()
+        if not self._raw.is_closing():
+            self._flush()
+
+    def _end(self, reason: str) -> None:
+        """Take no more part; `reason` is counted if the handshake was not done."""
+        state = self._state
+        self._say_end()
+        self._state = ENDED
+        if state < OPEN:
+            self._port.failed(reason)

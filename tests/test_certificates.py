@@ -1,0 +1,307 @@
+"""Files of certificates: what cannot be used is refused, and what changes is read again when it fits."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+
+from headway.errors import SettingError
+from headway.runtime import certificates
+from headway.runtime.certificate_dates import validity
+from headway.runtime.certificates import DAY, Certificates
+from headway.runtime.counters import Counters
+from headway.runtime.supervisor import Supervisor
+from tests.authority import Authority
+
+BROKEN = "-----BEGIN {0}-----\nMIIB\n-----END {0}-----\n"
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+def made(certificate: object, key: object = "", client_ca: object = "", **options: Any) -> Certificates:
+    return Certificates(str(certificate), str(key), str(client_ca), Counters(), **options)
+
+
+def shown(context: ssl.SSLContext, trust: ssl.SSLContext) -> int:
+    """Serial number of the certificate that a port with this context shows."""
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = trust.wrap_bio(back, there, server_hostname="localhost")
+    service = context.wrap_bio(there, back, server_side=True)
+    for _ in range(3):
+        for side in (client, service):
+            try:
+                side.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+    certificate = client.getpeercert(binary_form=True)
+    assert certificate is not None
+    return x509.load_der_x509_certificate(certificate).serial_number
+
+
+def number(certificate: Path) -> int:
+    return x509.load_pem_x509_certificate(certificate.read_bytes()).serial_number
+
+
+# What cannot be used.
+
+Wrong = Callable[[Path, Authority], tuple[object, object, object]]
+
+
+def _written(folder: Path, text: str | bytes) -> Path:
+    file = folder / "wrong.pem"
+    file.write_bytes(text.encode() if isinstance(text, str) else text)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("name", "reason", "wrong"),
+    [
+        ("tls_cert", "no such file", lambda at, by: (at / "no", at / "no", "")),
+        ("tls_cert", "Is a directory", lambda at, by: (at, by.issue()[1], "")),
+        ("tls_cert", "null byte", lambda at, by: ("\0", by.issue()[1], "")),
+        ("tls_cert", "is not a certificate", lambda at, by: (_written(at, "hello"), by.issue()[1], "")),
+        ("tls_cert", "is not a certificate", lambda at, by: (_written(at, ""), by.issue()[1], "")),
+        ("tls_cert", "is not a certificate", lambda at, by: (_written(at, BROKEN.format("CERTIFICATE")), by.issue()[1], "")),
+        ("tls_cert", "is not a certificate", lambda at, by: (_written(at, by.issue()[0].read_bytes()[:-60]), by.issue()[1], "")),
+        ("tls_cert", "holds a key, and no certificate", lambda at, by: (*by.issue()[::-1], "")),
+        ("tls_cert", "--tls-key", lambda at, by: (by.issue()[0], "", "")),
+        ("tls_cert", "ee key too small", lambda at, by: (*by.issue(key=rsa.generate_private_key(65537, 1024)), "")),
+        ("tls_key", "no such file", lambda at, by: (by.issue()[0], at / "no", "")),
+        ("tls_key", "holds no private key", lambda at, by: (by.issue()[0], by.file, "")),
+        ("tls_key", "holds no private key", lambda at, by: (by.issue()[0], _written(at, BROKEN.format("PRIVATE KEY")), "")),
+        ("tls_key", "is not the key of", lambda at, by: (by.issue()[0], by.issue("other")[1], "")),
+        ("tls_key", "is not the key of", lambda at, by: (by.issue()[0], by.issue("b", key=rsa.generate_private_key(65537, 2048))[1], "")),
+        ("tls_key", "is encrypted", lambda at, by: (*by.issue(password=b"secret"), "")),
+        ("tls_client_ca", "no such file", lambda at, by: (*by.issue(), at / "no")),
+        ("tls_client_ca", "no certificate of an authority", lambda at, by: (*by.issue(), _written(at, "hello"))),
+        ("tls_client_ca", "no certificate of an authority", lambda at, by: (*by.issue(), by.issue("x")[1])),
+        ("tls_client_ca", "no certificate of an authority", lambda at, by: (*by.issue(), _written(at, BROKEN.format("CERTIFICATE")))),
+    ],
+)  # fmt: skip
+def test_files_that_cannot_be_used_are_refused(
+    tmp_path: Path, authority: Authority, name: str, reason: str, wrong: Wrong
+) -> None:
+    with pytest.raises(SettingError) as raised:
+        made(*wrong(tmp_path, authority))
+    assert raised.value.setting == name
+    assert reason in str(raised.value)
+    assert raised.value.hint
+
+
+def test_an_encrypted_key_of_the_older_format_is_refused(authority: Authority) -> None:
+    certificate, key = authority.issue()
+    old = serialization.load_pem_private_key(key.read_bytes(), None).private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.TraditionalOpenSSL,
+        serialization.BestAvailableEncryption(b"secret"),
+    )
+    key.write_bytes(old)
+    with pytest.raises(SettingError, match="is encrypted"):
+        made(certificate, key)
+
+
+def test_a_key_may_be_in_the_file_of_its_certificate(authority: Authority) -> None:
+    certificate, key = authority.issue()
+    certificate.write_bytes(key.read_bytes() + certificate.read_bytes())
+    made(certificate)
+
+
+def test_a_key_that_others_may_read_is_warned_of(authority: Authority) -> None:
+    certificate, key = authority.issue()
+    for mode, warned in ((0o600, 0), (0o440, 0), (0o644, 1), (0o660, 1)):
+        key.chmod(mode)
+        with structlog.testing.capture_logs() as lines:
+            made(certificate, key)
+        told = [line for line in lines if "can be read or changed by others" in line["event"]]
+        assert [line["mode"] for line in told] == [f"{mode:04o}"] * warned
+
+
+# When it ends.
+
+
+@pytest.mark.parametrize(
+    ("days", "event"),
+    [(30, ""), (10, "the certificate ends soon"), (-1, "the certificate is not valid now, and clients refuse it")],
+)
+def test_the_end_of_a_certificate_is_told_each_day(authority: Authority, days: float, event: str) -> None:
+    now = [datetime.now(UTC).timestamp()]
+
+    async def main() -> None:
+        found = made(*authority.issue(days=days), now=lambda: now[0])
+        await found.look()
+        now[0] += DAY / 2
+        await found.look()
+        now[0] += DAY / 2
+        await found.look()
+
+    with structlog.testing.capture_logs() as lines:
+        asyncio.run(main())
+    assert [line["event"] for line in lines if line["log_level"] != "info"] == [event] * (2 if event else 0)
+
+
+def test_the_end_is_a_metric(authority: Authority) -> None:
+    counters = Counters()
+    certificate, key = authority.issue()
+    Certificates(str(certificate), str(key), "", counters)
+    read = x509.load_pem_x509_certificate(certificate.read_bytes())
+    assert counters.certificate_ends == read.not_valid_after_utc.timestamp()
+
+
+def test_both_forms_of_a_date_are_read(authority: Authority) -> None:
+    certificate, _ = authority.issue(days=365 * 30)  # From 2050 on dates are written in the longer form.
+    read = x509.load_pem_x509_certificate(certificate.read_bytes())
+    found = validity(read.public_bytes(serialization.Encoding.DER))
+    assert found == (read.not_valid_before_utc.timestamp(), read.not_valid_after_utc.timestamp())
+
+
+@pytest.mark.parametrize("data", [b"", b"\x30", b"\x30\x84\xff\xff\xff\xff", b"\x30\x03\x30\x01\x02", b"\x04\x00"])
+def test_no_certificate_has_no_dates(data: bytes) -> None:
+    with pytest.raises(ValueError, match="not a certificate"):
+        validity(data)
+
+
+# What changes.
+
+
+def test_a_pair_is_taken_when_both_files_fit(authority: Authority) -> None:
+    certificate, key = authority.issue()
+    first, trust = number(certificate), authority.trust()
+
+    async def main() -> None:
+        found = made(certificate, key)
+        before = found.context("http/1.1")
+        await found.look()
+        assert found.context("http/1.1") is before
+        old = key.read_bytes()
+        authority.issue()
+        new = key.read_bytes()
+        key.write_bytes(old)
+        for _ in range(4):
+            await found.look()
+        assert shown(found.context("http/1.1"), trust) == first
+        key.write_bytes(new)
+        await found.look()
+        assert shown(found.context("http/1.1"), trust) == first  # It may be changing yet.
+        await found.look()
+        for protocol in certificates.PROTOCOLS:
+            assert shown(found.context(protocol), trust) == number(certificate) != first
+        assert shown(before, trust) == first
+
+    with structlog.testing.capture_logs() as lines:
+        asyncio.run(main())
+    assert [line["event"] for line in lines] == [
+        "certificate read",
+        "the changed certificates cannot be used; those read before go on",
+        "certificate read",
+    ]
+
+
+def test_a_file_that_is_gone_leaves_what_was_read(authority: Authority) -> None:
+    certificate, key = authority.issue()
+
+    async def main() -> None:
+        found = made(certificate, key)
+        before = found.context("h2")
+        content = certificate.read_bytes()
+        certificate.unlink()
+        for _ in range(3):
+            await found.look()
+        assert found.context("h2") is before
+        certificate.write_bytes(content)
+        for _ in range(2):
+            await found.look()
+        assert found.context("h2") is not before
+
+    asyncio.run(main())
+
+
+def test_links_are_followed_to_what_they_name_by_then(authority: Authority, tmp_path: Path) -> None:
+    """Kubernetes changes a mounted secret by a link to another folder."""
+    folders = [tmp_path / "1", tmp_path / "2"]
+    for folder in folders:
+        folder.mkdir()
+        for file in authority.issue():
+            file.rename(folder / file.name)
+    link = tmp_path / "data"
+    link.symlink_to(folders[0])
+
+    async def main() -> None:
+        found = made(link / "service.pem", link / "service.key")
+        (tmp_path / "new").symlink_to(folders[1])
+        (tmp_path / "new").rename(link)
+        for _ in range(2):
+            await found.look()
+        assert shown(found.context("h2"), authority.trust()) == number(folders[1] / "service.pem")
+
+    asyncio.run(main())
+
+
+def test_the_authorities_of_clients_change_too(authority: Authority, tmp_path: Path) -> None:
+    certificate, key = authority.issue()
+    other = Authority(tmp_path, "other")
+
+    async def main() -> None:
+        found = made(certificate, key, other.file)
+        before = found.context("h2")
+        other.file.write_bytes(other.file.read_bytes() + authority.file.read_bytes())
+        for _ in range(2):
+            await found.look()
+        assert before.cert_store_stats()["x509"] == 1
+        assert found.context("h2").cert_store_stats()["x509"] == 2
+
+    asyncio.run(main())
+
+
+def test_a_signal_reads_at_once_and_says_what_is_wrong(authority: Authority) -> None:
+    certificate, key = authority.issue()
+
+    async def main() -> None:
+        found = made(certificate, key)
+        authority.issue()
+        await found.reread()
+        assert shown(found.context("h2"), authority.trust()) == number(certificate)
+        key.write_text("")
+        with pytest.raises(SettingError, match="holds no private key"):
+            await found.reread()
+        assert shown(found.context("h2"), authority.trust()) == number(certificate)
+
+    asyncio.run(main())
+
+
+def test_the_files_are_looked_at_until_the_end(authority: Authority) -> None:
+    certificate, key = authority.issue()
+
+    async def main() -> None:
+        turn, looked = asyncio.Semaphore(0), asyncio.Semaphore(0)
+
+        async def pause() -> None:
+            looked.release()
+            await turn.acquire()
+
+        found = made(certificate, key, pause=pause)
+        before, supervisor = found.context("h2"), Supervisor()
+        await found.open()
+        found.start(supervisor)
+        authority.issue()
+        for _ in range(2):
+            await looked.acquire()
+            turn.release()
+        await looked.acquire()
+        assert found.context("h2") is not before
+        await supervisor.stop()
+        await found.close()
+
+    asyncio.run(main())

@@ -222,14 +222,12 @@ class GrpcListener:
         self._sockets.clear()
 
 
-_WHY_NOT_PLAIN = b"this port speaks TLS; use a secure channel"
+_WHY_NOT_PLAIN = b"this port speaks TLS: use a secure channel\n"
 _NOT_PLAIN = (
-    b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
-    + (8 + len(_WHY_NOT_PLAIN)).to_bytes(3, "big")
-    + b"\x07\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x0c"
-    + _WHY_NOT_PLAIN
+    b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b"
+    % (len(_WHY_NOT_PLAIN), _WHY_NOT_PLAIN)
 )
-"""SETTINGS frame, with which a server has to begin, and GOAWAY with the code INADEQUATE_SECURITY."""
+"""Answer to a client without TLS. One that is told so in HTTP/2 would come back at once, again and again."""
 
 
 def _refuse_plain(connection: ClientConnection) -> None:

@@ -107,6 +107,8 @@ class ClientConnection(asyncio.Protocol):
             server.close()
             return
         self._server = server
+        if self.leaving is not None:
+            server.retire()
         server.write(b"".join(self._early))
         self._early.clear()
         self._transport.resume_reading()
@@ -212,8 +214,6 @@ class ServerSide(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin to pass bytes on."""
         self._transport = cast(asyncio.Transport, transport)
-        self._wanted = self._client.leaving is not None
-        self._client.joined(self)
 
     def data_received(self, data: bytes) -> None:
         """Pass on what the server has sent."""
@@ -350,7 +350,9 @@ class Relay:
             sock.setblocking(False)
             sock.bind(own)
             sock.connect(self._prefix)
-            await asyncio.get_running_loop().create_unix_connection(lambda: ServerSide(connection), sock=sock)
+            side = ServerSide(connection)
+            await asyncio.get_running_loop().create_unix_connection(lambda: side, sock=sock)
+            connection.joined(side)  # Not before: a transport that is closed while it is made leaves its socket behind.
         except OSError as exc:
             sock.close()
             log.warning("a connection cannot be passed to the gRPC server", error=str(exc))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import grpc
@@ -27,11 +28,11 @@ def test_calls_are_answered_over_tls_and_certificates_change_between_them(tmp_pa
 
     async def main(port: Port) -> None:
         client = port.client(credentials(authority))
-        assert predicted(await client.ask(PREDICT, predict("abc"))).output_data == b"ABC"
+        assert predicted(await client.ask(PREDICT, predict("abc"))).output == b"ABC"
         authority.issue()
         await certificates.reread()
         for one in (client, port.client(credentials(authority))):
-            assert predicted(await one.ask(PREDICT, predict("x" * 300_000))).output_data == b"X" * 300_000
+            assert predicted(await one.ask(PREDICT, predict("x" * 300_000))).output == b"X" * 300_000
 
     served(main, certificates=certificates)
 
@@ -43,7 +44,7 @@ def test_a_client_without_a_certificate_is_refused(tmp_path: Path) -> None:
 
     async def main(port: Port) -> None:
         good = port.client(credentials(authority, clients.issue("client")))
-        assert predicted(await good.ask(PREDICT, predict("abc"))).output_data == b"ABC"
+        assert predicted(await good.ask(PREDICT, predict("abc"))).output == b"ABC"
         refused = await port.client(credentials(authority)).fail(PREDICT, predict("abc"))
         assert refused.status is grpc.StatusCode.UNAVAILABLE
         assert port.counters.tls_failures["grpc", "no_certificate"] >= 1
@@ -60,9 +61,10 @@ def test_a_client_without_tls_is_told_so(tmp_path: Path) -> None:
     async def main(port: Port) -> None:
         refused = await port.client().fail(PREDICT, predict("abc"))
         assert refused.status is grpc.StatusCode.UNAVAILABLE
-        assert "this port speaks TLS" in refused.details
+        reader, writer = await asyncio.open_connection("127.0.0.1", port.listener.port)
+        writer.write(b"GET / HTTP/1.1\r\n\r\n")
+        assert b"this port speaks TLS" in await reader.read()
+        writer.close()
         assert port.counters.tls_failures["grpc", "plain"] >= 1
 
     served(main, certificates=certificates)
-
-

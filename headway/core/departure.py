@@ -7,8 +7,11 @@ another process, and makes each departure explainable: it has a reason.
     full      the rule's batch size is there
     deadline  the most urgent member would be too late if it waited longer
     window    the oldest member has waited as long as the rule allows
-    headway   the even gap since the last departure is over
+    headway   the slot's gap since the last departure is over
     early     waiting on would not change the batch: fewer than one more arrival is expected
+
+Where slots differ, a rule may let the fastest of them take part in turn, each with a gap of its own. The others help out:
+they take what is more than the next batch of those, or what those are late for.
 """
 
 from __future__ import annotations
@@ -24,6 +27,10 @@ RETRY, APART = "retry", "apart"
 """Reasons of batches that no rule decided on: entries that ran before, or whose caller rides apart."""
 REASONS = (FULL, DEADLINE, WINDOW, HEADWAY, EARLY, RETRY, APART)
 
+HELPED_FROM = 2
+"""Full batches that wait when a slot that only helps out takes one: the next of the others takes no more than one."""
+MEASURE_AFTER = 100
+"""Departures after which a slot that only helps out takes a batch at once, to show whether it still is slow."""
 LEEWAY = 0.005
 """Seconds by which a batch leaves before its most urgent member's last moment, for timers and the way back."""
 
@@ -45,6 +52,8 @@ class Load:
         deviation: standard deviation in seconds of a batch's time around what α and β predict.
         largest: about the largest batch measured of late; 0 when that is not known.
         entry_size: mean size of an entry; 1 unless entries are weighed.
+        paces: number of slots of each of `slot_factors.FACTORS`, if slots differ; α and β are those of a slot whose pace is
+            the mean of all.
     """
 
     rate: float
@@ -59,6 +68,7 @@ class Load:
     deviation: float = 0.0
     largest: float = 0.0
     entry_size: float = 1.0
+    paces: tuple[int, ...] = ()
 
     @property
     def size_rate(self) -> float:
@@ -86,6 +96,10 @@ class Rule:
         tolerance: most seconds that a full batch may leave ahead of schedule; infinite when full batches are not spaced.
         gather: seconds for which others may join the oldest member, although the headway is over.
         quiet: seconds without an arrival after which the batch waits for no more.
+        team: slots that take part, where slots differ; 0 where they are alike.
+        speed: batches that these run together in the time of one on a slot of factor 1.
+        slowest: factor above which a slot only helps out.
+        batch: expected run time in seconds of a batch of the usual size on a slot of factor 1.
     """
 
     size: int
@@ -99,6 +113,10 @@ class Rule:
     tolerance: float = math.inf
     gather: float = 0.0
     quiet: float = 0.0
+    team: float = 0.0
+    speed: float = 0.0
+    slowest: float = math.inf
+    batch: float = 0.0
 
     def gap(self, running: float) -> float:
         """Least seconds between departures while the largest batch on a GPU has size `running`; 0 for no spacing."""
@@ -106,13 +124,22 @@ class Rule:
             return self.headway or 0.0
         return max(self.headway, self.gap_fixed + self.gap_each * running)
 
+    def share(self, factor: float) -> float:
+        """Gap before a departure for a slot of this factor, as a multiple of the mean gap.
+
+        A slow slot leaves earlier after the last departure than a fast one, so that gap and run time together are as
+        long on each. Weighted by how often each leaves, the multiples have a mean of 1.
+        """
+        return max(self.team + 1.0 - factor * self.speed, 0.0) if self.team else 1.0
+
 
 class QueueSnapshot(msgspec.Struct, frozen=True, gc=False):
     """State of a queue that decides a departure: entries, their oldest, the earliest deadline, the last departure.
 
     `depth` is the size of all entries together, which is their number unless they are weighed. `newest` is the instant of
     the latest arrival. `schedule` is the instant at which the next batch would leave if all so far had kept the rule's
-    pace. `running` is the size of the largest batch on a GPU, 0 when all are idle.
+    pace. `running` is the size of the largest batch on a GPU, 0 when all are idle. `factor` is that of the slot that asks, see
+    `core.slot_factors`, and `unseen` the number of departures since a batch of its own came back.
     """
 
     depth: float
@@ -122,6 +149,8 @@ class QueueSnapshot(msgspec.Struct, frozen=True, gc=False):
     schedule: float = -math.inf
     newest: float = -math.inf
     running: float = 0.0
+    factor: float = 1.0
+    unseen: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +179,10 @@ def decide(rule: Rule, view: QueueSnapshot, now: float) -> Dispatch | Hold:
     """Apply a rule to what waits, with a GPU free at instant `now`."""
     if view.depth == 0:
         return Hold(math.inf)
-    full_from = view.schedule - rule.tolerance if view.depth >= rule.size else math.inf
+    helps = view.factor > rule.slowest
+    if helps and view.unseen >= MEASURE_AFTER:
+        return Dispatch(HEADWAY)
+    full_from = view.schedule - rule.tolerance if view.depth >= rule.size * (HELPED_FROM if helps else 1) else math.inf
     if now >= full_from:
         return Dispatch(FULL)
     leave_by = view.due - rule.service - LEEWAY
@@ -161,13 +193,24 @@ def decide(rule: Rule, view: QueueSnapshot, now: float) -> Dispatch | Hold:
         return Dispatch(WINDOW)
     until = min(leave_by, window_ends, full_from)
     if rule.headway is not None:
-        if rule.headway <= 0.0:
+        if rule.headway <= 0.0 and not helps:
             return Dispatch(EARLY)
-        gathered = min(view.oldest + rule.gather, view.newest + rule.quiet)
-        spaced = max(view.last_departure + rule.gap(view.running), gathered)
+        spaced = _spaced(rule, view, helps)
         if now >= spaced:
             return Dispatch(HEADWAY)
         until = min(until, spaced)
     elif rule.rate * (until - now) < 1.0:
         return Dispatch(EARLY)
     return Hold(until)
+
+
+def _spaced(rule: Rule, view: QueueSnapshot, helps: bool) -> float:
+    """Instant at which the gap before the next departure is over.
+
+    For a slot that only helps out that is when one of the others would have left unless all were late.
+    """
+    if helps:
+        return view.last_departure + rule.batch * view.factor
+    share = rule.share(view.factor)
+    gathered = min(view.oldest + rule.gather * share, view.newest + rule.quiet)
+    return max(view.last_departure + rule.gap(view.running) * share, gathered)

@@ -38,6 +38,7 @@ from headway.core.queue_limits import QueueLimits
 from headway.core.retry import BLAMED, NEVER_SPLIT, SEARCHED, RetryBudgets, backoff, is_over, stays_whole
 from headway.core.running import RunningBatches
 from headway.core.service_model import ArrivalRate, ServiceModel
+from headway.core.slot_factors import SlotFactors
 from headway.core.suspects import APART_PRICE, FIRST, QUARANTINE, Choice, Group, Suspects
 from headway.model import Cause, Entry
 
@@ -70,6 +71,7 @@ class ModelQueue:
         self._schedule = -math.inf
         self._newest = -math.inf
         self.slots = 0
+        self.factors = SlotFactors()
         self._known_slots = 1
         self._tier_queues = [TierQueue() for _ in range(limits.tiers)]
         self._rates = [ArrivalRate() for _ in range(limits.tiers)]
@@ -112,11 +114,12 @@ class ModelQueue:
             oldest[member.entry.tier] = min(oldest[member.entry.tier], member.arrived)
         return [(count, now - since) for count, since in zip(counts, oldest, strict=True)]
 
-    def set_slots(self, slots: int) -> None:
-        """Set the number of live GPUs of this model."""
+    def set_slots(self, slots: int, workers: Collection[str] = ()) -> None:
+        """Set the number of live GPUs of this model, and the ids of their workers; of others no pace is learnt."""
         if slots > self.slots:
             self.culprits.renew()
         self.slots = slots
+        self.factors.keep(slots, workers, self._departures)
         self._known_slots = slots or self._known_slots
         self._gate_at = -math.inf
 
@@ -248,6 +251,7 @@ class ModelQueue:
             deviation=self.service.deviation,
             largest=self.service.largest,
             entry_size=sum(self._size_rates(now)) / rate if self._weighs and rate > 0.0 else 1.0,
+            paces=self.factors.paces(),
         )
 
     def _size_rates(self, now: float) -> list[float]:
@@ -273,7 +277,7 @@ class ModelQueue:
         if found.first is not None:
             return self._depart_apart(worker, found.first, limit, now)
         self._policy, self._limit = policy, limit
-        verdict = decide(self._rule_anew(policy, now), self._view(), now)
+        verdict = decide(self._rule_anew(policy, now), self._view(worker), now)
         waits = isinstance(verdict, Hold)
         if found.turn is not None and (waits or self._suspects.credit >= 0.0):
             price = 0.0 if waits else self._price(found.turn, now)
@@ -318,7 +322,7 @@ class ModelQueue:
         The rule of the last claim decides while it is fresh, so the call is cheap enough to follow every enqueue.
 
         Arguments:
-            idle: at least one worker; the first is woken first.
+            idle: at least one worker; where the rule tells slots apart the fastest is woken first, else the first.
             now: the instant.
         """
         again = math.inf
@@ -332,8 +336,9 @@ class ModelQueue:
         if self._policy is None:
             return next(iter(idle))
         rule = self._rule if now - self._rule_at <= RULE_AGE else self._rule_anew(self._policy, now)
-        verdict = decide(rule, self._view(), now)
-        return min(again, verdict.until) if isinstance(verdict, Hold) else next(iter(idle))
+        first = min(idle, key=self.factors.of) if rule.team else next(iter(idle))
+        verdict = decide(rule, self._view(first), now)
+        return min(again, verdict.until) if isinstance(verdict, Hold) else first
 
     def expire(self, now: float) -> list[QueuedEntry]:
         """Take out all entries that waited too long."""
@@ -362,7 +367,7 @@ class ModelQueue:
     def finish(self, departure: Departure, now: float) -> list[QueuedEntry]:
         """End a batch that came back with outputs, and learn from it. Returns the members that are still wanted."""
         wanted = self._arrive(departure, now, GONE)
-        self.service.observe(departure.size, now - departure.left_at)
+        self.factors.learn(self.service, departure.worker, departure.size, now - departure.left_at, self._departures)
         self._gate_at = -math.inf
         if departure.rest is not None and (rest := self._suspects.let_go(departure.rest)):
             self._suspects.halve(rest, Group([], now, QUARANTINE, departure.failures, departure.attempts - 1))
@@ -454,14 +459,15 @@ class ModelQueue:
             member.attempts = departure.attempts
         return departure
 
-    def _view(self) -> QueueSnapshot:
+    def _view(self, worker: str) -> QueueSnapshot:
         oldest = math.inf
         for tier_queue in self._tier_queues:
             if tier_queue.depth and (first := tier_queue.oldest()) is not None and first.arrived < oldest:
                 oldest = first.arrived
         depth = self._size_of(self._tier_queues) if self._weighs else self._fresh
         due, largest = self._due.earliest(), self._running.largest
-        return QueueSnapshot(depth, oldest, due, self.last_departure, self._schedule, self._newest, largest)
+        slot = self.factors.standing(worker, self._departures) if self._rule.team else (1.0, 0)
+        return QueueSnapshot(depth, oldest, due, self.last_departure, self._schedule, self._newest, largest, *slot)
 
     def _gate_now(self, now: float) -> admission.AdmissionLimits:
         if now - self._gate_at > GATE_AGE:

@@ -20,6 +20,12 @@ REACH = 2.0
 """Multiple of the largest recent batch up to which the line is believed; from there on it is level."""
 NORMAL = 1.25
 """Standard deviations in a mean distance, for a normal distribution: √(π/2)."""
+STRAY = 2.0
+"""Multiple of the expected run time as which a much slower batch counts, unless the one before it was as slow."""
+STRAY_DEVIATIONS = 4.0
+"""Standard deviations from the expected run time within which no batch is a stray."""
+KNOWN = 8.0
+"""Weight of past batches from which one is told from a stray."""
 SPREAD = 0.5
 """Least variance of batch sizes from which a slope is read; below it the last slope is kept."""
 
@@ -42,9 +48,10 @@ class ServiceModel:
         largest: largest batch seen, slowly forgotten.
     """
 
-    __slots__ = ("_l", "_n", "_nl", "_nn", "_off", "_w", "alpha", "beta", "deviation", "largest")
+    __slots__ = ("_l", "_n", "_nl", "_nn", "_off", "_strayed", "_w", "alpha", "beta", "deviation", "largest")
 
     def __init__(self) -> None:
+        self._strayed = False
         self._w = self._n = self._l = self._nn = self._nl = self._off = 0.0
         self.largest = 0.0
         self.alpha = 0.0
@@ -59,6 +66,7 @@ class ServiceModel:
 
     def observe(self, size: float, seconds: float) -> None:
         """Learn from one finished batch of `size` that held its slot for `seconds`."""
+        seconds = self._tamed(size, seconds)
         self.largest = max(size, self.largest * DECAY)
         self._w = self._w * DECAY + 1.0
         self._n = self._n * DECAY + size
@@ -74,6 +82,14 @@ class ServiceModel:
             self.alpha, self.beta = 0.0, mean_l / mean_n
         self._off = self._off * DECAY + abs(seconds - self.alpha - self.beta * size)
         self.deviation = NORMAL * self._off / self._w
+
+    def _tamed(self, size: float, seconds: float) -> float:
+        """Seconds as which a batch counts: one that takes far too long by itself is an accident, two are a change."""
+        expected = self.seconds(size)
+        most = max(STRAY * expected, expected + STRAY_DEVIATIONS * self.deviation)
+        strays = self._w >= KNOWN and seconds > most
+        alone, self._strayed = strays and not self._strayed, strays
+        return most if alone else seconds
 
     def seconds(self, size: float) -> float:
         """Expected run time of a batch of `size`; 0 before the first batch."""

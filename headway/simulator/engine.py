@@ -187,16 +187,16 @@ class _Simulation:
         """Deal workers that have come or gone out to their home shards."""
         alive = [worker.name for worker in self._workers.values() if worker.alive]
         self._slots, self._active = len(alive), shards.active(len(self._shards), len(alive))
-        for shard in self._shards:
-            shard.queue.set_slots(shards.slots_at(shard.number, self._slots, self._active))
-        if len(self._shards) == 1:
-            return
+        at_home = dict[Shard, list[str]]((shard, []) for shard in self._shards)
         for name in alive:
             worker, home = self._workers[name], self._shards[shards.home(name, alive, self._active)]
             if worker.home is not home and name in worker.home.idle:
                 del worker.home.idle[name]
                 home.idle[name] = None
             worker.home = home
+            at_home[home].append(name)
+        for shard, names in at_home.items():
+            shard.queue.set_slots(shards.slots_at(shard.number, self._slots, self._active), names)
 
     def _come(self, gateway: Gateway, entry: Entry, now: float) -> None:
         sends_at = gateway.come(entry, now)

@@ -13,7 +13,9 @@ from headway.core.departure import (
     EARLY,
     FULL,
     HEADWAY,
+    HELPED_FROM,
     LEEWAY,
+    MEASURE_AFTER,
     WINDOW,
     Dispatch,
     Hold,
@@ -140,3 +142,48 @@ def test_a_hold_ends_later_and_then_something_leaves(
 
 def test_expected_run_time_is_a_line_in_the_size() -> None:
     assert Load(rate=0.0, alpha=0.1, beta=0.002, slots=1, max_batch=32).batch_seconds(10) == pytest.approx(0.12)
+
+
+UNEVEN = Rule(8, headway=0.06, batch=0.1, team=2, speed=1.5, slowest=2.2)
+"""One slot of factor 1, one of 2, and the mean gap between them."""
+
+
+@pytest.mark.parametrize(("factor", "gap"), [(1.0, 0.09), (1.5, 0.045), (2.0, 0.0)])
+def test_the_slower_a_slot_the_sooner_it_leaves_after_the_last_departure(factor: float, gap: float) -> None:
+    held = decide(UNEVEN, QueueSnapshot(1, 1.0, 100.0, last_departure=1.0, factor=factor), 1.0)
+    assert (held.until if isinstance(held, Hold) else 1.0) == pytest.approx(1.0 + gap)
+
+
+def test_slots_that_take_part_keep_the_mean_gap_between_them() -> None:
+    leave_per_second = {1.0: 1.0, 2.0: 0.5}
+    assert sum(UNEVEN.share(factor) * often for factor, often in leave_per_second.items()) == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize(
+    ("depth", "unseen", "now", "verdict"),
+    [
+        (8, 0, 1.0, Hold(1.3)),
+        (HELPED_FROM * 8, 0, 1.0, Dispatch(FULL)),
+        (1, 0, 1.3, Dispatch(HEADWAY)),
+        (1, MEASURE_AFTER, 1.0, Dispatch(HEADWAY)),
+        (0, MEASURE_AFTER, 1.0, Hold(math.inf)),
+    ],
+    ids=[
+        "a full batch is left to the others",
+        "two are not",
+        "the others are late",
+        "to be seen again",
+        "nothing waits",
+    ],
+)
+def test_a_slot_that_only_helps_out_leaves(depth: int, unseen: int, now: float, verdict: Dispatch | Hold) -> None:
+    view = QueueSnapshot(depth, 1.0, 100.0, last_departure=1.0, factor=3.0, unseen=unseen)
+    assert decide(UNEVEN, view, now) == verdict
+
+
+def test_a_slot_that_only_helps_out_leaves_alone_what_one_of_the_others_will_take() -> None:
+    thin = Rule(8, headway=0.0, batch=0.1, team=1, speed=1.0, slowest=1.1)
+    assert decide(thin, view(last_departure=1.0), 1.0) == Dispatch(EARLY)
+    held = decide(thin, QueueSnapshot(1, 1.0, 100.0, last_departure=1.0, factor=2.0), 1.0)
+    assert isinstance(held, Hold)
+    assert held.until == pytest.approx(1.2)

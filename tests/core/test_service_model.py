@@ -67,6 +67,18 @@ class TestServiceModel:
         assert model.beta == pytest.approx(0.002, rel=0.3)
         assert model.seconds(32) == pytest.approx(0.214, rel=0.05)
 
+    def test_one_run_that_takes_far_too_long_is_an_accident(self) -> None:
+        model = learnt(0.1, 0.001, noise=0.1)
+        before = model.seconds(1), model.seconds(64)
+        model.observe(1, 30.0)
+        assert (model.seconds(1), model.seconds(64)) == pytest.approx(before, rel=0.1)
+
+    def test_two_such_runs_are_a_change(self) -> None:
+        model = learnt(0.1, 0.0)
+        for _ in range(100):
+            model.observe(8, 1.0)
+        assert model.seconds(8) == pytest.approx(1.0, rel=0.2)
+
     def test_nothing_is_foretold_far_beyond_what_was_seen(self) -> None:
         """A slow batch of three among batches of one is no reason to expect ten seconds of a batch of a hundred."""
         model = ServiceModel()

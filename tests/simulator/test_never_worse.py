@@ -34,3 +34,23 @@ def test_where_batches_take_longer_the_more_they_hold(
     rate = load * workers * max_batch / (alpha + beta * max_batch)
     scenario = Scenario(rate=rate, workers=workers, alpha=alpha, beta=beta, max_batch=max_batch, duration=20.0)
     assert p95(scenario, "paced") <= MOST * min(p95(scenario, "window"), p95(scenario, "eager"))
+
+
+@pytest.mark.parametrize(
+    ("workers", "slow", "rate", "jitter"),
+    [
+        (2, 1.2, 265.0, 0.1),
+        (2, 1.5, 265.0, 0.1),
+        (2, 2.0, 265.0, 0.1),
+        (2, 3.0, 265.0, 0.1),
+        (3, 2.0, 680.0, 0.1),
+        (5, 1.5, 747.0, 0.0),
+        (8, 2.0, 2040.0, 0.1),
+        (8, 3.0, 1173.0, 0.1),
+    ],
+)
+def test_where_one_gpu_is_slower_than_the_others(workers: int, slow: float, rate: float, jitter: float) -> None:
+    scenario = Scenario(
+        rate=rate, workers=workers, alpha=0.2, max_batch=64, slow=slow, jitter=jitter, duration=6000.0 / rate + 5.0
+    )
+    assert p95(scenario, "paced") <= MOST * min(p95(scenario, "window"), p95(scenario, "eager"))

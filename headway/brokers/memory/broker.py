@@ -493,8 +493,8 @@ class MemoryBroker:
 
     def _count_slots(self, model: str, now: float) -> None:
         own = (believed(worker, now) for worker in self._workers.values() if worker.model == model)
-        healthy = sum(worker.status is WorkerStatus.HEALTHY for worker in own)
+        healthy = {worker.worker_id for worker in own if worker.status is WorkerStatus.HEALTHY}
         queue = self._queues[model]
-        if healthy != queue.slots:
-            queue.set_slots(healthy)
+        if healthy != queue.factors.workers:
+            queue.set_slots(len(healthy), healthy)
             self._wake_idle(model, now)

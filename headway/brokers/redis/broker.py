@@ -29,6 +29,7 @@ from headway.core.dedup import follower
 from headway.core.departure import Load, Policy
 from headway.core.queue_limits import QueueLimits
 from headway.core.retention import KEPT, KeptLimits
+from headway.core.slot_factors import FACTORS, USUAL, paces
 from headway.errors import BrokerUnavailable
 from headway.model import (
     BatchFailure,
@@ -417,13 +418,16 @@ async def _all(*calls: Awaitable[T]) -> list[T]:
 
 
 def _together(loads: Sequence[Load]) -> Load:
+    slots = sum(load.slots for load in loads)
+    counts = [sum(load.paces[position] for load in loads if load.paces) for position in range(len(FACTORS))]
+    counts[USUAL] = 0  # Where all are alike they are not counted.
     known = max(loads, key=lambda load: load.departures)
     rate = sum(load.rate for load in loads)
     return Load(
         rate=rate,
         alpha=known.alpha,
         beta=known.beta,
-        slots=sum(load.slots for load in loads),
+        slots=slots,
         max_batch=known.max_batch,
         depth=sum(load.depth for load in loads),
         utilisation=known.utilisation,
@@ -432,4 +436,5 @@ def _together(loads: Sequence[Load]) -> Load:
         deviation=known.deviation,
         largest=known.largest,
         entry_size=sum(load.size_rate for load in loads) / rate if rate else 1.0,
+        paces=paces(counts, slots),
     )

@@ -12,6 +12,10 @@ import struct
 from collections.abc import Iterable, Mapping
 
 from headway.brokers.redis import wire
+from headway.core.slot_factors import FACTORS
+
+PACES = tuple(f"pace{position}" for position in range(1, len(FACTORS) + 1))
+"""Figures with the number of slots at each position of the factors, except those at the usual one; `differ` is their sum."""
 
 SECTIONS: Mapping[str, Mapping[str, float]] = {
     "STEP": {
@@ -25,10 +29,13 @@ SECTIONS: Mapping[str, Mapping[str, float]] = {
     },
     "RULE": {
         **dict.fromkeys(wire.RULE, 0.0),
-        "headway": -1.0, "window": math.inf, "tolerance": math.inf, "rule_at": -math.inf, "limit": 0.0, "max_batch": 0.0,
+        "headway": -1.0, "slowest": math.inf, "window": math.inf, "tolerance": math.inf, "rule_at": -math.inf, "limit": 0.0, "max_batch": 0.0,
     },
-    "LEARNT": dict.fromkeys(("w", "n", "l", "nn", "nl", "off", "largest", "alpha", "beta", "deviation"), 0.0),
-    "FLEET": {"slots": 0.0, "known_slots": 1.0, "generation": 0.0, "reaper_until": -math.inf, "swept_at": -math.inf},
+    "LEARNT": dict.fromkeys(("w", "n", "l", "nn", "nl", "off", "strayed", "largest", "alpha", "beta", "deviation"), 0.0),
+    "FLEET": {
+        "slots": 0.0, "known_slots": 1.0, "generation": 0.0, "reaper_until": -math.inf, "swept_at": -math.inf, "differ": 0.0,
+        **dict.fromkeys(PACES, 0.0),
+    },
     "SELDOM": {
         "tiers": 0.0, "born": 0.0, "group": 0.0, "groups": 0.0, "suspects": 0.0, "suspects_due": math.inf, "budgets": 0.0,
         "credit": 0.0, "lean": 0.0, "apart": 0.0, "known_until": -math.inf, "counted": 0.0,
@@ -72,6 +79,8 @@ def source() -> str:
         _table("START", (f"{name} = {_number(start)}" for name, start in plain.items())),
         _table("TIER_START", (f"{name} = {_number(start)}" for name, start in TIER.items())),
         _table("RELATIVE", map(repr, RELATIVE)),
+        _table("FACTORS", map(repr, FACTORS)),
+        _table("PACES", map(repr, PACES)),
         _table("SECTION_BYTES", (str(struct.calcsize(_format(section))) for section in SECTIONS.values())),
         _table("pack_section", (_packer("q", _format(section), _each(section)) for section in SECTIONS.values())),
         _table("unpack_section", (_unpacker("q", _format(section), _each(section)) for section in SECTIONS.values())),

@@ -26,12 +26,13 @@ from headway.core import (
     retry,
     running,
     service_model,
+    slot_factors,
     suspects,
 )
 from headway.errors import REJECTED_BY_MODEL
 from headway.model import BatchFailure, Cause, DedupKind
 
-LAYOUT = "headway4"
+LAYOUT = "headway5"
 """Version of what is stored in the server. It changes when releases on either side of a change could not share that."""
 
 RULE_AGE = 0.1
@@ -96,6 +97,19 @@ _NUMBERS: dict[str, float] = {
     "REACH": service_model.REACH,
     "NORMAL": service_model.NORMAL,
     "SPREAD": service_model.SPREAD,
+    "STRAY": service_model.STRAY,
+    "STRAY_DEVIATIONS": service_model.STRAY_DEVIATIONS,
+    "STRAY_KNOWN": service_model.KNOWN,
+    "FACTOR_STEP": slot_factors.STEP,
+    "FACTOR_ERROR": slot_factors.ERROR,
+    "FACTOR_MOST_WEIGHT": slot_factors.MOST_WEIGHT,
+    "FACTOR_PRIOR": slot_factors.PRIOR,
+    "FACTOR_STRAY": slot_factors.STRAY,
+    "LEAST_DEVIATION": slot_factors.LEAST_DEVIATION,
+    "USUAL_PACE": slot_factors.USUAL + 1,
+    "MOST_PACE": len(slot_factors.FACTORS),
+    "HELPED_FROM": departure.HELPED_FROM,
+    "MEASURE_AFTER": departure.MEASURE_AFTER,
     "BUSY_TIME": running.BUSY_TIME,
     "WAIT_WEIGHT": queue.WAIT_WEIGHT,
     "MIN_AVOIDANCE": queue.MIN_AVOIDANCE,
@@ -147,8 +161,15 @@ _TEXTS = {
     "ENTRY_HEAD": repr(wire.ENTRY_HEAD.format),
     "NONCE": repr(wire.NONCE.format),
     "LETTER_HEAD": repr(wire.LETTER.format),
-    "LOAD_FORMAT": repr("<" + "d" * (2 + len(wire.LOAD))),
-    "EACH_OF_LOAD": ", ".join(["now", "q.born", *(_OF_LOAD.get(name, f"q.{name}") for name in wire.LOAD)]),
+    "LOAD_FORMAT": repr(wire.LOAD_FORMAT),
+    "EACH_OF_LOAD": ", ".join(
+        [
+            "now",
+            "q.born",
+            *(_OF_LOAD.get(name, f"q.{name}") for name in wire.LOAD),
+            *(f"q.{name}" for name in figures.PACES),
+        ]
+    ),
     "RULE_FORMAT": repr("<" + "d" * (2 + len(wire.RULE))),
     "EACH_OF_RULE": ", ".join(f"q.{name}" for name in wire.RULE),
     "GROUP_KINDS": f"{{{', '.join(f'{name} = {getattr(suspects, name)}' for name in ('FIRST', 'HALF', 'QUARANTINE', 'REST'))}}}",

@@ -19,6 +19,7 @@ from headway import errors
 from headway.brokers.redis.codes import PackedDedupKey, RefusalCode, Worth
 from headway.core import failures, ratelimit
 from headway.core.departure import Load, Rule
+from headway.core.slot_factors import FACTORS, paces
 from headway.model import (
     BatchFailure,
     BatchRun,
@@ -154,13 +155,14 @@ follow.
 NONCE = struct.Struct(">d")
 LETTER = struct.Struct(">ddI")
 """Head of a dead letter: the instant, the runs, the length of the packed failure."""
-LOAD = tuple(field.name for field in dataclasses.fields(Load))
-"""Order of a load's figures, which follow the instant and the birth of the queue."""
+LOAD = tuple(field.name for field in dataclasses.fields(Load) if field.name != "paces")
+"""Order of a load's figures, which follow the instant and the birth of the queue; the slots of each pace follow them."""
 RULE = tuple(field.name for field in dataclasses.fields(Rule))
 """Order of a rule's numbers, which follow the instant and the slots of the load that it was made of."""
 _STAMP = struct.Struct("<d")
-_LOAD = struct.Struct(f"<{2 + len(LOAD)}d")
-_WHOLE = tuple(field.type == "int" for field in dataclasses.fields(Load))
+LOAD_FORMAT = "<" + "d" * (2 + len(LOAD)) + "H" * len(FACTORS)
+_LOAD = struct.Struct(LOAD_FORMAT)
+_WHOLE = tuple(field.type == "int" for field in dataclasses.fields(Load) if field.name in LOAD)
 
 
 def key_of(tenant: str, id: str) -> bytes:
@@ -354,8 +356,11 @@ def read_letter(packed: bytes) -> DeadLetter:
 
 def read_load(packed: bytes) -> tuple[float, float, Load]:
     """Read the instant, the queue's birth, and the load at that instant."""
-    now, born, *figures = _LOAD.unpack(packed)
-    return now, born, Load(*(int(one) if whole else one for one, whole in zip(figures, _WHOLE, strict=True)))
+    now, born, *rest = _LOAD.unpack(packed)
+    figures, counts = rest[: len(LOAD)], rest[len(LOAD) :]
+    known: list[Any] = [int(one) if whole else one for one, whole in zip(figures, _WHOLE, strict=True)]
+    load = Load(*known)
+    return now, born, dataclasses.replace(load, paces=paces(counts, load.slots)) if any(counts) else load
 
 
 def pack_rule(made_at: float, slots: int, rule: Rule | None) -> bytes:

@@ -17,6 +17,12 @@ The formula leaves no slack: where a batch takes longer the more it holds, one t
 the next leaves larger still, and gaps bunch again. So no gap is shorter than ℓ(n)/k for the largest batch n on a GPU. That
 is the pace at which GPUs come back while chance lasts, and s* again when it is over.
 
+Where slots differ, k of them do Σ 1/fᵢ times what one of factor 1 does, and an even gap would hold the fast ones back.
+What a request waits for most is the gap before its batch, then the batch: gᵢ + ℓᵢ. That is least where it is as long on each
+slot, gᵢ = C − ℓᵢ. As each slot leaves every ℓᵢ and the gaps fill all time, Σ gᵢ/ℓᵢ = 1, so C = (k + 1) / Σ 1/ℓᵢ. A slot with
+ℓᵢ ≥ C makes C longer: it takes no part, and only helps out. With the mean gap s* the slots that take part are those, fastest
+first, for which (k + 1)·s* is least and a batch of that gap's arrivals, with room for chance, is not overfull.
+
 In bursts, the gap since the last departure says little: the first request of a burst would take a GPU for itself, and
 the rest wait. So one that comes late in a gap in which others were due is given a gap of its own to gather a batch,
 unless again nobody follows. Poisson arrivals hardly notice.
@@ -28,8 +34,10 @@ bus bunching", Transportation Research B 43, 2009); the formula for batch server
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from headway.core.departure import Load, Rule
+from headway.core.slot_factors import FACTORS, STEP, USUAL, scale
 
 WORTH_SPACING = 1.0
 """Expected arrivals in a gap (λα/k) below which there is nothing to space, so that a lone request leaves at once."""
@@ -46,12 +54,70 @@ SILENCE = 3.0
 """Mean gaps between arrivals after which a silence is no chance any more: of Poisson gaps, 5 % are longer."""
 
 
-def headway(load: Load) -> float:
-    """The even gap s* in seconds; 0 when arrivals are too few for a gap to gather a second entry."""
-    if load.slots <= 0 or load.rate * load.alpha / load.slots < WORTH_SPACING:
+WORTH_MORE = 0.95
+"""Multiple of the latency without slower slots below which these take part: their batches never come back evenly spaced."""
+ROOM = 0.5
+"""Standard deviations of a batch's size for which there must be room in a full batch."""
+LEAST_SPARE = 0.1
+"""Share of what slots can do that the inputs themselves, β, must leave, for these slots to be enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class Team:
+    """Slots that take part, the fastest of all.
+
+    Attributes:
+        slots: their number.
+        speed: batches that they run together in the time of one on a slot of factor 1: Σ 1/fᵢ.
+        slowest: factor above which a slot is none of them.
+        spread: standard deviation of the factors.
+    """
+
+    slots: int
+    speed: float
+    slowest: float = math.inf
+    spread: float = 0.0
+
+
+def team(load: Load) -> Team:
+    """Choose the slots that take part."""
+    if not any(load.paces):
+        return Team(load.slots, load.slots)
+    times = scale((*load.paces[:USUAL], 0, *load.paces[USUAL + 1 :]), load.slots)
+    best, least = Team(load.slots, load.slots), math.inf
+    slots, speed, sum_, squares = 0, 0.0, 0.0, 0.0
+    for count, factor in zip(load.paces, (factor * times for factor in FACTORS), strict=True):
+        if not count:
+            continue
+        slots, speed = slots + count, speed + count / factor
+        sum_, squares = sum_ + count * factor, squares + count * factor * factor
+        spare = speed - load.beta * load.size_rate
+        if load.alpha <= 0.0 or spare <= LEAST_SPARE * speed:
+            continue
+        gap = load.alpha / spare
+        size = load.size_rate * gap
+        if size + ROOM * math.sqrt(size) <= load.max_batch and (slots + 1) * gap < WORTH_MORE * least:
+            least = (slots + 1) * gap
+            best = Team(slots, speed, factor * math.exp(STEP / 2))
+    mean = sum_ / slots
+    spread = math.sqrt(max(squares / slots - mean * mean, 0.0))
+    if max(load.paces) == slots:
+        return Team(load.slots, load.slots)
+    return Team(best.slots, best.speed, best.slowest, spread)
+
+
+def headway(load: Load, speed: float | None = None) -> float:
+    """The even gap s* in seconds; 0 when arrivals are too few for a gap to gather a second entry.
+
+    Arguments:
+        load: load of the model.
+        speed: speed of the slots that take part; None where all are alike.
+    """
+    speed = load.slots if speed is None else speed
+    if speed <= 0.0 or load.rate * load.alpha / speed < WORTH_SPACING:
         return 0.0
-    saturated = load.batch_seconds(load.max_batch) / load.slots
-    spare = load.slots - load.beta * load.size_rate
+    saturated = load.batch_seconds(load.max_batch) / speed
+    spare = speed - load.beta * load.size_rate
     return min(load.alpha / spare, saturated) if spare > 0.0 else saturated
 
 
@@ -63,20 +129,27 @@ class Paced:
 
     def rule(self, load: Load) -> Rule:
         """Rule at this load: leave full at the largest batch, otherwise at even gaps."""
-        gap = headway(load)
+        chosen = team(load)
+        gap = headway(load, chosen.speed)
         service = load.batch_seconds(load.max_batch)
         silence = SILENCE / load.rate if gap > 0.0 else 0.0
-        saturated = load.slots > 1 and load.size_rate * service > SATURATED * load.slots * load.max_batch
+        saturated = load.slots > 1 and load.size_rate * service > SATURATED * chosen.speed * load.max_batch
+        usual = load.alpha + load.beta * min(load.size_rate * gap, load.max_batch)
+        deviation = math.hypot(load.deviation, chosen.spread * usual)
         return Rule(
             size=load.max_batch,
             headway=gap,
-            gap_fixed=load.alpha / load.slots if gap > 0.0 else 0.0,
-            gap_each=load.beta / load.slots if gap > 0.0 else 0.0,
+            gap_fixed=load.alpha / chosen.speed if gap > 0.0 else 0.0,
+            gap_each=load.beta / chosen.speed if gap > 0.0 else 0.0,
             window=self._window,
             rate=load.rate,
             service=service,
             pace=PACE * gap if saturated else 0.0,
-            tolerance=TOLERANCE * gap + TOLERANCE_DEVIATIONS * load.deviation if saturated else math.inf,
+            tolerance=TOLERANCE * gap + TOLERANCE_DEVIATIONS * deviation if saturated else math.inf,
             gather=max(0.0, gap - silence),
             quiet=silence,
+            team=chosen.slots if chosen.spread else 0.0,
+            speed=chosen.speed if chosen.spread else 0.0,
+            slowest=chosen.slowest,
+            batch=usual if chosen.spread else 0.0,
         )

@@ -225,7 +225,7 @@ local function claim(keys, args)
   if #rule >= RULE_BYTES and now - made_at <= RULE_AGE and slots == q.slots then
     made_at, slots, EACH_OF_RULE = struct.unpack(RULE_FORMAT, rule)
     q.rule_at, s.touched[RULE] = made_at, true
-    reason, instant = decide(s)
+    reason, instant = decide(s, slot)
   else
     local told = load_of(s)
     save(s)

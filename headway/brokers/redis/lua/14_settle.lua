@@ -99,7 +99,7 @@ redis.register_function{function_name = VERSION .. '_complete', flags = {'allow-
     return {}
   end
   local entries = wanted(s, lease.members)
-  observe_batch(s, lease.size, now - lease.left_at)
+  observe_run(s, lease.slot, lease.size, now - lease.left_at)
   q.gate_at = -INF
   local rest = suspects.let_go(s, lease.rest)
   if #rest > 0 then

@@ -6,6 +6,7 @@ local function leave_silent(s)
   local silent = redis.call('ZRANGEBYSCORE', s.prefix .. 'h', '-inf', s.now - DEGRADED_AFTER)
   for _, worker in ipairs(silent) do
     redis.call('ZREM', s.prefix .. 'h', worker)
+    forget_factor(s, worker)
     silent[worker] = true
   end
   if s.q.idle > 0 then
@@ -34,9 +35,11 @@ redis.register_function{function_name = VERSION .. '_beat', flags = {'allow-oom'
   local worker = args[HEAD + 1]
   if args[HEAD + 2] == '1' then
     redis.call('ZADD', s.prefix .. 'h', s.now, worker)
-    lasting(s, 'h')
+    begin_factor(s, worker)
+    lasting(s, 'h', 'hf')
   else
     redis.call('ZREM', s.prefix .. 'h', worker)
+    forget_factor(s, worker)
   end
   if s.q.largest == 0 then
     for i = HEAD + 3, #args, 2 do
@@ -55,6 +58,7 @@ end}
 redis.register_function{function_name = VERSION .. '_forget', flags = {'allow-oom'}, callback = function(keys, args)
   local s = open(keys, args)
   redis.call('ZREM', s.prefix .. 'h', args[HEAD + 1])
+  forget_factor(s, args[HEAD + 1])
   if recount(s) then
     ring(s)
   end

@@ -39,9 +39,24 @@ local function size_rate(s, tier)
   return rate_of(s, tier) * size_of(s, 1, s.q.mean[tier])
 end
 
+local function batch_seconds(q, size)
+  return q.alpha + q.beta * math.min(size, q.largest * REACH)
+end
+
+-- Seconds as which a batch counts: as `ServiceModel._tamed`.
+local function tamed(q, size, seconds)
+  local expected = batch_seconds(q, size)
+  local most = math.max(STRAY * expected, expected + STRAY_DEVIATIONS * q.deviation)
+  local strays = q.w >= STRAY_KNOWN and seconds > most
+  local alone = strays and q.strayed == 0
+  q.strayed = strays and 1 or 0
+  return alone and most or seconds
+end
+
 local function observe_batch(s, size, seconds)
   local q = s.q
   s.touched[LEARNT] = true
+  seconds = tamed(q, size, seconds)
   q.largest = math.max(size, q.largest * DECAY)
   q.w = q.w * DECAY + 1
   q.n = q.n * DECAY + size
@@ -59,10 +74,6 @@ local function observe_batch(s, size, seconds)
   end
   q.off = q.off * DECAY + math.abs(seconds - q.alpha - q.beta * size)
   q.deviation = NORMAL * q.off / q.w
-end
-
-local function batch_seconds(q, size)
-  return q.alpha + q.beta * math.min(size, q.largest * REACH)
 end
 
 local function note_busy(s)

@@ -1,11 +1,31 @@
--- When a batch leaves: as `core.departure.decide` with the rule of the last claim.
+-- When a batch leaves for a slot: as `core.departure.decide` with the rule of the last claim.
 
-local function decide(s)
+-- As `core.departure._spaced`.
+local function spaced_from(q, factor, helps)
+  if helps then
+    return q.last_departure + q.batch * factor
+  end
+  local share = q.team > 0 and math.max(q.team + 1 - factor * q.speed, 0) or 1
+  local gathered = math.min(q.oldest + q.gather * share, q.newest + q.quiet)
+  local gap = q.headway
+  if gap > 0 and q.running > 0 then
+    gap = math.max(gap, q.gap_fixed + q.gap_each * q.running)
+  end
+  return math.max(q.last_departure + gap * share, gathered)
+end
+
+local function decide(s, slot)
   local q, now = s.q, s.now
   if q.fresh == 0 then
     return nil, INF
   end
-  local full_from = size_of(s, q.fresh, waiting_weight(s)) >= q.size and q.schedule - q.tolerance or INF
+  local factor, unseen = standing_of(s, slot)
+  local helps = factor > q.slowest
+  if helps and unseen >= MEASURE_AFTER then
+    return HEADWAY_REASON
+  end
+  local enough = q.size * (helps and HELPED_FROM or 1)
+  local full_from = size_of(s, q.fresh, waiting_weight(s)) >= enough and q.schedule - q.tolerance or INF
   if now >= full_from then
     return FULL_REASON
   end
@@ -19,12 +39,10 @@ local function decide(s)
   end
   local again = math.min(leave_by, window_ends, full_from)
   if q.headway >= 0 then
-    if q.headway == 0 then
+    if q.headway == 0 and not helps then
       return EARLY_REASON
     end
-    local gathered = math.min(q.oldest + q.gather, q.newest + q.quiet)
-    local gap = q.running > 0 and math.max(q.headway, q.gap_fixed + q.gap_each * q.running) or q.headway
-    local spaced = math.max(q.last_departure + gap, gathered)
+    local spaced = spaced_from(q, factor, helps)
     if now >= spaced then
       return HEADWAY_REASON
     end

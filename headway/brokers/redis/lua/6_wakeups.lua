@@ -62,7 +62,7 @@ local function ring(s, me)
     q.idle, q.armed = 0, INF
     return nil
   end
-  if idle[1] == me and idle[2] then
+  if idle[1] == me and idle[2] and q.team == 0 then
     idle[1], idle[2] = idle[2], me  -- The other one listens already.
   end
   local again = INF
@@ -81,7 +81,7 @@ local function ring(s, me)
   if q.fresh > 0 then
     local reason, instant = 'stale', nil
     if now - q.rule_at <= RULE_AGE then
-      reason, instant = decide(s)
+      reason, instant = decide(s, idle[1])
     end
     if reason then
       wake(s, idle[1])
@@ -93,10 +93,10 @@ local function ring(s, me)
 end
 
 -- The slot has nothing to claim before `instant`. Returns the instant at which it should ask again by itself: INF when it
--- need not, as others are idle too and one of them is on watch.
+-- need not, as others are idle too and one of them is on watch. Where batches are spaced the fastest slot is woken first.
 local function go_idle(s, slot, instant)
   local q = s.q
-  q.idle = q.idle + redis.call('ZADD', s.prefix .. 'i', 'NX', s.now, slot)
+  q.idle = q.idle + redis.call('ZADD', s.prefix .. 'i', 'NX', s.now + rank_of(s, slot) * LONGER_THAN_IDLE, slot)
   lasting(s, 'i')
   if q.idle == 1 then
     return watch(s, slot, instant, slot) or INF

@@ -1,0 +1,102 @@
+-- How fast slots are beside each other: as `core.slot_factors`. Of each healthy slot at home here a hash knows its measured
+-- factor, its batches, the position of its factor, and how many batches had left when its last one came back.
+local SLOT = '<dddd'
+-- Multiple of a rank that sets it above every instant, in the order of idle slots.
+local LONGER_THAN_IDLE = 1e10
+
+local begin_factor, forget_factor, standing_of, rank_of, observe_run
+
+do
+
+local function key_of_factors(s)
+  return s.prefix .. 'hf'
+end
+
+local function count(s, position, change)
+  local q = s.q
+  if position ~= USUAL_PACE then
+    q[PACES[position]] = q[PACES[position]] + change
+    q.differ = q.differ + change
+    s.touched[FLEET] = true
+  end
+end
+
+local function scale_of(q)
+  if q.differ == 0 or q.slots <= 0 then
+    return 1
+  end
+  local inverse = 0
+  for position, factor in ipairs(FACTORS) do
+    inverse = inverse + q[PACES[position]] / factor
+  end
+  return (inverse + math.max(q.slots - q.differ, 0)) / math.max(q.slots, q.differ)
+end
+
+local function known_of(s, worker)
+  local packed = redis.call('HGET', key_of_factors(s), worker)
+  if packed then
+    return struct.unpack(SLOT, packed)
+  end
+  return nil, 0, USUAL_PACE, s.q.departures
+end
+
+local function worker_of(slot)
+  return string.match(slot, '%z(.*)$')
+end
+
+function begin_factor(s, worker)
+  redis.call('HSETNX', key_of_factors(s), worker, struct.pack(SLOT, 1, 0, USUAL_PACE, s.q.departures))
+end
+
+function forget_factor(s, worker)
+  local _, _, position = known_of(s, worker)
+  count(s, position, -1)
+  redis.call('HDEL', key_of_factors(s), worker)
+end
+
+-- Factor of a slot, and how many batches have left since one of its own came back, if the rule asks for that.
+function standing_of(s, slot)
+  if s.q.team == 0 then
+    return 1, 0
+  end
+  local _, _, position, ran_at = known_of(s, worker_of(slot))
+  return FACTORS[position] * scale_of(s.q), s.q.departures - ran_at
+end
+
+-- Rank of a slot in the order in which idle slots are woken.
+function rank_of(s, slot)
+  if s.q.differ == 0 or s.q.headway < 0 then
+    return USUAL_PACE
+  end
+  local _, _, position = known_of(s, worker_of(slot))
+  return position
+end
+
+local function weight_of(deviation, batches)
+  local ratio = (FACTOR_ERROR / math.max(deviation, LEAST_DEVIATION)) ^ 2
+  return math.max(1 / (batches + FACTOR_PRIOR), math.min(FACTOR_MOST_WEIGHT, 2 * ratio / (1 + ratio)))
+end
+
+local function position_of(raw)
+  return math.min(math.max(math.floor(math.log(raw) / FACTOR_STEP + 0.5) + USUAL_PACE, 1), MOST_PACE)
+end
+
+-- Learn from a run how fast its slot is, and how long batches take.
+function observe_run(s, slot, size, seconds)
+  local q, worker = s.q, worker_of(slot)
+  local raw, batches, before, ran_at = known_of(s, worker)
+  local factor, foretold = FACTORS[before] * scale_of(q), batch_seconds(q, size)
+  if raw and foretold > 0 and seconds > 0 then
+    local ratio = math.min(math.max(seconds / foretold, raw / FACTOR_STRAY), raw * FACTOR_STRAY)
+    raw = raw + (ratio - raw) * weight_of(q.deviation / foretold, batches)
+    local position = position_of(raw)
+    if position ~= before then
+      count(s, before, -1)
+      count(s, position, 1)
+    end
+    redis.call('HSET', key_of_factors(s), worker, struct.pack(SLOT, raw, batches + 1, position, q.departures))
+  end
+  observe_batch(s, size, seconds / factor)
+end
+
+end

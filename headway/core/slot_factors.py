@@ -1,0 +1,182 @@
+"""Factors of the slots of a queue: how many times as long as on a slot of mean pace a batch takes on each of them.
+
+All slots of a queue serve one model, so their run times have one shape: ℓᵢ(n) = fᵢ·(α + βn). What one slot's batches take
+over what the line of all foretells is fᵢ. It is learnt from few batches, where α and β of each slot would need many. The
+line is learnt from times over fᵢ, so that "slow GPU, larger batch" is not taken for β.
+
+Factors lie on a grid whose steps are wider than what chance does to them. So slots that are alike have the same factor,
+and a queue need only count the slots of each factor. They are scaled so that the mean of 1/fᵢ is 1: k slots with a
+line do together what k slots of that line would.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence, Set
+
+from headway.core.service_model import ServiceModel
+
+STEP = 0.2
+"""Natural logarithm of the ratio of two neighbouring factors: a fifth."""
+LOWEST = -4
+"""Steps from the usual factor down to the least one, which is less than half of it."""
+FACTORS = tuple(math.exp(STEP * steps) for steps in range(LOWEST, 8))
+"""All factors before scaling, ascending."""
+USUAL = -LOWEST
+"""Position of the factor 1, which each slot has until its batches say otherwise."""
+ERROR = 0.03
+"""Standard deviation that the noise of run times may leave in a factor. More noise means a longer memory."""
+MOST_WEIGHT = 0.3
+"""Most weight of the newest batch, however little the run times vary."""
+PRIOR = 5
+"""Batches that the assumption that all slots are alike weighs as much as."""
+LEAST_DEVIATION = 1e-3
+"""Least relative standard deviation of run times that is believed."""
+STRAY = 2.0
+"""Multiple of a slot's factor as which a batch counts at most, and at least the inverse: one alone may be an accident."""
+
+
+def weight_of(deviation: float, batches: float) -> float:
+    """Weight of a slot's newest batch.
+
+    Arguments:
+        deviation: standard deviation of run times relative to their mean.
+        batches: batches of the slot before this one.
+    """
+    ratio = (ERROR / max(deviation, LEAST_DEVIATION)) ** 2
+    return max(1.0 / (batches + PRIOR), min(MOST_WEIGHT, 2.0 * ratio / (1.0 + ratio)))
+
+
+def position_of(raw: float) -> int:
+    """Position in FACTORS of what is next to a measured factor."""
+    steps = math.floor(math.log(raw) / STEP + 0.5)
+    return min(max(steps - LOWEST, 0), len(FACTORS) - 1)
+
+
+class _Known:
+    __slots__ = ("batches", "position", "ran_at", "raw")
+
+    def __init__(self, ran_at: int) -> None:
+        self.raw = 1.0
+        self.batches = 0
+        self.position = USUAL
+        self.ran_at = ran_at
+
+
+class SlotFactors:
+    """Factors of the slots at home in one queue. Of others nothing is learnt; they count as usual.
+
+    Attributes:
+        counts: slots at each position of FACTORS. Those at USUAL are not counted, so the numbers are 0 where all are alike.
+    """
+
+    __slots__ = ("_known", "_scale", "_slots", "counts")
+
+    def __init__(self) -> None:
+        self.counts = [0] * len(FACTORS)
+        self._known: dict[str, _Known] = {}
+        self._slots = 0
+        self._scale = 1.0
+
+    @property
+    def workers(self) -> Set[str]:
+        """Ids of the workers at home."""
+        return self._known.keys()
+
+    def keep(self, slots: int, workers: Collection[str], departures: int) -> None:
+        """Set the slots at home.
+
+        Arguments:
+            slots: their number.
+            workers: ids of their workers; what was learnt of others is forgotten.
+            departures: batches that have left the queue so far.
+        """
+        self._slots = slots
+        for worker in [worker for worker in self._known if worker not in workers]:
+            self._count(self._known.pop(worker).position, -1)
+        for worker in workers:
+            if worker not in self._known:
+                self._known[worker] = _Known(departures)
+        self._scale = scale(self.counts, slots)
+
+    def learn(self, line: ServiceModel, worker: str, size: float, seconds: float, departures: int) -> None:
+        """Learn from a run how fast its slot is beside the others, and have the line learn how long batches take.
+
+        Arguments:
+            line: line of a slot of factor 1.
+            worker: id of the worker that ran the batch.
+            size: size of the batch.
+            seconds: its run time.
+            departures: batches that have left the queue so far.
+        """
+        factor, foretold = self.of(worker), line.seconds(size)
+        if foretold > 0.0:
+            self.observe(worker, seconds / foretold, line.deviation / foretold, departures)
+        line.observe(size, seconds / factor)
+
+    def observe(self, worker: str, ratio: float, deviation: float, departures: int) -> None:
+        """Learn from a batch that has come back.
+
+        Arguments:
+            worker: id of the worker that ran it.
+            ratio: its run time over what the line foretold.
+            deviation: standard deviation of run times relative to their mean.
+            departures: batches that have left the queue so far.
+        """
+        known = self._known.get(worker)
+        if known is None or ratio <= 0.0:
+            return
+        ratio = min(max(ratio, known.raw / STRAY), known.raw * STRAY)
+        known.raw += (ratio - known.raw) * weight_of(deviation, known.batches)
+        known.batches += 1
+        known.ran_at = departures
+        position = position_of(known.raw)
+        if position != known.position:
+            self._count(known.position, -1)
+            self._count(position, 1)
+            known.position = position
+
+    def of(self, worker: str) -> float:
+        """Factor of a slot."""
+        known = self._known.get(worker)
+        return FACTORS[USUAL if known is None else known.position] * self._scale
+
+    def standing(self, worker: str, departures: int) -> tuple[float, int]:
+        """Factor of a slot, and the batches that have left since a batch of its own came back."""
+        known = self._known.get(worker)
+        return self.of(worker), 0 if known is None else departures - known.ran_at
+
+    def paces(self) -> tuple[int, ...]:
+        """Number of slots of each of FACTORS; empty where all are alike."""
+        return paces(self.counts, self._slots)
+
+    def _count(self, position: int, change: int) -> None:
+        if position != USUAL:
+            self.counts[position] += change
+            self._scale = scale(self.counts, self._slots)
+
+
+def paces(counts: Sequence[int], slots: int) -> tuple[int, ...]:
+    """Number of slots of each of FACTORS; empty where all are alike.
+
+    Arguments:
+        counts: slots at each position of FACTORS, except those at USUAL.
+        slots: all slots.
+    """
+    if not any(counts):
+        return ()
+    return (*counts[:USUAL], max(slots - sum(counts), 0), *counts[USUAL + 1 :])
+
+
+def scale(counts: Collection[int], slots: int) -> float:
+    """Number by which FACTORS are multiplied, so that the mean of their inverses over all slots is 1.
+
+    Arguments:
+        counts: slots at each position of FACTORS, except those at USUAL.
+        slots: all slots.
+    """
+    apart = sum(counts)
+    if not apart or slots <= 0:
+        return 1.0
+    inverse = sum(count / factor for count, factor in zip(counts, FACTORS, strict=True))
+    return (inverse + max(slots - apart, 0)) / max(slots, apart)

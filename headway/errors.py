@@ -156,6 +156,16 @@ SHED = _code(
         429, "Refused because of its tier at this load", "At this load requests of this tier are refused.", refusal=True
     ),
 )
+NOT_IMPLEMENTED = _code(
+    "NOT_IMPLEMENTED",
+    Code(
+        501,
+        "Not done here",
+        "A request of another server's API that this one does not serve, such as loading a model.",
+        hopeless=True,
+        native=False,
+    ),
+)
 INTERNAL = _code("INTERNAL", Code(500, "A fault of the server", "A fault of the server.", native=False))
 BACKEND_ERROR = _code(
     "BACKEND_ERROR",

@@ -23,6 +23,11 @@ def test_without_keys_it_says_which_tier_everybody_has() -> None:
     assert "YOUR_KEY" not in shown
 
 
+def test_it_says_where_the_open_inference_protocol_is() -> None:
+    assert "http://127.0.0.1:8000/v2: Open Inference Protocol" in banner(Settings(), Role.SERVE, LOCAL, 8000, 9000)
+    assert "/v2" not in banner(Settings(broker="redis://127.0.0.1"), Role.WORKER, LOCAL, 0, 9000)
+
+
 def test_with_keys_it_says_where_they_are(tmp_path: Path) -> None:
     file = tmp_path / "keys.toml"
     file.write_text("keys = []")

@@ -35,7 +35,7 @@ from headway.config import is_loopback
 from headway.errors import BrokerUnavailable
 from headway.http import readiness
 from headway.http.error_responses import handlers, refusal
-from headway.http.readiness import Readiness, soon
+from headway.http.readiness import Glance, Readiness, soon
 from headway.identity.api_keys.credential import LIVE
 from headway.model import Capacity, ProcessInfo, TierDepth, WorkerInfo, WorkerStatus
 from headway.telemetry import metrics
@@ -58,7 +58,7 @@ def build(process: ProcessView, ready: Readiness) -> ASGIApp:
     on = _Routes(process, ready)
     app = Starlette(
         routes=[
-            *readiness.routes(ready),
+            *readiness.routes(Glance(ready)),
             Route("/metrics", on.metrics),
             Route("/internal/health", on.health),
             Route("/internal/workers", on.workers),

@@ -6,6 +6,7 @@ from typing import Any
 
 from headway import __version__, errors
 from headway.config import Settings
+from headway.http.oip import contract as oip
 from headway.http.openapi_components import (
     LIMITED,
     MARKED,
@@ -57,8 +58,8 @@ def document(settings: Settings, kinds: Kinds = TEXTS) -> dict[str, Any]:
             "description": f"Answers single inference requests with model {settings.model!r}, "
             f"in batches of up to {settings.max_batch_size}.",
         },
-        "paths": native | _tasks(settings) | _service(),
-        "components": components(settings, kinds),
+        "paths": native | _tasks(settings) | _service() | oip.paths(settings, _security(settings)),
+        "components": _components(settings, kinds),
         "x-headway-errors": [
             {
                 "error": code.shown or name,
@@ -71,6 +72,14 @@ def document(settings: Settings, kinds: Kinds = TEXTS) -> dict[str, Any]:
             for name, code in errors.CODES.items()
         ],
     }
+
+
+def _components(settings: Settings, kinds: Kinds) -> dict[str, Any]:
+    """Components of the native routes, and of all other APIs."""
+    parts = components(settings, kinds)
+    parts["schemas"] |= oip.schemas(settings)
+    parts["responses"]["OipError"] = oip.RESPONSE
+    return parts
 
 
 def _native(

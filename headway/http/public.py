@@ -23,8 +23,9 @@ from headway.gateway.gateway import Gateway
 from headway.http import openapi, readiness, tasks
 from headway.http.error_responses import handlers
 from headway.http.inference import routes as inference_routes
+from headway.http.oip import service as oip_service
 from headway.http.openapi_components import TEXTS, Kinds
-from headway.http.readiness import Readiness
+from headway.http.readiness import Glance, Readiness
 from headway.ports import Identity
 
 
@@ -36,14 +37,15 @@ def build(gateway: Gateway, ready: Readiness, identity: Identity) -> ASGIApp:
         ready: whether this process should get traffic.
         identity: identity that knows the principals.
     """
-    on = _Routes(gateway)
+    on, glance = _Routes(gateway), Glance(ready)
     app = Starlette(
         routes=[
-            *readiness.routes(ready),
+            *readiness.routes(glance),
             *tasks.routes(gateway, identity),
             Route("/openapi.json", on.contract),
             Route("/docs", on.page),
-            *(Route(path.replace("}", ":path}"), _never, methods=["POST"]) for path in inference_routes.ROUTES),
+            *(Route(path, _never, methods=["POST"]) for path in inference_routes.ROUTES),
+            *oip_service.routes(gateway, glance, identity),
         ],
         exception_handlers=handlers("; /docs lists what is"),
     )

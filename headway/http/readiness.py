@@ -158,9 +158,8 @@ class Glance:
         return await asyncio.shield(looking)
 
 
-def routes(readiness: Readiness) -> list[Route]:
+def routes(glance: Glance) -> list[Route]:
     """Routes `/livez`, `/readyz` and `/healthz`, each with `?verbose`."""
-    glance = Glance(readiness)
 
     async def live(request: Request) -> Response:
         return _answer(request, 200, "ok", {"process": "ok"})

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from headway.oip.tensors import Malformed
+
+_T = TypeVar("_T")
 
 PRIORITY = "priority"
 TIMEOUT = "timeout"
@@ -51,7 +53,7 @@ def read_wishes(parameters: Mapping[str, Any], tiers: int) -> Wishes:
     return Wishes(max(priority - 1, 0), microseconds / 1e6 if microseconds else None, binary)
 
 
-def for_target(parameters: Mapping[str, Any]) -> dict[str, Any]:
+def for_target(parameters: Mapping[str, _T]) -> dict[str, _T]:
     """Parameters that the target gets: all but those that the protocol knows."""
     return {name: value for name, value in parameters.items() if name not in (PRIORITY, TIMEOUT, BINARY_OUTPUT)}
 

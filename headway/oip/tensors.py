@@ -66,8 +66,11 @@ def check_outputs(names: Sequence[str]) -> None:
 
 def wrong_number(count: int) -> Malformed:
     """Error of a request with another number of inputs than one."""
-    how = "Put all texts into one tensor, of shape [n]" if count else "Send one tensor"
-    return Malformed(f"the request has {count} inputs; expected one of datatype {BYTES}. {how}")
+    if not count:
+        return Malformed(f"the request has no input; expected one of datatype {BYTES}")
+    return Malformed(
+        f"the request has more than one input; expected one of datatype {BYTES}. Put all texts into it, and send shape [n]"
+    )
 
 
 def unpack(name: str, octets: bytes, count: int) -> list[bytes]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from tests.fuzz import credentials, requests, wire
+from tests.fuzz import credentials, requests, tensors, wire
 from tests.fuzz.mutation import Codec, Mutator
 
 
@@ -59,6 +59,8 @@ def parsers(folder: Path) -> list[Parser]:
         Parser("header values", requests.check_values, requests.VALUES, requests.VALUE_WORDS),
         Parser("chunked body", requests.check_chunks, requests.CHUNKED, requests.CHUNK_WORDS),
         Parser("native bodies", requests.check_body, requests.BODIES, requests.BODY_WORDS),
+        Parser("bodies with a tensor", tensors.check_tensor, tensors.BODIES, tensors.BODY_WORDS),
+        Parser("compressed body", tensors.check_compressed, tensors.COMPRESSED, tensors.COMPRESSED_WORDS),
         Parser("API key", credentials.check_key, credentials.KEYS, credentials.KEY_WORDS),
         Parser("token", credentials.check_token, credentials.TOKENS, credentials.TOKEN_WORDS),
         Parser("signed claims", credentials.check_claims, credentials.CLAIMS, credentials.CLAIM_WORDS, JSON),

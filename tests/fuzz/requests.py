@@ -127,6 +127,7 @@ def check_head(data: bytes) -> None:
         assert suspect(raw[:end]) is None, raw[:end]
     _ROUTES.error_form(head.target)
     _, target = _ROUTES.find(head.target) or (None, RequestTarget({}, b""))
+    target = target._replace(names={"model": "m", **target.names})
     _check_orders(head, target)
 
 
@@ -215,7 +216,8 @@ def check_body(data: bytes) -> None:
             _check_error(exc)
 
 
-_BODY_CODECS = [(settings, tuple(codecs(settings).values())) for settings in _SETTINGS]
+_NATIVE = "/v1/inference", "/api/inference", "/v1/predict"
+_BODY_CODECS = [(settings, tuple(codecs(settings)[path] for path in _NATIVE)) for settings in _SETTINGS]
 _TEXT_READERS = [(settings, text_reader(settings)) for settings in _SETTINGS]
 
 

@@ -21,7 +21,8 @@ from headway.http.server.framing import frame_error
 
 def native(settings: Settings) -> tuple[Codec, ...]:
     """Codecs of `/v1/inference`, `/api/inference` and `/v1/predict`."""
-    return tuple(codecs(settings).values())
+    made = codecs(settings)
+    return made["/v1/inference"], made["/api/inference"], made["/v1/predict"]
 
 
 CODECS = INFERENCE, PLAIN, PREDICT = native(Settings())

@@ -111,7 +111,7 @@ def test_headers_only_shorten_and_lower(field: str, timeout: float, tier: int) -
         (get("/v1/inference"), 405, "POST"),
         (get("/v1/predict", method="DELETE"), 405, "POST"),
         (post("{}", "/v1/inference/"), 404, "/v1/inference/"),
-        (post("{}", "/v2/inference"), 404, "/v2/inference"),
+        (post("{}", "/v3/inference"), 404, "/v3/inference"),
     ],
 )
 def test_client_errors_keep_the_connection(request_: bytes, status: int, says: str) -> None:

@@ -16,6 +16,9 @@ from headway.http.inference.prefer_header import read_prefer
 from headway.model import WorkerInfo, WorkerStatus
 from tests.http.stand import Answer, Stand, get, post, served
 
+MODELS = "/v2/models/{model}", "/v2/models/{model}/versions/{version}"
+ELEMENT = '{"inputs": [{"name": "I", "datatype": "BYTES", "shape": [1], "data": ["a"]}], "id": "1"}'
+
 
 @pytest.mark.parametrize("path", ["/livez", "/readyz", "/healthz"])
 def test_health_routes_answer_ok_and_list_their_checks(path: str) -> None:
@@ -135,6 +138,8 @@ def test_the_contract_names_every_route_and_error_of_these_settings() -> None:
     async def main(stand: Stand) -> None:
         contract = (await stand.ask(get("/openapi.json"))).json
         assert set(contract["paths"]) == {
+            "/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/stats", "/v2/repository/index",
+            *(model + of for model in MODELS for of in ("", "/ready", "/config", "/stats", "/infer")),
             "/v1/inference", "/api/inference", "/v1/predict", "/v1/result/{task_id}", "/livez", "/readyz", "/healthz"
         }  # fmt: skip
         assert [error["error"] for error in contract["x-headway-errors"]] == [
@@ -166,7 +171,7 @@ def _answers(contract: dict[str, Any], path: str, answer: Answer) -> tuple[dict[
     found = operation["responses"][str(answer.status)]
     if "$ref" in found:
         found = contract["components"]["responses"][found["$ref"].rpartition("/")[2]]
-    (content,) = found["content"].values()
+    content = found["content"][answer.header["content-type"].partition(";")[0]]
     return {**content["schema"], "components": contract["components"]}, {name.lower() for name in found["headers"]}
 
 
@@ -190,6 +195,20 @@ RESULT = "/v1/result/{task_id}"
         (post('{"input": "a"}', "/v1/inference", ADA, "Idempotency-Key: k"), "/v1/inference"),
         (post('{"input": "b"}', "/v1/inference", ADA, "Idempotency-Key: k"), "/v1/inference"),
         (post('{"input": "a"}', "/api/inference", ADA, "Prefer: respond-async, wait=0"), "/api/inference"),
+        (post(ELEMENT, "/v2/models/default/infer", ADA), f"{MODELS[0]}/infer"),
+        (post(ELEMENT, "/v2/models/default/versions/1/infer", ADA), f"{MODELS[1]}/infer"),
+        (post(ELEMENT, "/v2/models/default/infer"), f"{MODELS[0]}/infer"),
+        (post("{}", "/v2/models/default/infer", ADA), f"{MODELS[0]}/infer"),
+        (get("/v2"), "/v2"),
+        (get("/v2/health/live"), "/v2/health/live"),
+        (get("/v2/health/ready"), "/v2/health/ready"),
+        (get("/v2/models/stats", ADA), "/v2/models/stats"),
+        (get("/v2/models/default", ADA), MODELS[0]),
+        (get("/v2/models/default/ready", ADA), f"{MODELS[0]}/ready"),
+        (get("/v2/models/default/config", ADA), f"{MODELS[0]}/config"),
+        (get("/v2/models/default/versions/1/stats", ADA), f"{MODELS[1]}/stats"),
+        (get("/v2/models/default"), MODELS[0]),
+        (post("", "/v2/repository/index", ADA), "/v2/repository/index"),
         (get("/v1/result/x", ADA), RESULT),
         (get("/v1/result/x?wait=x", ADA), RESULT),
         (get("/v1/result/x"), RESULT),

@@ -54,8 +54,8 @@ def test_only_the_one_output_can_be_asked_for() -> None:
 
 
 def test_the_number_of_inputs_is_told() -> None:
-    assert "has 0 inputs; expected one" in str(wrong_number(0))
-    assert "Put all texts into one tensor" in str(wrong_number(2))
+    assert "has no input; expected one" in str(wrong_number(0))
+    assert "more than one input; expected one" in str(wrong_number(2))
 
 
 @given(st.lists(st.binary(max_size=20)))

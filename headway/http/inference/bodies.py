@@ -48,7 +48,7 @@ def body_reader(kind: type[Any], settings: Settings) -> Callable[[bytes], tuple[
         kind: msgspec Struct of a body, with `model`, `input` and `parameters`, the last as Raw.
         settings: bounds of inputs and parameters.
     """
-    decode, check, most_parameters = msgspec.json.Decoder(kind).decode, _checker(settings), settings.max_parameters
+    decode, check, most_parameters = msgspec.json.Decoder(kind).decode, text_checker(settings), settings.max_parameters
 
     def read(body: bytes) -> tuple[str | None, str, bytes]:
         try:
@@ -56,10 +56,10 @@ def body_reader(kind: type[Any], settings: Settings) -> Callable[[bytes], tuple[
                 body.decode()
             asked = decode(body)
             raw = asked.parameters
-            parameters = b"" if raw is ABSENT else _parameters(raw, most_parameters)
+            parameters = b"" if raw is ABSENT else checked_parameters(raw, most_parameters)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
             kind = OtherInput if isinstance(exc, msgspec.ValidationError) else BadRequest
-            raise kind(_why(exc, body)) from None
+            raise kind(why_not(exc, body)) from None
         text = asked.input
         if "\x00" in text:
             raise BadRequest(_NUL)
@@ -91,7 +91,7 @@ def value_reader(kind: type[Any], settings: Settings) -> Callable[[bytes], Asked
             if not body.isascii():
                 body.decode()
             asked = decode(body)
-            parameters = b"" if asked.parameters is ABSENT else _parameters(asked.parameters, most_parameters)
+            parameters = b"" if asked.parameters is ABSENT else checked_parameters(asked.parameters, most_parameters)
             if asked.inputs is not ABSENT:
                 if asked.input is not ABSENT:
                     raise BadRequest("the body has both `input` and `inputs`; expected one of them")
@@ -102,7 +102,7 @@ def value_reader(kind: type[Any], settings: Settings) -> Callable[[bytes], Asked
         except values.NoValue as exc:
             raise BadRequest(f"the input {exc}") from None
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
-            raise BadRequest(_why(exc, body)) from None
+            raise BadRequest(why_not(exc, body)) from None
         return asked.model, check(value), parameters
 
     return read
@@ -140,13 +140,13 @@ _decode_elements: Any = msgspec.json.Decoder(
 
 def text_reader(settings: Settings) -> Callable[[bytes], str]:
     """Make the function that reads bodies that are the input itself."""
-    check = _checker(settings)
+    check = text_checker(settings)
 
     def read(body: bytes) -> str:
         try:
             text = body.decode()
         except UnicodeDecodeError as exc:
-            raise BadRequest(_why(exc, body)) from None
+            raise BadRequest(why_not(exc, body)) from None
         if "\x00" in text:
             raise BadRequest(_NUL)
         return text if check is None else check(text)
@@ -154,7 +154,7 @@ def text_reader(settings: Settings) -> Callable[[bytes], str]:
     return read
 
 
-def _checker(settings: Settings) -> Check | None:
+def text_checker(settings: Settings) -> Check | None:
     """Make the check of inputs under these settings; None for nothing to check."""
     most, policy = settings.max_input_chars, settings.control_chars
     if not most and policy == "keep":
@@ -178,7 +178,7 @@ def _checker(settings: Settings) -> Check | None:
 
 def value_checker(settings: Settings) -> Callable[[Value], Value]:
     """Make the check of inputs that are any JSON value: each text in it is checked as an input would be."""
-    check, most, keeps = _checker(settings), settings.max_input_chars, settings.control_chars == "keep"
+    check, most, keeps = text_checker(settings), settings.max_input_chars, settings.control_chars == "keep"
 
     def check_value(value: Value) -> Value:
         if check is None:
@@ -208,18 +208,29 @@ def _each_text(tree: object, check: Check) -> object:
     return tree
 
 
-def _parameters(raw: msgspec.Raw, most: int) -> bytes:
+def checked_parameters(raw: msgspec.Raw, most: int) -> bytes:
+    """Text of `parameters`, empty for none, if a worker can read it and it has at most `most` members. Raises BadRequest."""
     text = bytes(raw)
-    if text == b"null":
-        return b""
-    tree = decode_parameters(text)
+    return text if parameter_tree(text, most) else b""
+
+
+def parameter_tree(text: bytes, most: int) -> dict[str, Any]:
+    """Parameters of a request, of which there may be `most`; none where they are null.
+
+    Raises:
+        BadRequest: they are no object, too many, or nested too deeply.
+        msgspec.MsgspecError: a number in them is out of range.
+    """
+    tree = None if text == b"null" else decode_parameters(text)
+    if tree is None:
+        return {}
     if not isinstance(tree, dict):
         raise BadRequest("Expected `object | null` - at `$.parameters`")
     if len(tree) > most:
         raise BadRequest(f"`$.parameters` has {len(tree)} members; at most {most} are taken (max_parameters)")
     if text.count(b"{") + text.count(b"[") > MAX_DEPTH and _deeper(tree, MAX_DEPTH):
         raise BadRequest(f"`$.parameters` is nested deeper than {MAX_DEPTH} levels")
-    return text if tree else b""
+    return tree
 
 
 def _deeper(tree: object, levels: int) -> bool:
@@ -238,7 +249,8 @@ def _deeper(tree: object, levels: int) -> bool:
     return True
 
 
-def _why(exc: Exception, body: bytes) -> str:
+def why_not(exc: Exception, body: bytes) -> str:
+    """Reason why a body, or a part of one, cannot be decoded, as its client may read it."""
     if isinstance(exc, UnicodeDecodeError):
         return f"the body is not UTF-8: {exc.reason} at byte {exc.start}"
     if isinstance(exc, RecursionError):

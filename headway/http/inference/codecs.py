@@ -46,6 +46,8 @@ class Codec:
         open: opens a head, for requests that are exchanges; None: no request is.
         encode_error: an error to its header fields and body; problem documents unless the API has its own form.
         limit_lines: writer of the header fields by which a principal learns of its limits.
+        compressed: whether its bodies may be compressed; what opens a head sees to that.
+        tasks: whether its requests may become tasks; elsewhere `Prefer` is passed over.
     """
 
     read: Callable[[bytes], tuple[str | None, str, bytes]]
@@ -55,6 +57,8 @@ class Codec:
     open: OpenHead | None = None
     encode_error: EncodeError = encode_problem
     limit_lines: Callable[[RateLimitHeaders, tuple[Limit, ...]], bytes] = RateLimitHeaders.lines
+    compressed: bool = False
+    tasks: bool = True
 
     def write_one(self, shown: str, outputs: Sequence[Value], milliseconds: float, version: str) -> Written:
         """Write the answer to an exchange with one input."""
@@ -70,9 +74,20 @@ def exchange_codec(
     open_head: OpenHead,
     encode_error: EncodeError,
     limit_lines: Callable[[RateLimitHeaders, tuple[Limit, ...]], bytes] = RateLimitHeaders.lines,
+    compressed: bool = False,
+    tasks: bool = True,
 ) -> Codec:
     """Make the codec of a route whose requests are all exchanges; see Codec."""
-    return Codec(_never, _never, _never, open=open_head, encode_error=encode_error, limit_lines=limit_lines)
+    return Codec(
+        _never,
+        _never,
+        _never,
+        open=open_head,
+        encode_error=encode_error,
+        limit_lines=limit_lines,
+        compressed=compressed,
+        tasks=tasks,
+    )
 
 
 def _never(*arguments: object) -> NoReturn:

@@ -80,10 +80,14 @@ def read_inference_head(
     timeout = settings.request_timeout_ms / 1000
     if head.length > settings.max_body_bytes:
         raise too_large(settings)
-    if b"content-encoding" in single and single[b"content-encoding"].strip().lower() not in (b"identity", b""):
+    if (
+        b"content-encoding" in single
+        and not codec.compressed
+        and single[b"content-encoding"].strip().lower() not in (b"identity", b"")
+    ):
         coding = shorten(single[b"content-encoding"])
         raise BadRequest(f"Content-Encoding {coding} is not accepted; send the body as it is")
-    if b"prefer" in single and (wish := read_prefer(single[b"prefer"])) is not None:
+    if b"prefer" in single and codec.tasks and (wish := read_prefer(single[b"prefer"])) is not None:
         wait = min(wish.wait, timeout)
         timeout = settings.task_timeout_ms / 1000
     options = read_options(single, settings, timeout, bool(id), origin, task=wish is not None)

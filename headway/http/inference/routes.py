@@ -11,6 +11,8 @@ import httptools
 from headway.config import Settings
 from headway.http.inference.codecs import Codec, inference, plain, predict
 from headway.http.inference.exchange import RequestTarget
+from headway.http.oip.answers import encode_error as encode_oip_error
+from headway.http.oip.infer import infer
 from headway.http.problem import encode_problem
 from headway.http.server.framing import EncodeError
 
@@ -18,14 +20,16 @@ ROUTES: Mapping[str, Callable[[Settings], Codec]] = {
     "/v1/inference": inference,
     "/api/inference": plain,
     "/v1/predict": predict,
+    "/v2/models/{model:path}/versions/{version}/infer": infer,
+    "/v2/models/{model:path}/infer": infer,
 }
 """Makers of the codecs, by path of the inference route.
 
 A part of a path may be left open, as in `/v2/models/{model}/infer`. It takes any text without a slash; a slash in it is
-written as %2F.
+written as %2F. As `{model:path}` it takes slashes, too. Of several routes for a path the first counts.
 """
 
-ERROR_FORMS: Mapping[str, EncodeError] = {}
+ERROR_FORMS: Mapping[str, EncodeError] = {"/v2": encode_oip_error}
 """Encoders of errors by path, for the path itself and all below it, also where nothing is served."""
 
 _NOWHERE: Mapping[str, str] = {}
@@ -73,8 +77,10 @@ class Routes:
 
 
 def _pattern(path: str) -> re.Pattern[bytes]:
-    parts = re.split(r"{(\w+)}", path)
-    text = "".join(f"(?P<{part}>[^/]+)" if place % 2 else re.escape(part) for place, part in enumerate(parts))
+    text = ""
+    for place, part in enumerate(re.split(r"{(\w+(?::path)?)}", path)):
+        name, _, slashes = part.partition(":")
+        text += re.escape(part) if place % 2 == 0 else f"(?P<{name}>{'.+?' if slashes else '[^/]+'})"
     return re.compile(text.encode())
 
 

@@ -39,6 +39,7 @@ _SINGLE = frozenset(
         b"expect",
         b"host",
         b"idempotency-key",
+        b"inference-header-content-length",
         b"transfer-encoding",
         b"x-request-id",
         b"x-request-tier",

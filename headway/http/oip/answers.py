@@ -1,0 +1,104 @@
+"""Answers to inference requests, with the output in JSON or in the binary form, and their errors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from headway.errors import BadRequest
+from headway.http.inference.exchange import JSON, Written
+from headway.http.oip.requests import LENGTH_FIELD
+from headway.http.problem import escaped, problem_header
+from headway.http.server.framing import Encoded
+from headway.model import Value, ValueKind
+from headway.oip.elements import element_of
+from headway.oip.tensors import BYTES, OUTPUT, pack
+
+_BINARY = f"content-type: application/octet-stream\r\n{LENGTH_FIELD.lower()}: %d\r\n".encode()
+
+
+class _DataSize(msgspec.Struct, gc=False):
+    binary_data_size: int
+
+
+class _Tensor(msgspec.Struct, gc=False):
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    parameters: _DataSize | msgspec.UnsetType = msgspec.UNSET
+    data: Sequence[str] | msgspec.UnsetType = msgspec.UNSET
+
+
+class _Answer(msgspec.Struct, gc=False):
+    model_name: str
+    model_version: str
+    outputs: tuple[_Tensor]
+    id: str | msgspec.UnsetType = msgspec.UNSET
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Answerer:
+    """Writer of the answer to one request.
+
+    Arguments:
+        model: name of the model.
+        id: id that the client gave the request; None for none.
+        shape: shape of its input, which is that of its output.
+        binary: whether the output comes in the binary form.
+        gives: kind of values that the model gives; None while it is not known.
+    """
+
+    __slots__ = ("_binary", "_gives", "_id", "_model", "_shape")
+
+    def __init__(
+        self, model: str, id: str | None, shape: tuple[int, ...], binary: bool, gives: ValueKind | None
+    ) -> None:
+        self._model, self._shape, self._binary, self._gives = model, shape, binary, gives
+        self._id = msgspec.UNSET if id is None else id
+
+    def write(self, shown: str, outputs: Sequence[Value], milliseconds: float, version: str) -> Written:
+        """Write the answer; see `headway.http.inference.exchange.WriteOutputs`."""
+        if self._binary:
+            packed = pack(element_of(one, self._gives) for one in outputs)
+            head = self._encode(version, parameters=_DataSize(len(packed)))
+            return _BINARY % len(head), head + packed
+        return JSON, self._encode(version, data=self._texts(outputs))
+
+    def _encode(
+        self,
+        version: str,
+        parameters: _DataSize | msgspec.UnsetType = msgspec.UNSET,
+        data: Sequence[str] | msgspec.UnsetType = msgspec.UNSET,
+    ) -> bytes:
+        tensor = _Tensor(OUTPUT, BYTES, self._shape, parameters, data)
+        return _encode(_Answer(self._model, version, (tensor,), self._id))
+
+    def _texts(self, outputs: Sequence[Value]) -> list[str]:
+        texts: list[str] = []
+        for output in outputs:
+            if isinstance(output, str) and (self._gives is ValueKind.TEXT or self._gives is None):
+                texts.append(output)
+                continue
+            try:
+                texts.append(element_of(output, self._gives).decode())
+            except UnicodeDecodeError:
+                raise BadRequest(
+                    f"output {len(texts)} is no UTF-8 and cannot be sent in JSON; ask for it with `binary_data`"
+                ) from None
+        return texts
+
+
+class _Error(msgspec.Struct, gc=False):
+    error: str
+
+
+def encode_error(code: str, message: str, shown: str, retry_after: float | None = None, reason: str = "") -> Encoded:
+    """Encode an error as the protocol has it; see `headway.http.server.framing.EncodeError`."""
+    fields = problem_header(code, retry_after, reason) | {"content-type": "application/json"}
+    try:
+        return fields, _encode(_Error(message))
+    except UnicodeEncodeError:
+        return fields, _encode(_Error(escaped(message)))

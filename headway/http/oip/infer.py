@@ -1,0 +1,93 @@
+"""The inference routes, `/v2/models/{model}/infer`, also with a version: their codec."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from headway.config import Settings
+from headway.core.excerpt import excerpt
+from headway.errors import BadRequest, NotFound
+from headway.http.inference.bodies import value_checker
+from headway.http.inference.codecs import Codec, exchange_codec
+from headway.http.inference.exchange import CodecContext, Exchange, ReadExchange, RequestTarget
+from headway.http.oip.answers import Answerer, encode_error
+from headway.http.oip.compressed_bodies import CODINGS, unpack_body
+from headway.http.oip.requests import LENGTH_FIELD, request_reader
+from headway.http.server.head import Head, shorten
+from headway.model import RequestOptions
+from headway.oip.elements import values_of
+from headway.oip.parameters import Wishes
+from headway.oip.tensors import Malformed
+
+_LENGTH = re.compile(rb"[0-9]{1,19}")
+
+
+def infer(settings: Settings) -> Codec:
+    """Make the codec of the inference routes."""
+    read_request, check = request_reader(settings), value_checker(settings)
+
+    def open_head(head: Head, target: RequestTarget, options: RequestOptions, context: CodecContext) -> ReadExchange:
+        model = target.names["model"]
+        check_version(settings, model, target.names.get("version"))
+        length, coding = _json_length(head), _coding(head)
+
+        def read(body: bytes) -> Exchange:
+            if coding:
+                body = unpack_body(body, coding, settings)
+            asked = read_request(body, length)
+            kinds = context.kinds
+            try:
+                values = [check(one) for one in values_of(asked.elements, kinds.takes(model))]
+            except Malformed as exc:
+                raise BadRequest(str(exc)) from None
+            answerer = Answerer(model, asked.id, asked.shape, asked.wishes.binary, kinds.gives(model))
+            input = values[0] if len(values) == 1 else values
+            return Exchange(model, input, asked.parameters, _wished(options, asked.wishes), answerer.write)
+
+        return read
+
+    return exchange_codec(open_head, encode_error, compressed=True, tasks=False)
+
+
+def check_version(settings: Settings, model: str, version: str | None) -> None:
+    """Check that a version of a model is the one that is served; None: any.
+
+    Raises:
+        NotFound: it is not.
+    """
+    if version is not None and version != settings.model_version:
+        raise NotFound(
+            f"the model {excerpt(model)!r} has no version {excerpt(version)!r}; there is: {settings.model_version}"
+        )
+
+
+def _wished(options: RequestOptions, wishes: Wishes) -> RequestOptions:
+    """Options as the request's parameters have them: its tier may only become lower, its time only shorter."""
+    tier, timeout = max(options.tier, wishes.tier), options.timeout
+    if wishes.timeout is not None and wishes.timeout < timeout:
+        timeout = wishes.timeout
+    if tier == options.tier and timeout == options.timeout:
+        return options
+    return msgspec.structs.replace(options, tier=tier, timeout=timeout)
+
+
+def _json_length(head: Head) -> int | None:
+    value = head.single.get(LENGTH_FIELD.lower().encode())
+    if value is None:
+        return None
+    if _LENGTH.fullmatch(value) is None:
+        raise BadRequest(f"{LENGTH_FIELD} is {shorten(value)}; expected the length of the JSON object in bytes")
+    return int(value)
+
+
+def _coding(head: Head) -> str:
+    """Coding of the body; empty for none."""
+    value = head.single.get(b"content-encoding", b"").strip().lower()
+    if value in (b"", b"identity"):
+        return ""
+    coding = value.decode("latin-1")
+    if coding not in CODINGS:
+        raise BadRequest(f"Content-Encoding {shorten(value)} is not accepted; expected gzip, deflate or none")
+    return coding

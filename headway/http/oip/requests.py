@@ -1,0 +1,262 @@
+"""Bodies of inference requests: one JSON object, and behind it the binary data of its input, if that is not in the object.
+
+The length of the object is in the header field Inference-Header-Content-Length where binary data follow. A length of 0
+means that the whole body is one element, without any length before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Annotated, Any
+
+import msgspec
+
+from headway.config import Settings
+from headway.errors import BadRequest, PayloadTooLarge
+from headway.gateway.fan_out import MOST_INPUTS
+from headway.http.inference.bodies import ABSENT, parameter_tree, why_not
+from headway.oip.elements import Element
+from headway.oip.parameters import BINARY_OUTPUT, NONE, PRIORITY, TIMEOUT, Wishes, for_target, read_wishes
+from headway.oip.tensors import (
+    OUTPUT,
+    Malformed,
+    TooManyElements,
+    check_outputs,
+    count_elements,
+    unpack,
+    wrong_number,
+)
+
+LENGTH_FIELD = "Inference-Header-Content-Length"
+"""Header field with the length of the JSON object, in requests and answers."""
+
+_SHORT = 200
+"""Bytes of parameters, or of a shape, up to which what was read of them is remembered."""
+_MANY_COMMAS = 4 * MOST_INPUTS
+"""Commas in the data of a tensor beyond which it may have far too many elements."""
+
+_Dimension = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
+
+
+class _InputParameters(msgspec.Struct, gc=False):
+    binary_data_size: int | None = None
+    shared_memory_region: msgspec.Raw = ABSENT
+
+
+class _Input(msgspec.Struct, gc=False):
+    name: str
+    datatype: str
+    shape: msgspec.Raw
+    data: msgspec.Raw = ABSENT
+    parameters: _InputParameters | None = None
+
+
+class _Inputs(msgspec.Struct, gc=False, array_like=True):
+    first: _Input | msgspec.UnsetType = msgspec.UNSET
+    second: msgspec.Raw = ABSENT
+
+
+class _OutputParameters(msgspec.Struct, gc=False):
+    binary_data: bool | None = None
+    classification: msgspec.Raw = ABSENT
+    shared_memory_region: msgspec.Raw = ABSENT
+
+
+class _Output(msgspec.Struct, gc=False):
+    name: str
+    parameters: _OutputParameters | None = None
+
+
+class _Outputs(msgspec.Struct, gc=False, array_like=True):
+    first: _Output | msgspec.UnsetType = msgspec.UNSET
+    second: msgspec.Raw = ABSENT
+
+
+class _Request(msgspec.Struct, gc=False):
+    inputs: _Inputs
+    id: str | None = None
+    outputs: _Outputs | None = None
+    parameters: msgspec.Raw = ABSENT
+
+
+class InferRequest(msgspec.Struct, gc=False):
+    """Inference request, decoded.
+
+    Attributes:
+        id: id that the client gave it, to be echoed; None for none.
+        shape: shape of its input.
+        elements: elements of its input.
+        wishes: wishes among its parameters. Whether its output is binary is decided.
+        parameters: text of a JSON object with the parameters for the target, or empty.
+    """
+
+    id: str | None
+    shape: tuple[int, ...]
+    elements: list[Element]
+    wishes: Wishes
+    parameters: bytes
+
+
+_decode = msgspec.json.Decoder(_Request).decode
+_decode_shape = lru_cache(maxsize=256)(msgspec.json.Decoder(tuple[_Dimension, ...]).decode)
+_decode_texts = msgspec.json.Decoder(list[str]).decode
+_decode_nested = msgspec.json.Decoder(list[tuple[str]]).decode
+_decode_raws = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+def _bounded(kind: Any) -> Callable[[bytes], Any]:
+    """Decoder of the first elements of an array. The others are skipped, and nothing is made of them."""
+    fields = [(f"e{number}", kind | msgspec.UnsetType, msgspec.UNSET) for number in range(MOST_INPUTS + 1)]
+    decode = msgspec.json.Decoder(msgspec.defstruct("Elements", fields, array_like=True, gc=False)).decode
+    return lambda text: [one for one in msgspec.structs.astuple(decode(text)) if one is not msgspec.UNSET]
+
+
+_decode_first_texts = _bounded(str)
+_decode_first_nested = _bounded(tuple[str])
+
+
+def request_reader(settings: Settings) -> Callable[[bytes, int | None], InferRequest]:
+    """Make the function that reads bodies; its second argument is the length of the JSON object, None for all of the body.
+
+    Arguments:
+        settings: bounds of inputs and parameters.
+    """
+    most, tiers, most_parameters = (
+        min(MOST_INPUTS, settings.max_queue),
+        len(settings.tier_names),
+        settings.max_parameters,
+    )
+
+    def read(body: bytes, length: int | None) -> InferRequest:
+        if length == 0:
+            return InferRequest(None, (1,), [body], Wishes(binary=True), b"")
+        binary = None
+        if length is not None:
+            if length > len(body):
+                raise BadRequest(f"{LENGTH_FIELD} is {length}, and the body has {len(body)} bytes")
+            body, binary = body[:length], body[length:]
+        try:
+            if not body.isascii():
+                body.decode()
+            asked = _decode(body)
+            wishes, parameters = _parameters(asked.parameters, most_parameters, tiers)
+            tensor = _only_input(asked.inputs)
+            shape = _shape(tensor)
+            count = count_elements(tensor.name, tensor.datatype, shape, most)
+            elements = _elements(tensor, count, binary)
+            if asked.outputs is not None:
+                wishes = _with_outputs(wishes, asked.outputs)
+        except TooManyElements as exc:
+            raise PayloadTooLarge(str(exc)) from None
+        except Malformed as exc:
+            raise BadRequest(str(exc)) from None
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+            raise BadRequest(why_not(exc, body)) from None
+        return InferRequest(asked.id, shape, elements, wishes, parameters)
+
+    return read
+
+
+def _only_input(inputs: _Inputs) -> _Input:
+    tensor = inputs.first
+    if isinstance(tensor, msgspec.UnsetType) or inputs.second is not ABSENT:
+        raise wrong_number(0 if isinstance(tensor, msgspec.UnsetType) else 2)
+    if tensor.parameters is not None and tensor.parameters.shared_memory_region is not ABSENT:
+        raise Malformed("shared memory is not served here; send the data of the input in the body")
+    return tensor
+
+
+def _shape(tensor: _Input) -> tuple[int, ...]:
+    text = bytes(tensor.shape)
+    if len(text) > _SHORT:
+        raise Malformed(f"the shape of the input takes {len(text)} bytes; expected [n] or [n, 1]")
+    try:
+        return _decode_shape(text)
+    except msgspec.MsgspecError as exc:
+        raise Malformed(_placed(exc, "shape")) from None
+
+
+def _elements(tensor: _Input, count: int, binary: bytes | None) -> list[Element]:
+    size = None if tensor.parameters is None else tensor.parameters.binary_data_size
+    if size is None:
+        if tensor.data is ABSENT:
+            raise Malformed("the input has no data; expected `data`, or `binary_data_size` in its parameters")
+        if binary:
+            raise Malformed(f"{len(binary)} bytes follow the JSON object, and the input has no `binary_data_size`")
+        return _texts(bytes(tensor.data), tensor.name, count)
+    if tensor.data is not ABSENT:
+        raise Malformed("the input has both `data` and `binary_data_size`; expected one of them")
+    if binary is None:
+        raise Malformed(
+            f"the input has `binary_data_size`, and the header field {LENGTH_FIELD} is missing; expected the length of the JSON "
+            "object in bytes"
+        )
+    if size != len(binary):
+        raise Malformed(f"`binary_data_size` is {size}, and {len(binary)} bytes follow the JSON object")
+    return [*unpack(tensor.name, binary, count)]
+
+
+def _texts(text: bytes, name: str, count: int) -> list[Element]:
+    """Elements in JSON, also each in an array of its own."""
+    nested = text[1:].lstrip(b" \t\r\n")[:1] == b"["
+    many = text.count(b",") > _MANY_COMMAS
+    try:
+        if nested:
+            found = [one for (one,) in (_decode_first_nested if many else _decode_nested)(text)]
+        else:
+            found = (_decode_first_texts if many else _decode_texts)(text)
+    except msgspec.MsgspecError as exc:
+        raise Malformed(_placed(exc, "data")) from None
+    if len(found) != count:
+        more = "or more " if many and len(found) > MOST_INPUTS else ""
+        raise Malformed(f"the data of the input have {len(found)} {more}elements, and its shape says {count}")
+    return found
+
+
+def _with_outputs(wishes: Wishes, outputs: _Outputs) -> Wishes:
+    """Wishes, with what is said of the only output there is."""
+    output = outputs.first
+    if isinstance(output, msgspec.UnsetType):
+        return wishes
+    check_outputs([output.name] if outputs.second is ABSENT else [output.name, OUTPUT])
+    asked = output.parameters
+    if asked is None:
+        return wishes
+    if asked.classification is not ABSENT:
+        raise Malformed("`classification` is not served here; leave it out")
+    if asked.shared_memory_region is not ABSENT:
+        raise Malformed("shared memory is not served here; the output comes in the body")
+    if asked.binary_data is None or asked.binary_data is wishes.binary:
+        return wishes
+    return msgspec.structs.replace(wishes, binary=asked.binary_data)
+
+
+def _parameters(raw: msgspec.Raw, most: int, tiers: int) -> tuple[Wishes, bytes]:
+    """Wishes among the parameters, and the text of those for the target."""
+    if raw is ABSENT:
+        return NONE, b""
+    text = bytes(raw)
+    return (_split_often if len(text) <= _SHORT else _split)(text, most, tiers)
+
+
+def _split(text: bytes, most: int, tiers: int) -> tuple[Wishes, bytes]:
+    tree = parameter_tree(text, most)
+    if not tree:
+        return NONE, b""
+    if PRIORITY not in tree and TIMEOUT not in tree and BINARY_OUTPUT not in tree:
+        return NONE, text
+    wishes = read_wishes(tree, tiers)
+    rest = for_target(_decode_raws(text))
+    return wishes, msgspec.json.encode(rest) if rest else b""
+
+
+_split_often = lru_cache(maxsize=256)(_split)
+"""Clients ask again and again with the same parameters."""
+
+
+def _placed(exc: msgspec.MsgspecError, member: str) -> str:
+    """Message of what is wrong in a member of the input, with its place in the body."""
+    said = str(exc)
+    place = f"$.inputs[0].{member}"
+    return said.replace("`$", f"`{place}", 1) if "`$" in said else f"{said} - at `{place}`"

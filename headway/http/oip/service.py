@@ -1,0 +1,143 @@
+"""Routes of the Open Inference Protocol but for inference: health, metadata, configuration, statistics, repository index.
+
+What is said of a model is for principals that may ask it. Health and the server's metadata are for everybody.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from headway.core import failures
+from headway.errors import NOT_IMPLEMENTED, BadRequest, Forbidden, NotFound, RequestError
+from headway.gateway.fan_out import MOST_INPUTS
+from headway.gateway.gateway import Gateway
+from headway.http.authentication import Authentication
+from headway.http.oip.infer import check_version
+from headway.http.readiness import SERVING, Glance
+from headway.model import Principal
+from headway.oip.metadata import READY, UNAVAILABLE, IndexEntry, ModelConfig, ModelMetadata, ServerMetadata
+from headway.oip.statistics import ModelStatistics, statistics_of
+from headway.ports import Identity
+
+
+def routes(gateway: Gateway, glance: Glance, identity: Identity) -> list[Route]:
+    """Make the routes.
+
+    Arguments:
+        gateway: gateway that serves the models.
+        glance: whether this process should get traffic.
+        identity: identity that knows the principals.
+    """
+    on = _Service(gateway, glance)
+    known = [Middleware(Authentication, identity, gateway.counters)]
+    model = "/v2/models/{model:path}"
+    version = f"{model}/versions/{{version}}"
+    about = {"/ready": on.model_ready, "/config": on.config, "/stats": on.statistics}
+    return [
+        Route("/v2", on.server),
+        Route("/v2/health/live", on.live),
+        Route("/v2/health/ready", on.ready),
+        Route("/v2/models/stats", on.all_statistics, middleware=known),
+        *(Route(path + of, answer, middleware=known) for of, answer in about.items() for path in (version, model)),
+        Route(version, on.metadata, middleware=known),
+        Route(model, on.metadata, middleware=known),
+        Route("/v2/repository/index", on.index, methods=["POST"], middleware=known),
+        *(
+            Route(f"/v2/repository/models/{{model:path}}/{what}", on.never, methods=["POST"], middleware=known)
+            for what in ("load", "unload")
+        ),
+    ]
+
+
+class _IndexRequest(msgspec.Struct, gc=False):
+    ready: bool = False
+
+
+class _Service:
+    def __init__(self, gateway: Gateway, glance: Glance) -> None:
+        self._gateway, self._settings = gateway, gateway.settings
+        self._glance = glance
+        self._most = min(MOST_INPUTS, gateway.settings.max_queue)
+
+    async def server(self, request: Request) -> Response:
+        return _answer(ServerMetadata())
+
+    async def live(self, request: Request) -> Response:
+        return _answer({"live": True})
+
+    async def ready(self, request: Request) -> Response:
+        ready = await self._is_ready()
+        return _answer({"ready": ready}, 200 if ready else 503)
+
+    async def model_ready(self, request: Request) -> Response:
+        model = self._asked(request)
+        ready = await self._is_ready()
+        return _answer({"name": model, "ready": ready}, 200 if ready else 503)
+
+    async def metadata(self, request: Request) -> Response:
+        return _answer(ModelMetadata(self._asked(request), (self._settings.model_version,)))
+
+    async def config(self, request: Request) -> Response:
+        return _answer(ModelConfig(self._asked(request), self._most))
+
+    async def statistics(self, request: Request) -> Response:
+        return _answer({"model_stats": [self._statistics_of(self._asked(request))]})
+
+    async def all_statistics(self, request: Request) -> Response:
+        return _answer({"model_stats": [self._statistics_of(model) for model in self._models(request)]})
+
+    async def index(self, request: Request) -> Response:
+        body = await request.body()
+        try:
+            only_ready = msgspec.json.decode(body, type=_IndexRequest).ready if body else False
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+            raise BadRequest(f"the body is no repository index request: {exc}") from None
+        ready = await self._is_ready()
+        if only_ready and not ready:
+            return _answer([])
+        state, reason = (READY, "") if ready else (UNAVAILABLE, "no worker is ready")
+        return _answer([
+            IndexEntry(model, self._settings.model_version, state, reason) for model in self._models(request)
+        ])  # fmt: skip
+
+    async def never(self, request: Request) -> Response:
+        message = "models are not loaded and unloaded over HTTP; start a worker for a model, and it is served"
+        raise RequestError(message, code=NOT_IMPLEMENTED)
+
+    async def _is_ready(self) -> bool:
+        word, _ = await self._glance.take()
+        return word in SERVING
+
+    def _models(self, request: Request) -> list[str]:
+        """Models that the principal may ask."""
+        principal: Principal = request.state.principal
+        return [model for model in (self._settings.model,) if not principal.models or model in principal.models]
+
+    def _asked(self, request: Request) -> str:
+        """Model that the path names. Raises RequestError when it is none that the principal may ask."""
+        model: str = request.path_params["model"]
+        principal: Principal = request.state.principal
+        if model != self._settings.model:
+            raise NotFound(failures.no_model(model, (self._settings.model,)).message)
+        if principal.models and model not in principal.models:
+            raise Forbidden(failures.no_model_for(model, principal.models).message)
+        check_version(self._settings, model, request.path_params.get("version"))
+        return model
+
+    def _statistics_of(self, model: str) -> ModelStatistics:
+        counters, version = self._gateway.counters, self._settings.model_version
+        return statistics_of(counters, model, version, time.monotonic, time.time)
+
+
+def _answer(content: Any, status: int = 200) -> Response:
+    headers = {"cache-control": "no-store"}
+    if status != 200:
+        headers["retry-after"] = "1"
+    return Response(msgspec.json.encode(content), status, headers, "application/json")

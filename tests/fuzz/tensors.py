@@ -1,0 +1,132 @@
+"""Input of clients that speak the Open Inference Protocol: bodies with tensors in JSON and in the binary form, and compressed
+ones.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+
+from headway.config import Settings
+from headway.errors import RequestError
+from headway.gateway.fan_out import MOST_INPUTS
+from headway.gateway.model_kinds import ModelKinds
+from headway.http.inference.exchange import CodecContext, Exchange, RequestTarget
+from headway.http.inference.inference_head import read_inference_head
+from headway.http.inference.routes import codecs
+from headway.http.oip.compressed_bodies import CODINGS, unpack_body
+from headway.http.oip.requests import LENGTH_FIELD
+from headway.http.server.head import Head
+from headway.model import ValueKind, WorkerInfo, WorkerStatus
+from headway.oip.elements import element_of
+from headway.oip.tensors import pack, unpack
+from headway.runtime.counters import Counters
+
+_SETTINGS = Settings(), Settings(control_chars="refuse", max_input_chars=100, max_parameters=3, max_queue=5)
+_PATH = "/v2/models/{model:path}/infer"
+_MARK = b"|"
+"""What stands between the JSON object and the binary data; the first one counts."""
+
+
+def _context(settings: Settings, kind: ValueKind | None) -> CodecContext:
+    kinds = ModelKinds(["m"])
+    if kind is not None:
+        worker = WorkerInfo(worker_id="w", model="m", status=WorkerStatus.HEALTHY, takes=kind.value, gives=kind.value)
+        kinds.learn([worker])
+    return CodecContext(settings, kinds, Counters())
+
+
+_CODECS = [
+    (settings, kind, _context(settings, kind), codecs(settings)[_PATH])
+    for settings in _SETTINGS
+    for kind in (*ValueKind, None)
+]
+
+
+def _tensor(data: str, shape: str = "[1]", more: str = "") -> bytes:
+    return f'{{"inputs":[{{"name":"INPUT","datatype":"BYTES","shape":{shape},{data}}}]{more}}}'.encode()
+
+
+def _binary(elements: list[bytes], shape: str, more: str = "") -> bytes:
+    octets = pack(elements)
+    return _tensor(f'"parameters":{{"binary_data_size":{len(octets)}}}', shape, more) + _MARK + octets
+
+
+BODIES = (
+    _tensor('"data":["hello"]'),
+    _tensor('"data":["h\\u00e9llo","\\"quoted\\"","{\\"a\\": 1}"]', "[3]", ',"id":"","outputs":[{"name":"OUTPUT"}]'),
+    _tensor('"data":[["a"],["b"]]', "[2,1]", ',"parameters":{"binary_data_output":true,"heat":0.5}'),
+    _tensor('"data":["aGVsbG8="]', "[1]", ',"parameters":{"priority":2,"timeout":1500,"x":{"y":[1]}}'),
+    _binary([b"hello"], "[1]", ',"id":"7","outputs":[{"name":"OUTPUT","parameters":{"binary_data":true}}]'),
+    _binary([b"", "é".encode(), b'{"a": [1, 2]}', b"null"], "[4,1]", ',"parameters":{"binary_data_output":false}'),
+    _binary([b"\xff\x00\xfe"], "[1]"),
+    _MARK + b"one element",
+)
+BODY_WORDS = (
+    b'"inputs":', b'"outputs":', b'"parameters":', b'"shape":', b'"data":', b'"binary_data_size":', b'"binary_data":true',
+    b'"datatype":"FP32"', b"[1]", b"[2,1]", b"[-1]", b"[0]", b"[18446744073709551616]", b"[[", b"]]", b"null", _MARK, b"\x01\0\0\0",
+    b"\xff\xff\xff\xff", b"\0\0\0\x80", b'["a"],' * 40, b'"",' * 40, b"[" * 60, b"]" * 60, b"1e400", b"\\ud800", b"\\u0000", b"\x1b",
+)  # fmt: skip
+
+COMPRESSED = (
+    gzip.compress(BODIES[0], mtime=0),
+    zlib.compress(BODIES[1]),
+    gzip.compress(bytes(100_000), mtime=0),
+    zlib.compress(bytes(100_000)),
+    gzip.compress(b"", mtime=0),
+)
+COMPRESSED_WORDS = b"\x1f\x8b\x08", b"\x78\x9c", b"\x1f\x8b\x08\x1c", b"\xff\xff", b"\0\0\xff\xff", b"\x03\0"
+
+
+def check_tensor(data: bytes) -> None:
+    """What is let through becomes as many values as the shape says, and the answer has as many elements, in this shape."""
+    left, mark, right = data.partition(_MARK)
+    head = Head(b"POST", b"/", "1.1", [])
+    head.length = len(data) - len(mark)
+    if mark:
+        head.single[LENGTH_FIELD.lower().encode()] = b"%d" % len(left)
+    for settings, kind, context, codec in _CODECS:
+        try:
+            asked = read_inference_head(codec, head, RequestTarget({"model": "m"}, b""), context, None)
+            assert asked.read is not None
+            exchange = asked.read(left + right)
+        except RequestError as exc:
+            assert len(exc.message) < 1000
+            exc.message.encode()
+            continue
+        _check_exchange(exchange, settings, kind, mark != b"" and not left)
+
+
+def _check_exchange(exchange: Exchange, settings: Settings, kind: ValueKind | None, raw: bool) -> None:
+    inputs = exchange.input if isinstance(exchange.input, list) else [exchange.input]
+    assert 1 <= len(inputs) <= min(MOST_INPUTS, settings.max_queue)
+    assert all(isinstance(one, str) for one in inputs) or kind is ValueKind.JSON
+    assert exchange.parameters == b"" or isinstance(json.loads(exchange.parameters), dict)
+    assert 0 < exchange.options.timeout <= settings.request_timeout_ms / 1000
+    assert 0 <= exchange.options.tier < len(settings.tier_names)
+    elements = [element_of(one, kind) for one in inputs]
+    try:
+        fields, body = exchange.write("req_1", inputs, 1.0, "1")
+    except RequestError:
+        assert kind is ValueKind.BYTES
+        return
+    length = next((int(line.split()[1]) for line in fields.split(b"\r\n") if line.startswith(b"inference-")), None)
+    assert length is not None or not raw
+    [output] = json.loads(body[:length])["outputs"]
+    assert output["shape"] in ([len(inputs)], [len(inputs), 1])
+    if length is None:
+        assert [text.encode() for text in output["data"]] == elements
+    else:
+        assert unpack("OUTPUT", body[length:], len(inputs)) == elements
+
+
+def check_compressed(data: bytes) -> None:
+    """No more than the largest body comes out of what a client sends."""
+    for coding in CODINGS:
+        try:
+            unpacked = unpack_body(data, coding, _SETTINGS[0])
+        except RequestError as exc:
+            assert len(exc.message) < 1000
+            continue
+        assert len(unpacked) <= _SETTINGS[0].max_body_bytes

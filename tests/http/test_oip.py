@@ -1,0 +1,390 @@
+"""The Open Inference Protocol over REST, on the wire: inference."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from headway.gateway.fan_out import MOST_INPUTS
+from headway.model import Failure, WorkerInfo, WorkerStatus
+from headway.oip.tensors import pack, unpack
+from tests.http.stand import Answer, Stand, post, served
+
+PATH = "/v2/models/default/infer"
+LENGTH = "Inference-Header-Content-Length"
+
+
+def tensor(data: Any, shape: Any = None, **members: Any) -> dict[str, Any]:
+    """Input with its data in JSON."""
+    count = len(data) if isinstance(data, list) else 1
+    return {"name": "INPUT", "datatype": "BYTES", "shape": shape or [count], "data": data} | members
+
+
+def infer(data: Any, *fields: str, shape: Any = None, path: str = PATH, **members: Any) -> bytes:
+    """Request with one input in JSON."""
+    return post(json.dumps({"inputs": [tensor(data, shape)], **members}), path, *fields)
+
+
+def binary(
+    octets: bytes, *fields: str, shape: Any = None, size: int | None = None, length: int | None = None, **members: Any
+) -> bytes:
+    """Request with one input in the binary form."""
+    size = len(octets) if size is None else size
+    given = {"name": "IN", "datatype": "BYTES", "shape": shape or [1], "parameters": {"binary_data_size": size}}
+    head = json.dumps({"inputs": [given], **members}).encode()
+    return post(head + octets, PATH, f"{LENGTH}: {len(head) if length is None else length}", *fields)
+
+
+def outputs(answer: Answer) -> list[bytes]:
+    """Elements of an answer in the binary form."""
+    assert answer.status == 200, answer.body
+    assert answer.header["content-type"] == "application/octet-stream"
+    length = int(answer.header[LENGTH.lower()])
+    [output] = json.loads(answer.body[:length])["outputs"]
+    assert output["parameters"]["binary_data_size"] == len(answer.body) - length
+    assert "data" not in output
+    return unpack("OUTPUT", answer.body[length:], output["shape"][0])
+
+
+def learn(stand: Stand, takes: str, gives: str) -> None:
+    """Have the model take and give values of these kinds."""
+    worker = WorkerInfo(worker_id="gpu-0", model="default", status=WorkerStatus.HEALTHY, takes=takes, gives=gives)
+    stand.gateway.kinds.learn([worker])
+
+
+@pytest.mark.parametrize(
+    ("data", "shape"),
+    [(["a é"], [1]), (["a é"], [1, 1]), ([["a é"]], [1, 1]), (["a é", "b"], [2]), ([["x"], [""]], [2, 1])],
+)
+def test_texts_in_json_are_answered_in_json_and_in_their_shape(data: Any, shape: list[int]) -> None:
+    async def main(stand: Stand) -> None:
+        answer = await stand.ask(infer(data, shape=shape))
+        texts = [one[0] if isinstance(one, list) else one for one in data]
+        assert answer.status == 200
+        assert answer.header["content-type"] == "application/json"
+        assert answer.json == {
+            "model_name": "default",
+            "model_version": "1",
+            "outputs": [
+                {"name": "OUTPUT", "datatype": "BYTES", "shape": shape, "data": [text.upper() for text in texts]}
+            ],
+        }
+
+    served(main)
+
+
+@pytest.mark.parametrize("id", ["", "42", "é"])
+def test_an_id_is_echoed(id: str) -> None:
+    async def main(stand: Stand) -> None:
+        assert (await stand.ask(infer(["a"], id=id))).json["id"] == id
+        answer = await stand.ask(binary(pack([b"a"]), id=id, parameters={"binary_data_output": True}))
+        assert json.loads(answer.body[: int(answer.header[LENGTH.lower()])])["id"] == id
+
+    served(main)
+
+
+def test_members_that_are_null_are_none() -> None:
+    async def main(stand: Stand) -> None:
+        answer = await stand.ask(infer(["a"], id=None, outputs=None, parameters=None))
+        assert answer.json["outputs"][0]["data"] == ["A"]
+        assert "id" not in answer.json
+
+    served(main)
+
+
+@pytest.mark.parametrize("count", [1, 2, 70])
+def test_binary_data_go_in_and_out(count: int) -> None:
+    async def main(stand: Stand) -> None:
+        elements = [f"text {number}".encode() for number in range(count)]
+        client = await stand.connect()
+        for way in ({"parameters": {"binary_data_output": True}}, {"outputs": [wanted(True)]}):
+            await client.send(binary(pack(elements), shape=[count], **way))
+            assert outputs(await client.answer()) == [one.upper() for one in elements]
+        await client.send(binary(pack(elements), shape=[count, 1]))
+        assert (await client.answer()).json["outputs"][0]["data"] == [one.decode().upper() for one in elements]
+
+    served(main)
+
+
+def wanted(binary: bool | None = None, name: str = "OUTPUT", **parameters: Any) -> dict[str, Any]:
+    """Output that a request asks for."""
+    return {"name": name, "parameters": parameters if binary is None else {"binary_data": binary}}
+
+
+def test_what_is_said_of_the_output_goes_before_what_is_said_of_all() -> None:
+    async def main(stand: Stand) -> None:
+        both: dict[str, Any] = {"parameters": {"binary_data_output": True}, "outputs": [wanted(False)]}
+        assert (await stand.ask(infer(["a"], **both))).json["outputs"][0]["data"] == ["A"]
+        assert outputs(await stand.ask(infer(["a"], parameters={"binary_data_output": True}, outputs=[]))) == [b"A"]
+        assert outputs(await stand.ask(infer(["a"], parameters={"binary_data_output": True}, outputs=[wanted()])))
+
+    served(main)
+
+
+def test_a_length_of_0_means_that_the_body_is_one_element() -> None:
+    async def main(stand: Stand) -> None:
+        answer = await stand.ask(post("{no JSON", PATH, f"{LENGTH}: 0"))
+        assert outputs(answer) == [b"{NO JSON"]
+
+    served(main)
+
+
+def test_octets_and_json_texts_are_elements_for_models_that_take_them() -> None:
+    async def main(stand: Stand) -> None:
+        stand.gateway.output = "/wA="
+        learn(stand, "bytes", "bytes")
+        asked = binary(pack([b"\xff\x00"]), parameters={"binary_data_output": True})
+        assert outputs(await stand.ask(asked)) == [b"\xff\x00"]
+        assert [one.input for one in stand.gateway.asked] == ["/wA="]
+        answer = await stand.ask(binary(pack([b"a"])))
+        assert (answer.status, "ask for it with `binary_data`" in answer.json["error"]) == (400, True)
+        stand.gateway.output = None
+        learn(stand, "json", "json")
+        answer = await stand.ask(infer(['{"a": [1]}', '"text"', "null"]))
+        assert answer.json["outputs"][0]["data"] == ['{"a": [1]}', '"TEXT"', "null"]
+        assert (await stand.ask(infer(["no json"]))).json["error"].startswith("element 0 of the input is no JSON text")
+
+    served(main)
+
+
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    "gzip": gzip.compress, "x-gzip": gzip.compress, "deflate": zlib.compress, "identity": bytes, "": bytes,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("coding", ["gzip", "x-gzip", "GZIP", "deflate", "identity", ""])
+def test_a_compressed_body_is_unpacked(coding: str) -> None:
+    async def main(stand: Stand) -> None:
+        plain = infer(["hello"]).split(b"\r\n\r\n", 1)[1]
+        compress = COMPRESS[coding.lower()]
+        client = await stand.connect()
+        for _ in range(2):
+            await client.send(post(compress(plain), PATH, f"Content-Encoding: {coding}"))
+            assert (await client.answer()).json["outputs"][0]["data"] == ["HELLO"]
+        asked = binary(pack([b"a"]))
+        head, body = asked.split(b"\r\n\r\n", 1)
+        length = next(line for line in head.decode().split("\r\n") if line.startswith(LENGTH))
+        await client.send(post(compress(body), PATH, f"Content-Encoding: {coding}", length))
+        assert (await client.answer()).json["outputs"][0]["data"] == ["A"]
+
+    served(main)
+
+
+@pytest.mark.parametrize(
+    ("body", "coding", "status", "says"),
+    [
+        (gzip.compress(bytes(50_000_000)), "gzip", 413, "larger than 1048576 bytes (max_body_bytes)"),
+        (zlib.compress(bytes(50_000_000)), "deflate", 413, "larger than 1048576 bytes (max_body_bytes)"),
+        (gzip.compress(b"{}")[:-1], "gzip", 400, "the gzip body is cut off after"),
+        (gzip.compress(b"{}") + b"x", "gzip", 400, "1 bytes follow the end of the gzip body"),
+        (b"{}", "gzip", 400, "is not gzip, as Content-Encoding says"),
+        (gzip.compress(b"{}"), "deflate", 400, "is not deflate"),
+        (b"{}", "br", 400, "Content-Encoding 'br' is not accepted; expected gzip, deflate or none"),
+        (b"{}", "gzip, gzip", 400, "is not accepted"),
+    ],
+    ids=["gzip bomb", "deflate bomb", "cut off", "too long", "not gzip", "not deflate", "br", "twice"],
+)
+def test_a_wrong_compressed_body_is_told_what_is_wrong(body: bytes, coding: str, status: int, says: str) -> None:
+    async def main(stand: Stand) -> None:
+        answer = await stand.ask(post(body, PATH, f"Content-Encoding: {coding}"))
+        assert answer.status == status
+        assert says in answer.json["error"]
+
+    served(main)
+
+
+def request(**members: Any) -> str:
+    """Body with members of its input changed; None takes one out."""
+    changed = tensor(["a"]) | members
+    return json.dumps({"inputs": [{name: value for name, value in changed.items() if value is not None}]})
+
+
+WRONG = [
+    ("", "the body is empty"),
+    ("[]", "Expected `object`, got `array`"),
+    ('{"inputs": [', "not JSON"),
+    ("{}", "missing required field `inputs`"),
+    ('{"inputs": []}', "the request has no input"),
+    ('{"inputs": {}}', "Expected `array`, got `object` - at `$.inputs`"),
+    (json.dumps({"inputs": [tensor(["a"]), tensor(["b"])]}), "more than one input; expected one of datatype BYTES"),
+    (json.dumps({"inputs": [tensor(["a"])] * 10_000}), "more than one input"),
+    (request(name=None), "missing required field `name` - at `$.inputs[0]`"),
+    (request(datatype="FP32"), "datatype `FP32`; expected BYTES"),
+    (request(shape=[1, 2]), "shape [1, 2]; expected [n] or [n, 1]"),
+    (request(shape=[0]), "shape [0]; expected [n]"),
+    (request(shape=[1.5]), "Expected `int`, got `float` - at `$.inputs[0].shape[0]`"),
+    (request(shape=[2**100]), "at `$.inputs[0].shape[0]`"),
+    (request(shape="1"), "Expected `array`, got `str` - at `$.inputs[0].shape`"),
+    (request(shape=[1] * 1000), "the shape of the input takes"),
+    (request(shape=[2]), "the data of the input have 1 elements, and its shape says 2"),
+    (request(data=["a", "b"], shape=[1]), "the data of the input have 2 elements, and its shape says 1"),
+    (request(data=["a"] * 100_000, shape=[1]), "or more elements, and its shape says 1"),
+    (request(data=[["a"]] * 100_000, shape=[1]), "or more elements, and its shape says 1"),
+    (request(data=[1]), "Expected `str`, got `int` - at `$.inputs[0].data[0]`"),
+    (request(data=[["a", "b"]]), "at `$.inputs[0].data[0]`"),
+    (request(data=[[["a"]]]), "Expected `str`, got `array` - at `$.inputs[0].data[0][0]`"),
+    (request(data=[["a"], "b"], shape=[2]), "Expected `array`, got `str` - at `$.inputs[0].data[1]`"),
+    (request(data="a"), "Expected `array`, got `str` - at `$.inputs[0].data`"),
+    (request(data=["a\0"]), "element 0 of the input contains U+0000"),
+    (request(data=None), "the input has no data; expected `data`, or `binary_data_size`"),
+    (request(parameters={"binary_data_size": 5}), "both `data` and `binary_data_size`"),
+    (request(data=None, parameters={"binary_data_size": 5}), f"the header field {LENGTH} is missing"),
+    (request(data=None, parameters={"shared_memory_region": "x"}), "shared memory is not served here"),
+    (json.dumps({"inputs": [tensor(["a"])], "id": 7}), "Expected `str | null`, got `int` - at `$.id`"),
+    (json.dumps({"inputs": [tensor(["a"])], "outputs": [{"name": "x"}]}), "no output `x`; the only one is `OUTPUT`"),
+    (json.dumps({"inputs": [tensor(["a"])], "outputs": [{"name": "OUTPUT"}] * 2}), "asked for 2 times"),
+    (json.dumps({"inputs": [tensor(["a"])], "outputs": [wanted(classification=3)]}), "`classification` is not served"),
+    (json.dumps({"inputs": [tensor(["a"])], "outputs": [wanted(shared_memory_region="x")]}), "shared memory is not"),
+    (json.dumps({"inputs": [tensor(["a"])], "parameters": {"priority": 9}}), "`priority` is out of range"),
+    (json.dumps({"inputs": [tensor(["a"])], "parameters": {"timeout": "1"}}), "`timeout` is out of range"),
+    (json.dumps({"inputs": [tensor(["a"])], "parameters": [1]}), "Expected `object | null` - at `$.parameters`"),
+    (json.dumps({"inputs": [tensor(["a"])], "parameters": {f"p{n}": 1 for n in range(65)}}), "has 65 members"),
+    ('{"inputs": [{"name": "I", "datatype": "BYTES", "shape": [1], "data": ["\\ud800"]}]}', "surrogate"),
+]
+
+
+@pytest.mark.parametrize(("body", "says"), WRONG, ids=[says for _, says in WRONG])
+def test_a_wrong_body_is_told_what_is_wrong_with_it(body: str, says: str) -> None:
+    async def main(stand: Stand) -> None:
+        answer = await stand.ask(post(body, PATH))
+        assert (answer.status, list(answer.json)) == (400, ["error"])
+        assert says in answer.json["error"]
+        assert len(answer.body) < 500
+        assert answer.header["content-type"] == "application/json"
+        assert not stand.gateway.asked
+
+    served(main)
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        (binary(b"abc"), "ends after 0 elements; its shape says 1"),
+        (binary(b"\xff\0\0\0abc"), "element 0 of input `IN` says that it has 255 bytes, and 3 are left"),
+        (binary(pack([b"a", b"b"])), "5 bytes of binary data are left after the 1 elements"),
+        (binary(pack([b"a"]), size=4), "`binary_data_size` is 4, and 5 bytes follow the JSON object"),
+        (binary(pack([b"a"]), size=-1), "`binary_data_size` is -1, and 5 bytes follow"),
+        (binary(pack([b"a"]), length=100_000), f"{LENGTH} is 100000, and the body has"),
+        (binary(pack([b"a"]), length=3), "not JSON"),
+        (binary(pack([b"\xff"])), "element 0 of the input is not UTF-8"),
+        (post(request() + "abc", PATH, f"{LENGTH}: {len(request())}"), "3 bytes follow the JSON object, and the input"),
+        (post(request(), PATH, f"{LENGTH}: -1"), f"{LENGTH} is '-1'; expected the length"),
+        (post(request(), PATH, f"{LENGTH}: {'9' * 30}"), "expected the length"),
+    ],
+)
+def test_wrong_binary_data_are_told_what_is_wrong_with_them(asked: bytes, says: str) -> None:
+    async def main(stand: Stand) -> None:
+        answer = await stand.ask(asked)
+        assert (answer.status, list(answer.json)) == (400, ["error"])
+        assert says in answer.json["error"]
+
+    served(main)
+
+
+def test_too_many_elements_are_refused_before_they_are_made() -> None:
+    async def main(stand: Stand) -> None:
+        for asked in (infer(["a"] * (MOST_INPUTS + 1)), binary(b"", shape=[2**40])):
+            answer = await stand.ask(asked)
+            assert answer.status == 413
+            assert f"at most {MOST_INPUTS} are taken in one request" in answer.json["error"]
+        assert (await stand.ask(infer(["a"] * MOST_INPUTS))).status == 200
+
+    served(main)
+
+
+def test_a_priority_lowers_the_tier_and_a_timeout_shortens_the_deadline() -> None:
+    async def main(stand: Stand) -> None:
+        client = await stand.connect()
+        for parameters in ({}, {"priority": 1, "timeout": 10**12}, {"priority": 3, "timeout": 1500, "heat": 0.5}):
+            await client.send(infer(["a"], parameters=parameters))
+            assert (await client.answer()).status == 200
+        usual, same, lower = stand.gateway.asked
+        assert usual.options == same.options
+        assert (lower.options.tier, lower.options.timeout) == (2, 0.0015)
+        assert (usual.parameters, same.parameters, lower.parameters) == (b"", b"", b'{"heat":0.5}')
+        await client.send(
+            infer(["a"], "X-Request-Tier: free", "X-Request-Timeout-Ms: 1", parameters={"priority": 2, "x": "é"})
+        )
+        assert (await client.answer()).status == 200
+        last = stand.gateway.asked[-1]
+        assert (last.options.tier, last.options.timeout) == (2, 0.001)
+        assert json.loads(last.parameters) == {"x": "é"}
+
+    served(main)
+
+
+def test_the_element_that_fails_is_told() -> None:
+    async def main(stand: Stand) -> None:
+        answer = await stand.ask(infer(["good", "bad", "good"]))
+        assert answer.status == 422
+        assert answer.json["error"].startswith("input 1 of 3, counted from 0:")
+
+    served(main, whole=True)
+
+
+def test_an_error_has_the_header_fields_that_any_has() -> None:
+    async def main(stand: Stand) -> None:
+        stand.gateway.failure = Failure("SERVICE_OVERLOADED", "full \ud800", 2.5, "overloaded")
+        answer = await stand.ask(infer(["a"]))
+        assert answer.status == 503
+        assert answer.json == {"error": "full \\ud800"}
+        assert (answer.header["retry-after"], answer.header["retry-after-ms"]) == ("3", "2500")
+        assert answer.header["x-headway-dropped-reason"] == "overloaded"
+
+    served(main)
+
+
+def test_an_output_with_a_lone_surrogate_is_an_error() -> None:
+    async def main(stand: Stand) -> None:
+        stand.gateway.output = "\ud800"
+        for asked in (infer(["a"]), infer(["a"], parameters={"binary_data_output": True}), infer(["a", "b"])):
+            answer = await stand.ask(asked)
+            assert answer.status == 502
+            assert "lone surrogate" in answer.json["error"]
+
+    served(main)
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "says"),
+    [
+        ("/v2/models/default/versions/1/infer", 200, ""),
+        ("/v2/models/default/versions/2/infer", 404, "'default' has no version '2'; there is: 1"),
+        ("/v2/models/other/infer", 404, "no model named 'other'"),
+        ("/v2/models/a/b%2Fc/infer", 404, "no model named 'a/b/c'"),
+        ("/v2/models//infer", 404, "nothing is served"),
+    ],
+)
+def test_a_path_names_the_model_and_its_version(path: str, status: int, says: str) -> None:
+    async def main(stand: Stand) -> None:
+        answer = await stand.ask(infer(["a"], path=path))
+        assert answer.status == status
+        assert says in answer.json.get("error", "")
+
+    served(main, whole=True)
+
+
+def test_a_model_may_have_a_slash_in_its_name() -> None:
+    async def main(stand: Stand) -> None:
+        for path in (
+            "/v2/models/org/name/infer",
+            "/v2/models/org%2Fname/infer",
+            "/v2/models/org/name/versions/1/infer",
+        ):
+            assert (await stand.ask(infer(["a"], path=path))).json["model_name"] == "org/name"
+
+    served(main, whole=True, model="org/name")
+
+
+def test_a_request_without_a_key_is_refused_in_the_protocol_s_form() -> None:
+    async def main(stand: Stand) -> None:
+        answer = await stand.ask(infer(["a"]))
+        assert (answer.status, list(answer.json)) == (401, ["error"])
+        assert (await stand.ask(infer(["a"], "Authorization: Bearer good"))).status == 200
+
+    served(main, keys={"good": {}})

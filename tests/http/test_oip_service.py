@@ -1,0 +1,170 @@
+"""The Open Inference Protocol over REST, on the wire: all routes but inference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headway import __version__
+from headway.gateway.fan_out import MOST_INPUTS
+from tests.http.stand import Answer, Stand, get, post, served
+
+MODEL = "/v2/models/default"
+KEYS: dict[str, dict[str, Any]] = {"good": {}, "other": {"models": ["other"]}}
+
+
+def test_health_has_the_bodies_that_clients_parse() -> None:
+    async def main(stand: Stand) -> None:
+        client = await stand.connect()
+        for path, body in {
+            "/v2/health/live": {"live": True},
+            "/v2/health/ready": {"ready": True},
+            f"{MODEL}/ready": {"name": "default", "ready": True},
+            f"{MODEL}/versions/1/ready": {"name": "default", "ready": True},
+        }.items():
+            await client.send(get(path))
+            answer = await client.answer()
+            assert (answer.status, answer.json) == (200, body)
+
+    served(main)
+
+
+def test_a_process_that_leaves_is_live_and_not_ready() -> None:
+    async def main(stand: Stand) -> None:
+        stand.leaving = True
+        assert (await stand.ask(get("/v2/health/live"))).status == 200
+        for path in ("/v2/health/ready", f"{MODEL}/ready"):
+            answer = await stand.ask(get(path))
+            assert (answer.status, answer.json["ready"]) == (503, False)
+            assert answer.header["retry-after"] == "1"
+        index = await stand.ask(post("", "/v2/repository/index"))
+        assert [(one["state"], one["reason"]) for one in index.json] == [("UNAVAILABLE", "no worker is ready")]
+        assert (await stand.ask(post('{"ready": true}', "/v2/repository/index"))).json == []
+
+    served(main)
+
+
+def test_metadata_tell_what_works() -> None:
+    async def main(stand: Stand) -> None:
+        server = (await stand.ask(get("/v2"))).json
+        assert (server["name"], server["version"]) == ("headway", __version__)
+        assert set(server["extensions"]) == {
+            "binary_tensor_data", "model_configuration", "parameters", "schedule_policy", "statistics",
+        }  # fmt: skip
+        for path in (MODEL, f"{MODEL}/versions/1"):
+            assert (await stand.ask(get(path))).json == {
+                "name": "default",
+                "versions": ["1"],
+                "platform": "headway",
+                "inputs": [{"name": "INPUT", "datatype": "BYTES", "shape": [-1, 1]}],
+                "outputs": [{"name": "OUTPUT", "datatype": "BYTES", "shape": [-1, 1]}],
+            }
+        config = (await stand.ask(get(f"{MODEL}/config"))).json
+        assert (config["name"], config["max_batch_size"]) == ("default", MOST_INPUTS)
+        assert config["input"] == [{"name": "INPUT", "data_type": "TYPE_STRING", "dims": [1]}]
+        assert config["dynamic_batching"] == {}
+
+    served(main)
+
+
+def test_the_index_lists_what_is_served() -> None:
+    async def main(stand: Stand) -> None:
+        ready = [{"name": "default", "version": "1", "state": "READY", "reason": ""}]
+        for body in ("", "{}", '{"ready": false}', '{"ready": true}', '{"other": 1}'):
+            assert (await stand.ask(post(body, "/v2/repository/index"))).json == ready
+        for body in ("[]", '{"ready": 1}', "no JSON"):
+            answer = await stand.ask(post(body, "/v2/repository/index"))
+            assert answer.status == 400
+            assert answer.json["error"].startswith("the body is no repository index request: ")
+
+    served(main)
+
+
+def test_statistics_count_inputs_and_batches() -> None:
+    async def main(stand: Stand) -> None:
+        client = await stand.connect()
+
+        async def stats(path: str = f"{MODEL}/stats") -> Any:
+            await client.send(get(path))
+            [found] = (await client.answer()).json["model_stats"]
+            return found
+
+        nothing = await stats()
+        assert (nothing["name"], nothing["version"], nothing["last_inference"]) == ("default", "1", 0)
+        asked = '{"inputs": [{"name": "I", "datatype": "BYTES", "shape": [3], "data": ["a", "b", "bad"]}]}'
+        await client.send(post(asked, f"{MODEL}/infer"))
+        assert (await client.answer()).status == 422
+        await client.send(post(asked.replace("bad", "good"), f"{MODEL}/infer"))
+        assert (await client.answer()).status == 200
+        found = await stats()
+        assert await stats("/v2/models/stats") == await stats(f"{MODEL}/versions/1/stats") == found
+        assert found["inference_count"] >= 3
+        assert found["execution_count"] == sum(one["compute_infer"]["count"] for one in found["batch_stats"]) >= 1
+        assert found["last_inference"] > 1_600_000_000_000
+        figures = found["inference_stats"]
+        assert figures["success"]["count"] == found["inference_count"]
+        assert figures["fail"]["count"] >= 1
+        assert all(one["ns"] >= 0 for one in figures.values())
+
+    served(main, whole=True)
+
+
+@pytest.mark.parametrize("what", ["load", "unload"])
+def test_models_are_not_loaded_over_http(what: str) -> None:
+    async def main(stand: Stand) -> None:
+        answer = await stand.ask(post("{}", f"/v2/repository/models/default/{what}"))
+        assert (answer.status, list(answer.json)) == (501, ["error"])
+        assert "start a worker for a model" in answer.json["error"]
+
+    served(main)
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "says"),
+    [
+        (get("/v2/models/other"), 404, "no model named 'other'"),
+        (get("/v2/models/other/ready"), 404, "no model named 'other'"),
+        (get("/v2/models/other/stats"), 404, "no model named 'other'"),
+        (get(f"{MODEL}/versions/2"), 404, "has no version '2'; there is: 1"),
+        (get(f"{MODEL}/versions/2/config"), 404, "has no version '2'"),
+        (get("/v2/nothing"), 404, "nothing is served at /v2/nothing"),
+        (post("{}", "/v2"), 405, "only GET, HEAD, OPTIONS"),
+        (post("{}", MODEL), 405, "only GET, HEAD, OPTIONS"),
+        (get("/v2/repository/index"), 405, "only OPTIONS, POST"),
+    ],
+)
+def test_errors_have_the_protocol_s_form(asked: bytes, status: int, says: str) -> None:
+    async def main(stand: Stand) -> None:
+        answer = await stand.ask(asked)
+        assert (answer.status, list(answer.json)) == (status, ["error"])
+        assert says in answer.json["error"]
+        assert answer.header["content-type"] == "application/json"
+
+    served(main)
+
+
+def test_a_model_is_known_to_those_who_may_ask_it() -> None:
+    async def ask(stand: Stand, asked: str, key: str, body: str | None = None) -> Answer:
+        fields = [f"Authorization: Bearer {key}"] if key else []
+        return await stand.ask(get(asked, *fields) if body is None else post(body, asked, *fields))
+
+    async def main(stand: Stand) -> None:
+        for path in ("/v2", "/v2/health/live", "/v2/health/ready"):
+            assert (await ask(stand, path, "")).status == 200
+        for path in (MODEL, f"{MODEL}/ready", f"{MODEL}/config", f"{MODEL}/stats", f"{MODEL}/versions/1"):
+            assert [(await ask(stand, path, key)).status for key in ("good", "other", "", "bad")] == [
+                200,
+                403,
+                401,
+                401,
+            ]
+            assert list((await ask(stand, path, "")).json) == ["error"]
+        assert (await ask(stand, "/v2/models/stats", "")).status == 401
+        assert len((await ask(stand, "/v2/models/stats", "good")).json["model_stats"]) == 1
+        assert (await ask(stand, "/v2/models/stats", "other")).json["model_stats"] == []
+        assert (await ask(stand, "/v2/repository/index", "", "")).status == 401
+        assert len((await ask(stand, "/v2/repository/index", "good", "")).json) == 1
+        assert (await ask(stand, "/v2/repository/index", "other", "")).json == []
+
+    served(main, keys=KEYS)

@@ -42,6 +42,10 @@ PROGRAMS = {
     "sharding": Program("simulated", "a queue cut into shards, simulated", (), ()),
     "cases": Program("load", "the cases it is designed for", ("--seconds", "10"), ("--seconds", "60")),
     "overload": Program("load", "half as much again as there is capacity", ("--seconds", "10"), ("--seconds", "30")),
+    "foretold": Program(
+        "load", "simulated beside real, where paced does worst", ("--worst", "0", "--seconds", "4"), ()
+    ),
+    "plans": Program("load", "do plans hold?", ("--plans", "3", "--real", "1"), ()),
     "peer": Program(
         "cost", "CPU time beside mosec", ("--rounds", "2", "--seconds", "4"), ("--rounds", "5", "--seconds", "10")
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import time
@@ -63,3 +64,30 @@ class Neighbours:
             ValueError("rejected") if text.startswith("REJECT") else "x" * 1_000_000 if text.startswith("BIG")
             else text.upper() for text in inputs
         ]  # fmt: skip
+
+
+class Emulated:
+    """Each text in capitals, after what a batch takes on an emulated GPU.
+
+    BENCH_ALPHA_MS and BENCH_BETA_MS are α and β, BENCH_JITTER the standard deviation over the mean, log-normal. The first
+    instance that finds no file BENCH_SLOW_MARK makes it and takes BENCH_SLOW times as long.
+    """
+
+    def __init__(self) -> None:
+        self.alpha = float(os.environ["BENCH_ALPHA_MS"]) / 1000.0
+        self.beta = float(os.environ["BENCH_BETA_MS"]) / 1000.0
+        spread = math.log1p(float(os.environ.get("BENCH_JITTER", "0")) ** 2)
+        self.mean, self.deviation = -spread / 2, math.sqrt(spread)
+        self.factor = float(os.environ.get("BENCH_SLOW", "1")) if self.is_first() else 1.0
+
+    def is_first(self) -> bool:
+        mark = os.environ.get("BENCH_SLOW_MARK")
+        try:
+            return mark is not None and os.open(mark, os.O_CREAT | os.O_EXCL) >= 0
+        except FileExistsError:
+            return False
+
+    def __call__(self, inputs: list[str]) -> list[str]:
+        seconds = (self.alpha + self.beta * len(inputs)) * self.factor
+        time.sleep(seconds * (random.lognormvariate(self.mean, self.deviation) if self.deviation else 1.0))
+        return [text.upper() for text in inputs]

@@ -25,6 +25,7 @@ The map of the packages. Imports only point down the list, from package to packa
     brokers      where entries wait: in memory, over Redis
     backends     ways to the black box: a child process, a remote API
     identity     authentication: who asks and what they may ask, by API key or JSON Web Token
+    input_policy rules on inputs from a file, and searches for their patterns
     storage      SQLite and PostgreSQL: the ledger and the keys
     runtime      what every loop uses: supervision, periods, deadlines, counters, the log
     ports        the Protocols between services and adapters (no TCP port is meant)

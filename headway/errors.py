@@ -131,6 +131,16 @@ REJECTED_BY_MODEL = _code(
     "REJECTED_BY_MODEL",
     Code(422, "The model fails on this input", "The model fails on this input even when it runs alone.", hopeless=True),
 )
+REJECTED_BY_POLICY = _code(
+    "REJECTED_BY_POLICY",
+    Code(
+        422,
+        "The input policy refuses this input",
+        "A rule of the input policy refuses the input; the message names the rule.",
+        hopeless=True,
+        refusal=True,
+    ),
+)
 IDEMPOTENCY_MISUSE = _code(
     "IDEMPOTENCY_MISUSE",
     Code(

@@ -28,6 +28,7 @@ FLOORS: dict[str, int] = {
     "brokers": 3,
     "backends": 3,
     "identity": 3,
+    "input_policy": 3,
     "storage": 3,
     "gateway": 4,
     "worker": 4,
@@ -48,14 +49,14 @@ FLOORS: dict[str, int] = {
 
 PURE = frozenset((
     "ast", "__future__", "abc", "bisect", "collections", "copy", "csv", "dataclasses", "datetime", "decimal", "enum", "fractions",
-    "functools", "hashlib", "heapq", "itertools", "math", "operator", "re", "statistics", "string", "types", "typing", "msgspec", "headway",
+    "functools", "hashlib", "heapq", "itertools", "math", "operator", "re", "statistics", "string", "types", "typing", "unicodedata", "msgspec", "headway",
 ))  # fmt: skip
 """Packages that core may import."""
 
 IMPURE_CALLS = frozenset(["__import__", "eval", "exec", "input", "open", "print"])
 CLOCK_CALLS = frozenset(["monotonic", "now", "perf_counter", "sleep", "time", "today", "utcnow"])
 
-ADAPTERS = ("headway.brokers", "headway.backends", "headway.storage")
+ADAPTERS = ("headway.brokers", "headway.backends", "headway.input_policy", "headway.storage")
 """Packages whose modules only `app` may import, besides each package itself."""
 
 ADAPTER_EXCEPTIONS: dict[str, str] = {}

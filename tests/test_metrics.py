@@ -34,6 +34,7 @@ NAMES = {
     "headway_broker_up": ("gauge", set()),
     "headway_worker_restarts": ("counter", {"worker"}),
     "headway_refusals": ("counter", {"reason", "tier"}),
+    "headway_input_policy": ("counter", {"rule", "effect"}),
     "headway_keys_age_seconds": ("gauge", set()),
     "headway_shared": ("counter", {"model", "kind", "how"}),
     "headway_ledger_dropped": ("counter", set()),
@@ -58,6 +59,7 @@ def full_state() -> State:
     counters.batches["m", "full"] = 3
     counters.gpu_seconds["m", "gpu-0"].observe(0.1)
     counters.refusals["overloaded", "free"] = 5
+    counters.input_policy["overrides", "refused"] = 6
     counters.keys_age = 0.25
     counters.certificate_ends = 1.8e9
     counters.tls_failures["public", "no_certificate"] = 2

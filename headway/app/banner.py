@@ -89,6 +89,8 @@ def _lines(
             f"  limits   queue {settings.queue_timeout_ms:g} ms, {run}in all {settings.request_timeout_ms:g} ms; "
             f"body {settings.max_body_bytes} bytes"
         )
+        if settings.input_policy:
+            yield f"  inputs   go through the policy in {settings.input_policy}"
         yield f"  tiers    {' > '.join(settings.tier_names)}; {_who(settings)}"
         if settings.keys or settings.jwt:
             yield f"  rates    {_rates(settings)}"

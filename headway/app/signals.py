@@ -1,9 +1,8 @@
 """Reactions of a process to signals.
 
     SIGTERM, SIGINT    drain, and end; a second one ends the drain
-    SIGHUP             open the log anew; read keys, issuers and certificates again. When the terminal that it logs to
-    has
-                       been closed, which is told by the same signal: drain, and end
+    SIGHUP             open the log anew; read keys, issuers, the input policy and certificates again. When the
+                       terminal that it logs to has been closed, which is told by the same signal: drain, and end
     SIGUSR1, SIGUSR2   nothing
 
 Before the process is up, and once it is on its way out, SIGHUP only opens the log anew.

@@ -14,6 +14,7 @@ import socket
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 
@@ -24,6 +25,7 @@ from headway.app.backends import make_devices, make_pool
 from headway.app.brokers import BrokerBundle, make_broker_bundle, make_memory_broker
 from headway.app.devices import NO_DEVICES, Devices
 from headway.app.grpc_port import make_grpc_listener
+from headway.app.input_policy import PolicyResource
 from headway.app.lifecycle import PortListener, Resource, Service
 from headway.app.roles import ROLES, Parts
 from headway.app.stores import look_for_unused_keys, make_identity, make_ledger
@@ -40,6 +42,7 @@ from headway.gateway.gateway import Gateway
 from headway.gateway.ledger_writer import LedgerWriter
 from headway.gateway.model_kinds import KindsWatcher
 from headway.gateway.pending import Observer
+from headway.gateway.screened import ScreenedGateway
 from headway.http import public
 from headway.http.readiness import Readiness
 from headway.http.server.listener import Listener
@@ -94,7 +97,9 @@ def build(settings: Settings, role: Role, given: str | Target = "", listener: ty
     bundle = make_broker_bundle(settings, counters, clock)
     ledger = make_ledger(settings.ledger) if settings.ledger else None
     ledger_writer = LedgerWriter(ledger, settings, counters, clock) if ledger is not None else None
-    made = make_components(settings, parts, target, devices, bundle, counters, clock, ledger_writer)
+    wanted = parts.gateway and settings.input_policy
+    policy = PolicyResource(settings, [settings.model], counters) if wanted else None
+    made = make_components(settings, parts, target, devices, bundle, counters, clock, ledger_writer, policy)
 
     def describe() -> ProcessInfo:
         return _member(settings, role, made, admin_listener.port)
@@ -146,6 +151,7 @@ def build(settings: Settings, role: Role, given: str | Target = "", listener: ty
     if gateway is not None:
         identity, stores = make_identity(settings, counters)
         app = public.build(gateway, ready, identity)
+        resources.extend(() if policy is None else (policy,))
         resources.extend((*stores, *look_for_unused_keys(settings)))
         warn_of_idle(settings)
         warn_of_strangers(settings)
@@ -184,6 +190,7 @@ def make_components(
     counters: Counters,
     clock: Callable[[], float],
     ledger_writer: LedgerWriter | None = None,
+    policy: PolicyResource | None = None,
 ) -> Components:
     """Build the services of a process, those that its role has."""
     gateway = fallback = controller = None
@@ -193,9 +200,8 @@ def make_components(
         observers: list[Observer] = [ledger_writer] if ledger_writer is not None else []
         if settings.access_log:
             observers.append(AccessLog(settings.access_log, settings.tier_names, random.random))
-        gateway = Gateway(
-            settings, [settings.model], bundle.broker, counters, clock, direct=beside, observers=observers
-        )
+        kind = Gateway if policy is None else partial(ScreenedGateway, gate=policy.gate)
+        gateway = kind(settings, [settings.model], bundle.broker, counters, clock, direct=beside, observers=observers)
     id = gateway.name if gateway is not None else settings.name
     whole, wait = math.inf, math.inf
     if parts.gateway:

@@ -134,7 +134,7 @@ BY_CODE: dict[str, type[ApiError]] = {
     errors.IDEMPOTENCY_CONFLICT: Conflict,
     errors.PAYLOAD_TOO_LARGE: PayloadTooLarge,
     errors.REJECTED_BY_MODEL: RejectedByModel,
-    "REJECTED_BY_POLICY": RejectedByPolicy,
+    errors.REJECTED_BY_POLICY: RejectedByPolicy,
     errors.RATE_LIMITED: RateLimited,
     errors.SHED: Overloaded,
     errors.SERVICE_OVERLOADED: Overloaded,

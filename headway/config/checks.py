@@ -167,6 +167,8 @@ def _files(settings: Settings) -> None:
     if settings.keys == "ledger" and not settings.ledger:
         reason = "is the ledger's database, and `ledger` is not set"
         _refuse(settings, "keys", reason, "Set `ledger`, or name a TOML file of keys.")
+    if settings.input_policy and not is_file(Path(settings.input_policy)):
+        _refuse(settings, "input_policy", "no such file", "Name a TOML file of rules, or leave it out.")
     if settings.jwt and not is_file(Path(settings.jwt)):
         _refuse(settings, "jwt", "no such file", "Name a TOML file of issuers, or leave it out.")
 

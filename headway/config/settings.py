@@ -267,6 +267,12 @@ class Settings:
         "What becomes of control characters other than tab and line ends in an input: keep, strip or refuse. "
         "U+0000 is always refused.",
     )
+    input_policy: str = _setting(
+        "",
+        _LIMITS,
+        "TOML file of rules on inputs: normalisation, unseen characters, patterns, a function (see the docs on security); left "
+        "out: none.",
+    )
     max_bodies_mb: int = _setting(
         256,
         _LIMITS,

@@ -48,6 +48,20 @@ def over_burst(count: int, burst: float, wait: float) -> Failure:
     return Failure(errors.SHED, message, wait, "capacity")
 
 
+def by_policy(rule: str) -> Failure:
+    """Refusal of an input by a rule of the input policy. It names the rule, and not what that looks for."""
+    return Failure(errors.REJECTED_BY_POLICY, f"the input policy refuses this input: rule {rule!r}", None, "policy")
+
+
+def unjudged(rule: str, busy: bool) -> Failure:
+    """Refusal of an input on which a rule's function gave no verdict. `busy`: it was not called with it in time."""
+    if busy:
+        message = f"the input policy cannot judge this input now: rule {rule!r}; try again later"
+        return Failure(errors.SERVICE_OVERLOADED, message, 1.0, "policy")
+    message = f"the input policy could not judge this input: rule {rule!r}"
+    return Failure(errors.REJECTED_BY_POLICY, message, None, "policy")
+
+
 def no_model(model: str, served: Iterable[str]) -> Failure:
     """Refusal because the model does not exist."""
     there = ", ".join(sorted(served))

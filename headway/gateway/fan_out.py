@@ -14,14 +14,13 @@ for all of them.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
 
 from headway import errors
-from headway.core import ratelimit, values
+from headway.core import ratelimit
 from headway.gateway.limiter import Limiter
 from headway.gateway.pending import ReplySink
 from headway.gateway.several_inputs import SeveralInputs
@@ -89,22 +88,22 @@ class FanOut:
         ended: Callable[[Sequence[Reply]], None],
     ) -> None:
         self._gateway, self._principal, self._model = gateway, principal, model
-        self._options, self._inputs, self._parameters = options, inputs, parameters
+        self._options = options
         self._id = id
         self._ended: Callable[[Sequence[Reply]], None] | None = ended
         self._parts: list[_Part] = []
         self._replies: list[Reply | None] = [None] * len(inputs)
-        self._missing = len(inputs)
-        self._several = SeveralInputs(id, len(inputs))
+        self._count = self._missing = len(inputs)
+        self._several = SeveralInputs(id, inputs, parameters)
         self._refused = False
         """Whether a part was refused by the gateway itself, so that no other is submitted."""
         self._let_in = 0
         """Parts that were let in with the first, and not submitted yet."""
-        self._whole = _digest(model, inputs, parameters) if options.key else b""
+        self._whole = b""
 
     def start(self) -> None:
         """Submit the parts. The outcome comes on a later turn of the event loop."""
-        count, loop = len(self._inputs), asyncio.get_running_loop()
+        count, loop = self._count, asyncio.get_running_loop()
         least = min((max(limit.burst, 1.0) for limit in self._principal.limits), default=float("inf"))
         if count > least:
             message = f"{count} inputs count as {count} requests, and only {least:g} fit into the rate limit at once"
@@ -138,7 +137,7 @@ class FanOut:
     def _submit(self) -> None:
         """Submit the next parts, and see to it that the rest follow."""
         begin = len(self._parts)
-        for position in range(begin, min(begin + AT_ONCE, len(self._inputs))):
+        for position in range(begin, min(begin + AT_ONCE, self._count)):
             if self._ended is None:
                 return
             part = _Part(self, position, new_id() if position else self._id)
@@ -149,15 +148,15 @@ class FanOut:
                 part.id,
                 self._options_of(position),
                 self._model,
-                self._inputs[position],
-                self._parameters,
+                self._several.inputs[position],
+                self._several.parameters,
                 self._several,
             )
             if not taken:
                 self._refused = True
                 return
-            self._let_in = self._let_in - 1 if position else len(self._inputs) - 1
-        if len(self._parts) < len(self._inputs):
+            self._let_in = self._let_in - 1 if position else self._count - 1
+        if len(self._parts) < self._count:
             asyncio.get_running_loop().call_soon(self._go_on)
 
     def _go_on(self) -> None:
@@ -167,27 +166,31 @@ class FanOut:
     def _payer(self, position: int) -> Principal:
         """Principal of a part. The first one's limits are such that one request counts as all."""
         limits = self._principal.limits
-        if not limits or len(self._inputs) == 1:
+        count = self._count
+        if not limits or count == 1:
             return self._principal
-        count = len(self._inputs)
         charged = () if position else tuple(ratelimit.counting_as(limit, count) for limit in limits)
         return msgspec.structs.replace(self._principal, limits=charged)
 
     def _options_of(self, position: int) -> RequestOptions:
         options = self._options
-        if len(self._inputs) == 1 and not options.key and not options.task:
+        if self._count == 1 and not options.key and not options.task:
             return options
         key = f"{options.key}\x01{position}" if options.key and position else options.key
         chosen = options.chosen and not position
-        count = 0 if position else len(self._inputs)
+        count = 0 if position else self._count
+        if options.key and (position == 0 or (position == 1 and self._several.inspected)):  # They may have changed.
+            self._whole = self._several.digest(self._model)
         return msgspec.structs.replace(options, key=key, whole=self._whole, chosen=chosen, task=False, count=count)
 
     def _shown(self, position: int, failure: Failure | None) -> Failure:
         """Failure of a part, as that of the whole request."""
         if failure is None:
             return Failure(errors.INTERNAL, "the reply is neither an output nor a failure")
-        count = len(self._inputs)
+        count = self._count
         if count == 1:
+            return failure
+        if failure.code == errors.REJECTED_BY_POLICY:  # It names the input itself.
             return failure
         if failure.code == errors.RATE_LIMITED:
             message = f"over the rate limit, as {count} inputs count as {count} requests"
@@ -238,12 +241,3 @@ def joined(id: str, replies: Sequence[Reply]) -> Reply:
         kept=all(one.kept for one in replies),
         unkept=any(one.unkept for one in replies),
     )
-
-
-def _digest(model: str, inputs: Sequence[Value], parameters: bytes) -> bytes:
-    """SHA-256 of a whole request."""
-    hashed = hashlib.sha256()
-    for part in (model.encode(), parameters, *map(values.canonical, inputs)):
-        hashed.update(len(part).to_bytes(8, "big"))
-        hashed.update(part)
-    return hashed.digest()

@@ -169,9 +169,8 @@ class Gateway:
             several: request with several inputs of which this is one.
         """
         tier = principal.tier if principal.tier > options.tier else options.tier
-        timeout, origin = options.timeout, options.origin
+        timeout, origin, known = options.timeout, options.origin, b""
         dedup_keys: tuple[DedupKey, ...] = ()
-        known = b""
         if self._sharing or options.key or options.chosen or options.task:
             asked = digest(model, self.settings.model_version, input, parameters)
             dedup_keys = dedup_keys_of(self.settings, id, asked, options)
@@ -188,7 +187,7 @@ class Gateway:
         if failure is not None:
             self._refuse(sink, principal, entry, failure, several)
         else:
-            self._hold(sink, principal, entry, options.task, several)
+            self._hold(sink, principal, entry, options.task, several, self._session)
         return failure is None
 
     def counted(self, limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
@@ -196,14 +195,15 @@ class Gateway:
         return limits if self._session is self._shared else self.limiter.parts(limits)
 
     def _hold(
-        self, sink: ReplySink, principal: Principal, entry: Entry, unadmitted: bool, several: SeveralInputs | None
-    ) -> None:
-        now, session = self._clock(), self._session
-        key = entry.tenant, entry.id
+        self, sink: ReplySink, principal: Principal, entry: Entry, unadmitted: bool, several: SeveralInputs | None,
+        session: BrokerSession | None,
+    ) -> None:  # fmt: skip
+        now, key = self._clock(), (entry.tenant, entry.id)
         deadline = now + entry.timeout
         self._pending[key] = PendingRequest(sink, principal, entry, now, deadline, session, unadmitted, several=several)
         self._deadlines.watch(key, deadline)
-        session.offer(entry)
+        if session is not None:
+            session.offer(entry)
 
     def detach(self, tenant: str, id: str) -> None:
         """Stop waiting for a task, which goes on."""

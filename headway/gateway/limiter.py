@@ -27,7 +27,9 @@ POLLS = 30
 POLLS_AT_ONCE = 60
 """Polls at once beyond those."""
 
-CHARGED = frozenset((errors.BAD_REQUEST, errors.NOT_FOUND, errors.FORBIDDEN, errors.IDEMPOTENCY_CONFLICT))
+CHARGED = frozenset((
+    errors.BAD_REQUEST, errors.NOT_FOUND, errors.FORBIDDEN, errors.IDEMPOTENCY_CONFLICT, errors.REJECTED_BY_POLICY,
+))  # fmt: skip
 """Error codes of wrong requests that a gateway answers by itself, and that count as requests."""
 
 

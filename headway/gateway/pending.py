@@ -65,7 +65,7 @@ class Ending(enum.Enum):
     TIMED_OUT = "timed out"
     """The gateway answered: the deadline passed, or the process ends."""
     REFUSED = "refused"
-    """The broker did not admit the request."""
+    """The broker did not admit the request, or a function of the input policy did not."""
     TURNED_AWAY = "turned away"
     """The gateway, or the connection, refused the request at once; it was never pending."""
     LEFT = "left"
@@ -84,7 +84,7 @@ class PendingRequest(msgspec.Struct, eq=False):
         entry: entry that was handed on.
         since: instant of its arrival, in seconds.
         deadline: instant by which it is answered, in seconds.
-        session: session over which it went; None for one that was turned away.
+        session: session over which it went; None for one that was turned away, or that waits for the input policy.
         unadmitted: whether it is a task that the broker is not known to have.
         reply: its outcome, once it has ended.
         several: request with several inputs of which this is one; None for a request by itself.
@@ -99,6 +99,11 @@ class PendingRequest(msgspec.Struct, eq=False):
     unadmitted: bool = False
     reply: Reply = _UNANSWERED
     several: SeveralInputs | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has its outcome."""
+        return self.reply is not _UNANSWERED
 
     @property
     def task(self) -> bool:

@@ -83,6 +83,8 @@ class Counters:
         """Seconds of a batch on its slot by (model, worker)."""
         self.refusals: defaultdict[tuple[str, str], int] = defaultdict(int)
         """Refusals by (reason, tier)."""
+        self.input_policy: defaultdict[tuple[str, str], int] = defaultdict(int)
+        """Requests by (rule of the input policy, what it did with them)."""
         self.shared: defaultdict[tuple[str, str, str], int] = defaultdict(int)
         """Answers with the outcome of another request by (model, kind of the dedup key, `joined` or `kept`)."""
         self.failed_seconds: defaultdict[str, float] = defaultdict(float)

@@ -136,6 +136,10 @@ def families(state: State) -> Iterator[Metric]:
     )
     yield _counter("refusals", "Requests refused at the door.", ("reason", "tier"), counters.refusals)
     yield _counter(
+        "input_policy", "Requests by rule of the input policy, and what it did: changed, refused, shadow or failed.",
+        ("rule", "effect"), counters.input_policy,
+    )  # fmt: skip
+    yield _counter(
         "shared", "Requests answered with the outcome of another: joined while it ran, or kept of it.",
         ("model", "kind", "how"), counters.shared,
     )  # fmt: skip

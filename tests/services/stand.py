@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from starlette.types import ASGIApp
@@ -22,6 +23,8 @@ from headway.core.breaker import Breaker
 from headway.core.queue_limits import QueueLimits
 from headway.fleet.membership import Membership
 from headway.gateway.gateway import Gateway
+from headway.gateway.input_gate import InputGate, InputPolicy
+from headway.gateway.screened import ScreenedGateway
 from headway.http.readiness import Readiness
 from headway.model import Principal, ProcessInfo, Reply, RequestOptions, Role, Slot
 from headway.ports import Broker, Ledger
@@ -37,7 +40,7 @@ ANYBODY = Principal("anonymous", "default", 0)
 
 class Stand:
     """Builds a Service over `backends`, one slot each; `ask` sends one request. Slots share `breaker`, if there is one.
-    `slots` is how many of them there are at first, all unless it is set."""
+    `slots` is how many of them there are at first, all unless it is set. `input_policy` makes the input policy, if there is one."""
 
     def __init__(
         self,
@@ -46,6 +49,7 @@ class Stand:
         max_batch: int = 8,
         breaker: Breaker | None = None,
         slots: int | None = None,
+        input_policy: Callable[[Counters], InputPolicy] | None = None,
         **settings: object,
     ):
         self.settings = Settings(max_batch_size=max_batch, workers=len(backends), **settings)  # type: ignore[arg-type]
@@ -55,7 +59,9 @@ class Stand:
         self.dead = DeadLetterBox()
         limits = QueueLimits(tiers=3, max_batch=max_batch, max_weight=self.settings.max_batch_weight)
         self.broker = MemoryBroker({"m": limits}, self.dead, self.counters, clock, lambda: 0.5)
-        self.gateway = Gateway(self.settings, ["m"], self.broker, self.counters, clock, rng=lambda: 0.5)
+        self.gate = None if input_policy is None else InputGate(input_policy(self.counters), self.counters)
+        make = Gateway if self.gate is None else partial(ScreenedGateway, gate=self.gate)
+        self.gateway = make(self.settings, ["m"], self.broker, self.counters, clock, rng=lambda: 0.5)
         wait = None if self.settings.max_wait_ms is None else self.settings.max_wait_ms / 1000
         self.policy = policies.build(self.settings.policy, wait)
         self._breaker = breaker

@@ -1,0 +1,140 @@
+"""The input policy of a process: read from its file, its functions started, and both again on SIGHUP."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import structlog
+
+from headway.app.backends import SlotPlan, make_backend
+from headway.backends.process.group_guard import GroupGuard
+from headway.config import Settings
+from headway.config.extras import install_hint
+from headway.config.target import FileTarget, ModuleTarget, Target, parse_target
+from headway.core.input_policy import InputRule
+from headway.errors import SettingError, TargetError
+from headway.gateway.input_gate import InputGate, InputPolicy
+from headway.gateway.judge import Judge
+from headway.ports import Backend
+from headway.runtime.counters import Counters
+from headway.runtime.supervisor import Supervisor
+
+log = structlog.get_logger(__name__)
+
+
+class PolicyResource:
+    """Input policy as a resource of its process; see `headway.app.lifecycle.Resource` and `Rereadable`.
+
+    Arguments:
+        settings: settings that name the file, the tiers, and how long a process may take to start.
+        models: names of the models that are served.
+        counters: counters of what rules did.
+
+    Attributes:
+        gate: gate with the policy in force.
+
+    Raises:
+        SettingError: the file cannot be used.
+    """
+
+    rereads = "the input policy"
+
+    def __init__(self, settings: Settings, models: Sequence[str], counters: Counters) -> None:
+        self._settings, self._models, self._counters = settings, models, counters
+        self._path = Path(settings.input_policy)
+        self._guard = GroupGuard()
+        self._supervisor: Supervisor | None = None
+        self._policy = self._read()
+        self._former: list[InputPolicy] = []
+        self.gate = InputGate(self._policy, counters)
+
+    async def open(self) -> None:
+        """Start the functions' processes. Raises SettingError when a function does not do."""
+        await self._open(self._policy)
+
+    def start(self, supervisor: Supervisor) -> None:
+        """Start the loops of the functions."""
+        self._supervisor = supervisor
+        for judge in self._policy.judges:
+            judge.start(supervisor)
+
+    async def reread(self) -> None:
+        """Put the rules of the file, as it is now, in force.
+
+        Functions are loaded anew. Requests that wait for the former ones get their verdicts from these.
+
+        Raises:
+            SettingError: the file cannot be used; the former rules stay in force.
+        """
+        policy = self._read()
+        await self._open(policy)
+        if self._supervisor is not None:
+            for judge in policy.judges:
+                judge.start(self._supervisor)
+        self._policy = policy
+        former = self.gate.replace(policy)
+        for judge in former.judges:
+            judge.retire()
+        self._former = [*(one for one in self._former if not all(judge.over for judge in one.judges)), former]
+
+    async def close(self) -> None:
+        """End the functions' processes."""
+        for policy in (*self._former, self._policy):
+            for judge in policy.judges:
+                await judge.close()
+
+    def _read(self) -> InputPolicy:
+        from headway.input_policy.file import read_policy
+
+        tiers = self._settings.tier_names
+        try:
+            file = read_policy(self._path, tiers, self._models)
+        except ModuleNotFoundError as exc:
+            if exc.name != "re2":
+                raise
+            reason, hint = "has patterns, which need the package google-re2, which is not here", install_hint("policy")
+            raise SettingError("input_policy", str(self._path), reason, hint) from exc
+        judges = {rule.name: self._judge(rule) for rule in file.rules if rule.function}
+        return InputPolicy(file.rules, file.searches, judges, tiers, self._models)
+
+    def _judge(self, rule: InputRule) -> Judge:
+        try:
+            target = parse_target(rule.function)
+        except TargetError as exc:
+            raise self._unusable(rule, exc) from None
+        if not isinstance(target, ModuleTarget | FileTarget):
+            hint = "Write module:function, or path/file.py:function."
+            raise SettingError(self._where(rule), rule.function, "is no function of Python", hint)
+        return Judge(rule, partial(self._make, rule, target), time.monotonic, random.random, self._count_restart)
+
+    def _make(self, rule: InputRule, target: Target, number: int) -> Backend:
+        plan = SlotPlan(self._settings, f"policy-{rule.name}-{number}", guard=self._guard, warms_up=False)
+        return make_backend(target, plan)
+
+    def _count_restart(self, rule: str) -> None:
+        self._counters.worker_restarts[f"policy-{rule}"] += 1
+
+    async def _open(self, policy: InputPolicy) -> None:
+        opened: list[Judge] = []
+        try:
+            for judge in policy.judges:
+                opened.append(judge)
+                await judge.open()
+        except BaseException as exc:
+            for one in opened:
+                await one.close()
+            if isinstance(exc, TargetError):
+                raise self._unusable(opened[-1].rule, exc) from None
+            raise
+
+    def _where(self, rule: InputRule) -> str:
+        return f"{self._path}: rule {rule.name}: function"
+
+    def _unusable(self, rule: InputRule, error: TargetError) -> SettingError:
+        if error.trace:
+            log.error("the function cannot be used", rule=rule.name, traceback=error.trace)
+        return SettingError(self._where(rule), rule.function, f"cannot be used: {error}", "Mend it, or name another.")

@@ -1,0 +1,253 @@
+"""Input policy: rules on the texts that a model gets. A first line against prompt injection, and no cure.
+
+A text goes through the rules that apply to its tier and model, by kind and not by their place in the file:
+
+    characters to refuse → characters to remove → normalisation → longest run → patterns
+
+So whatever a pattern looks for is found in the text that the model would get. Removing and normalising once is enough: no
+form of normalisation makes a character that a rule removes. A rule in shadow neither changes nor refuses; it is only noted.
+
+All of it takes time linear in the text. What searches for patterns is made elsewhere.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import re
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+from headway.model import Value
+
+Form = Literal["NFC", "NFKC"]
+"""Form of normalisation."""
+FORMS: tuple[Form, ...] = ("NFC", "NFKC")
+
+CHARACTERS: Mapping[str, str] = {
+    "zero-width": "\u00ad\u034f\u115f\u1160\u17b4\u17b5\u180e\u200b-\u200d\u2060-\u2064\u206a-\u206f\u3164\ufeff\uffa0"
+    "\ufff9-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a",
+    "bidi": "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069",
+    "tags": "\U000e0000-\U000e007f",
+    "variation-selectors": "\u180b-\u180d\u180f\ufe00-\ufe0f\U000e0100-\U000e01ef",
+}
+"""Characters that nobody sees, by the name of their class, as ranges of a regular expression."""
+
+LEAST_RUN = 8
+"""Least number that the longest run may be set to; a search for shorter ones would take longer."""
+MOST_MARKS = 64
+"""Most combining marks in a row of a text to normalise: to sort them takes time that grows with their number squared."""
+GROWTH = 3
+"""Times its length that a piece of a text may have once it is normalised: some characters stand for 18 others."""
+PIECE = 1024
+"""Characters of such a piece."""
+MOST_TEXTS = 10_000
+"""Most different texts in one JSON value, each of which is looked at by itself."""
+TOO_MANY = "too-many-texts"
+"""Name under which a JSON value with more texts is refused; no rule of a file has it."""
+
+Search = Callable[[str], bool]
+"""Function that tells whether a text has what it looks for."""
+
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"')
+_read_text = msgspec.json.Decoder(str).decode
+_ALIKE = re.compile(r"(?s)(.)(?=\1)")
+"""Character that is followed by its like."""
+
+
+class Effect(enum.Enum):
+    """Effects of a rule on a request."""
+
+    CHANGED = "changed"
+    """The text was normalised, or characters were removed."""
+    REFUSED = "refused"
+    """The request was refused."""
+    SHADOW = "shadow"
+    """The rule is in shadow, and would have changed the text or refused it."""
+    FAILED = "failed"
+    """The rule's function gave no verdict."""
+
+
+Noted = set[tuple[str, Effect]]
+"""Names of rules, and the effects that each has had on one request."""
+
+
+class InputRule(msgspec.Struct, frozen=True, kw_only=True):
+    """One rule; of the attributes that say what it does, one is set.
+
+    Attributes:
+        name: name of the rule, as clients and metrics have it.
+        normalise: form of normalisation.
+        characters: names of classes of characters.
+        action: what becomes of a text with one of these: `remove` them, or `refuse` it.
+        longest_run: most times that a character may follow itself, plus one.
+        patterns: regular expressions; a text in which one is found is refused.
+        function: function that judges texts, written as a target is.
+        deadline_ms: most time of one call of the function.
+        on_failure: what becomes of a request on which the function gives no verdict: `refuse` or `admit`.
+        processes: processes that run the function.
+        tiers: names of the tiers that it is for; empty for all.
+        models: names of the models that it is for; empty for all.
+        shadow: whether it is only counted.
+    """
+
+    name: str
+    normalise: str = ""
+    characters: tuple[str, ...] = ()
+    action: str = "remove"
+    longest_run: int = 0
+    patterns: tuple[str, ...] = ()
+    function: str = ""
+    deadline_ms: float = 500.0
+    on_failure: str = "refuse"
+    processes: int = 1
+    tiers: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    shadow: bool = False
+
+    def applies(self, tier: str, model: str) -> bool:
+        """Whether the rule is for requests of a tier and a model."""
+        return (not self.tiers or tier in self.tiers) and (not self.models or model in self.models)
+
+
+class Screen:
+    """Rules on texts for requests of one tier and one model.
+
+    Arguments:
+        rules: rules that apply; those with a function are left out.
+        searches: search for the patterns of each rule that has some, by the rule's name.
+    """
+
+    __slots__ = ("_barred", "_enforced", "_forms", "_removed", "_searches")
+
+    def __init__(self, rules: Sequence[InputRule], searches: Mapping[str, Search]) -> None:
+        self._enforced = any(not rule.shadow for rule in rules)
+        self._barred, self._removed = (
+            [
+                (rule.name, rule.shadow, re.compile(f"[{''.join(CHARACTERS[name] for name in rule.characters)}]"))
+                for rule in rules
+                if rule.characters and rule.action == action
+            ]
+            for action in ("refuse", "remove")
+        )
+        self._forms = [(rule.name, rule.shadow, form) for rule in rules for form in FORMS if rule.normalise == form]
+        if self._forms:
+            _marks()  # A tenth of a second, which no request should wait for.
+        runs = [(rule.name, rule.shadow, run_over(rule.longest_run)) for rule in rules if rule.longest_run]
+        found = [(rule.name, rule.shadow, searches[rule.name]) for rule in rules if rule.patterns]
+        self._searches: Sequence[tuple[str, bool, Search]] = (*runs, *found)
+
+    def value(self, value: Value, noted: Noted) -> tuple[Value, str]:
+        """Value as the model gets it, and the name of the rule that refuses it; empty where none does.
+
+        Of a JSON value each text is looked at, decoded, names of members among them, also of those that another of the same
+        name hides.
+        """
+        return self.text(value, noted) if isinstance(value, str) else self._json(value, noted)
+
+    def text(self, text: str, noted: Noted) -> tuple[str, str]:
+        """Text as the model gets it, and the name of the rule that refuses it; empty where none does."""
+        if not text.isascii():
+            for name, shadow, pattern in self._barred:
+                if pattern.search(text) is not None and _refused(name, shadow, noted):
+                    return text, name
+            for name, shadow, pattern in self._removed:
+                text = _changed(name, shadow, text, pattern.sub("", text), noted)
+            for name, shadow, form in self._forms:
+                normalised = normalise(text, form)
+                if normalised is not None:
+                    text = _changed(name, shadow, text, normalised, noted)
+                elif _refused(name, shadow, noted):
+                    return text, name
+        for name, shadow, search in self._searches:
+            if search(text) and _refused(name, shadow, noted):
+                return text, name
+        return text, ""
+
+    def _json(self, value: bytes, noted: Noted) -> tuple[bytes, str]:
+        strings = set(_STRING.findall(value))
+        if len(strings) > MOST_TEXTS and _refused(TOO_MANY, not self._enforced, noted):
+            return value, TOO_MANY
+        changed: dict[bytes, bytes] = {}
+        for string in strings:
+            text = _read_text(string)
+            screened, refusing = self.text(text, noted)
+            if refusing:
+                return value, refusing
+            if screened != text:
+                changed[string] = msgspec.json.encode(screened)
+        if changed:
+            value = _STRING.sub(lambda found: changed.get(found[0], found[0]), value)
+        return value, ""
+
+
+def texts_of(value: Value) -> list[str]:
+    """Texts in a value, in order: a text itself, or each text in a JSON value once."""
+    if isinstance(value, str):
+        return [value]
+    return [_read_text(string) for string in dict.fromkeys(_STRING.findall(value))]
+
+
+def normalise(text: str, form: Form) -> str | None:
+    """Normalised form of a text; None for one that would take long, or grow beyond measure, as no text of people does."""
+    marks, too_many = _marks()
+    if not marks.isdisjoint(text[::MOST_MARKS]) and too_many.search(text) is not None:
+        return None
+    if unicodedata.is_normalized(form, text):
+        return text
+    if len(text) > PIECE:
+        pieces = (text[begin : begin + PIECE] for begin in range(0, len(text), PIECE))
+        if any(len(unicodedata.normalize(form, piece)) > GROWTH * PIECE for piece in pieces):
+            return None
+    return unicodedata.normalize(form, text)
+
+
+@functools.cache
+def _marks() -> tuple[frozenset[str], re.Pattern[str]]:
+    """Combining marks, or characters that stand for such alone; and the expression that finds too many in a row."""
+    points = range(0x20000)
+    marks = [all(map(unicodedata.combining, unicodedata.normalize("NFKD", chr(point)))) for point in points]
+    edges = [point for point in points[1:] if marks[point] != marks[point - 1]]
+    ranges = (f"{chr(first)}-{chr(end - 1)}" for first, end in zip(edges[::2], edges[1::2], strict=True))
+    too_many = re.compile(f"[{''.join(ranges)}]{{{MOST_MARKS + 1}}}")
+    return frozenset(chr(point) for point in points if marks[point]), too_many
+
+
+def run_over(longest: int) -> Search:
+    """Make the function that finds a run of more than `longest` of one character.
+
+    Such a run holds two neighbours of the characters at every `step`-th place. So only these are compared, and what lies
+    between and around where two are alike.
+    """
+    step = (longest + 1) // 2
+
+    def search(text: str) -> bool:
+        if len(text) <= longest:
+            return False
+        for found in _ALIKE.finditer(text[::step]):
+            character, begin = found[1], found.start() * step
+            end = begin + step
+            if text.count(character, begin, end) < step:
+                continue
+            before, after = text[max(0, begin - longest) : begin], text[end : end + longest]
+            length = step + len(before) - len(before.rstrip(character)) + len(after) - len(after.lstrip(character))
+            if length > longest:
+                return True
+        return False
+
+    return search
+
+
+def _refused(name: str, shadow: bool, noted: Noted) -> bool:
+    noted.add((name, Effect.SHADOW if shadow else Effect.REFUSED))
+    return not shadow
+
+
+def _changed(name: str, shadow: bool, text: str, changed: str, noted: Noted) -> str:
+    if changed == text:
+        return text
+    noted.add((name, Effect.SHADOW if shadow else Effect.CHANGED))
+    return text if shadow else changed

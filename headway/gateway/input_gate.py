@@ -1,0 +1,294 @@
+"""Input gate: carries out the input policy in front of every request's queue, whichever door it came through.
+
+    submit ──▶ texts are screened ──▶ judged by functions, if rules have some ──▶ handed on
+                    │ a rule refuses        │ refused, or no verdict
+                    ▼                       ▼
+                 refused                 refused
+
+What the screen changes is what the model gets, and what dedup keys are made of. A request with several inputs is screened
+and judged as one, before any of them is handed on. Whoever waits for a judge is a pending request without a session: its
+deadline, its client's departure and a shutdown end it as any other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import msgspec
+
+from headway.core import failures
+from headway.core.input_policy import TOO_MANY, Effect, InputRule, Noted, Screen, Search, texts_of
+from headway.gateway.judge import CallerId, Judge, Question, Verdict
+from headway.gateway.model_kinds import ModelKinds
+from headway.gateway.pending import PendingRequest
+from headway.gateway.several_inputs import SeveralInputs
+from headway.model import Failure, Value, ValueKind
+from headway.runtime.counters import Counters
+
+
+class Judgement:
+    """Way of one request through the judges.
+
+    Arguments:
+        caller: who asks.
+        texts: text of each input.
+        judges: judges that it has yet to pass, those in shadow too.
+    """
+
+    __slots__ = ("begun", "caller", "decided", "judges", "pending", "refusal", "texts")
+
+    def __init__(self, caller: CallerId, texts: Sequence[str], judges: Sequence[Judge]) -> None:
+        self.caller, self.texts, self.judges = caller, texts, list(judges)
+        self.pending: list[PendingRequest] = []
+        """Requests that wait for the verdict: the request, or its several inputs."""
+        self.begun = self.decided = False
+        self.refusal: Failure | None = None
+
+    def wanted(self) -> bool:
+        """Whether somebody still waits."""
+        return any(not one.ended for one in self.pending)
+
+
+class Inspection(msgspec.Struct):
+    """Result of a look at a request.
+
+    Attributes:
+        input, parameters: what the model gets.
+        failure: refusal; None when there is none.
+        judgement: what the request has to wait for; None for nothing.
+    """
+
+    input: Value
+    parameters: bytes
+    failure: Failure | None = None
+    judgement: Judgement | None = None
+
+
+class InputPolicy:
+    """Rules in force, with what carries them out.
+
+    Arguments:
+        rules: all rules.
+        searches: search of each rule with patterns, by its name.
+        judges: judge of each rule with a function, by its name.
+        tiers: names of all tiers.
+        models: names of the models that are served.
+
+    Attributes:
+        names: names under which requests are counted.
+        judges: all judges.
+    """
+
+    def __init__(
+        self,
+        rules: Sequence[InputRule],
+        searches: Mapping[str, Search],
+        judges: Mapping[str, Judge],
+        tiers: Sequence[str],
+        models: Sequence[str],
+    ) -> None:
+        self.names = frozenset((TOO_MANY, *(rule.name for rule in rules)))
+        self.judges = tuple(judges.values())
+        self._plans: dict[tuple[int, str], tuple[Screen, tuple[Judge, ...]]] = {}
+        for index, tier in enumerate(tiers):
+            for model in models:
+                those = [rule for rule in rules if rule.applies(tier, model)]
+                if those:
+                    asked = tuple(judges[rule.name] for rule in those if rule.function)
+                    self._plans[index, model] = Screen(those, searches), asked
+
+    def plan(self, tier: int, model: str) -> tuple[Screen, tuple[Judge, ...]] | None:
+        """Screen and judges for requests of a tier and a model; None where no rule applies."""
+        return self._plans.get((tier, model))
+
+
+Decided = Callable[[Sequence[PendingRequest], Failure | None], None]
+"""Function that takes the requests that waited for a verdict, and their refusal if they are refused."""
+
+
+class InputGate:
+    """Gate of one gateway.
+
+    Arguments:
+        policy: policy in force at first.
+        counters: counters of what rules did.
+    """
+
+    def __init__(self, policy: InputPolicy, counters: Counters) -> None:
+        self._policy = policy
+        self._counts = counters.input_policy
+        self._decided: Decided = _nobody
+
+    def bind(self, decided: Decided) -> None:
+        """Have verdicts told to a gateway."""
+        self._decided = decided
+
+    def replace(self, policy: InputPolicy) -> InputPolicy:
+        """Put another policy in force; returns the former one. Counts of rules that are gone are dropped."""
+        former, self._policy = self._policy, policy
+        for key in [key for key in self._counts if key[0] not in policy.names]:
+            del self._counts[key]
+        return former
+
+    def _count(self, name: str, effect: Effect) -> None:
+        """Count what a rule did, unless it is gone meanwhile: then its name is no label any more."""
+        if name in self._policy.names:
+            self._counts[name, effect.value] += 1
+
+    def inspect(
+        self,
+        caller: CallerId,
+        tier: int,
+        model: str,
+        input: Value,
+        parameters: bytes,
+        kinds: ModelKinds,
+        several: SeveralInputs | None = None,
+    ) -> Inspection:
+        """Look at a request; of one with several inputs at all of them, once.
+
+        Arguments:
+            caller: who asks.
+            tier: index of its tier.
+            model: name of its model.
+            input: value for the model.
+            parameters: text of a JSON object, or empty.
+            kinds: what the models take.
+            several: request with several inputs of which this is one.
+        """
+        if several is not None and several.inspected:
+            judgement = several.judgement
+            return Inspection(input, parameters, judgement.refusal if judgement is not None else None, judgement)
+        plan = self._policy.plan(tier, model)
+        if plan is None:
+            return Inspection(input, parameters)
+        screen, judges = plan
+        octets = kinds.takes(model) is ValueKind.BYTES
+        noted: Noted = set()
+        inputs = [input] if several is None else several.inputs
+        screened: list[Value] = []
+        refusing = ""
+        for value in inputs:
+            one, refusing = _screened(screen, value, octets, noted)
+            if refusing:
+                break
+            screened.append(one)
+        if parameters and not refusing:
+            changed, refusing = screen.value(parameters, noted)
+            parameters = changed if isinstance(changed, bytes) else parameters
+        for name, effect in noted:
+            self._count(name, effect)
+        if refusing:
+            return Inspection(input, parameters, _of_several(failures.by_policy(refusing), len(screened), len(inputs)))
+        judgement = None
+        if judges and (texts := _texts(screened, parameters, octets)) is not None:
+            judgement = Judgement(caller, texts, judges)
+        if several is not None:
+            several.take_inspected(screened, parameters, judgement)
+        return Inspection(screened[0], parameters, None, judgement)
+
+    def hold(self, judgement: Judgement, pending: PendingRequest) -> bool:
+        """Let a request wait for the verdict. False: there is nothing to wait for any more."""
+        if not judgement.begun:
+            judgement.begun = True
+            self._ask_shadows(judgement)
+            if not judgement.judges:
+                judgement.decided = True
+            else:
+                self._ask_next(judgement)
+        if judgement.decided:
+            return False
+        judgement.pending.append(pending)
+        return True
+
+    def _ask_shadows(self, judgement: Judgement) -> None:
+        """Ask the judges whose rules are only counted. The request does not wait for them."""
+        for judge in judgement.judges:
+            if judge.rule.shadow:
+                told = partial(self._note_shadow, judge.rule.name)
+                if not judge.ask(Question(judgement.caller, judgement.texts, told, _always)):
+                    self._count(judge.rule.name, Effect.FAILED)
+        judgement.judges = [judge for judge in judgement.judges if not judge.rule.shadow]
+
+    def _note_shadow(self, name: str, verdict: Verdict, position: int) -> None:
+        if verdict is not Verdict.LET_IN:
+            self._count(name, Effect.SHADOW if verdict is Verdict.REFUSED else Effect.FAILED)
+
+    def _ask_next(self, judgement: Judgement) -> None:
+        """Ask the next judge, or let the request go on."""
+        if not judgement.judges:
+            self._decide(judgement, None)
+            return
+        judge = judgement.judges.pop(0)
+        told = partial(self._take, judgement, judge.rule)
+        if not judge.ask(Question(judgement.caller, judgement.texts, told, judgement.wanted)):
+            asyncio.get_running_loop().call_soon(told, Verdict.BUSY, 0)
+
+    def _take(self, judgement: Judgement, rule: InputRule, verdict: Verdict, position: int) -> None:
+        """Take the verdict of one judge."""
+        if verdict is Verdict.LET_IN:
+            self._ask_next(judgement)
+            return
+        if verdict is Verdict.REFUSED:
+            self._count(rule.name, Effect.REFUSED)
+            failure = failures.by_policy(rule.name)
+        else:
+            self._count(rule.name, Effect.FAILED)
+            if rule.on_failure == "admit":
+                self._ask_next(judgement)
+                return
+            failure = failures.unjudged(rule.name, busy=verdict is Verdict.BUSY)
+        self._decide(judgement, _of_several(failure, position, len(judgement.texts)))
+
+    def _decide(self, judgement: Judgement, failure: Failure | None) -> None:
+        judgement.decided, judgement.refusal = True, failure
+        pending, judgement.pending = judgement.pending, []
+        self._decided([one for one in pending if not one.ended], failure)
+
+
+def _nobody(pending: Sequence[PendingRequest], failure: Failure | None) -> None:
+    """Take a verdict that no gateway waits for."""
+
+
+def _always() -> bool:
+    return True
+
+
+def _of_several(failure: Failure, position: int, count: int) -> Failure:
+    """Failure that names the input, where there are several."""
+    if count == 1 or position == count:
+        return failure
+    message = f"input {position} of {count}, counted from 0: {failure.message}"
+    return msgspec.structs.replace(failure, message=message)
+
+
+def _screened(screen: Screen, value: Value, octets: bool, noted: Noted) -> tuple[Value, str]:
+    """Value as the model gets it, and the rule that refuses it. Octets are looked at if they are UTF-8."""
+    if not octets:
+        return screen.value(value, noted)
+    text = _decoded(value)
+    if text is None:
+        return value, ""
+    changed, refusing = screen.text(text, noted)
+    return (value if changed == text else base64.b64encode(changed.encode()).decode()), refusing
+
+
+def _decoded(value: Value) -> str | None:
+    """Text that octets in base64 stand for; None where they are no text."""
+    try:
+        return base64.b64decode(value, validate=True).decode()
+    except (binascii.Error, ValueError):
+        return None
+
+
+def _texts(inputs: Sequence[Value], parameters: bytes, octets: bool) -> list[str] | None:
+    """Text of each input for a judge, that of the parameters with the first; None where there is no text in any."""
+    found = [[_decoded(value) or ""] if octets else texts_of(value) for value in inputs]
+    if parameters:
+        found[0] = [*filter(None, found[0]), *texts_of(parameters)]
+    texts = ["\n".join(those) for those in found]
+    return texts if any(texts) else None

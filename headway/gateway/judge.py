@@ -1,0 +1,341 @@
+"""Judge: a policy's function, which runs in processes of its own, and says of each text whether the model may get it.
+
+    asked ──▶ waits in the line of its caller ──▶ called, with others of this caller ──▶ verdict
+                       │ deadline                      │ hangs, crashes, raises, returns something else
+                       ▼                               ▼
+                 no verdict: busy               called again alone ──▶ no verdict: failed
+
+Callers take turns, and each has a bounded share of the room. A caller whose text has made a process hang or die waits for
+nine times as long as that took: it gets at most a tenth of a process, and nobody else is held up by more. Meanwhile
+its texts get no verdict. What becomes of a request without one is the rule's to say.
+
+A process that hangs or dies is replaced. The function gets a list of texts and returns as many truth values.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import structlog
+
+from headway.core import values
+from headway.core.input_policy import InputRule
+from headway.core.retry import backoff
+from headway.errors import BackendError, BatchTimeout, TargetError, WorkerAbsent, WorkerCrashed
+from headway.model import WARM_UP, Entry, Value
+from headway.ports import Backend
+from headway.runtime.supervisor import Supervisor
+
+log = structlog.get_logger(__name__)
+
+AT_ONCE = 16
+"""Most texts of one call."""
+ROOM = 4096
+"""Most texts that wait."""
+ROOM_OF_CALLER = 1024
+"""Most texts of one caller that wait."""
+ROOM_IN_CHARS = 64 << 20
+"""Most characters that wait."""
+SHARE = 9.0
+"""Seconds for which a caller waits, for each that its text has cost."""
+PROBE_WITHIN = 30.0
+"""Seconds for the first call of a process, which tries it."""
+LOG_EVERY = 10.0
+"""Least seconds between two lines of the log about failures of the function."""
+MOST_RESTING = 1000
+"""Callers that wait so, above which those whose time is over are forgotten."""
+
+CallerId = tuple[str, str]
+"""Tenant, and user or address: who asks."""
+
+
+class Verdict(enum.Enum):
+    """Verdicts on a question."""
+
+    LET_IN = "let in"
+    REFUSED = "refused"
+    FAILED = "failed"
+    """The function failed on this text."""
+    BUSY = "busy"
+    """The function was not called in time."""
+
+
+Told = Callable[[Verdict, int], None]
+"""Function that takes a verdict, and the position of the text that decided it."""
+
+
+class Question:
+    """Texts of one request, and who waits for the verdict on them.
+
+    Arguments:
+        caller: who asks.
+        texts: at least one.
+        told: gets the verdict, once, on a later turn of the event loop.
+        wanted: tells whether somebody still waits.
+    """
+
+    __slots__ = ("_missing", "_told", "called", "caller", "size", "texts", "timer", "wanted")
+
+    def __init__(self, caller: CallerId, texts: Sequence[str], told: Told, wanted: Callable[[], bool]) -> None:
+        self.caller, self.texts, self.wanted = caller, texts, wanted
+        self.size = sum(map(len, texts))
+        self.timer: asyncio.TimerHandle | None = None
+        self.called = False
+        """Whether the function has been called with one of the texts."""
+        self._told: Told | None = told
+        self._missing = len(texts)
+
+    @property
+    def open(self) -> bool:
+        """Whether a verdict is still missing, and wanted."""
+        return self._told is not None and self.wanted()
+
+    def take(self, verdict: Verdict, position: int) -> None:
+        """Take the verdict on one text: the first that is not let in decides, else the last."""
+        self._missing -= 1
+        if verdict is Verdict.LET_IN and self._missing:
+            return
+        told, self._told = self._told, None
+        if self.timer is not None:
+            self.timer.cancel()
+        if told is not None:
+            told(verdict, position)
+
+    def expire(self) -> None:
+        """End a question for which no process was free."""
+        if not self.called:
+            self.take(Verdict.BUSY, 0)
+
+
+_Piece = tuple[Question, int]
+"""One text of a question, by its position."""
+
+
+class Judge:
+    """Judge of one rule.
+
+    Arguments:
+        rule: rule with a function.
+        make: makes the backend of a process by its number; its target is the function.
+        clock: monotonic seconds.
+        rng: uniform in [0, 1), for pauses.
+        restarted: called with the rule's name whenever a process is replaced.
+    """
+
+    def __init__(
+        self,
+        rule: InputRule,
+        make: Callable[[int], Backend],
+        clock: Callable[[], float],
+        rng: Callable[[], float],
+        restarted: Callable[[str], None],
+    ) -> None:
+        self.rule = rule
+        self._deadline = rule.deadline_ms / 1000
+        self._clock, self._rng, self._restarted = clock, rng, restarted
+        self._backends = [make(number) for number in range(rule.processes)]
+        self._lines: OrderedDict[CallerId, deque[_Piece]] = OrderedDict()
+        self._waiting = self._chars = 0
+        self._resting: dict[CallerId, float] = {}
+        self._news = asyncio.Event()
+        self._retired = False
+        self._serving = 0
+        """Processes that may still get a text."""
+        self._failures, self._logged_at = 0, -LOG_EVERY
+
+    @property
+    def over(self) -> bool:
+        """Whether it has retired, and its processes have ended."""
+        return self._serving == 0 and self._retired
+
+    async def open(self) -> None:
+        """Start the processes, and try the function. Raises TargetError when it does not do; no process is left then."""
+        try:
+            for backend in self._backends:
+                await self._start(backend)
+        except BaseException:
+            await self.close()
+            raise
+
+    def start(self, supervisor: Supervisor) -> None:
+        """Start the loops, one for each process. They end by themselves once the judge has retired."""
+        self._serving = len(self._backends)
+        for number, backend in enumerate(self._backends):
+            supervisor.start(f"input policy {self.rule.name} {number}", partial(self._serve, backend))
+
+    def retire(self) -> None:
+        """Take no further question; those that are there are answered, and then the processes end."""
+        self._retired = True
+        self._news.set()
+
+    async def close(self) -> None:
+        """End the processes."""
+        for backend in self._backends:
+            await backend.stop()
+
+    def ask(self, question: Question) -> bool:
+        """Take a question. False: there is no room, or its caller has to wait; nothing is told then."""
+        caller, line = question.caller, self._lines.get(question.caller)
+        own = len(line) if line is not None else 0
+        full = self._waiting + len(question.texts) > ROOM or self._chars + question.size > ROOM_IN_CHARS
+        if self._rests(caller) or (own and own + len(question.texts) > ROOM_OF_CALLER) or (self._waiting and full):
+            return False
+        if line is None:
+            line = self._lines[caller] = deque()
+        line.extend((question, position) for position in range(len(question.texts)))
+        self._waiting += len(question.texts)
+        self._chars += question.size
+        question.timer = asyncio.get_running_loop().call_later(self._deadline, question.expire)
+        self._news.set()
+        return True
+
+    def _rests(self, caller: CallerId) -> bool:
+        until = self._resting.get(caller)
+        if until is None:
+            return False
+        if until > self._clock():
+            return True
+        del self._resting[caller]
+        return False
+
+    def _next(self) -> list[_Piece]:
+        """Texts of the caller whose turn it is, at most AT_ONCE; those that nobody waits for are dropped."""
+        while self._lines:
+            caller, line = self._lines.popitem(last=False)
+            taken: list[_Piece] = []
+            while line and len(taken) < AT_ONCE:
+                question, position = line.popleft()
+                self._waiting -= 1
+                self._chars -= len(question.texts[position])
+                if question.open:
+                    question.called = True
+                    taken.append((question, position))
+            if line:
+                self._lines[caller] = line
+            if taken:
+                return taken
+        return []
+
+    async def _serve(self, backend: Backend) -> None:
+        """Judge texts in one process, until the judge has retired and nothing waits."""
+        while True:
+            if pieces := self._next():
+                await self._judge(backend, pieces)
+            elif self._retired:
+                await backend.stop()
+                self._serving -= 1
+                return
+            else:
+                self._news.clear()
+                await self._wait_for_news(backend)
+
+    async def _wait_for_news(self, backend: Backend) -> None:
+        """Wait for a question. A process that dies meanwhile is replaced before it is needed."""
+        news, gone = asyncio.ensure_future(self._news.wait()), asyncio.ensure_future(backend.gone())
+        try:
+            await asyncio.wait({news, gone}, return_when=asyncio.FIRST_COMPLETED)
+            died = gone.done()
+        finally:
+            for one in (news, gone):
+                one.cancel()
+            await asyncio.gather(news, gone, return_exceptions=True)
+        if died:
+            await self._replace(backend)
+
+    async def _judge(self, backend: Backend, pieces: Sequence[_Piece]) -> None:
+        """Call the function with some texts of one caller, and once more with each alone if it fails."""
+        caller = pieces[0][0].caller
+        if self._rests(caller):
+            _tell(pieces, [Verdict.BUSY] * len(pieces))
+            return
+        begun = self._clock()
+        verdicts, ended = await self._call(backend, [question.texts[position] for question, position in pieces])
+        if len(pieces) > 1 and Verdict.FAILED in verdicts:
+            if ended:
+                await self._replace(backend)
+            for piece in pieces:
+                if piece[0].open:
+                    await self._judge(backend, [piece])
+            return
+        if not ended:
+            _tell(pieces, verdicts)
+            return
+        self._rest(caller, self._clock() - begun)
+        _tell(pieces, verdicts)
+        await self._replace(backend)
+        self._rest(caller, self._clock() - begun)
+
+    async def _call(self, backend: Backend, texts: Sequence[str]) -> tuple[Sequence[Verdict], bool]:
+        """Verdicts of one call, and whether the process ended in it."""
+        for _ in range(2):
+            try:
+                items = await backend.run([_entry(text, self._deadline) for text in texts], self._deadline)
+            except WorkerAbsent:  # It had ended before, and has not seen the texts.
+                await self._replace(backend)
+            except BackendError as exc:
+                self._log(exc)
+                return [Verdict.FAILED] * len(texts), isinstance(exc, BatchTimeout | WorkerCrashed)
+            else:
+                return [_VERDICTS.get(item.output, Verdict.FAILED) for item in items], False
+        return [Verdict.BUSY] * len(texts), False
+
+    def _rest(self, caller: CallerId, spent: float) -> None:
+        now = self._clock()
+        if len(self._resting) >= MOST_RESTING:
+            self._resting = {one: until for one, until in self._resting.items() if until > now}
+        self._resting[caller] = now + SHARE * spent
+
+    def _log(self, error: BackendError) -> None:
+        """Log a failure of the function, but not more often than LOG_EVERY."""
+        now = self._clock()
+        self._failures += 1
+        if now >= self._logged_at + LOG_EVERY:
+            late = f"it took longer than {self.rule.deadline_ms:g} ms"
+            shown = late if isinstance(error, BatchTimeout) else error.shown
+            log.warning("the input policy's function fails", rule=self.rule.name, error=shown, times=self._failures)
+            self._failures, self._logged_at = 0, now
+
+    async def _start(self, backend: Backend) -> None:
+        """Start a process, and try the function with one text. Raises TargetError."""
+        await backend.start()
+        try:
+            [item] = await backend.run([_entry(WARM_UP, PROBE_WITHIN)], PROBE_WITHIN)
+        except BackendError as exc:
+            raise TargetError(f"the function fails on {WARM_UP!r}: {exc}. {_HINT}") from None
+        if item.output not in _VERDICTS:
+            found = item.error or f"it returned {values.shown(item.output or '')[:100]} for {WARM_UP!r}"
+            raise TargetError(f"the function gives no truth value: {found}. {_HINT}")
+
+    async def _replace(self, backend: Backend) -> None:
+        """Start a process anew, until that succeeds; a judge that has retired tries once."""
+        failures = 0
+        while True:
+            try:
+                await self._start(backend)
+                self._restarted(self.rule.name)
+                return
+            except TargetError as exc:
+                failures += 1
+                if failures == 1:
+                    log.error("the input policy's function does not start", rule=self.rule.name, error=str(exc))
+                if self._retired:
+                    return
+            await asyncio.sleep(backoff(failures, self._rng()))
+
+
+_VERDICTS: Mapping[Value | None, Verdict] = {b"true": Verdict.LET_IN, b"false": Verdict.REFUSED}
+"""Verdicts by what the function returned, as JSON."""
+_HINT = "Write def check(texts: list[str]) -> list[bool], which returns True for each text to let in."
+
+
+def _entry(text: str, timeout: float) -> Entry:
+    return Entry(WARM_UP, "", text, 0, "", "", timeout, timeout)
+
+
+def _tell(pieces: Sequence[_Piece], verdicts: Sequence[Verdict]) -> None:
+    for (question, position), verdict in zip(pieces, verdicts, strict=True):
+        question.take(verdict, position)

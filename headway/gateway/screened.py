@@ -1,0 +1,108 @@
+"""Gateway with an input policy: what every door submits goes through the input gate first.
+
+A gateway without a policy has none of this, and pays nothing for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from headway.gateway.broker_session import BrokerSession
+from headway.gateway.gateway import Gateway
+from headway.gateway.input_gate import InputGate, Judgement
+from headway.gateway.limiter import CHARGED
+from headway.gateway.pending import Ending, PendingRequest, ReplySink
+from headway.gateway.several_inputs import SeveralInputs
+from headway.model import Entry, EntryState, Failure, Principal, Reply, RequestOptions, Value
+
+
+class ScreenedGateway(Gateway):
+    """Gateway behind an input gate.
+
+    Arguments:
+        arguments, named: those of a Gateway.
+        gate: gate that every request goes through.
+    """
+
+    def __init__(self, *arguments: Any, gate: InputGate, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._gate = gate
+        gate.bind(self._decide)
+        self._judgement: Judgement | None = None
+        """Verdict that the request in hand has to wait for; set while it is submitted."""
+
+    def submit(
+        self,
+        sink: ReplySink,
+        principal: Principal,
+        id: str,
+        options: RequestOptions,
+        model: str,
+        input: Value,
+        parameters: bytes,
+        several: SeveralInputs | None = None,
+    ) -> bool:
+        """Take a request in, if the input policy lets it; see Gateway."""
+        if principal.models and model not in principal.models:  # It is refused for that, and the policy is not shown.
+            return super().submit(sink, principal, id, options, model, input, parameters, several)
+        tier = max(principal.tier, options.tier)
+        limits = self.counted(principal.limits)
+        failure = self.limiter.excess(limits, self._session.broker) if limits else None
+        if failure is None:
+            first = several is not None and not several.inspected
+            caller = principal.tenant, principal.user if options.origin is None else options.origin
+            found = self._gate.inspect(caller, tier, model, input, parameters, self.kinds, several)
+            input, parameters, failure = found.input, found.parameters, found.failure
+            self._judgement = found.judgement
+            if first and options.whole and several is not None:
+                options = msgspec.structs.replace(options, whole=several.digest(model))
+        if failure is not None:
+            self._judgement = None
+            entry = Entry(id, model, input, tier, principal.tenant, self.name, 0.0, 0.0, parameters, limits)
+            self._refuse(sink, principal, entry, failure, several)
+            return False
+        try:
+            return super().submit(sink, principal, id, options, model, input, parameters, several)
+        finally:
+            self._judgement = None
+
+    async def outcome(self, tenant: str, id: str) -> Reply | EntryState | None:
+        """Outcome or state of a task; see Gateway. One that waits for a verdict is queued."""
+        pending = self._pending.get((tenant, id))
+        if pending is not None and pending.task and pending.session is None:
+            return EntryState.QUEUED
+        return await super().outcome(tenant, id)
+
+    def _hold(
+        self, sink: ReplySink, principal: Principal, entry: Entry, unadmitted: bool, several: SeveralInputs | None,
+        session: BrokerSession | None,
+    ) -> None:  # fmt: skip
+        judgement = self._judgement
+        super()._hold(sink, principal, entry, unadmitted, several, None if judgement is not None else session)
+        if judgement is not None and not self._gate.hold(judgement, self._pending[entry.tenant, entry.id]):
+            self._hand_on(self._pending[entry.tenant, entry.id])
+
+    def _decide(self, waited: Sequence[PendingRequest], failure: Failure | None) -> None:
+        """Hand on requests that have waited for a verdict, or refuse them: together they are one, whose first is told."""
+        if failure is None:
+            for pending in waited:
+                self._hand_on(pending)
+        elif waited:
+            first = waited[0]
+            self.limiter.forgo(first.entry.tier, len(waited))
+            if failure.code in CHARGED:
+                self.limiter.charge(first.entry.limits, first.several.count if first.several is not None else 1)
+            self._answer(first, failure, Ending.REFUSED)
+
+    def _hand_on(self, pending: PendingRequest) -> None:
+        """Hand a request on to the broker that new ones go to, with what is left of its time."""
+        session, entry = self._session, pending.refreshed(self._clock())
+        if session.full(1):
+            self._answer(pending, session.no_room(), Ending.REFUSED)
+            return
+        pending.session = session
+        pending.entry = msgspec.structs.replace(entry, limits=self.counted(pending.principal.limits))
+        session.offer(pending.entry)

@@ -1,0 +1,231 @@
+"""Rules of an input policy, from a TOML file.
+
+shadow = true                            # of the whole file: rules only count; left out: false
+
+[[rules]]
+name = "forms"                           # as clients and metrics have it
+normalise = "NFKC"                       # or NFC
+
+[[rules]]
+name = "unseen"
+characters = ["zero-width", "bidi", "tags", "variation-selectors"]
+action = "remove"                        # or refuse
+
+[[rules]]
+name = "runs"
+longest_run = 400
+
+[[rules]]
+name = "overrides"
+patterns = ['(?i)ignore (all )?previous instructions']
+tiers = ["free"]                         # left out: all
+models = ["chat"]                        # left out: all
+shadow = true                            # only counted
+
+[[rules]]
+name = "judge"
+function = "guard.py:check"
+deadline_ms = 500
+on_failure = "refuse"                    # or admit
+processes = 1
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from headway.core.input_policy import CHARACTERS, FORMS, LEAST_RUN, TOO_MANY, InputRule, Search
+from headway.errors import SettingError
+
+MOST_RULES = 64
+MOST_PATTERNS = 256
+"""Most patterns of one rule."""
+LONGEST_PATTERN = 4096
+"""Characters of the longest pattern."""
+MOST_PROCESSES = 16
+"""Most processes of one function."""
+MOST_DEADLINE_MS = 10_000.0
+"""Longest deadline of a function, in ms."""
+LONGEST_RUN = 1_000_000
+
+KINDS = ("normalise", "characters", "longest_run", "patterns", "function")
+"""Keys that say what a rule does; each rule has one of them."""
+_OPTIONS = {
+    "action": ("characters", ("remove", "refuse")),
+    "deadline_ms": ("function", ()),
+    "on_failure": ("function", ("refuse", "admit")),
+    "processes": ("function", ()),
+}
+"""Keys that only rules of one kind have: the kind, and the values that are taken, where these are words."""
+_NAME = re.compile(r"[a-z0-9](?:[a-z0-9_-]{0,62}[a-z0-9])?")
+_KEY = re.compile(r" - at `\$\.?(\w*)[^`]*`$")
+_FILE_KEYS = ("shadow", "rules")
+
+
+class PolicyFile(msgspec.Struct, frozen=True):
+    """Content of a file.
+
+    Attributes:
+        rules: its rules, those of a file in shadow too.
+        searches: search of each rule with patterns, by its name.
+    """
+
+    rules: tuple[InputRule, ...]
+    searches: Mapping[str, Search]
+
+
+def read_policy(path: Path, tiers: Sequence[str], models: Sequence[str]) -> PolicyFile:
+    """Read the rules of a file, and compile their patterns.
+
+    Arguments:
+        path: the file.
+        tiers: names of all tiers.
+        models: names of the models that are served.
+
+    Raises:
+        SettingError: the file cannot be read, or a line of it is wrong; names the key, its value, why, and how to mend it.
+        ModuleNotFoundError: it has patterns, and the package for these is not here.
+    """
+    table = _table(path)
+    rows = table.get("rules")
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
+        raise SettingError(f"{path}: rules", "…", "names no rule", "Write every rule as a table [[rules]].")
+    if len(rows) > MOST_RULES:
+        reason = f"are more than {MOST_RULES} rules"
+        raise SettingError(f"{path}: rules", len(rows), reason, "Put patterns that belong together into one rule.")
+    shadow = table.get("shadow", False)
+    if not isinstance(shadow, bool):
+        raise SettingError(f"{path}: shadow", shadow, "must be a truth value", "Use true or false, without quotes.")
+    known = {"tiers": tuple(tiers), "models": tuple(models)}
+    rules: list[InputRule] = []
+    for position, row in enumerate(rows, start=1):
+        where = f"{path}: rules[{position}]"
+        rule = _rule(where, row, known)
+        if any(other.name == rule.name for other in rules):
+            raise SettingError(f"{where}.name", rule.name, "is the name of an earlier rule", "Give each its own.")
+        rules.append(msgspec.structs.replace(rule, shadow=True) if shadow else rule)
+    return PolicyFile(tuple(rules), _searches(path, rules))
+
+
+def _table(path: Path) -> dict[str, object]:
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as exc:
+        raise SettingError(
+            "input_policy", str(path), f"cannot be read: {exc.strerror}", "Name a readable file."
+        ) from exc
+    except (ValueError, RecursionError) as exc:  # No TOML, no UTF-8, or a number of thousands of digits.
+        raise SettingError("input_policy", str(path), f"is not valid TOML: {exc}", "Mend the file.") from exc
+    for key in table:
+        if key not in _FILE_KEYS:
+            raise _unknown(f"{path}: {key}", key, table[key], _FILE_KEYS)
+    return table
+
+
+def _unknown(where: str, key: str, value: object, there: Sequence[str]) -> SettingError:
+    near = difflib.get_close_matches(key, there, 1)
+    hint = f"Did you mean {near[0]}?" if near else f"There is: {', '.join(there)}."
+    return SettingError(where, value, "there is no such key", hint)
+
+
+def _rule(where: str, row: Mapping[str, object], known: Mapping[str, tuple[str, ...]]) -> InputRule:
+    keys = InputRule.__struct_fields__
+    for key, value in row.items():
+        if key not in keys:
+            raise _unknown(f"{where}.{key}", key, value, keys)
+    try:
+        rule = msgspec.convert(row, InputRule)
+    except msgspec.ValidationError as exc:
+        found = _KEY.search(str(exc))
+        key = found[1] if found else ""
+        reason = str(exc) if found is None else str(exc)[: found.start()]
+        raise SettingError(f"{where}.{key}" if key else where, row.get(key, "…"), reason, "Write it so.") from None
+    if not _NAME.fullmatch(rule.name) or rule.name == TOO_MANY:
+        reason = "must be 1 to 64 small letters, digits or -_, and not " + TOO_MANY
+        raise SettingError(f"{where}.name", rule.name, reason, 'For example "no-overrides".')
+    kinds = [key for key in KINDS if key in row]
+    if len(kinds) != 1:
+        reason = f"has {' and '.join(kinds) or 'nothing that it does'}"
+        raise SettingError(f"{where}", rule.name, reason, f"Give each rule one of {', '.join(KINDS)}.")
+    _check_options(where, row, kinds[0])
+    _check_kind(where, rule, kinds[0])
+    for key, names in known.items():
+        for name in getattr(rule, key):
+            if name not in names:
+                near = difflib.get_close_matches(name, names, 1)
+                raise SettingError(f"{where}.{key}", name, "is not there", f"Use {' or '.join(near or names)}.")
+        if key in row and not row[key]:
+            raise SettingError(f"{where}.{key}", [], "names none", "Leave it out for all.")
+    return rule
+
+
+def _check_options(where: str, row: Mapping[str, object], kind: str) -> None:
+    for key, (needed, words) in _OPTIONS.items():
+        if key not in row:
+            continue
+        if kind != needed:
+            reason = f"has no effect in a rule with {kind}"
+            raise SettingError(f"{where}.{key}", row[key], reason, f"Leave it out; it is for rules with {needed}.")
+        if words and row[key] not in words:
+            raise SettingError(f"{where}.{key}", row[key], "is not known", f"Use {' or '.join(words)}.")
+
+
+def _check_kind(where: str, rule: InputRule, kind: str) -> None:
+    """Check the values of what the rule does."""
+
+    def check(good: bool, key: str, value: object, reason: str, hint: str) -> None:
+        if not good:
+            raise SettingError(f"{where}.{key}", value, reason, hint)
+
+    if kind == "normalise":
+        check(rule.normalise in FORMS, kind, rule.normalise, "is no form that is taken", f"Use {' or '.join(FORMS)}.")
+    elif kind == "characters":
+        check(bool(rule.characters), kind, [], "names no class", f"There is: {', '.join(CHARACTERS)}.")
+        for name in rule.characters:
+            check(name in CHARACTERS, kind, name, "is no class of characters", f"There is: {', '.join(CHARACTERS)}.")
+    elif kind == "longest_run":
+        fits = LEAST_RUN <= rule.longest_run <= LONGEST_RUN
+        reason = f"must lie between {LEAST_RUN} and {LONGEST_RUN}"
+        check(fits, kind, rule.longest_run, reason, "Choose a value in that range.")
+    elif kind == "patterns":
+        few = 1 <= len(rule.patterns) <= MOST_PATTERNS
+        check(few, kind, len(rule.patterns), f"must be 1 to {MOST_PATTERNS} patterns", "Split the rule.")
+        for pattern in rule.patterns:
+            fits = 1 <= len(pattern) <= LONGEST_PATTERN
+            check(fits, kind, pattern, f"must have 1 to {LONGEST_PATTERN} characters", "Split it into several.")
+    else:
+        check(bool(rule.function), kind, rule.function, "names no function", 'Write "module:function".')
+        fits = 1.0 <= rule.deadline_ms <= MOST_DEADLINE_MS
+        reason = f"must lie between 1 and {MOST_DEADLINE_MS:g} ms"
+        check(fits, "deadline_ms", rule.deadline_ms, reason, "Choose a value in that range.")
+        fits = 1 <= rule.processes <= MOST_PROCESSES
+        reason = f"must lie between 1 and {MOST_PROCESSES}"
+        check(fits, "processes", rule.processes, reason, "Choose a value in that range.")
+
+
+def _searches(path: Path, rules: Sequence[InputRule]) -> dict[str, Search]:
+    """Searches of the rules with patterns. The package is imported only where there are some."""
+    if not any(rule.patterns for rule in rules):
+        return {}
+    from headway.input_policy.patterns import BadPattern, check_pattern, search_for
+
+    searches: dict[str, Search] = {}
+    for position, rule in enumerate(rules, start=1):
+        where = f"{path}: rules[{position}].patterns"
+        hint = "Write it in the syntax of RE2, which has no look-around and no references back."
+        pattern = ""
+        try:
+            for pattern in rule.patterns:
+                check_pattern(pattern)
+            pattern = f"all {len(rule.patterns)}"
+            if rule.patterns:
+                searches[rule.name] = search_for(rule.patterns)
+        except BadPattern as exc:
+            raise SettingError(where, pattern, f"is no pattern: {exc}", hint) from None
+    return searches

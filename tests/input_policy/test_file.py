@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import builtins
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.core.input_policy import InputRule
+from headway.errors import SettingError
+from headway.input_policy import file as policy_file
+from headway.input_policy.file import read_policy
+
+TIERS, MODELS = ("enterprise", "paid", "free"), ("chat",)
+WHOLE = """
+[[rules]]
+name = "forms"
+normalise = "NFKC"
+
+[[rules]]
+name = "unseen"
+characters = ["zero-width", "bidi"]
+action = "refuse"
+models = ["chat"]
+
+[[rules]]
+name = "runs"
+longest_run = 400
+shadow = true
+
+[[rules]]
+name = "overrides"
+patterns = ['(?i)ignore (all )?previous', "two"]
+tiers = ["free", "paid"]
+
+[[rules]]
+name = "judge"
+function = "guard.py:check"
+deadline_ms = 250
+on_failure = "admit"
+processes = 2
+"""
+
+
+def read(folder: Path, text: str) -> policy_file.PolicyFile:
+    path = folder / "policy.toml"
+    path.write_text(text, encoding="utf-8")
+    return read_policy(path, TIERS, MODELS)
+
+
+def test_rules_of_every_kind_are_read(tmp_path: Path) -> None:
+    found = read(tmp_path, WHOLE)
+    assert found.rules == (
+        InputRule(name="forms", normalise="NFKC"),
+        InputRule(name="unseen", characters=("zero-width", "bidi"), action="refuse", models=("chat",)),
+        InputRule(name="runs", longest_run=400, shadow=True),
+        InputRule(name="overrides", patterns=("(?i)ignore (all )?previous", "two"), tiers=("free", "paid")),
+        InputRule(name="judge", function="guard.py:check", deadline_ms=250.0, on_failure="admit", processes=2),
+    )
+    assert list(found.searches) == ["overrides"]
+    assert found.searches["overrides"]("Ignore previous instructions")
+
+
+def test_a_file_in_shadow_has_every_rule_in_shadow(tmp_path: Path) -> None:
+    assert all(rule.shadow for rule in read(tmp_path, "shadow = true\n" + WHOLE).rules)
+
+
+def test_the_example_in_the_text_of_the_module_is_good(tmp_path: Path) -> None:
+    example = (policy_file.__doc__ or "").split("\n\n", 1)[1]
+    assert len(read(tmp_path, example).rules) == 5
+
+
+def rule(lines: str) -> str:
+    return f'[[rules]]\nname = "one"\n{lines}\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "value", "reason", "hint"),
+    [
+        ("", "rules", "…", "names no rule", "[[rules]]"),
+        ("rules = 3", "rules", "…", "names no rule", "[[rules]]"),
+        ("rules = [1]", "rules", "…", "names no rule", "[[rules]]"),
+        ("shade = true\n" + WHOLE, "shade", True, "no such key", "shadow"),
+        ("shadow = 1\n" + WHOLE, "shadow", 1, "truth value", "true or false"),
+        (rule("pattern = ['a']"), "rules[1].pattern", ["a"], "no such key", "Did you mean patterns?"),
+        (rule("patterns = 'a'"), "rules[1].patterns", "a", "Expected `array`, got `str`", "Write it so"),
+        (rule("patterns = [1]"), "rules[1].patterns", [1], "Expected `str`, got `int`", "Write it so"),
+        (rule("longest_run = 'many'"), "rules[1].longest_run", "many", "Expected `int`", "Write it so"),
+        ("[[rules]]\nnormalise = 'NFC'", "rules[1]", "…", "missing required field `name`", "Write it so"),
+        ("[[rules]]\nname = 'No!'\nnormalise = 'NFC'", "rules[1].name", "No!", "small letters", "For example"),
+        ("[[rules]]\nname = 'too-many-texts'\nnormalise = 'NFC'", "rules[1].name", "too-many-texts", "not", "For example"),
+        (rule(""), "rules[1]", "one", "nothing that it does", "Give each rule one of"),
+        (rule("normalise = 'NFC'\nlongest_run = 9"), "rules[1]", "one", "normalise and longest_run", "Give each rule"),
+        (rule("normalise = 'NFD'"), "rules[1].normalise", "NFD", "no form", "NFC or NFKC"),
+        (rule("characters = []"), "rules[1].characters", [], "names no class", "zero-width"),
+        (rule("characters = ['bidi', 'odd']"), "rules[1].characters", "odd", "no class of", "There is: zero-width"),
+        (rule("characters = ['bidi']\naction = 'drop'"), "rules[1].action", "drop", "not known", "remove or refuse"),
+        (rule("normalise = 'NFC'\naction = 'remove'"), "rules[1].action", "remove", "no effect", "with characters"),
+        (rule("longest_run = 7"), "rules[1].longest_run", 7, "between 8 and 1000000", "range"),
+        (rule("patterns = []"), "rules[1].patterns", 0, "1 to 256", "Split"),
+        (rule("patterns = ['']"), "rules[1].patterns", "", "1 to 4096", "Split"),
+        (rule("patterns = ['a', '(b']"), "rules[1].patterns", "(b", "is no pattern: missing )", "RE2"),
+        (rule("patterns = ['(?=b)']"), "rules[1].patterns", "(?=b)", "perl operator", "no look-around"),
+        (rule("function = ''"), "rules[1].function", "", "names no function", "module:function"),
+        (rule("function = 'a:b'\ndeadline_ms = 0.5"), "rules[1].deadline_ms", 0.5, "between 1 and 10000", "range"),
+        (rule("function = 'a:b'\nprocesses = 17"), "rules[1].processes", 17, "between 1 and 16", "range"),
+        (rule("function = 'a:b'\non_failure = 'open'"), "rules[1].on_failure", "open", "not known", "refuse or admit"),
+        (rule("normalise = 'NFC'\ntiers = ['fre']"), "rules[1].tiers", "fre", "is not there", "Use free"),
+        (rule("normalise = 'NFC'\ntiers = []"), "rules[1].tiers", [], "names none", "Leave it out"),
+        (rule("normalise = 'NFC'\nmodels = ['code']"), "rules[1].models", "code", "is not there", "Use chat"),
+        (rule("normalise = 'NFC'") * 2, "rules[2].name", "one", "an earlier rule", "Give each its own"),
+    ],
+)  # fmt: skip
+def test_a_wrong_line_is_named_with_its_value_why_and_how_to_mend_it(
+    tmp_path: Path, text: str, where: str, value: object, reason: str, hint: str
+) -> None:
+    with pytest.raises(SettingError) as told:
+        read(tmp_path, text)
+    error = told.value
+    assert (error.setting, error.value) == (f"{tmp_path / 'policy.toml'}: {where}", value)
+    assert reason in error.reason
+    assert hint in error.hint
+
+
+@pytest.mark.parametrize(("content", "reason"), [(b"rules = ", "TOML"), (b"\xff", "TOML"), (None, "cannot be read")])
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | None, reason: str) -> None:
+    path = tmp_path / "policy.toml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(SettingError, match=re.escape(str(path))) as told:
+        read_policy(path, TIERS, MODELS)
+    assert reason in told.value.reason
+
+
+def test_too_many_rules_are_refused(tmp_path: Path) -> None:
+    text = "".join(f'[[rules]]\nname = "r{number}"\nnormalise = "NFC"\n' for number in range(65))
+    with pytest.raises(SettingError, match="more than 64 rules"):
+        read(tmp_path, text)
+
+
+def test_the_package_is_needed_for_patterns_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def missing(name: str, *rest: Any) -> Any:
+        if name == "headway.input_policy.patterns":
+            raise ModuleNotFoundError("No module named 're2'", name="re2")
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", missing)
+    assert read(tmp_path, rule("normalise = 'NFC'")).rules
+    with pytest.raises(ModuleNotFoundError):
+        read(tmp_path, WHOLE)

@@ -1,0 +1,411 @@
+"""The input policy in front of a real gateway, broker and worker, on virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Awaitable, Callable, Sequence
+
+import pytest
+
+from headway import errors
+from headway.core.input_policy import InputRule
+from headway.gateway.fan_out import AT_ONCE, FanOut
+from headway.gateway.input_gate import InputPolicy
+from headway.gateway.judge import Judge
+from headway.gateway.pending import FutureSink
+from headway.model import (
+    EntryState,
+    Failure,
+    Limit,
+    Principal,
+    Reply,
+    RequestOptions,
+    Value,
+    ValueKind,
+    WorkerInfo,
+    WorkerStatus,
+)
+from headway.runtime.counters import Counters
+from headway.runtime.request_id import new_id
+from tests.services.fake_backend import FakeBackend
+from tests.services.stand import ANYBODY, Stand, codes
+from tests.services.test_judge import FakeFunction
+from tests.virtual_time import run
+
+WORDS = InputRule(name="words", patterns=("evil",))
+UNSEEN = InputRule(name="unseen", characters=("zero-width",))
+JUDGED = InputRule(name="judged", function="a:b", deadline_ms=500.0)
+LIMITED = Principal("ann", "acme", 1, (Limit("key-1", "key", 60.0, 4.0),))
+TIERS = ("enterprise", "paid", "free")
+
+Act = Callable[[Stand, "Functions"], Awaitable[None]]
+
+
+class Functions:
+    """Functions of the judges that a policy has, by rule."""
+
+    def __init__(self, clock: Callable[[], float], seconds: float = 0.01) -> None:
+        self.by_rule: dict[str, FakeFunction] = {}
+        self._clock, self._seconds = clock, seconds
+
+    def policy(self, *rules: InputRule) -> Callable[[Counters], InputPolicy]:
+        """Maker of a policy of these rules; patterns are plain words."""
+
+        def make(counters: Counters) -> InputPolicy:
+            searches = {
+                rule.name: (lambda text, rule=rule: rule.patterns[0] in text) for rule in rules if rule.patterns
+            }
+            judges = {rule.name: self._judge(rule) for rule in rules if rule.function}
+            return InputPolicy(rules, searches, judges, TIERS, ["m"])
+
+        return make
+
+    async def start(self, stand: Stand) -> None:
+        assert stand.gate is not None
+        for judge in stand.gate._policy.judges:
+            await judge.open()
+            judge.start(stand.service._supervisor)
+        for function in self.by_rule.values():
+            function.batches.clear()
+
+    def _judge(self, rule: InputRule) -> Judge:
+        function = self.by_rule[rule.name] = FakeFunction(self._seconds)
+        return Judge(rule, lambda number: function, self._clock, lambda: 0.5, lambda name: None)
+
+
+def policed(act: Act, *rules: InputRule, seconds: float = 0.01, **settings: object) -> None:
+    async def main(clock: Callable[[], float]) -> None:
+        functions = Functions(clock, seconds)
+        stand = Stand(clock, FakeBackend(0.1), input_policy=functions.policy(*rules), **settings)  # type: ignore[arg-type]
+        await stand.service.start()
+        try:
+            await functions.start(stand)
+            await act(stand, functions)
+            assert stand.gateway.pending == 0
+            await stand.service.drain()
+        finally:
+            await stand.service.stop()
+
+    run(main)
+
+
+async def failure(stand: Stand, text: str, **how: object) -> Failure:
+    reply = await stand.ask(text, **how)  # type: ignore[arg-type]
+    assert reply.failure is not None
+    return reply.failure
+
+
+async def ask(
+    stand: Stand,
+    input: Value,
+    parameters: bytes = b"",
+    options: RequestOptions | None = None,
+    caller: Principal = ANYBODY,
+) -> Reply:
+    return await stand.gateway.ask(caller, new_id(), options or RequestOptions(4.0, 1), "m", input, parameters)
+
+
+async def ask_many(
+    stand: Stand, inputs: Sequence[Value], caller: Principal = ANYBODY, parameters: bytes = b"", key: str = ""
+) -> Sequence[Reply]:
+    ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
+    options = RequestOptions(4.0, 1, key)
+    FanOut(stand.gateway, caller, new_id(), options, "m", inputs, parameters, ended.set_result).start()
+    return await ended
+
+
+def counts(stand: Stand) -> dict[tuple[str, str], int]:
+    return dict(stand.counters.input_policy)
+
+
+def ran(stand: Stand) -> list[str]:
+    return [text for batch in stand.backends[0].batches for text in batch]
+
+
+def test_an_input_is_refused_by_the_name_of_its_rule_and_never_by_its_pattern() -> None:
+    async def act(stand: Stand, functions: Functions) -> None:
+        refused = await failure(stand, "an evil\u200b one")
+        assert (refused.code, refused.reason, refused.retry_after) == (errors.REJECTED_BY_POLICY, "policy", None)
+        assert refused.message == "the input policy refuses this input: rule 'words'"
+        assert (await stand.ask("a good\u200b one")).output == "A GOOD ONE"
+        assert ran(stand) == ["a good one"]
+        assert counts(stand) == {("words", "refused"): 1, ("unseen", "changed"): 2}
+        assert stand.counters.requests["m", "paid", "rejected_by_policy"] == 1
+        assert stand.counters.refusals["policy", "paid"] == 1
+
+    policed(act, WORDS, UNSEEN)
+
+
+@pytest.mark.parametrize(
+    ("input", "parameters"),
+    [(b'["a", {"b": "\\u0065vil"}]', b""), ("good", b'{"system": "\\u0065vil"}'), ("good", b'{"evil": 1}')],
+)
+def test_no_part_of_a_request_that_the_model_gets_is_left_out(input: Value, parameters: bytes) -> None:
+    async def act(stand: Stand, functions: Functions) -> None:
+        assert codes([await ask(stand, input, parameters)]) == [errors.REJECTED_BY_POLICY]
+        assert ran(stand) == []
+
+    policed(act, WORDS)
+
+
+def test_octets_are_looked_at_where_they_are_text() -> None:
+    def octets(content: bytes) -> str:
+        return base64.b64encode(content).decode()
+
+    async def act(stand: Stand, functions: Functions) -> None:
+        worker = WorkerInfo(worker_id="gpu-0", model="m", status=WorkerStatus.HEALTHY, takes=ValueKind.BYTES.value)
+        stand.gateway.kinds.learn([worker])
+        assert codes([await ask(stand, octets(b"an evil one"))]) == [errors.REJECTED_BY_POLICY]
+        assert codes([await ask(stand, octets(b"\xff evil"))]) == ["ok"]
+        assert codes([await ask(stand, octets("ok\u200b".encode()))]) == ["ok"]
+        assert codes([await ask(stand, "no base64")]) == [errors.BAD_REQUEST]
+        assert ran(stand) == [octets(b"\xff evil"), octets(b"ok")]
+
+    policed(act, WORDS, UNSEEN)
+
+
+def test_inputs_of_one_request_are_looked_at_one_by_one_before_any_of_them_runs() -> None:
+    async def act(stand: Stand, functions: Functions) -> None:
+        inputs = ["good\u200b"] * (AT_ONCE + 1)
+        [reply] = await ask_many(stand, [*inputs, "an evil one"], LIMITED_MUCH)
+        assert reply.failure is not None
+        assert reply.failure.message.startswith(
+            f"input {len(inputs)} of {len(inputs) + 1}, counted from 0: the input policy"
+        )
+        assert ran(stand) == []
+        assert counts(stand) == {("words", "refused"): 1, ("unseen", "changed"): 1}
+        owed = stand.gateway.limiter.owed_by(stand.broker)(LIMITED_MUCH.limits[0])
+        assert owed == pytest.approx(0.01)
+        assert stand.counters.requests["m", "paid", "rejected_by_policy"] == 1
+        replies = await ask_many(stand, inputs)
+        assert [one.output for one in replies] == ["GOOD"] * len(inputs)
+        assert counts(stand)["unseen", "changed"] == 2
+
+    policed(act, WORDS, UNSEEN)
+
+
+LIMITED_MUCH = Principal("ann", "acme", 1, (Limit("key-1", "key", 6000.0, 1000.0),))
+
+
+def test_what_is_refused_counts_towards_the_limit_and_what_is_over_it_is_not_looked_at() -> None:
+    async def act(stand: Stand, functions: Functions) -> None:
+        found = [await failure(stand, "evil", caller=LIMITED) for _ in range(6)]
+        assert [one.code for one in found] == [errors.REJECTED_BY_POLICY] * 4 + [errors.RATE_LIMITED] * 2
+        assert counts(stand) == {("words", "refused"): 4}
+
+    policed(act, WORDS)
+
+
+def test_a_credential_for_another_model_learns_nothing_of_the_policy() -> None:
+    async def act(stand: Stand, functions: Functions) -> None:
+        other = Principal("ann", "acme", 1, models=frozenset(("other",)))
+        assert (await failure(stand, "evil", caller=other)).code == errors.FORBIDDEN
+        assert counts(stand) == {}
+
+    policed(act, WORDS)
+
+
+def test_rules_are_for_tiers_and_models() -> None:
+    async def act(stand: Stand, functions: Functions) -> None:
+        replies = [await stand.ask("evil", tier=tier) for tier in range(3)]
+        assert codes(replies) == ["ok", "ok", errors.REJECTED_BY_POLICY]
+
+    rules = (
+        InputRule(name="free", patterns=("evil",), tiers=("free",)),
+        InputRule(name="other", patterns=("evil",), models=("other",)),
+    )
+    policed(act, *rules)
+
+
+def test_requests_that_are_alike_once_they_are_normalised_have_one_answer() -> None:
+    async def act(stand: Stand, functions: Functions) -> None:
+        replies = [await stand.ask(text) for text in ("a\ufb01", "afi", "af\u200bi")]
+        assert [one.output for one in replies] == ["AFI"] * 3
+        assert [one.kept for one in replies] == [False, True, True]
+        keyed = [await ask_many(stand, inputs, key="k") for inputs in (["x\ufb01", "y"], ["xfi", "y\u200b"])]
+        assert [[one.output for one in replies] for replies in keyed] == [["XFI", "Y"]] * 2
+        assert ran(stand) == ["afi", "xfi", "y"]
+
+    policed(act, UNSEEN, InputRule(name="form", normalise="NFKC"), cache=True)
+
+
+def test_a_rule_in_shadow_only_counts() -> None:
+    async def act(stand: Stand, functions: Functions) -> None:
+        assert (await stand.ask("evil\u200b")).output == "EVIL\u200b"
+        assert (await stand.ask("bad")).output == "BAD"
+        assert (await stand.ask("hang")).output == "HANG"
+        await asyncio.sleep(1.0)
+        assert counts(stand) == {
+            ("words", "shadow"): 1, ("unseen", "shadow"): 1, ("judged", "shadow"): 1, ("judged", "failed"): 1,
+        }  # fmt: skip
+        assert stand.counters.refusals == {}
+
+    shadows = [InputRule(name=rule.name, patterns=rule.patterns, characters=rule.characters, function=rule.function,
+                         shadow=True) for rule in (WORDS, UNSEEN, JUDGED)]  # fmt: skip
+    policed(act, *shadows)
+
+
+def test_a_function_judges_what_the_model_would_get() -> None:
+    async def act(stand: Stand, functions: Functions) -> None:
+        refused = await failure(stand, "b\u200bad")
+        assert (refused.code, refused.message) == (
+            errors.REJECTED_BY_POLICY, "the input policy refuses this input: rule 'judged'",
+        )  # fmt: skip
+        assert (await stand.ask("good")).output == "GOOD"
+        await ask(stand, b'["a", {"b": "c"}]', b'{"d": "e"}')
+        assert functions.by_rule["judged"].batches == [["bad"], ["good"], ["a\nb\nc\nd\ne"]]
+        assert counts(stand) == {("unseen", "changed"): 1, ("judged", "refused"): 1}
+
+    policed(act, JUDGED, UNSEEN)
+
+
+def test_what_the_other_rules_refuse_never_gets_to_a_function() -> None:
+    async def act(stand: Stand, functions: Functions) -> None:
+        assert (await failure(stand, "evil")).code == errors.REJECTED_BY_POLICY
+        assert functions.by_rule["judged"].batches == []
+
+    policed(act, JUDGED, WORDS)
+
+
+@pytest.mark.parametrize("fault", ["hang", "crash", "raise", "nonsense", "odd"])
+@pytest.mark.parametrize("on_failure", ["refuse", "admit"])
+def test_a_function_that_fails_refuses_or_admits_as_its_rule_says(fault: str, on_failure: str) -> None:
+    async def act(stand: Stand, functions: Functions) -> None:
+        reply = await stand.ask(fault)
+        if on_failure == "admit":
+            assert reply.output == fault.upper()
+        else:
+            assert reply.failure is not None
+            assert reply.failure.code == errors.REJECTED_BY_POLICY
+            assert reply.failure.message == "the input policy could not judge this input: rule 'judged'"
+        assert counts(stand) == {("judged", "failed"): 1}
+        other = Principal("bob", "umbrella", 1)
+        assert (await stand.ask("good", caller=other)).output == "GOOD"
+
+    policed(act, InputRule(name="judged", function="a:b", on_failure=on_failure))
+
+
+def test_who_has_ended_a_process_is_told_to_come_back() -> None:
+    async def act(stand: Stand, functions: Functions) -> None:
+        assert (await failure(stand, "crash")).code == errors.REJECTED_BY_POLICY
+        refused = await failure(stand, "good")
+        assert (refused.code, refused.reason, refused.retry_after) == (errors.SERVICE_OVERLOADED, "policy", 1.0)
+
+    policed(act, JUDGED)
+
+
+def test_functions_of_several_rules_are_asked_one_after_the_other() -> None:
+    async def act(stand: Stand, functions: Functions) -> None:
+        assert (await stand.ask("good")).output == "GOOD"
+        assert (await failure(stand, "bad")).message.endswith("rule 'judged'")
+        assert functions.by_rule["second"].batches == [["good"]]
+
+    policed(act, JUDGED, InputRule(name="second", function="a:b"))
+
+
+def test_inputs_of_one_request_wait_for_the_verdict_on_all_of_them() -> None:
+    async def act(stand: Stand, functions: Functions) -> None:
+        count = 2 * AT_ONCE
+        [reply] = await ask_many(stand, ["good"] * count + ["bad"], LIMITED_MUCH)
+        assert reply.failure is not None
+        assert reply.failure.message == (
+            f"input {count} of {count + 1}, counted from 0: the input policy refuses this input: rule 'judged'"
+        )
+        assert ran(stand) == []
+        assert stand.gateway.limiter.owed_by(stand.broker)(LIMITED_MUCH.limits[0]) == pytest.approx(0.01, abs=0.002)
+        replies = await ask_many(stand, ["good"] * count)
+        assert [one.output for one in replies] == ["GOOD"] * count
+
+    policed(act, JUDGED)
+
+
+def test_the_deadline_holds_while_a_request_waits_for_its_verdict_and_what_is_left_of_it_afterwards() -> None:
+    async def act(stand: Stand, functions: Functions) -> None:
+        begun = stand._clock()
+        late = await failure(stand, "good", timeout=0.2)
+        assert late.code == errors.DEADLINE_EXCEEDED
+        assert stand._clock() - begun == pytest.approx(0.2, abs=0.1)
+        await asyncio.sleep(1.0)
+        assert ran(stand) == []
+        assert (await stand.ask("good", timeout=0.55)).output == "GOOD"
+
+    policed(act, InputRule(name="judged", function="a:b", deadline_ms=5000.0), seconds=0.4)
+
+
+def test_a_client_that_leaves_while_it_waits_for_a_verdict_leaves_nothing_behind() -> None:
+    async def act(stand: Stand, functions: Functions) -> None:
+        asking = [stand.asking("good") for _ in range(3)]
+        await asyncio.sleep(0)
+        asking[0].cancel()
+        asking[2].cancel()
+        await asyncio.wait(asking)
+        assert ran(stand) == ["good"]
+
+    policed(act, JUDGED)
+
+
+def test_a_task_is_admitted_only_after_its_verdict() -> None:
+    async def act(stand: Stand, functions: Functions) -> None:
+        class Sink(FutureSink):
+            admitted_at = 0.0
+
+            def admitted(self) -> None:
+                self.admitted_at = stand._clock()
+
+        sink, id, begun = Sink(), new_id(), stand._clock()
+        stand.gateway.submit(sink, ANYBODY, id, RequestOptions(4.0, 1, task=True), "m", "good", b"")
+        assert await stand.gateway.outcome(ANYBODY.tenant, id) is EntryState.QUEUED
+        assert (await sink.reply).output == "GOOD"
+        assert sink.admitted_at - begun == pytest.approx(0.3)
+        refused, other = Sink(), new_id()
+        stand.gateway.submit(refused, ANYBODY, other, RequestOptions(4.0, 1, task=True), "m", "bad", b"")
+        assert codes([await refused.reply]) == [errors.REJECTED_BY_POLICY]
+        assert refused.admitted_at == 0.0
+        cancelled, third = Sink(), new_id()
+        stand.gateway.submit(cancelled, ANYBODY, third, RequestOptions(4.0, 1, task=True), "m", "good", b"")
+        await stand.gateway.cancel(ANYBODY.tenant, third)
+        await asyncio.sleep(1.0)
+        assert ran(stand) == ["good"]
+
+    policed(act, JUDGED, seconds=0.3)
+
+
+def test_a_drain_waits_for_verdicts_and_an_end_answers_who_waits_for_one() -> None:
+    async def act(stand: Stand, functions: Functions) -> None:
+        asking = stand.asking("good")
+        await asyncio.sleep(0)
+        await stand.service.drain()
+        assert (await asking).output == "GOOD"
+        late = stand.asking("good")
+        await asyncio.sleep(0)
+        await stand.service.stop()
+        assert codes([await late]) == [errors.DRAINING]
+
+    policed(act, JUDGED)
+
+
+def test_a_queue_that_has_filled_meanwhile_refuses_who_comes_from_a_judge() -> None:
+    async def act(stand: Stand, functions: Functions) -> None:
+        asking = [stand.asking("good") for _ in range(20)]
+        found = codes([await one for one in asking])
+        assert set(found) == {"ok", errors.SERVICE_OVERLOADED}
+
+    policed(act, JUDGED, max_queue=3)
+
+
+def test_another_policy_takes_over_without_a_request_lost_and_counts_of_rules_that_are_gone_go() -> None:
+    async def act(stand: Stand, functions: Functions) -> None:
+        assert stand.gate is not None
+        assert codes([await stand.ask("evil")]) == [errors.REJECTED_BY_POLICY]
+        waiting = [stand.asking(text) for text in ("good", "bad")]
+        await asyncio.sleep(0)
+        former = stand.gate.replace(functions.policy(InputRule(name="new", patterns=("good",)))(stand.counters))
+        for judge in former.judges:
+            judge.retire()
+        assert codes([await stand.ask("evil"), await stand.ask("good")]) == ["ok", errors.REJECTED_BY_POLICY]
+        assert codes([await one for one in waiting]) == ["ok", errors.REJECTED_BY_POLICY]
+        assert all(judge.over for judge in former.judges)
+        assert counts(stand) == {("new", "refused"): 1}
+
+    policed(act, JUDGED, WORDS)

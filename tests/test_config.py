@@ -103,6 +103,7 @@ BAD_FLAGS: list[tuple[dict[str, Any], str, str]] = [
     ({"request_timeout_ms": "600001"}, "--request-timeout-ms = 600001.0:", "between 1 and 600000 ms"),
     ({"reserved_share": "0.6"}, "--reserved-share = 0.6:", "between 0 and 0.5"),
     ({"policy": "pacde"}, "--policy = 'pacde':", "Use paced."),
+    ({"weight": "a token"}, "--weight = 'a token':", "for example tokens"),
     ({"log_level": "loud"}, "--log-level = 'loud':", "Use debug or info or warning or error."),
     ({"model": "a b"}, "--model = 'a b':", "letters, digits"),
     ({"model": ""}, "--model = '':", "1 to 128"),

@@ -70,7 +70,8 @@ FRESH_IMPORTS = "headway.backends.process.fresh_imports"
 
 _PROCESS = "headway.backends.process"
 CHILD_ONLY: dict[str, tuple[str, ...]] = {
-    USER_CODE: (f"{_PROCESS}.child", f"{_PROCESS}.thread_child"),
+    USER_CODE: (f"{_PROCESS}.child", f"{_PROCESS}.thread_child", f"{_PROCESS}.weighing"),
+    f"{_PROCESS}.weighing": (f"{_PROCESS}.child",),
     FRESH_IMPORTS: (USER_CODE,),
     f"{_PROCESS}.child": (f"{_PROCESS}.thread_child",),
     f"{_PROCESS}.thread_child": (f"{_PROCESS}.observed",),

@@ -52,6 +52,16 @@ def built(role: Role, target: str = "", **settings: object) -> Process:
     return within_a_loop(lambda: wiring.build(Settings(**settings), role, target))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("role", [Role.SERVE, Role.WORKER])
+def test_a_remote_api_has_no_weight_function(role: Role) -> None:
+    weighed: dict[str, Any] = {"max_batch_weight": 100, "weight": "tokens"}
+    with pytest.raises(SettingError, match="a remote API has none that could be called") as caught:
+        built(role, "http://127.0.0.1:1/", broker=BROKER, **weighed)
+    assert caught.value.setting == "weight"
+    fallback = built(Role.GATEWAY, broker=BROKER, fallback="http://127.0.0.1:1/", **weighed).service
+    assert fallback is not None
+
+
 @pytest.mark.parametrize("role", APART)
 def test_a_role_apart_needs_a_broker(role: Role) -> None:
     with pytest.raises(SettingError) as caught:

@@ -37,7 +37,7 @@ from headway.http import readiness
 from headway.http.error_responses import handlers, refusal
 from headway.http.readiness import Glance, Readiness, soon
 from headway.identity.api_keys.credential import LIVE
-from headway.model import Capacity, ProcessInfo, TierDepth, WorkerInfo, WorkerStatus
+from headway.model import Capacity, ProcessInfo, TierDepth, WeightLine, WorkerInfo, WorkerStatus
 from headway.telemetry import metrics
 
 _OPEN = ("/livez", "/readyz", "/healthz")
@@ -186,6 +186,7 @@ class _Routes:
                     "restarts": worker.restarts,
                     "takes": worker.takes,
                     "gives": worker.gives,
+                    "weight": _line(worker.weight),
                     "pid": worker.pid,
                     "memory": round(worker.memory, 4),
                     "reason": worker.reason,
@@ -225,6 +226,10 @@ def _load(workers: Sequence[WorkerInfo], depths: Sequence[TierDepth], tiers: Seq
             for depth in depths
         ],
     }
+
+
+def _line(line: WeightLine | None) -> dict[str, float] | None:
+    return None if line is None else {"fixed": round(line.fixed, 4), "by_octet": round(line.by_octet, 6)}
 
 
 def _member(member: ProcessInfo, now: float) -> dict[str, Any]:

@@ -14,10 +14,12 @@ from headway.app.devices import CPU, NO_DEVICES, Devices, allot, find_gpus
 from headway.backends.process.backend import ProcessBackend
 from headway.backends.process.group_guard import GroupGuard
 from headway.backends.process.host_memory import HostMemory
-from headway.config import Settings
+from headway.config import CHARS, Settings
 from headway.config.target import FileTarget, ModuleTarget, ObservedTarget, RemoteTarget, Target
 from headway.core import policies
 from headway.core.breaker import Breaker
+from headway.core.weight_estimate import WeightEstimate
+from headway.errors import SettingError
 from headway.model import Slot
 from headway.ports import Backend, WorkSource
 from headway.runtime.counters import Counters
@@ -45,6 +47,7 @@ class SlotPlan:
         breaker: keeps the rest that a remote API asks for; goes by `time.monotonic`.
         guard: ends what workers have started if this process is killed.
         warms_up: whether its start measures what batches take.
+        weights: estimate that learns what inputs weigh by a function of the target; None: there is none.
     """
 
     settings: Settings
@@ -53,6 +56,7 @@ class SlotPlan:
     breaker: Breaker | None = None
     guard: GroupGuard | None = None
     warms_up: bool = True
+    weights: WeightEstimate | None = None
 
     @property
     def start_timeout(self) -> float:
@@ -95,6 +99,7 @@ def _process(target: ModuleTarget | FileTarget, plan: SlotPlan) -> Backend:
         recycle_after=settings.recycle_after_s,
         log=log,
         guard=plan.guard,
+        weights=plan.weights,
     )
 
 
@@ -113,7 +118,7 @@ def _remote(target: RemoteTarget, plan: SlotPlan) -> Backend:
 def _observed(target: ObservedTarget, plan: SlotPlan) -> Backend:
     from headway.backends.process.observed import ObservedBackend  # Tests alone need it.
 
-    return ObservedBackend(target, plan.name, plan.device, plan.start_timeout, log, plan.guard)
+    return ObservedBackend(target, plan.name, plan.device, plan.start_timeout, log, plan.guard, plan.weights)
 
 
 _LOCAL = BackendKind(_process, "", ("worker process", "worker processes"))
@@ -148,6 +153,20 @@ def make_devices(settings: Settings, target: Target) -> Devices:
     return allot(settings, gpus)
 
 
+def make_weights(settings: Settings, target: Target, most: int) -> WeightEstimate | None:
+    """Make the estimate of a weight function; None where characters are counted. `most`: most weight of a batch, or 0.
+
+    Raises:
+        SettingError: the target has no functions, as it is a remote API.
+    """
+    if settings.weight == CHARS:
+        return None
+    if not BACKENDS[type(target)].local:
+        reason = "names a function, and a remote API has none that could be called"
+        raise SettingError("weight", settings.weight, reason, "Use chars.")
+    return WeightEstimate(settings.weight, most, settings.max_batch_size)
+
+
 def make_backend(target: Target, plan: SlotPlan) -> Backend:
     """Make the backend of a target."""
     return BACKENDS[type(target)].make(target, plan)
@@ -171,11 +190,14 @@ def make_pool(
     policy = policies.build(settings.policy, None if settings.max_wait_ms is None else settings.max_wait_ms / 1000)
     one_breaker = Breaker(BREAKER_THRESHOLD, BREAKER_COOLDOWN) if BACKENDS[type(target)].one_breaker else None
     limits = Limits(settings.gpu_timeout_ms / 1000, request_timeout, queue_timeout)
+    weights = make_weights(settings, target, settings.max_batch_weight) if settings.max_batch_weight else None
     memory, guard, failure_log = HostMemory(clock), GroupGuard(), FailureLog(settings.gpu_timeout_ms / 1000)
 
     def make(index: int) -> Batcher:
         breaker = one_breaker or Breaker(BREAKER_THRESHOLD, BREAKER_COOLDOWN)
-        plan = SlotPlan(settings, name(settings, target, devices, index), devices.of(index), breaker, guard)
+        plan = SlotPlan(
+            settings, name(settings, target, devices, index), devices.of(index), breaker, guard, weights=weights
+        )
         return Batcher(
             Slot(plan.name, settings.model, settings.max_batch_size, settings.max_batch_weight),
             partial(make_backend, target, plan),

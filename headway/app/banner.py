@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from headway.app.backends import BACKENDS, worker_name
 from headway.app.devices import CPU, NO_DEVICES, Devices
 from headway.app.roles import ROLES
-from headway.config import Settings
+from headway.config import CHARS, Settings
 from headway.config.target import Target, shown_target
 from headway.core.policies import POLICIES
 from headway.core.values import as_json
@@ -108,7 +108,7 @@ def _lines(
 
 def _weight(settings: Settings) -> str:
     """The bound on a batch's weight, if there is one."""
-    what = "characters" if settings.weight == "chars" else settings.weight
+    what = "characters" if settings.weight == CHARS else settings.weight
     return f" and {settings.max_batch_weight} {what}" if settings.max_batch_weight else ""
 
 

@@ -29,7 +29,7 @@ from headway.app.input_policy import PolicyResource
 from headway.app.lifecycle import PortListener, Resource, Service
 from headway.app.roles import ROLES, Parts
 from headway.app.stores import look_for_unused_keys, make_identity, make_ledger
-from headway.config import Settings, flag, idle, is_loopback, shown_url
+from headway.config import CHARS, Settings, flag, idle, is_loopback, shown_url
 from headway.config.target import Target, parse_target, with_arguments
 from headway.controller.controller import Controller
 from headway.core.throttle import ArrivalRates
@@ -155,7 +155,7 @@ def build(settings: Settings, role: Role, given: str | Target = "", listener: ty
         resources.extend((*stores, *look_for_unused_keys(settings)))
         warn_of_idle(settings)
         warn_of_strangers(settings)
-        kinds = KindsWatcher(gateway.kinds, bundle.broker, clock)
+        kinds = KindsWatcher(gateway.kinds, bundle.broker, clock, gateway.weigher)
         resources.extend((CapacityWatcher(gateway, bundle.fleet, clock), kinds))
         public_listener = listener.public(settings, gateway, identity, app, new_id, counters, certificates)
         if settings.grpc_port and listener.takes_address:
@@ -242,6 +242,7 @@ def _member(settings: Settings, role: Role, made: Components, admin_port: int) -
             "kept-mb": f"{settings.kept_mb:g}",
             "kept-tenant-mb": f"{settings.kept_tenant_mb:g}",
             "max-batch-weight": str(settings.max_batch_weight),
+            "weight": settings.weight,
         },
     )
 
@@ -293,7 +294,7 @@ def make_fallback(settings: Settings, counters: Counters, clock: Callable[[], fl
         hint = "Write module:attr, path/file.py:attr, or the URL of a remote batch API."
         raise SettingError("fallback", shown_url(settings.fallback), f"is no target: {exc}", hint) from None
     slots = settings.fallback_concurrency
-    own = dataclasses.replace(settings, workers=slots, devices=",".join(["cpu"] * slots))
+    own = dataclasses.replace(settings, workers=slots, devices=",".join(["cpu"] * slots), weight=CHARS)
     broker = make_memory_broker(settings, counters, clock)
     devices = make_devices(own, target)
     return Fallback(broker, make_pool(own, target, devices, broker, counters, clock, _fallback_name))

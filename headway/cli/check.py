@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 _SETTINGS = (
     "model",
     "max_batch_size",
+    "max_batch_weight",
+    "weight",
     "gpu_timeout_ms",
     "queue_timeout_ms",
     "request_timeout_ms",
@@ -137,7 +139,7 @@ class _Order(NamedTuple):
 async def _try_out(settings: Settings, order: _Order) -> Findings:
     from functools import partial
 
-    from headway.app.backends import SlotPlan, make_backend, make_devices, worker_name
+    from headway.app.backends import SlotPlan, make_backend, make_devices, make_weights, worker_name
     from headway.cli.recording import batches_to_record
     from headway.cli.trial import Trial
     from headway.cli.trial_inputs import choose_inputs
@@ -145,7 +147,9 @@ async def _try_out(settings: Settings, order: _Order) -> Findings:
 
     spec = with_arguments(parse_target(order.target), settings.target_arguments)
     devices = make_devices(settings, spec)
-    plan = SlotPlan(settings, worker_name(settings, spec, devices, 0), devices.of(0), warms_up=False)
+    weights = make_weights(settings, spec, 0)
+    name = worker_name(settings, spec, devices, 0)
+    plan = SlotPlan(settings, name, devices.of(0), warms_up=False, weights=weights)
     backend = make_backend(spec, plan)
     try:
         choose = partial(choose_inputs, order.given, settings.max_batch_size)
@@ -155,9 +159,19 @@ async def _try_out(settings: Settings, order: _Order) -> Findings:
             partial(batches_to_record, order.given, settings.max_batch_size, order.repeats) if order.records else None
         )
         trial = Trial(
-            backend, choose, order.parameters, seconds, settings.model, order.repeats, limits=limits, record=record
+            backend,
+            choose,
+            order.parameters,
+            seconds,
+            settings.model,
+            order.repeats,
+            limits=limits,
+            record=record,
+            weights=weights,
         )
-        return await trial.run()
+        found = await trial.run()
+        found.weight = weights.mean if weights is not None else 0.0
+        return found
     finally:
         await backend.stop()
 
@@ -178,12 +192,27 @@ def _advice(settings: Settings, found: Findings) -> list[str]:
         advice.append(
             f"batches beyond about {min(knee, most)} gain little: most of their time grows with the number of inputs"
         )
+    advice += _weight_advice(settings, found)
     for name, needed in fitting(full / 1000).items():
         value = getattr(settings, name)
         advice.append(
             f"{flag(name)} {value:g}: {'fits' if value >= needed else f'tight, better {needed}'}; "
             f"{_DEADLINES[name].format(f'{full:.0f} ms')}"
         )
+    return advice
+
+
+def _weight_advice(settings: Settings, found: Findings) -> list[str]:
+    """Advice on weights by a function of the target."""
+    if not found.weight:
+        return []
+    model, most = found.model, settings.max_batch_weight
+    of_each = f"{model.beta * 1000 / found.weight:.4f} ms for each unit (plan and simulate: --beta-ms)"
+    advice = [f"--weight {settings.weight}: {found.weight:.4g} on average of these inputs; {of_each}"]
+    if most:
+        count = min(max(1, int(most / found.weight)), settings.max_batch_size)
+        seconds = model.alpha + model.beta * count
+        advice.append(f"--max-batch-weight {most}: {count} of these inputs a batch, in about {seconds * 1000:.0f} ms")
     return advice
 
 
@@ -210,6 +239,7 @@ def _as_json(target: str, settings: Settings, found: Findings, advice: list[str]
         "alpha_ms": found.model.alpha * 1000,
         "beta_ms": found.model.beta * 1000,
         "recorded": len(found.recorded),
+        "weight": found.weight or None,
         "advice": advice,
     }
 

@@ -14,6 +14,7 @@ from headway.cli.recording import weight
 from headway.core import deadlines
 from headway.core.service_model import ServiceModel
 from headway.core.values import shown
+from headway.core.weight_estimate import WeightEstimate
 from headway.errors import BackendError, BatchRaised, BatchTimeout, TargetError, WorkerCrashed
 from headway.model import Entry, ItemResult, Signature, Value
 from headway.ports import Backend
@@ -40,6 +41,7 @@ class Findings:
         runs: batches that came to an end.
         recorded: run times of the batches that were to be recorded, all or none.
         model: service model fitted to them.
+        weight: mean weight of the inputs by a function of the target; 0 where they are not weighed.
         faults: rules that were broken; empty when the target is fit to serve.
         notes: remarks that are no faults.
     """
@@ -48,6 +50,7 @@ class Findings:
     runs: list[Run] = field(default_factory=list)
     recorded: list[RecordedBatch] = field(default_factory=list)
     model: ServiceModel = field(default_factory=ServiceModel)
+    weight: float = 0.0
     faults: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -75,6 +78,7 @@ class Trial:
         clock: monotonic seconds.
         limits: deadlines in ms, by setting, which a slow model is advised to raise.
         record: returns the batches whose times to record if the target breaks no rule; None for none.
+        weights: estimate that has noted what the inputs of the last batch weighed; None: they are weighed by their length.
     """
 
     def __init__(
@@ -88,6 +92,7 @@ class Trial:
         clock: Callable[[], float] = time.monotonic,
         limits: Mapping[str, float] = MappingProxyType({}),
         record: Callable[[Signature], Iterable[Sequence[Value]]] | None = None,
+        weights: WeightEstimate | None = None,
     ) -> None:
         self._backend = backend
         self._choose = choose
@@ -98,6 +103,7 @@ class Trial:
         self._repeats = repeats
         self._clock = clock
         self._record = record
+        self._weights = weights
         self._limits = {"gpu_timeout_ms": timeout * 1000, **limits}
         self._found = Findings()
         self._failures: dict[tuple[str, bool], list[int]] = {}
@@ -149,7 +155,8 @@ class Trial:
             ran = await self._ran(batch)
             if ran is None or self._outputs(ran[1]) is None:
                 return
-            recorded.append(RecordedBatch([weight(value) for value in batch], ran[0]))
+            weights = map(weight, batch) if self._weights is None else self._weights.latest
+            recorded.append(RecordedBatch(list(weights), ran[0]))
         self._found.recorded = recorded
 
     def _check_alone(self, alone: Value, whole: list[Value]) -> None:

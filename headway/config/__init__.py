@@ -14,10 +14,11 @@ A flag beats the environment, which beats the file, which beats the default.
 
 from headway.config.broker import shown_url
 from headway.config.checks import idle, is_loopback
-from headway.config.settings import FIELDS, PREFIX, Settings, flag, kind
+from headway.config.settings import CHARS, FIELDS, PREFIX, Settings, flag, kind
 from headway.config.sources import load, load_arguments
 
 __all__ = [
+    "CHARS",
     "FIELDS",
     "PREFIX",
     "Settings",

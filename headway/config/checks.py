@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from headway.config import broker, database
-from headway.core import arguments, policies
+from headway.core import arguments, policies, weight_estimate
 from headway.core.deadlines import MOST_MS
 from headway.errors import SettingError
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 REMOTE_FORMATS = ("list", "inputs")
-WEIGHTS = ("chars",)
 CONTROL_CHARS = ("keep", "strip", "refuse")
 
 MAX_REQUEST_TIMEOUT_MS = float(MOST_MS)
@@ -34,7 +33,7 @@ MAX_REQUEST_TIMEOUT_MS = float(MOST_MS)
 MAX_BATCH = 4096
 """Most inputs of one batch."""
 MOST_WORKERS = 256
-MOST_WEIGHT = 2_000_000_000
+MOST_WEIGHT = weight_estimate.MOST_WEIGHT
 
 
 def is_loopback(host: str) -> bool:
@@ -277,6 +276,11 @@ def is_file(path: Path) -> bool:
 
 
 _NAME = (r"[A-Za-z0-9_.:/-]{1,128}", "must be 1 to 128 letters, digits or -_.:/", "For example minilm-v2.")
+_FUNCTION = (
+    r"[A-Za-z_][A-Za-z0-9_]{0,127}",
+    "is neither chars nor the name of a function",
+    "Name a function of the target as its module does, for example tokens.",
+)
 _ADDRESS = (r"[A-Za-z0-9_.:%-]{1,253}", "is no address or host name", "For example 127.0.0.1 or ::1.")
 _TOKEN = (r"[!-~]{0,4096}", "must be printable ASCII without spaces", "Choose letters and digits.")
 
@@ -328,9 +332,9 @@ CHECKS: tuple[Callable[[Settings], None], ...] = (
     _between("access_log", 0, 1),
     _one_of("control_chars", CONTROL_CHARS),
     _one_of("policy", policies.NAMES),
-    _one_of("weight", WEIGHTS),
     _one_of("log_level", LOG_LEVELS),
     _one_of("remote_format", REMOTE_FORMATS),
+    _made_of("weight", *_FUNCTION),
     _made_of("model", *_NAME),
     _made_of("model_version", *_NAME),
     _made_of("broker_prefix", *_NAME),

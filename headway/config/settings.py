@@ -15,6 +15,8 @@ from headway.core.policies import POLICIES
 
 PREFIX = "HEADWAY_"
 """Prefix of the names of environment variables."""
+CHARS = "chars"
+"""Value of `weight` for which an input weighs its characters."""
 
 _SERVICE = "Service"
 _WORKERS = "Workers"
@@ -133,7 +135,11 @@ class Settings:
         "Most weight of a batch, beside its number of inputs; an input heavier than that runs alone; 0: inputs are not "
         "weighed.",
     )
-    weight: str = _setting("chars", _BATCHING, "What an input weighs: chars, its number of characters.")
+    weight: str = _setting(
+        CHARS,
+        _BATCHING,
+        "What an input weighs: chars, its number of characters, or the name of a function of the target, such as tokens.",
+    )
     max_wait_ms: float | None = _setting(
         None,
         _BATCHING,

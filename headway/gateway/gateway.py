@@ -41,6 +41,7 @@ from headway.gateway.pending import NOBODY, Ending, FutureSink, Observer, Pendin
 from headway.gateway.recent_requests import RecentRequests, waiting
 from headway.gateway.several_inputs import SeveralInputs
 from headway.gateway.subscriptions import PendingSubscription, SubscriptionTable
+from headway.gateway.weigher import Weigher
 from headway.model import (
     DedupKey,
     Entry,
@@ -80,6 +81,7 @@ class Gateway:
         closed: whether every further request is refused.
         limiter: refuses requests over a limit or the fleet's capacity.
         kinds: what the models take and give.
+        weigher: weighs inputs.
         broker: broker that new requests go to: the shared one or, in direct mode, the gateway's own.
     """
 
@@ -106,7 +108,7 @@ class Gateway:
         self._tiers = settings.tier_names
         self._queue_timeout = settings.queue_timeout_ms / 1000
         self._sharing = settings.cache or settings.collapse
-        self._weighs = settings.max_batch_weight > 0
+        self.weigher = Weigher(settings)
         self._pending = PendingTable()
         self._subscriptions = SubscriptionTable()
         self._submissions = itertools.count(1)
@@ -181,7 +183,7 @@ class Gateway:
         entry = Entry(
             id, model, input, tier, principal.tenant, self.name, timeout if options.task else self._queue_timeout, timeout,
             parameters, limits, dedup_keys, next(self._submissions), known, principal.user if origin is None else origin,
-            len(input) if self._weighs and input else 1,
+            self.weigher.weigh(input),
         )  # fmt: skip
         failure = self._check(principal, entry, options.count)
         if failure is not None:

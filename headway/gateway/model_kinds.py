@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from headway import errors
 from headway.core import failures
 from headway.core.values import name_of
+from headway.gateway.weigher import Weigher
 from headway.model import Failure, Value, ValueKind, WorkerInfo, WorkerStatus
 from headway.ports import Registry
 from headway.runtime.periodic import Periodic
@@ -84,16 +85,20 @@ def _largest(named: Iterable[str]) -> ValueKind:
 
 
 class KindsWatcher:
-    """Watcher of the workers, for what a gateway knows of its models; see `headway.app.lifecycle.Resource`.
+    """Watcher of the workers, for what a gateway knows of its models and their weights; see `headway.app.lifecycle.Resource`.
 
     Arguments:
         kinds: kinds that are kept up to date.
         registry: broker that knows the workers.
         clock: monotonic seconds.
+        weigher: weigher that is kept up to date as well.
     """
 
-    def __init__(self, kinds: ModelKinds, registry: Registry, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, kinds: ModelKinds, registry: Registry, clock: Callable[[], float], weigher: Weigher | None = None
+    ) -> None:
         self._kinds = kinds
+        self._weigher = weigher
         self._registry = registry
         self._periodic = Periodic("kinds of models", self.look, clock, every=LOOK_EVERY)
 
@@ -111,3 +116,5 @@ class KindsWatcher:
         """Look at the workers once."""
         workers: Sequence[WorkerInfo] = await self._registry.workers()
         self._kinds.learn(workers)
+        if self._weigher is not None:
+            self._weigher.learn(workers)

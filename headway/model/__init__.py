@@ -22,7 +22,7 @@ from headway.model.identity import ApiKey, Limit, Principal
 from headway.model.ledger import LedgerRecord
 from headway.model.reply import Failure, Reply, RequestStatus
 from headway.model.request import RequestOptions
-from headway.model.value import WARM_UP, Signature, Value, ValueKind
+from headway.model.value import WARM_UP, Signature, Value, ValueKind, WeightLine
 
 __all__ = [
     "BatchFailure",
@@ -55,6 +55,7 @@ __all__ = [
     "TierDepth",
     "Value",
     "WARM_UP",
+    "WeightLine",
     "NoWork",
     "WorkerInfo",
     "WorkerStatus",

@@ -6,6 +6,8 @@ import enum
 
 import msgspec
 
+from headway.model.value import WeightLine
+
 
 class Role(enum.Enum):
     """Roles of a process. `serve` has all three parts in one process."""
@@ -79,6 +81,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
         estimated: whether that is not sure yet, as few full batches were seen.
         warm_up: sizes and run times in seconds of the batches that its start has run.
         takes, gives: kinds of its target's inputs and outputs, values of `ValueKind`; empty while it is not loaded.
+        weight: line by which its target's weight function is estimated; None without one, or while nothing is known of it.
     """
 
     worker_id: str
@@ -96,6 +99,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     warm_up: tuple[tuple[int, float], ...] = ()
     takes: str = ""
     gives: str = ""
+    weight: WeightLine | None = None
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,6 +22,13 @@ class ValueKind(enum.Enum):
     """Octets; on their way they are texts, in base64."""
 
 
+class WeightLine(msgspec.Struct, frozen=True, array_like=True):
+    """Line by which the weight of an input follows from its length: `fixed`, and `by_octet` for each octet of it."""
+
+    fixed: float
+    by_octet: float
+
+
 class Signature(msgspec.Struct, frozen=True):
     """Signature of a target, as its annotations and its attribute `example` tell.
 
@@ -29,11 +36,13 @@ class Signature(msgspec.Struct, frozen=True):
         takes: kind of its inputs.
         gives: kind of its outputs.
         example: its example of an input; None for none.
+        weight: line by which its weight function follows from the length of an input, as far as known; None without one.
     """
 
     takes: ValueKind = ValueKind.TEXT
     gives: ValueKind = ValueKind.TEXT
     example: Value | None = None
+    weight: WeightLine | None = None
 
     @property
     def warm_up_input(self) -> Value | None:

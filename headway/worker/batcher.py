@@ -445,8 +445,7 @@ class Batcher:
     async def _heartbeat(self) -> bool:
         """Send a heartbeat; False when the broker is out of reach."""
         self._counters.breaker_state[self.slot.worker] = self._breaker.state(self._clock())
-        figures = self.figures
-        memory = figures.memory_in_use()
+        figures, memory = self.figures, self.figures.memory_in_use()
         status, reason = self._standing(memory)
         signature = self.signature
         beat = WorkerInfo(
@@ -464,6 +463,7 @@ class Batcher:
             warm_up=tuple(self._backend.warm_up) if self._backend is not None else (),
             takes=signature.takes.value if signature is not None else "",
             gives=signature.gives.value if signature is not None else "",
+            weight=signature.weight if signature is not None else None,
         )
         try:
             await self._broker.heartbeat(beat)

@@ -26,6 +26,9 @@ def backwards(inputs):
 def short(inputs):
     return inputs[1:] if len(inputs) > 2 else inputs
 
+def words(text):
+    return 2 * len(text.split())
+
 def echo(inputs, parameters):
     return [f"{text} {sorted(given)}" for text, given in zip(inputs, parameters)]
 """
@@ -73,11 +76,32 @@ def test_a_record_of_batches_is_one_that_simulations_take(tmp_path: Path) -> Non
     assert "recorded: 72 batches" in done.stdout and "not your inputs" not in done.stdout
     lines = [json.loads(line) for line in (tmp_path / "times.jsonl").read_text().splitlines()]
     assert {weight for line in lines for weight in line["weights"]} == {5, 22}
+    weighed = [*check, "--inputs", "inputs.txt", "--record", "weighed.jsonl", "--weight", "words"]
+    assert run(weighed, tmp_path, **PATIENT).returncode == 0
+    lines = [json.loads(line) for line in (tmp_path / "weighed.jsonl").read_text().splitlines()]
+    assert {weight for line in lines for weight in line["weights"]} == {2, 8}
     service = ["--batch-times", "times.jsonl", "--max-batch-size", "4", "--rate", "50", "--workers", "1"]
     assert run(["simulate", *service, "--duration", "1"], tmp_path).returncode == 0
     for option, value in (("--record", "none/times"), ("--inputs", "none")):
         wrong = run([*check, option, value], tmp_path)
         assert (wrong.returncode, wrong.stderr.startswith(f"headway: {option} = ")) == (3, True), wrong.stderr
+
+
+def test_what_inputs_weigh_by_a_function_is_shown(tmp_path: Path) -> None:
+    (tmp_path / "targets.py").write_text(TARGETS)
+    weighed = ["--max-batch-size", "4", "--weight", "words", "--max-batch-weight", "10", "--input", "one two"]
+    done = run(["check", "targets.py:upper", *weighed], tmp_path, **PATIENT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "  --weight words: 3.9" in done.stdout  # The warm-up input is one word.
+    assert "  --max-batch-weight 10: 2 of these inputs a batch" in done.stdout
+    for command in ("check", "serve"):
+        ports = ["--port", "0", "--admin-port", "0"] if command == "serve" else []
+        done = run([command, "targets.py:upper", "--weight", "word", "--max-batch-weight", "10", *ports], tmp_path)
+        assert (done.returncode, done.stdout) == (4, "")
+        assert (
+            "--weight word names a function of it, and neither it nor its module has that; there is 'words'"
+            in (done.stderr.splitlines()[-1])
+        )
 
 
 def test_a_target_that_cannot_be_loaded_is_exit_code_4(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headway.core.departure import Load, Rule
-from headway.model import EntryState, WorkerInfo, WorkerStatus
+from headway.model import EntryState, WeightLine, WorkerInfo, WorkerStatus
 from tests.contracts.brokers import MAX_BATCH, MODELS, Harness, ask, drained, failed, holds, measure, slot, story
 
 
@@ -59,6 +59,7 @@ async def test_the_registry_goes_by_the_last_heartbeat(harness: Harness) -> None
             last_heartbeat=-1.0,
             restarts=2,
             pid=77,
+            weight=WeightLine(2.0, 0.25),
         )
     )
     await harness.broker.heartbeat(WorkerInfo(worker_id="gpu-1", model="m", status=WorkerStatus.STARTING))
@@ -66,6 +67,7 @@ async def test_the_registry_goes_by_the_last_heartbeat(harness: Harness) -> None
     assert first["gpu-0"].last_heartbeat == pytest.approx(harness.now(), abs=harness.grain)
     assert (first["gpu-0"].utilisation, first["gpu-0"].in_flight) == (0.5, 1)
     assert (first["gpu-0"].restarts, first["gpu-0"].pid) == (2, 77)
+    assert (first["gpu-0"].weight, first["gpu-1"].weight) == (WeightLine(2.0, 0.25), None)
     seen = []
     for seconds in (1.4, 0.2, 8.3, 0.2):
         await harness.advance(seconds)

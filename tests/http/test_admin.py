@@ -189,6 +189,7 @@ def test_workers_are_listed() -> None:
             "restarts": 0,
             "takes": "text",
             "gives": "text",
+            "weight": None,
             "pid": 4242,
             "memory": 0.0,
             "reason": "",

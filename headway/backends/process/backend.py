@@ -25,6 +25,7 @@ from headway.backends.process.group_guard import GroupGuard
 from headway.config.target import FileTarget, ModuleTarget
 from headway.core import values
 from headway.core.warm_up import WarmUpRun, measured, next_size
+from headway.core.weight_estimate import WeightEstimate, octets
 from headway.errors import (
     BackendError,
     BadOutput,
@@ -67,6 +68,7 @@ class ProcessBackend:
         log: logger of the child's output and of its end.
         guard: ends what the child has started if this process is killed; None: no guard.
         rng: uniform in [0, 1), for that spread.
+        weights: estimate that learns what inputs weigh by a function of the target; None: there is none.
         spawn: starts the child.
     """
 
@@ -83,6 +85,7 @@ class ProcessBackend:
         log: Log,
         guard: GroupGuard | None = None,
         rng: Callable[[], float] = random.random,
+        weights: WeightEstimate | None = None,
         spawn: Spawn = ChildProcess,
     ) -> None:
         self._spawn = spawn
@@ -91,6 +94,7 @@ class ProcessBackend:
         self._max_batch, self._warm_up_runs = max_batch, list[WarmUpRun]()
         self._recycle_rss, self._recycle_after = recycle_rss_bytes, recycle_after
         self._log, self._guard, self._rng = log, guard, rng
+        self._weights = weights
         self._child: Child | None = None
         self._takes_parameters = False
         self._source = ""
@@ -114,7 +118,9 @@ class ProcessBackend:
     @property
     def signature(self) -> Signature:
         """Kinds of values that the target takes and gives, and its example, as the child found them."""
-        return self._signature
+        if self._weights is None:
+            return self._signature
+        return msgspec.structs.replace(self._signature, weight=self._weights.line)
 
     @property
     def warm_up(self) -> Sequence[WarmUpRun]:
@@ -173,6 +179,8 @@ class ProcessBackend:
         finally:
             self._busy = False
         items = self._items(child, word, len(entries))
+        if self._weights is not None:
+            self._note_weights(self._weights, [entry.input for entry in entries], word)
         if self._ticker is not None:
             self._check_limits()
         return items
@@ -220,7 +228,8 @@ class ProcessBackend:
         try:
             async with asyncio.timeout(self._start_timeout):
                 folder = self._spec.folder if isinstance(self._spec, ModuleTarget) else ""
-                word = await child.ask(_encode(Build(self._spec.arguments, folder)))
+                weighing = (self._weights.function, self._weights.most) if self._weights is not None else ()
+                word = await child.ask(_encode(Build(self._spec.arguments, folder, *weighing)))
                 if isinstance(word, TargetRefused):
                     raise TargetError(word.message, word.trace)
                 if not isinstance(word, Ready):
@@ -253,7 +262,10 @@ class ProcessBackend:
         shown = values.shown(value)[:_MOST_SHOWN]
         what = f"the warm-up batch {[shown]}" if size == 1 else f"a warm-up batch of {size} times {shown!r}"
         try:
-            items = self._items(child, await child.ask(self._pack([value] * size, None)), size)
+            word = await child.ask(self._pack([value] * size, None))
+            items = self._items(child, word, size)
+            if self._weights is not None:
+                self._note_weights(self._weights, [value] * size, word)
         except BackendError as exc:
             hint = f"{_LIST} If it does and cannot take this text, give it one that it takes as its attribute example."
             if size > 1:
@@ -304,6 +316,13 @@ class ProcessBackend:
         for position, (error, fault) in word.errors.items():
             items[position] = ItemResult(None, error, fault)
         return items
+
+    def _note_weights(self, weights: WeightEstimate, inputs: Sequence[Value], word: Word) -> None:
+        """Learn from what the inputs of a batch weighed."""
+        found = word.weights if isinstance(word, Answer | ValuesAnswer) else []
+        known = [(octets(value), weight) for value, weight in zip(inputs, found, strict=False) if weight]
+        if known:
+            weights.observe([length for length, _ in known], [weight for _, weight in known])
 
     def _pack(self, inputs: list[Value], parameters: list[bytes] | None) -> bytes:
         self._number += 1

@@ -19,7 +19,7 @@ import faulthandler
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -34,11 +34,15 @@ from headway.backends.process import frames
 from headway.backends.process.frames import Answer, Build, Failed, Ready, Run, TargetRefused, ValuesAnswer
 from headway.backends.process.usercode import Refusal, Target, UserLoop, describe, load, trace
 from headway.backends.process.values import Encode, NoOutput, encoder, kind_of, listed
+from headway.backends.process.weighing import NoWeight, Weighing
 from headway.core.values import as_json
 from headway.model import Value, ValueKind
 
 if __name__ == "__main__":
     sys.path.remove(_home)
+
+_Why = tuple[str, bool]
+"""Reason for which an input has no output, and whether the target is at fault."""
 
 _READ = 1 << 16
 
@@ -83,33 +87,75 @@ class Pipe:
             rest = rest[os.write(self.fd, rest) :]
 
 
-def run(target: Target, batch: Run) -> Answer | ValuesAnswer | Failed:
-    """Have user code run one batch, and judge what comes back. Inputs that it cannot be given fail alone, without it."""
+def run(target: Target, batch: Run, weighing: Weighing | None = None) -> Answer | ValuesAnswer | Failed:
+    """Have user code run one batch, and judge what comes back. Inputs that it cannot be given fail alone, without it.
+
+    With a `weighing` a batch that is too heavy runs in parts, and the answer tells what each input weighs.
+    """
     number, expected, gives = batch.number, len(batch.inputs), target.signature.gives
     try:
-        inputs, refused = target.read(batch.inputs)
+        inputs, reasons = target.read(batch.inputs)
+        refused = {place: (reason, False) for place, reason in reasons.items()}
+        weights = [] if weighing is None else _weigh(weighing, inputs, refused, expected)
         parameters = batch.parameters
         if refused and parameters is not None:
             parameters = [one for place, one in enumerate(parameters) if place not in refused]
         if refused and not inputs:
-            return _answer(number, [None] * expected, _refusals(refused), gives)
-        word = judge(number, expected - len(refused), target.run(inputs, parameters), gives)
+            word: Answer | ValuesAnswer | Failed = _answer(number, [], {}, gives)
+        elif weighing is None:
+            word = judge(number, len(inputs), target.run(inputs, parameters), gives)
+        else:
+            parts = weighing.parts([weight for weight in weights if weight])
+            word = _run_in_parts(target, number, inputs, parameters, parts)
     except BaseException as exc:
         return Failed(number, False, describe(exc), trace(exc))
-    return word if isinstance(word, Failed) or not refused else _whole(word, refused, expected)
+    if isinstance(word, Failed):
+        return word
+    if refused:
+        word = _whole(word, refused, expected)
+    word.weights = weights
+    return word
 
 
-def _refusals(refused: Mapping[int, str]) -> dict[int, tuple[str, bool]]:
-    return {place: (reason, False) for place, reason in refused.items()}
+def _weigh(weighing: Weighing, inputs: list[Any], refused: dict[int, _Why], expected: int) -> list[int]:
+    """Weights by place. Who has none is taken out of `inputs` and added to `refused`, and has 0."""
+    weights = [0] * expected
+    fit = []
+    for place, value in zip([place for place in range(expected) if place not in refused], inputs, strict=True):
+        try:
+            weights[place] = weighing.weigh(value)
+            fit.append(value)
+        except NoWeight as exc:
+            refused[place] = str(exc), exc.fault
+    inputs[:] = fit
+    return weights
 
 
-def _whole(word: Answer | ValuesAnswer, refused: Mapping[int, str], expected: int) -> Answer | ValuesAnswer:
+def _run_in_parts(
+    target: Target, number: int, inputs: list[Any], parameters: list[bytes] | None, parts: Iterable[slice]
+) -> Answer | ValuesAnswer | Failed:
+    """Have user code run the parts of a batch one after the other; one that fails fails the batch."""
+    gives = target.signature.gives
+    outputs: list[Any] = []
+    errors: dict[int, _Why] = {}
+    for part in parts:
+        chosen = inputs[part]
+        word = judge(number, len(chosen), target.run(chosen, parameters and parameters[part]), gives)
+        if isinstance(word, Failed):
+            return word
+        errors |= {len(outputs) + place: error for place, error in word.errors.items()}
+        outputs += word.outputs
+    kind = ValuesAnswer if gives is ValueKind.JSON else Answer
+    return _too_large(number, sum(len(one or "") for one in outputs)) or kind(number, outputs, errors)
+
+
+def _whole(word: Answer | ValuesAnswer, refused: Mapping[int, _Why], expected: int) -> Answer | ValuesAnswer:
     """Answer to a whole batch from that to the inputs which ran."""
     places = [place for place in range(expected) if place not in refused]
     outputs: list[Any] = [None] * expected
     for place, output in zip(places, word.outputs, strict=True):
         outputs[place] = output
-    errors = _refusals(refused) | {places[place]: error for place, error in word.errors.items()}
+    errors = {**refused, **{places[place]: error for place, error in word.errors.items()}}
     return type(word)(word.number, outputs, errors)
 
 
@@ -144,9 +190,14 @@ def judge(
                 errors[place] = error
         outputs.append(value)
         size += len(value or "")
-    if size > frames.MAX_OUTPUTS:
-        return Failed(number, True, f"the outputs come to {size} characters, the limit is {frames.MAX_OUTPUTS}")
-    return _answer(number, outputs, errors, gives)
+    return _too_large(number, size) or _answer(number, outputs, errors, gives)
+
+
+def _too_large(number: int, size: int) -> Failed | None:
+    """Failure of a batch whose outputs have so many characters together; None when they may."""
+    if size <= frames.MAX_OUTPUTS:
+        return None
+    return Failed(number, True, f"the outputs come to {size} characters, the limit is {frames.MAX_OUTPUTS}")
 
 
 def _answer(
@@ -183,7 +234,9 @@ def attend(pipe: Pipe, loop: UserLoop, name: str, find: Callable[[Build, UserLoo
     if (content := pipe.receive()) is None:
         return
     try:
-        target = find(msgspec.msgpack.decode(content, type=Build), loop)
+        build = msgspec.msgpack.decode(content, type=Build)
+        target = find(build, loop)
+        weighing = Weighing(target, build.weight, build.max_weight, loop) if build.weight else None
     except Refusal as refusal:
         pipe.send(TargetRefused(str(refusal), refusal.trace))
         return
@@ -193,10 +246,10 @@ def attend(pipe: Pipe, loop: UserLoop, name: str, find: Callable[[Build, UserLoo
     told, example = target.signature, target.signature.example
     json = None if example is None else as_json(example)
     pipe.send(Ready(target.takes_parameters, target.source, told.takes, told.gives, json))
-    serve(pipe, target, loop)
+    serve(pipe, target, loop, weighing)
 
 
-def serve(pipe: Pipe, target: Target, loop: UserLoop) -> None:
+def serve(pipe: Pipe, target: Target, loop: UserLoop, weighing: Weighing | None = None) -> None:
     """Run batches until the pipe closes."""
     while True:
         if not pipe.holds:
@@ -204,7 +257,7 @@ def serve(pipe: Pipe, target: Target, loop: UserLoop) -> None:
         content = pipe.receive()
         if content is None:
             return
-        pipe.send(run(target, _decode_run(content)))
+        pipe.send(run(target, _decode_run(content), weighing))
 
 
 def leave_signals_to_parent() -> None:

@@ -29,11 +29,14 @@ class Build(msgspec.Struct, array_like=True, gc=False):
     """Word of the parent: load the target.
 
     `arguments` are those of its class, as `core.arguments` reads them; modules are imported from `folder`, where it is
-    empty from the working directory.
+    empty from the working directory. `weight` names its weight function, empty for none, and `max_weight` is most weight of
+    a run; 0 for no bound.
     """
 
     arguments: str = ""
     folder: str = ""
+    weight: str = ""
+    max_weight: int = 0
 
 
 class Run(msgspec.Struct, array_like=True, gc=False):
@@ -65,11 +68,15 @@ class TargetRefused(msgspec.Struct, array_like=True, tag="refused", gc=False):
 
 
 class Answer(msgspec.Struct, array_like=True, tag="answer", gc=False):
-    """Word of the child: one output per input. Where it is None, `errors` has (text, fault), see `model.ItemResult`."""
+    """Word of the child: one output per input. Where it is None, `errors` has (text, fault), see `model.ItemResult`.
+
+    `weights` are those of the inputs, where they are weighed; 0 for one that cannot be.
+    """
 
     number: int
     outputs: list[str | None]
     errors: dict[int, tuple[str, bool]]
+    weights: list[int] = []
 
 
 class ValuesAnswer(msgspec.Struct, array_like=True, tag="values", gc=False):
@@ -78,6 +85,7 @@ class ValuesAnswer(msgspec.Struct, array_like=True, tag="values", gc=False):
     number: int
     outputs: list[bytes | None]
     errors: dict[int, tuple[str, bool]]
+    weights: list[int] = []
 
 
 class Failed(msgspec.Struct, array_like=True, tag="failed", gc=False):

@@ -13,6 +13,7 @@ from headway.backends.process.child_process import ChildProcess, Log
 from headway.backends.process.group_guard import GroupGuard
 from headway.backends.process.thread_child import ThreadChild
 from headway.config.target import FileTarget, ModuleTarget, ObservedTarget
+from headway.core.weight_estimate import WeightEstimate
 from headway.model import Entry, ItemResult
 
 
@@ -21,7 +22,7 @@ class ObservedBackend(ProcessBackend):
 
     Arguments:
         target: target; what is no module's and no file's runs in a thread.
-        worker, device, start_timeout, log, guard: see ProcessBackend.
+        worker, device, start_timeout, log, guard, weights: see ProcessBackend.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class ObservedBackend(ProcessBackend):
         start_timeout: float,
         log: Log,
         guard: GroupGuard | None,
+        weights: WeightEstimate | None = None,
     ) -> None:
         subject = target.subject
         if isinstance(subject, ModuleTarget | FileTarget):
@@ -40,7 +42,14 @@ class ObservedBackend(ProcessBackend):
         else:
             spec, spawn = ModuleTarget("", str(target)), partial(ThreadChild, subject, str(target))
         super().__init__(
-            spec, worker=worker, device=device, start_timeout=start_timeout, log=log, guard=guard, spawn=spawn
+            spec,
+            worker=worker,
+            device=device,
+            start_timeout=start_timeout,
+            log=log,
+            guard=guard,
+            weights=weights,
+            spawn=spawn,
         )
         self._batches = target.batches
 

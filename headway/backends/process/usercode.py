@@ -137,8 +137,12 @@ class Target:
         name: the target as the user wrote it.
         source: the file it comes from, empty when there is none.
         loop: finishes what is async.
+        module: module that the user named it in; None for none.
 
     Attributes:
+        name: the target as the user wrote it.
+        call: the user's callable.
+        module: module that the user named it in; None for none.
         signature: kinds of its inputs and outputs, and its example.
         takes_parameters: whether it gets the parameters of each input.
 
@@ -146,9 +150,10 @@ class Target:
         Refusal: `call` cannot be called with a list of inputs, or its example is none.
     """
 
-    def __init__(self, call: Callable[..., Any], name: str, source: str, loop: UserLoop) -> None:
-        self.source = source
-        self._call, self._loop = call, loop
+    def __init__(self, call: Callable[..., Any], name: str, source: str, loop: UserLoop, module: object = None) -> None:
+        self.source, self.name = source, name
+        self.call, self.module = call, module
+        self._loop = loop
         self.takes_parameters, self._by_name, first = _parameters_of(call, name)
         hints = annotations_of(call)
         if single := single_input(call, hints.get(first)):
@@ -175,11 +180,11 @@ class Target:
     def run(self, inputs: list[Any], parameters: list[bytes] | None) -> object:
         """Call user code with one batch, and raise what it raises. `parameters` are JSON texts, or empty."""
         if not self.takes_parameters:
-            return self._loop.finish(self._call(inputs))
+            return self._loop.finish(self.call(inputs))
         decoded = [json_parameters.decode(text) if text else {} for text in parameters or [b""] * len(inputs)]
         if self._by_name:
-            return self._loop.finish(self._call(inputs, parameters=decoded))
-        return self._loop.finish(self._call(inputs, decoded))
+            return self._loop.finish(self.call(inputs, parameters=decoded))
+        return self._loop.finish(self.call(inputs, decoded))
 
 
 def _example(call: Callable[..., Any], takes: ValueKind, name: str) -> Value | None:
@@ -242,10 +247,10 @@ def load(kind: str, place: str, attribute: str, loop: UserLoop, arguments: str =
             found = getattr(found, part)
         except AttributeError:
             raise Refusal(f"target {name}: {place} has no {part!r}. {_meant(found, part)}") from None
-    return prepare(found, name, getattr(module, "__file__", None) or "", loop, arguments)
+    return prepare(found, name, getattr(module, "__file__", None) or "", loop, arguments, module)
 
 
-def prepare(found: Any, name: str, source: str, loop: UserLoop, arguments: str = "") -> Target:
+def prepare(found: Any, name: str, source: str, loop: UserLoop, arguments: str = "", module: object = None) -> Target:
     """Build and set up a target that has been found.
 
     Arguments:
@@ -254,6 +259,7 @@ def prepare(found: Any, name: str, source: str, loop: UserLoop, arguments: str =
         source: file it comes from; empty when there is none.
         loop: finishes what is async.
         arguments: those that a class is built with, as `core.arguments` reads them.
+        module: module that it was found in; None for none.
 
     Raises:
         Refusal: it cannot be served.
@@ -264,7 +270,7 @@ def prepare(found: Any, name: str, source: str, loop: UserLoop, arguments: str =
         raise Refusal(f"target {name}: it is no class, and arguments are for a class. Leave them out, or name a class.")
     elif not callable(found):
         raise Refusal(f"target {name}: it is of type {type(found).__name__}. Name a function or a class.")
-    return Target(found, name, source, loop)
+    return Target(found, name, source, loop, module)
 
 
 def _import(kind: str, place: str, name: str, folder: str) -> Any:

@@ -1,0 +1,140 @@
+"""Weights of inputs by a function of the target, in the child process.
+
+A batch was put together by what its inputs were estimated to weigh. What they do weigh is known here, so the bound is kept
+here: a batch that turns out heavier runs in parts, one after the other, each within the bound. An input that is heavier by itself
+runs alone.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from headway.backends.process.usercode import Refusal, Target, UserLoop, describe, trace
+from headway.backends.process.values import kind_of
+from headway.core.values import shown
+from headway.core.weight_estimate import MOST_WEIGHT
+
+_MOST_SHOWN = 60
+
+
+class NoWeight(Exception):
+    """The function has no weight for an input. `fault`: whether the function is at fault, and not the input."""
+
+    def __init__(self, text: str, fault: bool, trace: str = "") -> None:
+        super().__init__(text)
+        self.fault, self.trace = fault, trace
+
+
+class Weighing:
+    """Weighing by a function of a loaded target.
+
+    Arguments:
+        target: the target.
+        function: name of the function: a method of the target, or a function of its module.
+        most: most weight of a batch; 0 for no bound.
+        loop: finishes what is async.
+
+    Raises:
+        Refusal: there is no such function, or it has no weight for the target's warm-up input.
+    """
+
+    def __init__(self, target: Target, function: str, most: int, loop: UserLoop) -> None:
+        self._name, self._most, self._loop = function, most, loop
+        self._call = _find(target, function)
+        self._try(target)
+
+    def weigh(self, value: Any) -> int:
+        """Weight of an input as the target gets it, at least 1.
+
+        Raises:
+            NoWeight: the function raises, or returns no number from 0 on.
+        """
+        try:
+            found = self._loop.finish(self._call(value))
+        except BaseException as exc:
+            raise NoWeight(f"the weight function {self._name} raised {describe(exc)}", False, trace(exc)) from None
+        try:
+            weight = _whole(found)
+        except BaseException:
+            weight = None
+        if weight is None:
+            what = f"the weight function {self._name} returned {kind_of(found)}"
+            raise NoWeight(f"{what}, expected a number from 0 on", True)
+        return min(max(weight, 1), MOST_WEIGHT)
+
+    def parts(self, weights: Sequence[int]) -> Iterator[slice]:
+        """Parts in which a batch of inputs with these weights runs, in order; one part where they fit together."""
+        begin = together = 0
+        for place, weight in enumerate(weights):
+            together += weight
+            if together > self._most > 0 and place > begin:
+                yield slice(begin, place)
+                begin, together = place, weight
+        yield slice(begin, len(weights))
+
+    def _try(self, target: Target) -> None:
+        """Weigh the warm-up input, so that a function that fails for all inputs is seen at once."""
+        value = target.signature.warm_up_input
+        if value is None:
+            return
+        readable, _ = target.read([value])
+        for one in readable:
+            try:
+                self.weigh(one)
+            except NoWeight as exc:
+                what = f"{exc} for the warm-up input {shown(value)[:_MOST_SHOWN]!r}"
+                hint = "Mend it, give the target another attribute example, or use --weight chars."
+                raise Refusal(f"target {target.name}: {what}. {hint}", exc.trace) from None
+
+
+def _whole(found: Any) -> int | None:
+    """Number that user code returned, rounded up; None where it is none, or less than 0."""
+    if isinstance(found, bool) or not hasattr(type(found), "__float__"):
+        return None
+    try:
+        number: float = operator.index(found)
+    except TypeError:
+        number = float(found)
+    return math.ceil(number) if number >= 0 else None
+
+
+def _find(target: Target, name: str) -> Any:
+    """Function of a target, by name."""
+    places = [target.call, target.module, sys.modules.get(getattr(target.call, "__module__", None) or "")]
+    for place in places:
+        found = getattr(place, name, None)
+        if found is None:
+            continue
+        if not callable(found):
+            raise _refusal(target, name, f"{name} is of type {kind_of(found)} there")
+        _check(target, name, found)
+        return found
+    import difflib
+
+    near = difflib.get_close_matches(name, {one for place in places for one in dir(place)}, 1)
+    raise _refusal(target, name, "neither it nor its module has that" + (f"; there is {near[0]!r}" if near else ""))
+
+
+def _check(target: Target, name: str, function: Any) -> None:
+    """Check that a function can be called with one input."""
+    import inspect
+
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(None)
+    except TypeError:
+        raise _refusal(target, name, f"its signature is {signature}") from None
+
+
+def _refusal(target: Target, name: str, why: str) -> Refusal:
+    return Refusal(
+        f"target {target.name}: --weight {name} names a function of it, and {why}. Write def {name}(input) -> int, which "
+        "takes one input and returns its weight, or use --weight chars."
+    )

@@ -1,0 +1,105 @@
+"""Weight of an input as a function of the target counts it, estimated from its length.
+
+The function runs where the target does, and so only once a batch is there. What an input weighs has to be known before,
+when it is queued. So it is estimated by a line in its length, weight = a + b · octets, which is fitted to what the
+function said of the inputs that ran. Octets are those of UTF-8: a tokenizer cuts them more evenly than characters, in
+whatever script they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from headway.model import Value, WeightLine
+
+DECAY = 0.98
+"""Weight of the past at each new batch: about the last 50 batches count."""
+MARGIN = 2.0
+"""Standard deviations of a full batch's weight by which the estimate is raised, so that few of them are too heavy."""
+SPREAD = 0.5
+"""Least variance of lengths from which a slope is read; below it the line goes through the origin."""
+MOST_WEIGHT = 2_000_000_000
+"""Most weight of an input or a batch."""
+UNKNOWN = WeightLine(0.0, 1.0)
+"""Line of a function of which nothing is known yet: each octet weighs 1."""
+
+
+def octets(value: Value) -> int:
+    """Length of a value in octets of UTF-8."""
+    if isinstance(value, bytes) or value.isascii():
+        return len(value)
+    return len(value.encode("utf-8", "surrogatepass"))
+
+
+def estimated(line: WeightLine, value: Value) -> int:
+    """Weight of an input by a line, at least 1."""
+    weight = line.fixed + line.by_octet * octets(value)
+    return int(min(max(weight, 1.0), MOST_WEIGHT))
+
+
+def mean_line(lines: Iterable[WeightLine]) -> WeightLine | None:
+    """Mean of what several processes have found; None of none."""
+    found = list(lines)
+    if not found:
+        return None
+    return WeightLine(sum(line.fixed for line in found) / len(found), sum(line.by_octet for line in found) / len(found))
+
+
+class WeightEstimate:
+    """Estimate of what one process has learnt of a weight function.
+
+    The line is fitted by least squares, of which each batch counts less with every further one. It is raised so far that a
+    full batch of such inputs is rarely heavier than its bound.
+
+    Arguments:
+        function: name of the function.
+        most: most weight of a batch; 0 for no bound.
+        max_batch: most inputs of a batch.
+
+    Attributes:
+        latest: weights of the inputs of the last batch.
+    """
+
+    def __init__(self, function: str, most: int, max_batch: int) -> None:
+        self.function, self.most = function, most
+        self.latest: Sequence[int] = ()
+        self._max_batch = max_batch
+        self._count = self._x = self._y = self._xx = self._xy = self._yy = 0.0
+
+    def observe(self, lengths: Sequence[int], weights: Sequence[int]) -> None:
+        """Learn from a batch: the lengths of its inputs in octets, and what they weighed."""
+        self.latest = weights
+        self._count = self._count * DECAY + len(weights)
+        self._x = self._x * DECAY + sum(lengths)
+        self._y = self._y * DECAY + sum(weights)
+        self._xx = self._xx * DECAY + sum(length * length for length in lengths)
+        self._xy = self._xy * DECAY + sum(x * y for x, y in zip(lengths, weights, strict=True))
+        self._yy = self._yy * DECAY + sum(weight * weight for weight in weights)
+
+    @property
+    def mean(self) -> float:
+        """Mean weight of the inputs of late; 0 before the first."""
+        return self._y / self._count if self._count else 0.0
+
+    @property
+    def line(self) -> WeightLine | None:
+        """Line by which inputs should be weighed before they run; None before the first has run."""
+        if not self._count:
+            return None
+        x, y = self._x / self._count, self.mean
+        spread = self._xx / self._count - x * x
+        together = self._xy / self._count - x * y
+        off = self._yy / self._count - y * y
+        if spread <= SPREAD:
+            fixed, slope = (0.0, y / x) if x else (y, 0.0)
+        else:
+            slope = max(together / spread, 0.0)
+            fixed, off = y - slope * x, off - slope * together
+        deviation = math.sqrt(max(off, 0.0))
+        return WeightLine(fixed + self._margin(deviation), slope)
+
+    def _margin(self, deviation: float) -> float:
+        """Weight added for each input, so that the sum of a full batch's is raised by MARGIN of its own deviations."""
+        full = min(self._max_batch, max(self.most / max(self.mean, 1.0), 1.0))
+        return MARGIN * deviation / math.sqrt(full) if self.most else 0.0

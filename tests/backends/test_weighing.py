@@ -1,0 +1,178 @@
+"""Weights by a function of the target: found, tried, and kept to in the process that runs the target."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from headway.backends.process import child, frames
+from headway.backends.process.usercode import Refusal, Target, UserLoop, load
+from headway.backends.process.weighing import Weighing
+from headway.model import ValueKind
+
+
+def upper(inputs: list[str]) -> list[str]:
+    return [text.upper() for text in inputs]
+
+
+class Model:
+    """Target that notes its runs, and weighs a text by its words."""
+
+    def __init__(self) -> None:
+        self.runs: list[list[str]] = []
+
+    def __call__(self, inputs: list[str]) -> list[str]:
+        self.runs.append(inputs)
+        return [text.upper() for text in inputs]
+
+    def words(self, text: str) -> int:
+        if text == "odd":
+            raise ValueError("no words")
+        return -1 if text == "negative" else len(text.split())
+
+
+def target(call: Any, **module: object) -> Target:
+    return Target(call, "m.py:model", "", UserLoop(), SimpleNamespace(**module))
+
+
+def weighing(call: Any, function: str = "words", most: int = 4, **module: object) -> tuple[Target, Weighing]:
+    loaded = target(call, **module)
+    return loaded, Weighing(loaded, function, most, UserLoop())
+
+
+def run(call: Any, *inputs: str, most: int = 4) -> Any:
+    loaded, by = weighing(call, most=most)
+    return child.run(loaded, frames.Run(7, list(inputs)), by)
+
+
+def test_a_batch_that_fits_runs_whole_and_tells_its_weights() -> None:
+    model = Model()
+    assert run(model, "a b", "c d") == frames.Answer(7, ["A B", "C D"], {}, [2, 2])
+    assert model.runs == [["a b", "c d"]]
+
+
+def test_a_batch_that_is_too_heavy_runs_in_parts_within_the_bound() -> None:
+    model = Model()
+    answer = run(model, "a b", "c d", "e", "1 2 3 4 5 6", "f", "")
+    assert answer == frames.Answer(7, ["A B", "C D", "E", "1 2 3 4 5 6", "F", ""], {}, [2, 2, 1, 6, 1, 1])
+    assert model.runs == [["a b", "c d"], ["e"], ["1 2 3 4 5 6"], ["f", ""]]
+
+
+def test_without_a_bound_a_batch_runs_whole() -> None:
+    model = Model()
+    run(model, "a b c", "d e f", most=0)
+    assert len(model.runs) == 1
+
+
+def test_parameters_go_with_their_parts() -> None:
+    class Cut(Model):
+        def __call__(self, inputs: list[str], parameters: list[dict[str, int]]) -> list[str]:  # type: ignore[override]
+            return [text[: one["n"]] for text, one in zip(inputs, parameters, strict=True)]
+
+    loaded, by = weighing(Cut())
+    given = [b'{"n": 1}', b'{"n": 2}', b'{"n": 3}', b'{"n": 9}']
+    answer = child.run(loaded, frames.Run(7, ["abcd", "odd", "a b c d", "abcd"], given), by)
+    assert isinstance(answer, frames.Answer)
+    assert answer.outputs == ["a", None, "a b", "abcd"]
+
+
+def test_an_input_without_a_weight_fails_alone() -> None:
+    model = Model()
+    answer = run(model, "a", "odd", "negative", "b")
+    assert answer.outputs == ["A", None, None, "B"]
+    assert answer.weights == [1, 0, 0, 1]
+    assert answer.errors == {
+        1: ("the weight function words raised ValueError: no words", False),
+        2: ("the weight function words returned int, expected a number from 0 on", True),
+    }
+    assert model.runs == [["a", "b"]]
+    assert run(model, "odd").outputs == [None]
+    assert model.runs == [["a", "b"]]
+
+
+def test_errors_keep_their_places_over_the_parts() -> None:
+    def refusing(inputs: list[str]) -> Any:
+        return [ValueError(text) if "x" in text else text for text in inputs]
+
+    refusing.words = lambda text: len(text.split())  # type: ignore[attr-defined]
+    answer = run(refusing, "a b c", "x d", "e", "f g x")
+    assert answer.outputs == ["a b c", None, "e", None]
+    assert sorted(answer.errors) == [1, 3]
+
+
+def test_a_part_that_raises_fails_the_batch() -> None:
+    def raising(inputs: list[str]) -> list[str]:
+        if "bad" in inputs:
+            raise ValueError("a bad one")
+        return inputs
+
+    raising.words = lambda text: 3  # type: ignore[attr-defined]
+    answer = run(raising, "a", "bad", "b")
+    assert isinstance(answer, frames.Failed)
+    assert answer.message == "ValueError: a bad one"
+
+
+def test_the_parts_of_json_outputs_make_one_answer() -> None:
+    def lengths(inputs: list[str]) -> list[list[int]]:
+        return [[len(text)] for text in inputs]
+
+    loaded, by = weighing(lengths, words=lambda text: 3)
+    assert loaded.signature.gives is ValueKind.JSON
+    assert child.run(loaded, frames.Run(7, ["a", "bc"]), by) == frames.ValuesAnswer(7, [b"[1]", b"[2]"], {}, [3, 3])
+
+
+def test_a_function_may_be_the_targets_the_modules_or_async() -> None:
+    async def slowly(text: str) -> float:
+        await asyncio.sleep(0)
+        return 2.5
+
+    assert weighing(Model(), words=lambda text: 99)[1].weigh("a b c") == 3
+    loop = UserLoop()
+    assert Weighing(target(upper, words=slowly), "words", 4, loop).weigh("a") == 3
+    loop.close()
+    assert weighing(str.split, "octets", octets=len)[1].weigh(b"") == 1
+
+
+@pytest.mark.parametrize("odd", [None, "3", True, -0.5, math.nan, math.inf, [3]], ids=str)
+def test_what_is_no_weight_is_refused_when_the_target_loads(odd: object) -> None:
+    with pytest.raises(Refusal, match=r"expected a number from 0 on for the warm-up input 'warm-up'\. Mend it") as told:
+        weighing(lambda inputs: inputs, words=lambda text: odd)
+    assert not told.value.trace
+
+
+def test_a_function_that_raises_for_the_warm_up_input_is_refused_with_its_traceback() -> None:
+    def words(text: str) -> int:
+        raise LookupError("no vocabulary")
+
+    with pytest.raises(Refusal, match="weight function words raised LookupError: no vocabulary") as told:
+        weighing(lambda inputs: inputs, words=words)
+    assert "in words" in told.value.trace
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        ("word", "neither it nor its module has that; there is 'words'"),
+        ("zebra", "neither it nor its module has that. Write def zebra(input) -> int"),
+        ("number", "number is of type int there"),
+        ("pair", "its signature is (a, b)"),
+    ],
+)
+def test_a_function_that_is_none_is_refused(function: str, says: str) -> None:
+    with pytest.raises(
+        Refusal, match=re.escape(f"target m.py:model: --weight {function} names a function of it, and {says}")
+    ):
+        weighing(Model(), function, number=3, pair=lambda a, b: 1)
+
+
+def test_a_target_is_loaded_with_its_module(tmp_path: Path) -> None:
+    file = tmp_path / "weighed_by_module.py"
+    file.write_text("def tokens(text: str) -> int:\n    return 5\n\n\ndef upper(inputs):\n    return inputs\n")
+    loaded = load("file", str(file), "upper", UserLoop())
+    assert Weighing(loaded, "tokens", 4, UserLoop()).weigh("a") == 5

@@ -89,6 +89,7 @@ class Rule:
         headway: least seconds between departures; None when the policy does not space them.
         gap_fixed: seconds of the gap that the largest batch on a GPU asks for, whatever its size; see `gap`.
         gap_each: seconds that each unit of its size adds to that.
+        split: square of the number of batches that a unit of size is best cut into; 0 to cut none. See `share`.
         window: most seconds that the oldest member waits; infinite for none.
         rate: expected arrivals per second, for the early test.
         service: expected run time of the batch in seconds, for the deadline test.
@@ -106,6 +107,7 @@ class Rule:
     headway: float | None = None
     gap_fixed: float = 0.0
     gap_each: float = 0.0
+    split: float = 0.0
     window: float = math.inf
     rate: float = 0.0
     service: float = 0.0
@@ -124,13 +126,20 @@ class Rule:
             return self.headway or 0.0
         return max(self.headway, self.gap_fixed + self.gap_each * running)
 
-    def share(self, factor: float) -> float:
+    def part(self, factor: float) -> float:
         """Gap before a departure for a slot of this factor, as a multiple of the mean gap.
 
         A slow slot leaves earlier after the last departure than a fast one, so that gap and run time together are as
         long on each. Weighted by how often each leaves, the multiples have a mean of 1.
         """
         return max(self.team + 1.0 - factor * self.speed, 0.0) if self.team else 1.0
+
+    def share(self, depth: float, idle: int) -> float:
+        """Size of the batch that leaves of `depth`, where it may be shared among `idle` GPUs; `depth` for all of it."""
+        if idle < 2 or not self.split:
+            return depth
+        batches = min(idle, int(math.sqrt(self.split * depth + 0.25) + 0.5))
+        return math.ceil(depth / batches) if batches > 1 else depth
 
 
 class QueueSnapshot(msgspec.Struct, frozen=True, gc=False):
@@ -139,7 +148,8 @@ class QueueSnapshot(msgspec.Struct, frozen=True, gc=False):
     `depth` is the size of all entries together, which is their number unless they are weighed. `newest` is the instant of
     the latest arrival. `schedule` is the instant at which the next batch would leave if all so far had kept the rule's
     pace. `running` is the size of the largest batch on a GPU, 0 when all are idle. `factor` is that of the slot that asks, see
-    `core.slot_factors`, and `unseen` the number of departures since a batch of its own came back.
+    `core.slot_factors`, and `unseen` the number of departures since a batch of its own came back. `idle` is the
+    number of GPUs among which what waits may be shared.
     """
 
     depth: float
@@ -151,13 +161,15 @@ class QueueSnapshot(msgspec.Struct, frozen=True, gc=False):
     running: float = 0.0
     factor: float = 1.0
     unseen: float = 0.0
+    idle: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """Decision to leave now, with its reason."""
+    """Decision to leave now, with its reason, and the most that the batch holds."""
 
     reason: str
+    most: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +194,8 @@ def decide(rule: Rule, view: QueueSnapshot, now: float) -> Dispatch | Hold:
     helps = view.factor > rule.slowest
     if helps and view.unseen >= MEASURE_AFTER:
         return Dispatch(HEADWAY)
-    full_from = view.schedule - rule.tolerance if view.depth >= rule.size * (HELPED_FROM if helps else 1) else math.inf
+    share = rule.share(view.depth, view.idle)
+    full_from = view.schedule - rule.tolerance if share >= rule.size * (HELPED_FROM if helps else 1) else math.inf
     if now >= full_from:
         return Dispatch(FULL)
     leave_by = view.due - rule.service - LEEWAY
@@ -197,7 +210,7 @@ def decide(rule: Rule, view: QueueSnapshot, now: float) -> Dispatch | Hold:
             return Dispatch(EARLY)
         spaced = _spaced(rule, view, helps)
         if now >= spaced:
-            return Dispatch(HEADWAY)
+            return Dispatch(HEADWAY, share) if share < view.depth else Dispatch(HEADWAY)
         until = min(until, spaced)
     elif rule.rate * (until - now) < 1.0:
         return Dispatch(EARLY)
@@ -211,6 +224,6 @@ def _spaced(rule: Rule, view: QueueSnapshot, helps: bool) -> float:
     """
     if helps:
         return view.last_departure + rule.batch * view.factor
-    share = rule.share(view.factor)
-    gathered = min(view.oldest + rule.gather * share, view.newest + rule.quiet)
-    return max(view.last_departure + rule.gap(view.running) * share, gathered)
+    part = rule.part(view.factor)
+    gathered = min(view.oldest + rule.gather * part, view.newest + rule.quiet)
+    return max(view.last_departure + rule.gap(view.running) * part, gathered)

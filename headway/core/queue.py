@@ -286,7 +286,7 @@ class ModelQueue:
             return Hold(min(verdict.until, found.again))
         tenants = self._tenants() if found.turn is not None else 0
         departure = Departure(worker, [], verdict.reason, now)
-        self._pack(departure, limit, now)
+        self._pack(departure, int(min(limit, verdict.most)), now)
         self._wait += (now - min(member.arrived for member in departure.members) - self._wait) * WAIT_WEIGHT
         self.last_departure = now
         self._schedule = max(self._schedule, now) + self._rule.pace
@@ -465,9 +465,12 @@ class ModelQueue:
             if tier_queue.depth and (first := tier_queue.oldest()) is not None and first.arrived < oldest:
                 oldest = first.arrived
         depth = self._size_of(self._tier_queues) if self._weighs else self._fresh
-        due, largest = self._due.earliest(), self._running.largest
+        due, running = self._due.earliest(), self._running
         slot = self.factors.standing(worker, self._departures) if self._rule.team else (1.0, 0)
-        return QueueSnapshot(depth, oldest, due, self.last_departure, self._schedule, self._newest, largest, *slot)
+        idle = running.sharers(self.slots)
+        return QueueSnapshot(
+            depth, oldest, due, self.last_departure, self._schedule, self._newest, running.largest, *slot, idle
+        )
 
     def _gate_now(self, now: float) -> admission.AdmissionLimits:
         if now - self._gate_at > GATE_AGE:

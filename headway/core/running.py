@@ -27,6 +27,11 @@ class RunningBatches:
         """Size of the largest batch; 0 when none runs."""
         return max(self._sizes, default=0.0)
 
+    def sharers(self, slots: int) -> int:
+        """Number of GPUs among which what waits may be shared: those that are idle where more than half are, else 1."""
+        idle = slots - len(self._sizes)
+        return idle if 2 * idle > slots else 1
+
     def left(self, size: float, slots: int, now: float) -> None:
         """Note that a batch has left.
 

@@ -101,6 +101,7 @@ class Pair:
             headway=rng.choice((None, 0.0, 0.02, 0.2)),
             gap_fixed=rng.choice((0.0, 0.05)),
             gap_each=rng.choice((0.0, 0.05)),
+            split=rng.choice((0.0, 0.3, 9.0)),
             window=rng.choice((math.inf, 0.05, 0.4)),
             rate=rng.choice((0.0, 10.0, 1e6)),
             service=rng.choice((0.0, 0.1)),

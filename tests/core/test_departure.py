@@ -78,6 +78,25 @@ def test_a_rule_that_spaces_nothing_spaces_nothing_beside_large_batches() -> Non
     assert Rule(8, gap_fixed=1.0).gap(8) == 0.0
 
 
+def test_what_waits_is_shared_among_idle_gpus_where_that_pays() -> None:
+    rule = Rule(64, headway=0.05, split=0.3)
+    assert [rule.share(depth, 4) for depth in (1, 6, 7, 16, 22, 64)] == [1, 6, 4, 8, 8, 16]
+    assert rule.share(64, 2) == 32
+    assert [rule.share(64, idle) for idle in (0, 1)] == [64, 64]
+    assert Rule(64).share(64, 4) == 64
+    waiting = QueueSnapshot(22, oldest=0.0, due=100.0, last_departure=0.0, idle=4)
+    assert decide(rule, waiting, 0.05) == Dispatch(HEADWAY, 8)
+    assert decide(rule, view(22, last_departure=0.0), 0.05) == Dispatch(HEADWAY)
+
+
+def test_a_full_batch_that_is_better_shared_leaves_in_parts_at_even_gaps() -> None:
+    rule = Rule(64, headway=0.05, split=0.3)
+    waiting = QueueSnapshot(64, oldest=1.0, due=100.0, last_departure=1.0, idle=2)
+    assert decide(rule, waiting, 1.0) == Hold(1.05)
+    assert decide(rule, waiting, 1.05) == Dispatch(HEADWAY, 32)
+    assert decide(rule, QueueSnapshot(200, 1.0, 100.0, 1.0, idle=2), 1.0) == Dispatch(FULL)
+
+
 def test_without_a_gap_to_keep_a_batch_leaves_at_once() -> None:
     assert decide(Rule(8, headway=0.0), view(last_departure=1.0), 1.0) == Dispatch(EARLY)
 
@@ -156,7 +175,7 @@ def test_the_slower_a_slot_the_sooner_it_leaves_after_the_last_departure(factor:
 
 def test_slots_that_take_part_keep_the_mean_gap_between_them() -> None:
     leave_per_second = {1.0: 1.0, 2.0: 0.5}
-    assert sum(UNEVEN.share(factor) * often for factor, often in leave_per_second.items()) == pytest.approx(1.5)
+    assert sum(UNEVEN.part(factor) * often for factor, often in leave_per_second.items()) == pytest.approx(1.5)
 
 
 @pytest.mark.parametrize(

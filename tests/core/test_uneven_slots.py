@@ -51,7 +51,7 @@ def test_gap_and_run_time_together_are_as_long_on_each_slot() -> None:
     assert rule.headway is not None
     times = scale((*load.paces[:USUAL], 0, *load.paces[USUAL + 1 :]), load.slots)
     factors = [times * FACTORS[USUAL], times * FACTORS[USUAL + 2]]
-    latencies = [rule.headway * rule.share(factor) + 0.1 * factor for factor in factors]
+    latencies = [rule.headway * rule.part(factor) + 0.1 * factor for factor in factors]
     assert latencies == pytest.approx([latencies[0]] * 2)
     assert all(factor < rule.slowest for factor in factors)
 
@@ -61,7 +61,7 @@ def test_equal_slots_have_the_rule_that_they_have_when_nothing_is_known_of_paces
     rule = policies.build("paced", None).rule(load)
     assert (rule.team, rule.slowest) == (0.0, math.inf)
     assert rule.headway == pytest.approx(0.025)
-    assert rule.share(1.0) == 1.0
+    assert rule.part(1.0) == 1.0
 
 
 class Pair:

@@ -54,3 +54,14 @@ def test_where_one_gpu_is_slower_than_the_others(workers: int, slow: float, rate
         rate=rate, workers=workers, alpha=0.2, max_batch=64, slow=slow, jitter=jitter, duration=6000.0 / rate + 5.0
     )
     assert p95(scenario, "paced") <= MOST * min(p95(scenario, "window"), p95(scenario, "eager"))
+
+
+@pytest.mark.parametrize("jitter", [0.0, 0.05, 0.3])
+@pytest.mark.parametrize("clients", [4, 16])
+def test_closed_loops_get_as_many_answers(clients: int, jitter: float) -> None:
+    """Clients that come back together are not left to ride together for ever, while the other GPU rests."""
+    scenario = Scenario(
+        clients=clients, workers=2, alpha=0.02, beta=0.002, max_batch=64, jitter=jitter, duration=12.0, warmup=2.0
+    )
+    answers = {name: len(simulate(replace(scenario, policy=name)).latency) for name in ("paced", "window", "eager")}
+    assert answers["paced"] >= 0.97 * max(answers.values())

@@ -23,6 +23,10 @@ slot, gᵢ = C − ℓᵢ. As each slot leaves every ℓᵢ and the gaps fill al
 ℓᵢ ≥ C makes C longer: it takes no part, and only helps out. With the mean gap s* the slots that take part are those, fastest
 first, for which (k + 1)·s* is least and a batch of that gap's arrivals, with room for chance, is not overfull.
 
+Clients that send again when they have their answers come back together, and would ride in one batch for ever, while the
+other GPUs rest. Where more than half of the GPUs are idle, what waits is cut into j batches, which leave a gap apart. The
+mean time until all are back, (α + βn/j)·(1 + (j−1)/2k), is least at the whole number next to √(βn·(2k−1)/α).
+
 In bursts, the gap since the last departure says little: the first request of a burst would take a GPU for itself, and
 the rest wait. So one that comes late in a gap in which others were due is given a gap of its own to gather a batch,
 unless again nobody follows. Poisson arrivals hardly notice.
@@ -141,6 +145,7 @@ class Paced:
             headway=gap,
             gap_fixed=load.alpha / chosen.speed if gap > 0.0 else 0.0,
             gap_each=load.beta / chosen.speed if gap > 0.0 else 0.0,
+            split=load.beta * (2 * load.slots - 1) / load.alpha if gap > 0.0 and not chosen.spread else 0.0,
             window=self._window,
             rate=load.rate,
             service=service,

@@ -240,6 +240,8 @@ local function claim(keys, args)
     save(s)
     return {'wait', struct.pack('<d', by_itself), told}
   end
+  limit = math.floor(math.min(limit, instant))  -- Of a batch that leaves, the most that it holds.
+  s.most_weight = limit * s.unit
   local tenants = turn and tenants_in_lanes(s)
   local entries, late = pack_batch(s, limit)
   if #late > 0 then

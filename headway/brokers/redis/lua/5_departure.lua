@@ -5,15 +5,26 @@ local function spaced_from(q, factor, helps)
   if helps then
     return q.last_departure + q.batch * factor
   end
-  local share = q.team > 0 and math.max(q.team + 1 - factor * q.speed, 0) or 1
-  local gathered = math.min(q.oldest + q.gather * share, q.newest + q.quiet)
+  local part = q.team > 0 and math.max(q.team + 1 - factor * q.speed, 0) or 1
+  local gathered = math.min(q.oldest + q.gather * part, q.newest + q.quiet)
   local gap = q.headway
   if gap > 0 and q.running > 0 then
     gap = math.max(gap, q.gap_fixed + q.gap_each * q.running)
   end
-  return math.max(q.last_departure + gap * share, gathered)
+  return math.max(q.last_departure + gap * part, gathered)
 end
 
+-- Size of the batch that leaves of `depth`: as `core.departure.Rule.share`, among the GPUs of `core.running`.
+local function share_of(q, depth)
+  local idle = q.slots - q.busy
+  if q.split == 0 or idle < 2 or 2 * idle <= q.slots then
+    return depth
+  end
+  local batches = math.min(idle, math.floor(math.sqrt(q.split * depth + 0.25) + 0.5))
+  return batches > 1 and math.ceil(depth / batches) or depth
+end
+
+-- Reason for which a batch leaves now and the most that it holds, or nil and the instant to look again.
 local function decide(s, slot)
   local q, now = s.q, s.now
   if q.fresh == 0 then
@@ -22,33 +33,35 @@ local function decide(s, slot)
   local factor, unseen = standing_of(s, slot)
   local helps = factor > q.slowest
   if helps and unseen >= MEASURE_AFTER then
-    return HEADWAY_REASON
+    return HEADWAY_REASON, INF
   end
   local enough = q.size * (helps and HELPED_FROM or 1)
-  local full_from = size_of(s, q.fresh, waiting_weight(s)) >= enough and q.schedule - q.tolerance or INF
+  local depth = size_of(s, q.fresh, waiting_weight(s))
+  local share = share_of(q, depth)
+  local full_from = share >= enough and q.schedule - q.tolerance or INF
   if now >= full_from then
-    return FULL_REASON
+    return FULL_REASON, INF
   end
   local leave_by = q.due - q.service - LEEWAY
   if now >= leave_by then
-    return DEADLINE_REASON
+    return DEADLINE_REASON, INF
   end
   local window_ends = q.oldest + q.window
   if now >= window_ends then
-    return WINDOW_REASON
+    return WINDOW_REASON, INF
   end
   local again = math.min(leave_by, window_ends, full_from)
   if q.headway >= 0 then
     if q.headway == 0 and not helps then
-      return EARLY_REASON
+      return EARLY_REASON, INF
     end
     local spaced = spaced_from(q, factor, helps)
     if now >= spaced then
-      return HEADWAY_REASON
+      return HEADWAY_REASON, share < depth and share or INF
     end
     again = math.min(again, spaced)
   elseif q.rate * (again - now) < 1 then
-    return EARLY_REASON
+    return EARLY_REASON, INF
   end
   return nil, again
 end

@@ -36,6 +36,7 @@ NAMES = {
     "headway_refusals": ("counter", {"reason", "tier"}),
     "headway_input_policy": ("counter", {"rule", "effect"}),
     "headway_keys_age_seconds": ("gauge", set()),
+    "headway_client_retries": ("counter", set()),
     "headway_shared": ("counter", {"model", "kind", "how"}),
     "headway_ledger_dropped": ("counter", set()),
     "headway_direct": ("counter", {"model"}),
@@ -64,6 +65,7 @@ def full_state() -> State:
     counters.certificate_ends = 1.8e9
     counters.tls_failures["public", "no_certificate"] = 2
     counters.shared["m", "same", "joined"] = 9
+    counters.client_retries = 10
     counters.ledger_dropped = 8
     counters.direct["m"] = 3
     counters.throttle["m"] = 140.0
@@ -109,6 +111,7 @@ def test_every_metric_has_its_name_type_and_labels() -> None:
         ("worker_restarts", {"worker": "gpu-0"}, 4),
         ("refusals", {"reason": "overloaded", "tier": "free"}, 5),
         ("shared", {"model": "m", "kind": "same", "how": "joined"}, 9),
+        ("client_retries", {}, 10),
         ("ledger_dropped", {}, 8),
         ("retries", {"cause": "crashed"}, 2),
         ("dlq_depth", {}, 6),

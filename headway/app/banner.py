@@ -68,6 +68,7 @@ def _lines(
     yield parts.headline.format(name=settings.name, target=target, model=f"model {settings.model!r}")
     if parts.gateway:
         yield f"  public   {url}   docs {url}/docs"
+        yield f"  openai   base URL {url}/v1: completions, chat, embeddings, models"
         yield f"  oip      {url}/v2: Open Inference Protocol, version 2"
         if settings.grpc_port:
             yield f"  grpc     {_host(settings.host)}:{settings.grpc_port}   headway.v1, Open Inference Protocol, health, reflection"

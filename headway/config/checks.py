@@ -168,6 +168,8 @@ def _files(settings: Settings) -> None:
         _refuse(settings, "keys", reason, "Set `ledger`, or name a TOML file of keys.")
     if settings.input_policy and not is_file(Path(settings.input_policy)):
         _refuse(settings, "input_policy", "no such file", "Name a TOML file of rules, or leave it out.")
+    if settings.chat_template != "plain" and not is_file(Path(settings.chat_template)):
+        _refuse(settings, "chat_template", "no such file", "Name a file with a Jinja template, or plain.")
     if settings.jwt and not is_file(Path(settings.jwt)):
         _refuse(settings, "jwt", "no such file", "Name a TOML file of issuers, or leave it out.")
 

@@ -83,6 +83,12 @@ class Settings:
     )
     model: str = _setting("default", _SERVICE, "Name under which the target is served.")
     model_version: str = _setting("1", _SERVICE, "Version reported in answers.")
+    chat_template: str = _setting(
+        "plain",
+        _SERVICE,
+        "How the messages of a chat become one text: plain, a line `role: content` for each; or a file with a Jinja template "
+        "as models on the Hugging Face Hub have it.",
+    )
     lame_duck_ms: float = _setting(
         0.0,
         _SERVICE,

@@ -33,11 +33,13 @@ class ModelKinds:
         models: names of the models that are served.
 
     Attributes:
+        models: names of the models, in order.
         unchecked: models of which any text will do, so that a request with one needs no further look.
     """
 
     def __init__(self, models: Iterable[str]) -> None:
         self._models = frozenset(models)
+        self.models = sorted(self._models)
         self._known: dict[str, tuple[ValueKind, ValueKind]] = {}
         self.unchecked = set(self._models)
 

@@ -7,6 +7,7 @@ from typing import Any
 from headway import __version__, errors
 from headway.config import Settings
 from headway.http.oip import contract as oip
+from headway.http.openai import contract as openai
 from headway.http.openapi_components import (
     LIMITED,
     MARKED,
@@ -17,6 +18,7 @@ from headway.http.openapi_components import (
     parameter,
     response,
     schema,
+    security,
 )
 from headway.http.problem import anchor
 from headway.http.tasks import LONGEST_WAIT, PATH
@@ -58,7 +60,11 @@ def document(settings: Settings, kinds: Kinds = TEXTS) -> dict[str, Any]:
             "description": f"Answers single inference requests with model {settings.model!r}, "
             f"in batches of up to {settings.max_batch_size}.",
         },
-        "paths": native | _tasks(settings) | _service() | oip.paths(settings, _security(settings)),
+        "paths": native
+        | _tasks(settings)
+        | _service()
+        | openai.paths(settings)
+        | oip.paths(settings, security(settings)),
         "components": _components(settings, kinds),
         "x-headway-errors": [
             {
@@ -77,7 +83,9 @@ def document(settings: Settings, kinds: Kinds = TEXTS) -> dict[str, Any]:
 def _components(settings: Settings, kinds: Kinds) -> dict[str, Any]:
     """Components of the native routes, and of all other APIs."""
     parts = components(settings, kinds)
-    parts["schemas"] |= oip.schemas(settings)
+    parts["schemas"] |= openai.schemas(settings) | oip.schemas(settings)
+    parts["headers"] = parts["headers"] | openai.HEADERS
+    parts["responses"] |= openai.responses()
     parts["responses"]["OipError"] = oip.RESPONSE
     return parts
 
@@ -104,7 +112,7 @@ def _native(
                 "202": _ACCEPTED,
                 **_refusals(*_EXPECTED),
             },
-            "security": _security(settings),
+            "security": security(settings),
         }
     }
 
@@ -159,14 +167,14 @@ def _tasks(settings: Settings) -> dict[str, Any]:
                 "description": f"It is kept for {settings.result_ttl_s:g} seconds. A task of another tenant is unknown.",
                 "parameters": [parameter("RequestId"), wait],
                 "responses": {"200": known, **_refusals(errors.BAD_REQUEST, *common)},
-                "security": _security(settings),
+                "security": security(settings),
             },
             "delete": {
                 "operationId": "forget",
                 "summary": "Cancel a task, or forget its outcome",
                 "parameters": [parameter("RequestId")],
                 "responses": {"204": gone, **_refusals(errors.BAD_REQUEST, *common)},
-                "security": _security(settings),
+                "security": security(settings),
             },
         }
     }
@@ -175,10 +183,6 @@ def _tasks(settings: Settings) -> dict[str, Any]:
 def _refusals(*codes: str) -> dict[str, Any]:
     """Answers for the statuses of `codes`, one for each; the first code of a status stands for all of them."""
     return {str(errors.STATUS[code]): response(code) for code in reversed(codes)}
-
-
-def _security(settings: Settings) -> list[dict[str, list[str]]]:
-    return [{"key": []}] if settings.keys or settings.jwt else []
 
 
 def _service() -> dict[str, Any]:

@@ -98,12 +98,18 @@ def response(code: str) -> dict[str, str]:
     return {"$ref": f"#/components/responses/{code}"}
 
 
+def security(settings: Settings) -> list[dict[str, list[str]]]:
+    """Security requirement of a route under `settings`."""
+    return [{"key": []}] if settings.keys or settings.jwt else []
+
+
 def header(*names: str) -> dict[str, Any]:
     """References to fields of an answer's header."""
     return {name: {"$ref": f"#/components/headers/{name}"} for name in names}
 
 
-def _object(required: tuple[str, ...], properties: dict[str, Any]) -> dict[str, Any]:
+def object_of(required: tuple[str, ...], properties: dict[str, Any]) -> dict[str, Any]:
+    """Schema of an object with these members."""
     return {"type": "object", "required": list(required), "properties": properties}
 
 
@@ -114,7 +120,7 @@ def _either(required: Sequence[tuple[str, ...]], properties: dict[str, Any]) -> 
 
 def _schemas(settings: Settings, kinds: Kinds) -> dict[str, Any]:
     takes, gives = kinds
-    metadata = _object(
+    metadata = object_of(
         ("tokens_used", "latency_ms", "model_version"),
         {
             "tokens_used": {"type": ["integer", "null"], "description": "As the model reports it."},
@@ -159,12 +165,12 @@ def _schemas(settings: Settings, kinds: Kinds) -> dict[str, Any]:
                 "metadata": metadata,
             },
         ),
-        "PlainRequest": _object(("input",), {"input": _INPUT}),
-        "PlainAnswer": _object(("output", "request_id", "latency_ms"), predicted),
-        "PredictRequest": _object(("model_id", "input_data"), {"model_id": {"type": "string"}, "input_data": _INPUT}),
-        "PredictAnswer": _object(("request_id", "output", "latency_ms"), predicted),
-        "Task": _object(("task_id", "status"), {"task_id": _ID, "status": {"type": "string", "enum": ["PENDING"]}}),
-        "Result": _object(
+        "PlainRequest": object_of(("input",), {"input": _INPUT}),
+        "PlainAnswer": object_of(("output", "request_id", "latency_ms"), predicted),
+        "PredictRequest": object_of(("model_id", "input_data"), {"model_id": {"type": "string"}, "input_data": _INPUT}),
+        "PredictAnswer": object_of(("request_id", "output", "latency_ms"), predicted),
+        "Task": object_of(("task_id", "status"), {"task_id": _ID, "status": {"type": "string", "enum": ["PENDING"]}}),
+        "Result": object_of(
             ("task_id", "status"),
             {
                 "task_id": _ID,
@@ -173,8 +179,8 @@ def _schemas(settings: Settings, kinds: Kinds) -> dict[str, Any]:
                 "error": {**schema("Problem"), "description": "Of a failure."},
             },
         ),
-        "Health": _object(("status",), {"status": {"type": "string"}, "checks": {"type": "object"}}),
-        "Problem": _object(
+        "Health": object_of(("status",), {"status": {"type": "string"}, "checks": {"type": "object"}}),
+        "Problem": object_of(
             ("type", "title", "status", "detail", "error", "message", "request_id"),
             {
                 "type": {"type": "string", "description": "Where the error is described."},
@@ -191,8 +197,11 @@ def _schemas(settings: Settings, kinds: Kinds) -> dict[str, Any]:
 
 
 def _input(settings: Settings, takes: ValueKind | None) -> dict[str, Any]:
-    if takes in _VALUES:
-        return _VALUES[takes]
+    return _VALUES[takes] if takes in _VALUES else text_schema(settings)
+
+
+def text_schema(settings: Settings) -> dict[str, Any]:
+    """Schema of a text as an input."""
     refused = settings.control_chars == "refuse"
     shape: dict[str, Any] = {
         "type": "string",

@@ -24,6 +24,7 @@ from headway.http import openapi, readiness, tasks
 from headway.http.error_responses import handlers
 from headway.http.inference import routes as inference_routes
 from headway.http.oip import service as oip_service
+from headway.http.openai import models
 from headway.http.openapi_components import TEXTS, Kinds
 from headway.http.readiness import Glance, Readiness
 from headway.ports import Identity
@@ -42,6 +43,7 @@ def build(gateway: Gateway, ready: Readiness, identity: Identity) -> ASGIApp:
         routes=[
             *readiness.routes(glance),
             *tasks.routes(gateway, identity),
+            *models.routes(gateway, identity),
             Route("/openapi.json", on.contract),
             Route("/docs", on.page),
             *(Route(path, _never, methods=["POST"]) for path in inference_routes.ROUTES),

@@ -7,6 +7,7 @@ burst does again.
 
 from __future__ import annotations
 
+import re
 from math import ceil
 from typing import Protocol
 
@@ -14,6 +15,9 @@ from headway.core import ratelimit
 from headway.gateway.limiter import Limiter
 from headway.model import Limit
 from headway.ports import QueueCondition
+
+_ITEM = re.compile(rb'ratelimit: "([^"]*)";r=([0-9]+);t=([0-9]+)')
+"""Item of the limit with the least left, in the line that this writes."""
 
 REMEMBERED = 10_000
 """Most sets of limits whose text is kept ready."""
@@ -71,6 +75,18 @@ class RateLimitHeaders:
                 least, text, wait = left, other, owed
         whole = int(least + ratelimit.ROUNDING)
         return b"%b%d;t=%d\r\n" % (text, whole if whole > 0 else 0, ceil(wait))
+
+    def lines_and_counts(self, limits: tuple[Limit, ...]) -> bytes:
+        """Lines of both header fields, and of those three by which OpenAI's clients learn of the limit with the least left."""
+        lines = self.lines(limits)
+        found = _ITEM.search(lines)
+        if found is None:
+            return lines
+        name, left, reset = found.groups()
+        counted = self._gateway.counted(limits)
+        rate, burst = next((limit.rate, limit.burst) for limit in counted if limit.name.encode() == name)
+        counts = b"x-ratelimit-limit-requests: %d\r\nx-ratelimit-remaining-requests: %b\r\nx-ratelimit-reset-requests: %bs\r\n"
+        return lines + counts % (max(1, int(max(rate, burst))), left, reset)
 
     def fields(self, limits: tuple[Limit, ...]) -> dict[str, str]:
         """Both header fields by name; empty for a principal without limits."""

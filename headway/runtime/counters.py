@@ -85,6 +85,8 @@ class Counters:
         """Refusals by (reason, tier)."""
         self.input_policy: defaultdict[tuple[str, str], int] = defaultdict(int)
         """Requests by (rule of the input policy, what it did with them)."""
+        self.client_retries = 0
+        """Requests that their client says it has sent before."""
         self.shared: defaultdict[tuple[str, str, str], int] = defaultdict(int)
         """Answers with the outcome of another request by (model, kind of the dedup key, `joined` or `kept`)."""
         self.failed_seconds: defaultdict[str, float] = defaultdict(float)

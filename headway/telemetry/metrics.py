@@ -140,6 +140,9 @@ def families(state: State) -> Iterator[Metric]:
         ("rule", "effect"), counters.input_policy,
     )  # fmt: skip
     yield _counter(
+        "client_retries", "Requests that their client said it had sent before.", (), {(): counters.client_retries}
+    )
+    yield _counter(
         "shared", "Requests answered with the outcome of another: joined while it ran, or kept of it.",
         ("model", "kind", "how"), counters.shared,
     )  # fmt: skip

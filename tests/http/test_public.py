@@ -140,7 +140,8 @@ def test_the_contract_names_every_route_and_error_of_these_settings() -> None:
         assert set(contract["paths"]) == {
             "/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/stats", "/v2/repository/index",
             *(model + of for model in MODELS for of in ("", "/ready", "/config", "/stats", "/infer")),
-            "/v1/inference", "/api/inference", "/v1/predict", "/v1/result/{task_id}", "/livez", "/readyz", "/healthz"
+            "/v1/inference", "/api/inference", "/v1/predict", "/v1/result/{task_id}", "/livez", "/readyz", "/healthz",
+            "/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/models", "/v1/models/{id}",
         }  # fmt: skip
         assert [error["error"] for error in contract["x-headway-errors"]] == [
             errors.SHOWN.get(code, code) for code in errors.STATUS
@@ -177,7 +178,7 @@ def _answers(contract: dict[str, Any], path: str, answer: Answer) -> tuple[dict[
 
 TOLD = frozenset((
     "location", "preference-applied", "ratelimit", "ratelimit-policy", "idempotency-replayed", "x-headway-cache",
-    "x-headway-kept",
+    "x-headway-kept", "x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests",
 ))  # fmt: skip
 ADA = "Authorization: Bearer ada"
 RESULT = "/v1/result/{task_id}"
@@ -212,6 +213,16 @@ RESULT = "/v1/result/{task_id}"
         (get("/v1/result/x", ADA), RESULT),
         (get("/v1/result/x?wait=x", ADA), RESULT),
         (get("/v1/result/x"), RESULT),
+        (post('{"prompt": ["a", "b"]}', "/v1/completions", ADA), "/v1/completions"),
+        (post('{"prompt": [1]}', "/v1/completions", ADA), "/v1/completions"),
+        (post('{"messages": [{"role": "user", "content": "a"}]}', "/v1/chat/completions", ADA), "/v1/chat/completions"),
+        (post('{"messages": [{"role": "user", "content": "a"}]}', "/v1/chat/completions"), "/v1/chat/completions"),
+        (post('{"input": "[1]"}', "/v1/embeddings", ADA), "/v1/embeddings"),
+        (post('{"input": "[1]", "encoding_format": "base64"}', "/v1/embeddings", ADA), "/v1/embeddings"),
+        (post('{"input": "a"}', "/v1/embeddings", ADA), "/v1/embeddings"),
+        (get("/v1/models", ADA), "/v1/models"),
+        (get("/v1/models/default", ADA), "/v1/models/{id}"),
+        (get("/v1/models/other", ADA), "/v1/models/{id}"),
     ],
 )
 def test_answers_keep_the_contract(request_: bytes, path: str) -> None:

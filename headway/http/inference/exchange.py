@@ -69,7 +69,7 @@ class CodecContext:
 
 
 class RequestTarget(NamedTuple):
-    """RequestTarget of a request, apart from its path's constant parts.
+    """Target of a request, apart from its path's constant parts.
 
     Attributes:
         names: parts of the path that the route leaves open, decoded, by name.

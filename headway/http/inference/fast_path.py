@@ -177,7 +177,7 @@ class FastPathConnection(Connection):
                 except UnicodeEncodeError:
                     self._fail(no_text(), shared)
                 except RequestError as exc:
-                    self._fail(Failure(exc.code, exc.message, exc.retry_after, exc.reason), shared)
+                    self._fail(Failure(exc.code, exc.message, exc.retry_after, exc.reason), b"")
                 else:
                     ending = b"connection: close\r\n" if self.last or inference.closing else b""
                     if self.principal.limits:

@@ -13,6 +13,10 @@ from headway.http.inference.codecs import Codec, inference, plain, predict
 from headway.http.inference.exchange import RequestTarget
 from headway.http.oip.answers import encode_error as encode_oip_error
 from headway.http.oip.infer import infer
+from headway.http.openai.chat import chat
+from headway.http.openai.completions import completions
+from headway.http.openai.embeddings import embeddings
+from headway.http.openai.errors import encode_path_error
 from headway.http.problem import encode_problem
 from headway.http.server.framing import EncodeError
 
@@ -20,6 +24,9 @@ ROUTES: Mapping[str, Callable[[Settings], Codec]] = {
     "/v1/inference": inference,
     "/api/inference": plain,
     "/v1/predict": predict,
+    "/v1/completions": completions,
+    "/v1/chat/completions": chat,
+    "/v1/embeddings": embeddings,
     "/v2/models/{model:path}/versions/{version}/infer": infer,
     "/v2/models/{model:path}/infer": infer,
 }
@@ -29,7 +36,14 @@ A part of a path may be left open, as in `/v2/models/{model}/infer`. It takes an
 written as %2F. As `{model:path}` it takes slashes, too. Of several routes for a path the first counts.
 """
 
-ERROR_FORMS: Mapping[str, EncodeError] = {"/v2": encode_oip_error}
+ERROR_FORMS: Mapping[str, EncodeError] = {
+    "/v2": encode_oip_error,
+    "/v1/completions": encode_path_error,
+    "/v1/chat": encode_path_error,
+    "/v1/embeddings": encode_path_error,
+    "/v1/models": encode_path_error,
+    "/v1/responses": encode_path_error,
+}
 """Encoders of errors by path, for the path itself and all below it, also where nothing is served."""
 
 _NOWHERE: Mapping[str, str] = {}

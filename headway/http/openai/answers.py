@@ -1,0 +1,142 @@
+"""Answers of completions: a choice for each output, as one JSON object or as server-sent events.
+
+A stream has one event for each choice, since a model's answer is there as a whole. A target that knows more than a text
+gives an object with the text as `text`, and `usage` or `finish_reason` if it likes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import time
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from headway.core.values import shown as shown_value
+from headway.http.inference.exchange import JSON, Written
+from headway.model import Value
+
+EVENTS = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
+"""Lines of a stream's header."""
+
+FINISHED = "stop"
+T = TypeVar("T")
+
+
+class Usage(msgspec.Struct, gc=False):
+    """Tokens of one answer, or of several."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    total_tokens: int = 0
+
+
+class _Told(msgspec.Struct, gc=False):
+    """Output of a target that knows more than a text."""
+
+    text: str
+    usage: Usage | None = None
+    finish_reason: str = FINISHED
+
+
+class _Body(msgspec.Struct, Generic[T], gc=False, omit_defaults=True):
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: Sequence[T]
+    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class _TextChoice(msgspec.Struct, gc=False):
+    index: int
+    text: str
+    logprobs: None
+    finish_reason: str
+
+
+class _Message(msgspec.Struct, gc=False):
+    role: str
+    content: str
+    refusal: None
+
+
+class _ChatChoice(msgspec.Struct, gc=False):
+    index: int
+    message: _Message
+    logprobs: None
+    finish_reason: str
+
+
+class _DeltaChoice(msgspec.Struct, gc=False):
+    index: int
+    delta: _Message
+    logprobs: None
+    finish_reason: str
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(_Told).decode
+
+
+@dataclass(frozen=True, slots=True)
+class ChoicesWriter:
+    """ChoicesWriter of the answer to one request.
+
+    Attributes:
+        model: name of the model as the client sent it.
+        chat: whether the answer is to a chat.
+        stream: whether it comes as server-sent events.
+        usage: whether a stream ends with an event about usage.
+    """
+
+    model: str
+    chat: bool
+    stream: bool
+    usage: bool
+
+    def __call__(self, shown: str, outputs: Sequence[Value], milliseconds: float, version: str) -> Written:
+        """Write the answer; see `headway.http.inference.exchange.WriteOutputs`."""
+        told = [_told(output) for output in outputs]
+        choices = [self._choice(index, one) for index, one in enumerate(told)]
+        usage = _sum([one.usage for one in told])
+        id = f"{'chatcmpl' if self.chat else 'cmpl'}-{shown[4:]}"
+        head = id, self._kind(), int(time()), self.model
+        if not self.stream:
+            return JSON, _encode(_Body(*head, choices, msgspec.UNSET if usage is None else usage))
+        empty = None if self.usage else msgspec.UNSET
+        bodies = [_Body(*head, [choice], empty) for choice in choices]
+        if self.usage:
+            bodies.append(_Body(*head, [], usage))
+        return EVENTS, b"".join([b"data: " + _encode(body) + b"\n\n" for body in bodies]) + b"data: [DONE]\n\n"
+
+    def _kind(self) -> str:
+        if not self.chat:
+            return "text_completion"
+        return "chat.completion.chunk" if self.stream else "chat.completion"
+
+    def _choice(self, index: int, told: _Told) -> Any:
+        if not self.chat:
+            return _TextChoice(index, told.text, None, told.finish_reason)
+        message = _Message("assistant", told.text, None)
+        kind = _DeltaChoice if self.stream else _ChatChoice
+        return kind(index, message, None, told.finish_reason)
+
+
+def _told(output: Value) -> _Told:
+    if isinstance(output, bytes) and output[:1] == b"{":
+        try:
+            return _decode(output)
+        except msgspec.MsgspecError:
+            pass
+    return _Told(shown_value(output))
+
+
+def _sum(each: Sequence[Usage | None]) -> Usage | None:
+    """Usage of all, where each has reported it."""
+    known = [usage for usage in each if usage is not None]
+    if not known or len(known) < len(each):
+        return None
+    prompt, completion = (sum(getattr(one, name) for one in known) for name in ("prompt_tokens", "completion_tokens"))
+    return Usage(prompt, completion, prompt + completion)

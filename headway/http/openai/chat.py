@@ -1,0 +1,103 @@
+"""Codec of POST /v1/chat/completions: a template makes one text of the messages, and the model answers it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from headway.config import Settings
+from headway.errors import BadRequest
+from headway.gateway.fan_out import MOST_INPUTS
+from headway.http.inference.codecs import Codec
+from headway.http.inference.exchange import Exchange
+from headway.http.openai.chat_template import Message, load_template
+from headway.http.openai.completions import choices, writer
+from headway.http.openai.members import (
+    Members,
+    input_checker,
+    member,
+    parameters_reader,
+    read_members,
+    refuse,
+    take_text,
+)
+from headway.http.openai.routing import openai_codec
+from headway.model import RequestOptions
+
+_TOOLS = "tools are not served, as the model gives text only; describe them in a message, and leave them out"
+_UNSERVED = {
+    "logprobs": "log probabilities are not served, as the model gives text only; leave it out",
+    "top_logprobs": "log probabilities are not served, as the model gives text only; leave it out",
+    "tools": _TOOLS,
+    "functions": _TOOLS,
+    "audio": "audio is not served, as the model gives text only; leave it out",
+}
+
+
+class _Part(msgspec.Struct, gc=False):
+    type: str
+    text: str | None = None
+
+
+class _Sent(msgspec.Struct, gc=False):
+    role: str
+    content: str | list[_Part] | None = None
+    name: str | None = None
+
+
+_take_messages = member(list[_Sent])
+
+
+def chat(settings: Settings) -> Codec:
+    """Make the codec.
+
+    Raises:
+        SettingError: the template cannot be used.
+    """
+    most = min(MOST_INPUTS, settings.max_queue)
+    check, parameters, default = input_checker(settings), parameters_reader(settings), settings.model
+    render = load_template(settings.chat_template)
+
+    def make(body: bytes, options: RequestOptions) -> Exchange:
+        members = read_members(body)
+        model = take_text(members, "model")
+        raw = members.get("messages")
+        text = check(render(_messages(members)))
+        if raw is not None:
+            members["messages"] = raw
+        count = choices(members, most)
+        write = writer(members, model or default, chat=True)
+        members.pop("user", None)
+        if not members.keys().isdisjoint(_UNSERVED):
+            refuse(members, _UNSERVED)
+        return Exchange(model, text if count == 1 else [text] * count, parameters(members), options, write)
+
+    return openai_codec(make)
+
+
+def _messages(members: Members) -> list[Message]:
+    """Messages with one text each."""
+    sent = _take_messages(members, "messages")
+    if not sent:
+        raise BadRequest("Expected at least one message, an object with `role` and `content` - at `$.messages`")
+    return [_message(place, one) for place, one in enumerate(sent)]
+
+
+def _message(place: int, sent: _Sent) -> Message:
+    content = sent.content
+    if content is None:
+        raise BadRequest(f"Expected text; the calls of tools are not served - at `$.messages[{place}].content`")
+    if not isinstance(content, str):
+        content = "\n".join([_part(place, at, part) for at, part in enumerate(content)])
+    message = {"role": sent.role, "content": content}
+    if sent.name is not None:
+        message["name"] = sent.name
+    return message
+
+
+def _part(place: int, at: int, part: _Part) -> str:
+    where = f"`$.messages[{place}].content[{at}]`"
+    if part.type != "text":
+        raise BadRequest(f"a part of type {part.type[:40]!r} is not taken, only text; send the text alone - at {where}")
+    if part.text is None:
+        raise BadRequest(f"Object missing required field `text` - at {where}")
+    return part.text

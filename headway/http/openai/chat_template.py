@@ -1,0 +1,83 @@
+"""Templates of chats: the messages of a conversation to the one text that a model takes.
+
+`plain` writes a line `role: content` for each message, and `assistant:` at the end. A file holds a Jinja template as models
+on the Hugging Face Hub have them. It runs in Jinja's sandbox, where it can read the messages, and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+from headway.config.extras import install_hint
+from headway.errors import BadRequest, SettingError
+
+PLAIN = "plain"
+"""Setting of the template that is no file."""
+
+Message = dict[str, str]
+"""Message with `role`, `content`, and perhaps `name`."""
+
+Render = Callable[[Sequence[Message]], str]
+"""Function from messages to text. Raises BadRequest for messages that a template does not take."""
+
+_SETTING = "chat_template"
+
+
+def load_template(chosen: str) -> Render:
+    """Load the template that the setting names.
+
+    Raises:
+        SettingError: the file cannot be read, is no template, or Jinja is not installed.
+    """
+    if chosen == PLAIN:
+        return _plain
+    try:
+        source = Path(chosen).read_text(encoding="utf-8")
+    except (OSError, ValueError) as exc:
+        raise _unusable(chosen, f"cannot be read: {exc}", f"Name a file, or {PLAIN}.") from exc
+    try:
+        import jinja2
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+    except ImportError as exc:
+        raise _unusable(chosen, "needs Jinja, which is not installed", install_hint("chat")) from exc
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _as_json
+    environment.globals.update(raise_exception=_refuse, strftime_now=_now)
+    try:
+        template = environment.from_string(source)
+    except jinja2.TemplateError as exc:
+        raise _unusable(chosen, f"is no Jinja template: {exc}", "Mend the file.") from exc
+
+    def render(messages: Sequence[Message]) -> str:
+        try:
+            return str(template.render(messages=messages, add_generation_prompt=True, bos_token="", eos_token=""))
+        except Exception as exc:
+            raise BadRequest(f"the chat template does not take these messages: {exc} - at `$.messages`") from None
+
+    return render
+
+
+def _plain(messages: Sequence[Message]) -> str:
+    return "".join([f"{message['role']}: {message['content']}\n" for message in messages]) + "assistant:"
+
+
+def _refuse(message: str) -> NoReturn:
+    raise ValueError(message)
+
+
+def _now(form: str) -> str:
+    return datetime.now().astimezone().strftime(form)
+
+
+def _as_json(value: Any, **options: Any) -> str:
+    return json.dumps(value, **{"ensure_ascii": False, **options})
+
+
+def _unusable(chosen: str, reason: str, hint: str) -> SettingError:
+    return SettingError(_SETTING, chosen, reason, hint)

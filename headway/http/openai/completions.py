@@ -1,0 +1,84 @@
+"""Codec of POST /v1/completions: each prompt is an entry of its own, as often as `n` says."""
+
+from __future__ import annotations
+
+import msgspec
+
+from headway.config import Settings
+from headway.errors import BadRequest, PayloadTooLarge
+from headway.gateway.fan_out import MOST_INPUTS
+from headway.http.inference.codecs import Codec
+from headway.http.inference.exchange import Exchange
+from headway.http.openai.answers import ChoicesWriter
+from headway.http.openai.members import (
+    Members,
+    input_checker,
+    member,
+    parameters_reader,
+    read_members,
+    refuse,
+    take_flag,
+    take_inputs,
+    take_number,
+    take_text,
+)
+from headway.http.openai.routing import openai_codec
+from headway.model import RequestOptions
+
+MOST_CHOICES = 128
+"""Most choices for one prompt."""
+
+_UNSERVED = {
+    "logprobs": "log probabilities are not served, as the model gives text only; leave it out",
+    "echo": "echo is not served; put the prompt before the answer yourself, and leave it out",
+    "best_of": "best_of is not served; ask for n choices and choose among them, and leave it out",
+}
+
+
+class _StreamOptions(msgspec.Struct, gc=False):
+    include_usage: bool | None = None
+
+
+_take_stream_options = member(_StreamOptions)
+
+
+def completions(settings: Settings) -> Codec:
+    """Make the codec."""
+    most = min(MOST_INPUTS, settings.max_queue)
+    check, parameters, default = input_checker(settings), parameters_reader(settings), settings.model
+
+    def make(body: bytes, options: RequestOptions) -> Exchange:
+        members = read_members(body)
+        model = take_text(members, "model")
+        prompts = take_inputs(members, "prompt", most, check)
+        count = choices(members, most // len(prompts))
+        write = writer(members, model or default, chat=False)
+        members.pop("user", None)
+        if not members.keys().isdisjoint(_UNSERVED):
+            refuse(members, _UNSERVED)
+        if len(prompts) == count == 1:
+            return Exchange(model, prompts[0], parameters(members), options, write)
+        entries = [prompt for prompt in prompts for _ in range(count)]
+        return Exchange(model, [*entries], parameters(members), options, write)
+
+    return openai_codec(make)
+
+
+def choices(members: Members, room: int) -> int:
+    """Take `n` out of the members: how many choices each prompt gets, of which `room` fit into one request."""
+    asked: int | None = take_number(members, "n")
+    count = 1 if asked is None else asked
+    if not 1 <= count <= MOST_CHOICES:
+        raise BadRequest(f"n is {count}; expected a number from 1 to {MOST_CHOICES} - at `$.n`")
+    if count > room:
+        raise PayloadTooLarge(f"n is {count}; with these prompts at most {room} fit into one request - at `$.n`")
+    return count
+
+
+def writer(members: Members, model: str, chat: bool) -> ChoicesWriter:
+    """Take the members about streams out of the members, and make the writer of the answer."""
+    stream = bool(take_flag(members, "stream"))
+    options = _take_stream_options(members, "stream_options")
+    if options is not None and not stream:
+        raise BadRequest("stream_options is for streams; leave it out, or set stream - at `$.stream_options`")
+    return ChoicesWriter(model, chat, stream, options is not None and bool(options.include_usage))

@@ -1,0 +1,137 @@
+"""Codec of POST /v1/embeddings: each input is an entry of its own, and each output a list of numbers."""
+
+from __future__ import annotations
+
+import struct
+from binascii import b2a_base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from headway.config import Settings
+from headway.core.values import octets
+from headway.errors import BACKEND_ERROR, BadRequest, RequestError
+from headway.gateway.fan_out import MOST_INPUTS
+from headway.http.inference.codecs import Codec
+from headway.http.inference.exchange import JSON, Exchange, Written
+from headway.http.openai.members import (
+    input_checker,
+    member,
+    parameters_reader,
+    read_members,
+    take_inputs,
+    take_number,
+    take_text,
+)
+from headway.http.openai.routing import openai_codec
+from headway.model import RequestOptions, Value
+
+FLOAT, BASE64 = "float", "base64"
+
+
+class _Told(msgspec.Struct, gc=False):
+    """Output of a target that knows more than the numbers."""
+
+    embedding: list[float]
+    prompt_tokens: int = 0
+
+
+class _Usage(msgspec.Struct, gc=False):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class _Embedding(msgspec.Struct, gc=False):
+    object: str
+    index: int
+    embedding: list[float] | str
+
+
+class _Body(msgspec.Struct, gc=False):
+    object: str
+    data: list[_Embedding]
+    model: str
+    usage: _Usage
+
+
+_encode = msgspec.json.Encoder().encode
+_numbers = msgspec.json.Decoder(list[float]).decode
+_told = msgspec.json.Decoder(_Told).decode
+_dimensions = member(int)
+
+
+def embeddings(settings: Settings) -> Codec:
+    """Make the codec."""
+    most = min(MOST_INPUTS, settings.max_queue)
+    check, parameters, default = input_checker(settings), parameters_reader(settings), settings.model
+
+    def make(body: bytes, options: RequestOptions) -> Exchange:
+        members = read_members(body)
+        model = take_text(members, "model")
+        inputs = take_inputs(members, "input", most, check)
+        encoding = take_text(members, "encoding_format") or FLOAT
+        if encoding not in (FLOAT, BASE64):
+            raise BadRequest(f"expected `{FLOAT}` or `{BASE64}` - at `$.encoding_format`")
+        asked = members.get("dimensions")
+        dimensions = take_number(members, "dimensions")
+        if asked is not None and dimensions is not None:
+            members["dimensions"] = asked  # A model that can shorten its embeddings may heed it.
+        members.pop("user", None)
+        write = _Writer(model or default, encoding == BASE64, dimensions)
+        if len(inputs) == 1:
+            return Exchange(model, inputs[0], parameters(members), options, write)
+        return Exchange(model, [*inputs], parameters(members), options, write)
+
+    return openai_codec(make)
+
+
+@dataclass(frozen=True, slots=True)
+class _Writer:
+    """Writer of the answer to one request.
+
+    Attributes:
+        model: name of the model as the client sent it.
+        packed: whether an embedding is the base64 of its numbers, each in four bytes.
+        dimensions: how many numbers the client wants; None: as many as there are.
+    """
+
+    model: str
+    packed: bool
+    dimensions: int | None
+
+    def __call__(self, shown: str, outputs: Sequence[Value], milliseconds: float, version: str) -> Written:
+        data, tokens = [], 0
+        for index, output in enumerate(outputs):
+            numbers, counted = _read(output)
+            if self.dimensions is not None and self.dimensions != len(numbers):
+                message = f"the model gives {len(numbers)} numbers, and not {self.dimensions}; leave it out - at `$.dimensions`"
+                raise BadRequest(message)
+            data.append(_Embedding("embedding", index, _packed(numbers) if self.packed else numbers))
+            tokens += counted
+        return JSON, _encode(_Body("list", data, self.model, _Usage(tokens, tokens)))
+
+
+def _read(output: Value) -> tuple[list[float], int]:
+    """Numbers of one output, and the tokens of its input where the target says so."""
+    text = octets(output)
+    try:
+        if text.lstrip()[:1] == b"{":
+            told = _told(text)
+            numbers, tokens = told.embedding, told.prompt_tokens
+        else:
+            numbers, tokens = _numbers(text), 0
+    except (msgspec.MsgspecError, RecursionError) as exc:
+        message = f"the model's output is no embedding, which is a JSON array of numbers: {exc}"
+        raise RequestError(message, code=BACKEND_ERROR, reason="output") from None
+    if not numbers:
+        raise RequestError("the model's output is an embedding without numbers", code=BACKEND_ERROR, reason="output")
+    return numbers, tokens
+
+
+def _packed(numbers: list[float]) -> str:
+    try:
+        return b2a_base64(struct.pack(f"<{len(numbers)}f", *numbers), newline=False).decode("ascii")
+    except OverflowError:
+        message = "the model's output holds a number that four bytes cannot hold; ask with encoding_format float"
+        raise RequestError(message, code=BACKEND_ERROR, reason="output") from None

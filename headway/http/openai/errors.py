@@ -1,0 +1,74 @@
+"""Errors in OpenAI's form: an object `error` with `message`, `type`, `param` and `code`.
+
+OpenAI's clients try again twice on 408, 409, 429 and every 5xx, and obey `x-should-retry`. A failure that has already been
+tried again here, or that took all the time there is, says `false`: else an overload would triple itself.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from headway import errors
+from headway.http.problem import escaped, problem_header
+from headway.http.server.framing import Encoded
+
+MODEL_NOT_FOUND = "model_not_found"
+"""Code of an error about a model that is not there."""
+
+UNKNOWN_URL = "unknown_url"
+"""Code of an error about a path where nothing is served."""
+
+_CODES = {
+    errors.UNAUTHENTICATED: "invalid_api_key",
+    errors.FORBIDDEN: "permission_denied",
+    errors.NOT_FOUND: MODEL_NOT_FOUND,
+    errors.RATE_LIMITED: "rate_limit_exceeded",
+    errors.SHED: "rate_limit_exceeded",
+    errors.SERVICE_OVERLOADED: "server_is_overloaded",
+    errors.NO_WORKERS: "server_is_overloaded",
+    errors.DRAINING: "server_is_overloaded",
+}
+"""Codes of OpenAI's; of other errors the code is ours in lower case."""
+
+_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_exceeded"}
+_SPENT = frozenset((errors.BACKEND_ERROR, errors.DEADLINE_EXCEEDED))
+"""Codes of failures that a client's own retry would only repeat."""
+
+_PARAM = re.compile(r"`\$\.(\w+)")
+
+
+class _Error(msgspec.Struct, gc=False):
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class _Body(msgspec.Struct, gc=False):
+    error: _Error
+
+
+def encode_error(
+    code: str, message: str, shown: str, retry_after: float | None = None, reason: str = "", name: str = ""
+) -> Encoded:
+    """Encode an error; see `headway.http.server.framing.EncodeError`. `name`: its `code`, where it is a special one."""
+    fields = problem_header(code, retry_after, reason)
+    fields["content-type"] = "application/json"
+    if code in _SPENT:
+        fields["x-should-retry"] = "false"
+    status = errors.STATUS[code]
+    kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    named = name or _CODES.get(code, errors.SHOWN.get(code, code).lower())
+    found = _PARAM.search(message)
+    param = "model" if named == MODEL_NOT_FOUND else found[1] if found else None
+    text = escaped(message)
+    return fields, msgspec.json.encode(_Body(_Error(text, kind, param, named)))
+
+
+def encode_path_error(
+    code: str, message: str, shown: str, retry_after: float | None = None, reason: str = ""
+) -> Encoded:
+    """Encode an error of a path below which this API's routes lie. What is not found there is a route."""
+    return encode_error(code, message, shown, retry_after, reason, UNKNOWN_URL if code == errors.NOT_FOUND else "")

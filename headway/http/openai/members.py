@@ -1,0 +1,125 @@
+"""Members of a body: those that the API has, each decoded by itself, and the others, which become the target's parameters."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from headway.config import Settings
+from headway.errors import BadRequest, PayloadTooLarge
+from headway.http.inference.bodies import checked_parameters, text_checker, why_not
+
+T = TypeVar("T")
+Members = dict[str, msgspec.Raw]
+
+_read = msgspec.json.Decoder(Members).decode
+_TOKENS = re.compile(rb"\s*\[\s*(?:\[\s*)?-?[0-9]")
+_NOTHING = frozenset((b"null", b"false", b"0", b"[]", b"{}"))
+"""Values of a member that ask for nothing."""
+
+Unserved = Mapping[str, str]
+"""Members that would change the answer's form and are not served, each with what to do instead."""
+
+
+def read_members(body: bytes) -> Members:
+    """Members of a JSON object. Of one that is there twice the last counts. Raises BadRequest."""
+    try:
+        if not body.isascii():
+            body.decode()
+        return _read(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+        raise BadRequest(why_not(exc, body)) from None
+
+
+def member(kind: Any) -> Callable[[Members, str], Any]:
+    """Make the function that takes a member of this type out of the members; None where it is absent or null."""
+    decode = msgspec.json.Decoder(kind | None).decode
+
+    def take(members: Members, name: str) -> Any:
+        raw = members.pop(name, None)
+        if raw is None:
+            return None
+        try:
+            return decode(raw)
+        except (msgspec.MsgspecError, RecursionError) as exc:
+            raise BadRequest(_at(name, exc, bytes(raw))) from None
+
+    return take
+
+
+take_text = member(str)
+take_flag = member(bool)
+take_number = member(int)
+_take_texts = member(str | list[str])
+
+
+def take_inputs(members: Members, name: str, most: int, check: Callable[[str], str]) -> list[str]:
+    """Take out a member that is a text, or a list of at least one and at most `most` texts.
+
+    Raises:
+        RequestError: it is anything else, or absent, or `check` refuses a text.
+    """
+    raw = members.get(name)
+    if raw is not None and _TOKENS.match(bytes(raw)):
+        raise BadRequest(
+            f"token arrays are not taken, as the model has a tokenizer of its own; send text - at `$.{name}`"
+        )
+    found = _take_texts(members, name)
+    if found is None:
+        raise BadRequest(f"Object missing required field `{name}`; expected a text, or a list of texts - at `$.{name}`")
+    if isinstance(found, str):
+        return [check(found)]
+    if not found:
+        raise BadRequest(f"Expected at least one text - at `$.{name}`")
+    if len(found) > most:
+        raise PayloadTooLarge(f"{len(found)} texts; at most {most} are taken in one request - at `$.{name}`")
+    return [check(text) for text in found]
+
+
+def refuse(members: Members, unserved: Unserved) -> None:
+    """Refuse what is not served, and drop members that ask for nothing of it. Raises BadRequest."""
+    for name in members.keys() & unserved.keys():
+        if bytes(members.pop(name)) not in _NOTHING:
+            raise BadRequest(f"{unserved[name]} - at `$.{name}`")
+
+
+def parameters_reader(settings: Settings) -> Callable[[Members], bytes]:
+    """Make the function that turns what is left of the members into parameters: text of a JSON object, or empty."""
+    most = settings.max_parameters
+
+    def parameters(members: Members) -> bytes:
+        if not members:
+            return b""
+        text = b"{" + b",".join([msgspec.json.encode(name) + b":" + bytes(raw) for name, raw in members.items()]) + b"}"
+        try:
+            return checked_parameters(msgspec.Raw(text), most)
+        except BadRequest as exc:
+            raise BadRequest(exc.message.replace("`$.parameters`", "what reaches the model as parameters")) from None
+        except (msgspec.MsgspecError, RecursionError) as exc:
+            raise BadRequest(why_not(exc, text)) from None
+
+    return parameters
+
+
+def input_checker(settings: Settings) -> Callable[[str], str]:
+    """Make the function that checks a text, and returns what the model gets of it."""
+    check = text_checker(settings)
+
+    def checked(text: str) -> str:
+        if "\x00" in text:
+            raise BadRequest("the input contains U+0000, which not every model can hold; remove it")
+        return text if check is None else check(text)
+
+    return checked
+
+
+def _at(name: str, exc: Exception, raw: bytes) -> str:
+    """Message about a wrong member, with the path from the body's root."""
+    message = why_not(exc, raw)
+    if not isinstance(exc, msgspec.ValidationError):
+        return f"{message} - at `$.{name}`"
+    text, found, path = message.partition(" - at `$")
+    return f"{text} - at `$.{name}{path}" if found else f"{text} - at `$.{name}`"

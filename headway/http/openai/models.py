@@ -1,0 +1,63 @@
+"""GET /v1/models and /v1/models/{id}: the models that a principal may ask."""
+
+from __future__ import annotations
+
+from time import time
+from typing import Any
+
+import msgspec
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from headway.core.failures import no_model
+from headway.gateway.gateway import Gateway
+from headway.http.authentication import Authentication
+from headway.http.error_responses import refusal
+from headway.http.openai.errors import encode_error
+from headway.http.rate_limit_headers import RateLimitHeaders
+from headway.model import Principal
+from headway.ports import Identity
+
+PATH = "/v1/models"
+
+
+def routes(gateway: Gateway, identity: Identity) -> list[Route]:
+    """Both routes, for principals that `identity` knows."""
+    on = _Routes(gateway)
+    authentication = [Middleware(Authentication, identity, gateway.counters)]
+    return [
+        Route(PATH, on.all, methods=["GET"], middleware=authentication),
+        Route(f"{PATH}/{{id:path}}", on.one, methods=["GET"], middleware=authentication),
+    ]
+
+
+class _Routes:
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._since = int(time())
+        self._limits = RateLimitHeaders(gateway)
+
+    async def all(self, request: Request) -> Response:
+        data = [self._told(model) for model in self._names(request.state.principal)]
+        return self._answer(request, {"object": "list", "data": data})
+
+    async def one(self, request: Request) -> Response:
+        id, names = request.path_params["id"], self._names(request.state.principal)
+        if id in names:
+            return self._answer(request, self._told(id))
+        failure = no_model(id, names)
+        response = refusal(request.state.request_id, failure.code, failure.message, encode=encode_error)
+        response.headers.update(self._limits.fields(request.state.principal.limits))
+        return response
+
+    def _names(self, principal: Principal) -> list[str]:
+        return [name for name in self._gateway.kinds.models if not principal.models or name in principal.models]
+
+    def _told(self, model: str) -> dict[str, Any]:
+        return {"id": model, "object": "model", "created": self._since, "owned_by": "headway"}
+
+    def _answer(self, request: Request, content: dict[str, Any]) -> Response:
+        fields = self._limits.fields(request.state.principal.limits)
+        return Response(msgspec.json.encode(content), 200, fields, "application/json")

@@ -1,0 +1,53 @@
+"""Heads of OpenAI's requests: options by the fields that its clients send, and no tasks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import msgspec
+
+from headway.errors import BadRequest
+from headway.http.inference.codecs import Codec, exchange_codec
+from headway.http.inference.exchange import CodecContext, Exchange, OpenHead, ReadExchange, RequestTarget
+from headway.http.openai.errors import encode_error
+from headway.http.rate_limit_headers import RateLimitHeaders
+from headway.http.server.head import Head
+from headway.model import RequestOptions
+
+_SECONDS = re.compile(rb"[0-9]{1,9}(?:\.[0-9]{1,9})?")
+_RETRIES = re.compile(rb"0*[1-9][0-9]*")
+
+Make = Callable[[bytes, RequestOptions], Exchange]
+"""Body and options to exchange. Raises RequestError."""
+
+
+def openai_codec(make: Make) -> Codec:
+    """Make the codec of one route."""
+    return exchange_codec(_opener(make), encode_error, RateLimitHeaders.lines_and_counts)
+
+
+def _opener(make: Make) -> OpenHead:
+    def open_head(head: Head, target: RequestTarget, options: RequestOptions, context: CodecContext) -> ReadExchange:
+        if options.task:
+            raise BadRequest(
+                "Prefer is respond-async, and this API has no answer for it; ask /v1/inference for a task, or leave it out"
+            )
+        fields = dict(head.fields)
+        asked = _shortened(options, fields.get(b"x-stainless-read-timeout", b""))
+        counters = context.counters if _RETRIES.fullmatch(fields.get(b"x-stainless-retry-count", b"")) else None
+
+        def read(body: bytes) -> Exchange:
+            if counters is not None:
+                counters.client_retries += 1
+            return make(body, asked)
+
+        return read
+
+    return open_head
+
+
+def _shortened(options: RequestOptions, value: bytes) -> RequestOptions:
+    """Options whose deadline is not behind the one at which the client gives up, by its own header field in seconds."""
+    seconds = float(value) if _SECONDS.fullmatch(value) else 0.0
+    return msgspec.structs.replace(options, timeout=seconds) if 0.0 < seconds < options.timeout else options

@@ -10,6 +10,7 @@
 #   make mutants             whether the tests notice small changes of the core; or ARGS='http --sample 150'
 #   make bench               the benchmarks; tables on stdout, JSON in bench/out
 #   make triton              Triton's server, which a benchmark measures beside ours
+#   make clients             environments of gRPC clients that others made, for the tests that use them
 #   make example-embeddings  a real model (all-MiniLM-L6-v2) on http://127.0.0.1:8000
 #   make dist                a wheel and a source archive in dist/, checked: content, metadata, an installation of its own
 #   make lock                new locks after a change of dependencies; UPGRADE=1 takes newer versions too
@@ -41,7 +42,7 @@ LOCK := $(BIN)/uv pip compile --no-config --universal --python-version 3.11 --ge
 	$(if $(UPGRADE),--upgrade)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-fast check format fuzz explore mutants bench triton example-embeddings dist lock protos audit clean
+.PHONY: help setup serve test test-fast check format fuzz explore mutants bench triton clients example-embeddings dist lock protos audit clean
 
 help:
 	@sed -n '/^#   make/s/^#   //p' Makefile
@@ -80,6 +81,14 @@ bench: .venv/.ready-bench
 	$(BIN)/python bench/run.py $(ARGS)
 
 triton: .venv/triton/.ready
+
+# Each with versions of its own, which need not agree with ours.
+clients: .venv/.ready
+	@$(PYTHON) -m venv .venv/clients/triton
+	@.venv/clients/triton/bin/python -m pip --disable-pip-version-check install --quiet 'tritonclient[grpc]>=2.73'
+	@command -v npm >/dev/null && mkdir -p .venv/clients/grpc-js && cd .venv/clients/grpc-js \
+		&& npm install --silent --no-audit --no-fund @grpc/grpc-js@1 @grpc/proto-loader@0 \
+		|| echo "npm is not on the path, or does not reach a registry: there is no environment of grpc-js" >&2
 
 dist: .venv/.ready-dist
 	$(BIN)/python -P tests/dist.py $(ARGS)

@@ -16,7 +16,7 @@ import msgspec
 from headway.config import Settings
 from headway.core import failures
 from headway.core.excerpt import excerpt
-from headway.errors import METHOD_NOT_ALLOWED, BadRequest, Forbidden, NotFound, PayloadTooLarge, RequestError
+from headway.errors import NOT_IMPLEMENTED, BadRequest, Forbidden, NotFound, PayloadTooLarge, RequestError
 from headway.gateway.fan_out import MOST_INPUTS
 from headway.gateway.model_kinds import ModelKinds
 from headway.grpc import messages
@@ -24,6 +24,7 @@ from headway.grpc.calls import PortContext
 from headway.grpc.inference_call import ReadMessage
 from headway.http.inference.bodies import value_checker
 from headway.http.inference.exchange import Exchange, Written
+from headway.http.oip.infer import check_version
 from headway.model import Principal, RequestOptions, Value
 from headway.oip import elements, metadata, parameters, tensors
 from headway.oip.statistics import statistics_of
@@ -50,7 +51,7 @@ def infer_reader(settings: Settings, kinds: ModelKinds) -> ReadMessage:
     def read(body: bytes, options: RequestOptions) -> Exchange:
         asked = messages.read(_REQUEST, body)
         model = asked.model_name or settings.model
-        check_version(settings, model, asked.model_version)
+        check_version(settings, model, asked.model_version or None)
         try:
             shape, found = _input_of(asked, most)
             tensors.check_outputs([one.name for one in asked.outputs])
@@ -75,18 +76,6 @@ def infer_reader(settings: Settings, kinds: ModelKinds) -> ReadMessage:
         return Exchange(model, input, msgspec.json.encode(rest) if rest else b"", _wished(options, wishes), write)
 
     return read
-
-
-def check_version(settings: Settings, model: str, version: str) -> None:
-    """Check that a version of a model is the one that is served; empty: any.
-
-    Raises:
-        NotFound: it is not.
-    """
-    if version and version != settings.model_version:
-        raise NotFound(
-            f"the model {excerpt(model)!r} has no version {excerpt(version)!r}; there is: {settings.model_version}"
-        )
 
 
 def _input_of(asked: Any, most: int) -> tuple[Sequence[int], Sequence[elements.Element]]:
@@ -208,7 +197,7 @@ class OpenInference:
 
     async def _never(self, asked: Any, principal: Principal) -> Any:
         message = "models are not loaded and unloaded by clients; start a worker for a model, and it is served"
-        raise RequestError(message, code=METHOD_NOT_ALLOWED)
+        raise RequestError(message, code=NOT_IMPLEMENTED)
 
     def _models(self, principal: Principal) -> list[str]:
         """Models that a principal may ask."""
@@ -221,7 +210,7 @@ class OpenInference:
             raise NotFound(failures.no_model(model, (self._settings.model,)).message)
         if principal.models and model not in principal.models:
             raise Forbidden(failures.no_model_for(model, principal.models).message)
-        check_version(self._settings, model, asked.version)
+        check_version(self._settings, model, asked.version or None)
         return model
 
 

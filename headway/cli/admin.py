@@ -9,6 +9,7 @@ from urllib.parse import quote, urlencode, urlsplit
 import msgspec
 import typer
 
+from headway.cli.trust import AUTHORITY, SHOWN, make_context
 from headway.errors import HeadwayError, SettingError
 
 AdminUrl = Annotated[
@@ -49,12 +50,15 @@ class Admin:
     Arguments:
         url: http or https, host and port.
         token: service token, or empty.
+        ca: file of the authorities to trust; empty: those of the system.
+        cert: file of a certificate to show, or empty.
+        cert_key: file of its key; empty: that of the certificate.
 
     Raises:
-        SettingError: `url` is not such a URL.
+        SettingError: `url` is not such a URL, or a file cannot be used.
     """
 
-    def __init__(self, url: str, token: str) -> None:
+    def __init__(self, url: str, token: str, ca: str = "", cert: str = "", cert_key: str = "") -> None:
         try:
             parts = urlsplit(url)
             port = parts.port
@@ -65,9 +69,7 @@ class Admin:
         if not (token.isascii() and token.isprintable()):
             raise SettingError("--token", "…", "must be printable ASCII", "Copy it once more.")
         self._url = f"{parts.scheme}://{parts.netloc}"
-        import http.client
-
-        self._kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        self._tls = make_context(ca, cert, cert_key) if parts.scheme == "https" else None
         self._host, self._port = parts.hostname, port
         first = token.partition(",")[0]  # A service takes two while its token changes.
         self._header = {"authorization": f"Bearer {first}"} if first else {}
@@ -89,14 +91,23 @@ class Admin:
         return self._ask("POST", path, LONG)
 
     def _ask(self, method: str, target: str, timeout: float, json: bool = True) -> Any:
-        from http.client import HTTPException
+        from http.client import HTTPConnection, HTTPException, HTTPSConnection
 
-        connection = self._kind(self._host, self._port, timeout=timeout)
+        host, port = self._host, self._port
+        connection = (
+            HTTPConnection(host, port, timeout=timeout)
+            if self._tls is None
+            else HTTPSConnection(host, port, timeout=timeout, context=self._tls)
+        )
         try:
             connection.request(method, target, headers=self._header)
             response = connection.getresponse()
             body = response.read()
         except (OSError, HTTPException) as exc:
+            from headway.client.reaching import tls_fault
+
+            if fault := tls_fault(exc, AUTHORITY, SHOWN):
+                raise AdminError(f"{self._url}: {fault}") from None
             why = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc) or type(exc).__name__
             hint = "Is Headway running there? Name its admin port with --admin."
             raise AdminError(f"{self._url} does not answer: {why}. {hint}") from None

@@ -12,6 +12,8 @@ from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
+from headway.cli.trust import Ca, Cert, CertKey, make_context
+
 if TYPE_CHECKING:
     from headway.load.report import Report
 
@@ -27,7 +29,7 @@ def bench(
         str,
         typer.Argument(
             metavar="URL",
-            help="http://host[:port][/path]; without a path /v1/inference.",
+            help="http://host[:port][/path], or https; without a path /v1/inference.",
             show_default=False,
         ),
     ],
@@ -77,6 +79,9 @@ def bench(
             rich_help_panel=_REQUEST,
         ),
     ] = None,
+    ca: Ca = "",
+    cert: Cert = "",
+    cert_key: CertKey = "",
     text: Annotated[
         str | None,
         typer.Option(
@@ -146,6 +151,7 @@ def bench(
         member=member,
         expect=expect,
         promise=None if promise is None else promise / 1000,
+        tls=make_context(ca, cert, cert_key) if target.tls else None,
     )
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
     try:

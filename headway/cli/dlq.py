@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from headway.cli.admin import DEFAULT_URL, Admin, AdminError, AdminUrl, AsJson, Token, letter_path, pretty, table
+from headway.cli.trust import Ca, Cert, CertKey
 
 _MANY = 10_000
 _SHOWN = 60
@@ -38,10 +39,13 @@ def list_letters(
     limit: Annotated[int, typer.Option(metavar="N", help="At most so many, the newest.", min=1, max=_MANY)] = 100,
     admin: AdminUrl = DEFAULT_URL,
     token: Token = "",
+    ca: Ca = "",
+    cert: Cert = "",
+    cert_key: CertKey = "",
     json: AsJson = False,
 ) -> None:
     """List dead letters, newest first, without their inputs."""
-    answer = Admin(admin, token).get("/internal/dlq", {"limit": limit})
+    answer = Admin(admin, token, ca, cert, cert_key).get("/internal/dlq", {"limit": limit})
     letters = answer["letters"]
     if json:
         typer.echo(pretty(answer))
@@ -56,9 +60,17 @@ def list_letters(
 
 
 @dlq.command()
-def show(id: _Id, tenant: _Tenant = None, admin: AdminUrl = DEFAULT_URL, token: Token = "") -> None:
+def show(
+    id: _Id,
+    tenant: _Tenant = None,
+    admin: AdminUrl = DEFAULT_URL,
+    token: Token = "",
+    ca: Ca = "",
+    cert: Cert = "",
+    cert_key: CertKey = "",
+) -> None:
     """Show one dead letter, its input included, as JSON."""
-    typer.echo(pretty(Admin(admin, token).get(letter_path(id, tenant))))
+    typer.echo(pretty(Admin(admin, token, ca, cert, cert_key).get(letter_path(id, tenant))))
 
 
 @dlq.command()
@@ -68,13 +80,16 @@ def replay(
     tenant: _Tenant = None,
     admin: AdminUrl = DEFAULT_URL,
     token: Token = "",
+    ca: Ca = "",
+    cert: Cert = "",
+    cert_key: CertKey = "",
     json: AsJson = False,
 ) -> None:
     """Run dead letters again, one after the other. One that succeeds is removed, one that fails is kept.
 
     Exit codes: 0 all succeeded, 1 some did not.
     """
-    port = Admin(admin, token)
+    port = Admin(admin, token, ca, cert, cert_key)
 
     def again(id: str, tenant: str | None) -> None:
         answer = port.post(letter_path(id, tenant, "/replay"))
@@ -91,12 +106,15 @@ def purge(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before purging all.")] = False,
     admin: AdminUrl = DEFAULT_URL,
     token: Token = "",
+    ca: Ca = "",
+    cert: Cert = "",
+    cert_key: CertKey = "",
 ) -> None:
     """Remove dead letters for good.
 
     Exit codes: 0 all removed, 1 some were not there.
     """
-    port = Admin(admin, token)
+    port = Admin(admin, token, ca, cert, cert_key)
     chosen = _chosen(port, ids, all_, tenant)
     if all_ and chosen and not yes:
         typer.confirm(f"Remove {len(chosen)} dead letters for good?", abort=True)

@@ -9,6 +9,7 @@ import typer
 
 from headway.cli.admin import DEFAULT_URL, Admin, AdminError, AdminUrl, AsJson, Token, pretty, table
 from headway.cli.screen import narrowed
+from headway.cli.trust import Ca, Cert, CertKey
 
 _AWAY = 503
 SORTS: dict[str, tuple[str, bool]] = {
@@ -33,14 +34,21 @@ class Sort(NamedTuple):
 BY_NAME = Sort()
 
 
-def status(admin: AdminUrl = DEFAULT_URL, token: Token = "", json: AsJson = False) -> None:
+def status(
+    admin: AdminUrl = DEFAULT_URL,
+    token: Token = "",
+    ca: Ca = "",
+    cert: Cert = "",
+    cert_key: CertKey = "",
+    json: AsJson = False,
+) -> None:
     """Show how a running service is doing: load, queue, capacity, processes, workers.
 
     The admin port of any process will do: each knows the whole fleet.
 
     Exit codes: 0 it serves, 1 it does not or cannot be reached.
     """
-    found = look(Admin(admin, token))
+    found = look(Admin(admin, token, ca, cert, cert_key))
     typer.echo(pretty(found) if json else overview(found))
     if not serves(found):
         raise typer.Exit(1)

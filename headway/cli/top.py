@@ -14,6 +14,7 @@ from headway.cli.admin import DEFAULT_URL, Admin, AdminError, AdminUrl, Token, t
 from headway.cli.figures import REFUSALS_SHOWN, Figures, Scrape, between, read
 from headway.cli.screen import HELP, fit, key_within, keyboard, narrowed
 from headway.cli.status import BY_NAME, SORTS, Sort, look, overview, serves
+from headway.cli.trust import Ca, Cert, CertKey
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,6 +26,9 @@ WINDOW = 10.0
 def top(
     admin: AdminUrl = DEFAULT_URL,
     token: Token = "",
+    ca: Ca = "",
+    cert: Cert = "",
+    cert_key: CertKey = "",
     interval: Annotated[float, typer.Option(metavar="S", help="Seconds between two looks.", min=0.1, max=3600)] = 1.0,
     once: Annotated[
         bool, typer.Option("--once", help="Print what headway status prints, and end; so does a pipe.")
@@ -39,7 +43,7 @@ def top(
 
     Exit codes: 0 ended by q or Ctrl-C; with --once as headway status: 0 it serves, 1 it does not or cannot be reached.
     """
-    port = Admin(admin, token)
+    port = Admin(admin, token, ca, cert, cert_key)
     from rich.console import Console
 
     console = Console()

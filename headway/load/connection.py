@@ -7,6 +7,7 @@ other one goes through an AnswerReader, which costs more.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from typing import Protocol, cast
 
 from headway.load.answer import AnswerReader
@@ -96,7 +97,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Asyncio's: the connection is closed."""
         self.open = False
-        cause = self._cause or ("closed" if exc is None else "reset")
+        cause = self._cause or ("closed" if exc is None else _cause_of(exc))
         reader = self._reader
         if reader is not None and not self._cause:
             cause = "truncated"
@@ -143,3 +144,9 @@ class Connection(asyncio.Protocol):
     def _hand_over(self, reader: AnswerReader) -> None:
         self._reader = None
         self._owner.answered(self, reader.status, reader.body, reader.retry_after, reader.reusable)
+
+
+def _cause_of(exc: Exception) -> str:
+    if isinstance(exc, ssl.SSLError):
+        return f"TLS {(exc.reason or 'error').lower().replace('_', ' ')}"
+    return "reset"

@@ -83,6 +83,7 @@ class Generator:
             spec.connections,
             lambda: Connection(self),
             self._tried,
+            spec.tls,
         )
         self._loop = asyncio.get_running_loop()
         self._done: asyncio.Future[None] = self._loop.create_future()

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import errno
 import resource
+import ssl
 from collections.abc import Callable
+from typing import Any
 
+from headway.client.reaching import tls_fault
 from headway.errors import HeadwayError
 from headway.load.connection import Connection
 
@@ -38,6 +41,7 @@ class ConnectionPool:
         most: most connections at once; None for as many as the process may open files, up to 10,000.
         build: makes the protocol of a new connection.
         tried: called when an attempt that `grow` began is over: with the error's text, "" for none.
+        tls: certificates to trust and to show; None: no TLS.
     """
 
     def __init__(
@@ -47,8 +51,10 @@ class ConnectionPool:
         most: int | None,
         build: Callable[[], Connection],
         tried: Callable[[str], None],
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._host, self._port = host, port
+        self._tls: dict[str, Any] = {} if tls is None else {"ssl": tls, "server_hostname": host}
         self._most = most or min(_MOST, _file_limit() - _SPARE_FILES)
         self._build, self._tried = build, tried
         self._opening: set[asyncio.Task[None]] = set()
@@ -66,6 +72,8 @@ class ConnectionPool:
         try:
             await self._connect()
         except OSError as exc:
+            if fault := tls_fault(exc, "--ca, or by SSL_CERT_FILE", "--cert"):
+                raise Unreachable(f"no connection to {self._host}:{self._port}: {fault}") from None
             why = exc.strerror or str(exc) or "no answer in time"
             raise Unreachable(
                 f"no connection to {self._host}:{self._port}: {why}. Is the server running, and is this its address?"
@@ -104,7 +112,10 @@ class ConnectionPool:
         for task in self._opening:
             task.cancel()
         for connection in list(self.open):
-            connection.retire()
+            if self._tls:
+                connection.close("closed")  # To end TLS in order takes the server's answer, and the loop ends now.
+            else:
+                connection.retire()
 
     async def _try(self) -> None:
         failure = ""
@@ -119,7 +130,7 @@ class ConnectionPool:
 
     async def _connect(self) -> None:
         async with asyncio.timeout(_CONNECT_WITHIN):
-            await asyncio.get_running_loop().create_connection(self._build, self._host, self._port)
+            await asyncio.get_running_loop().create_connection(self._build, self._host, self._port, **self._tls)
 
 
 def _file_limit() -> int:

@@ -135,7 +135,7 @@ def make_report(spec: LoadSpec, record: Record, command: Sequence[str], started_
     return Report(
         command=list(command),
         started_at=started_at,
-        url=f"http://{target.authority}{target.path}",
+        url=target.url,
         rate=spec.rate,
         duration_s=spec.duration,
         arrivals=spec.arrivals,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import ssl
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,12 +27,25 @@ _MAX_REQUESTS = 500_000_000
 
 @dataclass(frozen=True)
 class Target:
-    """Target of the requests: `host` and `port` to connect to, `authority` for the Host header, and `path`."""
+    """Target of the requests.
+
+    Attributes:
+        host, port: address to connect to.
+        authority: value of the Host header.
+        path: path and query.
+        tls: whether it speaks TLS.
+    """
 
     host: str
     port: int
     authority: str
     path: str
+    tls: bool = False
+
+    @property
+    def url(self) -> str:
+        """URL that is asked."""
+        return f"{'https' if self.tls else 'http'}://{self.authority}{self.path}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +66,7 @@ class LoadSpec:
         promise: latency promise in seconds, for goodput; None for none.
         expect: check of the answer's `output`: `none`, `upper` (the input in capitals) or `echo`.
         connections: most connections open at once; None for as many as the process may open, up to 10,000.
+        tls: certificates to trust and to show, where the target speaks TLS.
     """
 
     target: Target
@@ -67,6 +82,7 @@ class LoadSpec:
     promise: float | None = None
     expect: str = "none"
     connections: int | None = None
+    tls: ssl.SSLContext | None = None
 
     def __post_init__(self) -> None:
         _between("--rate", self.rate, 0.001, _MAX_RATE, "requests/s")
@@ -94,7 +110,7 @@ class LoadSpec:
 
 
 def parse_target(url: str) -> Target:
-    """The target of `http://host[:port][/path]`; without a scheme http, without a path /v1/inference.
+    """The target of `http://host[:port][/path]`, or of https; without a scheme http, without a path /v1/inference.
 
     Raises:
         SettingError: not such a URL.
@@ -104,17 +120,17 @@ def parse_target(url: str) -> Target:
         raise SettingError("URL", url, "has characters no URL has", example)
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
-        port = parts.port or 80
+        port = parts.port or (443 if parts.scheme == "https" else 80)
     except ValueError as exc:
         raise SettingError("URL", url, f"is no URL: {exc}", example) from None
-    if parts.scheme != "http":
-        hint = "Measure the server behind its TLS edge, over http." if parts.scheme == "https" else example
-        raise SettingError("URL", url, f"the scheme {parts.scheme!r} is not supported", hint)
+    if parts.scheme not in ("http", "https"):
+        raise SettingError("URL", url, f"the scheme {parts.scheme!r} is not supported", example)
     if not parts.hostname:
         raise SettingError("URL", url, "names no host", example)
     path = parts.path if parts.path not in ("", "/") else DEFAULT_PATH
     authority = parts.netloc.rpartition("@")[2]
-    return Target(parts.hostname, port, authority, f"{path}?{parts.query}" if parts.query else path)
+    tls = parts.scheme == "https"
+    return Target(parts.hostname, port, authority, f"{path}?{parts.query}" if parts.query else path, tls)
 
 
 def parse_mix(text: str) -> dict[str, float]:

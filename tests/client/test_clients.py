@@ -27,6 +27,7 @@ from headway.client import (
 )
 from headway.client.service import Service
 from headway.errors import SettingError
+from tests.authority import Authority as MemoryAuthority
 from tests.client.asking import CLIENTS, asking
 from tests.client.scripted import CUT, LOST, Scripted, Step, ok, problem, scripted
 from tests.servers.tls import Authority
@@ -345,6 +346,24 @@ def test_certificates_are_checked(tmp_path: Path) -> None:
             ):
                 client.infer("x")
             assert raised.value.hopeless  # So it is not tried again.
+
+
+def test_a_certificate_is_shown_where_the_service_asks_for_one(tmp_path: Path) -> None:
+    authority = MemoryAuthority(tmp_path)
+    own = authority.issue("client")
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(*authority.issue())
+    tls.load_verify_locations(authority.file)
+    tls.verify_mode = ssl.CERT_REQUIRED
+    with scripted(ok(), tls=tls) as service:
+        for kind in CLIENTS:
+            with asking(kind, service.url, ssl_context=authority.trust(own)) as client:
+                assert client.infer("x").output == "out"
+            with asking(kind, service.url, ssl_context=authority.trust(), retries=0) as client:
+                with pytest.raises(Unreachable) as raised:
+                    client.infer("x")
+                # The system may tell of the closed connection before the reason that came on it is read.
+                assert raised.value.hopeless == ("asks its clients for a certificate" in str(raised.value))
 
 
 @kinds

@@ -104,6 +104,11 @@ ROWS: list[Row] = [
     ),
     ("docs/fleet.md", r"headway status$", Run(compares=False)),
     ("README.md", r"headway worker ", Start((("--workers 8", "--workers 2 --admin-port 9001"),))),
+    (
+        "docs/operations.md",
+        r"headway .* --(tls-cert|ca) ",
+        Parse("it takes certificates; tests/cli/test_tls.py makes some"),
+    ),
     ("*", r"headway \w+ examples/embeddings.py:", Parse("it takes torch")),
     ("*", r"openssl ", Run()),
     ("README.md", r"python ask\.py$", Run()),

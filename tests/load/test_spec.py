@@ -21,6 +21,7 @@ HERE = Target("127.0.0.1", 8000, "127.0.0.1:8000", "/v1/inference")
         ("HTTP://127.0.0.1:8000/", HERE),
         ("http://gpu/api/inference?x=1", Target("gpu", 80, "gpu", "/api/inference?x=1")),
         ("http://[::1]:9/a", Target("::1", 9, "[::1]:9", "/a")),
+        ("https://host", Target("host", 443, "host", "/v1/inference", tls=True)),
     ],
 )
 def test_a_url_says_where_to(url: str, target: Target) -> None:
@@ -30,7 +31,6 @@ def test_a_url_says_where_to(url: str, target: Target) -> None:
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        ("https://host/", "'https' is not supported.*behind its TLS edge"),
         ("ftp://host/", "'ftp' is not supported"),
         ("http://", "names no host"),
         ("http://host:port/", "is no URL: .*[Pp]ort"),

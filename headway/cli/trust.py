@@ -1,0 +1,82 @@
+"""Certificates of a command that asks a service over TLS: whom it trusts, and what it shows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headway.errors import SettingError
+
+if TYPE_CHECKING:
+    import ssl
+
+Ca = Annotated[
+    str,
+    typer.Option(
+        "--ca",
+        metavar="FILE",
+        envvar="HEADWAY_CA",
+        help="Authorities to trust at https://; left out: those of SSL_CERT_FILE, or of the system.",
+        show_default=False,
+    ),
+]
+Cert = Annotated[
+    str,
+    typer.Option(
+        "--cert",
+        metavar="FILE",
+        envvar="HEADWAY_CERT",
+        help="Certificate to show, where the service asks for one.",
+        show_default=False,
+    ),
+]
+CertKey = Annotated[
+    str,
+    typer.Option(
+        "--cert-key",
+        metavar="FILE",
+        envvar="HEADWAY_CERT_KEY",
+        help="Its key; left out: in the file of --cert.",
+        show_default=False,
+    ),
+]
+
+AUTHORITY = "--ca, or by SSL_CERT_FILE"
+SHOWN = "--cert"
+
+
+def make_context(ca: str, cert: str, cert_key: str) -> ssl.SSLContext:
+    """Context of a client with these files.
+
+    Raises:
+        SettingError: one cannot be used.
+    """
+    import ssl
+
+    try:
+        context = ssl.create_default_context(cafile=ca or None)
+    except (OSError, ValueError) as exc:
+        raise SettingError("--ca", ca, _why(exc), "Name a file of certificates in PEM format.") from None
+
+    def refuse_encrypted() -> str:
+        name, file = ("--cert-key", cert_key) if cert_key else ("--cert", cert)
+        raise SettingError(name, file, "is encrypted", "Decrypt it with openssl pkey -in FILE -out KEY.")
+
+    if cert_key and not cert:
+        raise SettingError("--cert-key", cert_key, "has no effect without --cert", "Name the certificate as well.")
+    if cert:
+        try:
+            context.load_cert_chain(cert, cert_key or None, refuse_encrypted)
+        except (OSError, ValueError) as exc:
+            hint = "Name a certificate and its key, in PEM format."
+            raise SettingError("--cert", cert, f"{_why(exc)} (with its key {cert_key or cert})", hint) from None
+    return context
+
+
+def _why(exc: Exception) -> str:
+    import ssl
+
+    if isinstance(exc, ssl.SSLError):
+        return f"cannot be used: {(exc.reason or 'no PEM').lower().replace('_', ' ')}"
+    return f"cannot be read: {getattr(exc, 'strerror', None) or exc}"

@@ -1,0 +1,130 @@
+"""Commands that ask a service over TLS: `headway status`, `headway bench` and a start with certificates that will not do."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headway.http.server.listener import Listener
+from headway.runtime.certificates import Certificates
+from headway.runtime.counters import Counters
+from headway.runtime.request_id import new_id
+from tests.authority import Authority
+from tests.cli.command import code_of
+from tests.cli.test_operate import LONG, Steady
+from tests.services.fake_backend import FakeBackend
+from tests.services.stand import Stand
+
+
+class Files:
+    """Certificates of a service and of a client, and the URL of an admin port that asks for the latter."""
+
+    def __init__(self, folder: Path) -> None:
+        self.authority = Authority(folder)
+        self.service = self.authority.issue()
+        self.client = self.authority.issue("client")
+        self.stranger = Authority(folder, "other").issue("stranger")
+        self.url = ""
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Iterator[Files]:
+    found, up, stop = Files(tmp_path), threading.Event(), asyncio.Event()
+    loop = asyncio.new_event_loop()
+
+    async def main() -> None:
+        stand = Stand(Steady(), FakeBackend(seconds=0.0), admin_port=0)
+        certificate, key = found.service
+        certificates = Certificates(str(certificate), str(key), str(found.authority.file), Counters())
+        door = Listener.admin(stand.settings, stand.admin_app(), new_id, stand.counters, certificates)
+        async with stand:
+            await door.open()
+            found.url = f"https://127.0.0.1:{door.port}"
+            up.set()
+            await stop.wait()
+            await door.close()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(main()))
+    thread.start()
+    assert up.wait(LONG)
+    yield found
+    loop.call_soon_threadsafe(stop.set)
+    thread.join(LONG)
+    loop.close()
+
+
+def flags(ca: Path, shown: tuple[Path, Path] | None = None) -> list[str]:
+    own = [] if shown is None else ["--cert", str(shown[0]), "--cert-key", str(shown[1])]
+    return ["--ca", str(ca), *own]
+
+
+def test_status_shows_a_certificate(files: Files, capsys: pytest.CaptureFixture[str]) -> None:
+    trusted = flags(files.authority.file, files.client)
+    assert code_of(["status", "--admin", files.url, *trusted]) == 0
+    assert capsys.readouterr().out.startswith("status        ok\n")
+    assert code_of(["dlq", "list", "--admin", files.url, *trusted]) == 0
+    assert code_of(["top", "--once", "--admin", files.url, *trusted]) == 0
+
+
+def test_status_takes_the_files_of_the_environment(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, file in (("CA", files.authority.file), ("CERT", files.client[0]), ("CERT_KEY", files.client[1])):
+        monkeypatch.setenv(f"HEADWAY_{name}", str(file))
+    assert code_of(["status", "--admin", files.url]) == 0
+    monkeypatch.delenv("HEADWAY_CA")
+    monkeypatch.setenv("SSL_CERT_FILE", str(files.authority.file))
+    assert code_of(["status", "--admin", files.url]) == 0
+
+
+def test_status_says_what_is_wrong_with_the_certificates(files: Files, capsys: pytest.CaptureFixture[str]) -> None:
+    for given, told in (
+        (["--cert", str(files.client[0]), "--cert-key", str(files.client[1])], "certificate is not trusted"),
+        (flags(files.authority.file), "asks its clients for a certificate. Name one by --cert"),
+        (flags(files.authority.file, files.stranger), "does not take the certificate that it was shown"),
+    ):
+        assert code_of(["status", "--admin", files.url, *given]) == 1
+        assert told in capsys.readouterr().err
+
+
+def test_files_that_cannot_be_used_are_bad_settings(
+    files: Files, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = tmp_path / "wrong"
+    wrong.write_text("hello")
+    encrypted = files.authority.issue("encrypted", password=b"secret")
+    for given, told in (
+        (["--ca", str(tmp_path / "no")], "--ca = "),
+        (["--ca", str(wrong)], "--ca = "),
+        (["--cert", str(files.client[0])], "--cert = "),
+        (["--cert-key", str(files.client[1])], "--cert-key = "),
+        (flags(files.authority.file, (files.client[0], files.service[1])), "key values mismatch"),
+        (flags(files.authority.file, encrypted), "is encrypted"),
+    ):
+        assert code_of(["status", "--admin", "https://127.0.0.1:1", *given]) == 3
+        assert told in capsys.readouterr().err
+
+
+def test_bench_asks_over_tls(files: Files, capsys: pytest.CaptureFixture[str]) -> None:
+    load = ["--rate", "50", "--duration", "0.2", "--quiet"]
+    assert code_of(["bench", f"{files.url}/livez", *load, *flags(files.authority.file)]) == 1
+    assert "certificate" in capsys.readouterr().err
+    assert code_of(["bench", files.url + "/livez", *load, *flags(files.authority.file, files.client)]) == 1
+    assert "405" in capsys.readouterr().out  # An answer, over TLS: that route takes no POST.
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["--tls-cert", "no.pem"], "headway: --tls-cert = 'no.pem': no such file."),
+        (["--tls-key", "no.key"], "headway: --tls-key = 'no.key': has no effect without --tls-cert."),
+        (["--tls-client-ca", "no.pem"], "headway: --tls-client-ca = 'no.pem': has no effect without --tls-cert."),
+    ],
+)
+def test_a_start_with_wrong_certificates_ends_at_once(
+    given: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert code_of(["serve", "module:function", *given]) == 3
+    assert told in capsys.readouterr().err

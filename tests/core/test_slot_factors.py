@@ -85,6 +85,16 @@ def test_larger_batches_on_the_slow_slot_are_not_taken_for_the_cost_of_an_input(
     assert learnt.factors.of("gpu-1") * learnt.line.beta == pytest.approx(BETA, rel=0.4)
 
 
+@pytest.mark.parametrize(("slow", "batches"), [(1.5, 10), (2.0, 20), (3.0, 100)])
+def test_slots_with_the_line_do_together_what_the_slots_do(slow: float, batches: int) -> None:
+    learnt, rng = Learnt(2, 0.0, 0), random.Random(1)
+    for _ in range(batches):
+        learnt.run("gpu-0", slow, rng.randint(24, 64))
+        learnt.run("gpu-1", 1.0, rng.randint(1, 40))
+    full = ALPHA + 64 * BETA
+    assert 2 * 64 / learnt.line.seconds(64) == pytest.approx(64 / full + 64 / (slow * full), rel=0.1)
+
+
 def test_one_run_that_takes_far_too_long_makes_no_slot_slow() -> None:
     learnt = run_all({}, 2, 50, jitter=0.1)
     learnt.factors.learn(learnt.line, "gpu-0", 10, 30.0, learnt.departures)

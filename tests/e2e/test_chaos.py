@@ -32,7 +32,8 @@ def test_whatever_happens_no_innocent_is_failed_and_no_culprit_goes_free(tmp_pat
     for word in rng.sample(sorted(POISON), 2):
         happenings.insert(rng.randrange(len(happenings)), word)
     with serving(tmp_path, "--workers", "3", *PATIENT) as server:
-        server.expected = UNHAPPY
+        # A worker that is killed may be killed again before it has run a batch.
+        server.expected = UNHAPPY | {"worker dies again and again without a batch"}
         waiting: list[Asked] = []
         for number, happening in enumerate(happenings):
             match happening:

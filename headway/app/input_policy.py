@@ -137,4 +137,8 @@ class PolicyResource:
     def _unusable(self, rule: InputRule, error: TargetError) -> SettingError:
         if error.trace:
             log.error("the function cannot be used", rule=rule.name, traceback=error.trace)
-        return SettingError(self._where(rule), rule.function, f"cannot be used: {error}", "Mend it, or name another.")
+        reason = f"cannot be used: {str(error).rstrip('.')}"
+        return SettingError(self._where(rule), rule.function, reason, _HINT)
+
+
+_HINT = "Name a function like def check(texts: list[str]) -> list[bool], which returns True for each text to let in."

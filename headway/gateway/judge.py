@@ -305,10 +305,10 @@ class Judge:
         try:
             [item] = await backend.run([_entry(WARM_UP, PROBE_WITHIN)], PROBE_WITHIN)
         except BackendError as exc:
-            raise TargetError(f"the function fails on {WARM_UP!r}: {exc}. {_HINT}") from None
+            raise TargetError(f"the function fails on {WARM_UP!r}: {exc}") from None
         if item.output not in _VERDICTS:
             found = item.error or f"it returned {values.shown(item.output or '')[:100]} for {WARM_UP!r}"
-            raise TargetError(f"the function gives no truth value: {found}. {_HINT}")
+            raise TargetError(f"the function gives no truth value: {found}")
 
     async def _replace(self, backend: Backend) -> None:
         """Start a process anew, until that succeeds; a judge that has retired tries once."""
@@ -329,7 +329,6 @@ class Judge:
 
 _VERDICTS: Mapping[Value | None, Verdict] = {b"true": Verdict.LET_IN, b"false": Verdict.REFUSED}
 """Verdicts by what the function returned, as JSON."""
-_HINT = "Write def check(texts: list[str]) -> list[bool], which returns True for each text to let in."
 
 
 def _entry(text: str, timeout: float) -> Entry:

@@ -1,0 +1,176 @@
+"""The input policy of a running process: every way in, real functions, and files that change."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.client import Answer, Connection, request, wait_until
+from tests.e2e.fleet import PATIENT, fleet
+from tests.e2e.server import TIERS, Server, launched, serving
+from tests.servers.redis import RedisServer
+
+RULES = """
+[[rules]]
+name = "forms"
+normalise = "NFKC"
+[[rules]]
+name = "unseen"
+characters = ["zero-width", "bidi", "tags"]
+[[rules]]
+name = "words"
+patterns = ['(?i)forbidden']
+"""
+JUDGE = """
+[[rules]]
+name = "judge"
+function = "tests.targets.guard:check"
+deadline_ms = 2000
+"""
+HIDDEN = "\uff26OR\u200bbidden"
+JSON = "Content-Type: application/json"
+OCTETS = "Content-Type: application/octet-stream"
+
+
+def policy(folder: Path, text: str) -> str:
+    path = folder / "policy.toml"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def post(server: Server, path: str, body: Any, *fields: str) -> Answer:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    on = server.connect()
+    on.send(request(content, path, *(fields or (JSON,))))
+    answer = on.answer()
+    on.close()
+    return answer
+
+
+def counted(server: Server) -> dict[str, float]:
+    return server.metrics().by("input_policy_total", "rule")
+
+
+WAYS_IN = [
+    ("/v1/inference", {"input": HIDDEN}, ()),
+    ("/v1/inference", b'{"input": "\\u0046orb\\u0069dden"}', ()),
+    ("/v1/inference", {"input": "good", "parameters": {"system": [HIDDEN]}}, ()),
+    ("/v1/inference", {"inputs": ["good", "better", HIDDEN]}, ()),
+    ("/v1/inference", {"input": HIDDEN}, (JSON, "Prefer: respond-async")),
+    ("/api/inference", {"input": HIDDEN}, ()),
+    ("/v1/predict", {"model_id": "default", "input_data": HIDDEN}, ()),
+    ("/v1/predict?model_id=default", HIDDEN.encode(), (OCTETS,)),
+]
+OPENAI: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/completions", {"prompt": HIDDEN}),
+    ("/v1/completions", {"prompt": ["good", HIDDEN]}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "good"}, {"role": "user", "content": HIDDEN}]}),
+    ("/v1/embeddings", {"input": ["good", HIDDEN]}),
+]
+
+
+def test_a_rule_holds_whichever_way_a_request_comes_in(tmp_path: Path) -> None:
+    flags = "--input-policy", policy(tmp_path, RULES)
+    with serving(tmp_path, *TIERS, *flags, lawful=False) as server:
+        assert "go through the policy in" in server.banner()
+        for path, body, fields in WAYS_IN:
+            answer = post(server, path, body, *fields)
+            assert (answer.status, answer.error) == (422, "REJECTED_BY_POLICY"), (path, body)
+            assert "rule 'words'" in answer.message
+            assert "forbidden" not in answer.body.decode().lower()
+            assert answer.header["x-should-retry"] == "false"
+        for path, members in OPENAI:
+            answer = post(server, path, {"model": "default", **members})
+            assert answer.status == 422, (path, answer.body)
+            assert "rule 'words'" in answer.json["error"]["message"]
+        assert post(server, "/v1/inference", {"input": "\ufb01ne\u200b"}).json["output"] == "FINE"
+        count = len(WAYS_IN) + len(OPENAI)
+        metrics = server.metrics()
+        assert metrics.value("input_policy_total", rule="words", effect="refused") == count
+        assert metrics.value("requests_total", outcome="rejected_by_policy") == count
+        assert metrics.value("refusals_total", reason="policy") == count
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Any:
+    with RedisServer("valkey", tmp_path / "redis") as server:
+        yield server
+
+
+def test_a_gateway_over_redis_screens_and_judges_what_it_takes_in(tmp_path: Path, redis: RedisServer) -> None:
+    flags = *PATIENT, "--input-policy", policy(tmp_path, RULES + JUDGE), "--cache"
+    with fleet(tmp_path, redis, gateway_flags=flags) as it:
+        gateway = it.gateways[0]
+        assert gateway.ask(HIDDEN).refusal() == "REJECTED_BY_POLICY"
+        assert gateway.ask("a bad one").refusal() == "REJECTED_BY_POLICY"
+        gateway.ask("good").output()
+        assert counted(gateway) == {"unseen": 1.0, "forms": 1.0, "words": 1.0, "judge": 1.0}
+
+
+def test_a_function_that_goes_wrong_is_replaced_and_others_go_on(tmp_path: Path) -> None:
+    flags = "--input-policy", policy(tmp_path, JUDGE), "--workers", "1"
+    with serving(tmp_path, *TIERS, *flags) as server:
+        server.expected = {"the input policy's function fails", "worker process ended"}
+        server.ask("good").output()
+        assert server.ask("a bad one").refusal() == "REJECTED_BY_POLICY"
+        for text in ("raise", "odd", "crash"):
+            assert server.ask(text).refusal() == "REJECTED_BY_POLICY"
+        assert server.ask("too soon").refusal() == "SERVICE_OVERLOADED"
+        wait_until(lambda: server.metrics().value("worker_restarts_total", worker="policy-judge") == 1)
+        assert server.metrics().value("input_policy_total", rule="judge", effect="failed") == 4
+
+
+def test_rules_change_under_load_and_no_request_is_lost(tmp_path: Path) -> None:
+    rules = [
+        f'[[rules]]\nname = "{name}"\npatterns = ["{name}"]\n{JUDGE.replace("judge", f"judge-{name}", 1)}'
+        for name in ("first", "second")
+    ]
+    path = Path(policy(tmp_path, rules[0]))
+    with serving(tmp_path, *TIERS, "--input-policy", str(path), lawful=False) as server:
+        stop, found, faults = threading.Event(), {"first": 0, "second": 0, "neither": 0}, []
+
+        def load(text: str) -> None:
+            connection = Connection(server.port)
+            while not stop.is_set():
+                connection.send(request(json.dumps({"input": text}).encode(), "/v1/inference", JSON))
+                answer = connection.answer()
+                if answer.status == 422:
+                    found[text] += 1
+                elif answer.status != 200 or answer.json["output"] != text.upper():
+                    faults.append(answer.body)
+            connection.close()
+
+        threads = [threading.Thread(target=load, args=(text,)) for text in ("first", "second", "neither") * 2]
+        for thread in threads:
+            thread.start()
+        for turn in range(4):
+            before = dict(found)
+            current = ("first", "second")[turn % 2]
+            wait_until(lambda: found[current] > before[current])  # noqa: B023
+            path.write_text(rules[(turn + 1) % 2], encoding="utf-8")
+            server.signal(signal.SIGHUP)
+            server.logged("read again", turn + 1, what="the input policy")
+        server.expected = {"cannot be read again; what was known goes on"}
+        path.write_text("rules = [", encoding="utf-8")
+        server.signal(signal.SIGHUP)
+        server.logged("cannot be read again; what was known goes on", what="the input policy")
+        so_far = found["first"]
+        wait_until(lambda: found["first"] > so_far)
+        stop.set()
+        for thread in threads:
+            thread.join()
+        assert faults == []
+        assert found["neither"] == 0
+        assert set(counted(server)) == {"first"}
+
+
+def test_a_file_that_will_not_do_stops_the_start(tmp_path: Path) -> None:
+    text = '[[rules]]\nname = "one"\npattern = ["a"]'
+    with launched(tmp_path, "--input-policy", policy(tmp_path, text), logs_json=False) as server:
+        assert server.ended() == 3
+        assert "rules[1].pattern = ['a']: there is no such key. Did you mean patterns?" in server.log_text()

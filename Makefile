@@ -10,7 +10,7 @@
 #   make mutants             whether the tests notice small changes of the core; or ARGS='http --sample 150'
 #   make bench               the benchmarks; tables on stdout, JSON in bench/out
 #   make triton              Triton's server, which a benchmark measures beside ours
-#   make clients             environments of gRPC clients that others made, for the tests that use them
+#   make clients             environments of clients that others made, for the tests that use them
 #   make example-embeddings  a real model (all-MiniLM-L6-v2) on http://127.0.0.1:8000
 #   make dist                a wheel and a source archive in dist/, checked: content, metadata, an installation of its own
 #   make lock                new locks after a change of dependencies; UPGRADE=1 takes newer versions too
@@ -84,6 +84,7 @@ triton: .venv/triton/.ready
 
 # Each with versions of its own, which need not agree with ours.
 clients: .venv/.ready
+	@$(BIN)/python -m tests.clients.environments
 	@$(PYTHON) -m venv .venv/clients/triton
 	@.venv/clients/triton/bin/python -m pip --disable-pip-version-check install --quiet 'tritonclient[grpc]>=2.73'
 	@command -v npm >/dev/null && mkdir -p .venv/clients/grpc-js && cd .venv/clients/grpc-js \

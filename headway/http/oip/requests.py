@@ -37,10 +37,11 @@ _MANY_COMMAS = 4 * MOST_INPUTS
 """Commas in the data of a tensor beyond which it may have far too many elements."""
 
 _Dimension = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
+_Size = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 
 class _InputParameters(msgspec.Struct, gc=False):
-    binary_data_size: int | None = None
+    binary_data_size: _Size | None = None
     shared_memory_region: msgspec.Raw = ABSENT
 
 

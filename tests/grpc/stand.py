@@ -12,6 +12,7 @@ import asyncio
 import itertools
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -19,11 +20,13 @@ import grpc
 import pytest
 import uvloop
 
+from headway.app.input_policy import PolicyResource
 from headway.brokers.memory.broker import MemoryBroker
 from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.config import Settings
 from headway.core.queue_limits import QueueLimits
 from headway.gateway.gateway import Gateway
+from headway.gateway.screened import ScreenedGateway
 from headway.grpc import messages
 from headway.grpc.listener import GrpcListener
 from headway.http.readiness import Readiness
@@ -145,7 +148,10 @@ async def _serve(
     counters = Counters()
     limits = QueueLimits(tiers=3, max_batch=32, reserved_share=0.1, max_queue=100)
     broker = MemoryBroker({settings.model: limits}, DeadLetterBox(), counters, monotonic, lambda: 0.5, KEPT_LIMITS)
-    real = Gateway(settings, [settings.model], broker, counters, monotonic)
+    make: Callable[..., Gateway] = Gateway
+    if settings.input_policy:
+        make = partial(ScreenedGateway, gate=PolicyResource(settings, [settings.model], counters).gate)
+    real = make(settings, [settings.model], broker, counters, monotonic)
     await broker.heartbeat(WorkerInfo(worker_id="gpu-0", model=settings.model, status=WorkerStatus.HEALTHY))
     gateway = EchoGateway(broker)
     identity = Bearers(keys, settings) if keys else AnonymousIdentity(settings.default_tier_index)

@@ -28,6 +28,11 @@ def test_it_says_where_the_open_inference_protocol_is() -> None:
     assert "/v2" not in banner(Settings(broker="redis://127.0.0.1"), Role.WORKER, LOCAL, 0, 9000)
 
 
+def test_it_says_where_grpc_is() -> None:
+    assert "grpc     127.0.0.1:8081 " in banner(Settings(grpc_port=8081), Role.SERVE, LOCAL, 8000, 9000)
+    assert "grpc" not in banner(Settings(), Role.SERVE, LOCAL, 8000, 9000)
+
+
 def test_with_keys_it_says_where_they_are(tmp_path: Path) -> None:
     file = tmp_path / "keys.toml"
     file.write_text("keys = []")

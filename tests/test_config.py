@@ -123,6 +123,8 @@ BAD_FLAGS: list[tuple[dict[str, Any], str, str]] = [
     ({"policy": "table", "max_wait_ms": "10"}, "--max-wait-ms = 10.0:", "no effect with --policy table"),
     ({"admin_host": "0.0.0.0"}, "--admin-host = '0.0.0.0':", "HEADWAY_ADMIN_TOKEN"),
     ({"admin_port": "8000"}, "--admin-port = 8000:", "public port too (--port)"),
+    ({"grpc_port": "8000"}, "--grpc-port = 8000:", "HTTP port too (--port)"),
+    ({"grpc_port": "9000"}, "--grpc-port = 9000:", "admin port too (--admin-port)"),
     ({"tier_rates": "free=1,paid=2, free=2"}, "--tier-rates = 'free=1,paid=2, free=2':", "the tier 'free' twice"),
     ({"keys": "ledger"}, "--keys = 'ledger':", "--ledger"),
     ({"admin_token": "a,b,c"}, "--admin-token = '…':", "two with a comma"),

@@ -82,6 +82,23 @@ def test_only_who_takes_requests_has_a_public_port(role: Role, broker: str) -> N
     assert (process.target is not None) == (role in (Role.SERVE, Role.WORKER))
 
 
+@pytest.mark.parametrize("port", [0, 8081])
+@pytest.mark.parametrize("role", Role)
+def test_only_who_takes_requests_has_a_grpc_port_and_only_if_it_is_asked_for(role: Role, port: int) -> None:
+    process = built(role, TARGET, broker=BROKER, grpc_port=port)
+    kinds = [type(listener).__name__ for listener in process.service._public]
+    takes = role in (Role.SERVE, Role.GATEWAY)
+    assert kinds == (["Listener", "GrpcListener"] if takes and port else ["Listener"] if takes else [])
+
+
+def test_a_grpc_port_without_its_packages_is_told_by_its_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "headway.grpc.listener", raising=False)
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    with pytest.raises(SettingError, match=r"grpc_port = 8081: needs the packages grpcio and protobuf") as caught:
+        built(Role.SERVE, TARGET, grpc_port=8081)
+    assert "pip install 'grpcio" in caught.value.hint
+
+
 def test_a_process_is_called_by_its_host_and_number_unless_it_has_a_name() -> None:
     assert built(Role.SERVE, TARGET).settings.name == f"{socket.gethostname()}-{os.getpid()}"
     assert built(Role.SERVE, TARGET, name="edge").settings.name == "edge"

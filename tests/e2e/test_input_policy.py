@@ -88,8 +88,12 @@ def test_a_rule_holds_whichever_way_a_request_comes_in(tmp_path: Path) -> None:
             answer = post(server, path, {"model": "default", **members})
             assert answer.status == 422, (path, answer.body)
             assert "rule 'words'" in answer.json["error"]["message"]
+        tensor = {"name": "text", "datatype": "BYTES", "shape": [2], "data": ["good", HIDDEN]}
+        answer = post(server, "/v2/models/default/infer", {"inputs": [tensor]})
+        assert answer.status == 422, answer.body
+        assert "rule 'words'" in answer.json["error"]
         assert post(server, "/v1/inference", {"input": "\ufb01ne\u200b"}).json["output"] == "FINE"
-        count = len(WAYS_IN) + len(OPENAI)
+        count = len(WAYS_IN) + len(OPENAI) + 1
         metrics = server.metrics()
         assert metrics.value("input_policy_total", rule="words", effect="refused") == count
         assert metrics.value("requests_total", outcome="rejected_by_policy") == count

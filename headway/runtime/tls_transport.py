@@ -126,6 +126,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         self._state = NEW
         self._address = ""
         self._unsent: list[bytes] = []
+        self._tls: Any = None
         self._wants_eof = self._paused = False
 
     # What the socket's transport calls.
@@ -180,6 +181,9 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             self._state = HANDSHAKE
             if not self._raw.is_closing():
                 self._raw.resume_reading()
+                if self._tls is None:  # Made here, as that costs as much as a step.
+                    self._outgoing = ssl.MemoryBIO()
+                    self._tls = self._port.context.wrap_bio(self._incoming, self._outgoing, server_side=True)
                 self._shake_hands()
 
     # What the protocol above calls.
@@ -250,9 +254,9 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         return self._raw.get_write_buffer_size()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Facts of the connection: those of the socket as without TLS, and `ssl_object` after the first byte."""
+        """Facts of the connection: those of the socket as without TLS, and `ssl_object` from the handshake on."""
         if name == "ssl_object":
-            return self._tls if WAITING <= self._state <= OPEN else default
+            return self._tls if self._tls is not None else default
         return self._raw.get_extra_info(name, default)
 
     # Steps.
@@ -264,8 +268,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             self._port.failed("plain")
             self._refuse_plain(self._protocol)
             return False
-        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._tls = self._port.context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self._incoming = ssl.MemoryBIO()
         return True
 
     def _shake_hands(self) -> None:

@@ -106,6 +106,10 @@ lock: .venv/.ready
 	$(LOCK) pyproject.toml -c requirements-dev.lock --group mutants -o requirements-mutants.lock
 	$(LOCK) pyproject.toml -c requirements-dev.lock --extra embeddings --group lock --no-emit-package torch \
 		--excludes requirements-embeddings.exclude -o requirements-embeddings.lock
+	for client in tests/clients/*.in; do \
+		$(BIN)/uv pip compile --no-config --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+		--no-emit-find-links --no-annotate --custom-compile-command 'make lock' --quiet $(if $(UPGRADE),--upgrade) \
+		"$$client" -o "$${client%.in}.txt" || exit 1; done
 	$(BIN)/uv pip compile --no-config --no-deps --universal --python-version 3.11 --generate-hashes \
 		--no-emit-index-url --no-emit-find-links --no-annotate --custom-compile-command 'make lock' --quiet \
 		$(if $(UPGRADE),--upgrade) bench/stand/triton/requirements.in -o bench/stand/triton/requirements.lock

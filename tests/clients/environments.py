@@ -20,6 +20,8 @@ import pytest
 
 HERE = Path(__file__).parent
 FOLDER = HERE.parents[1] / ".venv" / "clients"
+REQUIRED = "HEADWAY_TEST_REQUIRE_CLIENTS"
+"""Names of the environments without which a test fails, as in CI, in place of being skipped."""
 PATIENCE = 120.0
 """Seconds for one program of a client."""
 
@@ -44,7 +46,10 @@ def make(name: str) -> None:
 def run_client(name: str, program: str, *arguments: str) -> Any:
     """What a program prints as JSON, run in an environment. Skips the test where there is none."""
     if not _fits(name):
-        pytest.skip(f"the environment of {name} is not there, or is older than its list: run `make clients`")
+        reason = f"the environment of {name} is not there, or is older than its list: run `make clients`"
+        if name in os.environ.get(REQUIRED, "").split():
+            pytest.fail(f"{reason}; {REQUIRED} names it")
+        pytest.skip(reason)
     command = [str(FOLDER / name / "bin" / "python"), "-I", str(HERE / program), *arguments]
     environ = {
         key: value for key, value in os.environ.items() if "proxy" not in key.lower() and not key.startswith("HEADWAY_")

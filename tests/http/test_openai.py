@@ -62,6 +62,7 @@ def test_a_prompt_is_completed() -> None:
         id = answer.header["x-request-id"].removeprefix("req_")
         assert answer.json.pop("created") > 1e9
         body = {key: value for key, value in answer.json.items() if key != "created"}
+        assert set(body.pop("usage").values()) == {0}
         choice = {"index": 0, "text": "HELLO", "logprobs": None, "finish_reason": "stop"}
         assert body == {"id": f"cmpl-{id}", "object": "text_completion", "model": "default", "choices": [choice]}
         (entry,) = stand.gateway.asked
@@ -147,7 +148,8 @@ def test_a_target_may_tell_usage_and_why_it_finished() -> None:
         assert last["usage"]["total_tokens"] == 5
         stand.gateway.output = b'{"text": 3}'  # type: ignore[assignment]
         answer = await stand.ask(asked(COMPLETIONS))
-        assert (answer.json["choices"][0]["text"], "usage" in answer.json) == ('{"text": 3}', False)
+        assert (answer.json["choices"][0]["text"], answer.json["usage"]["total_tokens"]) == ('{"text": 3}', 0)
+        assert "usage" not in (await stand.ask(asked(CHAT))).json
 
     served(main)
 
@@ -202,7 +204,8 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
     (COMPLETIONS, {"model": 3}, "model", "Expected `str | null`"),
     (COMPLETIONS, {"n": 0}, "n", "from 1 to 128"),
     (COMPLETIONS, {"n": 129}, "n", "from 1 to 128"),
-    (COMPLETIONS, {"n": True}, "n", "Expected `int | null`"),
+    (COMPLETIONS, {"n": True}, "n", "Expected `int | float | null`"),
+    (COMPLETIONS, {"n": 1.5}, "n", "Expected `int | null`"),
     (COMPLETIONS, {"stream": "yes"}, "stream", "Expected `bool | null`"),
     (COMPLETIONS, {"stream_options": {"include_usage": True}}, "stream_options", "set stream"),
     (COMPLETIONS, {"stream": True, "stream_options": {"include_usage": 3}}, "stream_options", "include_usage"),
@@ -227,7 +230,7 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
     (EMBEDDINGS, {"input": [[1, 2]]}, "input", "token arrays"),
     (EMBEDDINGS, {"encoding_format": "hex"}, "encoding_format", "`float` or `base64`"),
     (EMBEDDINGS, {"dimensions": 2}, "dimensions", "the model gives 3 numbers"),
-    (EMBEDDINGS, {"dimensions": "2"}, "dimensions", "Expected `int | null`"),
+    (EMBEDDINGS, {"dimensions": "2"}, "dimensions", "Expected `int | float | null`"),
 ]  # fmt: skip
 
 
@@ -257,7 +260,7 @@ def test_what_asks_for_nothing_is_no_error_and_no_parameter() -> None:
     async def main(stand: Stand) -> None:
         nothing = {"logprobs": None, "echo": False, "best_of": None, "n": None, "stream": None, "stream_options": None}
         assert (await stand.ask(asked(COMPLETIONS, **nothing))).status == 200
-        assert (await stand.ask(asked(CHAT, tools=[], logprobs=False, top_logprobs=0, n=1))).status == 200
+        assert (await stand.ask(asked(CHAT, tools=[], logprobs=False, top_logprobs=0, n=1.0))).status == 200
         assert [set(json.loads(one.parameters or b"{}")) for one in stand.gateway.asked] == [set(), {"messages"}]
 
     served(main)

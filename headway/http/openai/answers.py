@@ -104,6 +104,8 @@ class ChoicesWriter:
         id = f"{'chatcmpl' if self.chat else 'cmpl'}-{shown[4:]}"
         head = id, self._kind(), int(time()), self.model
         if not self.stream:
+            if usage is None and not self.chat:
+                usage = Usage()  # Some clients of this route, LangChain among them, fail without it.
             return JSON, _encode(_Body(*head, choices, msgspec.UNSET if usage is None else usage))
         empty = None if self.usage else msgspec.UNSET
         bodies = [_Body(*head, [choice], empty) for choice in choices]

@@ -165,7 +165,7 @@ def _asked(
 ) -> dict[str, Any]:
     content = {"application/json": {"schema": schema(f"{name}Answer")}}
     if streams:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {"schema": object_of(("data",), {"data": {"type": "string"}})}
     return {
         "post": {
             "operationId": operation,

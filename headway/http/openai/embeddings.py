@@ -17,7 +17,6 @@ from headway.http.inference.codecs import Codec
 from headway.http.inference.exchange import JSON, Exchange, Written
 from headway.http.openai.members import (
     input_checker,
-    member,
     parameters_reader,
     read_members,
     take_inputs,
@@ -58,7 +57,6 @@ class _Body(msgspec.Struct, gc=False):
 _encode = msgspec.json.Encoder().encode
 _numbers = msgspec.json.Decoder(list[float]).decode
 _told = msgspec.json.Decoder(_Told).decode
-_dimensions = member(int)
 
 
 def embeddings(settings: Settings) -> Codec:

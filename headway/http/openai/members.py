@@ -52,8 +52,18 @@ def member(kind: Any) -> Callable[[Members, str], Any]:
 
 take_text = member(str)
 take_flag = member(bool)
-take_number = member(int)
+_take_figure = member(int | float)
 _take_texts = member(str | list[str])
+
+
+def take_number(members: Members, name: str) -> int | None:
+    """Take a whole number out of the members, as 3 or as 3.0; None where it is absent or null. Raises BadRequest."""
+    figure = _take_figure(members, name)
+    if figure is None or isinstance(figure, int):
+        return figure
+    if not figure.is_integer():
+        raise BadRequest(f"Expected `int | null`, got `float` - at `$.{name}`")
+    return int(figure)
 
 
 def take_inputs(members: Members, name: str, most: int, check: Callable[[str], str]) -> list[str]:
@@ -65,7 +75,8 @@ def take_inputs(members: Members, name: str, most: int, check: Callable[[str], s
     raw = members.get(name)
     if raw is not None and _TOKENS.match(bytes(raw)):
         raise BadRequest(
-            f"token arrays are not taken, as the model has a tokenizer of its own; send text - at `$.{name}`"
+            f"token arrays are not taken, as the model has a tokenizer of its own; send text (in LangChain: "
+            f"check_embedding_ctx_length=False) - at `$.{name}`"
         )
     found = _take_texts(members, name)
     if found is None:

@@ -116,7 +116,7 @@ lock: .venv/.ready
 
 protos: .venv/.ready
 	cd headway/grpc/protos && ../../../$(BIN)/python -m grpc_tools.protoc -I. --descriptor_set_out=descriptors.binpb \
-		$$(find . -name '*.proto' | sort | sed 's|^\./||')
+		$$(find . -name '*.proto' | LC_ALL=C sort | sed 's|^\./||')
 
 audit: .venv/.ready
 	$(BIN)/pip-audit --strict --require-hashes --disable-pip -r requirements.lock

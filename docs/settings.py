@@ -38,7 +38,8 @@ def _lines() -> Iterator[str]:
             group = field.metadata["group"]
             yield f"| **{group}** | | | | |"
         switch = f" / `--no-{flag(name)[2:]}`" if kind(name) is bool else ""
-        cells = (f"`{flag(name)}`{switch}", f"`{PREFIX}{name.upper()}`", f"`{name}`", _default(name))
+        spelt = f"`{flag(name)}`{switch}" if field.metadata["has_flag"] else "–"
+        cells = (spelt, f"`{PREFIX}{name.upper()}`", f"`{name}`", _default(name))
         yield f"| {' | '.join(cells)} | {field.metadata['help'].replace('|', '&#124;')} |"
 
 

@@ -14,6 +14,7 @@
     │   ├── BatchTimeout        no answer by the GPU deadline; the worker was killed
     │   ├── BadOutput           wrong number or shape of outputs
     │   ├── RemoteError         the remote API failed, its tries spent
+    │   │   └── RemoteAbsent    no connection came about; nothing was sent
     │   └── RemoteRefused       the remote API rejected an input of the batch, or all
     └── RequestError            one request gets an error answer; knows its `code`
         ├── BadRequest          not JSON, not UTF-8, a wrong type, a missing member
@@ -318,6 +319,10 @@ class RemoteError(BackendError):
     """The remote API failed and its tries are spent."""
 
     cause = Cause.REMOTE
+
+
+class RemoteAbsent(RemoteError):
+    """No connection to the remote API came about, so nothing was sent, and the batch has not run."""
 
 
 class RemoteRefused(BackendError):

@@ -131,7 +131,11 @@ BAD_FLAGS: list[tuple[dict[str, Any], str, str]] = [
     ({"admin_token": "a,"}, "--admin-token = '…':", "NEW,OLD"),
     ({"admin_token": "hw_live_x"}, "--admin-token = '…':", "client's key"),
     ({"log_json": "perhaps"}, "--log-json = 'perhaps':", "Use true or false."),
-    ({"remote_format": "xml"}, "--remote-format = 'xml':", "Use list or inputs."),
+    (
+        {"remote_format": "xml"},
+        "--remote-format = 'xml':",
+        "Use auto or list or inputs or openai-completions or openai-embeddings.",
+    ),
 ]
 
 
@@ -231,7 +235,7 @@ def test_every_field_says_what_it_is_in_its_group() -> None:
     for name, field in FIELDS.items():
         assert field.metadata["help"].endswith("."), name
         assert field.metadata["group"], name
-        assert flag(name) == "--" + name.replace("_", "-")
+        assert flag(name) == ("--" + name.replace("_", "-") if name != "remote_headers" else "HEADWAY_REMOTE_HEADERS")
         if name.endswith("_ms"):
             assert field.metadata["unit"] == "ms", name
 

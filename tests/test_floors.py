@@ -22,6 +22,7 @@ FLOORS: dict[str, int] = {
     "client": 0,
     "core": 1,
     "config": 2,
+    "dialects": 2,
     "oip": 2,
     "ports": 2,
     "runtime": 2,

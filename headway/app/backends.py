@@ -11,6 +11,7 @@ from typing import Any
 import structlog
 
 from headway.app.devices import CPU, NO_DEVICES, Devices, allot, find_gpus
+from headway.backends.http.credentials import Credentials
 from headway.backends.process.backend import ProcessBackend
 from headway.backends.process.group_guard import GroupGuard
 from headway.backends.process.host_memory import HostMemory
@@ -19,6 +20,7 @@ from headway.config.target import FileTarget, ModuleTarget, ObservedTarget, Remo
 from headway.core import policies
 from headway.core.breaker import Breaker
 from headway.core.weight_estimate import WeightEstimate
+from headway.dialects import Remote, RemoteWish, reach
 from headway.errors import SettingError
 from headway.model import Slot
 from headway.ports import Backend, WorkSource
@@ -73,12 +75,14 @@ class BackendKind:
         slot: name of a worker, before its number; empty: `gpu` or `cpu`, as its device is.
         words: banner's words for one slot, and for several.
         one_breaker: whether all slots share a breaker, as they ask the same service.
+        check: raises SettingError for settings with which the backend could not even be made.
     """
 
     make: Callable[[Any, SlotPlan], Backend]
     slot: str
     words: tuple[str, str]
     one_breaker: bool = False
+    check: Callable[[Any, Settings], object] = lambda target, settings: None
 
     @property
     def local(self) -> bool:
@@ -106,13 +110,16 @@ def _process(target: ModuleTarget | FileTarget, plan: SlotPlan) -> Backend:
 def _remote(target: RemoteTarget, plan: SlotPlan) -> Backend:
     from headway.backends.http.backend import HttpBackend  # A third of a start's time, which local targets are spared.
 
+    remote, credentials = _reached(target, plan.settings)
     return HttpBackend(
-        target,
-        format=plan.settings.remote_format,
-        token=plan.settings.remote_token,
-        start_timeout=plan.start_timeout,
-        breaker=plan.breaker,
+        target, remote=remote, credentials=credentials, start_timeout=plan.start_timeout, breaker=plan.breaker
     )
+
+
+def _reached(target: RemoteTarget, settings: Settings) -> tuple[Remote, Credentials]:
+    """The API with its dialect, and what goes with every request to it."""
+    remote = reach(target.url, settings.remote_format, RemoteWish(settings.remote_model))
+    return remote, Credentials(settings.remote_token, settings.remote_headers, settings.remote_headers_file)
 
 
 def _observed(target: ObservedTarget, plan: SlotPlan) -> Backend:
@@ -127,7 +134,7 @@ BACKENDS: Mapping[type[Target], BackendKind] = {
     ModuleTarget: _LOCAL,
     FileTarget: _LOCAL,
     ObservedTarget: BackendKind(_observed, _LOCAL.slot, _LOCAL.words),
-    RemoteTarget: BackendKind(_remote, "remote", ("call in flight", "calls in flight"), one_breaker=True),
+    RemoteTarget: BackendKind(_remote, "remote", ("call in flight", "calls in flight"), True, _reached),
 }
 """Backends by the kind of target."""
 
@@ -185,8 +192,11 @@ def make_pool(
 ) -> WorkerPool:
     """Build the pool of workers that run a target; it can grow as far as there are devices for them.
 
+    Raises SettingError for settings with which no backend of the target can be made.
+
     `request_timeout` is most seconds of a request in all, and `queue_timeout` of its wait, where this process decides that.
     """
+    BACKENDS[type(target)].check(target, settings)
     policy = policies.build(settings.policy, None if settings.max_wait_ms is None else settings.max_wait_ms / 1000)
     one_breaker = Breaker(BREAKER_THRESHOLD, BREAKER_COOLDOWN) if BACKENDS[type(target)].one_breaker else None
     limits = Limits(settings.gpu_timeout_ms / 1000, request_timeout, queue_timeout)

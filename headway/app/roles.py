@@ -41,7 +41,10 @@ _OF_BATCHES = (
     "policy",
     "reserved_share",
     "remote_format",
+    "remote_model",
     "remote_token",
+    "remote_headers",
+    "remote_headers_file",
 )
 _OF_CONTROL = ("target_utilisation",)
 

@@ -30,7 +30,10 @@ _SETTINGS = (
     "target_arguments",
     "devices",
     "remote_format",
+    "remote_model",
     "remote_token",
+    "remote_headers",
+    "remote_headers_file",
     "log_level",
     "log_json",
 )

@@ -34,7 +34,7 @@ def with_settings(
     environment and file come to. Values are parsed by `headway.config` and not by Typer, so that a bad one gets the
     same message and exit code wherever it was written.
     """
-    chosen = tuple(names)
+    chosen = tuple(name for name in names if FIELDS[name].metadata["has_flag"])
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         def command(config: Path | None = None, **given: Any) -> None:

@@ -16,16 +16,16 @@ from dataclasses import Field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from headway.config import broker, database
+from headway.config import broker, database, remote_headers
 from headway.core import arguments, policies, weight_estimate
 from headway.core.deadlines import MOST_MS
+from headway.dialects import AUTO, DIALECTS
 from headway.errors import SettingError
 
 if TYPE_CHECKING:
     from headway.config.settings import Settings
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
-REMOTE_FORMATS = ("list", "inputs")
 CONTROL_CHARS = ("keep", "strip", "refuse")
 
 MAX_REQUEST_TIMEOUT_MS = float(MOST_MS)
@@ -179,6 +179,17 @@ def _tls(settings: Settings) -> None:
         if getattr(settings, name) and not settings.tls_cert:
             hint = "Name the certificate of the ports as well, or leave it out."
             _refuse(settings, name, "has no effect without `tls_cert`", hint)
+
+
+def _remote_headers(settings: Settings) -> None:
+    try:
+        fields = remote_headers.read(settings.remote_headers)
+    except remote_headers.BadHeaders as exc:
+        _refuse(settings, "remote_headers", str(exc), remote_headers.HINT)
+    if settings.remote_token and "authorization" in map(str.lower, fields):
+        _refuse(settings, "remote_headers", "holds Authorization, as `remote_token` does", "Set one of them.")
+    if settings.remote_headers_file and not is_file(Path(settings.remote_headers_file)):
+        _refuse(settings, "remote_headers_file", "no such file", "Name a file of header fields, or leave it out.")
 
 
 def _ledger(settings: Settings) -> None:
@@ -335,7 +346,7 @@ CHECKS: tuple[Callable[[Settings], None], ...] = (
     _one_of("control_chars", CONTROL_CHARS),
     _one_of("policy", policies.NAMES),
     _one_of("log_level", LOG_LEVELS),
-    _one_of("remote_format", REMOTE_FORMATS),
+    _one_of("remote_format", (AUTO, *DIALECTS)),
     _made_of("weight", *_FUNCTION),
     _made_of("model", *_NAME),
     _made_of("model_version", *_NAME),
@@ -345,6 +356,8 @@ CHECKS: tuple[Callable[[Settings], None], ...] = (
     _made_of("admin_host", *_ADDRESS),
     _made_of("admin_token", *_TOKEN),
     _made_of("remote_token", *_TOKEN),
+    _made_of("remote_model", "[!-~]{0,256}", "must be printable ASCII without spaces", "For example gpt-oss-20b."),
+    _remote_headers,
     _tiers,
     _target_arguments,
     _devices,

@@ -12,6 +12,7 @@ from typing import Any
 from headway.config.broker import shown_url
 from headway.config.checks import CHECKS
 from headway.core.policies import POLICIES
+from headway.dialects import AUTO, DIALECTS
 
 PREFIX = "HEADWAY_"
 """Prefix of the names of environment variables."""
@@ -32,9 +33,16 @@ _REMOTE = "Remote API"
 _ADMIN_LOG = "Administration and log"
 
 
-def _setting(default: Any, group: str, help_text: str, unit: str = "", show: Callable[[str], str] | None = None) -> Any:
+def _setting(
+    default: Any,
+    group: str,
+    help_text: str,
+    unit: str = "",
+    show: Callable[[str], str] | None = None,
+    has_flag: bool = True,
+) -> Any:
     """Field of Settings. `show` turns a text that holds a secret into what may be printed."""
-    metadata = {"help": help_text, "unit": unit, "group": group, "show": show}
+    metadata = {"help": help_text, "unit": unit, "group": group, "show": show, "has_flag": has_flag}
     return field(default=default, repr=show is None, metadata=metadata)
 
 
@@ -303,10 +311,27 @@ class Settings:
     keep_alive_ms: float = _setting(30_000.0, _LIMITS, "How long an idle connection stays open.", "ms")
 
     remote_format: str = _setting(
-        "list", _REMOTE, 'Body the remote API takes: list (["a", "b"]) or inputs ({"inputs": ["a", "b"]}).'
+        AUTO,
+        _REMOTE,
+        f"Dialect of the remote API: {_joined(DIALECTS, 'or')}; auto: the one that the path of its URL tells, else list.",
+    )
+    remote_model: str = _setting(
+        "", _REMOTE, "Name of the model over there, for dialects that name it in each request or in the path."
     )
     remote_token: str = _setting(
         "", _REMOTE, "Bearer token sent to the remote API; better set in the environment.", show=_hidden
+    )
+    remote_headers: str = _setting(
+        "",
+        _REMOTE,
+        "Header fields sent to the remote API, one `Name: value` a line; only in the environment or the file.",
+        show=_hidden,
+        has_flag=False,
+    )
+    remote_headers_file: str = _setting(
+        "",
+        _REMOTE,
+        "File of such header fields, one `Name: value` a line, which is read again when it changes.",
     )
 
     admin_host: str = _setting(
@@ -375,7 +400,7 @@ class Settings:
 FIELDS: dict[str, dataclasses.Field[Any]] = {f.name: f for f in dataclasses.fields(Settings)}
 """Fields of Settings by name, in the order in which they are shown.
 
-Metadata: `help`, `unit`, `group`, and `show`, which turns a text that holds a secret into what may be printed.
+Metadata: `help`, `unit`, `group`, `has_flag`, and `show`, which turns a text that holds a secret into what may be printed.
 """
 
 _KINDS: dict[str, type] = {
@@ -391,5 +416,7 @@ def kind(name: str) -> type:
 
 
 def flag(name: str) -> str:
-    """The command-line spelling of field `name`."""
+    """The command-line spelling of `name`, most often a field; that of the environment for one that has no flag."""
+    if name in FIELDS and not FIELDS[name].metadata["has_flag"]:
+        return f"{PREFIX}{name.upper()}"
     return f"--{name.replace('_', '-')}"

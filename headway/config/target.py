@@ -206,7 +206,11 @@ def _remote(text: str) -> Target:
         hint = f"Use {' or '.join(f'{scheme}://' for scheme in SCHEMES)}."
         raise _error(text, f"the scheme {parts.scheme!r} is not supported", hint)
     if parts.username is not None or parts.password is not None:
-        raise _error(text, "holds a user name or password", "Leave it out; a bearer token is set by remote_token.")
+        raise _error(
+            text,
+            "holds a user name or password",
+            "Leave it out; credentials are set by remote_headers_file or remote_token.",
+        )
     if not host:
         raise _error(text, "names no host", "Write http://host:port/path.")
     if not text.isprintable() or " " in text:

@@ -36,6 +36,7 @@ from headway.errors import (
     BatchTimeout,
     BrokerUnavailable,
     HeadwayError,
+    RemoteAbsent,
     StartKilled,
     TargetError,
     WorkerAbsent,
@@ -281,9 +282,7 @@ class Batcher:
         return claimed if isinstance(claimed, Lease) else None
 
     async def _probe(self, backend: Backend) -> None:
-        """Find out by the warm-up input whether the backend works, as several batches in a row may have failed for
-        their inputs.
-        """
+        """Find out by the warm-up input whether the backend works: what failed may have failed for its inputs."""
         slot, timeout = self.slot, self._limits.gpu_timeout
         self._asked = True
         if (value := backend.signature.warm_up_input) is None:  # Then a fresh process that starts has to do.
@@ -323,7 +322,7 @@ class Batcher:
         except BackendError as exc:
             broken = backend.pid != 0 and isinstance(exc, WorkerCrashed | BatchTimeout)
             failure = BatchFailure(exc.cause, str(exc), self.slot.worker, exc.shown)
-            await self._failed(lease, failure, since, broken, exc.trace)
+            await self._failed(lease, failure, since, broken, exc.trace, not isinstance(exc, RemoteAbsent))
         except asyncio.CancelledError:
             with contextlib.suppress(BrokerUnavailable):  # Then the lease lapses.
                 await self._broker.release(lease, BatchFailure(Cause.LEASE_LOST, "shut down", self.slot.worker))
@@ -349,25 +348,24 @@ class Batcher:
         if self._status is not WorkerStatus.HEALTHY:
             await self._become(WorkerStatus.HEALTHY)
 
-    async def _failed(self, lease: Lease, failure: BatchFailure, since: float, broken: bool, trace: str = "") -> None:
+    async def _failed(
+        self, lease: Lease, failure: BatchFailure, since: float, broken: bool, trace: str = "", ran: bool = True
+    ) -> None:
         seconds = self._clock() - since
         self._failure_log.failed(self.slot.worker, lease, failure, trace)
-        self._note_run(lease, seconds)
-        self._counters.wasted_seconds[failure.cause.value] += seconds
+        if ran:
+            self._note_run(lease, seconds)
+            self._counters.wasted_seconds[failure.cause.value] += seconds
         # A batch of suspects says little of the backend, unless it was the backend's own fault.
         if lease.reason != RETRY or failure.cause in NEVER_SPLIT:
             self._breaker.failure(self._clock())
         if broken:
             self._retire = True
             await self._become(WorkerStatus.STARTING)
-        await self._tell(lease, lambda: self._broker.release(lease, failure), since)
+        await self._tell(lease, lambda: self._broker.release(lease, failure if ran else None), since)
 
     async def _tell(self, lease: Lease, tell: Callable[[], Awaitable[T]], since: float) -> T | None:
-        """Hand in the outcome of a batch again and again until the broker answers, so that a short outage costs no
-        answer.
-
-        None when the broker did not answer before the first of the batch gave up.
-        """
+        """Hand in the outcome of a batch until the broker answers; None if the first of the batch gave up before."""
         until = max(since + lease.time_left, self._clock() + LEAST_TIME_LEFT)
         failures = 0
         while True:

@@ -17,15 +17,15 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @asynccontextmanager
-async def served(handler: Handler) -> AsyncIterator[str]:
+async def served(handler: Handler, path: str = "/batch") -> AsyncIterator[str]:
     """URL at which `handler` answers POST requests."""
     app = web.Application(client_max_size=1 << 30)
-    app.router.add_post("/batch", handler)
+    app.router.add_post(path, handler)
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     try:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}/batch"
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}{path}"
     finally:
         await runner.cleanup()
 
@@ -34,7 +34,7 @@ Raw = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @asynccontextmanager
-async def served_raw(talk: Raw) -> AsyncIterator[str]:
+async def served_raw(talk: Raw, path: str = "/batch") -> AsyncIterator[str]:
     """URL at which `talk` is had with each connection, which is reset after it."""
     tasks: set[asyncio.Task[Any]] = set()
 
@@ -53,7 +53,7 @@ async def served_raw(talk: Raw) -> AsyncIterator[str]:
 
     server = await asyncio.start_server(connected, "127.0.0.1", 0)
     try:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/batch"
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}{path}"
     finally:
         server.close()
         for task in tasks:
@@ -62,13 +62,16 @@ async def served_raw(talk: Raw) -> AsyncIterator[str]:
         await server.wait_closed()
 
 
-async def faults(request: web.Request) -> web.StreamResponse:
-    """Goes wrong like `tests.targets.faults`, as far as a remote API can."""
-    inputs: list[str] = await request.json()
-    wrong = next((text for text in inputs if text in _BATCH), None)
-    if wrong is not None:
-        return await _BATCH[wrong](request, inputs)
-    return web.json_response([_output(text) for text in inputs])
+def faulty(read: Callable[[Any], list[str]] = list, write: Callable[[list[Any]], Any] = list) -> Handler:
+    """Goes wrong like `tests.targets.faults`, as far as a remote API can, in the dialect that `read` and `write` speak."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        inputs = read(await request.json())
+        wrong = next((text for text in inputs if text in _BATCH), None)
+        answer = [_output(text) for text in inputs] if wrong is None else await _BATCH[wrong](request, inputs)
+        return web.json_response(write(answer)) if isinstance(answer, list) else answer
+
+    return handle
 
 
 def _output(text: str) -> Any:
@@ -91,12 +94,12 @@ async def _hang(request: web.Request, inputs: list[str]) -> web.StreamResponse:
     raise AssertionError
 
 
-async def _short(request: web.Request, inputs: list[str]) -> web.StreamResponse:
-    return web.json_response(["one"] * (len(inputs) - 1))
+async def _short(request: web.Request, inputs: list[str]) -> list[str]:
+    return ["one"] * (len(inputs) - 1)
 
 
-async def _long(request: web.Request, inputs: list[str]) -> web.StreamResponse:
-    return web.json_response(["one"] * (len(inputs) + 1))
+async def _long(request: web.Request, inputs: list[str]) -> list[str]:
+    return ["one"] * (len(inputs) + 1)
 
 
 async def _dict(request: web.Request, inputs: list[str]) -> web.StreamResponse:
@@ -107,4 +110,12 @@ async def _text(request: web.Request, inputs: list[str]) -> web.StreamResponse:
     return web.json_response("x" * len(inputs))
 
 
-_BATCH = {"raise": _raise, "exit": _exit, "hang": _hang, "short": _short, "long": _long, "dict": _dict, "text": _text}
+_BATCH: dict[str, Callable[[web.Request, list[str]], Awaitable[web.StreamResponse | list[str]]]] = {
+    "raise": _raise,
+    "exit": _exit,
+    "hang": _hang,
+    "short": _short,
+    "long": _long,
+    "dict": _dict,
+    "text": _text,
+}

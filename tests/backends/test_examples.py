@@ -14,6 +14,7 @@ import pytest
 from headway.backends.http.backend import HttpBackend
 from headway.backends.process.backend import ProcessBackend
 from headway.config.target import FileTarget, RemoteTarget
+from headway.dialects import reach
 from headway.errors import BatchRaised, RemoteRefused
 from headway.model import ItemResult
 from tests.backends.entries import batch
@@ -63,7 +64,7 @@ def test_the_remote_api_takes_both_formats_and_refuses_too_many() -> None:
     async def main() -> None:
         async with remote_api("--ms", "1", "--max", "2") as target:
             for format_ in ("list", "inputs"):
-                backend = HttpBackend(target, format=format_, start_timeout=LONG)
+                backend = HttpBackend(target, remote=reach(target.url, format_), start_timeout=LONG)
                 await backend.start()
                 try:
                     assert await backend.run(batch("a", "b"), LONG) == [ItemResult("A"), ItemResult("B")]

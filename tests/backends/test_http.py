@@ -13,9 +13,12 @@ import pytest
 from aiohttp import web
 from structlog.testing import capture_logs
 
-from headway.backends.http.backend import HttpBackend, retry_after
+from headway.backends.http.backend import HttpBackend
+from headway.backends.http.credentials import Credentials
+from headway.backends.http.verdicts import retry_after
 from headway.config.target import RemoteTarget
 from headway.core.breaker import Breaker
+from headway.dialects import AUTO, reach
 from headway.errors import BackendError, BadOutput, BatchTimeout, RemoteError, TargetError
 from headway.model import Cause, ItemResult
 from tests.backends.entries import batch
@@ -67,9 +70,11 @@ def against(remote: Remote, act: Callable[[HttpBackend], Awaitable[None]], **set
     asyncio.run(main())
 
 
-async def with_backend(url: str, act: Callable[[HttpBackend], Awaitable[None]], **settings: Any) -> None:
+async def with_backend(
+    url: str, act: Callable[[HttpBackend], Awaitable[None]], format: str = AUTO, **settings: Any
+) -> None:
     arguments = {"start_timeout": LONG, "rng": lambda: 0.0, "wall": lambda: NOW, **settings}
-    backend = HttpBackend(RemoteTarget(url), **arguments)
+    backend = HttpBackend(RemoteTarget(url), remote=reach(url, format), **arguments)
     try:
         await backend.start()
         await act(backend)
@@ -91,7 +96,7 @@ def test_the_body_is_a_list_or_an_object_as_configured() -> None:
         await backend.run(batch("a", "b", parameters=[b"", b'{"k":1}']), LONG)
 
     bare, wrapped = Remote(well), Remote(well)
-    against(bare, act, format="list")
+    against(bare, act)
     against(wrapped, act, format="inputs")
     assert bare.bodies == [["a", "b"]] * 2
     assert wrapped.bodies == [{"inputs": ["a", "b"]}, {"inputs": ["a", "b"], "parameters": [{}, {"k": 1}]}]
@@ -106,7 +111,7 @@ def test_the_token_is_sent_and_never_told() -> None:
         assert "canary" not in repr(backend)
 
     remote = Remote(well, status(401, "no"))
-    against(remote, act, token="canary")
+    against(remote, act, credentials=Credentials("canary"))
     assert remote.headers[0]["Authorization"] == "Bearer canary"
     assert remote.headers[0]["Content-Type"] == "application/json"
 
@@ -186,8 +191,8 @@ def test_the_query_of_the_url_is_in_no_error(place: str) -> None:
 
 def test_whatever_a_library_raises_is_a_failure_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     async def act(backend: HttpBackend) -> None:
-        assert backend._session is not None
-        await backend._session.close()
+        assert backend._connections._generation is not None
+        await backend._connections._generation.session.close()
         with pytest.raises(RemoteError, match="failed at try 1: RuntimeError: Session is closed"):
             await backend.run(batch("a"), LONG)
 

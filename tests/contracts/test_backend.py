@@ -16,7 +16,8 @@ from headway.errors import BackendError, BadOutput, BatchTimeout
 from headway.model import Cause, ItemResult
 from headway.ports import Backend
 from tests.backends.entries import batch
-from tests.backends.remote import faults, served
+from tests.backends.remote import faulty, served
+from tests.backends.speakers import SPEAKERS
 
 pytestmark = pytest.mark.processes
 
@@ -41,20 +42,31 @@ async def process() -> AsyncIterator[Backend]:
         await backend.stop()
 
 
-@asynccontextmanager
-async def http() -> AsyncIterator[Backend]:
-    async with served(faults) as url:
-        backend = HttpBackend(RemoteTarget(url), start_timeout=LONG, rng=lambda: 0.0)
-        try:
-            yield backend
-        finally:
-            await backend.stop()
+def remote(dialect: str) -> Build:
+    """Way to build the backend of a remote API that speaks a dialect."""
+    speaker = SPEAKERS[dialect]
+
+    @asynccontextmanager
+    async def build() -> AsyncIterator[Backend]:
+        async with served(faulty(speaker.inputs, speaker.answer), speaker.path) as url:
+            backend = HttpBackend(RemoteTarget(url), remote=speaker.remote(url), start_timeout=LONG, rng=lambda: 0.0)
+            try:
+                yield backend
+            finally:
+                await backend.stop()
+
+    return build
 
 
-@pytest.fixture(params=[process, http], ids=lambda build: str(build.__name__))
+BUILDS = {
+    "process": process,
+    **{name: remote(name) for name, speaker in SPEAKERS.items() if speaker.gives is str.upper},
+}
+
+
+@pytest.fixture(params=BUILDS)
 def build(request: pytest.FixtureRequest) -> Build:
-    chosen: Build = request.param
-    return chosen
+    return BUILDS[request.param]
 
 
 def started(build: Build, act: Callable[[Backend], Awaitable[None]]) -> None:

@@ -205,6 +205,39 @@ Target = ModuleTarget | FileTarget | RemoteTarget | ObservedTarget | KettleTarge
     ],
 )
 
+DIALECT = Addition(
+    "dialect",
+    {
+        "headway/dialects/kettle.py": '''
+"""Dialect `kettle-list`: a list of texts, for kettles."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from headway.dialects.texts import TextList
+
+
+class KettleList(TextList, frozen=True):
+    """Texts for a kettle."""
+
+    path: ClassVar[str] = ".*/kettle"
+'''
+    },
+    [
+        (
+            "headway/dialects/__init__.py",
+            '    "list": TextList,\n',
+            '    "list": TextList,\n    "kettle-list": KettleList,\n',
+        ),
+        (
+            "headway/dialects/__init__.py",
+            "from headway.dialects.openai_completions import",
+            "from headway.dialects.kettle import KettleList\nfrom headway.dialects.openai_completions import",
+        ),
+    ],
+)
+
 ERROR = Addition(
     "error",
     {},
@@ -417,4 +450,4 @@ def butler(target: TargetText, settings: Settings) -> None:
     ],
 )
 
-ADDITIONS = (POLICY, BROKER, BACKEND, ERROR, METRIC, SETTING, ROUTE, INFERENCE_ROUTE, ROLE)
+ADDITIONS = (POLICY, BROKER, BACKEND, DIALECT, ERROR, METRIC, SETTING, ROUTE, INFERENCE_ROUTE, ROLE)

@@ -17,6 +17,7 @@ from headway.app import wiring
 from headway.app.brokers import make_broker_bundle
 from headway.config import load
 from headway.core.policies import build
+from headway.dialects import reach
 from headway.errors import SettingError
 from headway.model import Role
 from headway.runtime.counters import Counters
@@ -64,6 +65,7 @@ async def serve(seen: dict[str, Any]) -> None:
             status, text = await asyncio.to_thread(asked, ports[door], path, body)
             return status, json.loads(text) if text.startswith("{") else text
 
+        seen["dialect"] = type(reach("http://h/kettle").dialect).__name__
         seen["backend"] = (await ask("public", "/v1/inference", {"input": "water"}))[1]["output"]
         seen["inference route"] = await ask("public", "/brew", {"leaves": "oolong"})
         seen["inference error"] = await ask("public", "/brew", {"leaves": "oolong", "model": "nobody's"})

@@ -106,6 +106,11 @@ def test_a_backend_is_chosen_by_its_kind_of_target(seen: dict[str, Any]) -> None
     assert seen["backend"] == "hot water"
 
 
+def test_a_dialect_is_told_by_its_path_and_known_to_the_settings(seen: dict[str, Any]) -> None:
+    assert seen["dialect"] == "KettleList"
+    assert "kettle-list" in " ".join(seen["help"]["serve"].replace("│", " ").split())
+
+
 def test_an_error_reaches_the_client_and_the_contract(seen: dict[str, Any]) -> None:
     status, document = seen["error"]
     assert status == 418

@@ -1,67 +1,89 @@
-"""A fixed remote API that takes a batch: one POST per batch.
+"""A remote API that takes a batch: one POST per batch, in one of the dialects (`headway.dialects`).
 
-The body is a JSON list of the inputs, or `{"inputs": […]}` with, if any request has them, `"parameters"`: one
-object per input. (A bare list has no room for parameters; they are not sent.) The answer: `remote_answer.py`.
+Where parameters are those of a whole request, inputs with different ones go in requests of their own, a few at a time.
 
 | the API says | what it means | what is done |
 |---|---|---|
-| nothing, 408, 429, 5xx | it is in trouble | up to `max_tries`, after an exponential pause or what Retry-After asks for |
+| nothing, 408, 429, 5xx | it is in trouble | up to `max_tries`, after an exponential pause or what it asks for |
 | 400, 413, 422 | it turns down what is in the batch | final; the culprit is searched for among the inputs |
 | any other status | it is not the one that was meant, or the credential is wrong | final; no input is to blame |
 
-All tries and pauses together stay within the batch's timeout; a pause that would not is not begun. What Retry-After
-asks for is kept by all slots, as they share the breaker.
+All tries and pauses together stay within the batch's timeout; a pause that would not is not begun. What the API asks
+for by Retry-After or retry-after-ms is kept by all slots, as they share the breaker. A batch of which nothing was sent,
+as no connection came about, has not run. Once a byte was sent nobody knows, and it counts as a run.
 
-Neither the URL's query nor what the API writes into an error's body leaves this module but for the log.
+Neither credentials nor the URL's query leave this module, nor what the API writes into an error's body but for the log.
 """
 
 from __future__ import annotations
 
 import asyncio
-import io
-import math
 import random
 import time
-from collections.abc import Callable, Sequence
-from email.utils import parsedate_to_datetime
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 from urllib.parse import parse_qsl, unquote_plus, urlsplit
 
 import aiohttp
-import msgspec
 import structlog
 
 from headway import __version__
 from headway.backends.http import reader
-from headway.backends.http.answer import NoOutputs
+from headway.backends.http.connections import Connections, NotStarted, TooLong, was_sent
+from headway.backends.http.credentials import Credentials
+from headway.backends.http.verdicts import judge
 from headway.backends.process.output_lines import printable
 from headway.config.target import RemoteTarget
 from headway.core.breaker import Breaker
 from headway.core.retry import backoff
-from headway.errors import BackendError, BadOutput, BatchTimeout, RemoteError, RemoteRefused, TargetError
-from headway.model import WARM_UP, Entry, ItemResult, Signature
+from headway.dialects import BadMetadata, NoOutputs, Remote, RemoteAnswer, RemoteCall, reach
+from headway.errors import (
+    BackendError,
+    BadOutput,
+    BatchTimeout,
+    RemoteAbsent,
+    RemoteError,
+    RemoteRefused,
+    TargetError,
+)
+from headway.model import Entry, ItemResult, Signature, Value, ValueKind
 
 log = structlog.get_logger(__name__)
 
 MAX_ANSWER = 64 << 20
 """Largest body of an answer, in bytes after decompression."""
 _MAX_SHOWN = 200
-_AT_ONCE = 1 << 20
-"""Bytes of a body above which it is written piece by piece, so that other tasks get their turn."""
-_REFUSALS = frozenset([400, 413, 422])
-"""Statuses that blame what was sent."""
-_KEEP_ALIVE = 60.0
-"""Seconds for which an idle connection is kept."""
+
+
+class _Tried(NamedTuple):
+    """Outcome of a try that brought no answer.
+
+    Attributes:
+        problem: what went wrong, for operators.
+        shown: the part of it that a client may read.
+        kind: error that it comes to.
+        final: whether no other try makes sense.
+        rest: seconds of rest that the API asks for; None when it asks for none.
+        body: body of the answer that says so.
+    """
+
+    problem: str
+    shown: str
+    kind: type[BackendError]
+    final: bool
+    rest: float | None = None
+    body: bytearray = bytearray()
 
 
 class HttpBackend:
-    """Backend of one slot of a remote API: one call at a time, on a connection of its own.
+    """Backend of one slot of a remote API: one batch at a time, on connections of its own.
 
     Arguments:
         spec: the API's URL.
-        format: shape of the request body, `list` or `inputs`.
-        token: bearer token; empty for none.
+        remote: the API with its dialect; None: the one that the URL tells.
+        credentials: header fields that go with each request; None for none.
         start_timeout: seconds for the warm-up request, its tries included.
-        max_tries: most tries for one batch.
+        max_tries: most tries for one request.
         breaker: keeps the rest that the API asks for; slots of one API share it. None: one of its own.
         clock: monotonic seconds, as the breaker takes them.
         rng: uniform in [0, 1), for the jitter of pauses.
@@ -72,8 +94,8 @@ class HttpBackend:
         self,
         spec: RemoteTarget,
         *,
-        format: str = "list",
-        token: str = "",
+        remote: Remote | None = None,
+        credentials: Credentials | None = None,
         start_timeout: float,
         max_tries: int = 3,
         breaker: Breaker | None = None,
@@ -81,14 +103,13 @@ class HttpBackend:
         rng: Callable[[], float] = random.random,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self._spec, self._bare = spec, format == "list"
-        self._headers = {"Content-Type": "application/json", "User-Agent": f"headway/{__version__}"}
-        if token:
-            self._headers["Authorization"] = f"Bearer {token}"
+        self._spec, self._remote = spec, remote or reach(spec.url)
+        self._dialect = self._remote.dialect
+        self._credentials = credentials or Credentials()
         self._start_timeout, self._max_tries = start_timeout, max_tries
         self._breaker, self._clock = breaker or Breaker(1, 0.0), clock
         self._rng, self._wall = rng, wall
-        self._session: aiohttp.ClientSession | None = None
+        self._connections = Connections(time.monotonic)
 
     @property
     def pid(self) -> int:
@@ -97,8 +118,8 @@ class HttpBackend:
 
     @property
     def signature(self) -> Signature:
-        """Signature of the API: texts in, texts out."""
-        return Signature()
+        """Signature of the API, as its dialect says."""
+        return self._dialect.signature
 
     @property
     def warm_up(self) -> Sequence[tuple[int, float]]:
@@ -106,48 +127,53 @@ class HttpBackend:
         return ()
 
     async def start(self) -> float:
-        """Send a batch of one warm-up input; returns its run time in seconds.
+        """Ask what the model takes, where the dialect can, and send a batch of one warm-up input.
+
+        Returns its run time in seconds; 0 where no warm-up input is known to fit.
 
         Raises:
             TargetError: the API did not answer it as a batch must be answered.
         """
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(keepalive_timeout=_KEEP_ALIVE),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),
-            )
-        begun = time.monotonic()
+        self._connections.open()
+        value = self.signature.warm_up_input
+        what = f"the warm-up batch {[value]}"
         passed = False
         try:
-            items = await self._call([WARM_UP], [b""], self._start_timeout)
-            if items[0].fault:
-                raise BadOutput(items[0].error or "")
+            if self._remote.metadata_url:
+                what = "the question what its model takes"
+                await self._learn()
+                what = f"the warm-up batch {[value]}"
+            begun = time.monotonic()
+            if value is not None:
+                items = await self._ask([value], [b""], self._start_timeout)
+                if items[0].fault:
+                    raise BadOutput(items[0].error or "")
             passed = True
         except BackendError as exc:
             raise TargetError(
-                f"target {self._spec}: the warm-up batch {[WARM_UP]} failed: {exc}. "
-                "Check the URL, remote_format and remote_token, and that the API is up."
+                f"target {self._spec}: {what} failed: {exc}. Check the URL, remote_format, remote_model and the "
+                "credentials, and that the API is up."
             ) from None
         finally:
             if not passed:
                 await self.stop()
-        return time.monotonic() - begun
+        return time.monotonic() - begun if value is not None else 0.0
 
     async def run(self, entries: Sequence[Entry], timeout: float) -> Sequence[ItemResult]:
         """Run a batch.
 
         Raises:
+            RemoteAbsent: nothing was sent, as no connection came about.
             RemoteError: its tries are spent, or no try makes sense.
             RemoteRefused: the API rejected an input of it, or all together.
-            BadOutput: the answer is no list of as many outputs.
+            BadOutput: the answer is none of as many outputs.
             BatchTimeout: no complete answer came within `timeout` seconds.
         """
-        texts = {place: entry.input for place, entry in enumerate(entries) if isinstance(entry.input, str)}
-        items = [ItemResult(None, "a remote API takes text only", True)] * len(entries)
-        if texts:
-            found = await self._call(list(texts.values()), [entries[place].parameters for place in texts], timeout)
-            for place, item in zip(texts, found, strict=True):
+        takes = self.signature.takes
+        wrong = "a remote API takes text only" if takes is ValueKind.TEXT else "the remote API takes octets, in base64"
+        items = [ItemResult(None, wrong, True)] * len(entries)
+        for places, found in await self._run_groups(entries, self._groups(entries), timeout):
+            for place, item in zip(places, found, strict=True):
                 items[place] = item
         return items
 
@@ -156,95 +182,137 @@ class HttpBackend:
         await asyncio.Event().wait()
 
     async def stop(self) -> None:
-        """Close the connection."""
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
+        """Close the connections."""
+        await self._connections.close()
 
-    async def _call(self, inputs: list[str], parameters: list[bytes], timeout: float) -> list[ItemResult]:
-        body = self._body(inputs, parameters)
+    def _groups(self, entries: Sequence[Entry]) -> list[list[int]]:
+        """Places of the entries whose values can be sent, those together that go in one request."""
+        groups: dict[bytes, list[int]] = {}
+        for place, entry in enumerate(entries):
+            if isinstance(entry.input, str) or self.signature.takes is ValueKind.JSON:
+                groups.setdefault(entry.parameters if self._dialect.shared_parameters else b"", []).append(place)
+        return list(groups.values())
+
+    async def _run_groups(
+        self, entries: Sequence[Entry], groups: list[list[int]], timeout: float
+    ) -> list[tuple[list[int], list[ItemResult]]]:
+        """Items of each group. A lone input that the API turns down fails alone, if there are other groups."""
+        calls = [
+            self._ask(
+                [entries[place].input for place in places], [entries[place].parameters for place in places], timeout
+            )
+            for places in groups
+        ]
+        if len(calls) == 1:
+            return [(groups[0], await calls[0])]
+        found: list[list[ItemResult]] = []
+        failed: list[BackendError] = []
+        for places, came in zip(groups, await asyncio.gather(*calls, return_exceptions=True), strict=True):
+            if isinstance(came, RemoteRefused) and len(places) == 1:
+                found.append([ItemResult(None, came.shown)])
+            elif isinstance(came, BackendError):
+                failed.append(came)
+            elif isinstance(came, BaseException):
+                raise came
+            else:
+                found.append(came)
+        if failed:
+            raise _worst(failed, some_ran=bool(found))
+        return list(zip(groups, found, strict=True))
+
+    async def _ask(self, inputs: Sequence[Value], parameters: Sequence[bytes], timeout: float) -> list[ItemResult]:
+        """Items of one request."""
+        try:
+            call = self._dialect.encode(inputs, parameters)
+        except UnicodeEncodeError as exc:
+            raise RemoteRefused(f"an input is no proper Unicode text: {exc}") from None
+        answer = await self._answer("POST", self._remote.url, call, timeout)
+        try:
+            return await reader.read(self._dialect, answer, len(inputs))
+        except NoOutputs as exc:
+            self._note(f"answered {exc}", answer.body)
+            raise self._error(BadOutput, f"answered {exc}") from None
+
+    async def _learn(self) -> None:
+        """Ask the API what its model takes and gives."""
+        answer = await self._answer("GET", self._remote.metadata_url, RemoteCall(b"", {}), self._start_timeout)
+        try:
+            self._dialect = self._remote.dialect.learn(bytes(answer.body))
+        except BadMetadata as exc:
+            raise self._error(BadOutput, f"says of its model {exc}") from None
+
+    async def _answer(self, method: str, url: str, call: RemoteCall, timeout: float) -> RemoteAnswer:
+        """First answer with a status of success."""
         deadline = asyncio.get_running_loop().time() + timeout
         try:
             async with asyncio.timeout_at(deadline):
-                return await self._items(await self._answer(body, deadline), len(inputs))
+                return await self._tries(method, url, call, deadline)
         except TimeoutError:
             raise self._error(BatchTimeout, f"had no complete answer within {timeout:g} s") from None
 
-    def _body(self, inputs: list[str], parameters: list[bytes]) -> bytes:
-        try:
-            if self._bare:
-                return msgspec.json.encode(inputs)
-            if not any(parameters):
-                return msgspec.json.encode({"inputs": inputs})
-            return msgspec.json.encode(
-                {"inputs": inputs, "parameters": [msgspec.Raw(text or b"{}") for text in parameters]}
-            )
-        except UnicodeEncodeError as exc:
-            raise RemoteRefused(f"an input is no proper Unicode text: {exc}") from None
-
-    async def _answer(self, body: bytes, deadline: float) -> bytearray:
-        """Body of the first answer with a status of success."""
+    async def _tries(self, method: str, url: str, call: RemoteCall, deadline: float) -> RemoteAnswer:
         loop = asyncio.get_running_loop()
+        sent = False
         for count in range(1, self._max_tries + 1):
-            kind: type[BackendError] = RemoteError
-            asked, answer = None, bytearray()
-            try:
-                status, rest, answer = await self._post(body)
-            except BackendError:
-                raise
-            except Exception as exc:  # Whatever a library makes of what came over the wire.
-                problem, shown = self._told(exc), type(exc).__name__
-                final = not isinstance(exc, aiohttp.ClientError | OSError) or isinstance(exc, aiohttp.InvalidURL)
-            else:
-                if 200 <= status < 300:
-                    return answer
-                problem = shown = f"HTTP {status}"
-                final = status not in (408, 429) and status < 500
-                kind = RemoteRefused if status in _REFUSALS else RemoteError
-                asked = None if final else retry_after(rest, self._wall())
-            if asked is not None:
-                self._breaker.rest(self._clock(), asked)
-            pause = max(backoff(count, self._rng()), asked or 0.0, self._breaker.rest_left(self._clock()))
-            if final or count == self._max_tries or loop.time() + pause >= deadline:
-                wish = f"; it asks for {asked:g} s of rest" if asked is not None else ""
+            tried = await self._try(method, url, call, deadline - loop.time())
+            if isinstance(tried, RemoteAnswer):
+                return tried
+            sent = sent or tried.kind is not RemoteAbsent
+            if tried.rest is not None:
+                self._breaker.rest(self._clock(), tried.rest)
+            pause = max(backoff(count, self._rng()), tried.rest or 0.0, self._breaker.rest_left(self._clock()))
+            if tried.final or count == self._max_tries or loop.time() + pause >= deadline:
+                wish = f"; it asks for {tried.rest:g} s of rest" if tried.rest is not None else ""
                 failed = f"failed at try {count}: "
-                if answer:
-                    self._note(problem, answer)
-                raise self._error(kind, f"{failed}{problem}{wish}", f"{failed}{shown}{wish}")
+                if tried.body:
+                    self._note(tried.problem, tried.body)
+                kind = RemoteError if sent and tried.kind is RemoteAbsent else tried.kind
+                raise self._error(kind, f"{failed}{tried.problem}{wish}", f"{failed}{tried.shown}{wish}")
             await asyncio.sleep(pause)
         raise AssertionError("the last try returns or raises")
 
-    async def _post(self, body: bytes) -> tuple[int, str, bytearray]:
-        """Status, Retry-After and body of one try's answer."""
-        if self._session is None:
-            raise self._error(RemoteError, "was not started")
-        data = io.BytesIO(body) if len(body) > _AT_ONCE else body
-        post = self._session.post(self._spec.url, data=data, headers=self._headers, allow_redirects=False)
-        async with post as response:
-            answer = bytearray()
-            async for chunk in response.content.iter_any():
-                answer += chunk
-                if len(answer) > MAX_ANSWER:
-                    raise self._error(BadOutput, f"answered more than {MAX_ANSWER} bytes")
-            return response.status, response.headers.get("Retry-After", ""), answer
-
-    async def _items(self, answer: bytearray, expected: int) -> list[ItemResult]:
+    async def _try(self, method: str, url: str, call: RemoteCall, left: float) -> RemoteAnswer | _Tried:
+        """One try, for which `left` seconds are left."""
         try:
-            return await reader.read(answer, expected)
-        except NoOutputs as exc:
-            self._note(f"answered {exc}", answer)
-            raise self._error(BadOutput, f"answered {exc}") from None
+            response = await self._connections.request(
+                method, url, call.body, self._headers(call.headers, left), within=max(left / 2, 0.001), most=MAX_ANSWER
+            )
+        except NotStarted:
+            raise self._error(RemoteError, "was not started") from None
+        except TooLong:
+            raise self._error(BadOutput, f"answered more than {MAX_ANSWER} bytes") from None
+        except Exception as exc:  # Whatever a library makes of what came over the wire.
+            final = not isinstance(exc, aiohttp.ClientError | OSError) or isinstance(exc, aiohttp.InvalidURL)
+            kind = RemoteError if was_sent(exc) else RemoteAbsent
+            return _Tried(self._told(exc), type(exc).__name__, kind, final)
+        if 200 <= response.status < 300:
+            size = response.headers.get("Inference-Header-Content-Length", "")
+            return RemoteAnswer(
+                response.body, int(size) if size.isascii() and size.isdigit() and len(size) < 12 else -1
+            )
+        verdict = judge(response.status, response.headers, self._wall())
+        problem = f"HTTP {response.status}"
+        return _Tried(problem, problem, verdict.kind, verdict.final, verdict.rest, response.body)
 
-    def _note(self, what: str, answer: bytearray) -> None:
+    def _headers(self, own: Mapping[str, str], left: float) -> dict[str, str]:
+        return {
+            "User-Agent": f"headway/{__version__}",
+            **self._credentials.current(),
+            **own,
+            "X-Request-Timeout-Ms": str(max(int(left * 1000), 1)),
+        }
+
+    def _note(self, what: str, body: bytes | bytearray) -> None:
         """Log the beginning of a body that nobody else may read: it may hold credentials, hosts, or others' data."""
-        shown = printable(bytes(answer[:_MAX_SHOWN]))
+        shown = printable(bytes(body[:_MAX_SHOWN]))
         log.warning("the remote API answered no outputs", api=str(self._spec), answer=what, body=shown)
 
     def _told(self, exc: Exception) -> str:
         """Type of a connection's error, and its text where that quotes neither the API nor the URL's query."""
         quotes = isinstance(exc, aiohttp.ClientError) and not isinstance(exc, OSError)
         text = "" if quotes else str(exc)
-        secrets = [value for _, value in parse_qsl(urlsplit(self._spec.url).query) if value]
+        secrets = [value for _, value in parse_qsl(urlsplit(self._remote.url).query) if value]
+        secrets += [part for value in self._credentials.current().values() for part in value.split()]
         if not text or any(secret in unquote_plus(text) for secret in secrets):
             return type(exc).__name__
         return f"{type(exc).__name__}: {text}"
@@ -254,15 +322,9 @@ class HttpBackend:
         return kind(f"the remote API {self._spec} {what}", f"the remote API {shown or what}")
 
 
-def retry_after(value: str, now: float) -> float | None:
-    """Seconds to wait that a Retry-After header asks for (RFC 9110, 10.2.3); None when it asks for nothing.
-
-    Arguments:
-        value: the header's value, a number of seconds or an HTTP date.
-        now: Unix time in seconds.
-    """
-    try:
-        seconds = float(value) if value[:1].isdigit() else parsedate_to_datetime(value).timestamp() - now
-    except (ValueError, OverflowError):
-        return None
-    return max(seconds, 0.0) if math.isfinite(seconds) else None
+def _worst(failed: Sequence[BackendError], *, some_ran: bool) -> BackendError:
+    """The error of a batch that went in several requests: the first one of which it is not certain that nothing ran."""
+    for error in failed:
+        if not isinstance(error, RemoteAbsent):
+            return error
+    return RemoteError(str(failed[0]), failed[0].shown) if some_ran else failed[0]

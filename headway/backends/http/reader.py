@@ -1,6 +1,8 @@
 """Reader of large answers of a remote API, in a process of its own: decoding them would hold up the event loop.
 
-    python -P -m headway.backends.http.reader EXPECTED < BODY
+    python -P -m headway.backends.http.reader DIALECT FIELDS JSON_BYTES EXPECTED < BODY
+
+DIALECT is its name in the table of dialects, FIELDS its fields as a JSON object.
 
 The process writes its result piece by piece: a word for the whole, empty if all is well, then one item for each input.
 Each is msgpack after its length. A reader that is no longer wanted is killed, wherever it is in its work.
@@ -17,8 +19,8 @@ from typing import IO, Any, cast
 
 import msgspec
 
-from headway.backends.http import answer
-from headway.backends.http.answer import NoOutputs
+from headway.backends.process.frames import MAX_OUTPUT
+from headway.dialects import DIALECTS, Dialect, NoOutputs, RemoteAnswer
 from headway.model import ItemResult
 
 APART_FROM = 4 << 20
@@ -28,29 +30,29 @@ _LENGTH = struct.Struct(">Q")
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_word: Any = msgspec.msgpack.Decoder(str).decode
-_decode_item: Any = msgspec.msgpack.Decoder(tuple[str | None, str | None, bool]).decode
+_decode_item: Any = msgspec.msgpack.Decoder(tuple[Any, str | None, bool]).decode
 
 
-async def read(body: bytearray, expected: int) -> list[ItemResult]:
-    """Read one item for each of the `expected` inputs, as `answer.read` finds them, in a process of its own.
+async def read(dialect: Dialect, answer: RemoteAnswer, expected: int) -> list[ItemResult]:
+    """Read one item for each of the `expected` inputs, as the dialect finds them; a large answer in a process of its own.
 
     Raises:
-        NoOutputs: the body holds another number of outputs.
+        NoOutputs: the answer holds another number of outputs.
     """
-    if len(body) < APART_FROM:
-        return answer.read(body, expected)
+    if len(answer.body) < APART_FROM:
+        return _decoded(dialect, answer, expected)
     try:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", __name__, str(expected)),
+            *(sys.executable, "-P", "-m", __name__, *_as_arguments(dialect), str(answer.json_bytes), str(expected)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
         )
     except OSError:  # Short of processes, the answer still counts for more than the time.
-        return answer.read(body, expected)
+        return _decoded(dialect, answer, expected)
     source, sink = cast(asyncio.StreamReader, process.stdout), cast(asyncio.StreamWriter, process.stdin)
     try:
-        await _send(sink, body)
+        await _send(sink, answer.body)
         if word := _decode_word(await _piece(source)):
             raise NoOutputs(word)
         return [ItemResult(*_decode_item(await _piece(source))) for _ in range(expected)]
@@ -62,7 +64,7 @@ async def read(body: bytearray, expected: int) -> list[ItemResult]:
         await process.wait()
 
 
-async def _send(pipe: asyncio.StreamWriter, body: bytearray) -> None:
+async def _send(pipe: asyncio.StreamWriter, body: bytes | bytearray) -> None:
     for start in range(0, len(body), _CHUNK):
         pipe.write(bytes(body[start : start + _CHUNK]))
         await pipe.drain()
@@ -74,10 +76,30 @@ async def _piece(pipe: asyncio.StreamReader) -> bytes:
     return await pipe.readexactly(length)
 
 
-def _pieces(body: bytes, expected: int) -> Iterator[bytes]:
+def _decoded(dialect: Dialect, answer: RemoteAnswer, expected: int) -> list[ItemResult]:
+    return [_bounded(item) for item in dialect.decode(answer, expected)]
+
+
+def _bounded(item: ItemResult) -> ItemResult:
+    """The item, or a failed one in the place of one whose output is too long."""
+    size = len(item.output or "")
+    if size <= MAX_OUTPUT:
+        return item
+    unit = "characters" if isinstance(item.output, str) else "bytes"
+    return ItemResult(None, f"the remote API answered {size} {unit}, the limit is {MAX_OUTPUT}", True)
+
+
+def _as_arguments(dialect: Dialect) -> tuple[str, str]:
+    name = next(name for name, kind in DIALECTS.items() if kind is type(dialect))
+    return name, msgspec.json.encode(dialect).decode()
+
+
+def _pieces(body: bytes, arguments: list[str]) -> Iterator[bytes]:
     """Pieces that the process writes for a body."""
+    name, fields, json_bytes, expected = arguments
+    dialect = msgspec.json.decode(fields, type=DIALECTS[name])
     try:
-        items = answer.read(body, expected)
+        items = _decoded(dialect, RemoteAnswer(body, int(json_bytes)), int(expected))
     except NoOutputs as exc:
         yield _encode(str(exc))
         return
@@ -88,7 +110,7 @@ def _pieces(body: bytes, expected: int) -> Iterator[bytes]:
 
 def main(arguments: list[str], source: IO[bytes], sink: IO[bytes]) -> None:
     """Run as the process that `arguments` describe."""
-    for piece in _pieces(source.read(), int(arguments[0])):
+    for piece in _pieces(source.read(), arguments):
         sink.write(_LENGTH.pack(len(piece)))
         sink.write(piece)
     sink.flush()

@@ -1,0 +1,150 @@
+"""Connections of one slot to a remote API.
+
+An idle connection is given up before the API would: a request that meets its end on the way may have run or not. Most
+servers keep one for 5 s or longer; one that says less in `Keep-Alive: timeout=…` is believed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import aiohttp
+
+IDLE = 4.0
+"""Seconds for which an idle connection is kept at most."""
+_MARGIN = 1.0
+"""Seconds by which it is given up before the API would."""
+AT_ONCE = 8
+"""Most connections of a slot, for a batch that has to go in several requests."""
+_WRITTEN_WHOLE = 1 << 20
+"""Bytes of a body above which it is written piece by piece, so that other tasks get their turn."""
+_TIMEOUT = re.compile(r"(?:^|[\s,])timeout=([0-9]{1,6})(?![0-9])")
+
+
+class NotStarted(Exception):
+    """Use of connections that were not opened."""
+
+
+class TooLong(Exception):
+    """The body is longer than it may be."""
+
+
+class Response(NamedTuple):
+    """Status, header fields and body, which is whole and decompressed."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytearray
+
+
+@dataclass(slots=True)
+class _Generation:
+    """Connections that are given up together."""
+
+    session: aiohttp.ClientSession
+    running: int = 0
+    retired: bool = False
+
+
+class Connections:
+    """Connections, replaced together when they have been idle; what runs on the old ones ends there.
+
+    Arguments:
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._generation: _Generation | None = None
+        self._idle, self._used_at = IDLE, 0.0
+
+    def open(self) -> None:
+        """Make ready to connect."""
+        if self._generation is None:
+            self._generation = self._new_generation()
+
+    async def close(self) -> None:
+        """Close all connections, whatever they do."""
+        generation, self._generation = self._generation, None
+        if generation is not None:
+            await generation.session.close()
+
+    async def request(
+        self, method: str, url: str, body: bytes, headers: Mapping[str, str], *, within: float, most: int
+    ) -> Response:
+        """Send one request and read its answer.
+
+        Arguments:
+            method: POST or GET.
+            url: where to.
+            body: the body; empty for none.
+            headers: header fields.
+            within: seconds until a connection must be there.
+            most: most bytes of the answer's body, after decompression.
+
+        Raises:
+            NotStarted: `open` was not called.
+            TooLong: the body is longer than `most`.
+            aiohttp.ClientError: no answer came; `was_sent` says whether the request has left.
+        """
+        generation = await self._current()
+        generation.running += 1
+        try:
+            data = io.BytesIO(body) if len(body) > _WRITTEN_WHOLE else body or None
+            timeout = aiohttp.ClientTimeout(total=None, sock_connect=within)
+            sent = generation.session.request(
+                method, url, data=data, headers=headers, allow_redirects=False, timeout=timeout
+            )
+            async with sent as response:
+                answer = bytearray()
+                async for chunk in response.content.iter_any():
+                    answer += chunk
+                    if len(answer) > most:
+                        raise TooLong
+                self._note_idle(response.headers.get("Keep-Alive", ""))
+                return Response(response.status, response.headers, answer)
+        finally:
+            generation.running -= 1
+            self._used_at = self._clock()
+            if generation.retired and not generation.running:
+                await asyncio.shield(generation.session.close())
+
+    async def _current(self) -> _Generation:
+        """Connections for the next request."""
+        generation = self._generation
+        if generation is None:
+            raise NotStarted
+        if not generation.running and self._clock() - self._used_at > self._idle:
+            self._generation = self._new_generation()
+            await self._retire(generation)
+        return self._generation or generation
+
+    async def _retire(self, generation: _Generation) -> None:
+        generation.retired = True
+        if not generation.running:
+            await generation.session.close()
+
+    def _new_generation(self) -> _Generation:
+        self._used_at = self._clock()
+        return _Generation(
+            aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=AT_ONCE, keepalive_timeout=IDLE),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),
+            )
+        )
+
+    def _note_idle(self, keep_alive: str) -> None:
+        """Keep idle connections no longer than the API says that it does."""
+        if found := _TIMEOUT.search(keep_alive):
+            self._idle = max(min(IDLE, int(found[1]) - _MARGIN), 0.0)
+
+
+def was_sent(exc: Exception) -> bool:
+    """Whether a part of the request may have left before this error."""
+    return not isinstance(exc, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)

@@ -1,0 +1,79 @@
+"""Credentials for a remote API: header fields that go with every request, and never into a log or an error."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import structlog
+
+from headway.config import remote_headers
+from headway.config.remote_headers import BadHeaders
+from headway.errors import SettingError
+
+log = structlog.get_logger(__name__)
+
+
+class Credentials:
+    """Header fields of the settings, and of a file that is read again whenever it has changed.
+
+    A file that has become bad, or is gone, is logged once; what it said before still counts.
+
+    Arguments:
+        token: bearer token; empty for none.
+        fields: text of header fields, as `config.remote_headers` reads them.
+        file: path of a file of such text; empty for none.
+
+    Raises:
+        SettingError: the file cannot be read, or does not go with the rest.
+    """
+
+    def __init__(self, token: str = "", fields: str = "", file: str = "") -> None:
+        self._fixed = dict(remote_headers.read(fields))
+        if token:
+            self._fixed["Authorization"] = f"Bearer {token}"
+        self._path = Path(file) if file else None
+        self._seen: tuple[int, int, int] | None = None
+        self._all: Mapping[str, str] = self._fixed
+        if self._path is not None:
+            self._seen = _stamp(self._path)
+            try:
+                self._all = self._read(self._path)
+            except (OSError, UnicodeDecodeError, BadHeaders) as exc:
+                raise SettingError("remote_headers_file", file, _reason(exc), remote_headers.HINT) from None
+
+    def __repr__(self) -> str:
+        return "Credentials(…)"
+
+    def current(self) -> Mapping[str, str]:
+        """Header fields as they are now."""
+        if self._path is not None and (now := _stamp(self._path)) != self._seen:
+            self._seen = now
+            try:
+                self._all = self._read(self._path)
+            except (OSError, UnicodeDecodeError, BadHeaders) as exc:
+                hint = "What it said before still counts."
+                log.error("header fields cannot be read", file=str(self._path), reason=_reason(exc), hint=hint)
+        return self._all
+
+    def _read(self, path: Path) -> Mapping[str, str]:
+        found = remote_headers.read(path.read_text("utf-8"))
+        taken = {name.lower() for name in self._fixed}
+        if any(name.lower() in taken for name in found):
+            raise BadHeaders("has a field that remote_headers or remote_token sets, too")
+        return {**self._fixed, **found}
+
+
+def _reason(exc: Exception) -> str:
+    if isinstance(exc, BadHeaders):
+        return str(exc)
+    return f"cannot be read: {exc.strerror}" if isinstance(exc, OSError) else "is not UTF-8"
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    """Stamp that tells one content of a file from the next; None while it is gone."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino

@@ -1,0 +1,146 @@
+"""Dialect: how one kind of remote API takes a batch, and how it answers.
+
+A dialect is a frozen struct, so that the process that reads a large answer can be given it as JSON. It does no I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, ClassVar, Self
+
+import msgspec
+
+from headway.errors import SettingError
+from headway.model import ItemResult, Signature, Value, ValueKind
+
+JSON_BODY: Mapping[str, str] = MappingProxyType({"Content-Type": "application/json"})
+"""Header fields of a request whose body is JSON."""
+
+
+class NoOutputs(Exception):
+    """The answer does not hold one output for each input. The text quotes nothing of it."""
+
+
+class BadMetadata(Exception):
+    """Metadata of a model that cannot be served. The text quotes nothing but names."""
+
+
+class RemoteCall(msgspec.Struct, frozen=True, gc=False):
+    """One request to a remote API."""
+
+    body: bytes
+    headers: Mapping[str, str] = JSON_BODY
+
+
+class RemoteAnswer(msgspec.Struct, frozen=True, gc=False):
+    """Answer of a remote API.
+
+    Attributes:
+        body: the body, after decompression.
+        json_bytes: bytes of the body that are JSON, as a header field says where binary data follows; -1 without it.
+    """
+
+    body: bytes | bytearray
+    json_bytes: int = -1
+
+
+class RemoteWish(msgspec.Struct, frozen=True):
+    """Wishes of the settings for the way to a remote API.
+
+    Attributes:
+        model: name of the model over there; empty: not said.
+        values: kind of the values, where the dialect has a choice.
+    """
+
+    model: str = ""
+    values: ValueKind = ValueKind.TEXT
+
+
+class Dialect(msgspec.Struct, frozen=True):
+    """Base of all dialects."""
+
+    path: ClassVar[str] = ""
+    """Pattern of the paths of URLs that tell this dialect; empty: it has to be named."""
+    shared_parameters: ClassVar[bool] = False
+    """Whether parameters are those of the whole request. Inputs with different ones then go in requests of their own."""
+    any_values: ClassVar[bool] = False
+    """Whether the values may be of another kind than text."""
+
+    @classmethod
+    def reach(cls, url: str, wish: RemoteWish) -> Remote:
+        """Say where the API is, and how it is spoken to.
+
+        Raises:
+            SettingError: the URL or a setting does not fit the dialect.
+        """
+        raise NotImplementedError
+
+    @property
+    def signature(self) -> Signature:
+        """Kinds of values that the API takes and gives."""
+        return Signature()
+
+    def encode(self, inputs: Sequence[Value], parameters: Sequence[bytes]) -> RemoteCall:
+        """Encode a batch.
+
+        Arguments:
+            inputs: values of the kind that the signature says.
+            parameters: text of a JSON object for each input, or empty; with `shared_parameters` all mean the same.
+
+        Raises:
+            UnicodeEncodeError: an input is no proper Unicode text.
+        """
+        raise NotImplementedError
+
+    def decode(self, answer: RemoteAnswer, expected: int) -> list[ItemResult]:
+        """Read one item for each of the `expected` inputs, in their order. A bad output fails that input alone.
+
+        Raises:
+            NoOutputs: the answer does not hold that many outputs, or not in a form that can be told apart.
+        """
+        raise NotImplementedError
+
+    def learn(self, metadata: bytes) -> Self:
+        """Dialect that goes by what the API says of its model.
+
+        Raises:
+            BadMetadata: the model takes or gives something else than this dialect can send and read.
+        """
+        return self
+
+
+class Remote(msgspec.Struct, frozen=True):
+    """A remote API, with the dialect that it is spoken to in. Shown without its URL, whose query may hold a secret.
+
+    Attributes:
+        url: where batches are sent to.
+        dialect: the dialect.
+        metadata_url: where the API says what its model takes and gives; empty where it need not be asked.
+    """
+
+    url: str
+    dialect: Dialect
+    metadata_url: str = ""
+
+    def __repr__(self) -> str:
+        return f"Remote({type(self.dialect).__name__})"
+
+
+def needs_model(name: str, model: str) -> str:
+    """Check that the model's name is there.
+
+    Raises:
+        SettingError: it is not.
+    """
+    if not model:
+        hint = "Set it to the model's name over there."
+        raise SettingError(
+            "remote_model", model, f"is empty, and every request of the dialect {name} names the model", hint
+        )
+    return model
+
+
+def raw_members(parameters: bytes) -> dict[str, Any]:
+    """Members of a JSON object, each as its own text; none for an empty text."""
+    return dict(msgspec.json.decode(parameters, type=dict[str, msgspec.Raw])) if parameters else {}

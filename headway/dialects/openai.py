@@ -1,0 +1,47 @@
+"""Parts of both dialects of OpenAI's: one object of parameters for all inputs, and outputs with an index."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from headway.dialects import json_lists
+from headway.dialects.dialect import NoOutputs, raw_members
+from headway.dialects.json_lists import Json
+from headway.model import ItemResult
+
+
+class _Numbered(msgspec.Struct, gc=False):
+    index: int
+
+
+_decode_index: Any = msgspec.json.Decoder(_Numbered).decode
+
+
+def merged(own: dict[str, Any], parameters: bytes, never: frozenset[str]) -> bytes:
+    """Body of a request: the members of the dialect's own, and those of the parameters but for the ones in `never`."""
+    members = {name: raw for name, raw in raw_members(parameters).items() if name not in never}
+    return msgspec.json.encode({**members, **own})
+
+
+def by_index(content: Json, expected: int, read: Callable[[msgspec.Raw], ItemResult]) -> list[ItemResult]:
+    """Items of a list of objects, read one by one and ordered by the index of each.
+
+    Raises:
+        NoOutputs: there are not `expected` objects, one for each index.
+        msgspec.DecodeError: it is no JSON.
+    """
+    items: list[ItemResult | None] = [None] * expected
+    for raw in json_lists.elements(content, expected):
+        try:
+            index = _decode_index(raw).index
+        except msgspec.ValidationError:
+            raise NoOutputs("an output without an index") from None
+        if not 0 <= index < expected:
+            raise NoOutputs(f"an output with the index {index} for {expected} inputs")
+        if items[index] is not None:
+            raise NoOutputs(f"two outputs with the index {index}")
+        items[index] = read(raw)
+    return [item for item in items if item is not None]

@@ -1,0 +1,65 @@
+"""Dialect `openai-completions`: `POST /v1/completions` with a list of prompts.
+
+The texts of the choices are the outputs. Parameters are those of the whole request; the ones that would change how many
+choices there are, or in which form they come, are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import msgspec
+
+from headway.dialects import json_lists
+from headway.dialects.dialect import Dialect, NoOutputs, Remote, RemoteAnswer, RemoteCall, RemoteWish, needs_model
+from headway.dialects.openai import by_index, merged
+from headway.model import ItemResult, Value
+
+_NEVER = frozenset(("model", "prompt", "messages", "n", "best_of", "stream", "stream_options"))
+"""Parameters that are not sent. A chat's messages are in the prompt already."""
+
+
+class Completions(Dialect, frozen=True):
+    """Texts in, texts out, by the model of a name."""
+
+    path: ClassVar[str] = ".*/v1/completions"
+    shared_parameters: ClassVar[bool] = True
+    model: str
+
+    @classmethod
+    def reach(cls, url: str, wish: RemoteWish) -> Remote:
+        """Take the URL as it is; the model has to be named."""
+        return Remote(url, cls(needs_model("openai-completions", wish.model)))
+
+    def encode(self, inputs: Sequence[Value], parameters: Sequence[bytes]) -> RemoteCall:
+        """Encode the inputs as prompts of one request."""
+        return RemoteCall(merged({"model": self.model, "prompt": inputs}, next(iter(parameters), b""), _NEVER))
+
+    def decode(self, answer: RemoteAnswer, expected: int) -> list[ItemResult]:
+        """Read the choices, one for each prompt."""
+        try:
+            return by_index(_decode(answer.body).choices, expected, _item)
+        except msgspec.ValidationError:
+            raise NoOutputs("no object with a list of choices") from None
+        except json_lists.NO_JSON as exc:
+            raise NoOutputs(f"something that is no JSON ({exc})") from None
+
+
+class _Choices(msgspec.Struct, gc=False):
+    choices: msgspec.Raw
+
+
+class _Choice(msgspec.Struct, gc=False):
+    text: str
+
+
+_decode: Any = msgspec.json.Decoder(_Choices).decode
+_decode_choice: Any = msgspec.json.Decoder(_Choice).decode
+
+
+def _item(raw: msgspec.Raw) -> ItemResult:
+    try:
+        return ItemResult(_decode_choice(raw).text)
+    except msgspec.ValidationError:
+        return json_lists.fault("a choice without a text", "a string")

@@ -1,0 +1,108 @@
+"""The plain dialects: a list of texts, bare or under a name.
+
+    list      ["a", "b"]
+    inputs    {"inputs": ["a", "b"], "parameters": [{…}, {…}]}, the latter if any request has parameters
+
+The answer is a JSON list of as many texts as there were inputs, or an object that holds one under `outputs`, `results` or
+`predictions`. A bare list has no room for parameters; they are not sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from headway.dialects import json_lists
+from headway.dialects.dialect import Dialect, NoOutputs, Remote, RemoteAnswer, RemoteCall, RemoteWish
+from headway.dialects.json_lists import Json
+from headway.model import ItemResult, Value
+
+MEMBERS = ("outputs", "results", "predictions")
+"""Members of an object that may hold the list; the first that is there counts."""
+
+
+class TextList(Dialect, frozen=True):
+    """Dialect `list`: the inputs and nothing else."""
+
+    @classmethod
+    def reach(cls, url: str, wish: RemoteWish) -> Remote:
+        """Take the URL as it is."""
+        return Remote(url, cls())
+
+    def encode(self, inputs: Sequence[Value], parameters: Sequence[bytes]) -> RemoteCall:
+        """Encode the inputs as a list."""
+        return RemoteCall(msgspec.json.encode(inputs))
+
+    def decode(self, answer: RemoteAnswer, expected: int) -> list[ItemResult]:
+        """Read a list of texts."""
+        return read(answer.body, expected)
+
+
+class NamedInputs(TextList, frozen=True):
+    """Dialect `inputs`: the inputs under that name and, if there are any, their parameters."""
+
+    def encode(self, inputs: Sequence[Value], parameters: Sequence[bytes]) -> RemoteCall:
+        """Encode an object with the inputs, and one object of parameters for each if one of them has any."""
+        if not any(parameters):
+            return RemoteCall(msgspec.json.encode({"inputs": inputs}))
+        objects = [msgspec.Raw(text or b"{}") for text in parameters]
+        return RemoteCall(msgspec.json.encode({"inputs": inputs, "parameters": objects}))
+
+
+class _Wrapped(msgspec.Struct, gc=False):
+    outputs: msgspec.Raw = msgspec.Raw(b"")
+    results: msgspec.Raw = msgspec.Raw(b"")
+    predictions: msgspec.Raw = msgspec.Raw(b"")
+
+
+_decode_wrapped: Any = msgspec.json.Decoder(_Wrapped).decode
+_decode_text: Any = msgspec.json.Decoder(str).decode
+
+
+def read(body: bytes | bytearray, expected: int) -> list[ItemResult]:
+    """Read one item for each of the `expected` inputs. An element that is no text fails that input alone.
+
+    Raises:
+        NoOutputs: the body holds another number of outputs.
+    """
+    try:
+        content = _list_in(body)
+        try:
+            return [ItemResult(text) for text in _texts(expected)(content)]
+        except msgspec.ValidationError:
+            return [_item(raw) for raw in json_lists.elements(content, expected)]
+    except json_lists.NO_JSON as exc:
+        raise NoOutputs(f"something that is no JSON ({exc})") from None
+
+
+def _list_in(body: bytes | bytearray) -> Json:
+    """Part of the body that is the list."""
+    if json_lists.first(body) == "[":
+        return body
+    neither = f"neither a list nor an object with one of {', '.join(MEMBERS)}"
+    try:
+        wrapped = _decode_wrapped(body)
+    except msgspec.ValidationError:
+        raise NoOutputs(neither) from None
+    content: msgspec.Raw = next(
+        (raw for member in MEMBERS if memoryview(raw := getattr(wrapped, member))), msgspec.Raw()
+    )
+    if json_lists.first(content) != "[":
+        raise NoOutputs(neither)
+    return content
+
+
+def _item(raw: msgspec.Raw) -> ItemResult:
+    """Item of an element, a failed one if it is no text."""
+    if json_lists.first(raw) == '"':
+        return ItemResult(_decode_text(raw))
+    return json_lists.fault(json_lists.kind(raw), "a string")
+
+
+@lru_cache(maxsize=128)
+def _texts(count: int) -> Any:
+    """Decoder of a list of exactly `count` texts."""
+    return msgspec.json.Decoder(tuple[(str,) * count]).decode  # type: ignore[misc]

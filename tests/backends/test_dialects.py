@@ -1,0 +1,173 @@
+"""Dialects as functions: what they send, and what they make of an answer."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.dialects import AUTO, DIALECTS, Dialect, NoOutputs, RemoteAnswer, RemoteWish, reach
+from headway.errors import SettingError
+from headway.model import ItemResult, ValueKind
+from tests.backends.speakers import SPEAKERS, encoded
+
+OPENAI = ("openai-completions", "openai-embeddings")
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["index", "text", "embedding"]), inner),
+    max_leaves=6,
+)
+
+
+def dialect(name: str) -> Dialect:
+    return SPEAKERS[name].remote(f"http://h{SPEAKERS[name].path}").dialect
+
+
+def said(name: str, *inputs: str, parameters: bytes = b"") -> Any:
+    return json.loads(dialect(name).encode(inputs, [parameters] * len(inputs)).body)
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("http://h/batch", "list"),
+        ("http://h", "list"),
+        ("http://h/v1/completions", "openai-completions"),
+        ("https://h/some/v1/completions?key=x", "openai-completions"),
+        ("http://h/v1/embeddings", "openai-embeddings"),
+        ("http://h/completions", "list"),
+    ],
+)
+def test_the_path_tells_the_dialect(url: str, name: str) -> None:
+    found = reach(url, AUTO, RemoteWish("m"))
+    assert type(found.dialect) is DIALECTS[name]
+    assert found.url == url
+    assert "key" not in repr(found)
+
+
+@pytest.mark.parametrize(
+    ("url", "name", "wish", "what"),
+    [
+        (
+            "http://h/v1/chat/completions",
+            AUTO,
+            RemoteWish("m"),
+            "`?remote_format.*takes one conversation.*/v1/completions",
+        ),
+        ("http://h/v1/completions", AUTO, RemoteWish(), "remote_model.*openai-completions names the model"),
+        ("http://h/x", "openai-embeddings", RemoteWish(), "remote_model.*openai-embeddings names the model"),
+        ("http://h/batch", AUTO, RemoteWish(values=ValueKind.JSON), "remote_values.*is not for the dialect list"),
+    ],
+)
+def test_what_does_not_fit_the_dialect_is_refused(url: str, name: str, wish: RemoteWish, what: str) -> None:
+    with pytest.raises(SettingError, match=what):
+        reach(url, name, wish)
+
+
+def test_prompts_go_in_one_request_with_the_parameters_that_they_share() -> None:
+    wished = (
+        b'{"max_tokens": 5, "temperature": 0.30, "n": 3, "stream": true, "prompt": "x", "model": "y", "messages": []}'
+    )
+    assert said("openai-completions", "a", "b", parameters=wished) == {
+        "model": "m",
+        "prompt": ["a", "b"],
+        "max_tokens": 5,
+        "temperature": 0.3,
+    }
+
+
+def test_embeddings_are_asked_for_as_numbers() -> None:
+    wished = b'{"dimensions": 2, "encoding_format": "base64", "input": "x"}'
+    expected = {"model": "m", "input": ["a", "b"], "encoding_format": "float", "dimensions": 2}
+    assert said("openai-embeddings", "a", "b", parameters=wished) == expected
+
+
+def test_embeddings_are_json_values_as_they_were_written() -> None:
+    body = b'{"data":[{"index":1,"embedding":[3.00, -1e-7 ]},{"embedding": [0.1],"index":0}]}'
+    assert dialect("openai-embeddings").decode(RemoteAnswer(body), 2) == [
+        ItemResult(b"[0.1]"),
+        ItemResult(b"[3.00, -1e-7 ]"),
+    ]
+    assert dialect("openai-embeddings").signature.gives is ValueKind.JSON
+
+
+@pytest.mark.parametrize(("name", "case"), [(name, case) for name, one in SPEAKERS.items() for case in one.wrong])
+def test_an_answer_that_is_not_one_output_for_each_input_is_refused(name: str, case: tuple[Any, str]) -> None:
+    answer, what = case
+    with pytest.raises(NoOutputs, match=what):
+        dialect(name).decode(RemoteAnswer(json.dumps(answer).encode()), 2)
+
+
+@pytest.mark.parametrize("name", SPEAKERS)
+def test_a_body_that_is_cut_or_no_json_is_refused(name: str) -> None:
+    good = encoded(SPEAKERS[name], [SPEAKERS[name].gives(text) for text in ("a", "b")])
+    for body in (*(good[:end] for end in range(len(good))), good + b"]", b"\xff", b"<html>", b"[" * 100_000):
+        with pytest.raises(NoOutputs):
+            dialect(name).decode(RemoteAnswer(body), 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "output", "what"),
+    [
+        ("openai-completions", None, "a choice without a text"),
+        ("openai-completions", 5, "a choice without a text"),
+        ("openai-embeddings", None, "null for this input, expected a list of numbers"),
+        ("openai-embeddings", "AACAPw==", "string for this input, expected a list of numbers"),
+        ("openai-embeddings", [], "an empty list"),
+        ("openai-embeddings", [1, "a"], "a list of other things"),
+        ("openai-embeddings", [1, None], "a list of other things"),
+        ("openai-embeddings", [[1]], "a list of other things"),
+    ],
+)
+def test_an_output_of_another_kind_fails_its_input_alone(name: str, output: Any, what: str) -> None:
+    well = SPEAKERS[name].gives("a")
+    first, second = dialect(name).decode(RemoteAnswer(encoded(SPEAKERS[name], [output, well])), 2)
+    assert first.fault
+    assert first.output is None
+    assert what in (first.error or "")
+    assert second.output is not None
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999", "-1e999"])
+def test_a_number_that_is_none_never_gets_through(number: str) -> None:
+    body = f'{{"data":[{{"index":0,"embedding":[1,{number}]}}]}}'.encode()
+    try:
+        [item] = dialect("openai-embeddings").decode(RemoteAnswer(body), 1)
+    except NoOutputs:
+        return
+    assert item.fault
+
+
+@pytest.mark.parametrize("name", OPENAI)
+@given(values=st.lists(VALUES, max_size=4), expected=st.integers(0, 4))
+def test_whatever_the_list_holds_there_is_one_item_for_each_input_or_none(
+    name: str, values: list[Any], expected: int
+) -> None:
+    member = "choices" if name == "openai-completions" else "data"
+    try:
+        items = dialect(name).decode(RemoteAnswer(json.dumps({member: values}).encode()), expected)
+    except NoOutputs:
+        return
+    assert sorted(value["index"] for value in values) == list(range(expected))
+    assert len(items) == expected
+
+
+@pytest.mark.parametrize("name", SPEAKERS)
+@given(outputs=st.lists(st.text(), min_size=1, max_size=5))
+def test_outputs_come_in_the_order_of_the_inputs_whatever_that_of_the_answer(name: str, outputs: list[str]) -> None:
+    speaker = SPEAKERS[name]
+    given = [speaker.gives(text) for text in outputs]
+    items = dialect(name).decode(RemoteAnswer(encoded(speaker, given)), len(given))
+    assert [item.output if isinstance(item.output, str) else json.loads(item.output or b"0") for item in items] == given
+
+
+@pytest.mark.parametrize("name", SPEAKERS)
+@given(body=st.binary(max_size=60))
+def test_no_body_makes_a_dialect_raise_anything_else(name: str, body: bytes) -> None:
+    with contextlib.suppress(NoOutputs):
+        dialect(name).decode(RemoteAnswer(body), 1)

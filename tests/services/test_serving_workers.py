@@ -12,7 +12,7 @@ import pytest
 
 from headway import errors
 from headway.core.retry import MAX_ATTEMPTS
-from headway.errors import BatchRaised, StartKilled, TargetError, WorkerAbsent, WorkerCrashed
+from headway.errors import BatchRaised, RemoteAbsent, StartKilled, TargetError, WorkerAbsent, WorkerCrashed
 from tests.services.fake_backend import FakeBackend
 from tests.services.stand import Stand, codes
 from tests.virtual_time import run
@@ -42,6 +42,20 @@ def test_a_batch_that_comes_when_its_worker_has_just_died_is_not_charged() -> No
             assert reply.output == "INNOCENT" and reply.attempts == 1
             assert backend.starts == 1 + MAX_ATTEMPTS
             assert not stand.counters.retries["crashed"]
+            assert await stand.dead.list() == []
+
+    run(main)
+
+
+def test_a_batch_of_which_nothing_was_sent_is_not_charged() -> None:
+    async def main(clock: Clock) -> None:
+        away = [RemoteAbsent("no connection came about") for _ in range(MAX_ATTEMPTS)]
+        backend = FakeBackend(0.1, lambda entries: away.pop() if away else None)
+        async with Stand(clock, backend) as stand:
+            reply = await stand.ask("innocent")
+            assert reply.output == "INNOCENT" and reply.attempts == 1
+            assert backend.starts == 1
+            assert not stand.counters.retries["remote"]
             assert await stand.dead.list() == []
 
     run(main)

@@ -42,7 +42,7 @@ FORMER = {
 """Words that are no longer used, as the field has another: no name has them as a part."""
 
 HOMES = {
-    "caller": ("brokers/redis/", "config/", "core/", "http/server/", "model/", "simulator/"),
+    "caller": ("brokers/redis/", "config/", "core/", "gateway/", "http/server/", "model/", "simulator/"),
     "epoch": ("brokers/", "gateway/", "ports.py"),
     "leads": ("admin/", "app/", "brokers/memory/", "controller/", "model/"),
     "pool": ("app/", "brokers/redis/", "cli/", "gateway/", "grpc/messages.py", "load/", "worker/"),

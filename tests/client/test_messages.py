@@ -13,7 +13,13 @@ from headway.client.errors import BY_CODE
 from headway.client.messages import Answer, inference, read_error, read_outcome, read_result, read_task, task
 from headway.http.problem import encode_problem
 
-NO_CLASS = {errors.METHOD_NOT_ALLOWED, errors.REQUEST_TIMEOUT, errors.HEADERS_TOO_LARGE, errors.INTERNAL}
+NO_CLASS = {
+    errors.METHOD_NOT_ALLOWED,
+    errors.NOT_IMPLEMENTED,
+    errors.REQUEST_TIMEOUT,
+    errors.HEADERS_TOO_LARGE,
+    errors.INTERNAL,
+}
 """Codes that a client meets by a fault of its own or of the service; they are plain ApiErrors."""
 
 

@@ -109,6 +109,13 @@ ROWS: list[Row] = [
         r"headway .* --(tls-cert|ca) ",
         Parse("it takes certificates; tests/cli/test_tls.py makes some"),
     ),
+    (
+        "docs/grpc.md",
+        r"headway serve |grpcurl ",
+        Parse("it takes grpcurl; tests/e2e/test_grpc_clients.py has real clients"),
+    ),
+    ("docs/input-policy.md", r"headway serve ", Parse("tests/e2e/test_input_policy.py serves with such a file")),
+    ("docs/guide.md", r"headway check .* --record ", Parse("it takes inputs; tests/cli/test_check.py has some")),
     ("*", r"headway \w+ examples/embeddings.py:", Parse("it takes torch")),
     ("*", r"openssl ", Run()),
     ("README.md", r"python ask\.py$", Run()),

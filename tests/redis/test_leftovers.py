@@ -16,8 +16,8 @@ from tests.redis.stand import Stand
 from tests.servers.redis import KINDS, RedisServer
 
 FIGURES = {"q"}
-HOUSEKEEPING = {"m", "f", "c", "g", "h"}
-"""Keys of the reaper, the watch, the woken slots, the gateways and the healthy slots."""
+HOUSEKEEPING = {"m", "f", "c", "g", "h", "hf"}
+"""Keys of the reaper, the watch, the woken slots, the gateways, the healthy slots and their factors."""
 LETTERS = {"z", "zl", "o", "on", "u", "oc", "ou", "o:t"}
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
 from google.protobuf.message import DecodeError
 
 from headway.errors import BadRequest
@@ -25,8 +25,9 @@ Message = Any
 def _load() -> tuple[Any, Mapping[str, bytes]]:
     """Pool of the descriptors, and each file's descriptor as it is sent to those who ask for it, by name."""
     pool = descriptor_pool.DescriptorPool()
-    compiled = resources.files("headway.grpc").joinpath("protos/descriptors.binpb").read_bytes()
-    files = {file.name: file.SerializeToString() for file in descriptor_pb2.FileDescriptorSet.FromString(compiled).file}
+    compiled = resources.files("headway.grpc").joinpath("protos/descriptors.json").read_text("utf-8")
+    found = json_format.Parse(compiled, descriptor_pb2.FileDescriptorSet())
+    files = {file.name: file.SerializeToString() for file in found.file}
     for file in files.values():
         pool.AddSerializedFile(file)
     return pool, files

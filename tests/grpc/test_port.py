@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 import pytest
-from google.protobuf import descriptor_pb2, descriptor_pool
+from google.protobuf import descriptor_pb2, descriptor_pool, json_format
 
 from headway.errors import SettingError
 from headway.grpc import messages
@@ -111,7 +111,7 @@ def test_the_descriptors_are_those_of_the_files() -> None:
         capture_output=True,
         check=True,
     )
-    found = descriptor_pb2.FileDescriptorSet.FromString((folder / "descriptors.binpb").read_bytes())
+    found = json_format.Parse((folder / "descriptors.json").read_text(), descriptor_pb2.FileDescriptorSet())
     assert descriptor_pb2.FileDescriptorSet.FromString(made.stdout) == found, "run make protos"
 
 

@@ -17,7 +17,7 @@ from headway.core.budget import GREED, Budget
 from headway.errors import RATE_LIMITED, SERVICE_OVERLOADED, RequestError
 
 STRANGERS = "\0"
-"""Owner of the calls that need no credential, on a port where others do."""
+"""Beginning of the owners of calls that need no credential: an address follows, so that none keeps out the probes of another."""
 
 SMALL = 4096
 """Bytes of an answer up to which it is not counted. As many calls as there may be hold some 40 MB of these."""

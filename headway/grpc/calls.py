@@ -152,6 +152,10 @@ class Call:
         self.port.quotas.begin(owner)
         self.owner, self.counted = owner, True
 
+    def belong_to_address(self) -> None:
+        """Count a call that needs no credential for its client's address until it ends; see `belong`."""
+        self.belong(STRANGERS + (self.connection.address if self.connection is not None else ""))
+
     def identify(self, authorization: bytes) -> Principal:
         """Principal of the call, for whom it is counted from now on.
 
@@ -203,6 +207,18 @@ class Call:
         """Count an error, unless the gateway has."""
         if self.tier is not None:
             self.port.counters.refusals[error.reason or error.code.lower(), self.tier] += 1
+
+    def keep(self, amount: int) -> int:
+        """Count bytes for the call's owner; returns how many are counted. Raises RequestError: the owner holds too many."""
+        kept = self.port.quotas.keep(self.owner, amount) if self.counted else 0
+        self.kept += kept
+        return kept
+
+    def drop(self, kept: int) -> None:
+        """Stop counting bytes, unless the call has ended."""
+        if self.counted and kept:
+            self.kept -= kept
+            self.port.quotas.drop(self.owner, kept)
 
     def release(self) -> None:
         """Stop counting the call, and what it holds, for its owner."""
@@ -317,7 +333,7 @@ class PlainCall(Call):
         if self._known:
             self.identify(read_fields(self.metadata).get(b"authorization", b""))
         else:
-            self.belong(STRANGERS)
+            self.belong_to_address()
         return await self._respond(await self.read(context), self.principal)
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from headway.errors import NotFound
 from headway.grpc import messages
-from headway.grpc.call_quotas import STRANGERS
 from headway.grpc.calls import PortContext, StreamCall
 from headway.http.inference.inference_head import SHOWN
 from headway.http.readiness import AGE, SERVING, Glance
@@ -87,7 +86,7 @@ class WatchCall(StreamCall):
     async def talk(self, context: Any) -> None:
         """Tell the status until the client has left, or is to open another connection."""
         self.shown = SHOWN + self.port.new_id()
-        self.belong(STRANGERS)
+        self.belong_to_address()
         name = messages.read(_REQUEST, await self.read(context)).service
         told = -1
         while True:

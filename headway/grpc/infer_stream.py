@@ -10,13 +10,18 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from headway.errors import BadRequest, RequestError
+from headway.errors import REQUEST_TIMEOUT, BadRequest, RequestError
 from headway.grpc import messages
-from headway.grpc.calls import PortContext, StreamCall, read_fields, unforeseen
+from headway.grpc.calls import PortContext, StreamCall, log, read_fields, unforeseen
 from headway.grpc.inference_call import InferenceCall, ReadMessage
 
 _REQUEST = messages.message("inference.ModelInferRequest")
 _RESPONSE = messages.message("inference.ModelStreamInferResponse")
+
+Item = asyncio.Task[tuple[bytes, int]]
+"""Request of a stream on its way to the message of its answer, and the bytes that are counted for that."""
+Items = asyncio.Queue[Item | None]
+"""Requests of a stream in order; None at the end."""
 
 MOST_ITEMS = 256
 """Most requests of one stream that are in hand at once; beyond them nothing is read."""
@@ -47,22 +52,25 @@ class InferStreamCall(StreamCall):
                     f"the metadata {name.decode()} is for one request, and a stream has many; leave it out"
                 )
         self.hold_room()
-        items: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue(MOST_ITEMS)
-        begun: set[asyncio.Task[bytes]] = set()
-        writing = asyncio.ensure_future(_write(context, items))
+        items: Items = asyncio.Queue(MOST_ITEMS)
+        begun: set[Item] = set()
+        writing = asyncio.ensure_future(self._write(context, items))
+        reading = asyncio.ensure_future(self._take_in(context, items, begun))
         try:
-            end = await self._take_in(context, items, begun)
+            await asyncio.wait((reading, writing), return_when=asyncio.FIRST_COMPLETED)
+            if writing.done():
+                writing.result()
+            end = await reading
             await items.put(None)
             await writing
         finally:
+            reading.cancel()
             for task in (writing, *begun):
                 task.cancel()
         if end is not None:
             raise end
 
-    async def _take_in(
-        self, context: Any, items: asyncio.Queue[asyncio.Task[bytes] | None], begun: set[asyncio.Task[bytes]]
-    ) -> RequestError | None:
+    async def _take_in(self, context: Any, items: Items, begun: set[Item]) -> RequestError | None:
         """Begin each request that comes, until there are no more. Returns the error with which the call then ends."""
         while True:
             try:
@@ -76,29 +84,52 @@ class InferStreamCall(StreamCall):
             item.add_done_callback(begun.discard)
             await items.put(item)
 
-    async def _answer(self, context: Any, body: bytes) -> bytes:
-        """Message of the answer to one request."""
+    async def _answer(self, context: Any, body: bytes) -> tuple[bytes, int]:
+        """Message of the answer to one request, and how many of its bytes are counted until it has left."""
         call = InferenceCall(self.port, self.metadata, self._read)
         call.connection = self.connection
+        held = 0
         try:
+            held = self.keep(len(body))
             options, id = call.begin(context)
             message, _ = await call.infer(body, options, id)
-            return bytes(_RESPONSE(infer_response=message_of(message)).SerializeToString())
+            self.drop(held)
+            held = 0
+            answer = bytes(_RESPONSE(infer_response=message_of(message)).SerializeToString())
+            return answer, self.keep(len(answer))
         except RequestError as exc:
             error = exc
         except Exception as exc:
             error = unforeseen(exc, call.shown)
         finally:
+            self.drop(held)
             call.release()
         call.count_refusal(error)
         text = error.message.encode("utf-8", "backslashreplace").decode()
-        return bytes(_RESPONSE(error_message=text, infer_response={"id": _id_of(body)}).SerializeToString())
+        return bytes(_RESPONSE(error_message=text, infer_response={"id": _id_of(body)}).SerializeToString()), 0
 
+    async def _write(self, context: Any, items: Items) -> None:
+        """Write the answers in the order of the requests; a client that takes none of them for too long is cut off."""
+        port = self.port
+        while (item := await items.get()) is not None:
+            answer, kept = await item
+            try:
+                async with asyncio.timeout(port.message_timeout):
+                    await context.write(answer)
+            except TimeoutError:
+                message = (
+                    f"no answer was taken within {port.settings.body_timeout_ms:g} ms (body_timeout_ms); read them"
+                )
+                await self._cut(RequestError(message, code=REQUEST_TIMEOUT))
+            self.drop(kept)
 
-async def _write(context: Any, items: asyncio.Queue[asyncio.Task[bytes] | None]) -> None:
-    """Write the answers in the order of the requests."""
-    while (item := await items.get()) is not None:
-        await context.write(await item)
+    async def _cut(self, error: RequestError) -> None:
+        """Cut the connection, as an answer is on its way and no status can pass it. Returns never: the call is cancelled."""
+        self.count_refusal(error)
+        log.info("a client takes no answers", request_id=self.shown, error=error.message)
+        if self.connection is not None:
+            self.connection.shutdown()
+        await asyncio.get_running_loop().create_future()
 
 
 def message_of(body: bytes) -> Any:

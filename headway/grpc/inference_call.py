@@ -51,7 +51,7 @@ class InferenceCall(Call):
         options, id = self.begin(context)
         body = await self.read(context)
         message, marks = await self.infer(body, options, id)
-        self.kept += self.port.quotas.keep(self.owner, len(message))
+        self.keep(len(message))
         context.set_trailing_metadata((("x-request-id", self.shown), *marks, *self.limits_left()))
         return message
 

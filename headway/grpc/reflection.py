@@ -8,7 +8,6 @@ import grpc
 
 from headway.core.excerpt import excerpt
 from headway.grpc import messages
-from headway.grpc.call_quotas import STRANGERS
 from headway.grpc.calls import PortContext, StreamCall
 from headway.http.inference.inference_head import SHOWN
 
@@ -35,7 +34,7 @@ class ReflectionCall(StreamCall):
     async def talk(self, context: Any) -> None:
         """Answer questions until the client has no more."""
         self.shown = SHOWN + self.port.new_id()
-        self.belong(STRANGERS)
+        self.belong_to_address()
         self.hold_room()
         while (body := await self.next(context)) is not None:
             await context.write(self._answer(messages.read(self._request, body)).SerializeToString())

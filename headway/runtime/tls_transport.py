@@ -52,6 +52,10 @@ _REASONS = {
     "NO_SHARED_CIPHER": "no_shared_cipher",
     "NO_SUITABLE_SIGNATURE_ALGORITHM": "no_shared_cipher",
     "HTTP_REQUEST": "plain",
+    "TLSV1_ALERT_UNKNOWN_CA": "distrusted",
+    "SSLV3_ALERT_BAD_CERTIFICATE": "distrusted",
+    "SSLV3_ALERT_CERTIFICATE_UNKNOWN": "distrusted",
+    "SSLV3_ALERT_CERTIFICATE_EXPIRED": "distrusted",
 }
 """Reasons of failed handshakes as the metric has them, by those of OpenSSL."""
 

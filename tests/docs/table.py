@@ -115,6 +115,11 @@ ROWS: list[Row] = [
         Parse("it takes grpcurl; tests/e2e/test_grpc_clients.py has real clients"),
     ),
     ("docs/input-policy.md", r"headway serve ", Parse("tests/e2e/test_input_policy.py serves with such a file")),
+    (
+        "docs/guide.md",
+        r"HEADWAY_REMOTE_TOKEN=\S+ headway serve ",
+        Parse("it takes an API of others; tests/backends/test_http_dialects.py has some"),
+    ),
     ("docs/guide.md", r"headway check .* --record ", Parse("it takes inputs; tests/cli/test_check.py has some")),
     ("*", r"headway \w+ examples/embeddings.py:", Parse("it takes torch")),
     ("*", r"openssl ", Run()),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -14,6 +15,7 @@ from headway.config import Settings
 from headway.errors import CODES, RequestError
 from headway.grpc import statuses
 from headway.grpc.call_quotas import CallQuotas
+from headway.grpc.calls import PlainCall
 from headway.model import DedupKind, Failure, WorkerInfo, WorkerStatus
 from tests.grpc.stand import ID, PREDICT, Client, Port, failed, predict, predicted, served
 
@@ -395,3 +397,12 @@ def test_clients_share_batches_of_the_whole_service() -> None:
         assert [predicted(one).output for one in answers] == [f"TEXT {n}".encode() for n in range(30)]
 
     served(main, KEYS, whole=True)
+
+
+def test_calls_without_a_credential_count_for_their_address() -> None:
+    owners: list[str] = []
+    for address in ("10.0.0.1", "10.0.0.2"):
+        call = PlainCall(cast(Any, SimpleNamespace(quotas=SimpleNamespace(begin=owners.append))), (), cast(Any, None))
+        call.connection = cast(Any, SimpleNamespace(address=address))
+        call.belong_to_address()
+    assert len(set(owners)) == 2

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import grpc
 import pytest
 
 from headway import __version__, errors
+from headway.config import Settings
 from headway.grpc import messages
+from headway.grpc.infer_stream import InferStreamCall, Items
 from headway.model import Failure, WorkerInfo, WorkerStatus
 from headway.oip.tensors import pack, unpack
+from headway.runtime.counters import Counters
 from tests.grpc.stand import INFER, Port, served
 
 Status = grpc.StatusCode
@@ -363,3 +367,46 @@ def test_errors_of_the_gateway_are_told_in_a_stream() -> None:
         assert await keyed.code() is Status.INVALID_ARGUMENT
 
     served(main, KEYS)
+
+
+def test_requests_of_a_stream_hold_no_more_than_their_clients_share_of_bytes() -> None:
+    async def main(port: Port) -> None:
+        port.gateway.hold = True
+        call = port.client().stream(STREAM)
+        for _ in range(20):
+            await call.write(request("x" * 100_000).SerializeToString())
+        await call.done_writing()
+        while sum(port.counters.refusals.values()) < 14:  # noqa: ASYNC110 - they are counted, and no event tells of it
+            await asyncio.sleep(0)
+        assert len(port.gateway.waiting) == 6
+        port.gateway.release()
+        errors = [streamed(await call.read()).error_message for _ in range(20)]
+        assert not any(errors[:6])
+        assert all("max_bodies_mb" in error for error in errors[6:])
+        assert await call.code() is Status.OK
+
+    served(main, max_body_bytes=1 << 18, max_bodies_mb=1)
+
+
+def test_a_client_that_takes_no_answers_of_a_stream_is_cut_off() -> None:
+    class Stuck:
+        async def write(self, body: bytes) -> None:
+            await asyncio.Event().wait()
+
+    async def done() -> tuple[bytes, int]:
+        return b"answer", 0
+
+    async def main() -> None:
+        cut, refusals = asyncio.Event(), Counters().refusals
+        port = SimpleNamespace(message_timeout=0.0, settings=Settings(), counters=SimpleNamespace(refusals=refusals))
+        items: Items = asyncio.Queue()
+        items.put_nowait(asyncio.ensure_future(done()))
+        call = InferStreamCall(cast(Any, port), (), cast(Any, None))
+        call.connection = cast(Any, SimpleNamespace(shutdown=cut.set))
+        writing = asyncio.ensure_future(call._write(Stuck(), items))
+        await cut.wait()
+        assert refusals == {("request_timeout", "none"): 1}
+        assert not writing.done()
+        writing.cancel()
+
+    asyncio.run(main())

@@ -103,7 +103,10 @@ def schemas(settings: Settings) -> dict[str, Any]:
                 "model": model,
                 "input": texts,
                 "encoding_format": encoding,
-                "dimensions": {"type": "null", "description": "As many as the model gives, if it is set at all."},
+                "dimensions": {
+                    "type": ["integer", "null"],
+                    "description": "As many as the model gives, if it is set at all.",
+                },
             },
         ),
         "EmbeddingAnswer": object_of(

@@ -18,6 +18,7 @@ hooks = "hooks.py"
 [checks]
 # Promises kept: a request may ask for a deadline of a millisecond.
 not_a_server_error.expected-statuses = ["2xx", "3xx", "4xx", 504]
+negative_data_rejection.expected-statuses = [400, 401, 403, 404, 405, 406, 409, 413, 415, 422, 428, 429, "5xx"]
 # A good request may come under an Idempotency-Key that another one was sent with.
 positive_data_acceptance.expected-statuses = ["2xx", 401, 403, 404, 409, 422, "5xx"]
 

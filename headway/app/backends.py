@@ -20,7 +20,7 @@ from headway.config.target import FileTarget, ModuleTarget, ObservedTarget, Remo
 from headway.core import policies
 from headway.core.breaker import Breaker
 from headway.core.weight_estimate import WeightEstimate
-from headway.dialects import Remote, RemoteWish, reach
+from headway.dialects import Remote, reach
 from headway.errors import SettingError
 from headway.model import Slot
 from headway.ports import Backend, WorkSource
@@ -118,7 +118,7 @@ def _remote(target: RemoteTarget, plan: SlotPlan) -> Backend:
 
 def _reached(target: RemoteTarget, settings: Settings) -> tuple[Remote, Credentials]:
     """The API with its dialect, and what goes with every request to it."""
-    remote = reach(target.url, settings.remote_format, RemoteWish(settings.remote_model))
+    remote = reach(target.url, settings.remote_format, settings.remote_model)
     return remote, Credentials(settings.remote_token, settings.remote_headers, settings.remote_headers_file)
 
 

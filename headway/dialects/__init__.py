@@ -13,23 +13,19 @@ import re
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
-from headway.dialects.dialect import BadMetadata, Dialect, NoOutputs, Remote, RemoteAnswer, RemoteCall, RemoteWish
+from headway.dialects.dialect import Dialect, NoOutputs, Remote, RemoteCall
 from headway.dialects.openai_completions import Completions
 from headway.dialects.openai_embeddings import Embeddings
 from headway.dialects.texts import NamedInputs, TextList
 from headway.errors import SettingError
-from headway.model import ValueKind
 
 __all__ = [
     "AUTO",
     "DIALECTS",
-    "RemoteAnswer",
-    "BadMetadata",
     "RemoteCall",
     "Dialect",
     "NoOutputs",
     "Remote",
-    "RemoteWish",
     "reach",
 ]
 
@@ -45,23 +41,19 @@ DIALECTS: Mapping[str, type[Dialect]] = {
 """Dialects by name."""
 
 
-def reach(url: str, name: str = AUTO, wish: RemoteWish = RemoteWish()) -> Remote:  # noqa: B008
+def reach(url: str, name: str = AUTO, model: str = "") -> Remote:
     """Say how the API at a URL is spoken to.
 
     Arguments:
         url: http or https URL, without credentials.
         name: name of a dialect, or AUTO.
-        wish: what the settings say besides.
+        model: name of the model over there; empty: not said.
 
     Raises:
         SettingError: the URL or a setting does not fit the dialect.
     """
     chosen = _told_by(urlsplit(url).path) if name == AUTO else name
-    kind = DIALECTS[chosen]
-    if wish.values is not ValueKind.TEXT and not kind.any_values:
-        hint = "Leave it out: that dialect says itself what its values are."
-        raise SettingError("remote_values", wish.values.value, f"is not for the dialect {chosen}", hint)
-    return kind.reach(url, wish)
+    return DIALECTS[chosen].reach(url, model)
 
 
 def _told_by(path: str) -> str:

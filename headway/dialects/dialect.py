@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import msgspec
 
 from headway.errors import SettingError
-from headway.model import ItemResult, Signature, Value, ValueKind
+from headway.model import ItemResult, Signature, Value
 
 JSON_BODY: Mapping[str, str] = MappingProxyType({"Content-Type": "application/json"})
 """Header fields of a request whose body is JSON."""
@@ -22,39 +22,11 @@ class NoOutputs(Exception):
     """The answer does not hold one output for each input. The text quotes nothing of it."""
 
 
-class BadMetadata(Exception):
-    """Metadata of a model that cannot be served. The text quotes nothing but names."""
-
-
 class RemoteCall(msgspec.Struct, frozen=True, gc=False):
     """One request to a remote API."""
 
     body: bytes
     headers: Mapping[str, str] = JSON_BODY
-
-
-class RemoteAnswer(msgspec.Struct, frozen=True, gc=False):
-    """Answer of a remote API.
-
-    Attributes:
-        body: the body, after decompression.
-        json_bytes: bytes of the body that are JSON, as a header field says where binary data follows; -1 without it.
-    """
-
-    body: bytes | bytearray
-    json_bytes: int = -1
-
-
-class RemoteWish(msgspec.Struct, frozen=True):
-    """Wishes of the settings for the way to a remote API.
-
-    Attributes:
-        model: name of the model over there; empty: not said.
-        values: kind of the values, where the dialect has a choice.
-    """
-
-    model: str = ""
-    values: ValueKind = ValueKind.TEXT
 
 
 class Dialect(msgspec.Struct, frozen=True):
@@ -64,12 +36,10 @@ class Dialect(msgspec.Struct, frozen=True):
     """Pattern of the paths of URLs that tell this dialect; empty: it has to be named."""
     shared_parameters: ClassVar[bool] = False
     """Whether parameters are those of the whole request. Inputs with different ones then go in requests of their own."""
-    any_values: ClassVar[bool] = False
-    """Whether the values may be of another kind than text."""
 
     @classmethod
-    def reach(cls, url: str, wish: RemoteWish) -> Remote:
-        """Say where the API is, and how it is spoken to.
+    def reach(cls, url: str, model: str) -> Remote:
+        """Say where the API is, and how it is spoken to. `model` is the name of the model over there; empty: not said.
 
         Raises:
             SettingError: the URL or a setting does not fit the dialect.
@@ -85,7 +55,7 @@ class Dialect(msgspec.Struct, frozen=True):
         """Encode a batch.
 
         Arguments:
-            inputs: values of the kind that the signature says.
+            inputs: texts.
             parameters: text of a JSON object for each input, or empty; with `shared_parameters` all mean the same.
 
         Raises:
@@ -93,21 +63,13 @@ class Dialect(msgspec.Struct, frozen=True):
         """
         raise NotImplementedError
 
-    def decode(self, answer: RemoteAnswer, expected: int) -> list[ItemResult]:
-        """Read one item for each of the `expected` inputs, in their order. A bad output fails that input alone.
+    def decode(self, body: bytes | bytearray, expected: int) -> list[ItemResult]:
+        """Read one item for each of the `expected` inputs out of an answer, in their order. A bad output fails that input alone.
 
         Raises:
             NoOutputs: the answer does not hold that many outputs, or not in a form that can be told apart.
         """
         raise NotImplementedError
-
-    def learn(self, metadata: bytes) -> Self:
-        """Dialect that goes by what the API says of its model.
-
-        Raises:
-            BadMetadata: the model takes or gives something else than this dialect can send and read.
-        """
-        return self
 
 
 class Remote(msgspec.Struct, frozen=True):
@@ -116,12 +78,10 @@ class Remote(msgspec.Struct, frozen=True):
     Attributes:
         url: where batches are sent to.
         dialect: the dialect.
-        metadata_url: where the API says what its model takes and gives; empty where it need not be asked.
     """
 
     url: str
     dialect: Dialect
-    metadata_url: str = ""
 
     def __repr__(self) -> str:
         return f"Remote({type(self.dialect).__name__})"

@@ -26,13 +26,34 @@ def merged(own: dict[str, Any], parameters: bytes, never: frozenset[str]) -> byt
     return msgspec.json.encode({**members, **own})
 
 
-def by_index(content: Json, expected: int, read: Callable[[msgspec.Raw], ItemResult]) -> list[ItemResult]:
-    """Items of a list of objects, read one by one and ordered by the index of each.
+def read_items(
+    body: bytes | bytearray,
+    member: str,
+    decode: Callable[[bytes | bytearray], Any],
+    expected: int,
+    read: Callable[[msgspec.Raw], ItemResult],
+) -> list[ItemResult]:
+    """Items of an answer: the objects in a list, read one by one and ordered by the index of each.
+
+    Arguments:
+        body: the answer.
+        member: member of the answer that is the list.
+        decode: decodes the answer to an object that has this member as it stands there.
+        expected: number of outputs.
+        read: reads an object of the list.
 
     Raises:
         NoOutputs: there are not `expected` objects, one for each index.
-        msgspec.DecodeError: it is no JSON.
     """
+    try:
+        return _by_index(getattr(decode(body), member), expected, read)
+    except msgspec.ValidationError:
+        raise NoOutputs(f"no object with a list of {member}") from None
+    except json_lists.NO_JSON as exc:
+        raise NoOutputs(f"something that is no JSON ({exc})") from None
+
+
+def _by_index(content: Json, expected: int, read: Callable[[msgspec.Raw], ItemResult]) -> list[ItemResult]:
     items: list[ItemResult | None] = [None] * expected
     for raw in json_lists.elements(content, expected):
         try:

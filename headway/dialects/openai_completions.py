@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 import msgspec
 
 from headway.dialects import json_lists
-from headway.dialects.dialect import Dialect, NoOutputs, Remote, RemoteAnswer, RemoteCall, RemoteWish, needs_model
-from headway.dialects.openai import by_index, merged
+from headway.dialects.dialect import Dialect, Remote, RemoteCall, needs_model
+from headway.dialects.openai import merged, read_items
 from headway.model import ItemResult, Value
 
 _NEVER = frozenset(("model", "prompt", "messages", "n", "best_of", "stream", "stream_options"))
@@ -28,22 +28,17 @@ class Completions(Dialect, frozen=True):
     model: str
 
     @classmethod
-    def reach(cls, url: str, wish: RemoteWish) -> Remote:
+    def reach(cls, url: str, model: str) -> Remote:
         """Take the URL as it is; the model has to be named."""
-        return Remote(url, cls(needs_model("openai-completions", wish.model)))
+        return Remote(url, cls(needs_model("openai-completions", model)))
 
     def encode(self, inputs: Sequence[Value], parameters: Sequence[bytes]) -> RemoteCall:
         """Encode the inputs as prompts of one request."""
         return RemoteCall(merged({"model": self.model, "prompt": inputs}, next(iter(parameters), b""), _NEVER))
 
-    def decode(self, answer: RemoteAnswer, expected: int) -> list[ItemResult]:
+    def decode(self, body: bytes | bytearray, expected: int) -> list[ItemResult]:
         """Read the choices, one for each prompt."""
-        try:
-            return by_index(_decode(answer.body).choices, expected, _item)
-        except msgspec.ValidationError:
-            raise NoOutputs("no object with a list of choices") from None
-        except json_lists.NO_JSON as exc:
-            raise NoOutputs(f"something that is no JSON ({exc})") from None
+        return read_items(body, "choices", _decode, expected, _item)
 
 
 class _Choices(msgspec.Struct, gc=False):

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 import msgspec
 
 from headway.dialects import json_lists
-from headway.dialects.dialect import Dialect, NoOutputs, Remote, RemoteAnswer, RemoteCall, RemoteWish, needs_model
-from headway.dialects.openai import by_index, merged
+from headway.dialects.dialect import Dialect, Remote, RemoteCall, needs_model
+from headway.dialects.openai import merged, read_items
 from headway.model import ItemResult, Signature, Value, ValueKind
 
 _NEVER = frozenset(("model", "input", "encoding_format"))
@@ -27,9 +27,9 @@ class Embeddings(Dialect, frozen=True):
     model: str
 
     @classmethod
-    def reach(cls, url: str, wish: RemoteWish) -> Remote:
+    def reach(cls, url: str, model: str) -> Remote:
         """Take the URL as it is; the model has to be named."""
-        return Remote(url, cls(needs_model("openai-embeddings", wish.model)))
+        return Remote(url, cls(needs_model("openai-embeddings", model)))
 
     @property
     def signature(self) -> Signature:
@@ -41,14 +41,9 @@ class Embeddings(Dialect, frozen=True):
         own = {"model": self.model, "input": inputs, "encoding_format": "float"}
         return RemoteCall(merged(own, next(iter(parameters), b""), _NEVER))
 
-    def decode(self, answer: RemoteAnswer, expected: int) -> list[ItemResult]:
+    def decode(self, body: bytes | bytearray, expected: int) -> list[ItemResult]:
         """Read the embeddings, one for each text."""
-        try:
-            return by_index(_decode(answer.body).data, expected, _item)
-        except msgspec.ValidationError:
-            raise NoOutputs("no object with a list of data") from None
-        except json_lists.NO_JSON as exc:
-            raise NoOutputs(f"something that is no JSON ({exc})") from None
+        return read_items(body, "data", _decode, expected, _item)
 
 
 class _Data(msgspec.Struct, gc=False):

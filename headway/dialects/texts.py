@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from headway.dialects import json_lists
-from headway.dialects.dialect import Dialect, NoOutputs, Remote, RemoteAnswer, RemoteCall, RemoteWish
+from headway.dialects.dialect import Dialect, NoOutputs, Remote, RemoteCall
 from headway.dialects.json_lists import Json
 from headway.model import ItemResult, Value
 
@@ -28,7 +28,7 @@ class TextList(Dialect, frozen=True):
     """Dialect `list`: the inputs and nothing else."""
 
     @classmethod
-    def reach(cls, url: str, wish: RemoteWish) -> Remote:
+    def reach(cls, url: str, model: str) -> Remote:
         """Take the URL as it is."""
         return Remote(url, cls())
 
@@ -36,9 +36,9 @@ class TextList(Dialect, frozen=True):
         """Encode the inputs as a list."""
         return RemoteCall(msgspec.json.encode(inputs))
 
-    def decode(self, answer: RemoteAnswer, expected: int) -> list[ItemResult]:
+    def decode(self, body: bytes | bytearray, expected: int) -> list[ItemResult]:
         """Read a list of texts."""
-        return read(answer.body, expected)
+        return read(body, expected)
 
 
 class NamedInputs(TextList, frozen=True):

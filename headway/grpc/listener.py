@@ -232,7 +232,7 @@ _NOT_PLAIN = (
 
 def _refuse_plain(connection: ClientConnection) -> None:
     connection.write(_NOT_PLAIN)
-    connection.end()
+    connection.close()
 
 
 class _Methods:

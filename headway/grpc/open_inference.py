@@ -73,7 +73,7 @@ def infer_reader(settings: Settings, kinds: ModelKinds) -> ReadMessage:
             return b"", answer.SerializeToString()
 
         input: Value | list[Value] = inputs[0] if len(inputs) == 1 else inputs
-        return Exchange(model, input, msgspec.json.encode(rest) if rest else b"", _wished(options, wishes), write)
+        return Exchange(model, input, msgspec.json.encode(rest) if rest else b"", wishes.applied_to(options), write)
 
     return read
 
@@ -118,12 +118,6 @@ def _parameters_of(given: Any, most: int) -> dict[str, Any]:
             raise Malformed(f"the parameter `{excerpt(name)}` is no finite number")
         found[name] = value
     return found
-
-
-def _wished(options: RequestOptions, wishes: parameters.Wishes) -> RequestOptions:
-    """Options as the request's parameters have them: its tier may only become lower, its time only shorter."""
-    timeout = options.timeout if wishes.timeout is None else min(options.timeout, wishes.timeout)
-    return msgspec.structs.replace(options, tier=max(options.tier, wishes.tier), timeout=timeout)
 
 
 Answer = Callable[[Any, Principal], Awaitable[Any]]

@@ -46,7 +46,35 @@ QUIET = 1.0
 """Seconds for which a connection that was told to leave, and has no call, must have been silent to be closed."""
 
 
-class ClientConnection(asyncio.Protocol):
+class _Side(asyncio.Protocol):
+    """Connection of which the other side decides what is read and written."""
+
+    __slots__ = ("_transport",)
+
+    _transport: asyncio.Transport | None
+
+    def write(self, data: bytes) -> None:
+        """Pass on what the other side has sent."""
+        if self._transport is not None:
+            self._transport.write(data)
+
+    def pause(self) -> None:
+        """Read nothing more for now."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        """Read on."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def close(self) -> None:
+        """Close, once what was written has left."""
+        if self._transport is not None:
+            self._transport.close()
+
+
+class ClientConnection(_Side):
     """Connection of one client; a guest of the quotas.
 
     Arguments:
@@ -64,7 +92,7 @@ class ClientConnection(asyncio.Protocol):
     """
 
     __slots__ = (
-        "_blocked", "_early", "_frames", "_heard", "_quiet", "_relay", "_server", "_transport", "address", "calls", "leaves", "leaving", "name",
+        "_blocked", "_early", "_frames", "_heard", "_quiet", "_relay", "_server", "address", "calls", "leaves", "leaving", "name",
         "owner", "reserved", "retired", "streams", "unfetched",
     )  # fmt: skip
 
@@ -144,26 +172,6 @@ class ClientConnection(asyncio.Protocol):
 
     # What the other side, the calls and the relay do.
 
-    def write(self, data: bytes) -> None:
-        """Pass on what the server has sent."""
-        if self._transport is not None:
-            self._transport.write(data)
-
-    def pause(self) -> None:
-        """Read nothing more from the client for now."""
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.pause_reading()
-
-    def resume(self) -> None:
-        """Read on."""
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.resume_reading()
-
-    def end(self) -> None:
-        """Close, once what was written has left."""
-        if self._transport is not None:
-            self._transport.close()
-
     def shutdown(self) -> None:
         """Close at once."""
         if self._transport is not None:
@@ -195,15 +203,15 @@ class ClientConnection(asyncio.Protocol):
         if self._heard or self.streams:
             self._heard, self._quiet = False, now
         if now - max(self._quiet, self.leaving) > QUIET:
-            self.end()
+            self.close()
         elif not draining and now - self.leaving > relay.grace:
             self.shutdown()
 
 
-class ServerSide(asyncio.Protocol):
+class ServerSide(_Side):
     """Connection to the server in the name of a client's."""
 
-    __slots__ = ("_client", "_frames", "_told", "_transport", "_wanted")
+    __slots__ = ("_client", "_frames", "_told", "_wanted")
 
     def __init__(self, client: ClientConnection) -> None:
         self._client = client
@@ -232,27 +240,7 @@ class ServerSide(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Close the client's connection, as the server has ended this one."""
-        self._client.end()
-
-    def write(self, data: bytes) -> None:
-        """Pass on what the client has sent."""
-        if self._transport is not None:
-            self._transport.write(data)
-
-    def pause(self) -> None:
-        """Read nothing more from the server for now."""
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.pause_reading()
-
-    def resume(self) -> None:
-        """Read on."""
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.resume_reading()
-
-    def close(self) -> None:
-        """Close."""
-        if self._transport is not None:
-            self._transport.close()
+        self._client.close()
 
     def retire(self) -> None:
         """Put in a GOAWAY, now or behind the frame that is passing."""

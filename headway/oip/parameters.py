@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from headway.model import RequestOptions
 from headway.oip.tensors import Malformed
 
 _T = TypeVar("_T")
@@ -30,6 +31,14 @@ class Wishes(msgspec.Struct, frozen=True, gc=False):
     tier: int = 0
     timeout: float | None = None
     binary: bool = False
+
+    def applied_to(self, options: RequestOptions) -> RequestOptions:
+        """Options of the request with these wishes: its tier may only become lower, its time only shorter."""
+        tier = max(options.tier, self.tier)
+        timeout = options.timeout if self.timeout is None else min(options.timeout, self.timeout)
+        if tier == options.tier and timeout == options.timeout:
+            return options
+        return msgspec.structs.replace(options, tier=tier, timeout=timeout)
 
 
 NONE = Wishes()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headway.dialects import Remote, RemoteWish, reach
+from headway.dialects import Remote, reach
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Speaker:
 
     def remote(self, url: str) -> Remote:
         """The API, when its server is at a URL."""
-        return reach(url, wish=RemoteWish(self.model))
+        return reach(url, model=self.model)
 
 
 def _choices(outputs: Sequence[Any]) -> Any:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.dialects import AUTO, DIALECTS, Dialect, NoOutputs, RemoteAnswer, RemoteWish, reach
+from headway.dialects import AUTO, DIALECTS, Dialect, NoOutputs, reach
 from headway.errors import SettingError
 from headway.model import ItemResult, ValueKind
 from tests.backends.speakers import SPEAKERS, encoded
@@ -44,29 +44,28 @@ def said(name: str, *inputs: str, parameters: bytes = b"") -> Any:
     ],
 )
 def test_the_path_tells_the_dialect(url: str, name: str) -> None:
-    found = reach(url, AUTO, RemoteWish("m"))
+    found = reach(url, AUTO, "m")
     assert type(found.dialect) is DIALECTS[name]
     assert found.url == url
     assert "key" not in repr(found)
 
 
 @pytest.mark.parametrize(
-    ("url", "name", "wish", "what"),
+    ("url", "name", "model", "what"),
     [
         (
             "http://h/v1/chat/completions",
             AUTO,
-            RemoteWish("m"),
+            "m",
             "`?remote_format.*takes one conversation.*/v1/completions",
         ),
-        ("http://h/v1/completions", AUTO, RemoteWish(), "remote_model.*openai-completions names the model"),
-        ("http://h/x", "openai-embeddings", RemoteWish(), "remote_model.*openai-embeddings names the model"),
-        ("http://h/batch", AUTO, RemoteWish(values=ValueKind.JSON), "remote_values.*is not for the dialect list"),
+        ("http://h/v1/completions", AUTO, "", "remote_model.*openai-completions names the model"),
+        ("http://h/x", "openai-embeddings", "", "remote_model.*openai-embeddings names the model"),
     ],
 )
-def test_what_does_not_fit_the_dialect_is_refused(url: str, name: str, wish: RemoteWish, what: str) -> None:
+def test_what_does_not_fit_the_dialect_is_refused(url: str, name: str, model: str, what: str) -> None:
     with pytest.raises(SettingError, match=what):
-        reach(url, name, wish)
+        reach(url, name, model)
 
 
 def test_prompts_go_in_one_request_with_the_parameters_that_they_share() -> None:
@@ -89,7 +88,7 @@ def test_embeddings_are_asked_for_as_numbers() -> None:
 
 def test_embeddings_are_json_values_as_they_were_written() -> None:
     body = b'{"data":[{"index":1,"embedding":[3.00, -1e-7 ]},{"embedding": [0.1],"index":0}]}'
-    assert dialect("openai-embeddings").decode(RemoteAnswer(body), 2) == [
+    assert dialect("openai-embeddings").decode(body, 2) == [
         ItemResult(b"[0.1]"),
         ItemResult(b"[3.00, -1e-7 ]"),
     ]
@@ -100,7 +99,7 @@ def test_embeddings_are_json_values_as_they_were_written() -> None:
 def test_an_answer_that_is_not_one_output_for_each_input_is_refused(name: str, case: tuple[Any, str]) -> None:
     answer, what = case
     with pytest.raises(NoOutputs, match=what):
-        dialect(name).decode(RemoteAnswer(json.dumps(answer).encode()), 2)
+        dialect(name).decode(json.dumps(answer).encode(), 2)
 
 
 @pytest.mark.parametrize("name", SPEAKERS)
@@ -108,7 +107,7 @@ def test_a_body_that_is_cut_or_no_json_is_refused(name: str) -> None:
     good = encoded(SPEAKERS[name], [SPEAKERS[name].gives(text) for text in ("a", "b")])
     for body in (*(good[:end] for end in range(len(good))), good + b"]", b"\xff", b"<html>", b"[" * 100_000):
         with pytest.raises(NoOutputs):
-            dialect(name).decode(RemoteAnswer(body), 2)
+            dialect(name).decode(body, 2)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +125,7 @@ def test_a_body_that_is_cut_or_no_json_is_refused(name: str) -> None:
 )
 def test_an_output_of_another_kind_fails_its_input_alone(name: str, output: Any, what: str) -> None:
     well = SPEAKERS[name].gives("a")
-    first, second = dialect(name).decode(RemoteAnswer(encoded(SPEAKERS[name], [output, well])), 2)
+    first, second = dialect(name).decode(encoded(SPEAKERS[name], [output, well]), 2)
     assert first.fault
     assert first.output is None
     assert what in (first.error or "")
@@ -137,7 +136,7 @@ def test_an_output_of_another_kind_fails_its_input_alone(name: str, output: Any,
 def test_a_number_that_is_none_never_gets_through(number: str) -> None:
     body = f'{{"data":[{{"index":0,"embedding":[1,{number}]}}]}}'.encode()
     try:
-        [item] = dialect("openai-embeddings").decode(RemoteAnswer(body), 1)
+        [item] = dialect("openai-embeddings").decode(body, 1)
     except NoOutputs:
         return
     assert item.fault
@@ -150,7 +149,7 @@ def test_whatever_the_list_holds_there_is_one_item_for_each_input_or_none(
 ) -> None:
     member = "choices" if name == "openai-completions" else "data"
     try:
-        items = dialect(name).decode(RemoteAnswer(json.dumps({member: values}).encode()), expected)
+        items = dialect(name).decode(json.dumps({member: values}).encode(), expected)
     except NoOutputs:
         return
     assert sorted(value["index"] for value in values) == list(range(expected))
@@ -162,7 +161,7 @@ def test_whatever_the_list_holds_there_is_one_item_for_each_input_or_none(
 def test_outputs_come_in_the_order_of_the_inputs_whatever_that_of_the_answer(name: str, outputs: list[str]) -> None:
     speaker = SPEAKERS[name]
     given = [speaker.gives(text) for text in outputs]
-    items = dialect(name).decode(RemoteAnswer(encoded(speaker, given)), len(given))
+    items = dialect(name).decode(encoded(speaker, given), len(given))
     assert [item.output if isinstance(item.output, str) else json.loads(item.output or b"0") for item in items] == given
 
 
@@ -170,4 +169,4 @@ def test_outputs_come_in_the_order_of_the_inputs_whatever_that_of_the_answer(nam
 @given(body=st.binary(max_size=60))
 def test_no_body_makes_a_dialect_raise_anything_else(name: str, body: bytes) -> None:
     with contextlib.suppress(NoOutputs):
-        dialect(name).decode(RemoteAnswer(body), 1)
+        dialect(name).decode(body, 1)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.backends.http import reader
-from headway.dialects import NoOutputs, RemoteAnswer
+from headway.dialects import NoOutputs
 from headway.dialects.texts import MEMBERS, TextList, read
 from headway.model import ItemResult
 
@@ -92,7 +92,7 @@ def test_a_process_of_its_own_reads_the_same() -> None:
 
     async def apart(body: bytes) -> object:
         try:
-            return await reader.read(TextList(), RemoteAnswer(body), 1)
+            return await reader.read(TextList(), body, 1)
         except NoOutputs as exc:
             return str(exc)
 
@@ -107,7 +107,7 @@ def test_a_long_answer_is_read_whole() -> None:
     texts = ["x" * 3_000_000, "é" * 1_000_000]
 
     async def main() -> list[ItemResult]:
-        return await reader.read(TextList(), RemoteAnswer(json.dumps(texts).encode()), 2)
+        return await reader.read(TextList(), json.dumps(texts).encode(), 2)
 
     assert asyncio.run(main()) == [ItemResult(text) for text in texts]
 
@@ -124,7 +124,7 @@ def test_a_reader_that_nobody_waits_for_any_more_is_killed(monkeypatch: pytest.M
             return started.result()
 
         monkeypatch.setattr(asyncio, "create_subprocess_exec", starting)
-        reading = asyncio.ensure_future(reader.read(TextList(), RemoteAnswer(b'["a"]'), 1))
+        reading = asyncio.ensure_future(reader.read(TextList(), b'["a"]', 1))
         process = await started
         reading.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -139,11 +139,11 @@ def test_a_reader_that_nobody_waits_for_any_more_is_killed(monkeypatch: pytest.M
 def test_a_reader_that_ends_before_it_has_said_all_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", "true")
     with pytest.raises(NoOutputs, match="could not be read"):
-        asyncio.run(reader.read(TextList(), RemoteAnswer(b'["a"]'), 1))
+        asyncio.run(reader.read(TextList(), b'["a"]', 1))
 
 
 @pytest.mark.processes
 @pytest.mark.usefixtures("any_length")
 def test_where_no_reader_can_be_started_the_answer_is_read_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", "/nowhere/python")
-    assert asyncio.run(reader.read(TextList(), RemoteAnswer(b'["a"]'), 1)) == [ItemResult("a")]
+    assert asyncio.run(reader.read(TextList(), b'["a"]', 1)) == [ItemResult("a")]

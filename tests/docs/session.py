@@ -177,7 +177,7 @@ class Reader:
             text = text.replace(documented, real)
         text = _HOST.sub(r"127.0.0.1\1", text)
         text = re.sub(r"(?<=:)(\d{4,5})\b", lambda at: str(self._known(int(at[1]), host)), text)
-        text = re.sub(r"(--(?:admin-)?port )(\d+)", lambda at: f"{at[1]}{self.port(int(at[2]), host)}", text)
+        text = re.sub(r"(--(?:admin-|grpc-)?port )(\d+)", lambda at: f"{at[1]}{self.port(int(at[2]), host)}", text)
         if role := _ROLE.search(text):
             added = "" if "--admin-port" in text else f" --admin-port {self.port(ADMIN, host)}"
             if role[1] in ("serve", "gateway") and not re.search(r" --port\b", text):

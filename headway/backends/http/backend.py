@@ -36,7 +36,7 @@ from headway.backends.process.output_lines import printable
 from headway.config.target import RemoteTarget
 from headway.core.breaker import Breaker
 from headway.core.retry import backoff
-from headway.dialects import BadMetadata, NoOutputs, Remote, RemoteAnswer, RemoteCall, reach
+from headway.dialects import NoOutputs, Remote, RemoteCall, reach
 from headway.errors import (
     BackendError,
     BadOutput,
@@ -127,7 +127,7 @@ class HttpBackend:
         return ()
 
     async def start(self) -> float:
-        """Ask what the model takes, where the dialect can, and send a batch of one warm-up input.
+        """Send a batch of one warm-up input.
 
         Returns its run time in seconds; 0 where no warm-up input is known to fit.
 
@@ -139,10 +139,6 @@ class HttpBackend:
         what = f"the warm-up batch {[value]}"
         passed = False
         try:
-            if self._remote.metadata_url:
-                what = "the question what its model takes"
-                await self._learn()
-                what = f"the warm-up batch {[value]}"
             begun = time.monotonic()
             if value is not None:
                 items = await self._ask([value], [b""], self._start_timeout)
@@ -226,36 +222,28 @@ class HttpBackend:
             call = self._dialect.encode(inputs, parameters)
         except UnicodeEncodeError as exc:
             raise RemoteRefused(f"an input is no proper Unicode text: {exc}") from None
-        answer = await self._answer("POST", self._remote.url, call, timeout)
+        answer = await self._answer(call, timeout)
         try:
             return await reader.read(self._dialect, answer, len(inputs))
         except NoOutputs as exc:
-            self._note(f"answered {exc}", answer.body)
+            self._note(f"answered {exc}", answer)
             raise self._error(BadOutput, f"answered {exc}") from None
 
-    async def _learn(self) -> None:
-        """Ask the API what its model takes and gives."""
-        answer = await self._answer("GET", self._remote.metadata_url, RemoteCall(b"", {}), self._start_timeout)
-        try:
-            self._dialect = self._remote.dialect.learn(bytes(answer.body))
-        except BadMetadata as exc:
-            raise self._error(BadOutput, f"says of its model {exc}") from None
-
-    async def _answer(self, method: str, url: str, call: RemoteCall, timeout: float) -> RemoteAnswer:
-        """First answer with a status of success."""
+    async def _answer(self, call: RemoteCall, timeout: float) -> bytes | bytearray:
+        """Body of the first answer with a status of success."""
         deadline = asyncio.get_running_loop().time() + timeout
         try:
             async with asyncio.timeout_at(deadline):
-                return await self._tries(method, url, call, deadline)
+                return await self._tries(call, deadline)
         except TimeoutError:
             raise self._error(BatchTimeout, f"had no complete answer within {timeout:g} s") from None
 
-    async def _tries(self, method: str, url: str, call: RemoteCall, deadline: float) -> RemoteAnswer:
+    async def _tries(self, call: RemoteCall, deadline: float) -> bytes | bytearray:
         loop = asyncio.get_running_loop()
         sent = False
         for count in range(1, self._max_tries + 1):
-            tried = await self._try(method, url, call, deadline - loop.time())
-            if isinstance(tried, RemoteAnswer):
+            tried = await self._try(call, deadline - loop.time())
+            if not isinstance(tried, _Tried):
                 return tried
             sent = sent or tried.kind is not RemoteAbsent
             if tried.rest is not None:
@@ -271,11 +259,16 @@ class HttpBackend:
             await asyncio.sleep(pause)
         raise AssertionError("the last try returns or raises")
 
-    async def _try(self, method: str, url: str, call: RemoteCall, left: float) -> RemoteAnswer | _Tried:
+    async def _try(self, call: RemoteCall, left: float) -> bytes | bytearray | _Tried:
         """One try, for which `left` seconds are left."""
         try:
             response = await self._connections.request(
-                method, url, call.body, self._headers(call.headers, left), within=max(left / 2, 0.001), most=MAX_ANSWER
+                "POST",
+                self._remote.url,
+                call.body,
+                self._headers(call.headers, left),
+                within=max(left / 2, 0.001),
+                most=MAX_ANSWER,
             )
         except NotStarted:
             raise self._error(RemoteError, "was not started") from None
@@ -286,10 +279,7 @@ class HttpBackend:
             kind = RemoteError if was_sent(exc) else RemoteAbsent
             return _Tried(self._told(exc), type(exc).__name__, kind, final)
         if 200 <= response.status < 300:
-            size = response.headers.get("Inference-Header-Content-Length", "")
-            return RemoteAnswer(
-                response.body, int(size) if size.isascii() and size.isdigit() and len(size) < 12 else -1
-            )
+            return response.body
         verdict = judge(response.status, response.headers, self._wall())
         problem = f"HTTP {response.status}"
         return _Tried(problem, problem, verdict.kind, verdict.final, verdict.rest, response.body)

@@ -1,6 +1,6 @@
 """Reader of large answers of a remote API, in a process of its own: decoding them would hold up the event loop.
 
-    python -P -m headway.backends.http.reader DIALECT FIELDS JSON_BYTES EXPECTED < BODY
+    python -P -m headway.backends.http.reader DIALECT FIELDS EXPECTED < BODY
 
 DIALECT is its name in the table of dialects, FIELDS its fields as a JSON object.
 
@@ -20,7 +20,7 @@ from typing import IO, Any, cast
 import msgspec
 
 from headway.backends.process.frames import MAX_OUTPUT
-from headway.dialects import DIALECTS, Dialect, NoOutputs, RemoteAnswer
+from headway.dialects import DIALECTS, Dialect, NoOutputs
 from headway.model import ItemResult
 
 APART_FROM = 4 << 20
@@ -33,26 +33,26 @@ _decode_word: Any = msgspec.msgpack.Decoder(str).decode
 _decode_item: Any = msgspec.msgpack.Decoder(tuple[Any, str | None, bool]).decode
 
 
-async def read(dialect: Dialect, answer: RemoteAnswer, expected: int) -> list[ItemResult]:
+async def read(dialect: Dialect, body: bytes | bytearray, expected: int) -> list[ItemResult]:
     """Read one item for each of the `expected` inputs, as the dialect finds them; a large answer in a process of its own.
 
     Raises:
         NoOutputs: the answer holds another number of outputs.
     """
-    if len(answer.body) < APART_FROM:
-        return _decoded(dialect, answer, expected)
+    if len(body) < APART_FROM:
+        return _decoded(dialect, body, expected)
     try:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", __name__, *_as_arguments(dialect), str(answer.json_bytes), str(expected)),
+            *(sys.executable, "-P", "-m", __name__, *_as_arguments(dialect), str(expected)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
         )
     except OSError:  # Short of processes, the answer still counts for more than the time.
-        return _decoded(dialect, answer, expected)
+        return _decoded(dialect, body, expected)
     source, sink = cast(asyncio.StreamReader, process.stdout), cast(asyncio.StreamWriter, process.stdin)
     try:
-        await _send(sink, answer.body)
+        await _send(sink, body)
         if word := _decode_word(await _piece(source)):
             raise NoOutputs(word)
         return [ItemResult(*_decode_item(await _piece(source))) for _ in range(expected)]
@@ -76,8 +76,8 @@ async def _piece(pipe: asyncio.StreamReader) -> bytes:
     return await pipe.readexactly(length)
 
 
-def _decoded(dialect: Dialect, answer: RemoteAnswer, expected: int) -> list[ItemResult]:
-    return [_bounded(item) for item in dialect.decode(answer, expected)]
+def _decoded(dialect: Dialect, body: bytes | bytearray, expected: int) -> list[ItemResult]:
+    return [_bounded(item) for item in dialect.decode(body, expected)]
 
 
 def _bounded(item: ItemResult) -> ItemResult:
@@ -96,10 +96,10 @@ def _as_arguments(dialect: Dialect) -> tuple[str, str]:
 
 def _pieces(body: bytes, arguments: list[str]) -> Iterator[bytes]:
     """Pieces that the process writes for a body."""
-    name, fields, json_bytes, expected = arguments
+    name, fields, expected = arguments
     dialect = msgspec.json.decode(fields, type=DIALECTS[name])
     try:
-        items = _decoded(dialect, RemoteAnswer(body, int(json_bytes)), int(expected))
+        items = _decoded(dialect, body, int(expected))
     except NoOutputs as exc:
         yield _encode(str(exc))
         return

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-import msgspec
-
 from headway.config import Settings
 from headway.core.excerpt import excerpt
 from headway.errors import BadRequest, NotFound
@@ -18,7 +16,6 @@ from headway.http.oip.requests import LENGTH_FIELD, request_reader
 from headway.http.server.head import Head, shorten
 from headway.model import RequestOptions
 from headway.oip.elements import values_of
-from headway.oip.parameters import Wishes
 from headway.oip.tensors import Malformed
 
 _LENGTH = re.compile(rb"[0-9]{1,19}")
@@ -44,7 +41,7 @@ def infer(settings: Settings) -> Codec:
                 raise BadRequest(str(exc)) from None
             answerer = Answerer(model, asked.id, asked.shape, asked.wishes.binary, kinds.gives(model))
             input = values[0] if len(values) == 1 else values
-            return Exchange(model, input, asked.parameters, _wished(options, asked.wishes), answerer.write)
+            return Exchange(model, input, asked.parameters, asked.wishes.applied_to(options), answerer.write)
 
         return read
 
@@ -61,16 +58,6 @@ def check_version(settings: Settings, model: str, version: str | None) -> None:
         raise NotFound(
             f"the model {excerpt(model)!r} has no version {excerpt(version)!r}; there is: {settings.model_version}"
         )
-
-
-def _wished(options: RequestOptions, wishes: Wishes) -> RequestOptions:
-    """Options as the request's parameters have them: its tier may only become lower, its time only shorter."""
-    tier, timeout = max(options.tier, wishes.tier), options.timeout
-    if wishes.timeout is not None and wishes.timeout < timeout:
-        timeout = wishes.timeout
-    if tier == options.tier and timeout == options.timeout:
-        return options
-    return msgspec.structs.replace(options, tier=tier, timeout=timeout)
 
 
 def _json_length(head: Head) -> int | None:

@@ -328,6 +328,7 @@ def test_certificates_change_under_load_without_a_failed_request(issued: Issued)
         stop, kept, fresh = asyncio.Event(), [], []  # type: ignore[var-annotated]
         load = [asyncio.create_task(_ask_on(stand, issued.trust, kept, stop, True)) for _ in range(3)]
         load += [asyncio.create_task(_ask_on(stand, issued.trust, fresh, stop, False)) for _ in range(3)]
+        await settled(lambda: bool(fresh))
         for number in range(1, 5):
             issued.authority.issue()  # The certificate first, then its key: for a moment they do not fit.
             await settled_look(issued.certificates)

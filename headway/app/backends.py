@@ -11,10 +11,10 @@ from typing import Any
 import structlog
 
 from headway.app.devices import CPU, NO_DEVICES, Devices, allot, find_gpus
-from headway.backends.http.credentials import Credentials
 from headway.backends.process.backend import ProcessBackend
 from headway.backends.process.group_guard import GroupGuard
 from headway.backends.process.host_memory import HostMemory
+from headway.backends.remote.credentials import Credentials
 from headway.config import CHARS, Settings
 from headway.config.target import FileTarget, ModuleTarget, ObservedTarget, RemoteTarget, Target
 from headway.core import policies

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
-from headway.dialects.dialect import Dialect, NoOutputs, Remote, RemoteCall
+from headway.dialects.dialect import BadMetadata, Dialect, NoOutputs, NotSendable, Remote, RemoteCall
 from headway.dialects.openai_completions import Completions
 from headway.dialects.openai_embeddings import Embeddings
 from headway.dialects.texts import NamedInputs, TextList
@@ -22,9 +22,11 @@ from headway.errors import SettingError
 __all__ = [
     "AUTO",
     "DIALECTS",
-    "RemoteCall",
+    "BadMetadata",
     "Dialect",
     "NoOutputs",
+    "NotSendable",
+    "RemoteCall",
     "Remote",
     "reach",
 ]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import msgspec
 
@@ -22,11 +22,26 @@ class NoOutputs(Exception):
     """The answer does not hold one output for each input. The text quotes nothing of it."""
 
 
+class NotSendable(Exception):
+    """What is in the batch has no place in a request of the dialect. Says what that is."""
+
+
+class BadMetadata(Exception):
+    """The model of a remote API takes or gives something that cannot be sent or read. Says what, and what to do."""
+
+
 class RemoteCall(msgspec.Struct, frozen=True, gc=False):
-    """One request to a remote API."""
+    """One request to a remote API.
+
+    Attributes:
+        body: body of the request; empty: it only asks.
+        headers: header fields that go with it.
+        place: URL, or method of gRPC, that it goes to; empty: that of batches.
+    """
 
     body: bytes
     headers: Mapping[str, str] = JSON_BODY
+    place: str = ""
 
 
 class Dialect(msgspec.Struct, frozen=True):
@@ -60,16 +75,30 @@ class Dialect(msgspec.Struct, frozen=True):
 
         Raises:
             UnicodeEncodeError: an input is no proper Unicode text.
+            NotSendable: a parameter cannot be sent in this dialect.
         """
         raise NotImplementedError
 
-    def decode(self, body: bytes | bytearray, expected: int) -> list[ItemResult]:
-        """Read one item for each of the `expected` inputs out of an answer, in their order. A bad output fails that input alone.
+    def decode(self, body: bytes | bytearray, expected: int, json_bytes: int = -1) -> list[ItemResult]:
+        """Read one item for each of the inputs out of an answer, in their order. A bad output fails that input alone.
+
+        Arguments:
+            body: body of the answer.
+            expected: number of inputs.
+            json_bytes: bytes of the body that are JSON, where binary data follows; -1 where nothing says so.
 
         Raises:
             NoOutputs: the answer does not hold that many outputs, or not in a form that can be told apart.
         """
         raise NotImplementedError
+
+    def learn(self, metadata: bytes | bytearray) -> Self:
+        """Dialect that goes by what the API says of its model.
+
+        Raises:
+            BadMetadata: the model takes or gives something else than this dialect can send and read.
+        """
+        return self
 
 
 class Remote(msgspec.Struct, frozen=True):
@@ -78,10 +107,12 @@ class Remote(msgspec.Struct, frozen=True):
     Attributes:
         url: where batches are sent to.
         dialect: the dialect.
+        metadata: request for what the API says of its model; None where it is not asked.
     """
 
     url: str
     dialect: Dialect
+    metadata: RemoteCall | None = None
 
     def __repr__(self) -> str:
         return f"Remote({type(self.dialect).__name__})"

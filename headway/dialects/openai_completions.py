@@ -36,7 +36,7 @@ class Completions(Dialect, frozen=True):
         """Encode the inputs as prompts of one request."""
         return RemoteCall(merged({"model": self.model, "prompt": inputs}, next(iter(parameters), b""), _NEVER))
 
-    def decode(self, body: bytes | bytearray, expected: int) -> list[ItemResult]:
+    def decode(self, body: bytes | bytearray, expected: int, json_bytes: int = -1) -> list[ItemResult]:
         """Read the choices, one for each prompt."""
         return read_items(body, "choices", _decode, expected, _item)
 

@@ -41,7 +41,7 @@ class Embeddings(Dialect, frozen=True):
         own = {"model": self.model, "input": inputs, "encoding_format": "float"}
         return RemoteCall(merged(own, next(iter(parameters), b""), _NEVER))
 
-    def decode(self, body: bytes | bytearray, expected: int) -> list[ItemResult]:
+    def decode(self, body: bytes | bytearray, expected: int, json_bytes: int = -1) -> list[ItemResult]:
         """Read the embeddings, one for each text."""
         return read_items(body, "data", _decode, expected, _item)
 

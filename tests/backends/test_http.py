@@ -14,8 +14,8 @@ from aiohttp import web
 from structlog.testing import capture_logs
 
 from headway.backends.http.backend import HttpBackend
-from headway.backends.http.credentials import Credentials
 from headway.backends.http.verdicts import retry_after
+from headway.backends.remote.credentials import Credentials
 from headway.config.target import RemoteTarget
 from headway.core.breaker import Breaker
 from headway.dialects import AUTO, reach
@@ -249,7 +249,7 @@ def test_a_rest_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         slept.append(seconds)
 
     async def act(backend: HttpBackend) -> None:
-        monkeypatch.setattr("headway.backends.http.backend.asyncio.sleep", sleep)
+        monkeypatch.setattr("headway.backends.remote.backend.asyncio.sleep", sleep)
         assert await backend.run(batch("a"), LONG) == [ItemResult("A")]
         monkeypatch.undo()
 
@@ -302,7 +302,7 @@ def test_an_answer_of_another_shape_fails_the_batch_at_once(answer: Callable[[An
 
 
 def test_an_answer_without_end_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headway.backends.http.backend.MAX_ANSWER", 10_000)
+    monkeypatch.setattr("headway.backends.remote.backend.MAX_ANSWER", 10_000)
 
     async def act(backend: HttpBackend) -> None:
         with pytest.raises(BadOutput, match="answered more than 10000 bytes"):
@@ -312,7 +312,7 @@ def test_an_answer_without_end_is_not_read_to_its_end(monkeypatch: pytest.Monkey
 
 
 def test_a_compressed_answer_is_bounded_by_what_it_unfolds_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headway.backends.http.backend.MAX_ANSWER", 100_000)
+    monkeypatch.setattr("headway.backends.remote.backend.MAX_ANSWER", 100_000)
 
     def bomb(_: Any) -> web.Response:
         response = web.json_response(["x" * 4_000_000])

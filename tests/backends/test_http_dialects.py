@@ -14,7 +14,7 @@ from aiohttp import web
 from structlog.testing import capture_logs
 
 from headway.backends.http.backend import HttpBackend
-from headway.backends.http.credentials import Credentials
+from headway.backends.remote.credentials import Credentials
 from headway.config.target import RemoteTarget
 from headway.errors import BackendError, BadOutput, BatchTimeout, RemoteAbsent, RemoteError, RemoteRefused, SettingError
 from headway.model import ItemResult
@@ -144,7 +144,7 @@ def test_a_hang_ends_at_the_timeout_in_each_dialect(speaker: Speaker) -> None:
 
 
 def test_a_body_that_is_too_long_is_not_read_to_its_end(speaker: Speaker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headway.backends.http.backend.MAX_ANSWER", 10_000)
+    monkeypatch.setattr("headway.backends.remote.backend.MAX_ANSWER", 10_000)
     api = Api(speaker, only_wrong(lambda: web.json_response(speaker.answer(["x" * 20_000] * 2))))
     api.against(raises(BadOutput, "answered more than 10000 bytes"))
 
@@ -351,7 +351,7 @@ def test_an_idle_connection_is_given_up_before_the_api_does(keep_alive: str, fre
 def test_a_large_answer_of_each_dialect_is_read_in_a_process_of_its_own(
     speaker: Speaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headway.backends.http.reader.APART_FROM", 0)
+    monkeypatch.setattr("headway.backends.remote.reader.APART_FROM", 0)
 
     async def act(backend: HttpBackend) -> None:
         apart = await backend.run(batch("a", "bb"), LONG)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.backends.http import reader
+from headway.backends.remote import reader
 from headway.dialects import NoOutputs
 from headway.dialects.texts import MEMBERS, TextList, read
 from headway.model import ItemResult

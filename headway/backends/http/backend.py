@@ -1,6 +1,4 @@
-"""A remote API that takes a batch: one POST per batch, in one of the dialects (`headway.dialects`).
-
-Where parameters are those of a whole request, inputs with different ones go in requests of their own, a few at a time.
+"""A remote API over HTTP: one POST per batch.
 
 | the API says | what it means | what is done |
 |---|---|---|
@@ -8,86 +6,37 @@ Where parameters are those of a whole request, inputs with different ones go in 
 | 400, 413, 422 | it turns down what is in the batch | final; the culprit is searched for among the inputs |
 | any other status | it is not the one that was meant, or the credential is wrong | final; no input is to blame |
 
-All tries and pauses together stay within the batch's timeout; a pause that would not is not begun. What the API asks
-for by Retry-After or retry-after-ms is kept by all slots, as they share the breaker. A batch of which nothing was sent,
-as no connection came about, has not run. Once a byte was sent nobody knows, and it counts as a run.
-
-Neither credentials nor the URL's query leave this module, nor what the API writes into an error's body but for the log.
+It asks for a rest by Retry-After or retry-after-ms.
 """
 
 from __future__ import annotations
 
-import asyncio
-import random
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
-from urllib.parse import parse_qsl, unquote_plus, urlsplit
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import aiohttp
-import structlog
 
 from headway import __version__
-from headway.backends.http import reader
 from headway.backends.http.connections import Connections, NotStarted, TooLong, was_sent
-from headway.backends.http.credentials import Credentials
 from headway.backends.http.verdicts import judge
-from headway.backends.process.output_lines import printable
+from headway.backends.remote import backend
+from headway.backends.remote.backend import Answered, RemoteBackend, Tried
 from headway.config.target import RemoteTarget
-from headway.core.breaker import Breaker
-from headway.core.retry import backoff
-from headway.dialects import NoOutputs, Remote, RemoteCall, reach
-from headway.errors import (
-    BackendError,
-    BadOutput,
-    BatchTimeout,
-    RemoteAbsent,
-    RemoteError,
-    RemoteRefused,
-    TargetError,
-)
-from headway.model import Entry, ItemResult, Signature, Value, ValueKind
+from headway.dialects import Remote, RemoteCall, reach
+from headway.errors import BadOutput, RemoteAbsent, RemoteError
 
-log = structlog.get_logger(__name__)
-
-MAX_ANSWER = 64 << 20
-"""Largest body of an answer, in bytes after decompression."""
-_MAX_SHOWN = 200
+_JSON_BYTES = "Inference-Header-Content-Length"
 
 
-class _Tried(NamedTuple):
-    """Outcome of a try that brought no answer.
-
-    Attributes:
-        problem: what went wrong, for operators.
-        shown: the part of it that a client may read.
-        kind: error that it comes to.
-        final: whether no other try makes sense.
-        rest: seconds of rest that the API asks for; None when it asks for none.
-        body: body of the answer that says so.
-    """
-
-    problem: str
-    shown: str
-    kind: type[BackendError]
-    final: bool
-    rest: float | None = None
-    body: bytearray = bytearray()
-
-
-class HttpBackend:
-    """Backend of one slot of a remote API: one batch at a time, on connections of its own.
+class HttpBackend(RemoteBackend):
+    """Backend of one slot of a remote API over HTTP.
 
     Arguments:
         spec: the API's URL.
         remote: the API with its dialect; None: the one that the URL tells.
-        credentials: header fields that go with each request; None for none.
-        start_timeout: seconds for the warm-up request, its tries included.
-        max_tries: most tries for one request.
-        breaker: keeps the rest that the API asks for; slots of one API share it. None: one of its own.
-        clock: monotonic seconds, as the breaker takes them.
-        rng: uniform in [0, 1), for the jitter of pauses.
         wall: Unix time in seconds, for a Retry-After that names a date.
+        settings: the rest, as RemoteBackend takes it.
     """
 
     def __init__(
@@ -95,194 +44,42 @@ class HttpBackend:
         spec: RemoteTarget,
         *,
         remote: Remote | None = None,
-        credentials: Credentials | None = None,
-        start_timeout: float,
-        max_tries: int = 3,
-        breaker: Breaker | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        rng: Callable[[], float] = random.random,
         wall: Callable[[], float] = time.time,
+        **settings: Any,
     ) -> None:
-        self._spec, self._remote = spec, remote or reach(spec.url)
-        self._dialect = self._remote.dialect
-        self._credentials = credentials or Credentials()
-        self._start_timeout, self._max_tries = start_timeout, max_tries
-        self._breaker, self._clock = breaker or Breaker(1, 0.0), clock
-        self._rng, self._wall = rng, wall
+        super().__init__(spec, remote or reach(spec.url), **settings)
+        self._wall = wall
         self._connections = Connections(time.monotonic)
 
-    @property
-    def pid(self) -> int:
-        """Process id, always 0: the API runs elsewhere."""
-        return 0
-
-    @property
-    def signature(self) -> Signature:
-        """Signature of the API, as its dialect says."""
-        return self._dialect.signature
-
-    @property
-    def warm_up(self) -> Sequence[tuple[int, float]]:
-        """Batches that are known to be warm: none, as each further call may cost money."""
-        return ()
-
-    async def start(self) -> float:
-        """Send a batch of one warm-up input.
-
-        Returns its run time in seconds; 0 where no warm-up input is known to fit.
-
-        Raises:
-            TargetError: the API did not answer it as a batch must be answered.
-        """
+    def _open(self) -> None:
         self._connections.open()
-        value = self.signature.warm_up_input
-        what = f"the warm-up batch {[value]}"
-        passed = False
-        try:
-            begun = time.monotonic()
-            if value is not None:
-                items = await self._ask([value], [b""], self._start_timeout)
-                if items[0].fault:
-                    raise BadOutput(items[0].error or "")
-            passed = True
-        except BackendError as exc:
-            raise TargetError(
-                f"target {self._spec}: {what} failed: {exc}. Check the URL, remote_format, remote_model and the "
-                "credentials, and that the API is up."
-            ) from None
-        finally:
-            if not passed:
-                await self.stop()
-        return time.monotonic() - begun if value is not None else 0.0
 
-    async def run(self, entries: Sequence[Entry], timeout: float) -> Sequence[ItemResult]:
-        """Run a batch.
-
-        Raises:
-            RemoteAbsent: nothing was sent, as no connection came about.
-            RemoteError: its tries are spent, or no try makes sense.
-            RemoteRefused: the API rejected an input of it, or all together.
-            BadOutput: the answer is none of as many outputs.
-            BatchTimeout: no complete answer came within `timeout` seconds.
-        """
-        takes = self.signature.takes
-        wrong = "a remote API takes text only" if takes is ValueKind.TEXT else "the remote API takes octets, in base64"
-        items = [ItemResult(None, wrong, True)] * len(entries)
-        for places, found in await self._run_groups(entries, self._groups(entries), timeout):
-            for place, item in zip(places, found, strict=True):
-                items[place] = item
-        return items
-
-    async def gone(self) -> None:
-        """Wait for ever, as there is no process here that could die."""
-        await asyncio.Event().wait()
-
-    async def stop(self) -> None:
-        """Close the connections."""
+    async def _close(self) -> None:
         await self._connections.close()
 
-    def _groups(self, entries: Sequence[Entry]) -> list[list[int]]:
-        """Places of the entries whose values can be sent, those together that go in one request."""
-        groups: dict[bytes, list[int]] = {}
-        for place, entry in enumerate(entries):
-            if isinstance(entry.input, str) or self.signature.takes is ValueKind.JSON:
-                groups.setdefault(entry.parameters if self._dialect.shared_parameters else b"", []).append(place)
-        return list(groups.values())
-
-    async def _run_groups(
-        self, entries: Sequence[Entry], groups: list[list[int]], timeout: float
-    ) -> list[tuple[list[int], list[ItemResult]]]:
-        """Items of each group. A lone input that the API turns down fails alone, if there are other groups."""
-        calls = [
-            self._ask(
-                [entries[place].input for place in places], [entries[place].parameters for place in places], timeout
-            )
-            for places in groups
-        ]
-        if len(calls) == 1:
-            return [(groups[0], await calls[0])]
-        found: list[list[ItemResult]] = []
-        failed: list[BackendError] = []
-        for places, came in zip(groups, await asyncio.gather(*calls, return_exceptions=True), strict=True):
-            if isinstance(came, RemoteRefused) and len(places) == 1:
-                found.append([ItemResult(None, came.shown)])
-            elif isinstance(came, BackendError):
-                failed.append(came)
-            elif isinstance(came, BaseException):
-                raise came
-            else:
-                found.append(came)
-        if failed:
-            raise _worst(failed, some_ran=bool(found))
-        return list(zip(groups, found, strict=True))
-
-    async def _ask(self, inputs: Sequence[Value], parameters: Sequence[bytes], timeout: float) -> list[ItemResult]:
-        """Items of one request."""
-        try:
-            call = self._dialect.encode(inputs, parameters)
-        except UnicodeEncodeError as exc:
-            raise RemoteRefused(f"an input is no proper Unicode text: {exc}") from None
-        answer = await self._answer(call, timeout)
-        try:
-            return await reader.read(self._dialect, answer, len(inputs))
-        except NoOutputs as exc:
-            self._note(f"answered {exc}", answer)
-            raise self._error(BadOutput, f"answered {exc}") from None
-
-    async def _answer(self, call: RemoteCall, timeout: float) -> bytes | bytearray:
-        """Body of the first answer with a status of success."""
-        deadline = asyncio.get_running_loop().time() + timeout
-        try:
-            async with asyncio.timeout_at(deadline):
-                return await self._tries(call, deadline)
-        except TimeoutError:
-            raise self._error(BatchTimeout, f"had no complete answer within {timeout:g} s") from None
-
-    async def _tries(self, call: RemoteCall, deadline: float) -> bytes | bytearray:
-        loop = asyncio.get_running_loop()
-        sent = False
-        for count in range(1, self._max_tries + 1):
-            tried = await self._try(call, deadline - loop.time())
-            if not isinstance(tried, _Tried):
-                return tried
-            sent = sent or tried.kind is not RemoteAbsent
-            if tried.rest is not None:
-                self._breaker.rest(self._clock(), tried.rest)
-            pause = max(backoff(count, self._rng()), tried.rest or 0.0, self._breaker.rest_left(self._clock()))
-            if tried.final or count == self._max_tries or loop.time() + pause >= deadline:
-                wish = f"; it asks for {tried.rest:g} s of rest" if tried.rest is not None else ""
-                failed = f"failed at try {count}: "
-                if tried.body:
-                    self._note(tried.problem, tried.body)
-                kind = RemoteError if sent and tried.kind is RemoteAbsent else tried.kind
-                raise self._error(kind, f"{failed}{tried.problem}{wish}", f"{failed}{tried.shown}{wish}")
-            await asyncio.sleep(pause)
-        raise AssertionError("the last try returns or raises")
-
-    async def _try(self, call: RemoteCall, left: float) -> bytes | bytearray | _Tried:
-        """One try, for which `left` seconds are left."""
+    async def _try(self, call: RemoteCall, left: float) -> Answered | Tried:
         try:
             response = await self._connections.request(
-                "POST",
-                self._remote.url,
+                "POST" if call.body else "GET",
+                call.place or self._remote.url,
                 call.body,
                 self._headers(call.headers, left),
                 within=max(left / 2, 0.001),
-                most=MAX_ANSWER,
+                most=backend.MAX_ANSWER,
             )
         except NotStarted:
             raise self._error(RemoteError, "was not started") from None
         except TooLong:
-            raise self._error(BadOutput, f"answered more than {MAX_ANSWER} bytes") from None
+            raise self._error(BadOutput, f"answered more than {backend.MAX_ANSWER} bytes") from None
         except Exception as exc:  # Whatever a library makes of what came over the wire.
             final = not isinstance(exc, aiohttp.ClientError | OSError) or isinstance(exc, aiohttp.InvalidURL)
             kind = RemoteError if was_sent(exc) else RemoteAbsent
-            return _Tried(self._told(exc), type(exc).__name__, kind, final)
+            return Tried(self._told(exc), type(exc).__name__, kind, final)
         if 200 <= response.status < 300:
-            return response.body
+            return Answered(response.body, _json_bytes(response.headers))
         verdict = judge(response.status, response.headers, self._wall())
         problem = f"HTTP {response.status}"
-        return _Tried(problem, problem, verdict.kind, verdict.final, verdict.rest, response.body)
+        return Tried(problem, problem, verdict.kind, verdict.final, verdict.rest, response.body)
 
     def _headers(self, own: Mapping[str, str], left: float) -> dict[str, str]:
         return {
@@ -292,29 +89,14 @@ class HttpBackend:
             "X-Request-Timeout-Ms": str(max(int(left * 1000), 1)),
         }
 
-    def _note(self, what: str, body: bytes | bytearray) -> None:
-        """Log the beginning of a body that nobody else may read: it may hold credentials, hosts, or others' data."""
-        shown = printable(bytes(body[:_MAX_SHOWN]))
-        log.warning("the remote API answered no outputs", api=str(self._spec), answer=what, body=shown)
-
     def _told(self, exc: Exception) -> str:
         """Type of a connection's error, and its text where that quotes neither the API nor the URL's query."""
         quotes = isinstance(exc, aiohttp.ClientError) and not isinstance(exc, OSError)
         text = "" if quotes else str(exc)
-        secrets = [value for _, value in parse_qsl(urlsplit(self._remote.url).query) if value]
-        secrets += [part for value in self._credentials.current().values() for part in value.split()]
-        if not text or any(secret in unquote_plus(text) for secret in secrets):
-            return type(exc).__name__
-        return f"{type(exc).__name__}: {text}"
-
-    def _error(self, kind: type[BackendError], what: str, shown: str = "") -> BackendError:
-        """Error that names the API to operators. Clients do not learn where it is."""
-        return kind(f"the remote API {self._spec} {what}", f"the remote API {shown or what}")
+        return f"{type(exc).__name__}: {text}" if text and not self._is_secret(text) else type(exc).__name__
 
 
-def _worst(failed: Sequence[BackendError], *, some_ran: bool) -> BackendError:
-    """The error of a batch that went in several requests: the first one of which it is not certain that nothing ran."""
-    for error in failed:
-        if not isinstance(error, RemoteAbsent):
-            return error
-    return RemoteError(str(failed[0]), failed[0].shown) if some_ran else failed[0]
+def _json_bytes(headers: Mapping[str, str]) -> int:
+    """Bytes of a body that are JSON, before its binary data; -1 where no header field says so, or none that is a number."""
+    text = headers.get(_JSON_BYTES, "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else -1

@@ -1,6 +1,6 @@
 """Reader of large answers of a remote API, in a process of its own: decoding them would hold up the event loop.
 
-    python -P -m headway.backends.http.reader DIALECT FIELDS EXPECTED < BODY
+    python -P -m headway.backends.remote.reader DIALECT FIELDS EXPECTED JSON_BYTES < BODY
 
 DIALECT is its name in the table of dialects, FIELDS its fields as a JSON object.
 
@@ -33,23 +33,29 @@ _decode_word: Any = msgspec.msgpack.Decoder(str).decode
 _decode_item: Any = msgspec.msgpack.Decoder(tuple[Any, str | None, bool]).decode
 
 
-async def read(dialect: Dialect, body: bytes | bytearray, expected: int) -> list[ItemResult]:
+async def read(dialect: Dialect, body: bytes | bytearray, expected: int, json_bytes: int = -1) -> list[ItemResult]:
     """Read one item for each of the `expected` inputs, as the dialect finds them; a large answer in a process of its own.
+
+    Arguments:
+        dialect: the dialect.
+        body: body of the answer.
+        expected: number of inputs.
+        json_bytes: bytes of it that are JSON, where binary data follows; -1 where nothing says so.
 
     Raises:
         NoOutputs: the answer holds another number of outputs.
     """
     if len(body) < APART_FROM:
-        return _decoded(dialect, body, expected)
+        return _decoded(dialect, body, expected, json_bytes)
     try:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", __name__, *_as_arguments(dialect), str(expected)),
+            *(sys.executable, "-P", "-m", __name__, *_as_arguments(dialect), str(expected), str(json_bytes)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
         )
     except OSError:  # Short of processes, the answer still counts for more than the time.
-        return _decoded(dialect, body, expected)
+        return _decoded(dialect, body, expected, json_bytes)
     source, sink = cast(asyncio.StreamReader, process.stdout), cast(asyncio.StreamWriter, process.stdin)
     try:
         await _send(sink, body)
@@ -76,8 +82,8 @@ async def _piece(pipe: asyncio.StreamReader) -> bytes:
     return await pipe.readexactly(length)
 
 
-def _decoded(dialect: Dialect, body: bytes | bytearray, expected: int) -> list[ItemResult]:
-    return [_bounded(item) for item in dialect.decode(body, expected)]
+def _decoded(dialect: Dialect, body: bytes | bytearray, expected: int, json_bytes: int) -> list[ItemResult]:
+    return [_bounded(item) for item in dialect.decode(body, expected, json_bytes)]
 
 
 def _bounded(item: ItemResult) -> ItemResult:
@@ -96,10 +102,10 @@ def _as_arguments(dialect: Dialect) -> tuple[str, str]:
 
 def _pieces(body: bytes, arguments: list[str]) -> Iterator[bytes]:
     """Pieces that the process writes for a body."""
-    name, fields, expected = arguments
+    name, fields, expected, json_bytes = arguments
     dialect = msgspec.json.decode(fields, type=DIALECTS[name])
     try:
-        items = _decoded(dialect, body, int(expected))
+        items = _decoded(dialect, body, int(expected), int(json_bytes))
     except NoOutputs as exc:
         yield _encode(str(exc))
         return

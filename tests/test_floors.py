@@ -90,8 +90,6 @@ MEANINGLESS = frozenset(["common", "helper", "helpers", "misc", "shared", "util"
 MAX_LINES = 500
 
 TESTS = Path(__file__).parent
-LONG_TESTS = {"contracts/test_broker_laws.py": "one state machine, whose rules are read together"}
-"""File of tests: why it has more than MAX_LINES lines all the same."""
 
 
 def name_of(path: Path) -> str:
@@ -245,8 +243,7 @@ def test_module_keeps_the_rules_of_the_house(name: str) -> None:
 
 @pytest.mark.parametrize("path", sorted(TESTS.rglob("*.py")), ids=lambda path: str(path.relative_to(TESTS)))
 def test_a_file_of_tests_is_read_in_one_sitting(path: Path) -> None:
-    found = list(check_length(path.name, path.read_text(encoding="utf-8")))
-    assert bool(found) == (str(path.relative_to(TESTS)) in LONG_TESTS), found
+    assert list(check_length(path.name, path.read_text(encoding="utf-8"))) == []
 
 
 def test_exceptions_are_still_needed() -> None:

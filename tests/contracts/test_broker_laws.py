@@ -1,15 +1,14 @@
 """The laws, under every interleaving that chance can find.
 
 Tenants, tiers, models and gateways ask; slots claim, answer, fail, give back, extend, or fall silent; clients leave;
-time passes; some inputs fail as often as they run, and are asked again. A simple model beside it knows what may be true. At
-the end everything is drained: nothing is left, and each entry that was let in has had its one outcome.
+time passes; some inputs fail as often as they run, and are asked again. `tests.contracts.broker_model` knows what may be
+true. At the end everything is drained: nothing is left, and each entry that was let in has had its one outcome.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
@@ -33,12 +32,12 @@ from headway.model import (
     EntryState,
     Failure,
     ItemResult,
-    Lease,
     NoWork,
     Reply,
     Submission,
     TierDepth,
 )
+from tests.contracts.broker_model import BrokerModel, Held, key
 from tests.contracts.brokers import (
     AT_ONCE,
     HARNESSES,
@@ -46,7 +45,6 @@ from tests.contracts.brokers import (
     MAX_WEIGHT,
     MODELS,
     MOST_ATTEMPTS,
-    QUEUES,
     WHEN_FULL,
     Harness,
     ask,
@@ -54,7 +52,6 @@ from tests.contracts.brokers import (
     output,
     slot,
 )
-from tests.contracts.culprits import Culprits
 from tests.servers.redis import SharedServers
 
 T = TypeVar("T")
@@ -68,47 +65,15 @@ EXPLORE_SERVER = settings(EXPLORE, max_examples=20)
 """Each step is a round trip, and looking at all entries is one for each."""
 
 
-class Waiting:
-    """An admitted entry, as the model knows it."""
-
-    def __init__(self, entry: Entry, since: float) -> None:
-        self.entry = entry
-        self.since = since
-        self.cancelled = False
-        self.failed_with: tuple[Submission, ...] = ()
-        self.claims = 0
-
-
-class Held:
-    """A lease, as the model knows it."""
-
-    def __init__(self, lease: Lease, expires_at: float) -> None:
-        self.lease = lease
-        self.expires_at = expires_at
-
-
-def key(entry: Entry | Reply) -> Submission:
-    return entry.tenant, entry.id, entry.nonce
-
-
-class BrokerLaws(RuleBasedStateMachine):
+class BrokerLaws(BrokerModel, RuleBasedStateMachine):
     made: Callable[[], Harness]
 
     def __init__(self) -> None:
-        super().__init__()
+        BrokerModel.__init__(self)
+        RuleBasedStateMachine.__init__(self)
         self.harness = self.made()
         self.broker = self.harness.broker
-        self.let_in: dict[Submission, Waiting] = {}
-        self.latest: dict[tuple[str, str], Submission] = {}
-        """Ids are used again: the last submission under each."""
-        self.outcomes: dict[Submission, Reply] = {}
         self.cursors = dict.fromkeys(GATEWAYS, 0)
-        self.leases: list[Held] = []
-        self.dead: list[Held] = []
-        self.last_fence = dict.fromkeys(MODELS, 0)
-        self.culprits = Culprits()
-        self.failed: set[Submission] = set()
-        """What failed in a batch for which an input may be blamed, or by itself."""
         self.numbers = itertools.count()
 
     def do(self, act: Coroutine[Any, Any, T]) -> T:
@@ -195,15 +160,7 @@ class BrokerLaws(RuleBasedStateMachine):
                     self.do(self.harness.answer(held.lease))
 
     def note(self, entry: Entry, verdict: Failure | None) -> None:
-        if self.culprits.judge(entry, verdict, self.harness.now()):
-            return
-        if verdict is None:
-            self.let_in[key(entry)] = Waiting(entry, self.harness.now())
-            self.latest[entry.tenant, entry.id] = key(entry)
-        else:
-            assert verdict.code in (errors.SHED, errors.SERVICE_OVERLOADED)
-            assert verdict.retry_after is not None
-            assert verdict.retry_after > 0.0
+        self.offered(entry, verdict, self.harness.now())
 
     @precondition(lambda self: self.let_in)
     @rule(data=st.data(), gateway=st.sampled_from(GATEWAYS), peer=st.booleans())
@@ -245,50 +202,18 @@ class BrokerLaws(RuleBasedStateMachine):
         if isinstance(claimed, NoWork):
             assert claimed.until is None or claimed.until > now
             return
-        assert 1 <= len(claimed.entries) <= limit
-        weight = sum(entry.weight for entry in claimed.entries)
-        assert weight <= limit * QUEUES[model].unit or len(claimed.entries) == 1
-        assert claimed.fence > self.last_fence[model]
-        self.last_fence[model] = claimed.fence
-        keys = tuple(map(key, claimed.entries))
-        assert len(set(keys)) == len(keys)
-        busy = {key(rider) for held in self.leases if held.expires_at > now for rider in held.lease.entries}
-        pasts = set()
-        for rider in keys:
-            known = self.let_in[rider]
-            assert known.entry in claimed.entries
-            assert known.entry.model == model
-            assert not known.cancelled
-            assert rider not in self.outcomes
-            assert rider not in busy
-            assert now < known.since + known.entry.timeout
-            assert known.claims or now < known.since + known.entry.queue_timeout
-            pasts.add(known.failed_with)
-            known.claims += 1
-            assert known.claims <= 3 * MOST_ATTEMPTS  # Whoever is pooled with other culprits runs again with them.
-        assert claimed.time_left <= min(self.let_in[rider].entry.timeout for rider in keys) + 1e-6
-        if claimed.reason in ("retry", "apart"):  # They failed together, or are one caller's.
-            callers = {(rider.tenant, rider.caller) for rider in claimed.entries}
-            assert len(callers) == 1 or (len(pasts) == 1 and set(keys) <= set(*pasts))
-        else:
-            assert pasts == {()}
-        self.leases.append(Held(claimed, now + self.harness.lease_seconds))
+        self.claimed(claimed, model, limit, now, self.harness.lease_seconds)
 
     def pick(self, data: st.DataObject) -> Held:
         return self.leases.pop(data.draw(st.integers(0, len(self.leases) - 1), label="lease"))
 
     def settle(self, held: Held, valid: bool) -> None:
-        """Law 3: a lease that had not ended was valid; one that was taken back is not."""
-        assert valid or held.expires_at <= self.harness.now()
-        self.dead.append(held)
-        if valid:
-            return
-        self.note_failure(held)
+        self.settled(held, valid, self.harness.now())
 
     def end_in_failure(self, held: Held, cause: Cause) -> None:
         valid = self.do(self.broker.release(held.lease, failed(cause, held.lease.slot.worker)))
         self.settle(held, valid)
-        self.note_failure(held)
+        self.failed_together(held)
         if valid and cause in BLAMED:
             known = set(self.outcomes)
             self.failed |= set(map(key, held.lease.entries))
@@ -298,11 +223,6 @@ class BrokerLaws(RuleBasedStateMachine):
                 ended = self.outcomes.get(key(rider)) if key(rider) not in known else None
                 if ended is not None and ended.failure is not None and ended.failure.code == errors.REJECTED_BY_MODEL:
                     self.culprits.found(rider, cause, self.harness.now())
-
-    def note_failure(self, held: Held) -> None:
-        together = tuple(map(key, held.lease.entries))
-        for rider in together:
-            self.let_in[rider].failed_with = together
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data(), wrong=st.sets(st.integers(0, MAX_BATCH - 1), max_size=2))
@@ -342,10 +262,7 @@ class BrokerLaws(RuleBasedStateMachine):
         valid = self.do(self.broker.release(held.lease))
         self.settle(held, valid)
         if valid:
-            together = tuple(map(key, held.lease.entries))
-            for rider in together:
-                self.let_in[rider].claims -= 1
-                self.let_in[rider].failed_with = together
+            self.given_back(held)
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data())
@@ -395,7 +312,7 @@ class BrokerLaws(RuleBasedStateMachine):
         """Law 5: what is not acknowledged comes again, and no answer comes without it."""
         replies, cursor = self.do(self._read(gateway, self.cursors[gateway]))
         for reply in replies:
-            self.check(reply, gateway)
+            self.answered(reply, gateway)
         if acknowledge:
             self.cursors[gateway] = cursor
 
@@ -407,26 +324,6 @@ class BrokerLaws(RuleBasedStateMachine):
             return [], after
         replies, cursor = await reader
         return list(replies), cursor
-
-    def check(self, reply: Reply, gateway: str) -> None:
-        """Law 1: one outcome, the entry's own, at the gateway that waits for it."""
-        known = self.let_in[key(reply)]
-        assert known.entry.gateway == gateway
-        assert not known.cancelled
-        assert self.outcomes.setdefault(key(reply), reply) == reply
-        assert (reply.output is None) != (reply.failure is None)
-        assert reply.attempts <= MOST_ATTEMPTS
-        if reply.output is not None:
-            assert reply.output == output(known.entry.input)
-            assert reply.ran is not None
-        elif reply.failure is not None:
-            assert reply.failure.code in (
-                errors.REJECTED_BY_MODEL,
-                errors.BACKEND_ERROR,
-                errors.DEADLINE_EXCEEDED,
-                errors.NO_WORKERS,
-            )
-            assert reply.failure.code != errors.REJECTED_BY_MODEL or key(reply) in self.failed
 
     @rule(seconds=st.sampled_from([0.001, 0.02, 0.1, 0.6, 2.5]))
     def advance(self, seconds: float) -> None:
@@ -455,19 +352,9 @@ class BrokerLaws(RuleBasedStateMachine):
             self.settle(held, valid=False)
 
     @invariant()
-    def everything_is_somewhere(self) -> None:
-        """Every admitted entry waits, runs, or has its outcome; depths count the waiting and leases the running."""
-        now = self.harness.now()
-        stages, depths = self.do(self._look())
-        waiting = [one for one, stage in stages.items() if stage is EntryState.QUEUED]
-        running = {one for one, stage in stages.items() if stage is EntryState.PROCESSING}
-        counted = Counter((self.let_in[one].entry.model, self.let_in[one].entry.tier) for one in waiting)
-        assert {(one.model, one.tier): one.depth for one in depths if one.depth} == counted
-        leased = {key(rider) for held in self.leases for rider in held.lease.entries}
-        certain = {key(rider) for held in self.leases if held.expires_at > now for rider in held.lease.entries}
-        gone = {one for one, known in self.let_in.items() if known.cancelled} | set(self.outcomes)
-        assert certain - gone <= running <= leased
-        assert not (set(waiting) | running) & gone
+    def all_are_somewhere(self) -> None:
+        states, depths = self.do(self._look())
+        self.everything_is_somewhere(states, depths, self.harness.now())
 
     async def _look(self) -> tuple[dict[Submission, EntryState | None], Sequence[TierDepth]]:
         stages = {one: await self.broker.state(*one[:2]) for one in self.latest.values()}
@@ -492,9 +379,7 @@ class BrokerLaws(RuleBasedStateMachine):
         for gateway in GATEWAYS:
             self.read(gateway, acknowledge=True)
             self.read(gateway, acknowledge=True)
-        assert not self.leases
-        expected = {one for one, known in self.let_in.items() if not known.cancelled}
-        assert set(self.outcomes) == expected
+        self.everything_has_ended()
         assert not any(one.depth for one in self.do(self.broker.depths()))
         assert all(self.do(self.broker.claim(slot("last", model), AT_ONCE)) == NoWork(None) for model in MODELS)
 

@@ -1,0 +1,159 @@
+"""Naive model of what a broker has let in, leased and answered, for the state machine of its laws.
+
+The model says what may be true of an answer of the broker, whatever came before.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from headway import errors
+from headway.model import Entry, EntryState, Failure, Lease, Reply, Submission, TierDepth
+from tests.contracts.brokers import MODELS, MOST_ATTEMPTS, QUEUES, output
+from tests.contracts.culprits import Culprits
+
+
+def key(entry: Entry | Reply) -> Submission:
+    return entry.tenant, entry.id, entry.nonce
+
+
+class Waiting:
+    """An admitted entry, as the model knows it."""
+
+    def __init__(self, entry: Entry, since: float) -> None:
+        self.entry = entry
+        self.since = since
+        self.cancelled = False
+        self.failed_with: tuple[Submission, ...] = ()
+        self.claims = 0
+
+
+class Held:
+    """A lease, as the model knows it."""
+
+    def __init__(self, lease: Lease, expires_at: float) -> None:
+        self.lease = lease
+        self.expires_at = expires_at
+
+
+class BrokerModel:
+    """What is known of a broker. Instants are on the broker's clock.
+
+    Attributes:
+        latest: ids are used again: the last submission under each.
+        leases: those that have not ended for all that is known; their owner takes them out.
+        failed: what failed in a batch for which an input may be blamed, or by itself.
+    """
+
+    def __init__(self) -> None:
+        self.let_in: dict[Submission, Waiting] = {}
+        self.latest: dict[tuple[str, str], Submission] = {}
+        self.outcomes: dict[Submission, Reply] = {}
+        self.leases: list[Held] = []
+        self.dead: list[Held] = []
+        self.culprits = Culprits()
+        self.failed: set[Submission] = set()
+        self._last_fence = dict.fromkeys(MODELS, 0)
+
+    def offered(self, entry: Entry, verdict: Failure | None, now: float) -> None:
+        """Check the verdict on a new entry, and note the entry if it is let in."""
+        if self.culprits.judge(entry, verdict, now):
+            return
+        if verdict is None:
+            self.let_in[key(entry)] = Waiting(entry, now)
+            self.latest[entry.tenant, entry.id] = key(entry)
+        else:
+            assert verdict.code in (errors.SHED, errors.SERVICE_OVERLOADED)
+            assert verdict.retry_after is not None
+            assert verdict.retry_after > 0.0
+
+    def claimed(self, lease: Lease, model: str, limit: int, now: float, lease_seconds: float) -> None:
+        """Check and note a lease: only what waits, within its limits and time, with whom it may ride."""
+        assert 1 <= len(lease.entries) <= limit
+        weight = sum(entry.weight for entry in lease.entries)
+        assert weight <= limit * QUEUES[model].unit or len(lease.entries) == 1
+        assert lease.fence > self._last_fence[model]
+        self._last_fence[model] = lease.fence
+        keys = tuple(map(key, lease.entries))
+        assert len(set(keys)) == len(keys)
+        busy = {key(rider) for held in self.leases if held.expires_at > now for rider in held.lease.entries}
+        pasts = set()
+        for rider in keys:
+            known = self.let_in[rider]
+            assert known.entry in lease.entries
+            assert known.entry.model == model
+            assert not known.cancelled
+            assert rider not in self.outcomes
+            assert rider not in busy
+            assert now < known.since + known.entry.timeout
+            assert known.claims or now < known.since + known.entry.queue_timeout
+            pasts.add(known.failed_with)
+            known.claims += 1
+            assert known.claims <= 3 * MOST_ATTEMPTS  # Whoever is pooled with other culprits runs again with them.
+        assert lease.time_left <= min(self.let_in[rider].entry.timeout for rider in keys) + 1e-6
+        if lease.reason in ("retry", "apart"):  # They failed together, or are one caller's.
+            callers = {(rider.tenant, rider.caller) for rider in lease.entries}
+            assert len(callers) == 1 or (len(pasts) == 1 and set(keys) <= set(*pasts))
+        else:
+            assert pasts == {()}
+        self.leases.append(Held(lease, now + lease_seconds))
+
+    def settled(self, held: Held, valid: bool, now: float) -> None:
+        """Law 3: a lease that had not ended was valid; one that was taken back is not."""
+        assert valid or held.expires_at <= now
+        self.dead.append(held)
+        if not valid:
+            self.failed_together(held)
+
+    def failed_together(self, held: Held) -> None:
+        """The entries of a lease may ride together from now on."""
+        together = tuple(map(key, held.lease.entries))
+        for rider in together:
+            self.let_in[rider].failed_with = together
+
+    def given_back(self, held: Held) -> None:
+        """Law 4: charges nothing."""
+        self.failed_together(held)
+        for rider in held.lease.entries:
+            self.let_in[key(rider)].claims -= 1
+
+    def answered(self, reply: Reply, gateway: str) -> None:
+        """Law 1: one outcome, the entry's own, at the gateway that waits for it."""
+        known = self.let_in[key(reply)]
+        assert known.entry.gateway == gateway
+        assert not known.cancelled
+        assert self.outcomes.setdefault(key(reply), reply) == reply
+        assert (reply.output is None) != (reply.failure is None)
+        assert reply.attempts <= MOST_ATTEMPTS
+        if reply.output is not None:
+            assert reply.output == output(known.entry.input)
+            assert reply.ran is not None
+        elif reply.failure is not None:
+            assert reply.failure.code in (
+                errors.REJECTED_BY_MODEL,
+                errors.BACKEND_ERROR,
+                errors.DEADLINE_EXCEEDED,
+                errors.NO_WORKERS,
+            )
+            assert reply.failure.code != errors.REJECTED_BY_MODEL or key(reply) in self.failed
+
+    def everything_is_somewhere(
+        self, states: Mapping[Submission, EntryState | None], depths: Sequence[TierDepth], now: float
+    ) -> None:
+        """Every admitted entry waits, runs, or has its outcome; depths count the waiting and leases the running."""
+        waiting = [one for one, state in states.items() if state is EntryState.QUEUED]
+        running = {one for one, state in states.items() if state is EntryState.PROCESSING}
+        counted = Counter((self.let_in[one].entry.model, self.let_in[one].entry.tier) for one in waiting)
+        assert {(one.model, one.tier): one.depth for one in depths if one.depth} == counted
+        leased = {key(rider) for held in self.leases for rider in held.lease.entries}
+        certain = {key(rider) for held in self.leases if held.expires_at > now for rider in held.lease.entries}
+        gone = {one for one, known in self.let_in.items() if known.cancelled} | set(self.outcomes)
+        assert certain - gone <= running <= leased
+        assert not (set(waiting) | running) & gone
+
+    def everything_has_ended(self) -> None:
+        """No lease is left, and everybody has an outcome but for who left."""
+        assert not self.leases
+        expected = {one for one, known in self.let_in.items() if not known.cancelled}
+        assert set(self.outcomes) == expected

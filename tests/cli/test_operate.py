@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
+import structlog.testing
 
 from headway.cli.admin import decode, pretty
 from headway.core.health import HEARTBEAT_EVERY
@@ -94,7 +95,8 @@ class Running:
 
 @pytest.fixture
 def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
-    with Running() as running:
+    # What the service logs is no output of a command, whenever it comes.
+    with structlog.testing.capture_logs(), Running() as running:
         monkeypatch.setenv("HEADWAY_ADMIN", running.url)
         monkeypatch.setenv("HEADWAY_ADMIN_TOKEN", "s3cret")
         yield running

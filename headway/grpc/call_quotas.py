@@ -56,11 +56,15 @@ class CallQuotas:
         """Stop counting a call."""
         self._calls.give(owner, 1)
 
+    def may_read(self, owner: str) -> bool:
+        """Take room for the largest message; False: there is none, or others of the owner wait for it."""
+        return owner not in self._waiting and self._bytes.take(owner, self._largest)
+
     async def room_to_read(self, owner: str) -> None:
         """Take room for the largest message; returns when there is some."""
-        waiting = self._waiting.get(owner)
-        if waiting is None and self._bytes.take(owner, self._largest):
+        if self.may_read(owner):
             return
+        waiting = self._waiting.get(owner)
         if waiting is None:
             waiting = self._waiting[owner] = deque()
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()

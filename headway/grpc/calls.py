@@ -22,6 +22,7 @@ import structlog
 from headway.config import Settings
 from headway.errors import DRAINING, INTERNAL, REQUEST_TIMEOUT, BadRequest, RequestError
 from headway.grpc.call_quotas import STRANGERS, CallQuotas
+from headway.grpc.read_deadlines import ReadDeadlines
 from headway.grpc.relay import ClientConnection, Relay
 from headway.grpc.statuses import Metadata, details_of, status_of, trailers_of
 from headway.http.authentication import stranger
@@ -63,6 +64,7 @@ class PortContext:
         relay: connections of the clients.
         longest: seconds that a request may take.
         message_timeout: seconds within which a message has to come.
+        reading: deadlines of the messages that are being read.
         anonymous: whether nobody is asked for a credential.
         rate_limits: writer of the metadata by which principals learn of their limits.
     """
@@ -76,12 +78,14 @@ class PortContext:
     relay: Relay
     longest: float = field(init=False)
     message_timeout: float = field(init=False)
+    reading: ReadDeadlines = field(init=False)
     anonymous: bool = field(init=False)
     rate_limits: RateLimitHeaders = field(init=False)
 
     def __post_init__(self) -> None:
         self.longest = self.settings.request_timeout_ms / 1000
         self.message_timeout = self.settings.body_timeout_ms / 1000
+        self.reading = ReadDeadlines(self.message_timeout)
         self.anonymous = isinstance(self.identity, AnonymousIdentity)
         self.rate_limits = RateLimitHeaders(self.intake)
 
@@ -183,16 +187,24 @@ class Call:
             RequestError: there is none, or it does not come in time.
         """
         port = self.port
+        quotas, deadlines = port.quotas, port.reading
+        task = deadlines.begin()
         try:
-            async with asyncio.timeout(port.message_timeout):
-                await port.quotas.room_to_read(self.owner)
-                try:
-                    body = await context.read()
-                finally:
-                    port.quotas.has_read(self.owner)
-        except TimeoutError:
+            if not quotas.may_read(self.owner):
+                await quotas.room_to_read(self.owner)
+            try:
+                body = await context.read()
+            finally:
+                quotas.has_read(self.owner)
+        except asyncio.CancelledError:
+            if deadlines.end(task) or task.uncancel() > 0:
+                raise
             message = f"the message did not come within {port.settings.body_timeout_ms:g} ms (body_timeout_ms)"
             raise RequestError(message, code=REQUEST_TIMEOUT) from None
+        except BaseException:
+            deadlines.end(task)
+            raise
+        deadlines.end(task)
         if body is grpc.aio.EOF:
             raise BadRequest("the call has no message; send one")
         return bytes(body)

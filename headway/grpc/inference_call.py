@@ -15,7 +15,7 @@ from headway.grpc.statuses import Metadata
 from headway.http.inference.codecs import no_text
 from headway.http.inference.exchange import Exchange
 from headway.http.inference.inference_head import SHOWN, read_id, read_options
-from headway.model import DedupKind, Entry, Failure, Reply, RequestOptions
+from headway.model import DedupKind, Entry, Failure, Reply, RequestOptions, Value
 
 ReadMessage = Callable[[bytes, RequestOptions], Exchange]
 """Message to exchange, whose `write` returns the message of the answer behind header lines that are empty.
@@ -101,7 +101,18 @@ class InferenceCall(Call):
             self.tier = port.settings.tier_names[self.principal.tier]
             self.charge()
             raise
-        replies = await self._outcome(exchange, id)
+        input = exchange.input
+        if isinstance(input, list):
+            replies = await self._outcomes(exchange, input, id)
+        else:
+            sink = FutureSink()
+            model, options = exchange.model or port.settings.model, exchange.options
+            port.intake.submit(sink, self.principal, id, options, model, input, exchange.parameters)
+            try:
+                replies = (await sink.reply,)
+            except asyncio.CancelledError:
+                port.intake.abandon(sink, self.principal.tenant, id)
+                raise
         first = replies[0]
         if first.output is None:
             self.tier = None
@@ -115,26 +126,17 @@ class InferenceCall(Call):
             raise error_of(no_text()) from None
         return message, self.marks(replies)
 
-    async def _outcome(self, exchange: Exchange, id: str) -> Sequence[Reply]:
+    async def _outcomes(self, exchange: Exchange, inputs: list[Value], id: str) -> Sequence[Reply]:
         """Replies to all inputs of a request, or the failure of one."""
-        intake, principal = self.port.intake, self.principal
         model = exchange.model or self.port.settings.model
-        input, options, parameters = exchange.input, exchange.options, exchange.parameters
-        if not isinstance(input, list):
-            sink = FutureSink()
-            intake.submit(sink, principal, id, options, model, input, parameters)
-            try:
-                return (await sink.reply,)
-            except asyncio.CancelledError:
-                intake.abandon(sink, principal.tenant, id)
-                raise
+        asked = self.port.intake, self.principal, id, exchange.options, model, inputs, exchange.parameters
         several: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
 
         def ended(replies: Sequence[Reply]) -> None:
             if not several.done():
                 several.set_result(replies)
 
-        fan_out = FanOut(intake, principal, id, options, model, input, parameters, ended)
+        fan_out = FanOut(*asked, ended)
         fan_out.start()
         try:
             return await several
@@ -150,6 +152,8 @@ class InferenceCall(Call):
     def marks(self, replies: Sequence[Reply]) -> Metadata:
         """Metadata on how the outcome came about, where it is another request's."""
         first = replies[0]
+        if len(replies) == 1 and first.shared is None and not first.unkept:
+            return ()
         found: list[tuple[str, str]] = []
         if first.shared is not None and all(one.shared is first.shared for one in replies):
             mark = _SHARED.get((first.shared, all(one.kept for one in replies)))
@@ -161,7 +165,8 @@ class InferenceCall(Call):
 
     def limits_left(self) -> Metadata:
         """Metadata by which the principal learns of its limits."""
-        return tuple(self.port.rate_limits.fields(self.principal.limits).items())
+        limits = self.principal.limits
+        return tuple(self.port.rate_limits.fields(limits).items()) if limits else ()
 
     async def refuse(self, context: Any, error: RequestError, more: Metadata = ()) -> None:
         """End the call with an error, and the principal's limits."""

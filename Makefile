@@ -82,14 +82,9 @@ bench: .venv/.ready-bench
 
 triton: .venv/triton/.ready
 
-# Each with versions of its own, which need not agree with ours.
+# Each with versions of its own, which need not agree with ours; ARGS names some of them.
 clients: .venv/.ready
-	@$(BIN)/python -m tests.clients.environments
-	@$(PYTHON) -m venv .venv/clients/triton
-	@.venv/clients/triton/bin/python -m pip --disable-pip-version-check install --quiet 'tritonclient[grpc]>=2.73'
-	@command -v npm >/dev/null && mkdir -p .venv/clients/grpc-js && cd .venv/clients/grpc-js \
-		&& npm install --silent --no-audit --no-fund @grpc/grpc-js@1 @grpc/proto-loader@0 \
-		|| echo "npm is not on the path, or does not reach a registry: there is no environment of grpc-js" >&2
+	@$(BIN)/python -m tests.clients.environments $(ARGS)
 
 dist: .venv/.ready-dist
 	$(BIN)/python -P tests/dist.py $(ARGS)
@@ -110,6 +105,9 @@ lock: .venv/.ready
 		$(BIN)/uv pip compile --no-config --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 		--no-emit-find-links --no-annotate --custom-compile-command 'make lock' --quiet $(if $(UPGRADE),--upgrade) \
 		"$$client" -o "$${client%.in}.txt" || exit 1; done
+	for client in tests/clients/*/package.json; do \
+		(cd "$${client%/*}" && npm $(if $(UPGRADE),update,install) --package-lock-only --ignore-scripts --silent \
+		--no-audit --no-fund --omit-lockfile-registry-resolved) || exit 1; done
 	$(BIN)/uv pip compile --no-config --no-deps --universal --python-version 3.11 --generate-hashes \
 		--no-emit-index-url --no-emit-find-links --no-annotate --custom-compile-command 'make lock' --quiet \
 		$(if $(UPGRADE),--upgrade) bench/stand/triton/requirements.in -o bench/stand/triton/requirements.lock

@@ -1,5 +1,5 @@
 """Clients that people have, each run as they run it: by an interpreter of its own, with its own packages.
 
-`NAME.txt` lists the packages of environment NAME (where there is a `NAME.in`, `make lock` makes the list of it, by hash), and a program here is what runs in it. `make clients` makes the environments; see
-`environments`.
+`NAME.txt` is the lock of environment NAME for Python, and `NAME/package-lock.json` of one for Node; `make lock` writes them anew. The
+programs here are what runs in the environments. `make clients` makes these; see `environments`.
 """

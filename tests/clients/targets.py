@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
+from typing import Any
 
 
 def answer(inputs: list[str]) -> list[str | Exception]:
+    """Outputs of texts.
+
+    Arguments:
+        inputs: `bad` is rejected, `fault` is answered with what no answer can be, `gate PATH` takes until the FIFO at PATH has
+            been opened for writing and closed, `e:…` gets an embedding, and any other text comes back in capitals.
+    """
     return [_one(text) for text in inputs]
 
 
-def _one(text: str) -> str | Exception:
+def _one(text: str) -> Any:
     if text == "bad":
         return ValueError("a bad input")
+    if text == "fault":
+        return None
     if text == "slow":
         time.sleep(0.2)
+    if text.startswith("gate "):
+        Path(text[5:]).read_bytes()
     return json.dumps([len(text), 0.5, -1.0]) if text.startswith("e:") else text.upper()

@@ -23,7 +23,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 
 def test_triton_s_client_works_as_it_is(server: Server) -> None:
-    told = run_client("triton-http", "triton_http.py", f"127.0.0.1:{server.port}", key_of("client"))
+    told = run_client("triton", "triton_http.py", f"127.0.0.1:{server.port}", key_of("client"))
     assert told["health"] == [True, True, True, True, False]
     assert told["answers"] == [[ANSWERED, [3], None]] * 6
     assert told["column"] == [ANSWERED, [3, 1], "42"]

@@ -1,0 +1,91 @@
+"""Clients of the gRPC port, unchanged, against a running server with keys."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bench.stand.stand import free_port
+from tests.clients.environments import client_command, run_client
+from tests.e2e.client import PATIENCE
+from tests.e2e.server import ROOT, Server, launched
+from tests.identity.writing import entry, key_of
+
+TARGET = "tests.clients.targets:answer"
+NEVER = "-1"
+
+
+@pytest.fixture
+def port() -> int:
+    return free_port()
+
+
+@pytest.fixture
+def server(port: int, tmp_path: Path) -> Iterator[Server]:
+    (tmp_path / "keys.toml").write_text(entry("client", more="rate = 0"))
+    with launched(tmp_path, "--keys", "keys.toml", "--grpc-port", str(port), target=TARGET) as server:
+        server.ready()
+        yield server
+        server.signal()
+        server.check_end()
+
+
+def test_tritonclient_works_unchanged(server: Server, port: int) -> None:
+    told = run_client("triton", "triton_grpc.py", f"127.0.0.1:{port}", key_of("client"))
+    assert told.pop("statistics") >= 7
+    statuses = {name: status.removeprefix("StatusCode.") for name, (status, _) in told["refusals"].items()}
+    assert statuses == {
+        "no key": "UNAUTHENTICATED", "other model": "NOT_FOUND", "other ready": "NOT_FOUND", "other version": "NOT_FOUND",
+        "too large": "RESOURCE_EXHAUSTED",
+        "element": "INVALID_ARGUMENT", "fault": "INTERNAL", "too late": "DEADLINE_EXCEEDED", "load": "UNIMPLEMENTED",
+        "traces": "UNIMPLEMENTED",
+    }  # fmt: skip
+    assert told.pop("refusals")["element"][1].startswith("input 1 of 2, counted from 0: ")
+    *answers, error = told.pop("stream")
+    assert answers == [["S0"], ["S1"], ["S2"]]
+    assert "no model named" in error
+    assert told == {
+        "health": [True, True, True],
+        "server": "headway",
+        "inputs": [{"name": "INPUT", "datatype": "BYTES", "shape": ["-1", "1"]}],
+        "config": 1024,
+        "index": [{"name": "default", "version": "1", "state": "READY"}],
+        "infer": ["7", ["A", "B"]],
+        "compressed": ["", ["ZIP" * 100]],
+        "later": ["LATER"],
+    }
+
+
+def test_grpc_js_works_and_no_call_of_its_is_cut_by_a_shutdown(server: Server, port: int) -> None:
+    protos = str(ROOT / "headway" / "grpc" / "protos")
+    command, environ = client_command("grpc-js", "grpc_js.js", f"127.0.0.1:{port}", key_of("client"), protos)
+    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True) as client:
+        try:
+            assert client.stdout is not None
+            told = json.loads(client.stdout.readline())
+            assert client.stdout.readline() == "enough\n"
+            server.signal()
+            assert server.ended() == 0
+            counts = json.loads(client.stdout.readline())
+            assert client.wait(PATIENCE) == 0
+        finally:
+            client.kill()
+    assert told == {
+        "predict": "HELLO",
+        "infer": ["q", "01000000410100000042"],
+        "health": 1,
+        "refusals": {
+            "stranger": [16, NEVER],
+            "unknown": [5, NEVER],
+            "late": [4, None],
+            "bad": [3, NEVER],
+            "fault": [13, NEVER],
+            "large": [8, None],
+            "load": [12, NEVER],
+        },
+    }
+    assert set(counts) == {"ok"}

@@ -5,6 +5,8 @@
     search.py       which histories of one object are allowed: a search through all orders of effects
     ids.py keys.py  the two objects: an id of a tenant, an idempotency key of a tenant
     checker.py      judges a whole history
+    ways_in.py      how each way into the service writes a request and tells an answer
+    calls.py        calls to the gRPC port, told as those of HTTP
     crowd.py        many clients that ask, leave, ask again, poll and delete, and note all of it
     client.py       one connection of theirs
 

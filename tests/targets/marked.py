@@ -4,7 +4,8 @@ The output of an input is the input in capitals, `|`, and the run and the place 
 the file that PROMISES_JOURNAL names, else `journal` in the working directory: a JSON array a line, when a batch begins
 (name, instant, inputs) and when it has ended (name, instant). PROMISES_MS is the time that a batch takes in milliseconds.
 
-An input that begins with `slow` makes its batch take SLOW seconds more; `reject` fails alone; `poison` makes its batch raise.
+An input that begins with `slow` makes its batch take SLOW seconds more; `reject` fails alone; `poison` makes its batch raise;
+`vector` is answered with the code points of its output, as a JSON array.
 """
 
 from __future__ import annotations
@@ -36,9 +37,14 @@ class Marked:
             raise RuntimeError("a poisonous input")
         self._note(name, time.monotonic())
         return [
-            ValueError("rejected") if text.startswith("reject") else f"{text.upper()}|{name}.{place}"
+            ValueError("rejected") if text.startswith("reject") else _output(text, f"{name}.{place}")
             for place, text in enumerate(inputs)
         ]
 
     def _note(self, *line: object) -> None:
         os.write(self._journal, json.dumps(line).encode() + b"\n")
+
+
+def _output(text: str, mark: str) -> str:
+    output = f"{text.upper()}|{mark}"
+    return json.dumps(list(map(ord, output))) if text.startswith("vector") else output

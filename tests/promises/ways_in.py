@@ -1,0 +1,256 @@
+"""Ways into the service: how each writes a request, and how it tells an answer. Pure: bytes in, bytes out.
+
+    sent = COMPLETIONS.write(["a", "b"])        path or method, header fields, body or message
+    told = COMPLETIONS.read(200, fields, body)  outputs, or the code of the error as the native routes name it
+
+What the model gets is the same text on all ways but that of chats, which makes a conversation of it (`input_of`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from headway.errors import STATUS
+from headway.grpc import messages
+from headway.oip.tensors import pack, unpack
+
+JSON = "Content-Type: application/json"
+OCTETS = "Content-Type: application/octet-stream"
+LENGTH = "Inference-Header-Content-Length"
+MODEL = "default"
+VECTOR = "vector"
+"""Beginning of texts that the model function answers with numbers: the code points of what it would have answered."""
+
+_PREDICT = messages.message("headway.v1.PredictRequest")
+_PREDICTED = messages.message("headway.v1.PredictResponse")
+_INFER = messages.message("inference.ModelInferRequest")
+_INFERRED = messages.message("inference.ModelInferResponse")
+_STREAMED = messages.message("inference.ModelStreamInferResponse")
+_SPECIAL = {
+    "invalid_api_key": "UNAUTHENTICATED",
+    "permission_denied": "FORBIDDEN",
+    "model_not_found": "NOT_FOUND",
+    "rate_limit_exceeded": "RATE_LIMITED",
+    "server_is_overloaded": "SERVICE_OVERLOADED",
+}
+_SAID = (
+    (r"is in flight|was used for another", "IDEMPOTENCY_CONFLICT"),
+    (r"the input policy", "REJECTED_BY_POLICY"),
+    (r"over the (rate )?limit", "RATE_LIMITED"),
+    (r"deadline", "DEADLINE_EXCEEDED"),
+    (r"retry budget is spent", "BACKEND_ERROR"),
+    (r"rejected|poisonous|failed on this input", "REJECTED_BY_MODEL"),
+)
+"""Messages of errors on ways that tell no code, and the codes."""
+
+
+class Sent(NamedTuple):
+    """Request on its way: path or method, header fields, and the body or message."""
+
+    path: str
+    fields: tuple[str, ...]
+    body: bytes
+
+
+class Told(NamedTuple):
+    """Answer as it was told: outputs, empty for an error, and the error's code, empty for none."""
+
+    outputs: list[str]
+    code: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WayIn:
+    """One way in.
+
+    Attributes:
+        name: name of the way, by which histories tell it.
+        wire: what carries it: `http`, `call` (a gRPC call) or `stream` (a message of a gRPC stream).
+        write: texts to the request.
+        outputs: body of an answer to its outputs.
+        said: body of an error to its code, where the way tells one.
+        most: most inputs of one request.
+        tasks: whether a request may become a task.
+        input_of: text to the input that the model gets.
+        numbers: whether only texts with numbers for outputs are answered.
+    """
+
+    name: str
+    wire: str
+    write: Callable[[Sequence[str]], Sent]
+    outputs: Callable[[Mapping[str, str], bytes], list[str]]
+    said: Callable[[int, bytes], str]
+    most: int = 1
+    tasks: bool = False
+    input_of: Callable[[str], str] = str
+    numbers: bool = False
+
+    def read(self, status: int, fields: Mapping[str, str], body: bytes) -> Told:
+        """Read an answer, whose status is that of HTTP."""
+        if status == 200:
+            return Told([text_of_numbers(one) for one in self.outputs(fields, body)])
+        return Told([], self.said(status, body))
+
+
+def text_of_numbers(output: str) -> str:
+    """Output that was told as numbers, as the text that it stands for."""
+    return "".join(map(chr, json.loads(output))) if output.startswith("[") else output
+
+
+def chat_input(text: str) -> str:
+    """Input that the model gets of a chat with one message, whose role is the first word."""
+    role, _, content = text.partition(" ")
+    return f"{role}: {content}\nassistant:"
+
+
+def status_of_code(code: str, aborted: bool) -> int:
+    """HTTP status of an error that a gRPC call tells. `aborted`: the call's own status is ABORTED."""
+    return 422 if code == "IDEMPOTENCY_CONFLICT" and not aborted else STATUS[code]
+
+
+def code_of_message(message: str) -> str:
+    """Code of an error of which only the message is told."""
+    return next((code for pattern, code in _SAID if re.search(pattern, message)), "REJECTED_BY_MODEL")
+
+
+# Errors, by API.
+
+
+def _native_error(status: int, body: bytes) -> str:
+    return str(json.loads(body)["error"])
+
+
+def _openai_error(status: int, body: bytes) -> str:
+    code = json.loads(body)["error"]["code"]
+    return _SPECIAL.get(code) or str(code).upper()
+
+
+def _oip_error(status: int, body: bytes) -> str:
+    found = [code for code, known in STATUS.items() if known == status]
+    said = code_of_message(json.loads(body)["error"])
+    return said if said in found or status == 422 else found[0]
+
+
+def _no_error(status: int, body: bytes) -> str:
+    raise AssertionError("calls tell their errors in their trailers")
+
+
+# HTTP.
+
+
+def _post(path: str, members: Mapping[str, Any], *fields: str) -> Sent:
+    return Sent(path, (JSON, *fields), json.dumps(members).encode())
+
+
+def _of_one(name: str, path: str, member: str, **more: str) -> WayIn:
+    return WayIn(
+        name, "http", lambda texts: _post(path, {member: texts[0], **more}),
+        lambda fields, body: [json.loads(body)["output"]], _native_error, tasks=True,
+    )  # fmt: skip
+
+
+def _tensor(texts: Sequence[str], **members: Any) -> dict[str, Any]:
+    return {"name": "text", "datatype": "BYTES", "shape": [len(texts)], **members}
+
+
+def _write_binary(texts: Sequence[str]) -> Sent:
+    data = pack(text.encode() for text in texts)
+    asked = {"inputs": [_tensor(texts, parameters={"binary_data_size": len(data)})]}
+    head = json.dumps({**asked, "parameters": {"binary_data_output": True}}).encode()
+    return Sent(f"/v2/models/{MODEL}/infer", (OCTETS, f"{LENGTH}: {len(head)}"), head + data)
+
+
+def _read_binary(fields: Mapping[str, str], body: bytes) -> list[str]:
+    length = int(fields[LENGTH.lower()])
+    [output] = json.loads(body[:length])["outputs"]
+    return [one.decode() for one in unpack("OUTPUT", body[length:], output["shape"][0])]
+
+
+def _write_chat(texts: Sequence[str]) -> Sent:
+    role, _, content = texts[0].partition(" ")
+    return _post("/v1/chat/completions", {"model": MODEL, "messages": [{"role": role, "content": content}]})
+
+
+NATIVE = _of_one("native", "/v1/inference", "input")
+API = _of_one("api", "/api/inference", "input")
+PREDICT = _of_one("predict", "/v1/predict", "input_data", model_id=MODEL)
+OCTET_STREAM = WayIn(
+    "octet-stream", "http", lambda texts: Sent(f"/v1/predict?model_id={MODEL}", (OCTETS,), texts[0].encode()),
+    lambda fields, body: [json.loads(body)["output"]], _native_error, tasks=True,
+)  # fmt: skip
+SEVERAL = WayIn(
+    "several inputs", "http", lambda texts: _post("/v1/inference", {"inputs": list(texts)}),
+    lambda fields, body: json.loads(body)["outputs"], _native_error, most=64,
+)  # fmt: skip
+COMPLETIONS = WayIn(
+    "completions", "http", lambda texts: _post("/v1/completions", {"model": MODEL, "prompt": list(texts)}),
+    lambda fields, body: [one["text"] for one in json.loads(body)["choices"]], _openai_error, most=64,
+)  # fmt: skip
+CHAT = WayIn(
+    "chat", "http", _write_chat, lambda fields, body: [json.loads(body)["choices"][0]["message"]["content"]],
+    _openai_error, input_of=chat_input,
+)  # fmt: skip
+EMBEDDINGS = WayIn(
+    "embeddings", "http", lambda texts: _post("/v1/embeddings", {"model": MODEL, "input": list(texts)}),
+    lambda fields, body: ["".join(chr(int(one)) for one in row["embedding"]) for row in json.loads(body)["data"]],
+    _openai_error, most=64, numbers=True,
+)  # fmt: skip
+OIP_JSON = WayIn(
+    "OIP, JSON", "http",
+    lambda texts: _post(f"/v2/models/{MODEL}/infer", {"inputs": [_tensor(texts, data=list(texts))]}),
+    lambda fields, body: json.loads(body)["outputs"][0]["data"], _oip_error, most=64,
+)  # fmt: skip
+OIP_BINARY = WayIn("OIP, binary", "http", _write_binary, _read_binary, _oip_error, most=64)
+
+
+# gRPC.
+
+
+def _write_predict(texts: Sequence[str]) -> Sent:
+    return Sent(f"/{messages.HEADWAY}/Predict", (), bytes(_PREDICT(input_data=texts[0].encode()).SerializeToString()))
+
+
+def _write_infer(method: str, raw: bool) -> Callable[[Sequence[str]], Sent]:
+    def write(texts: Sequence[str]) -> Sent:
+        octets = [text.encode() for text in texts]
+        asked = _INFER(model_name=MODEL, id=texts[0], raw_input_contents=[pack(octets)] if raw else [])
+        tensor = asked.inputs.add(name="text", datatype="BYTES", shape=[len(texts)])
+        if not raw:
+            tensor.contents.bytes_contents.extend(octets)
+        return Sent(f"/{messages.OPEN_INFERENCE}/{method}", (), bytes(asked.SerializeToString()))
+
+    return write
+
+
+def _inferred(answer: Any) -> list[str]:
+    count = answer.outputs[0].shape[0]
+    return [one.decode() for one in unpack("OUTPUT", answer.raw_output_contents[0], count)]
+
+
+def read_streamed(body: bytes) -> tuple[str, Told]:
+    """Message of a stream: the id of its request, and what it tells."""
+    answer = _STREAMED.FromString(body)
+    if answer.error_message:
+        return answer.infer_response.id, Told([], code_of_message(answer.error_message))
+    return answer.infer_response.id, Told([text_of_numbers(one) for one in _inferred(answer.infer_response)])
+
+
+CALL = WayIn(
+    "gRPC Predict", "call", _write_predict, lambda fields, body: [_PREDICTED.FromString(body).output.decode()], _no_error
+)  # fmt: skip
+INFER = WayIn(
+    "gRPC ModelInfer", "call", _write_infer("ModelInfer", raw=True),
+    lambda fields, body: _inferred(_INFERRED.FromString(body)), _no_error, most=64,
+)  # fmt: skip
+STREAM = WayIn(
+    "gRPC ModelStreamInfer", "stream", _write_infer("ModelStreamInfer", raw=False),
+    lambda fields, body: read_streamed(body)[1].outputs, _no_error, most=64,
+)  # fmt: skip
+
+WAYS_IN = (
+    NATIVE, API, PREDICT, OCTET_STREAM, SEVERAL, COMPLETIONS, CHAT, EMBEDDINGS, OIP_JSON, OIP_BINARY, CALL, INFER, STREAM,
+)  # fmt: skip

@@ -46,6 +46,7 @@ NAMES = {
     "headway_batching_overhead_seconds": ("histogram", set()),
     "headway_breaker_state": ("gauge", {"backend"}),
     "headway_tls_certificate_expiry_timestamp_seconds": ("gauge", set()),
+    "headway_remote_certificate_expiry_timestamp_seconds": ("gauge", set()),
     "headway_tls_handshakes_failed": ("counter", {"port", "reason"}),
 }
 
@@ -63,6 +64,7 @@ def full_state() -> State:
     counters.input_policy["overrides", "refused"] = 6
     counters.keys_age = 0.25
     counters.certificate_ends = 1.8e9
+    counters.remote_certificate_ends = 1.9e9
     counters.tls_failures["public", "no_certificate"] = 2
     counters.shared["m", "same", "joined"] = 9
     counters.client_retries = 10

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -25,6 +25,7 @@ from headway.errors import SettingError
 from headway.model import Slot
 from headway.ports import Backend, WorkSource
 from headway.runtime.counters import Counters
+from headway.runtime.remote_certificates import RemoteCertificates
 from headway.worker.batcher import Batcher
 from headway.worker.failure_log import FailureLog
 from headway.worker.pool import WorkerPool
@@ -50,6 +51,7 @@ class SlotPlan:
         guard: ends what workers have started if this process is killed.
         warms_up: whether its start measures what batches take.
         weights: estimate that learns what inputs weigh by a function of the target; None: there is none.
+        certificates: certificates towards a remote API; None: none are set.
     """
 
     settings: Settings
@@ -59,6 +61,7 @@ class SlotPlan:
     guard: GroupGuard | None = None
     warms_up: bool = True
     weights: WeightEstimate | None = None
+    certificates: RemoteCertificates | None = None
 
     @property
     def start_timeout(self) -> float:
@@ -112,7 +115,12 @@ def _remote(target: RemoteTarget, plan: SlotPlan) -> Backend:
 
     remote, credentials = _reached(target, plan.settings)
     return HttpBackend(
-        target, remote=remote, credentials=credentials, start_timeout=plan.start_timeout, breaker=plan.breaker
+        target,
+        remote=remote,
+        credentials=credentials,
+        certificates=plan.certificates,
+        start_timeout=plan.start_timeout,
+        breaker=plan.breaker,
     )
 
 
@@ -120,6 +128,26 @@ def _reached(target: RemoteTarget, settings: Settings) -> tuple[Remote, Credenti
     """The API with its dialect, and what goes with every request to it."""
     remote = reach(target.url, settings.remote_format, settings.remote_model)
     return remote, Credentials(settings.remote_token, settings.remote_headers, settings.remote_headers_file)
+
+
+def make_remote_certificates(
+    settings: Settings, targets: Iterable[Target | None], counters: Counters
+) -> RemoteCertificates | None:
+    """Read the certificates towards the remote APIs among some targets; None where none are set, or none is such an API.
+
+    Raises:
+        SettingError: a file cannot be used, or an API is not asked over TLS.
+    """
+    given = settings.remote_ca, settings.remote_cert, settings.remote_key
+    apis = [target for target in targets if isinstance(target, RemoteTarget)]
+    if not apis or not any(given):
+        return None
+    for api in apis:
+        if not api.secure:
+            name = "remote_ca" if settings.remote_ca else "remote_cert"
+            reason = f"has no effect towards {api}, which is asked without TLS"
+            raise SettingError(name, getattr(settings, name), reason, "Write https:// in its URL, or leave this out.")
+    return RemoteCertificates(*given, counters)
 
 
 def _observed(target: ObservedTarget, plan: SlotPlan) -> Backend:
@@ -189,6 +217,7 @@ def make_pool(
     name: Callable[[Settings, Target, Devices, int], str] = worker_name,
     request_timeout: float = math.inf,
     queue_timeout: float = math.inf,
+    certificates: RemoteCertificates | None = None,
 ) -> WorkerPool:
     """Build the pool of workers that run a target; it can grow as far as there are devices for them.
 
@@ -206,7 +235,13 @@ def make_pool(
     def make(index: int) -> Batcher:
         breaker = one_breaker or Breaker(BREAKER_THRESHOLD, BREAKER_COOLDOWN)
         plan = SlotPlan(
-            settings, name(settings, target, devices, index), devices.of(index), breaker, guard, weights=weights
+            settings,
+            name(settings, target, devices, index),
+            devices.of(index),
+            breaker,
+            guard,
+            weights=weights,
+            certificates=certificates,
         )
         return Batcher(
             Slot(plan.name, settings.model, settings.max_batch_size, settings.max_batch_weight),

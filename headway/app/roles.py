@@ -45,6 +45,9 @@ _OF_BATCHES = (
     "remote_token",
     "remote_headers",
     "remote_headers_file",
+    "remote_ca",
+    "remote_cert",
+    "remote_key",
 )
 _OF_CONTROL = ("target_utilisation",)
 

@@ -21,7 +21,7 @@ import structlog
 from headway import __version__
 from headway.admin import routes as admin
 from headway.admin.process import ProcessView
-from headway.app.backends import make_devices, make_pool
+from headway.app.backends import make_devices, make_pool, make_remote_certificates
 from headway.app.brokers import BrokerBundle, make_broker_bundle, make_memory_broker
 from headway.app.devices import NO_DEVICES, Devices
 from headway.app.grpc_port import make_grpc_listener
@@ -49,6 +49,7 @@ from headway.http.server.listener import Listener
 from headway.model import ProcessInfo, Role
 from headway.runtime.certificates import Certificates
 from headway.runtime.counters import Counters
+from headway.runtime.remote_certificates import RemoteCertificates
 from headway.runtime.request_id import new_id
 from headway.worker.pool import WorkerPool
 
@@ -99,7 +100,9 @@ def build(settings: Settings, role: Role, given: str | Target = "", listener: ty
     ledger_writer = LedgerWriter(ledger, settings, counters, clock) if ledger is not None else None
     wanted = parts.gateway and settings.input_policy
     policy = PolicyResource(settings, [settings.model], counters) if wanted else None
-    made = make_components(settings, parts, target, devices, bundle, counters, clock, ledger_writer, policy)
+    asked = target, _fallback_target(settings) if parts.gateway else None
+    remote = make_remote_certificates(settings, asked, counters)
+    made = make_components(settings, parts, target, devices, bundle, counters, clock, ledger_writer, policy, remote)
 
     def describe() -> ProcessInfo:
         return _member(settings, role, made, admin_listener.port)
@@ -147,7 +150,7 @@ def build(settings: Settings, role: Role, given: str | Target = "", listener: ty
     admin_listener = listener.admin(settings, admin.build(shown, ready), new_id, counters, certificates)
     public_listener = kinds = None
     further: list[PortListener] = []
-    resources: list[Resource] = [one for one in (certificates, ledger_writer) if one is not None]
+    resources: list[Resource] = [one for one in (certificates, remote, ledger_writer) if one is not None]
     if gateway is not None:
         identity, stores = make_identity(settings, counters)
         app = public.build(gateway, ready, identity)
@@ -191,11 +194,12 @@ def make_components(
     clock: Callable[[], float],
     ledger_writer: LedgerWriter | None = None,
     policy: PolicyResource | None = None,
+    certificates: RemoteCertificates | None = None,
 ) -> Components:
     """Build the services of a process, those that its role has."""
     gateway = fallback = controller = None
     if parts.gateway:
-        fallback = make_fallback(settings, counters, clock)
+        fallback = make_fallback(settings, counters, clock, certificates)
         beside = fallback.broker if fallback is not None else None
         observers: list[Observer] = [ledger_writer] if ledger_writer is not None else []
         if settings.access_log:
@@ -210,7 +214,15 @@ def make_components(
         None
         if target is None
         else make_pool(
-            settings, target, devices, bundle.broker, counters, clock, request_timeout=whole, queue_timeout=wait
+            settings,
+            target,
+            devices,
+            bundle.broker,
+            counters,
+            clock,
+            request_timeout=whole,
+            queue_timeout=wait,
+            certificates=certificates,
         )
     )
     if parts.controller:
@@ -284,20 +296,33 @@ def _default_name() -> str:
     return f"{host}-{os.getpid()}"
 
 
-def make_fallback(settings: Settings, counters: Counters, clock: Callable[[], float]) -> Fallback | None:
-    """Make the fallback that a gateway asks while a broker elsewhere is away, if one is set. Its processes get no GPU."""
+def _fallback_target(settings: Settings) -> Target | None:
+    """Target of the fallback; None where there is none."""
     if not (settings.broker and settings.fallback):
         return None
     try:
-        target = parse_target(settings.fallback)
+        return parse_target(settings.fallback)
     except TargetError as exc:
         hint = "Write module:attr, path/file.py:attr, or the URL of a remote batch API."
         raise SettingError("fallback", shown_url(settings.fallback), f"is no target: {exc}", hint) from None
+
+
+def make_fallback(
+    settings: Settings,
+    counters: Counters,
+    clock: Callable[[], float],
+    certificates: RemoteCertificates | None = None,
+) -> Fallback | None:
+    """Make the fallback that a gateway asks while a broker elsewhere is away, if one is set. Its processes get no GPU."""
+    target = _fallback_target(settings)
+    if target is None:
+        return None
     slots = settings.fallback_concurrency
     own = dataclasses.replace(settings, workers=slots, devices=",".join(["cpu"] * slots), weight=CHARS)
     broker = make_memory_broker(settings, counters, clock)
     devices = make_devices(own, target)
-    return Fallback(broker, make_pool(own, target, devices, broker, counters, clock, _fallback_name))
+    pool = make_pool(own, target, devices, broker, counters, clock, _fallback_name, certificates=certificates)
+    return Fallback(broker, pool)
 
 
 def _fallback_name(settings: Settings, target: Target, devices: Devices, index: int) -> str:

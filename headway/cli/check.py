@@ -34,6 +34,9 @@ _SETTINGS = (
     "remote_token",
     "remote_headers",
     "remote_headers_file",
+    "remote_ca",
+    "remote_cert",
+    "remote_key",
     "log_level",
     "log_json",
 )
@@ -142,17 +145,26 @@ class _Order(NamedTuple):
 async def _try_out(settings: Settings, order: _Order) -> Findings:
     from functools import partial
 
-    from headway.app.backends import SlotPlan, make_backend, make_devices, make_weights, worker_name
+    from headway.app.backends import (
+        SlotPlan,
+        make_backend,
+        make_devices,
+        make_remote_certificates,
+        make_weights,
+        worker_name,
+    )
     from headway.cli.recording import batches_to_record
     from headway.cli.trial import Trial
     from headway.cli.trial_inputs import choose_inputs
     from headway.config.target import parse_target, with_arguments
+    from headway.runtime.counters import Counters
 
     spec = with_arguments(parse_target(order.target), settings.target_arguments)
     devices = make_devices(settings, spec)
     weights = make_weights(settings, spec, 0)
     name = worker_name(settings, spec, devices, 0)
-    plan = SlotPlan(settings, name, devices.of(0), warms_up=False, weights=weights)
+    certificates = make_remote_certificates(settings, [spec], Counters())
+    plan = SlotPlan(settings, name, devices.of(0), warms_up=False, weights=weights, certificates=certificates)
     backend = make_backend(spec, plan)
     try:
         choose = partial(choose_inputs, order.given, settings.max_batch_size)

@@ -181,6 +181,12 @@ def _tls(settings: Settings) -> None:
             _refuse(settings, name, "has no effect without `tls_cert`", hint)
 
 
+def _remote_key(settings: Settings) -> None:
+    if settings.remote_key and not settings.remote_cert:
+        hint = "Name the certificate to show as well, or leave it out."
+        _refuse(settings, "remote_key", "has no effect without `remote_cert`", hint)
+
+
 def _remote_headers(settings: Settings) -> None:
     try:
         fields = remote_headers.read(settings.remote_headers)
@@ -358,6 +364,7 @@ CHECKS: tuple[Callable[[Settings], None], ...] = (
     _made_of("remote_token", *_TOKEN),
     _made_of("remote_model", "[!-~]{0,256}", "must be printable ASCII without spaces", "For example gpt-oss-20b."),
     _remote_headers,
+    _remote_key,
     _tiers,
     _target_arguments,
     _devices,

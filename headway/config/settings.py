@@ -333,6 +333,19 @@ class Settings:
         _REMOTE,
         "File of such header fields, one `Name: value` a line, which is read again when it changes.",
     )
+    remote_ca: str = _setting(
+        "",
+        _REMOTE,
+        "File of the authorities, in PEM format, of which a remote API at https:// must show a certificate; read again when it "
+        "changes; left out: those of the system.",
+    )
+    remote_cert: str = _setting(
+        "",
+        _REMOTE,
+        "Certificate shown to the remote API: a file in PEM format, with the certificates between it and an authority; read "
+        "again when it changes; left out: none.",
+    )
+    remote_key: str = _setting("", _REMOTE, "File of its key, not encrypted; left out: in the file of `remote_cert`.")
 
     admin_host: str = _setting(
         "127.0.0.1", _ADMIN_LOG, "Address of the admin port; off loopback an admin token is required."

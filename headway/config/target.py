@@ -59,6 +59,11 @@ class RemoteTarget:
 
     url: str
 
+    @property
+    def secure(self) -> bool:
+        """Whether it is asked over TLS."""
+        return self.url.partition("://")[0].lower() in _SECURE
+
     def __str__(self) -> str:
         return shown_target(self.url)
 
@@ -85,6 +90,9 @@ class ObservedTarget:
 
 
 Target = ModuleTarget | FileTarget | RemoteTarget | ObservedTarget
+
+_SECURE = frozenset(["https"])
+"""Schemes of services that are asked over TLS."""
 
 SCHEMES: Mapping[str, Callable[[str], Target]] = {"http": RemoteTarget, "https": RemoteTarget}
 """Kind of target that the URL of a service names, by its scheme."""

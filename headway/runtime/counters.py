@@ -115,5 +115,7 @@ class Counters:
         """Restarts by worker."""
         self.certificate_ends: float | None = None
         """Unix seconds at which the certificate of the ports ends; None without one."""
+        self.remote_certificate_ends: float | None = None
+        """Unix seconds at which the certificate ends that a remote API is shown; None without one."""
         self.tls_failures: defaultdict[tuple[str, str], int] = defaultdict(int)
         """Handshakes that failed by (port, reason)."""

@@ -155,6 +155,11 @@ def families(state: State) -> Iterator[Metric]:
         "tls_certificate_expiry_timestamp_seconds", "When the certificate of the ports ends, in Unix seconds.",
         (), {} if counters.certificate_ends is None else {(): counters.certificate_ends},
     )  # fmt: skip
+    ends = counters.remote_certificate_ends
+    yield _gauge(
+        "remote_certificate_expiry_timestamp_seconds", "When the certificate that a remote API is shown ends, in Unix seconds.",
+        (), {} if ends is None else {(): ends},
+    )  # fmt: skip
     yield _counter(
         "tls_handshakes_failed", "TLS handshakes that failed, by port and reason.",
         ("port", "reason"), counters.tls_failures,

@@ -49,7 +49,7 @@ class HttpBackend(RemoteBackend):
     ) -> None:
         super().__init__(spec, remote or reach(spec.url), **settings)
         self._wall = wall
-        self._connections = Connections(time.monotonic)
+        self._connections = Connections(time.monotonic, self._certificates)
 
     def _open(self) -> None:
         self._connections.open()

@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 import aiohttp
 
+from headway.runtime.remote_certificates import ClientTls, RemoteCertificates
+
 IDLE = 4.0
 """Seconds for which an idle connection is kept at most."""
 _MARGIN = 1.0
@@ -42,25 +44,28 @@ class Response(NamedTuple):
     body: bytearray
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Generation:
     """Connections that are given up together."""
 
     session: aiohttp.ClientSession
+    tls: ClientTls | None
     running: int = 0
-    retired: bool = False
 
 
 class Connections:
-    """Connections, replaced together when they have been idle; what runs on the old ones ends there.
+    """Connections, replaced together when they have been idle or their certificates have changed; what runs on the old ones
+    ends there.
 
     Arguments:
         clock: monotonic seconds.
+        certificates: certificates of connections over TLS; None: the system's authorities are trusted, and none is shown.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+    def __init__(self, clock: Callable[[], float], certificates: RemoteCertificates | None = None) -> None:
+        self._clock, self._certificates = clock, certificates
         self._generation: _Generation | None = None
+        self._retired: list[_Generation] = []
         self._idle, self._used_at = IDLE, 0.0
 
     def open(self) -> None:
@@ -70,9 +75,11 @@ class Connections:
 
     async def close(self) -> None:
         """Close all connections, whatever they do."""
-        generation, self._generation = self._generation, None
-        if generation is not None:
-            await generation.session.close()
+        generations = [*self._retired, *([] if self._generation is None else [self._generation])]
+        self._generation = None
+        self._retired.clear()
+        for one in generations:
+            await one.session.close()
 
     async def request(
         self, method: str, url: str, body: bytes, headers: Mapping[str, str], *, within: float, most: int
@@ -92,9 +99,11 @@ class Connections:
             TooLong: the body is longer than `most`.
             aiohttp.ClientError: no answer came; `was_sent` says whether the request has left.
         """
-        generation = await self._current()
-        generation.running += 1
+        generation, former = self._current()
+        generation.running += 1  # Before anything is waited for: what nothing runs on may be closed.
         try:
+            if former is not None:
+                await asyncio.shield(former.session.close())
             data = io.BytesIO(body) if len(body) > _WRITTEN_WHOLE else body or None
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=within)
             sent = generation.session.request(
@@ -111,32 +120,39 @@ class Connections:
         finally:
             generation.running -= 1
             self._used_at = self._clock()
-            if generation.retired and not generation.running:
+            if generation in self._retired and not generation.running:
+                self._retired.remove(generation)
                 await asyncio.shield(generation.session.close())
 
-    async def _current(self) -> _Generation:
-        """Connections for the next request."""
+    def _current(self) -> tuple[_Generation, _Generation | None]:
+        """Connections for the next request, and former ones that are to be closed, as nothing runs on them."""
         generation = self._generation
         if generation is None:
             raise NotStarted
-        if not generation.running and self._clock() - self._used_at > self._idle:
-            self._generation = self._new_generation()
-            await self._retire(generation)
-        return self._generation or generation
-
-    async def _retire(self, generation: _Generation) -> None:
-        generation.retired = True
+        idle = not generation.running and self._clock() - self._used_at > self._idle
+        if not idle and generation.tls is self._tls:
+            return generation, None
+        fresh = self._generation = self._new_generation()
         if not generation.running:
-            await generation.session.close()
+            return fresh, generation
+        self._retired.append(generation)
+        return fresh, None
+
+    @property
+    def _tls(self) -> ClientTls | None:
+        return None if self._certificates is None else self._certificates.current
 
     def _new_generation(self) -> _Generation:
         self._used_at = self._clock()
+        tls = self._tls
+        trust = True if tls is None else tls.context
         return _Generation(
             aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=AT_ONCE, keepalive_timeout=IDLE),
+                connector=aiohttp.TCPConnector(limit=AT_ONCE, keepalive_timeout=IDLE, ssl=trust),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),
-            )
+            ),
+            tls,
         )
 
     def _note_idle(self, keep_alive: str) -> None:

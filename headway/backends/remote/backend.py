@@ -37,6 +37,7 @@ from headway.errors import (
     TargetError,
 )
 from headway.model import Entry, ItemResult, Signature, Value, ValueKind
+from headway.runtime.remote_certificates import RemoteCertificates
 
 log = structlog.get_logger(__name__)
 
@@ -86,6 +87,7 @@ class RemoteBackend:
         spec: the API's URL.
         remote: the API with its dialect.
         credentials: header fields that go with each request; None for none.
+        certificates: certificates of the connections; None: the system's authorities are trusted, and none is shown.
         start_timeout: seconds for the warm-up request, its tries included.
         max_tries: most tries for one request.
         breaker: keeps the rest that the API asks for; slots of one API share it. None: one of its own.
@@ -99,6 +101,7 @@ class RemoteBackend:
         remote: Remote,
         *,
         credentials: Credentials | None = None,
+        certificates: RemoteCertificates | None = None,
         start_timeout: float,
         max_tries: int = 3,
         breaker: Breaker | None = None,
@@ -107,7 +110,7 @@ class RemoteBackend:
     ) -> None:
         self._spec, self._remote = spec, remote
         self._dialect = self._remote.dialect
-        self._credentials = credentials or Credentials()
+        self._credentials, self._certificates = credentials or Credentials(), certificates
         self._start_timeout, self._max_tries = start_timeout, max_tries
         self._breaker, self._clock = breaker or Breaker(1, 0.0), clock
         self._rng = rng

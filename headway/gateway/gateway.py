@@ -108,7 +108,7 @@ class Gateway:
         self._tiers = settings.tier_names
         self._queue_timeout = settings.queue_timeout_ms / 1000
         self._sharing = settings.cache or settings.collapse
-        self.weigher = Weigher(settings)
+        self.weigher, self._weighs = Weigher(settings), settings.max_batch_weight > 0
         self._pending = PendingTable()
         self._subscriptions = SubscriptionTable()
         self._submissions = itertools.count(1)
@@ -183,7 +183,7 @@ class Gateway:
         entry = Entry(
             id, model, input, tier, principal.tenant, self.name, timeout if options.task else self._queue_timeout, timeout,
             parameters, limits, dedup_keys, next(self._submissions), known, principal.user if origin is None else origin,
-            self.weigher.weigh(input),
+            self.weigher.weigh(input) if self._weighs else 1,
         )  # fmt: skip
         failure = self._check(principal, entry, options.count)
         if failure is not None:

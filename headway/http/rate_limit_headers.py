@@ -7,7 +7,6 @@ burst does again.
 
 from __future__ import annotations
 
-import re
 from math import ceil
 from typing import Protocol
 
@@ -16,8 +15,12 @@ from headway.gateway.limiter import Limiter
 from headway.model import Limit
 from headway.ports import QueueCondition
 
-_ITEM = re.compile(rb'ratelimit: "([^"]*)";r=([0-9]+);t=([0-9]+)')
-"""Item of the limit with the least left, in the line that this writes."""
+_ITEM, _LEFT, _END = b'ratelimit: "', b'";r=', b"\r\n"
+"""Ends of the parts of the line with the limit that has the least left; between them are its name and its figures."""
+
+_COUNTS = (
+    b"%bx-ratelimit-limit-requests: %d\r\nx-ratelimit-remaining-requests: %b\r\nx-ratelimit-reset-requests: %bs\r\n"
+)
 
 REMEMBERED = 10_000
 """Most sets of limits whose text is kept ready."""
@@ -79,14 +82,14 @@ class RateLimitHeaders:
     def lines_and_counts(self, limits: tuple[Limit, ...]) -> bytes:
         """Lines of both header fields, and of those three by which OpenAI's clients learn of the limit with the least left."""
         lines = self.lines(limits)
-        found = _ITEM.search(lines)
-        if found is None:
-            return lines
-        name, left, reset = found.groups()
         counted = self._gateway.counted(limits)
-        rate, burst = next((limit.rate, limit.burst) for limit in counted if limit.name.encode() == name)
-        counts = b"x-ratelimit-limit-requests: %d\r\nx-ratelimit-remaining-requests: %b\r\nx-ratelimit-reset-requests: %bs\r\n"
-        return lines + counts % (max(1, int(max(rate, burst))), left, reset)
+        limit, figures = counted[0], lines[lines.rindex(_LEFT) + len(_LEFT) : -len(_END)]
+        if len(counted) > 1:
+            name = lines[lines.rindex(_ITEM) + len(_ITEM) : -len(figures) - len(_LEFT) - len(_END)].decode("ascii")
+            limit = next(one for one in counted if one.name == name)
+        left, _, reset = figures.partition(b";t=")
+        most = int(limit.rate if limit.rate > limit.burst else limit.burst)
+        return _COUNTS % (lines, most if most > 1 else 1, left, reset)
 
     def fields(self, limits: tuple[Limit, ...]) -> dict[str, str]:
         """Both header fields by name; empty for a principal without limits."""

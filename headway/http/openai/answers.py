@@ -21,6 +21,8 @@ EVENTS = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-c
 """Lines of a stream's header."""
 
 FINISHED = "stop"
+TEXT = "text_completion"
+"""Kind of a completion, as its member `object` says."""
 T = TypeVar("T")
 
 
@@ -62,6 +64,15 @@ class _Message(msgspec.Struct, gc=False):
     refusal: None
 
 
+class _TextBody(msgspec.Struct, gc=False):
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[_TextChoice]
+    usage: Usage
+
+
 class _ChatChoice(msgspec.Struct, gc=False):
     index: int
     message: _Message
@@ -80,9 +91,9 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(_Told).decode
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ChoicesWriter:
-    """ChoicesWriter of the answer to one request.
+    """Writer of the answer to one request.
 
     Attributes:
         model: name of the model as the client sent it.
@@ -98,6 +109,8 @@ class ChoicesWriter:
 
     def __call__(self, shown: str, outputs: Sequence[Value], milliseconds: float, version: str) -> Written:
         """Write the answer; see `headway.http.inference.exchange.WriteOutputs`."""
+        if not (self.chat or self.stream) and len(outputs) == 1:
+            return JSON, self._text(shown, outputs[0])
         told = [_told(output) for output in outputs]
         choices = [self._choice(index, one) for index, one in enumerate(told)]
         usage = _sum([one.usage for one in told])
@@ -113,9 +126,20 @@ class ChoicesWriter:
             bodies.append(_Body(*head, [], usage))
         return EVENTS, b"".join([b"data: " + _encode(body) + b"\n\n" for body in bodies]) + b"data: [DONE]\n\n"
 
+    def _text(self, shown: str, output: Value) -> bytes:
+        """Completion of one prompt, the most frequent answer."""
+        told = _told(output)
+        choices = [_TextChoice(0, told.text, None, told.finish_reason)]
+        usage = told.usage
+        if usage is None:
+            usage = Usage()
+        else:
+            usage = Usage(usage.prompt_tokens, usage.completion_tokens, usage.prompt_tokens + usage.completion_tokens)
+        return _encode(_TextBody("cmpl-" + shown[4:], TEXT, int(time()), self.model, choices, usage))
+
     def _kind(self) -> str:
         if not self.chat:
-            return "text_completion"
+            return TEXT
         return "chat.completion.chunk" if self.stream else "chat.completion"
 
     def _choice(self, index: int, told: _Told) -> Any:

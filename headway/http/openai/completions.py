@@ -41,6 +41,9 @@ class _StreamOptions(msgspec.Struct, gc=False):
 
 _take_stream_options = member(_StreamOptions)
 
+_FORM = frozenset(("n", "stream", "stream_options", "user", *_UNSERVED))
+"""Members that are neither input nor parameters. Most requests have none of them."""
+
 
 def completions(settings: Settings) -> Codec:
     """Make the codec."""
@@ -50,6 +53,8 @@ def completions(settings: Settings) -> Codec:
     def make(body: bytes, options: RequestOptions) -> Exchange:
         members = read_members(body)
         model = take_text(members, "model")
+        if members.keys().isdisjoint(_FORM):
+            return make_plain(members, model, options)
         prompts = take_inputs(members, "prompt", most, check)
         count = choices(members, most // len(prompts))
         write = writer(members, model or default, chat=False)
@@ -60,6 +65,13 @@ def completions(settings: Settings) -> Codec:
             return Exchange(model, prompts[0], parameters(members), options, write)
         entries = [prompt for prompt in prompts for _ in range(count)]
         return Exchange(model, [*entries], parameters(members), options, write)
+
+    def make_plain(members: Members, model: str | None, options: RequestOptions) -> Exchange:
+        """Exchange of a request for one choice of each prompt, as one JSON object."""
+        prompts = take_inputs(members, "prompt", most, check)
+        write = ChoicesWriter(model or default, False, False, False)
+        asked = parameters(members) if members else b""
+        return Exchange(model, prompts[0] if len(prompts) == 1 else [*prompts], asked, options, write)
 
     return openai_codec(make)
 

@@ -54,6 +54,7 @@ take_text = member(str)
 take_flag = member(bool)
 _take_figure = member(int | float)
 _take_texts = member(str | list[str])
+_decode_text = msgspec.json.Decoder(str).decode
 
 
 def take_number(members: Members, name: str) -> int | None:
@@ -73,7 +74,15 @@ def take_inputs(members: Members, name: str, most: int, check: Callable[[str], s
         RequestError: it is anything else, or absent, or `check` refuses a text.
     """
     raw = members.get(name)
-    if raw is not None and _TOKENS.match(bytes(raw)):
+    written = b"" if raw is None else bytes(raw)
+    if written[:1] == b'"':
+        del members[name]
+        try:
+            text = _decode_text(written)
+        except msgspec.MsgspecError as exc:
+            raise BadRequest(_at(name, exc, written)) from None
+        return [check(text)]
+    if _TOKENS.match(written):
         raise BadRequest(
             f"token arrays are not taken, as the model has a tokenizer of its own; send text (in LangChain: "
             f"check_embedding_ctx_length=False) - at `$.{name}`"

@@ -53,6 +53,7 @@ PROGRAMS = {
         "cost", "CPU time beside mosec at everyday rates", ("--rounds", "1", "--seconds", "6"), ("--seconds", "30")
     ),
     "doors": Program("cost", "CPU time door by door", ("--rounds", "1", "--seconds", "3"), ()),
+    "payload": Program("cost", "large payloads", ("--seconds", "3"), ("--seconds", "20")),
     "growth": Program("cost", "cost by rate, by workers, by waiting client", ("--seconds", "4"), ("--seconds", "30")),
     "hotspots": Program("cost", "where the time goes", ("--seconds", "4"), ("--seconds", "20")),
     "exactness": Program(

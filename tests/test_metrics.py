@@ -33,6 +33,7 @@ NAMES = {
     "headway_throttle_per_second": ("gauge", {"model"}),
     "headway_broker_up": ("gauge", set()),
     "headway_worker_restarts": ("counter", {"worker"}),
+    "headway_large_payloads": ("counter", {"direction", "way"}),
     "headway_refusals": ("counter", {"reason", "tier"}),
     "headway_input_policy": ("counter", {"rule", "effect"}),
     "headway_keys_age_seconds": ("gauge", set()),
@@ -76,6 +77,7 @@ def full_state() -> State:
     counters.overhead_seconds.observe(0.0007)
     counters.breaker_state["gpu-0"] = 2
     counters.worker_restarts["gpu-0"] = 4
+    counters.large_payloads["in", "arena"] = 12
     workers = [
         WorkerInfo(worker_id="gpu-0", model="m", status=WorkerStatus.HEALTHY, utilisation=0.5),
         WorkerInfo(worker_id="gpu-1", model="m", status=WorkerStatus.OFFLINE),
@@ -111,6 +113,7 @@ def test_every_metric_has_its_name_type_and_labels() -> None:
         ("workers", {"model": "m", "status": "offline"}, 1),
         ("workers", {"model": "m", "status": "degraded"}, 0),
         ("worker_restarts", {"worker": "gpu-0"}, 4),
+        ("large_payloads", {"direction": "in", "way": "arena"}, 12),
         ("refusals", {"reason": "overloaded", "tier": "free"}, 5),
         ("shared", {"model": "m", "kind": "same", "how": "joined"}, 9),
         ("client_retries", {}, 10),

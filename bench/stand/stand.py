@@ -179,6 +179,10 @@ class Server:
             raise Broken(f"{self.name} does not say where it listens:\n{self.output[-2000:]}")
         self.url, self.admin = public[1] if public else "", admin[1]
 
+    def role_of(self, process: Process) -> str:
+        """Role of one of its processes."""
+        return self._role(process)
+
     def usage(self) -> dict[str, float]:
         """CPU seconds so far by role."""
         return processes.usage(self.pid, self._role)

@@ -52,6 +52,7 @@ class SlotPlan:
         warms_up: whether its start measures what batches take.
         weights: estimate that learns what inputs weigh by a function of the target; None: there is none.
         certificates: certificates towards a remote API; None: none are set.
+        counters: counters of the process; None: nothing is counted.
     """
 
     settings: Settings
@@ -62,11 +63,17 @@ class SlotPlan:
     warms_up: bool = True
     weights: WeightEstimate | None = None
     certificates: RemoteCertificates | None = None
+    counters: Counters | None = None
 
     @property
     def start_timeout(self) -> float:
         """Seconds until the slot has to be ready."""
         return self.settings.start_timeout_ms / 1000
+
+    def count_large(self, direction: str, by_arena: bool) -> None:
+        """Count a large value that went `in` or `out`, and whether it went by the arena."""
+        if self.counters is not None:
+            self.counters.large_payloads[direction, "arena" if by_arena else "frame"] += 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +114,8 @@ def _process(target: ModuleTarget | FileTarget, plan: SlotPlan) -> Backend:
         log=log,
         guard=plan.guard,
         weights=plan.weights,
+        arena_bytes=settings.arena_mb << 20,
+        count=plan.count_large,
     )
 
 
@@ -242,6 +251,7 @@ def make_pool(
             guard,
             weights=weights,
             certificates=certificates,
+            counters=counters,
         )
         return Batcher(
             Slot(plan.name, settings.model, settings.max_batch_size, settings.max_batch_weight),

@@ -33,7 +33,16 @@ _OF_CLIENTS = (
     "fallback_concurrency",
     "access_log",
 )
-_OF_SLOTS = ("target_arguments", "workers", "devices", "reload", "recycle_rss_mb", "recycle_after_s", "lease_ms")
+_OF_SLOTS = (
+    "target_arguments",
+    "workers",
+    "devices",
+    "reload",
+    "recycle_rss_mb",
+    "recycle_after_s",
+    "arena_mb",
+    "lease_ms",
+)
 _OF_BATCHES = (
     "start_timeout_ms",
     "gpu_timeout_ms",

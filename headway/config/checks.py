@@ -335,6 +335,7 @@ CHECKS: tuple[Callable[[Settings], None], ...] = (
     _between("drain_timeout_ms", 0, 3_600_000),
     _between("start_timeout_ms", 100, 3_600_000),
     _between("recycle_rss_mb", 0, 1 << 24),
+    _between("arena_mb", 0, 1 << 14),
     _between("recycle_after_s", 0, 31_536_000),
     _between("user_rate", 0, 1e9),
     _between("user_burst", 0, 1e9),

@@ -140,6 +140,13 @@ class Settings:
     recycle_rss_mb: int = _setting(
         0, _WORKERS, "Replace a worker whose resident memory (not the GPU's) exceeds this; 0: never.", "MiB"
     )
+    arena_mb: int = _setting(
+        64,
+        _WORKERS,
+        "Most memory that a worker process shares with its host for large inputs and outputs, which else go through a pipe; "
+        "only what was needed once is taken; 0: none.",
+        "MiB",
+    )
     recycle_after_s: float = _setting(0.0, _WORKERS, "Replace a worker after this age; 0: never.", "s")
 
     max_batch_size: int = _setting(32, _BATCHING, "Largest batch the target takes.", "inputs")

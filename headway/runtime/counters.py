@@ -113,6 +113,8 @@ class Counters:
         """State of the breaker by backend: 0 closed, 1 half open, 2 open."""
         self.worker_restarts: defaultdict[str, int] = defaultdict(int)
         """Restarts by worker."""
+        self.large_payloads: defaultdict[tuple[str, str], int] = defaultdict(int)
+        """Large inputs and outputs of worker processes by (`in` or `out`, `arena` or `frame`, where the arena was full)."""
         self.certificate_ends: float | None = None
         """Unix seconds at which the certificate of the ports ends; None without one."""
         self.remote_certificate_ends: float | None = None

@@ -134,6 +134,10 @@ def families(state: State) -> Iterator[Metric]:
     yield _counter(
         "worker_restarts", "How often a worker's process was replaced.", ("worker",), _keyed(counters.worker_restarts)
     )
+    yield _counter(
+        "large_payloads", "Large inputs and outputs of worker processes, and whether there was room for them in the arena.",
+        ("direction", "way"), counters.large_payloads,
+    )  # fmt: skip
     yield _counter("refusals", "Requests refused at the door.", ("reason", "tier"), counters.refusals)
     yield _counter(
         "input_policy", "Requests by rule of the input policy, and what it did: changed, refused, shadow or failed.",

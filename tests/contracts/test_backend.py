@@ -35,6 +35,7 @@ async def process() -> AsyncIterator[Backend]:
         device="0",
         start_timeout=LONG,
         log=structlog.get_logger(),
+        arena_bytes=16 << 20,
     )
     try:
         yield backend

@@ -19,9 +19,21 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from headway.backends.process.arena import LARGE, Arena
 from headway.backends.process.child_process import Child, ChildProcess, Log, Word
-from headway.backends.process.frames import MAX_FRAME, Answer, Build, Failed, Ready, Run, TargetRefused, ValuesAnswer
+from headway.backends.process.frames import (
+    MAX_FRAME,
+    Answer,
+    Build,
+    Failed,
+    NoFrame,
+    Ready,
+    Run,
+    TargetRefused,
+    ValuesAnswer,
+)
 from headway.backends.process.group_guard import GroupGuard
+from headway.backends.process.placing import Count, place_inputs, take_outputs
 from headway.config.target import FileTarget, ModuleTarget
 from headway.core import values
 from headway.core.warm_up import WarmUpRun, measured, next_size
@@ -49,7 +61,7 @@ _MOST_SHOWN = 200
 
 _encode = msgspec.msgpack.Encoder().encode
 
-Spawn = Callable[[Sequence[str], Mapping[str, str], str, Log, GroupGuard | None], Child]
+Spawn = Callable[[Sequence[str], Mapping[str, str], str, Log, GroupGuard | None, int], Child]
 """Function that starts a child; its arguments are those of ChildProcess."""
 
 
@@ -70,6 +82,8 @@ class ProcessBackend:
         rng: uniform in [0, 1), for that spread.
         weights: estimate that learns what inputs weigh by a function of the target; None: there is none.
         spawn: starts the child.
+        arena_bytes: size of the memory that the child and this process share for large values; 0: none.
+        count: counts large values.
     """
 
     def __init__(
@@ -87,8 +101,10 @@ class ProcessBackend:
         rng: Callable[[], float] = random.random,
         weights: WeightEstimate | None = None,
         spawn: Spawn = ChildProcess,
+        arena_bytes: int = 0,
+        count: Count = lambda direction, by_arena: None,
     ) -> None:
-        self._spawn = spawn
+        self._spawn, self._arena_bytes, self._count = spawn, arena_bytes, count
         self._spec, self._worker, self._device = spec, worker, device
         self._start_timeout = start_timeout
         self._max_batch, self._warm_up_runs = max_batch, list[WarmUpRun]()
@@ -143,7 +159,9 @@ class ProcessBackend:
             TargetError: any of that failed or took longer than `start_timeout` seconds. No process is left behind.
         """
         await self.stop()
-        child = self._child = self._spawn(self._arguments(), self._environment(), self._worker, self._log, self._guard)
+        child = self._child = self._spawn(
+            self._arguments(), self._environment(), self._worker, self._log, self._guard, self._arena_bytes
+        )
         ready = False
         try:
             seconds = await self._prepare(child)
@@ -172,13 +190,15 @@ class ProcessBackend:
         if self._busy:
             raise RuntimeError(f"worker {self._worker} was given a batch while it runs one")
         parameters = [entry.parameters for entry in entries] if self._takes_parameters else None
-        content = self._pack([entry.input for entry in entries], parameters)
+        arena = child.arena
+        batch, content = self._pack(arena, [entry.input for entry in entries], parameters)
         self._busy = True
         try:
             word = await self._answer(child, content, timeout)
         finally:
             self._busy = False
-        items = self._items(child, word, len(entries))
+            del content
+        items = self._items(child, arena, batch, word)
         if self._weights is not None:
             self._note_weights(self._weights, [entry.input for entry in entries], word)
         if self._ticker is not None:
@@ -262,8 +282,10 @@ class ProcessBackend:
         shown = values.shown(value)[:_MOST_SHOWN]
         what = f"the warm-up batch {[shown]}" if size == 1 else f"a warm-up batch of {size} times {shown!r}"
         try:
-            word = await child.ask(self._pack([value] * size, None))
-            items = self._items(child, word, size)
+            arena = child.arena
+            batch, content = self._pack(arena, [value] * size, None)
+            word = await child.ask(content)
+            items = self._items(child, arena, batch, word)
             if self._weights is not None:
                 self._note_weights(self._weights, [value] * size, word)
         except BackendError as exc:
@@ -302,13 +324,21 @@ class ProcessBackend:
                 BatchTimeout(f"worker {self._worker}: its batch {late}; it was killed", f"the model {late}")
             )
 
-    def _items(self, child: Child, word: Word, expected: int) -> list[ItemResult]:
+    def _items(self, child: Child, arena: Arena | None, batch: Run, word: Word) -> list[ItemResult]:
+        """Results of a batch that was packed with this arena. A word that is no answer to it ends the child."""
         if isinstance(word, Failed):
             raise (BadOutput if word.bad_output else BatchRaised)(word.message, trace=word.trace)
-        if not isinstance(word, Answer | ValuesAnswer) or word.number != self._number or len(word.outputs) != expected:
+        try:
+            if not isinstance(word, Answer | ValuesAnswer) or word.number != batch.number:
+                raise NoFrame("a word about something else")
+            if len(word.outputs) != len(batch.inputs):
+                raise NoFrame("another number of outputs")
+            if word.placed or word.unplaced:
+                take_outputs(arena, batch, word, self._count)
+        except NoFrame:
             child.kill("answered something else than it was asked")
             odd = "process answered something else than it was asked"
-            raise WorkerCrashed(f"worker {self._worker}: its {odd}", f"the worker's {odd}")
+            raise WorkerCrashed(f"worker {self._worker}: its {odd}", f"the worker's {odd}") from None
         if isinstance(word, Answer):
             items = [ItemResult(output) for output in word.outputs]
         else:
@@ -324,15 +354,19 @@ class ProcessBackend:
         if known:
             weights.observe([length for length, _ in known], [weight for _, weight in known])
 
-    def _pack(self, inputs: list[Value], parameters: list[bytes] | None) -> bytes:
+    def _pack(self, arena: Arena | None, inputs: list[Value], parameters: list[bytes] | None) -> tuple[Run, bytes]:
+        """Batch, and the frame's content that asks for its run. Large inputs lie in the arena then."""
         self._number += 1
+        batch = Run(self._number, inputs, parameters)
         try:
-            content = _encode(Run(self._number, inputs, parameters))
+            if arena is not None and max(map(len, inputs)) >= LARGE:
+                place_inputs(arena, batch, self._count)
+            content = _encode(batch)
         except UnicodeEncodeError as exc:
             raise BatchRaised(f"an input is no proper Unicode text: {exc}") from None
         if len(content) > MAX_FRAME:
             raise BatchRaised(f"the inputs come to {len(content)} bytes together, the limit is {MAX_FRAME}")
-        return content
+        return batch, content
 
     def _arguments(self) -> list[str]:
         if isinstance(self._spec, ModuleTarget):

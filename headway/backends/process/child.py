@@ -31,7 +31,9 @@ if __name__ == "__main__":
 import msgspec
 
 from headway.backends.process import frames
+from headway.backends.process.arena import Arena, receive
 from headway.backends.process.frames import Answer, Build, Failed, Ready, Run, TargetRefused, ValuesAnswer
+from headway.backends.process.placing import place_outputs, take_inputs
 from headway.backends.process.usercode import Refusal, Target, UserLoop, describe, load, trace
 from headway.backends.process.values import Encode, NoOutput, encoder, kind_of, listed
 from headway.backends.process.weighing import NoWeight, Weighing
@@ -51,11 +53,16 @@ _decode_run = msgspec.msgpack.Decoder(Run).decode
 
 
 class Pipe:
-    """The child's end of the socket pair, blocking."""
+    """The child's end of the socket pair, blocking.
 
-    def __init__(self, fd: int) -> None:
+    Arguments:
+        fd: descriptor of that end.
+        arena: memory in which large values travel; None: there is none.
+    """
+
+    def __init__(self, fd: int, arena: Arena | None = None) -> None:
         os.set_inheritable(fd, False)
-        self.fd = fd
+        self.fd, self.arena = fd, arena
         self._rest = b""
 
     @property
@@ -63,10 +70,13 @@ class Pipe:
         """True when part of the next frame has been read already."""
         return bool(self._rest)
 
-    def receive(self) -> bytes | None:
+    def receive(self) -> bytes | bytearray | None:
         """Content of the next frame; None when the parent has closed its end."""
         header = self._take(frames.HEADER.size)
-        return None if header is None else self._take(frames.length(header))
+        if header is None:
+            return None
+        size = frames.length(header)
+        return self._take(size) if size <= _READ else self._take_large(size)
 
     def _take(self, size: int) -> bytes | None:
         parts, have = [self._rest], len(self._rest)
@@ -80,9 +90,24 @@ class Pipe:
         self._rest = whole[size:]
         return whole[:size]
 
+    def _take_large(self, size: int) -> bytearray | None:
+        """Take so many bytes, each of which is copied once."""
+        whole = bytearray(size)
+        have = min(len(self._rest), size)
+        whole[:have] = self._rest[:have]
+        self._rest = self._rest[have:]
+        with memoryview(whole) as room:
+            while have < size:
+                got = os.readv(self.fd, [room[have:]])
+                if not got:
+                    return None
+                have += got
+        return whole
+
     def send(self, word: Ready | TargetRefused | Answer | ValuesAnswer | Failed) -> None:
         """Write one frame, all of it."""
-        rest = memoryview(frames.framed(_encode(word)))
+        content = _encode(word)
+        rest = frames.unsent(content, os.writev(self.fd, [frames.header(content), content]))
         while rest:
             rest = rest[os.write(self.fd, rest) :]
 
@@ -257,7 +282,13 @@ def serve(pipe: Pipe, target: Target, loop: UserLoop, weighing: Weighing | None 
         content = pipe.receive()
         if content is None:
             return
-        pipe.send(run(target, _decode_run(content), weighing))
+        batch = _decode_run(content)
+        take_inputs(pipe.arena, batch)
+        word = run(target, batch, weighing)
+        if pipe.arena is not None and not isinstance(word, Failed):
+            place_outputs(pipe.arena, batch, word)
+        pipe.send(word)
+        del content, batch, word  # Else they would be there until the next batch has come.
 
 
 def leave_signals_to_parent() -> None:
@@ -295,7 +326,7 @@ def main(arguments: list[str]) -> None:
     def find(build: Build, loop: UserLoop) -> Target:
         return load(kind, place, attribute, loop, build.arguments, build.folder)
 
-    attend(Pipe(int(fd)), UserLoop(), f"{place}:{attribute}", find)
+    attend(Pipe(int(fd), receive(int(fd))), UserLoop(), f"{place}:{attribute}", find)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from typing import IO, Any, Protocol, cast
 import msgspec
 
 from headway.backends.process import frames
+from headway.backends.process.arena import Arena, hand_over
 from headway.backends.process.frames import Answer, Failed, NoFrame, Ready, TargetRefused, ValuesAnswer
 from headway.backends.process.group_guard import GroupGuard
 from headway.backends.process.output_lines import Lines
@@ -41,6 +42,8 @@ _PIPELESS = 1.0
 """Seconds that a child may live on after its pipe has closed, in which a dying one can say why."""
 _DROPPED_AFTER = 1.0
 """Seconds between a flood of output and the log line that counts the dropped lines."""
+
+_NOTHING = memoryview(b"")
 
 _decode: Any = msgspec.msgpack.Decoder(Word).decode
 
@@ -121,6 +124,7 @@ class Child(Protocol):
     killed_by_others: bool
     ended: asyncio.Event
     gone: asyncio.Event
+    arena: Arena | None
 
     @property
     def pid(self) -> int:
@@ -157,6 +161,7 @@ class ChildProcess:
         worker: name of the worker, for logs and the process table.
         log: logger of the child's output.
         guard: guard of the child's process group while the child lives.
+        arena_bytes: size of the memory in which large values travel; 0: none.
     """
 
     def __init__(
@@ -166,6 +171,7 @@ class ChildProcess:
         worker: str,
         log: Log,
         guard: GroupGuard | None = None,
+        arena_bytes: int = 0,
     ) -> None:
         self.cause = ""
         """Cause of the child's end; empty while it lives."""
@@ -189,12 +195,15 @@ class ChildProcess:
         self._received = bytearray()
         self._nonsense = False
         """True once the child has sent a malformed word, after which none is believed."""
-        self._unsent = memoryview(b"")
+        self._unsent = _NOTHING
         self._process, self._socket = _spawn(arguments, environment, worker)
+        self.arena: Arena | None = None
+        """Memory in which large values travel; None: there is none."""
         self.pid = self._process.pid
         if guard is not None:
             guard.watch(self.pid)
         try:
+            self.arena = hand_over(arena_bytes, self._socket)
             out, err = cast(IO[bytes], self._process.stdout), cast(IO[bytes], self._process.stderr)
             self._outputs = [Output(out, "stdout", worker, log), Output(err, "stderr", worker, log)]
             self._loop.add_reader(self._socket, self._readable)
@@ -213,8 +222,7 @@ class ChildProcess:
         """
         waiter = self.hear()
         if not self.how:
-            self._unsent = memoryview(frames.framed(content))
-            self._send()
+            self._send(content)
         return waiter
 
     def hear(self) -> asyncio.Future[Word]:
@@ -277,7 +285,20 @@ class ChildProcess:
         self._loop.add_reader(pidfd, self._exited)
         return pidfd
 
-    def _send(self) -> None:
+    def _send(self, content: bytes) -> None:
+        """Send a frame with this content, or begin to."""
+        try:
+            sent = self._socket.sendmsg([frames.header(content), content])
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self._lose_pipe()
+            return
+        if sent < frames.HEADER.size + len(content):
+            self._unsent = frames.unsent(content, sent)
+            self._loop.add_writer(self._socket, self._send_on)
+
+    def _send_on(self) -> None:
         try:
             sent = self._socket.send(self._unsent)
         except BlockingIOError:
@@ -285,10 +306,8 @@ class ChildProcess:
         except OSError:
             self._lose_pipe()
             sent = len(self._unsent)
-        self._unsent = self._unsent[sent:]
-        if self._unsent:
-            self._loop.add_writer(self._socket, self._send)
-        else:
+        self._unsent = self._unsent[sent:] or _NOTHING  # An empty rest would hold all that it is the rest of.
+        if not self._unsent:
             self._loop.remove_writer(self._socket)
 
     def _lose_pipe(self) -> None:
@@ -350,6 +369,7 @@ class ChildProcess:
         self._loop.remove_reader(self._socket)
         self._loop.remove_writer(self._socket)
         self._socket.close()
+        self.arena = None  # Who still takes an output out of it holds it until then.
         for output in self._outputs:
             output.close()
         if self._pipeless is not None:

@@ -2,7 +2,7 @@
 
 Both ends speak frames: MAGIC, the length of what follows, and one word as msgpack. To the parent's Build the child says
 Ready or TargetRefused, once; then it answers each Run with Answer or Failed. MAGIC tells a frame from what user code may
-have written on the descriptor by mistake.
+have written on the descriptor by mistake. Large values of a batch lie in the arena (`arena.py`), and the words say where.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from headway.core.arena import Place
 from headway.model import ValueKind
 
 HEADER = struct.Struct(">4sQ")
@@ -39,12 +40,25 @@ class Build(msgspec.Struct, array_like=True, gc=False):
     max_weight: int = 0
 
 
+class PlacedInput(msgspec.Struct, array_like=True, gc=False):
+    """Input that lies in the arena: its position in the batch, whether it is a text, and where it lies."""
+
+    position: int
+    is_text: bool
+    place: Place
+
+
 class Run(msgspec.Struct, array_like=True, gc=False):
-    """Word of the parent: run this batch. `inputs` are values; `parameters` holds JSON texts, empty for none, if the target takes them."""
+    """Word of the parent: run this batch. `inputs` are values; `parameters` holds JSON texts, empty for none, if the target takes them.
+
+    Where an input is in `placed`, `inputs` has None. All of these take the first `used` bytes of the arena.
+    """
 
     number: int
     inputs: list[Any]
     parameters: list[bytes] | None = None
+    placed: list[PlacedInput] = []
+    used: int = 0
 
 
 class Ready(msgspec.Struct, array_like=True, tag="ready", gc=False):
@@ -70,13 +84,16 @@ class TargetRefused(msgspec.Struct, array_like=True, tag="refused", gc=False):
 class Answer(msgspec.Struct, array_like=True, tag="answer", gc=False):
     """Word of the child: one output per input. Where it is None, `errors` has (text, fault), see `model.ItemResult`.
 
-    `weights` are those of the inputs, where they are weighed; 0 for one that cannot be.
+    `weights` are those of the inputs, where they are weighed; 0 for one that cannot be. Where an output is in `placed`, it
+    lies in the arena, and `outputs` has None. For `unplaced` large ones there was no room.
     """
 
     number: int
     outputs: list[str | None]
     errors: dict[int, tuple[str, bool]]
     weights: list[int] = []
+    placed: dict[int, Place] = {}
+    unplaced: int = 0
 
 
 class ValuesAnswer(msgspec.Struct, array_like=True, tag="values", gc=False):
@@ -86,6 +103,8 @@ class ValuesAnswer(msgspec.Struct, array_like=True, tag="values", gc=False):
     outputs: list[bytes | None]
     errors: dict[int, tuple[str, bool]]
     weights: list[int] = []
+    placed: dict[int, Place] = {}
+    unplaced: int = 0
 
 
 class Failed(msgspec.Struct, array_like=True, tag="failed", gc=False):
@@ -104,20 +123,30 @@ class NoFrame(Exception):
     """The pipe carries something that is no frame."""
 
 
+def header(content: bytes) -> bytes:
+    """Header of the frame with this content."""
+    return HEADER.pack(MAGIC, len(content))
+
+
 def framed(content: bytes) -> bytes:
     """`content` as one frame."""
-    return HEADER.pack(MAGIC, len(content)) + content
+    return header(content) + content
 
 
-def length(header: bytes) -> int:
-    """Bytes that follow `header`.
+def unsent(content: bytes, sent: int) -> memoryview:
+    """Rest of the frame with this content, of which so many bytes have been sent."""
+    return memoryview(content)[sent - HEADER.size :] if sent >= HEADER.size else memoryview(framed(content))[sent:]
+
+
+def length(head: bytes) -> int:
+    """Bytes that follow a header.
 
     Raises:
         NoFrame: the bytes are no header, or announce more than MAX_FRAME.
     """
-    magic, size = HEADER.unpack(header)
+    magic, size = HEADER.unpack(head)
     if magic != MAGIC:
-        raise NoFrame(f"{header!r} is no header of a frame")
+        raise NoFrame(f"{head!r} is no header of a frame")
     if size > MAX_FRAME:
         raise NoFrame(f"a frame of {size} bytes is over the limit of {MAX_FRAME}")
     return int(size)

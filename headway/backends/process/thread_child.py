@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from headway.backends.process.arena import Arena
 from headway.backends.process.child import Pipe, attend
 from headway.backends.process.child_process import Log, Word
 from headway.backends.process.frames import Build
@@ -36,6 +37,7 @@ class ThreadChild:
         arguments, environment: of no use here.
         worker: name of the worker.
         log, guard: of no use here: what the target prints goes where this process prints.
+        arena_bytes: of no use here: all values are in this process.
     """
 
     killed_by_others = False
@@ -49,8 +51,10 @@ class ThreadChild:
         worker: str,
         log: Log,
         guard: GroupGuard | None = None,
+        arena_bytes: int = 0,
     ) -> None:
         self.cause = ""
+        self.arena: Arena | None = None
         self.doomed = self.dismissed = False
         self.ended, self.gone = asyncio.Event(), asyncio.Event()
         self.pid = os.getpid()
@@ -129,7 +133,7 @@ class _Words(Pipe):
     holds = True
 
     def __init__(self, asked: SimpleQueue[bytes | None], tell: Any) -> None:
-        self.fd = -1
+        self.fd, self.arena = -1, None
         self._asked, self._tell = asked, tell
 
     def receive(self) -> bytes | None:

@@ -1,0 +1,280 @@
+"""Large payloads: CPU time for each request over all processes, copies in memory, and small requests beside them.
+
+    python bench/cost/payload.py                            about two minutes
+    python bench/cost/payload.py --seconds 3 --ways arena   a first impression
+
+Two GPUs made of 100 ms of sleep get 5 MB and answer with its length, or get a number and answer with 5 MB, over
+`POST /v1/predict` as octets: in one process with the arena, in one process with frames, and in a fleet over Redis. Where
+`make triton` was run, Triton gets the same octets by its own protocol, in its binary form.
+
+Copies are those of one request: the most memory that each process takes while one large request after the other is in
+hand, less what it took before, in multiples of the payload. Small requests come 20 times a second, alone and beside four large
+ones in hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import socket
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from bench.stand import fleet, processes, stand, triton_server
+from bench.stand.findings import Findings
+from bench.stand.stand import Broken, Server
+
+SIZE = 5_000_000
+SMALL = 100
+IN_HAND = 4
+SMALL_EVERY = 0.05
+"""Seconds between two small requests."""
+ALONE = 6
+"""Large requests of which the copies are counted, one after the other."""
+MOST_MS = 4.0
+"""Most milliseconds of CPU time of a large request in one process with its workers."""
+MOST_COPIES = 2.0
+"""Most copies of a payload in the memory of one process."""
+BODY_LIMIT = 16 << 20
+FLAGS = ("--max-body-bytes", str(BODY_LIMIT), "--max-batch-size", "8", "--log-level", "warning")
+DEADLINES = ("--request-timeout-ms", "30000", "--queue-timeout-ms", "20000")
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way of a payload: what is asked, and the processes that take part, by role.
+
+    Attributes:
+        url: where requests go.
+        large, small: whole requests as bytes.
+        pids: processes by role.
+        usage: CPU seconds so far by role.
+    """
+
+    url: str
+    large: bytes
+    small: bytes
+    pids: dict[int, str]
+    usage: Callable[[], dict[str, float]]
+
+
+def main() -> int:
+    ways: dict[str, Callable[[str], contextlib.AbstractContextManager[Way]]] = {
+        "arena": partial(_serve, ()), "frames": partial(_serve, ("--arena-mb", "0")), "redis": _redis,
+    }  # fmt: skip
+    if triton_server.is_installed():
+        ways["triton"] = _triton
+    parser = argparse.ArgumentParser(description="Large payloads: CPU time, copies, and small requests beside.")
+    parser.add_argument("--seconds", type=float, default=8.0, help="of each load (default %(default)g)")
+    parser.add_argument("--ways", nargs="+", choices=ways, default=list(ways), metavar="WAY", help=", ".join(ways))
+    options = parser.parse_args()
+    stand.end_in_order()
+    stand.pin_to_load_core()
+    findings = Findings("payload", seconds=options.seconds, size=SIZE, in_hand=IN_HAND, pinning=stand.PINNING)
+    rows: list[dict[str, object]] = []
+    for name in options.ways:
+        for direction in ("in",) if name == "triton" else ("in", "out"):
+            with ways[name](direction) as way:
+                rows.append(_measure(findings, name, direction, way, options.seconds))
+    findings.table(f"{SIZE / 1e6:g} MB, 2 GPUs of 100 ms", rows)
+    return findings.close()
+
+
+def _measure(findings: Findings, name: str, direction: str, way: Way, seconds: float) -> dict[str, object]:
+    """Measure one way in one direction."""
+    copies = _copies(way)
+    start, done = way.usage(), [0]
+    calm = _small_beside(way, seconds, contextlib.nullcontext)
+    middle = way.usage()
+    beside = _small_beside(way, seconds, partial(_large_load, way, done))
+    end = way.usage()
+    each: dict[str, float] = {}
+    for role, used in end.items():
+        idle = middle[role] - start.get(role, 0.0)  # The second phase has the same small requests, and takes as long.
+        each[role] = (used - middle.get(role, 0.0) - idle) / max(1, done[0]) * 1000
+    total = sum(each.values())
+    if name == "arena":
+        findings.at_most(f"CPU time of a request, {direction}, embedded", total, MOST_MS, "ms")
+        findings.at_most(f"copies of a payload in a process, {direction}", max(copies.values()), MOST_COPIES)
+    shown = ", ".join(f"{role} {used:.2f}" for role, used in sorted(each.items()) if used > 0.005)
+    return {
+        "way": name, "5 MB": direction, "requests": done[0], "CPU ms": total, "by role": shown,
+        "copies": ", ".join(f"{role} {count:.1f}" for role, count in sorted(copies.items())),
+        "P95 small alone, ms": _p95(calm), "beside, ms": _p95(beside),
+    }  # fmt: skip
+
+
+def _copies(way: Way) -> dict[str, float]:
+    """Payloads that fit into what each process took at most for one request, by role."""
+    with contextlib.closing(_Client(way.url)) as client:
+        for _ in range(3):
+            client.ask(way.small)
+        before = {pid: _memory(pid, "VmRSS") for pid in way.pids}
+        for pid in way.pids:
+            Path(f"/proc/{pid}/clear_refs").write_text("5")
+        for _ in range(ALONE):
+            client.ask(way.large)
+    found: dict[str, float] = {}
+    for pid, role in way.pids.items():
+        count = max(0, _memory(pid, "VmHWM") - before[pid]) / SIZE
+        found[role] = max(found.get(role, 0.0), count)
+    return found
+
+
+def _memory(pid: int, name: str) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) << 10
+    return 0
+
+
+def _small_beside(
+    way: Way, seconds: float, beside: Callable[[], contextlib.AbstractContextManager[object]]
+) -> list[float]:
+    """Seconds of each small request, while something goes on beside."""
+    found: list[float] = []
+    with beside(), contextlib.closing(_Client(way.url)) as client:
+        begun = time.monotonic()
+        for number in range(int(seconds / SMALL_EVERY)):
+            time.sleep(max(0.0, begun + number * SMALL_EVERY - time.monotonic()))
+            sent = time.monotonic()
+            client.ask(way.small)
+            found.append(time.monotonic() - sent)
+            if time.monotonic() - begun > 2 * seconds:
+                break
+    return found
+
+
+@contextlib.contextmanager
+def _large_load(way: Way, done: list[int]) -> Iterator[None]:
+    """Large requests in a closed loop; `done` counts them."""
+    over = threading.Event()
+
+    def run() -> None:
+        with contextlib.closing(_Client(way.url)) as client:
+            while not over.is_set():
+                client.ask(way.large)
+                done[0] += 1
+
+    threads = [threading.Thread(target=run) for _ in range(IN_HAND)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
+class _Client:
+    """One connection."""
+
+    def __init__(self, url: str) -> None:
+        place = urlsplit(url)
+        self._socket = socket.create_connection((place.hostname or "", place.port or 80), timeout=60)
+        self._room = bytearray(1 << 20)
+
+    def ask(self, request: bytes) -> None:
+        """Send a whole request, and take the whole answer."""
+        self._socket.sendall(request)
+        head = b""
+        while b"\r\n\r\n" not in head:
+            part = self._socket.recv(1 << 16)
+            if not part:
+                raise Broken("the server hung up")
+            head += part
+        head, _, rest = head.partition(b"\r\n\r\n")
+        fields = dict(line.lower().split(b":", 1) for line in head.split(b"\r\n")[1:])
+        if b" 200 " not in head.split(b"\r\n")[0] + b" ":
+            raise Broken(f"{head.decode()} {rest[:500].decode(errors='replace')}")
+        left = int(fields[b"content-length"]) - len(rest)
+        while left > 0:
+            got = self._socket.recv_into(self._room, min(left, len(self._room)))
+            if not got:
+                raise Broken("the server hung up")
+            left -= got
+
+    def close(self) -> None:
+        """Hang up."""
+        self._socket.close()
+
+
+def _post(path: str, body: bytes, *fields: str) -> bytes:
+    head = [f"POST {path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}", *fields]
+    return "\r\n".join([*head, "", ""]).encode() + body
+
+
+def _asked(direction: str) -> tuple[str, bytes, bytes]:
+    """Target, large request and small one."""
+    post = partial(_post, "/v1/predict?model_id=default")
+    fields = ("Content-Type: application/octet-stream",)
+    if direction == "in":
+        return "Measure", post(os.urandom(SIZE), *fields), post(os.urandom(SMALL), *fields)
+    accept = (*fields, "Accept: application/octet-stream")
+    return "Grow", post(str(SIZE).encode(), *accept), post(str(SMALL).encode(), *accept)
+
+
+@contextlib.contextmanager
+def _serve(flags: tuple[str, ...], direction: str) -> Iterator[Way]:
+    name, large, small = _asked(direction)
+    target = f"bench/stand/large_targets.py:{name}"
+    with stand.headway(target, "--workers", "2", *FLAGS, *DEADLINES, *flags, name="payload") as server:
+        yield Way(server.url, large, small, _pids(server), server.usage)
+
+
+@contextlib.contextmanager
+def _redis(direction: str) -> Iterator[Way]:
+    name, large, small = _asked(direction)
+    with fleet.fleet(
+        f"bench/stand/large_targets.py:{name}",
+        "--max-batch-size",
+        "8",
+        name="payload",
+        gateway_flags=("--max-body-bytes", str(BODY_LIMIT), *DEADLINES),
+        worker_flags=("--workers", "2"),
+    ) as made:
+        pids = {pid: role for server in made.every() for pid, role in _pids(server).items()}
+        pids[made.redis.server.pid] = "redis"
+        yield Way(made.url, large, small, pids, made.usage)
+
+
+@contextlib.contextmanager
+def _triton(direction: str) -> Iterator[Way]:
+    with triton_server.upper(batch_ms=100.0) as server:
+        large, small = (_tensor(os.urandom(size)) for size in (SIZE, SMALL))
+        yield Way(server.url, large, small, _pids(server), server.usage)
+
+
+def _tensor(octets: bytes) -> bytes:
+    """A request with one element, in the binary form of Triton's protocol."""
+    size = {"binary_data_size": 4 + len(octets)}
+    tensor = {"name": "octets", "shape": [1, 1], "datatype": "BYTES", "parameters": size}
+    head = json.dumps({"inputs": [tensor]}).encode()
+    body = head + len(octets).to_bytes(4, "little") + octets
+    return _post("/v2/models/measure/infer", body, f"Inference-Header-Content-Length: {len(head)}")
+
+
+def _pids(server: Server) -> dict[int, str]:
+    return {
+        process.pid: server.role_of(process)
+        for process in processes.family(server.pid)
+        if stand.GUARD not in process.command
+    }
+
+
+def _p95(found: list[float]) -> float:
+    return statistics.quantiles(found, n=20)[-1] * 1000 if len(found) > 1 else 0.0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,126 @@
+"""Arena of a worker: memory that its process and its host share, in which large values travel.
+
+The host makes it, without a name, and hands its descriptor to the child once, by the socket pair. Its size is sealed, so the
+child cannot have the host touch memory that is gone. Pages are made when they are touched first, and touched again by every
+later batch. When both sides have let go, or were killed, nothing is left.
+
+Where a value lies: `core.arena`. Elsewhere than on Linux there is no arena, and all values travel in frames.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from headway.core.arena import Place
+
+if TYPE_CHECKING:
+    import socket
+
+LARGE = 1 << 15
+"""Bytes from which a value travels in the arena. Below it the frame is as cheap."""
+_PIECE = 1 << 17
+"""Characters of a text that are encoded at a time. A piece stays in the processor's cache, and the text is not doubled."""
+_GREETING = b"H"
+"""First byte on the socket pair, which carries the descriptor if there is one."""
+_DESCRIPTOR = 4
+"""Bytes of a descriptor in a control message."""
+
+
+class Arena:
+    """Memory of one arena, as one of both sides sees it.
+
+    Arguments:
+        memory: memory that both sides have mapped.
+
+    Attributes:
+        size: bytes of it.
+    """
+
+    def __init__(self, memory: mmap.mmap) -> None:
+        self.size = len(memory)
+        self._memory = memory
+
+    def write(self, place: Place, value: str | bytes) -> None:
+        """Write a value to its place; a text is ASCII."""
+        if not isinstance(value, str):
+            self._memory[place.offset : place.end] = value
+            return
+        at = place.offset
+        for begin in range(0, len(value), _PIECE):
+            piece = value[begin : begin + _PIECE].encode()
+            self._memory[at : at + len(piece)] = piece
+            at += len(piece)
+
+    def copy(self, place: Place) -> bytes:
+        """Copy of what lies at a place. The other side may write there at any time, so only a copy can be judged."""
+        return self._memory[place.offset : place.end]
+
+    def text(self, place: Place) -> str:
+        """Text that lies at a place, where the other side is trusted to leave it as it is."""
+        with memoryview(self._memory) as whole, whole[place.offset : place.end] as view:
+            return str(view, "utf-8")
+
+
+def hand_over(size: int, end: socket.socket) -> Arena | None:
+    """Make an arena and send its descriptor by one end of the socket pair, as the first that goes there.
+
+    Returns None, and sends a greeting without a descriptor, where `size` is 0 or the system has no such memory. A child that is
+    gone already gets neither.
+    """
+    import _socket  # What is around it in `socket` takes a child a while to import.
+
+    made = _make(size) if size else None
+    try:
+        if made is None:
+            end.send(_GREETING)
+            return None
+        rights = made[0].to_bytes(_DESCRIPTOR, sys.byteorder)
+        end.sendmsg([_GREETING], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)])
+        return Arena(made[1])
+    except OSError:
+        return None
+    finally:
+        if made is not None:
+            os.close(made[0])
+
+
+def receive(end: int) -> Arena | None:
+    """Arena whose descriptor comes first on the child's end of the socket pair; None when there is none."""
+    import _socket
+
+    pair = _socket.socket(fileno=end)
+    try:
+        _, control, _, _ = pair.recvmsg(len(_GREETING), _socket.CMSG_SPACE(_DESCRIPTOR), _socket.MSG_CMSG_CLOEXEC)
+    finally:
+        pair.detach()
+    descriptors = [
+        int.from_bytes(data[:_DESCRIPTOR], sys.byteorder) for _, kind, data in control if kind == _socket.SCM_RIGHTS
+    ]
+    if not descriptors:
+        return None
+    [fd] = descriptors
+    try:
+        return Arena(mmap.mmap(fd, os.fstat(fd).st_size))
+    finally:
+        os.close(fd)
+
+
+def _make(size: int) -> tuple[int, mmap.mmap] | None:
+    """Descriptor and mapping of sealed memory without a name; None where the system has none."""
+    import fcntl
+
+    try:
+        fd = os.memfd_create("headway-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    except (AttributeError, OSError):
+        return None
+    try:
+        os.ftruncate(fd, size)
+        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+        return fd, mmap.mmap(fd, size)
+    except OSError:
+        os.close(fd)
+        return None

@@ -1,0 +1,84 @@
+"""Placing of large values in the arena, by the side that sends a batch or its outputs, and taking them out by the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from headway.backends.process.arena import LARGE, Arena
+from headway.backends.process.frames import Answer, NoFrame, PlacedInput, Run, ValuesAnswer
+from headway.core.arena import Allocator, sound
+
+Outputs = Answer | ValuesAnswer
+Count = Callable[[str, bool], None]
+"""Function that counts a large value: its direction, `in` or `out`, and whether it went by the arena."""
+
+
+def place_inputs(arena: Arena, run: Run, count: Count) -> None:
+    """Move the large inputs of a batch into the arena, as far as there is room.
+
+    Raises:
+        UnicodeEncodeError: a text holds a lone surrogate.
+    """
+    allocator = Allocator(arena.size, run.number)
+    inputs = run.inputs = list(run.inputs)
+    for position, value in enumerate(inputs):
+        if len(value) < LARGE:
+            continue
+        content = value if isinstance(value, bytes) or value.isascii() else value.encode()
+        place = allocator.take(len(content))
+        count("in", place is not None)
+        if place is not None:
+            arena.write(place, content)
+            run.placed.append(PlacedInput(position, isinstance(value, str), place))
+            inputs[position] = None
+    run.used = allocator.used
+
+
+def take_inputs(arena: Arena | None, run: Run) -> None:
+    """Put the inputs that lie in the arena back among those of the batch."""
+    if arena is not None:
+        for one in run.placed:
+            run.inputs[one.position] = arena.text(one.place) if one.is_text else arena.copy(one.place)
+
+
+def place_outputs(arena: Arena, run: Run, word: Outputs) -> None:
+    """Move the large outputs of a batch into the arena, as far as there is room behind its inputs."""
+    allocator = Allocator(arena.size, run.number, run.used)
+    outputs: list[Any] = word.outputs
+    for position, value in enumerate(outputs):
+        if value is None or len(value) < LARGE:
+            continue
+        content = value if isinstance(value, bytes) or value.isascii() else value.encode()
+        place = allocator.take(len(content))
+        if place is None:
+            word.unplaced += 1
+        else:
+            arena.write(place, content)
+            word.placed[position] = place
+            outputs[position] = None
+
+
+def take_outputs(arena: Arena | None, run: Run, word: Outputs, count: Count) -> None:
+    """Put copies of the outputs that lie in the arena among those of the batch.
+
+    The child is not to be trusted: it may have named places where nothing can lie, and may write there even now. What is
+    copied can no longer change, and is judged then.
+
+    Raises:
+        NoFrame: nothing can lie where an output is said to lie, or there is no text.
+    """
+    outputs: list[Any] = word.outputs
+    if arena is None or not sound(word.placed.values(), arena.size, run.number, run.used):
+        raise NoFrame("a place that cannot be")
+    for position, place in word.placed.items():
+        if not 0 <= position < len(outputs) or outputs[position] is not None:
+            raise NoFrame("a place for what is there already")
+        content = arena.copy(place)
+        try:
+            outputs[position] = content.decode() if isinstance(word, Answer) else content
+        except UnicodeDecodeError:
+            raise NoFrame("a text that is none") from None
+        count("out", True)
+    for _ in range(min(word.unplaced, len(outputs))):
+        count("out", False)

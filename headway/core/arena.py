@@ -1,0 +1,73 @@
+"""Places of large values in an arena: memory that a worker's process and its host share.
+
+One batch at a time has the arena. Its values lie one after the other from the beginning: first the inputs, placed by the
+host, then the outputs, placed by the worker. The next batch begins at the beginning again, so memory that was touched once
+is used again and again. The generation of a place is the number of its batch, so no place means what another batch left.
+
+Pure: who holds the memory asks here where a value goes, and whether a place that the other side names can be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+ALIGNMENT = 64
+"""Bytes of which the offset of a place is a multiple, as arrays of numbers like it."""
+
+
+class Place(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Place of one value: `length` bytes from `offset` on, for the batch whose number is `generation`."""
+
+    offset: int
+    length: int
+    generation: int
+
+    @property
+    def end(self) -> int:
+        """Offset of the first byte behind it."""
+        return self.offset + self.length
+
+
+class Allocator:
+    """Allocator of the places of one batch.
+
+    Arguments:
+        size: bytes of the arena.
+        generation: number of the batch.
+        used: bytes at the beginning of the arena that are taken already.
+
+    Attributes:
+        used: bytes at the beginning of the arena that are taken.
+    """
+
+    __slots__ = ("_generation", "_size", "used")
+
+    def __init__(self, size: int, generation: int, used: int = 0) -> None:
+        self._size, self._generation = size, generation
+        self.used = used
+
+    def take(self, length: int) -> Place | None:
+        """Place of a value of so many bytes; None when there is no room for it."""
+        offset = -(-self.used // ALIGNMENT) * ALIGNMENT
+        if offset + length > self._size:
+            return None
+        self.used = offset + length
+        return Place(offset, length, self._generation)
+
+
+def sound(places: Iterable[Place], size: int, generation: int, used: int) -> bool:
+    """Whether the other side may have placed its values so: in order, within the arena, without overlap, for this batch.
+
+    Arguments:
+        places: places in the order in which they were taken.
+        size: bytes of the arena.
+        generation: number of the batch.
+        used: bytes at the beginning of the arena that this side has taken.
+    """
+    for place in places:
+        if place.generation != generation or place.length < 0 or not used <= place.offset <= place.end <= size:
+            return False
+        used = place.end
+    return True

@@ -1,0 +1,185 @@
+"""Large values between a worker's process and its host: by shared memory while there is room, else in frames."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import select
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from headway.backends.process.arena import LARGE
+from headway.backends.process.backend import ProcessBackend
+from headway.config.target import ModuleTarget
+from headway.errors import WorkerCrashed
+from headway.model import ItemResult
+from tests.backends.entries import batch
+from tests.backends.recorder import Recorder
+from tests.backends.worker_process import LONG, build, descriptors
+
+pytestmark = [pytest.mark.processes, pytest.mark.skipif(sys.platform != "linux", reason="there is no such memory")]
+
+Act = Callable[[ProcessBackend], Awaitable[None]]
+
+MB = 1 << 20
+
+
+def arenas() -> int:
+    """Arenas that this process has mapped, once nothing holds on to one."""
+    gc.collect()
+    return Path("/proc/self/maps").read_text().count("headway-arena")
+
+
+def maps(pid: int) -> str:
+    """What a process has mapped; nothing once it has ended."""
+    try:
+        return Path(f"/proc/{pid}/maps").read_text()
+    except OSError:
+        return ""
+
+
+def started(name: str, act: Act, arena_bytes: int = 4 * MB) -> Counter[tuple[str, bool]]:
+    """Run `act` on a backend with an arena; returns what was counted. Nothing of it is left."""
+    counted = Counter[tuple[str, bool]]()
+
+    async def main() -> None:
+        backend = build(
+            ModuleTarget("tests.targets.large", name),
+            Recorder(),
+            arena_bytes=arena_bytes,
+            count=lambda direction, by_arena: counted.update([(direction, by_arena)]),
+        )
+        await backend.start()
+        try:
+            await act(backend)
+        finally:
+            await backend.stop()
+
+    before = arenas(), descriptors()
+    asyncio.run(main())
+    assert (arenas(), descriptors()) == before
+    return counted
+
+
+def test_large_texts_go_and_come_by_the_arena_and_small_ones_beside_them_in_the_frame() -> None:
+    texts = ["small", "x" * LARGE, "é" * 300_000, "x" * (LARGE - 1), "漢\0" * LARGE]
+
+    async def act(backend: ProcessBackend) -> None:
+        for _ in range(3):
+            assert await backend.run(batch(*texts), LONG) == [ItemResult(text) for text in texts]
+
+    assert started("echo", act) == {("in", True): 9, ("out", True): 9}
+
+
+def test_large_values_that_are_no_texts_go_by_the_arena_too() -> None:
+    value = b"[" + b"1.5,[2]," * LARGE + b"0]"
+
+    async def act(backend: ProcessBackend) -> None:
+        assert await backend.run(batch(value, '"' * LARGE), LONG) == [ItemResult(value), ItemResult('"' * LARGE)]
+
+    assert started("echo_values", act) == {("in", True): 2, ("out", True): 2}
+
+
+def test_values_for_which_the_arena_has_no_room_go_in_the_frame() -> None:
+    texts = ["a" * 300_000, "b" * 500_000, "c" * 100_000]
+
+    async def act(backend: ProcessBackend) -> None:
+        for _ in range(2):
+            assert await backend.run(batch(*texts), LONG) == [ItemResult(text) for text in texts]
+
+    counted = started("echo", act, arena_bytes=512 << 10)
+    assert counted == {("in", True): 4, ("in", False): 2, ("out", True): 2, ("out", False): 4}
+
+
+@pytest.mark.parametrize("missing", ["asked", "system"])
+def test_without_an_arena_all_goes_in_frames(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if missing == "system":
+        monkeypatch.delattr(os, "memfd_create")
+
+    async def act(backend: ProcessBackend) -> None:
+        assert arenas() == 0
+        assert await backend.run(batch("x" * 3 * MB), LONG) == [ItemResult("x" * 3 * MB)]
+
+    assert started("echo", act, arena_bytes=0 if missing == "asked" else MB) == {}
+
+
+def test_the_child_cannot_change_the_size_of_the_arena() -> None:
+    async def act(backend: ProcessBackend) -> None:
+        [told] = await backend.run(batch("x"), LONG)
+        assert told.output == "shrink PermissionError grow PermissionError seal PermissionError"
+
+    started("attacks", act)
+
+
+def test_a_child_that_names_places_that_cannot_be_is_killed_and_replaced() -> None:
+    async def act(backend: ProcessBackend) -> None:
+        for lie in (f"{4 * MB} 1 0 0", "128 10 999 0"):
+            with pytest.raises(WorkerCrashed, match="answered something else than it was asked"):
+                await backend.run(batch(lie, "x" * LARGE), LONG)
+            await backend.start()
+        assert await backend.run(batch("x" * LARGE), LONG) == [ItemResult("x" * LARGE)]
+
+    started("lies", act)
+
+
+def test_a_child_that_leaves_no_text_where_it_says_is_killed_and_replaced() -> None:
+    async def act(backend: ProcessBackend) -> None:
+        with pytest.raises(WorkerCrashed, match="answered something else"):
+            await backend.run(batch("scribble"), LONG)
+        await backend.start()
+        assert await backend.run(batch("x" * LARGE), LONG) == [ItemResult("x" * LARGE)]
+
+    started("scribbles", act)
+
+
+def test_children_that_are_killed_with_large_values_in_hand_leave_nothing_behind() -> None:
+    async def act(backend: ProcessBackend) -> None:
+        for _ in range(5):
+            with pytest.raises(WorkerCrashed, match="SIGKILL"):
+                await backend.run(batch("die" + "x" * MB, "y" * MB), LONG)
+            assert arenas() == 0
+            await backend.start()
+            assert arenas() == 1
+        assert await backend.run(batch("x" * MB), LONG) == [ItemResult("x" * MB)]
+
+    started("dies", act)
+
+
+HOST = """
+import asyncio, sys
+from headway.config.target import ModuleTarget
+from tests.backends.entries import batch
+from tests.backends.recorder import Recorder
+from tests.backends.worker_process import LONG, build
+
+async def main():
+    backend = build(ModuleTarget("tests.targets.large", "echo"), Recorder(), arena_bytes=8 << 20)
+    await backend.start()
+    print(backend.pid, flush=True)
+    while True:
+        await backend.run(batch("x" * (1 << 20)), LONG)
+
+asyncio.run(main())
+"""
+
+
+def test_a_host_that_is_killed_leaves_no_process_that_holds_the_arena() -> None:
+    for _ in range(2):
+        with subprocess.Popen([sys.executable, "-c", HOST], stdout=subprocess.PIPE, text=True) as host:
+            assert host.stdout is not None
+            child = int(host.stdout.readline())
+            assert "headway-arena" in Path(f"/proc/{child}/maps").read_text()
+            watched = os.pidfd_open(child)
+            try:
+                host.kill()
+                host.wait()
+                assert select.select([watched], [], [], LONG)[0], "the child has ended"
+            finally:
+                os.close(watched)
+        assert "headway-arena" not in maps(child)

@@ -1,0 +1,105 @@
+"""Large values in and out of an arena, without a process: what the child says of it is checked before it is believed."""
+
+from __future__ import annotations
+
+import mmap
+from typing import Any
+
+import pytest
+
+from headway.backends.process.arena import LARGE, Arena
+from headway.backends.process.frames import Answer, NoFrame, Run, ValuesAnswer
+from headway.backends.process.placing import place_inputs, place_outputs, take_inputs, take_outputs
+from headway.core.arena import Place
+
+SIZE = 1 << 20
+
+
+def count(direction: str, by_arena: bool) -> None:
+    """Count nothing."""
+
+
+@pytest.fixture
+def arena() -> Arena:
+    return Arena(mmap.mmap(-1, SIZE))
+
+
+def asked(arena: Arena, *inputs: Any, number: int = 7) -> Run:
+    run = Run(number, list(inputs))
+    place_inputs(arena, run, count)
+    return run
+
+
+def test_what_is_placed_is_taken_out_as_it_was(arena: Arena) -> None:
+    values = ["small", "x" * LARGE, "é" * LARGE, b"[" + b"1," * LARGE + b"1]", ""]
+    run = asked(arena, *values)
+    assert run.inputs == ["small", None, None, None, ""]
+    take_inputs(arena, run)
+    assert run.inputs == values
+    word = Answer(7, [one if isinstance(one, str) else None for one in values], {3: ("no", False)})
+    place_outputs(arena, run, word)
+    assert [one is None for one in word.outputs] == [False, True, True, True, False]
+    take_outputs(arena, run, word, count)
+    assert word.outputs == ["small", "x" * LARGE, "é" * LARGE, None, ""]
+
+
+def test_outputs_do_not_lie_on_inputs(arena: Arena) -> None:
+    run = asked(arena, "x" * LARGE)
+    place_outputs(arena, run, word := ValuesAnswer(7, [b"y" * LARGE], {}))
+    take_inputs(arena, run)
+    assert run.inputs == ["x" * LARGE]
+    take_outputs(arena, run, word, count)
+    assert word.outputs == [b"y" * LARGE]
+
+
+def test_the_next_batch_takes_the_same_memory(arena: Arena) -> None:
+    first, second = asked(arena, "x" * LARGE), asked(arena, "y" * LARGE, number=8)
+    assert first.placed[0].place == Place(0, LARGE, 7)
+    assert second.placed[0].place == Place(0, LARGE, 8)
+
+
+LIES = {
+    "offset beyond the end": (Place(SIZE, 1, 7), 0),
+    "offset in the inputs": (Place(0, 10, 7), 0),
+    "negative offset": (Place(-64, 10, 7), 0),
+    "length beyond the end": (Place(LARGE, SIZE, 7), 0),
+    "negative length": (Place(LARGE + 64, -10, 7), 0),
+    "huge numbers": (Place(1 << 63, 1 << 63, 7), 0),
+    "another batch": (Place(LARGE, 10, 6), 0),
+    "position beyond the batch": (Place(LARGE, 10, 7), 2),
+    "negative position": (Place(LARGE, 10, 7), -1),
+    "position of an output that is there": (Place(LARGE, 10, 7), 1),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_place_that_cannot_be_is_not_believed(arena: Arena, lie: str) -> None:
+    place, position = LIES[lie]
+    run = asked(arena, "x" * LARGE, "other")
+    with pytest.raises(NoFrame):
+        take_outputs(arena, run, Answer(7, [None, "there"], {}, placed={position: place}), count)
+
+
+def test_places_that_overlap_are_not_believed(arena: Arena) -> None:
+    placed = {0: Place(0, SIZE, 7), 1: Place(0, SIZE, 7)}
+    with pytest.raises(NoFrame):
+        take_outputs(arena, asked(arena, "a", "b"), ValuesAnswer(7, [None, None], {}, placed=placed), count)
+
+
+def test_a_place_without_a_text_and_a_place_without_an_arena_are_not_believed(arena: Arena) -> None:
+    run, placed = asked(arena, "a"), {0: Place(0, 10, 7)}
+    arena.write(placed[0], b"\xff" * 10)
+    with pytest.raises(NoFrame):
+        take_outputs(arena, run, Answer(7, [None], {}, placed=placed), count)
+    with pytest.raises(NoFrame):
+        take_outputs(None, run, ValuesAnswer(7, [None], {}, placed=placed), count)
+
+
+def test_large_outputs_that_found_no_room_are_counted_once_each(arena: Arena) -> None:
+    counted: list[tuple[str, bool]] = []
+    run = asked(arena, "a", "b")
+    word = Answer(7, ["x" * SIZE, "y" * SIZE], {})
+    place_outputs(arena, run, word)
+    word.unplaced += 1 << 40  # A child may say anything.
+    take_outputs(arena, run, word, lambda direction, by_arena: counted.append((direction, by_arena)))
+    assert counted == [("out", True), ("out", False), ("out", False)]

@@ -1,0 +1,88 @@
+"""Targets that take and give large values, and some that misuse the memory in which these travel."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from headway.core.arena import Place
+
+
+def echo(inputs: list[str]) -> list[str]:
+    return inputs
+
+
+def echo_values(inputs: list[Any]) -> list[Any]:
+    return inputs
+
+
+def arenas() -> list[int]:
+    """Descriptors of this process for the memory that it shares with its host."""
+    found = []
+    for link in Path("/proc/self/fd").iterdir():
+        try:
+            if "headway-arena" in str(link.readlink()):
+                found.append(int(link.name))
+        except OSError:
+            continue
+    return found
+
+
+def attacks(inputs: list[str]) -> list[str]:
+    """What becomes of each attempt to change the size of the shared memory."""
+    [fd] = arenas()
+    told = []
+    attempts: dict[str, Callable[[], object]] = {
+        "shrink": lambda: os.ftruncate(fd, 0),
+        "grow": lambda: os.ftruncate(fd, 1 << 30),
+        "seal": lambda: fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE),
+    }
+    for name, attempt in attempts.items():
+        try:
+            attempt()
+            told.append(f"{name} done")
+        except OSError as exc:
+            told.append(f"{name} {type(exc).__name__}")
+    return [" ".join(told)] * len(inputs)
+
+
+def lies(inputs: list[str]) -> list[str]:
+    """Answer with places in the shared memory that cannot be: the input says OFFSET LENGTH GENERATION POSITION."""
+    child = sys.modules["__main__"]
+    asked = inputs[0].split()
+    if len(asked) == 4:
+        offset, length, generation, position = map(int, asked)
+
+        def place_outputs(arena: Any, batch: Any, word: Any) -> None:
+            now = batch.number if generation == 0 else generation
+            word.placed[position] = Place(offset, length, now)
+            word.outputs[0] = None
+
+        child.place_outputs = place_outputs  # type: ignore[attr-defined]
+    return inputs
+
+
+def scribbles(inputs: list[str]) -> list[str]:
+    """Answer with a place that holds no text."""
+    child = sys.modules["__main__"]
+
+    def place_outputs(arena: Any, batch: Any, word: Any) -> None:
+        place = Place(64, 100_000, batch.number)
+        arena.write(place, b"\xff" * 100_000)
+        word.placed[0], word.outputs[0] = place, None
+
+    if "scribble" in inputs:
+        child.place_outputs = place_outputs  # type: ignore[attr-defined]
+    return inputs
+
+
+def dies(inputs: list[str]) -> list[str]:
+    """Die with large values in hand."""
+    if inputs[0].startswith("die"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return inputs

@@ -18,6 +18,7 @@ from typing import Any
 import aiohttp
 
 from headway import __version__
+from headway.backends.http import tls_failures
 from headway.backends.http.connections import Connections, NotStarted, TooLong, was_sent
 from headway.backends.http.verdicts import judge
 from headway.backends.remote import backend
@@ -72,11 +73,15 @@ class HttpBackend(RemoteBackend):
         except TooLong:
             raise self._error(BadOutput, f"answered more than {backend.MAX_ANSWER} bytes") from None
         except Exception as exc:  # Whatever a library makes of what came over the wire.
+            if failed := tls_failures.explain(exc):
+                return Tried(failed, tls_failures.SHOWN, RemoteAbsent, final=False)
             final = not isinstance(exc, aiohttp.ClientError | OSError) or isinstance(exc, aiohttp.InvalidURL)
             kind = RemoteError if was_sent(exc) else RemoteAbsent
             return Tried(self._told(exc), type(exc).__name__, kind, final)
         if 200 <= response.status < 300:
             return Answered(response.body, _json_bytes(response.headers))
+        if failed := tls_failures.explain_answer(response.status, response.body):
+            return Tried(failed, tls_failures.SHOWN, RemoteAbsent, final=True)
         verdict = judge(response.status, response.headers, self._wall())
         problem = f"HTTP {response.status}"
         return Tried(problem, problem, verdict.kind, verdict.final, verdict.rest, response.body)

@@ -169,7 +169,7 @@ class RemoteBackend:
         except BackendError as exc:
             raise TargetError(
                 f"target {self._spec}: the warm-up batch {[self.signature.warm_up_input]} failed: {exc}. Check the URL, "
-                "remote_format, remote_model and the credentials, and that the API is up."
+                "remote_format, remote_model, the credentials and certificates, and that the API is up."
             ) from None
         finally:
             if not passed:

@@ -6,6 +6,7 @@ its own; see `servers`, `postgres` and `tests.servers`.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -56,6 +57,17 @@ SERVERS = frozenset(KINDS) | (DATABASES.keys() | POOLED.keys()) - {"sqlite"}
 def pytest_xdist_auto_num_workers() -> int:
     """Number of workers of `-n auto`: tests wait for half of their time, so two for each core."""
     return 1 if FOREIGN in os.environ else min(2 * (os.cpu_count() or 1), MOST_WORKERS)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Look for no garbage among what all tests consist of: it stays until the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import contextlib
+import functools
+import io
 import json
 import re
 import subprocess
@@ -25,6 +28,14 @@ HEAVY = {
     "uvloop",
 }
 SUBCOMMANDS = [["dlq", "list"], ["keys", "create"]]
+
+
+@functools.cache
+def help_of(*command: str) -> str:
+    """Help of a command, or of the program."""
+    with contextlib.redirect_stdout(io.StringIO()) as shown:
+        assert code_of([*command, "--help"]) == 0
+    return shown.getvalue()
 
 
 def modules_after(statement: str) -> set[str]:
@@ -75,19 +86,17 @@ def test_what_serves_a_function_does_not_import_the_http_client() -> None:
     assert "aiohttp" not in modules_after("import headway.app.runner")
 
 
-def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert code_of(["--help"]) == 0
-    shown = capsys.readouterr().out
+def test_help_lists_every_command() -> None:
+    shown = help_of()
     for name, (_, panel, summary) in COMMANDS.items():
         assert name in shown
         assert panel in shown
         assert summary[:30] in shown
 
 
-def test_the_help_names_no_file_that_a_wheel_does_not_have(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in ([], *([name] for name in COMMANDS)):
-        assert code_of([*arguments, "--help"]) == 0
-        assert "examples/" not in capsys.readouterr().out
+def test_the_help_names_no_file_that_a_wheel_does_not_have() -> None:
+    for command in ([], *([name] for name in COMMANDS)):
+        assert "examples/" not in help_of(*command)
 
 
 @pytest.mark.parametrize("flag", ["--version", "-V"])
@@ -116,22 +125,19 @@ def test_a_shell_completes_commands_and_flags(
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert code_of([name, "--help"]) == 0
-    assert f"headway {name}" in capsys.readouterr().out
+def test_every_command_has_help(name: str) -> None:
+    assert f"headway {name}" in help_of(name)
 
 
 @pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS), *SUBCOMMANDS], ids=" ".join)
-def test_no_help_asks_for_a_value_where_there_is_none(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert code_of([*command, "--help"]) == 0
-    assert re.findall(r"<\w+(?:\[\w+\])?>", capsys.readouterr().out) == []
+def test_no_help_asks_for_a_value_where_there_is_none(command: list[str]) -> None:
+    assert re.findall(r"<\w+(?:\[\w+\])?>", help_of(*command)) == []
 
 
 @pytest.mark.parametrize("riddle", ["hopeless", "let anybody in", "(default 1 batches)", "The same, shown live"])
-def test_no_help_speaks_in_riddles(riddle: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_help_speaks_in_riddles(riddle: str) -> None:
     for command in ([], ["keys"], ["keys", "list"], ["gateway"]):
-        assert code_of([*command, "--help"]) == 0
-    assert riddle not in capsys.readouterr().out
+        assert riddle not in help_of(*command)
 
 
 def test_serve_has_a_flag_for_every_setting_in_its_group(

@@ -32,8 +32,10 @@ WORKERS = "PYTEST_XDIST_WORKER_COUNT"
 
 
 def client(url: str, **how: Any) -> redis.Redis:
-    """A synchronous client that tries once and does not wait for ever."""
-    return redis.Redis.from_url(url, socket_timeout=PATIENCE, retry=Retry(NoBackoff(), 0), **how)
+    """A synchronous client that tries once and does not wait for ever. It does not say its name: that takes longer
+    than most commands.
+    """
+    return redis.Redis.from_url(url, socket_timeout=PATIENCE, retry=Retry(NoBackoff(), 0), driver_info=None, **how)
 
 
 def lacking(reason: str) -> NoReturn:

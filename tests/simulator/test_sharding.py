@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,6 +17,7 @@ from headway.simulator.scenario import Kill, Scenario
 FLEET = Scenario(rate=7_000.0, workers=8, alpha=0.1, max_batch=100, duration=3.0, warmup=1.5, gateways=4, gather=0.002)
 
 
+@functools.cache
 def report(**changes: object) -> Report:
     return make_report(simulate(replace(FLEET, **changes)))  # type: ignore[arg-type]
 

@@ -236,7 +236,7 @@ class SettingError(HeadwayError):
     """
 
     def __init__(self, setting: str, value: object, reason: str, hint: str) -> None:
-        super().__init__(f"{setting} = {value!r}: {reason}. {hint}")
+        super().__init__(f"{setting} = {value!r}: {reason.rstrip('.')}. {hint}")
         self.setting, self.value, self.reason, self.hint = setting, value, reason, hint
 
 

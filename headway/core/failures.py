@@ -144,7 +144,8 @@ def lateness(waited: float, attempts: int, slots: int, queue_due: bool, hung: bo
     which, setting = "the queue deadline passed", "--queue-timeout-ms"
     if not queue_due:
         which, setting = "no run would end by the total deadline", "--request-timeout-ms"
-    return Failure(errors.DEADLINE_EXCEEDED, f"{which}: waited {time} for a worker ({setting})", None, "queue")
+    message = f"{which}: waited {time} for a worker ({setting}, or the request's own time-out if that is shorter)"
+    return Failure(errors.DEADLINE_EXCEEDED, message, None, "queue")
 
 
 def death(failure: BatchFailure) -> Failure:

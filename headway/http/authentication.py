@@ -50,5 +50,7 @@ def stranger(authorization: bytes) -> Unauthenticated:
     if authorization[7:].strip().startswith(SERVICE):
         return Unauthenticated("this is a service token, which is good on the admin port only: send a client's key")
     if authorization:
-        return Unauthenticated("the credential is not valid")
+        return Unauthenticated(
+            "the credential is not valid: it is mistyped, revoked or expired, or of another service; send Authorization: Bearer KEY with one that is good here"
+        )
     return Unauthenticated("a key is required: send Authorization: Bearer KEY")

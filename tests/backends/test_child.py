@@ -111,7 +111,8 @@ def test_a_list_that_lies_about_its_length_fails_its_batch() -> None:
 def test_an_exception_class_is_no_exception_instance() -> None:
     judged = child.judge(1, 1, [ValueError])
     assert isinstance(judged, Answer)
-    assert judged.errors == {0: ("the target returned type for this input, expected str", True)}
+    mend = "what is no text takes an annotation, such as -> list[list[float]]"
+    assert judged.errors == {0: (f"the target returned type for this input, expected str; {mend}", True)}
 
 
 def test_an_error_text_is_bounded_and_proper_unicode() -> None:

@@ -133,8 +133,9 @@ class TestLateness:
     def test_lateness_without_a_run_names_the_wait_and_the_setting(
         self, queue_due: bool, which: str, setting: str
     ) -> None:
+        whose = f"{setting}, or the request's own time-out if that is shorter"
         assert failures.lateness(1.5, 0, 1, queue_due) == Failure(
-            errors.DEADLINE_EXCEEDED, f"{which}: waited 1500 ms for a worker ({setting})", None, "queue"
+            errors.DEADLINE_EXCEEDED, f"{which}: waited 1500 ms for a worker ({whose})", None, "queue"
         )
 
 

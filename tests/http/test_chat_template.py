@@ -95,6 +95,8 @@ def test_what_is_no_template_stops_the_start(tmp_path: Path, monkeypatch: pytest
             load_template(str(path))
     with pytest.raises(SettingError, match="no Jinja template"):
         load_template(template(tmp_path, "{% for"))
+    with pytest.raises(SettingError, match=r"unknown tag 'frob'\. Mend the file\.$"):
+        load_template(template(tmp_path, "{% frob %}"))
 
 
 def test_a_chat_is_rendered_by_the_template_that_is_set(tmp_path: Path) -> None:

@@ -132,6 +132,8 @@ def test_models_are_not_loaded_over_http(what: str) -> None:
         (post("{}", "/v2"), 405, "only GET, HEAD, OPTIONS"),
         (post("{}", MODEL), 405, "only GET, HEAD, OPTIONS"),
         (get("/v2/repository/index"), 405, "only OPTIONS, POST"),
+        (get(f"{MODEL}/infer"), 405, "only OPTIONS, POST"),
+        (get(f"{MODEL}/versions/1/infer"), 405, "only OPTIONS, POST"),
     ],
 )
 def test_errors_have_the_protocol_s_form(asked: bytes, status: int, says: str) -> None:

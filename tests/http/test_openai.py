@@ -287,6 +287,11 @@ def test_too_many_inputs_are_told() -> None:
         (get(CHAT, KEY), (405, "invalid_request_error", "method_not_allowed", None), "false"),
         (get("/v1/chat/nothing", KEY), (404, "invalid_request_error", "unknown_url", None), "false"),
         (post("{}", "/v1/responses", KEY), (404, "invalid_request_error", "unknown_url", None), "false"),
+        (post("{}", "/completions", KEY), (404, "invalid_request_error", "unknown_url", None), "false"),
+        (post("{}", "/chat/completions", KEY), (404, "invalid_request_error", "unknown_url", None), "false"),
+        (post("{}", "/embeddings", KEY), (404, "invalid_request_error", "unknown_url", None), "false"),
+        (get("/models", KEY), (404, "invalid_request_error", "unknown_url", None), "false"),
+        (get("/models/other", KEY), (404, "invalid_request_error", "unknown_url", None), "false"),
         (get("/v1/models"), (401, "authentication_error", "invalid_api_key", None), "false"),
         (get("/v1/models/other", KEY), (404, "invalid_request_error", "model_not_found", "model"), "false"),
         (post("{}", "/v1/models", KEY), (405, "invalid_request_error", "method_not_allowed", None), "false"),
@@ -382,3 +387,13 @@ def test_a_key_replays_an_answer() -> None:
         assert failure(answer) == (422, "invalid_request_error", "idempotency_conflict", None)
 
     served(main, whole=True)
+
+
+def test_a_base_url_without_v1_is_told_so() -> None:
+    async def main(stand: Stand) -> None:
+        for path in ("/completions", "/chat/completions", "/embeddings"):
+            answer = await stand.ask(post("{}", path, KEY))
+            assert "base_url ends in /v1" in answer.json["error"]["message"]
+        assert "base_url" not in (await stand.ask(get("/v1/chat/nothing", KEY))).json["error"]["message"]
+
+    served(main, {"key": {}}, whole=True)

@@ -31,6 +31,9 @@ _LARGE = 1 << 16
 """Bytes of a JSON text above which the garbage collector rests while its value is built."""
 
 
+_ANNOTATE = "; what is no text takes an annotation, such as -> list[list[float]]"
+
+
 class NoOutput(Exception):
     """The output cannot be sent. The text completes "the target returned …"."""
 
@@ -156,7 +159,7 @@ def _octets_in(value: Value) -> object:
 
 def _text_out(output: object) -> Value:
     if not isinstance(output, str):
-        raise NoOutput(f"{kind_of(output)} for this input, expected str")
+        raise NoOutput(f"{kind_of(output)} for this input, expected str{_ANNOTATE}")
     try:
         size = len(str.encode(output))
     except UnicodeEncodeError:

@@ -16,7 +16,7 @@ from headway.http.oip.infer import infer
 from headway.http.openai.chat import chat
 from headway.http.openai.completions import completions
 from headway.http.openai.embeddings import embeddings
-from headway.http.openai.errors import encode_path_error
+from headway.http.openai.errors import encode_path_error, encode_stray_error
 from headway.http.problem import encode_problem
 from headway.http.server.framing import EncodeError
 
@@ -43,6 +43,11 @@ ERROR_FORMS: Mapping[str, EncodeError] = {
     "/v1/embeddings": encode_path_error,
     "/v1/models": encode_path_error,
     "/v1/responses": encode_path_error,
+    "/completions": encode_stray_error,
+    "/chat/completions": encode_stray_error,
+    "/embeddings": encode_stray_error,
+    "/models": encode_stray_error,
+    "/responses": encode_stray_error,
 }
 """Encoders of errors by path, for the path itself and all below it, also where nothing is served."""
 

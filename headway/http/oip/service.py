@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 import msgspec
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
@@ -82,7 +83,15 @@ class _Service:
         return _answer({"name": model, "ready": ready}, 200 if ready else 503)
 
     async def metadata(self, request: Request) -> Response:
-        return _answer(ModelMetadata(self._asked(request), (self._settings.model_version,)))
+        try:
+            model = self._asked(request)
+        except NotFound:
+            if request.url.path.endswith(
+                "/infer"
+            ):  # No model's name, as the routes of inference come first; see `public`.
+                raise HTTPException(405, headers={"Allow": "POST"}) from None
+            raise
+        return _answer(ModelMetadata(model, (self._settings.model_version,)))
 
     async def config(self, request: Request) -> Response:
         return _answer(ModelConfig(self._asked(request), self._most))

@@ -72,3 +72,12 @@ def encode_path_error(
 ) -> Encoded:
     """Encode an error of a path below which this API's routes lie. What is not found there is a route."""
     return encode_error(code, message, shown, retry_after, reason, UNKNOWN_URL if code == errors.NOT_FOUND else "")
+
+
+def encode_stray_error(
+    code: str, message: str, shown: str, retry_after: float | None = None, reason: str = ""
+) -> Encoded:
+    """Encode an error of a path that a client asks whose base URL lacks `/v1`."""
+    if code == errors.NOT_FOUND:
+        message = f"{message}; the client's base_url ends in /v1"
+    return encode_path_error(code, message, shown, retry_after, reason)

@@ -3,28 +3,73 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import tempfile
+import threading
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import openai
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
 IMAGE: Any = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
-URL, KEY, OTHER = sys.argv[1:4]
+URL, KEY, OTHER, SLOW = sys.argv[1:5]
+NOWHERE = "http://127.0.0.1:9"
+sent: list[Any] = []
+"""Requests of one call, the first and those that repeat it, and the seconds between them."""
 
 
 def client(**options: Any) -> openai.OpenAI:
-    return openai.OpenAI(**{"base_url": f"{URL}/v1", "api_key": KEY, **options})
+    count = openai.DefaultHttpxClient(event_hooks={"request": [lambda request: sent.append(request.method)]})
+    return openai.OpenAI(**{"base_url": f"{URL}/v1", "api_key": KEY, "http_client": count, **options})
 
 
 def raised(call: Callable[[], Any]) -> list[Any]:
-    """Class of the error, its status, code and param."""
+    """Class of the error, its status, code and param, and how often the request was sent."""
+    sent.clear()
     try:
         return ["no error", repr(call())]
     except openai.APIStatusError as exc:
         assert exc.request_id is not None and exc.request_id.startswith("req_")
-        return [type(exc).__name__, exc.status_code, exc.code, exc.param]
+        return [type(exc).__name__, exc.status_code, exc.code, exc.param, sent.count("POST") + sent.count("GET")]
+    except openai.APIConnectionError as exc:
+        return [type(exc).__name__, sent.count("POST")]
+
+
+def complete(prompt: Any, fields: Any = None, **options: Any) -> Any:
+    return client(**options).completions.create(model="default", prompt=prompt, extra_headers=fields or {})
+
+
+def held() -> dict[str, Any]:
+    """Errors of requests beside one that the model has in hand."""
+    gate, same = str(Path(tempfile.mkdtemp()) / "gate"), {"X-Request-Id": "0192c8a4-5f6e-7d01-9abc-1234567890ab"}
+    os.mkfifo(gate)
+    first = threading.Thread(target=complete, args=(f"gate {gate}", same))
+    first.start()
+    with open(gate, "w"):  # noqa: PTH123  # It waits until the model has opened the other end.
+        seen = {
+            "conflict": raised(lambda: complete("other", same, max_retries=1)),
+            "impatient": raised(lambda: complete("a", {"x-stainless-read-timeout": "20"}, timeout=0.1, max_retries=1)),
+            "late": raised(lambda: complete("a", {"X-Request-Timeout-Ms": "50"})),
+        }
+    first.join()
+    return seen
+
+
+def patient() -> dict[str, Any]:
+    """Outcome of a request over the limit whose repetition has room, and whether the client waited as it was told."""
+    told, waited, sleep = [], [], time.sleep
+    ours = client(api_key=SLOW, max_retries=5)
+    ours._client.event_hooks["response"] = [lambda answer: told.append(answer.headers.get("retry-after-ms"))]
+    time.sleep = lambda seconds: (waited.append(seconds), sleep(seconds))[1]  # type: ignore[func-returns-value]
+    try:
+        texts = [ours.completions.create(model="default", prompt="hello").choices[0].text for _ in range(3)]
+    finally:
+        time.sleep = sleep
+    return {"texts": texts, "refused": any(told), "as told": waited == [int(one) / 1000 for one in told if one]}
 
 
 def main() -> dict[str, Any]:
@@ -61,12 +106,13 @@ def main() -> dict[str, Any]:
         "path": raised(lambda: ours.responses.create(model="default", input="a")),
         "input": raised(lambda: completions.create(model="default", prompt="bad")),
         "output": raised(lambda: ours.embeddings.create(model="default", input="no numbers")),
-        "late": raised(
-            lambda: completions.create(model="default", prompt="slow", extra_headers={"X-Request-Timeout-Ms": "50"})
-        ),
-        "rate": raised(lambda: client(max_retries=0).completions.create(model="default", prompt=["a"] * 60)),
-        "large": raised(lambda: completions.create(model="default", prompt="a" * 2_000_000)),
+        "fault": raised(lambda: complete("fault")),
+        "rate": raised(lambda: complete(["a"] * 60, max_retries=0)),
+        "large": raised(lambda: complete("a" * 2_000_000)),
+        "nobody": raised(lambda: complete("a", base_url=NOWHERE, max_retries=1)),
+        **held(),
     }
+    seen["patient"] = patient()
     return seen
 
 

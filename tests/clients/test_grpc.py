@@ -26,7 +26,7 @@ def port() -> int:
 
 @pytest.fixture
 def server(port: int, tmp_path: Path) -> Iterator[Server]:
-    (tmp_path / "keys.toml").write_text(entry("client", more="rate = 0"))
+    (tmp_path / "keys.toml").write_text(entry("client", more="rate = 0") + entry("slow", more="rate = 1\nburst = 1"))
     with launched(tmp_path, "--keys", "keys.toml", "--grpc-port", str(port), target=TARGET) as server:
         server.ready()
         yield server
@@ -60,9 +60,28 @@ def test_tritonclient_works_unchanged(server: Server, port: int) -> None:
     }
 
 
+def test_kserve_s_client_works_unchanged(server: Server, port: int) -> None:
+    told = run_client("kserve", "kserve_grpc.py", f"127.0.0.1:{port}", key_of("client"), key_of("slow"))
+    assert told["health"] == [True, True, True]
+    assert told["answer"] == [["ONE", "ZWÖLF"], "7"]
+    status, _, pushback = told["refusals"].pop("rate")
+    assert status == "RESOURCE_EXHAUSTED"
+    assert 0 < int(pushback) <= 60_000
+    assert {name: (status, pushback) for name, (status, _, pushback) in told["refusals"].items()} == {
+        "no key": ("UNAUTHENTICATED", NEVER),
+        "other model": ("NOT_FOUND", NEVER),
+        "element": ("INVALID_ARGUMENT", NEVER),
+        "fault": ("INTERNAL", NEVER),
+        "too large": ("RESOURCE_EXHAUSTED", None),
+        "too late": ("DEADLINE_EXCEEDED", None),
+    }
+
+
 def test_grpc_js_works_and_no_call_of_its_is_cut_by_a_shutdown(server: Server, port: int) -> None:
     protos = str(ROOT / "headway" / "grpc" / "protos")
-    command, environ = client_command("grpc-js", "grpc_js.js", f"127.0.0.1:{port}", key_of("client"), protos)
+    command, environ = client_command(
+        "grpc-js", "grpc_js.js", f"127.0.0.1:{port}", key_of("client"), key_of("slow"), protos
+    )
     with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True) as client:
         try:
             assert client.stdout is not None
@@ -74,6 +93,9 @@ def test_grpc_js_works_and_no_call_of_its_is_cut_by_a_shutdown(server: Server, p
             assert client.wait(PATIENCE) == 0
         finally:
             client.kill()
+    code, pushback = told["refusals"].pop("slow")
+    assert code == 8
+    assert 0 < int(pushback) <= 60_000
     assert told == {
         "predict": "HELLO",
         "infer": ["q", "01000000410100000042"],

@@ -13,33 +13,40 @@ from tests.identity.writing import entry, key_of
 TARGET = "tests.clients.targets:answer"
 CHAT = "USER: HELLO\nASSISTANT:"
 ERRORS = {
-    "tokens": ["BadRequestError", 400, "bad_request", "prompt"],
-    "image": ["BadRequestError", 400, "bad_request", "messages"],
-    "key": ["AuthenticationError", 401, "invalid_api_key", None],
-    "forbidden": ["PermissionDeniedError", 403, "permission_denied", None],
-    "model": ["NotFoundError", 404, "model_not_found", "model"],
-    "slash": ["NotFoundError", 404, "model_not_found", "model"],
-    "path": ["NotFoundError", 404, "unknown_url", None],
-    "input": ["UnprocessableEntityError", 422, "rejected_by_model", None],
-    "output": ["InternalServerError", 502, "backend_error", None],
-    "late": ["InternalServerError", 504, "deadline_exceeded", None],
-    "rate": ["RateLimitError", 429, "rate_limit_exceeded", None],
-    "large": ["APIStatusError", 413, "payload_too_large", None],
+    "tokens": ["BadRequestError", 400, "bad_request", "prompt", 1],
+    "image": ["BadRequestError", 400, "bad_request", "messages", 1],
+    "key": ["AuthenticationError", 401, "invalid_api_key", None, 1],
+    "forbidden": ["PermissionDeniedError", 403, "permission_denied", None, 1],
+    "model": ["NotFoundError", 404, "model_not_found", "model", 1],
+    "slash": ["NotFoundError", 404, "model_not_found", "model", 1],
+    "path": ["NotFoundError", 404, "unknown_url", None, 1],
+    "conflict": ["ConflictError", 409, "idempotency_conflict", None, 2],
+    "large": ["APIStatusError", 413, "payload_too_large", None, 1],
+    "input": ["UnprocessableEntityError", 422, "rejected_by_model", None, 1],
+    "rate": ["RateLimitError", 429, "rate_limit_exceeded", None, 1],
+    "output": ["InternalServerError", 502, "backend_error", None, 1],
+    "fault": ["InternalServerError", 502, "backend_error", None, 1],
+    "late": ["InternalServerError", 504, "deadline_exceeded", None, 1],
+    "impatient": ["APITimeoutError", 2],
+    "nobody": ["APIConnectionError", 2],
 }
-"""Class, status, code and param of each error."""
+"""Class, status, code and param of each error, and how often its request was sent."""
 
 
 @pytest.mark.parametrize(("environment", "version"), [("openai", "3."), ("openai1", "1.")])
 def test_openais_client_works_unchanged(environment: str, version: str, tmp_path: Path) -> None:
     (tmp_path / "keys.toml").write_text(
-        entry("client", more="rate = 1\nburst = 70") + entry("elsewhere", more='models = ["elsewhere"]')
+        entry("client", more="rate = 1\nburst = 75")
+        + entry("elsewhere", more='models = ["elsewhere"]')
+        + entry("slow", more="rate = 300\nburst = 1")
     )
     with launched(tmp_path, "--keys", "keys.toml", target=TARGET) as server:
         server.ready()
         url = f"http://127.0.0.1:{server.port}"
-        seen = run_client(environment, "openai_program.py", url, key_of("client"), key_of("elsewhere"))
+        seen = run_client(environment, "openai_program.py", url, *map(key_of, ("client", "elsewhere", "slow")))
         assert seen.pop("version").startswith(version)
         assert seen.pop("errors") == ERRORS
+        assert seen.pop("patient") == {"texts": ["HELLO"] * 3, "refused": True, "as told": True}
         assert seen == {
             "texts": ["A", "A", "B", "B"],
             "usage": [0, True],
@@ -52,7 +59,6 @@ def test_openais_client_works_unchanged(environment: str, version: str, tmp_path
             "models": ["default"],
             "model": "default",
         }
-        assert server.metrics().value("client_retries_total") == 0, "nothing hopeless was sent again"
         server.signal()
         server.check_end()
 
@@ -66,6 +72,12 @@ def test_langchain_works_unchanged(tmp_path: Path) -> None:
             "stream": [CHAT],
             "batch": ["USER: A\nASSISTANT:", "USER: B\nASSISTANT:"],
             "text": "HELLO",
+            "errors": {
+                "chat": ["OpenAIModelNotFoundError", "model_not_found"],
+                "stream": ["OpenAIModelNotFoundError", "model_not_found"],
+                "text": ["UnprocessableEntityError", "rejected_by_model"],
+                "embeddings": ["InternalServerError", "backend_error"],
+            },
             "embeddings": [[3.0, 0.5, -1.0], [4.0, 0.5, -1.0]],
         }
         server.signal()

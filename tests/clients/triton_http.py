@@ -10,7 +10,7 @@ import numpy as np
 import tritonclient.http as triton  # type: ignore[import-not-found]
 from tritonclient.utils import InferenceServerException  # type: ignore[import-not-found]
 
-ADDRESS, KEY = sys.argv[1:]
+ADDRESS, KEY, SLOW = sys.argv[1:]
 HEADERS = {"Authorization": f"Bearer {KEY}"}
 client = triton.InferenceServerClient(ADDRESS, network_timeout=60.0)
 
@@ -80,7 +80,9 @@ json.dump(
             "other model": refusal(lambda: metadata(model_name="other")),
             "other version": refusal(lambda: infer(TEXTS, model_version="9")),
             "shape": refusal(lambda: infer(["a", "b"], [1, 2])),
-            "element": refusal(lambda: infer(["good", "exception"])),
+            "element": refusal(lambda: infer(["good", "bad"])),
+            "fault": refusal(lambda: infer(["fault"])),
+            "rate": refusal(lambda: [infer(["a"], headers={"Authorization": f"Bearer {SLOW}"}) for _ in range(2)]),
             "too late": refusal(lambda: infer(TEXTS, timeout=1)),
             "too large": refusal(lambda: infer(["x" * 2_000_000])),
             "load": refusal(lambda: client.load_model("default", headers=HEADERS)),

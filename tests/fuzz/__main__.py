@@ -65,20 +65,23 @@ def main() -> int:
     options = argparse.ArgumentParser(prog="python -m tests.fuzz", description=(__doc__ or "").splitlines()[0])
     options.add_argument("--cases", type=int, default=100_000, help="inputs in all (default %(default)s)")
     options.add_argument("--seed", type=int, help="of the randomness; chosen anew when left out")
-    options.add_argument("--only", default="", help="only parsers whose name contains this")
+    options.add_argument("--only", default="", help="only parsers whose name contains one of these, between commas")
     given = options.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     seed = random.SystemRandom().randrange(1 << 32) if given.seed is None else given.seed
     with tempfile.TemporaryDirectory() as folder:
-        chosen = [parser for parser in parsers(Path(folder)) if given.only in parser.name]
+        chosen = [
+            parser for parser in parsers(Path(folder)) if any(one in parser.name for one in given.only.split(","))
+        ]
         if not chosen:
             options.error(f"no parser's name contains {given.only!r}")
         used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         resource.setrlimit(resource.RLIMIT_DATA, (used + MEMORY, resource.RLIM_INFINITY))
-        each = -(-given.cases // len(chosen))
-        say(f"seed {seed}, {each:,} cases for each of {len(chosen)} parsers")
-        broken = sum(fuzz(parser, each, seed) for parser in chosen)
-    say(f"{each * len(chosen):,} cases, {broken} broken")
+        shares = sum(parser.weight for parser in chosen)
+        each = -(-given.cases // shares)
+        say(f"seed {seed}, {each:,} cases for each of {len(chosen)} parsers, more for those of more weight")
+        broken = sum(fuzz(parser, each * parser.weight, seed) for parser in chosen)
+    say(f"{each * shares:,} cases, {broken} broken")
     return min(broken, 1)
 
 

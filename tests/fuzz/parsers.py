@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from tests.fuzz import credentials, requests, tensors, wire
+from tests.fuzz import credentials, doors, requests, tensors, wire
 from tests.fuzz.mutation import Codec, Mutator
 
 
@@ -27,6 +27,7 @@ class Parser:
         seeds: good inputs.
         words: pieces that mean something to it.
         codec: codec of its inputs, if they are trees of values.
+        weight: how many times as many inputs as others it gets.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Parser:
     seeds: Sequence[bytes]
     words: Sequence[bytes] = ()
     codec: Codec | None = None
+    weight: int = 1
 
     def inputs(self, seed: int) -> Iterator[bytes]:
         """Inputs without end, the same ones from the same seed."""
@@ -54,12 +56,18 @@ def parsers(folder: Path) -> list[Parser]:
         folder: folder for those that read files.
     """
     issuers, keys = credentials.Files(folder / "issuers.toml"), credentials.Files(folder / "keys.toml")
+    files = doors.Files(folder)
     return [
         Parser("request head", requests.check_head, requests.HEADS, requests.HEAD_WORDS),
         Parser("header values", requests.check_values, requests.VALUES, requests.VALUE_WORDS),
         Parser("chunked body", requests.check_chunks, requests.CHUNKED, requests.CHUNK_WORDS),
         Parser("native bodies", requests.check_body, requests.BODIES, requests.BODY_WORDS),
-        Parser("bodies with a tensor", tensors.check_tensor, tensors.BODIES, tensors.BODY_WORDS),
+        Parser("bodies of OpenAI's", doors.check_openai, doors.OPENAI, doors.OPENAI_WORDS, JSON, weight=4),
+        Parser("bodies with a tensor", tensors.check_tensor, tensors.BODIES, tensors.BODY_WORDS, weight=4),
+        Parser("gRPC messages", doors.check_grpc, doors.GRPC, doors.GRPC_WORDS, weight=4),
+        Parser("answer of a remote API", doors.check_answer, doors.ANSWERS, doors.ANSWER_WORDS, weight=4),
+        Parser("chat template", files.check_template, doors.TEMPLATES, doors.TEMPLATE_WORDS),
+        Parser("file of an input policy", files.check_policy, doors.POLICIES, doors.POLICY_WORDS),
         Parser("compressed body", tensors.check_compressed, tensors.COMPRESSED, tensors.COMPRESSED_WORDS),
         Parser("API key", credentials.check_key, credentials.KEYS, credentials.KEY_WORDS),
         Parser("token", credentials.check_token, credentials.TOKENS, credentials.TOKEN_WORDS),

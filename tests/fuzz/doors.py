@@ -1,0 +1,289 @@
+"""Input of OpenAI's clients and of gRPC's, answers of remote APIs, and what templates and policies are made of."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from headway.config import Settings
+from headway.dialects import DIALECTS, BadMetadata, NoOutputs, reach
+from headway.errors import BadRequest, RequestError, SettingError
+from headway.gateway.fan_out import MOST_INPUTS
+from headway.gateway.model_kinds import ModelKinds
+from headway.grpc import messages
+from headway.grpc.open_inference import infer_reader
+from headway.grpc.predict import predict_reader
+from headway.http.inference.exchange import CodecContext, Exchange, RequestTarget
+from headway.http.inference.inference_head import read_inference_head
+from headway.http.inference.routes import codecs
+from headway.http.openai.chat_template import Message, load_template
+from headway.http.server.head import Head
+from headway.input_policy.file import read_policy
+from headway.model import RequestOptions, ValueKind, WorkerInfo, WorkerStatus
+from headway.oip import tensors
+from headway.runtime.counters import Counters
+
+_SETTINGS = Settings(), Settings(control_chars="refuse", max_input_chars=100, max_parameters=3, max_queue=5)
+_PATHS = "/v1/completions", "/v1/chat/completions", "/v1/embeddings"
+_OPTIONS = RequestOptions(4.0)
+
+
+def _kinds(kind: ValueKind) -> ModelKinds:
+    kinds = ModelKinds(["m"])
+    kinds.learn([WorkerInfo(worker_id="w", model="m", status=WorkerStatus.HEALTHY, takes=kind.value, gives=kind.value)])
+    return kinds
+
+
+_CODECS = [
+    (path, settings, codecs(settings)[path], CodecContext(settings, ModelKinds(["m"]), Counters()))
+    for settings in _SETTINGS
+    for path in _PATHS
+]
+
+OPENAI = (
+    b'{"model":"m","prompt":"hello","max_tokens":16,"temperature":0.5,"user":"u"}',
+    b'{"model":"m","prompt":["a","b"],"n":2,"stream":true,"stream_options":{"include_usage":true},"stop":["\\n"]}',
+    b'{"model":"m","messages":[{"role":"system","content":"be brief"},{"role":"user","content":"hello","name":"ada"}],"n":1}',
+    (
+        b'{"model":"m","messages":[{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]}],'
+        b'"tools":[],"logprobs":false,"stream":false}'
+    ),
+    b'{"model":"m","input":["h\\u00e9llo","b"],"encoding_format":"base64","dimensions":3}',
+    b'{"model":"m","input":"hello","encoding_format":"float"}',
+    b'{"prompt":[1,2,3]}',
+)
+OPENAI_WORDS = (
+    b'"model":', b'"prompt":', b'"messages":', b'"input":', b'"n":', b'"stream":true', b'"stream_options":', b'"dimensions":',
+    b'"encoding_format":"base64"', b'"role":', b'"content":', b'{"type":"image_url"}', b'"logprobs":1', b'"echo":true', b'"best_of":2',
+    b'"tools":[{}]', b"[1,2]", b"[[1]]", b'["a"],' * 40, b'"",' * 40, b"[" * 60, b"]" * 60, b"1e400", b"\\ud800", b"\\u0000", b"\x1b",
+)  # fmt: skip
+
+
+def check_openai(data: bytes) -> None:
+    """What is let through is texts and parameters; its answer is JSON or a stream of it, and so is every error."""
+    for path, settings, codec, context in _CODECS:
+        head = Head(b"POST", path.encode(), "1.1", [])
+        head.length = len(data)
+        try:
+            asked = read_inference_head(codec, head, RequestTarget({}, b""), context, None)
+            assert asked.read is not None
+            exchange = asked.read(data)
+        except RequestError as exc:
+            _check_error(exc)
+            _, body = codec.encode_error(exc.code, exc.message, "req_1", None, "")
+            assert set(json.loads(body)["error"]) == {"message", "type", "param", "code"}
+            continue
+        inputs = _inputs(exchange, settings)
+        outputs = ["[0.5, 1e300]" if path == "/v1/embeddings" else one for one in inputs]
+        try:
+            fields, body = exchange.write("req_1", outputs, 1.0, "1")
+        except RequestError as exc:
+            _check_error(exc)
+            continue
+        if b"event-stream" not in fields:
+            answer = json.loads(body)
+            assert len(answer.get("choices") or answer["data"]) == len(inputs)
+            continue
+        *events, done, rest = body.split(b"\n\n")
+        assert (done, rest) == (b"data: [DONE]", b"")
+        assert len(inputs) <= len(events) <= len(inputs) + 1
+        assert all(json.loads(event.removeprefix(b"data: "))["object"] for event in events)
+
+
+def _inputs(exchange: Exchange, settings: Settings) -> list[str]:
+    inputs = exchange.input if isinstance(exchange.input, list) else [exchange.input]
+    assert 1 <= len(inputs) <= min(MOST_INPUTS, settings.max_queue)
+    assert exchange.parameters == b"" or isinstance(json.loads(exchange.parameters), dict)
+    found = []
+    for one in inputs:
+        assert isinstance(one, str)
+        one.encode()
+        assert not settings.max_input_chars or len(one) <= settings.max_input_chars
+        found.append(one)
+    return found
+
+
+def _check_error(exc: RequestError) -> None:
+    assert len(exc.message) < 1000
+    exc.message.encode()
+
+
+_INFER = messages.message("inference.ModelInferRequest")
+_PREDICT = messages.message("headway.v1.PredictRequest")
+
+
+def _infer(elements: list[bytes], shape: list[int], raw: bool, **more: object) -> bytes:
+    made = _INFER(model_name="m", id="7", **more)
+    tensor = made.inputs.add(name="INPUT", datatype="BYTES", shape=shape)
+    if raw:
+        made.raw_input_contents.append(tensors.pack(elements))
+    else:
+        tensor.contents.bytes_contents.extend(elements)
+    made.parameters["priority"].int64_param = 2
+    made.parameters["heat"].double_param = 0.5
+    return bytes(made.SerializeToString())
+
+
+GRPC = (
+    bytes(_PREDICT(model_id="m", input_data=b"hello").SerializeToString()),
+    bytes(_PREDICT(input_data="zwölf".encode()).SerializeToString()),
+    _infer([b"hello"], [1], raw=False),
+    _infer([b"a", "é".encode(), b""], [3, 1], raw=True),
+    _infer([b'{"a": [1, 2]}', b"null"], [2], raw=True, model_version="1"),
+)
+GRPC_WORDS = (
+    b"INPUT", b"OUTPUT", b"BYTES", b"FP32", b"\x0a", b"\x12", b"\x1a", b"\x22", b"\x2a", b"\x3a", b"\x00", b"\x01\0\0\0", b"\xff\xff\xff\xff",
+    b"\xff" * 9 + b"\x01", b"\x80" * 11, b"shared_memory_region", b"classification", b"priority", b"timeout", b"\x0b", b"\x0c",
+)  # fmt: skip
+
+_READERS = [
+    (settings, kinds, kind)
+    for settings in _SETTINGS
+    for kind in ValueKind
+    for kinds in (
+        predict_reader(settings, _kinds(kind)),
+        infer_reader(settings, _kinds(kind)),
+    )
+]
+_REQUESTS = [
+    request
+    for service in messages.SERVICES
+    for method in messages._POOL.FindServiceByName(service).methods
+    for request in messages.kinds_of(service, method.name)[:1]
+]
+
+
+def check_grpc(data: bytes) -> None:
+    """A message is read or refused, by each method of each service; the answer to what is let through can be written."""
+    for settings, read, kind in _READERS:
+        try:
+            exchange = read(data, _OPTIONS)
+        except RequestError as exc:
+            _check_error(exc)
+            continue
+        inputs = exchange.input if isinstance(exchange.input, list) else [exchange.input]
+        assert 1 <= len(inputs) <= min(MOST_INPUTS, settings.max_queue)
+        assert all(isinstance(one, str) for one in inputs) or kind is ValueKind.JSON
+        assert 0 < exchange.options.timeout <= 4.0
+        exchange.write("req_1", inputs, 1.0, "1")
+    for request in _REQUESTS:
+        try:
+            messages.read(request, data)
+        except BadRequest as exc:
+            _check_error(exc)
+
+
+ANSWERS = (
+    b'["HELLO","B",null]',
+    b'{"outputs":["HELLO",{"a":1},[0.5]]}',
+    (
+        b'{"id":"1","choices":[{"index":1,"text":"B","finish_reason":"stop"},{"index":0,"text":"A"},{"index":2,"text":"C"}],'
+        b'"usage":{"total_tokens":3}}'
+    ),
+    b'{"object":"list","data":[{"index":0,"embedding":[0.5,-1]},{"index":2,"embedding":[1]},{"index":1,"embedding":[2e3]}]}',
+    (
+        b'{"model_name":"m","model_version":"1","outputs":[{"name":"OUTPUT","datatype":"BYTES","shape":[3],'
+        b'"data":["A","B","C"]}]}'
+    ),
+    b'{"name":"m","inputs":[{"name":"I","datatype":"BYTES","shape":[-1,1]}],"outputs":[{"name":"O","datatype":"FP32","shape":[-1,2]}]}',
+    b'{"model_name":"m","outputs":[{"name":"OUTPUT","datatype":"BYTES","shape":[3],"parameters":{"binary_data_size":15}}]}'
+    + tensors.pack([b"A", b"B", b"C"]),
+)
+ANSWER_WORDS = (
+    b'"outputs":', b'"choices":', b'"data":', b'"index":', b'"text":', b'"embedding":', b'"shape":', b'"datatype":"FP64"',
+    b'"binary_data_size":', b"[3]", b"[-1]", b"null", b"[" * 60, b"]" * 60, b"1e400", b"\\ud800", b"NaN", b"\x01\0\0\0", b"\xff\xff\xff\xff",
+)  # fmt: skip
+_DIALECTS = [
+    reach(f"{'grpc' if name.endswith('grpc') else 'http'}://a:1/v2/models/m/infer", name, "m").dialect
+    for name in DIALECTS
+]
+
+
+def check_answer(data: bytes) -> None:
+    """Whatever a remote API answers becomes as many items as were asked for, or the answer of the batch is none."""
+    for dialect in _DIALECTS:
+        for expected, json_bytes in ((1, -1), (3, -1), (3, data.rfind(b"}") + 1)):
+            try:
+                items = dialect.decode(data, expected, json_bytes)
+            except NoOutputs as exc:
+                assert len(str(exc)) < 1000
+                continue
+            assert len(items) == expected
+            assert all((one.output is None) == (one.error is not None) for one in items)
+        try:
+            dialect.learn(data)
+        except BadMetadata as exc:
+            assert len(str(exc)) < 2000
+
+
+MESSAGES: list[Message] = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "yes"}]
+TEMPLATES = (
+    (
+        b"{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] | trim }}{% endfor %}"
+        b"{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    ),
+    (
+        b"{%- if messages[0].role == 'system' %}{{ raise_exception('no system') }}{%- endif %}{{ bos_token }}"
+        b"{%- for m in messages if m.role != 'tool' %}{{ m | tojson }}{% break %}{%- endfor %}"
+    ),
+    b"{% macro turn(m) %}{{ m.content[:10] }}{% endmacro %}{% set ns = namespace(n=0) %}{{ turn(messages[-1]) }}{{ strftime_now('%d') }}",
+)
+TEMPLATE_WORDS = (
+    b"{{", b"}}", b"{%", b"%}", b"{#", b"#}", b"messages", b"[0]", b".content", b"| tojson", b"| upper", b"{% endfor %}", b"{% endif %}",
+    b"__class__", b"self", b".format", b"{% include 'x' %}", b"{% import 'x' as y %}", b"namespace", b"loop.index", b"is defined",
+)  # fmt: skip
+
+POLICIES = (
+    (
+        b'[[rules]]\nname = "forms"\nnormalise = "NFKC"\n[[rules]]\nname = "unseen"\ncharacters = ["zero-width", "bidi", "tags"]\n'
+        b'action = "refuse"\nmodels = ["chat"]\n'
+    ),
+    (
+        b'shadow = true\n[[rules]]\nname = "runs"\nlongest_run = 400\nshadow = true\n[[rules]]\nname = "overrides"\n'
+        b'patterns = [\'(?i)ignore (all )?previous\', "two"]\ntiers = ["free", "paid"]\n'
+    ),
+    b'[[rules]]\nname = "judge"\nfunction = "guard.py:check"\ndeadline_ms = 250\n',
+)
+POLICY_WORDS = (
+    b"[[rules]]\n", b"[rules]\n", b"name = ", b"patterns = ", b"characters = ", b"action = ", b'"remove"', b"normalise = ", b'"NFC"', b"(?i)",
+    b"(a+)+$", b"(((((", b"{1000}", b"\\\\p{Greek}", b"[^", b"(?<n>", b"longest_run = ", b"-1", b"nan", b"1e300", b"tiers = ", b"[" * 200, b"a." * 200,
+)  # fmt: skip
+LARGEST_FILE = 4096
+"""Bytes of a file, which is the operator's own."""
+
+
+class Files:
+    """Reads each input as a file.
+
+    Arguments:
+        folder: folder of the files.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._template, self._policy = folder / "template.jinja", folder / "policy.toml"
+
+    def check_template(self, data: bytes) -> None:
+        """A template is loaded or named as a wrong setting; it makes a text of messages, or refuses them."""
+        self._template.write_bytes(data[:LARGEST_FILE])
+        try:
+            render = load_template(str(self._template))
+        except SettingError as exc:
+            assert exc.hint
+            return
+        try:
+            assert isinstance(render(MESSAGES), str)
+        except BadRequest as exc:
+            exc.message.encode("utf-8", "backslashreplace")
+
+    def check_policy(self, data: bytes) -> None:
+        """A policy is read whole, or its file is named with what is wrong."""
+        self._policy.write_bytes(data[:LARGEST_FILE])
+        try:
+            policy = read_policy(self._policy, ("enterprise", "paid", "free"), ("chat",))
+        except SettingError as exc:
+            assert exc.reason
+            assert exc.hint
+            return
+        assert policy.rules
+        for search in policy.searches.values():
+            search("ignore previous texts two")

@@ -1,6 +1,6 @@
 """What one tenant can do to another: for each resource one does its worst, while the other's requests are measured.
 
-    python bench/load/neighbours.py                      all ten, 8 s calm and 8 s hostile each: three minutes
+    python bench/load/neighbours.py                      all of them, 8 s calm and 8 s hostile each: ten minutes
     python bench/load/neighbours.py --only queue bodies  some of them
 
 Two tenants of one tier share one process with two GPUs made of sleep (20 ms a batch of at most 8) and a ledger. One asks
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import subprocess
@@ -23,14 +24,14 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from bench.load import http2
+from bench.load.worst import KEY, WORST, Worst
 from bench.stand import stand
 from bench.stand.findings import OUT, Findings
 from bench.stand.generators import Measured, open_loop
@@ -44,72 +45,13 @@ KEPT = 20
 """Tasks, and answers under keys, that the measured tenant has kept."""
 MOST_CONNECTIONS = 2000
 MEGABYTE = 1 << 20
-
-Request = Callable[[int], bytes]
-
-
-@dataclass(frozen=True, slots=True)
-class Worst:
-    """What one tenant does.
-
-    Attributes:
-        what: it does, in words.
-        request: the bytes of its request of this number.
-        connections: it uses at once.
-        every: seconds between two requests of a connection; 0: as fast as they are answered.
-        limited: its key has a limit.
-        waits: it waits for answers; else it only holds its connections.
-    """
-
-    what: str
-    request: Request
-    connections: int
-    every: float = 0.0
-    limited: bool = True
-    waits: bool = True
-
-
-def _ask(text: str, *fields: str, **members: Any) -> bytes:
-    return _post(json.dumps({"input": text, **members}).encode(), *fields)
-
-
-def _post(body: bytes, *fields: str, path: str = "/v1/inference", method: str = "POST") -> bytes:
-    lines = [f"{method} {path} HTTP/1.1", "Host: bench", f"Content-Length: {len(body)}", "Authorization: Bearer KEY"]
-    return "\r\n".join([*lines, *fields, "", ""]).encode() + body
-
-
-def _label(number: int) -> bytes:
-    """Something else that a metric could be labelled with, each time."""
-    one = f"x{number}"
-    return [
-        _ask("label", model=one),
-        _ask("label", f"X-Request-Tier: {one}"),
-        _post(b"{}", path=f"/{one}"),
-        _post(b"", path="/v1/inference", method=one.upper()),
-    ][number % 4]
-
-
-_UNENDED = _ask("b" * 1_000_000)[:-1]
-_CHUNKED = _post(b"").replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
-_TINY = _CHUNKED + b"1\r\na\r\n" * 50_000
-_EMPTY = _CHUNKED + (b"1000\r\n" + b"\r\n" * 2048 + b"\r\n") * 100
-
-WORST = {
-    "queue": Worst("asks more than there is capacity", lambda n: _ask(f"flood {n}"), 300, limited=False),
-    "retry budget": Worst("every input raises", lambda n: _ask(f"POISON {n}"), 16, every=1.0),
-    "kept outcomes": Worst(
-        "answers of 1 MB under keys of their own",
-        lambda n: _ask(f"BIG {n}", f"Idempotency-Key: k{n}", "Prefer: respond-async"), 16, every=1.0,
-    ),
-    "memory": Worst("inputs of 0.9 MB", lambda n: _ask("m" * 900_000 + str(n)), 64, limited=False),
-    "connections": Worst("as many connections as it gets, idle", lambda n: _ask(f"c {n}"), 3000, every=600.0),
-    "bodies": Worst("1 MB of a body, never ended", lambda n: _UNENDED, 300, waits=False),
-    "chunks": Worst("bodies in chunks of one byte, and of empty lines", lambda n: (_TINY, _EMPTY)[n % 2], 16, limited=False),
-    "ledger": Worst("an unknown model, as fast as it goes", lambda n: _ask("x", model="none"), 50),
-    "metric labels": Worst("other models, tiers, routes and methods", _label, 50),
-    "dead letters": Worst("inputs that the model refuses", lambda n: _ask(f"REJECT {n}"), 16, every=0.5),
-    "log": Worst("requests that are none", lambda n: _post(b"{" * 200, f"X-Request-Timeout-Ms: {n}x"), 50),
-}  # fmt: skip
+LEAVE_SECONDS = 5.0
+"""Seconds within which what the other tenant held must be let go."""
+NICE = int(os.environ.get("NEIGHBOURS_NICE", "15"))
+BEGUN = json.dumps({})
+"""Line that the other tenant prints when it begins."""
+SPARE = 4
+"""Descriptors that the process may hold beyond those before."""
 
 
 def main() -> int:
@@ -124,6 +66,7 @@ def main() -> int:
         findings.at_most(f"{row['resource']}: p95, % of calm", float(str(row["% of calm"])), 110, "%")
         findings.none(f"{row['resource']}: errors", int(str(row["errors"])))
         findings.none(f"{row['resource']}: of what was kept, lost", int(str(row["kept, lost"])))
+        findings.at_most(f"{row['resource']}: descriptors left", int(str(row["and left"])), SPARE)
     return findings.close()
 
 
@@ -131,29 +74,41 @@ def _measure(findings: Findings, name: str, seconds: float) -> dict[str, object]
     """One resource: calm, then hostile."""
     worst = WORST[name]
     with tempfile.TemporaryDirectory(prefix="headway-bench-neighbours-") as folder, _service(Path(folder)) as service:
-        server, keys = service
+        server, grpc, keys = service
+        url = f"http://127.0.0.1:{grpc}" if worst.grpc else server.url
         calm_key, worst_key = keys["calm"], keys["limited" if worst.limited else "unlimited"]
         expect = ("--key", calm_key, "--expect", "upper")
         open_loop(server, RATE, WARM_UP, *expect)
         kept = _Kept(server, calm_key)
         calm = open_loop(server, RATE, seconds, *expect)
         before = _sizes(server, Path(folder))
-        with _attack(name, server, worst_key) as attack:
+        held = server.descriptors()
+        with _attack(name, url, worst_key) as attack:
             time.sleep(HEAD_START)
             hostile = open_loop(server, RATE, seconds, *expect)
             after = _sizes(server, Path(folder))
+            most = server.descriptors()
         done = attack.done()
         lost = kept.lost()
+        left = _left(server, held)
     findings.keep(name, {"calm": calm, "hostile": hostile, "attack": done})
     share = 100 * hostile.report.total.latency_ms.p95 / calm.report.total.latency_ms.p95
     asked = sum(done.values())
-    most = ", ".join(f"{times} × {what}" for what, times in Counter(done).most_common(3))
+    answers = ", ".join(f"{times} × {what}" for what, times in Counter(done).most_common(3))
     return {
-        "resource": name, "the other": worst.what, "its requests/s": asked / (seconds + HEAD_START), "of them": most,
+        "resource": name, "the other": worst.what, "its requests/s": asked / (seconds + HEAD_START), "of them": answers,
         "p95 calm": calm.report.total.latency_ms.p95, "p95": hostile.report.total.latency_ms.p95, "% of calm": share,
-        "errors": _errors(hostile), "kept, lost": lost,
+        "errors": _errors(hostile), "kept, lost": lost, "descriptors": most - held, "and left": left,
         **{f"{what} +MB": (after[what] - before[what]) / MEGABYTE for what in before},
     }  # fmt: skip
+
+
+def _left(server: Server, before: int) -> int:
+    """Descriptors beyond those before, once the other tenant has gone; waits until there are none, or too long."""
+    patience = time.monotonic() + LEAVE_SECONDS
+    while (left := server.descriptors() - before) > 0 and time.monotonic() < patience:
+        time.sleep(0.1)
+    return max(left, 0)
 
 
 def _errors(measured: Measured) -> int:
@@ -203,9 +158,9 @@ class _Kept:
             return {**json.loads(error.read()), "error": error.code}
 
 
-@contextmanager
-def _service(folder: Path) -> Iterator[tuple[Server, dict[str, str]]]:
-    """The service, and the keys of both tenants."""
+@contextlib.contextmanager
+def _service(folder: Path) -> Iterator[tuple[Server, int, dict[str, str]]]:
+    """The service, its gRPC port, and the keys of both tenants."""
     keys, rows = {}, []
     for name, rate in (("calm", 0), ("limited", 1000), ("unlimited", 0)):
         id, hashed, keys[name] = stand.fresh_key()
@@ -215,12 +170,13 @@ def _service(folder: Path) -> Iterator[tuple[Server, dict[str, str]]]:
             f"rate = {rate}\n"
         )
     (folder / "keys.toml").write_text("".join(rows), encoding="utf-8")
+    port = stand.free_port()
     with stand.headway(
-        f"{stand.TARGETS}:Neighbours", "--workers", str(GPUS), "--max-batch-size", str(MAX_BATCH),
+        f"{stand.TARGETS}:Neighbours", "--grpc-port", str(port), "--workers", str(GPUS), "--max-batch-size", str(MAX_BATCH),
         "--keys", str(folder / "keys.toml"), "--ledger", f"sqlite:///{folder / 'ledger.db'}",
         "--max-connections", str(MOST_CONNECTIONS), name="neighbours", environment={"NEIGHBOURS_MS": f"{BATCH_MS:g}"},
     ) as server:  # fmt: skip
-        yield server, keys
+        yield server, port, keys
 
 
 def _sizes(server: Server, folder: Path) -> dict[str, float]:
@@ -245,18 +201,22 @@ class _Attack:
 
     def done(self) -> dict[str, int]:
         """What it was answered, and how often."""
-        told: dict[str, int] = json.loads(self._path.read_text() or "{}")
+        told: dict[str, int] = json.loads(self._path.read_text().splitlines()[-1])
         return told
 
 
-@contextmanager
-def _attack(name: str, server: Server, key: str) -> Iterator[_Attack]:
+@contextlib.contextmanager
+def _attack(name: str, url: str, key: str) -> Iterator[_Attack]:
     OUT.mkdir(parents=True, exist_ok=True)
     path = OUT / "neighbours-attack.json"
-    command = [sys.executable, __file__, "--worst", name, "--url", server.url, "--key", key]
+    command = [sys.executable, __file__, "--worst", name, "--url", url, "--key", key]
     with path.open("w") as out:
         process = subprocess.Popen(stand.on_load_core(command), stdout=out, text=True)
     try:
+        while not path.read_text():
+            if process.poll() is not None:
+                raise stand.Broken(f"the attack {name} ended with exit code {process.returncode} before it began")
+            time.sleep(0.05)
         yield _Attack(process, path)
     finally:
         process.terminate()
@@ -269,15 +229,17 @@ def _attack(name: str, server: Server, key: str) -> Iterator[_Attack]:
 
 async def _do_worst(name: str, url: str, key: str) -> int:
     """Be the other tenant until SIGTERM; prints what was answered."""
-    os.nice(15)
+    os.nice(NICE)
     worst, numbers, answers = WORST[name], count(), Counter[str]()
     parts = urlsplit(url)
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(15, stop.set)
+    client = _frames if worst.grpc else _client
     clients = [
-        asyncio.create_task(_client(worst, (parts.hostname or "", parts.port or 0), key, numbers, answers))
+        asyncio.create_task(client(worst, (parts.hostname or "", parts.port or 0), key, numbers, answers))
         for _ in range(worst.connections)
     ]
+    print(BEGUN, flush=True)
     await stop.wait()
     print(json.dumps(answers), flush=True)
     for client in clients:
@@ -299,7 +261,7 @@ async def _client(
             continue
         try:
             while True:
-                writer.write(worst.request(next(numbers)).replace(b"Bearer KEY", b"Bearer " + key.encode(), 1))
+                writer.write(worst.request(next(numbers)).replace(KEY, key.encode(), 1))
                 if not worst.waits:
                     answers["sent"] += 1
                     await reader.read()
@@ -311,6 +273,44 @@ async def _client(
             await asyncio.sleep(0.05)
         finally:
             writer.close()
+
+
+async def _frames(
+    worst: Worst, address: tuple[str, int], key: str, numbers: Iterator[int], answers: Counter[str]
+) -> None:
+    """One connection of it to the gRPC port; what comes is read and dropped."""
+    credential = key.encode()
+    while True:
+        try:
+            reader, writer = await asyncio.open_connection(*address)
+        except OSError:
+            answers["no connection"] += 1
+            await asyncio.sleep(0.1)
+            continue
+        reading = asyncio.create_task(_drop(reader))
+        try:
+            writer.write(http2.hello())
+            for number in count():
+                if reading.done():
+                    raise EOFError
+                if not worst.once or number < worst.once:
+                    writer.write(worst.request(number).replace(KEY, credential))
+                    await writer.drain()
+                    answers["sent"] += 1
+                await asyncio.sleep(worst.every if number < worst.once or not worst.once else 0.2)
+        except (OSError, EOFError):
+            answers["cut"] += 1
+            await asyncio.sleep(0.05)
+        finally:
+            reading.cancel()
+            writer.close()
+
+
+async def _drop(reader: asyncio.StreamReader) -> None:
+    """Read to the end of a connection."""
+    with contextlib.suppress(OSError):
+        while await reader.read(1 << 16):
+            pass
 
 
 async def _status(reader: asyncio.StreamReader) -> str:

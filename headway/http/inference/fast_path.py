@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import re
 from collections.abc import Sequence
+from functools import partial
 from time import monotonic
 
 from headway.core.values import embedded
@@ -30,6 +31,7 @@ from headway.http.inference.other_inputs import read_other
 from headway.http.server.connection import APP, ASKED, BODY, FAR, IDLE, MOST_BUFFERED, Connection
 from headway.http.server.connection_context import InferenceContext
 from headway.http.server.head import Head
+from headway.http.server.large_bodies import LARGE
 from headway.http.server.quotas import too_many
 from headway.model import DedupKind, Entry, Failure, Principal, Reply, Value
 
@@ -100,7 +102,7 @@ class FastPathConnection(Connection):
             if request is not None and data.startswith(self.after, end):
                 length = data[begin:end]
                 end += len(self.after)
-                if length.isdigit() and int(length) == len(data) - end <= self.context.most_body:
+                if length.isdigit() and int(length) == len(data) - end <= self.inference.most_at_once:
                     try:
                         self._repeat(request, data[end:])
                     except Exception as exc:
@@ -224,14 +226,32 @@ class FastPathConnection(Connection):
         request = self.request
         if request is None:
             super().complete()
-        else:
-            body = b"".join(self.pieces)
-            self.pieces.clear()
-            self.reserve(0)
-            if self.principal.limits:
-                intake = self.inference.intake
-                intake.limiter.refund(intake.counted(self.principal.limits))
-            self._ask(request, body)
+            return
+        body = b"".join(self.pieces)
+        self.pieces.clear()
+        if len(body) < LARGE:
+            self._begin(request, body)
+            return
+        self.phase = ASKED
+        self.inference.large_bodies.wait(self.owner or "", partial(self._take_large, request, body))
+
+    def _take_large(self, request: InferenceHead, body: bytes) -> None:
+        """Go on with a large body, unless the connection has ended meanwhile."""
+        if self.phase == ASKED and self.request is request:
+            try:
+                self._begin(request, body)
+            except Exception as exc:
+                self.fault(exc)
+            else:
+                self.advance()
+
+    def _begin(self, request: InferenceHead, body: bytes) -> None:
+        """Begin with a body that came in pieces, for which there was a reservation."""
+        self.reserve(0)
+        if self.principal.limits:
+            intake = self.inference.intake
+            intake.limiter.refund(intake.counted(self.principal.limits))
+        self._ask(request, body)
 
     def write_error(
         self, code: str, message: str, retry_after: float | None = None, reason: str = "", fields: bytes = b""
@@ -288,7 +308,7 @@ class FastPathConnection(Connection):
                 self.refuse(over, head, None)
             return
         length, buffer = head.length, self.buffer
-        whole = 0 <= length <= len(buffer)
+        whole = 0 <= length <= len(buffer) and length < LARGE
         if not whole and (over := self._excess()) is not None:
             self.refuse(over, head, None)
             return

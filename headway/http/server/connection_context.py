@@ -28,6 +28,7 @@ from headway.http.rate_limit_headers import RateLimitHeaders
 from headway.http.server.framing import EncodeError
 from headway.http.server.hangups import Hangups
 from headway.http.server.head import TlsHandshake
+from headway.http.server.large_bodies import LARGE, LargeBodies
 from headway.http.server.quotas import Quotas
 from headway.http.server.read_turns import Turns
 from headway.identity.anonymous import AnonymousIdentity
@@ -274,6 +275,8 @@ class InferenceContext(ConnectionContext):
         self.codec_context = CodecContext(settings, intake.kinds, counters)
         self.rate_limit_headers = RateLimitHeaders(intake)
         self.quotas = Quotas(settings)
+        self.large_bodies = LargeBodies(self.loop)
+        self.most_at_once = min(self.most_body, LARGE - 1)
         self.model = settings.model
         self.version = settings.model_version
         self.tiers = settings.tier_names

@@ -1,0 +1,107 @@
+"""Turns of large bodies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from headway.http.server.large_bodies import LARGE, LargeBodies
+from tests.http.stand import Client, Stand, post, served, settled
+
+ADA, BOB = "Authorization: Bearer ada", "Authorization: Bearer bob"
+KEYS: dict[str, dict[str, Any]] = {"ada": {"rate": 0.0, "tenant": "acme"}, "bob": {"rate": 0.0, "tenant": "globex"}}
+LONG = "l" * LARGE
+
+
+class Loop:
+    """Event loop of which each callback is called by hand."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.due: list[tuple[float, Callable[[], None]]] = []
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        self.due.append((self.now, callback))
+
+    def call_later(self, pause: float, callback: Callable[[], None]) -> None:
+        self.due.append((self.now + pause, callback))
+
+    def next(self) -> float:
+        """Call the only callback there is; the instant at which it was due."""
+        [(self.now, callback)] = self.due
+        self.due.clear()
+        begun = self.now
+        callback()
+        return begun
+
+
+def test_one_is_read_at_a_time_and_the_loop_is_free_for_as_long_as_that_took() -> None:
+    loop, read = Loop(), list[str]()
+    line = LargeBodies(loop, lambda: loop.now)  # type: ignore[arg-type]
+
+    def body(name: str, seconds: float) -> Callable[[], None]:
+        def begin() -> None:
+            read.append(name)
+            loop.now += seconds
+
+        return begin
+
+    for number in range(3):
+        line.wait("flood", body(f"flood {number}", 0.25))
+    line.wait("other", body("other", 0.5))
+    assert [loop.next() for _ in range(4)] == [0.0, 0.5, 1.5, 2.0]
+    assert read == ["flood 0", "other", "flood 1", "flood 2"]
+    assert loop.due == []
+    line.wait("other", body("last", 0.0))
+    assert loop.next() == 2.5, "one that comes later leaves the pause to others, too"
+
+
+async def crowd(stand: Stand, count: int, request: bytes) -> list[Client]:
+    """Clients that have sent a request each, all of whose bodies have arrived."""
+    clients = [await stand.connect() for _ in range(count)]
+    for client in clients:
+        client.writer.write(request)
+    return clients
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_every_large_body_is_answered(chunked: bool) -> None:
+    async def main(stand: Stand) -> None:
+        body = json.dumps({"input": LONG}).encode()
+        request = post(body.decode(), "/v1/inference", ADA)
+        if chunked:
+            head = b"POST /v1/inference HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n%b\r\n\r\n" % ADA.encode()
+            request = head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+        for client in await crowd(stand, 4, request + request + post('{"input": "a"}', "/v1/inference", ADA)):
+            assert [(await client.answer()).json["output"] for _ in range(3)] == [LONG.upper(), LONG.upper(), "A"]
+
+    served(main, keys=KEYS)
+
+
+def test_a_wrong_large_body_is_refused_and_the_connection_goes_on() -> None:
+    async def main(stand: Stand) -> None:
+        client = await stand.connect()
+        await client.send(post("[" * LARGE, "/v1/inference", ADA) + post('{"input": "a"}', "/v1/inference", ADA))
+        assert (await client.answer()).status == 400
+        assert (await client.answer()).json["output"] == "A"
+
+    served(main, keys=KEYS)
+
+
+def test_a_client_that_leaves_while_its_body_waits_is_asked_nothing() -> None:
+    async def main(stand: Stand) -> None:
+        context: Any = stand.door._context
+        waiting: list[Callable[[], None]] = []
+        context.large_bodies.wait = lambda tenant, begin: waiting.append(begin)
+        client = await stand.connect()
+        await client.send(post(json.dumps({"input": LONG}), "/v1/inference", BOB))
+        await settled(lambda: bool(waiting))
+        client.leave()
+        await settled(lambda: not stand.door._connections())
+        waiting.pop()()
+        assert stand.gateway.asked == []
+
+    served(main, keys=KEYS)

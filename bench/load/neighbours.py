@@ -234,9 +234,9 @@ async def _do_worst(name: str, url: str, key: str) -> int:
     parts = urlsplit(url)
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(15, stop.set)
-    client = _frames if worst.grpc else _client
+    act = _frames if worst.grpc else _client
     clients = [
-        asyncio.create_task(client(worst, (parts.hostname or "", parts.port or 0), key, numbers, answers))
+        asyncio.create_task(act(worst, (parts.hostname or "", parts.port or 0), key, numbers, answers))
         for _ in range(worst.connections)
     ]
     print(BEGUN, flush=True)

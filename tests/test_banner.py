@@ -33,6 +33,25 @@ def test_it_says_where_grpc_is() -> None:
     assert "grpc" not in banner(Settings(), Role.SERVE, LOCAL, 8000, 9000)
 
 
+@pytest.mark.parametrize(
+    ("given", "curl"),
+    [
+        ({}, "curl http://127.0.0.1:8000/v1/inference"),
+        ({"host": "0.0.0.0"}, "curl http://127.0.0.1:8000/v1/inference"),
+        ({"host": "::"}, "curl http://[::1]:8000/v1/inference"),
+        ({"host": "10.0.0.7"}, "curl http://10.0.0.7:8000/v1/inference"),
+        ({"tls_cert": "a.pem"}, "curl --cacert AUTHORITY https://127.0.0.1:8000/v1/inference"),
+        ({"tls_cert": "a.pem", "host": "0.0.0.0"}, "curl --cacert AUTHORITY https://localhost:8000/v1/inference"),
+        (
+            {"tls_cert": "a.pem", "tls_client_ca": "b.pem"},
+            "curl --cacert AUTHORITY --cert YOUR_CERT --key YOUR_KEY_FILE https://127.0.0.1:8000/v1/inference",
+        ),
+    ],
+)
+def test_the_line_to_try_reaches_the_port_from_here(given: dict[str, Any], curl: str) -> None:
+    assert f"  {curl}" in banner(Settings(**given), Role.SERVE, LOCAL, 8000, 9000)
+
+
 def test_with_keys_it_says_where_they_are(tmp_path: Path) -> None:
     file = tmp_path / "keys.toml"
     file.write_text("keys = []")

@@ -15,6 +15,7 @@ from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any, Self, TypeVar
 
+from headway.app.banner import EVERYWHERE
 from headway.app.wiring import Process, build
 from headway.config import Settings
 from headway.config.target import Target
@@ -24,9 +25,6 @@ from headway.model import Role
 from headway.runtime import log
 
 T = TypeVar("T")
-
-_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - the addresses that are replaced
-"""Address under which this machine reaches what listens on every interface."""
 
 
 class BackgroundService:
@@ -162,5 +160,5 @@ class BackgroundService:
 
 
 def _url(settings: Settings, host: str, port: int) -> str:
-    address = _EVERYWHERE.get(host, host)
+    address = EVERYWHERE.get(host, host)
     return f"{settings.scheme}://[{address}]:{port}" if ":" in address else f"{settings.scheme}://{address}:{port}"

@@ -98,7 +98,7 @@ def _lines(
         if settings.broker:
             yield f"  fallback {_fallback(settings)}"
         yield "Try it:"
-        yield f"  curl {url}/v1/inference{_credential(settings)} -d {_body(signature)}"
+        yield f"  curl {_certificates(settings)}{scheme}://{_near(settings)}:{port}/v1/inference{_credential(settings)} -d {_body(signature)}"
         return
     if parts.batchers:
         yield f"  limits   a batch {settings.gpu_timeout_ms:g} ms; a lease lasts {settings.lease_ms:g} ms"
@@ -127,6 +127,27 @@ def _clients(settings: Settings) -> str:
 
 def _host(host: str) -> str:
     return f"[{host}]" if ":" in host else host
+
+
+EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - the addresses that are replaced
+"""Address under which this machine reaches what listens on every interface."""
+
+
+def _near(settings: Settings) -> str:
+    """Host of a URL by which this machine reaches the public port."""
+    if settings.host not in EVERYWHERE:
+        return _host(settings.host)
+    return (
+        "localhost" if settings.tls_cert else _host(EVERYWHERE[settings.host])
+    )  # A certificate has names, and seldom addresses.
+
+
+def _certificates(settings: Settings) -> str:
+    """Flags of curl for TLS: whom to trust, and what to show."""
+    if not settings.tls_cert:
+        return ""
+    shown = "--cert YOUR_CERT --key YOUR_KEY_FILE " if settings.tls_client_ca else ""
+    return f"--cacert AUTHORITY {shown}"
 
 
 def _wait(settings: Settings) -> str:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+import re
 import secrets
 import shutil
 import socket
@@ -32,12 +33,26 @@ import structlog
 from headway.grpc.frame_tracker import FrameTracker
 from headway.http.server.hangups import descriptor_of
 from headway.http.server.quotas import Quotas
+from headway.runtime import protocol_hints
+from headway.runtime.protocol_hints import ProtocolHints
 
 log = structlog.get_logger(__name__)
 
 GOAWAY = bytes.fromhex("000008 07 00 00000000 7fffffff 00000000")
 """GOAWAY frame without an error. Its number of the last stream is the highest: all that were begun before it arrived are
 answered."""
+
+_PREFACE = b"PRI "
+_HANDSHAKE = b"\x16\x03"
+_HTTP1 = re.compile(rb"[A-Z]{3,10} [/*h]")
+"""Beginnings of a connection in HTTP/2, in TLS, and in HTTP/1.1, the method and what it asks for."""
+
+_WHY_NOT_HTTP1 = b"this port speaks gRPC, in HTTP/2: HTTP/1.1 has a port of its own\n"
+_NOT_HTTP1 = (
+    b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b"
+    % (len(_WHY_NOT_HTTP1), _WHY_NOT_HTTP1)
+)
+"""Answer to a client that speaks HTTP/1.1."""
 
 JITTER = 0.1
 """Most by which an age is longer or shorter, as a share of it, so that clients that came together leave one by one."""
@@ -55,7 +70,7 @@ class _Side(asyncio.Protocol):
 
     def write(self, data: bytes) -> None:
         """Pass on what the other side has sent."""
-        if self._transport is not None:
+        if self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
 
     def pause(self) -> None:
@@ -92,7 +107,7 @@ class ClientConnection(_Side):
     """
 
     __slots__ = (
-        "_blocked", "_early", "_frames", "_heard", "_quiet", "_relay", "_server", "address", "calls", "leaves", "leaving", "name",
+        "_begun", "_blocked", "_early", "_frames", "_heard", "_quiet", "_relay", "_server", "address", "calls", "leaves", "leaving", "name",
         "owner", "reserved", "retired", "streams", "unfetched",
     )  # fmt: skip
 
@@ -104,7 +119,7 @@ class ClientConnection(_Side):
         self._frames = FrameTracker(self.streams, begins=True)
         self._early: list[bytes] = []
         self._blocked = 0.0
-        self._heard = False
+        self._begun = self._heard = False
         self._quiet = 0.0
         self.name = self.address = ""
         self.owner: str | None = None
@@ -142,7 +157,18 @@ class ClientConnection(_Side):
         self._transport.resume_reading()
 
     def data_received(self, data: bytes) -> None:
-        """Pass on what the client has sent."""
+        """Pass on what the client has sent, unless it begins as another protocol does."""
+        if not self._begun:
+            self._begun = True
+            if data.startswith(_HANDSHAKE):
+                self._relay.hints.tell(protocol_hints.TLS)
+                self.shutdown()
+                return
+            if _HTTP1.match(data) and not data.startswith(_PREFACE):
+                self._relay.hints.tell(protocol_hints.HTTP1)
+                self.write(_NOT_HTTP1)
+                self.close()
+                return
         self._heard = True
         self._frames.pass_on(data)
         if self._server is not None:
@@ -267,6 +293,7 @@ class Relay:
         jitter: uniform in [0, 1).
 
     Attributes:
+        hints: log lines on clients that speak another protocol.
         target: address for the server to listen at, as it writes it.
         connections: connections by the name of their server side.
         ceiling: first descriptor number at which a connection is refused.
@@ -285,6 +312,7 @@ class Relay:
         jitter: Callable[[], float],
     ) -> None:
         self.quotas, self.clock = quotas, clock
+        self.hints = ProtocolHints("grpc", clock)
         self.grace, self.unread_timeout = grace, unread_timeout
         self.ceiling = 1 << 30
         self.connections: dict[str, ClientConnection] = {}

@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 import pytest
+import structlog
 from google.protobuf import descriptor_pb2, descriptor_pool, json_format
 
 from headway.errors import SettingError
@@ -251,11 +252,17 @@ def test_bytes_that_are_no_http2_end_the_connection_and_nothing_else() -> None:
         for raw in (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc", b"\0" * 5000):
             reader, writer = await asyncio.open_connection("127.0.0.1", port.listener.port)
             writer.write(raw)
-            await reader.read()
+            assert (b"this port speaks gRPC" in await reader.read()) == raw.startswith(b"GET")
             writer.close()
         assert predicted(await port.client().ask(PREDICT, predict("a"))).output == b"A"
 
-    served(main)
+    with structlog.testing.capture_logs() as lines:
+        served(main)
+    told = [(line["event"], line["port"]) for line in lines if "a client speaks" in line["event"]]
+    assert told == [
+        ("a client speaks HTTP/1.1 to the gRPC port", "grpc"),
+        ("a client speaks TLS to a plain port", "grpc"),
+    ]
 
 
 def test_a_client_that_takes_no_answer_is_cut_off() -> None:

@@ -69,6 +69,19 @@ def test_tls_on_a_plain_port_is_logged_once_a_minute() -> None:
     served(main)
 
 
+def test_http2_on_the_http_port_is_logged_and_told_where_grpc_is() -> None:
+    async def main(stand: Stand) -> None:
+        with structlog.testing.capture_logs() as lines:
+            for _ in range(2):
+                answer = await stand.ask(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+                assert (answer.status, "gRPC has a port of its own" in answer.json["message"]) == (400, True)
+        [line] = lines
+        assert (line["event"], line["port"]) == ("a client speaks HTTP/2 to the HTTP port", "public")
+        assert "--grpc-port" in line["hint"]
+
+    served(main)
+
+
 def test_blanks_after_a_value_are_no_part_of_it() -> None:
     """Though the head is remembered with them."""
 

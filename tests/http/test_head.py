@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.errors import BadRequest, RequestError
-from headway.http.server.head import TlsHandshake, read_head, suspect
+from headway.http.server.head import OtherProtocol, read_head, suspect
 
 GOOD = b"POST /v1/inference HTTP/1.1\r\nHost: a\r\n"
 
@@ -56,8 +56,8 @@ def test_blanks_around_a_value_are_no_part_of_it(blanks: str) -> None:
 
 @pytest.mark.parametrize("raw", [b"\x16\x03\x01\x02\x00\x01", b"\x16\x03\x03\x00\x05\r\n\r\n"])
 def test_a_tls_handshake_is_called_one(raw: bytes) -> None:
-    assert isinstance(suspect(raw), TlsHandshake)
-    with pytest.raises(TlsHandshake, match="plain HTTP"):
+    assert isinstance(suspect(raw), OtherProtocol)
+    with pytest.raises(OtherProtocol, match="plain HTTP"):
         read_head(raw)
 
 
@@ -127,7 +127,7 @@ def test_takes_every_host_that_there_can_be(host: str) -> None:
         (b"GET / HTTP/1.1\rHost: a\r\n\r\n", "request line"),
         (b"GET /\xff HTTP/1.1\r\nHost: a\r\n\r\n", "url"),
         (b"FOO / HTTP/1.1\r\nHost: a\r\n\r\n", "method"),
-        (b"PRI * HTTP/2.0\r\n\r\n", "request line"),
+        (b"PRI * HTTP/2.0\r\n\r\n", "gRPC has a port of its own"),
         (b"CONNECT a:80 HTTP/1.1\r\nHost: a\r\n\r\n", "CONNECT"),
     ],
 )

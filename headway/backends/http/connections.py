@@ -162,5 +162,11 @@ class Connections:
 
 
 def was_sent(exc: Exception) -> bool:
-    """Whether a part of the request may have left before this error."""
+    """Whether a whole request may have left before this error."""
+    if isinstance(exc.__cause__, aiohttp.ClientConnectionResetError) and _ENDED in str(exc.__cause__):
+        return False  # The connection had ended before the body was written, as where a certificate is refused.
     return not isinstance(exc, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
+
+
+_ENDED = "closing transport"
+"""Words of aiohttp for a write that was not begun."""

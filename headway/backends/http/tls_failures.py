@@ -34,7 +34,7 @@ _NOT_NOW = frozenset([9, 10])
 
 
 def explain(exc: BaseException) -> str:
-    """What has failed in TLS, for operators; empty where that is not what this error comes from."""
+    """Explain to operators what has failed in TLS; empty where that is not what this error comes from."""
     error = _cause(exc)
     if isinstance(error, ssl.SSLCertVerificationError):
         return _distrust(error.verify_code, error.verify_message.rstrip("."))
@@ -54,7 +54,7 @@ def explain(exc: BaseException) -> str:
 
 
 def explain_answer(status: int, body: bytes | bytearray) -> str:
-    """What has failed in TLS, where a proxy says it with an answer; else empty."""
+    """Explain what has failed in TLS where a proxy says it with an answer; else empty."""
     found = _TITLE.search(body) if status == 400 and len(body) <= _WHOLE else None
     return _TITLES.get(found[1], "") if found else ""
 

@@ -27,7 +27,7 @@ from headway.http.problem import encode_problem
 from headway.http.rate_limit_headers import RateLimitHeaders
 from headway.http.server.framing import EncodeError
 from headway.http.server.hangups import Hangups
-from headway.http.server.head import TlsHandshake
+from headway.http.server.head import OtherProtocol
 from headway.http.server.large_bodies import LARGE, LargeBodies
 from headway.http.server.quotas import Quotas
 from headway.http.server.read_turns import Turns
@@ -36,6 +36,7 @@ from headway.model import Entry, Failure, Limit, Principal, Reply, RequestOption
 from headway.ports import Identity, QueueCondition
 from headway.runtime.counters import Counters
 from headway.runtime.listening import SPARE
+from headway.runtime.protocol_hints import ProtocolHints
 
 log = structlog.get_logger(__name__)
 
@@ -47,9 +48,6 @@ LINGER = 1.0
 
 GRACE = 1.0
 """Seconds of silence after which a closing listener drops an idle client."""
-
-TLS_HINT_EVERY = 60.0
-"""Least seconds between two lines of the log about clients that speak TLS to a plain port."""
 
 SLOWEST = 16_384
 """Least bytes per second at which a client has to take its answer."""
@@ -181,7 +179,7 @@ class ConnectionContext:
         self.hangups = Hangups(self.loop)
         self.turns = Turns(self.loop)
         self._left = asyncio.Event()
-        self._handshakes, self._hinted_at = 0, -TLS_HINT_EVERY
+        self._hints = ProtocolHints(self.label, self.loop.time)
         self.state = ServerState()
         self.config = Config(
             _Shelter(app),
@@ -226,19 +224,10 @@ class ConnectionContext:
 
     def refused(self, error: RequestError, tier: str | None) -> None:
         """Count a refusal under a tier; None: a gateway has counted it."""
-        if isinstance(error, TlsHandshake):
-            self._hint_at_tls()
+        if isinstance(error, OtherProtocol):
+            self._hints.tell(error.kind)
         if tier is not None:
             self.counters.refusals[error.reason or error.code.lower(), tier] += 1
-
-    def _hint_at_tls(self) -> None:
-        """Log that a client speaks TLS here, but not more often than TLS_HINT_EVERY."""
-        self._handshakes += 1
-        now = self.loop.time()
-        if now >= self._hinted_at + TLS_HINT_EVERY:
-            hint = "let clients ask http://, or end TLS in a proxy in front"
-            log.warning("a client speaks TLS to a plain port", port=self.label, times=self._handshakes, hint=hint)
-            self._handshakes, self._hinted_at = 0, now
 
 
 class InferenceContext(ConnectionContext):

@@ -12,6 +12,7 @@ import re
 import httptools
 
 from headway.errors import HEADERS_TOO_LARGE, METHOD_NOT_ALLOWED, BadRequest, RequestError
+from headway.runtime import protocol_hints
 
 END = b"\r\n\r\n"
 
@@ -19,6 +20,8 @@ _REQUEST_LINE = re.compile(rb"([A-Z][A-Z-]*) ([^\x00-\x20\x7f]+) HTTP/(1\.[01])\
 _LINE_SO_FAR = re.compile(rb"[A-Z][A-Z-]*(?: [^\x00-\x20\x7f]*(?: [HTP/1.0]{0,8})?)?\r?")
 _HANDSHAKE = re.compile(rb"\x16\x03[\x00-\x04]")
 """Beginning of a TLS handshake: the type of the record, and its version."""
+_HTTP2 = b"PRI * HTTP/2"
+"""Beginning of a connection in HTTP/2, as gRPC's clients open it."""
 _BLANK = re.compile(rb"(?:\r\n)*")
 _STRAY = re.compile(rb"(?<!\r)\n|\r(?=[^\n])|\x00")
 
@@ -76,8 +79,17 @@ class Head:
         self.expects = False
 
 
-class TlsHandshake(BadRequest):
-    """The client speaks TLS, and the port does not."""
+class OtherProtocol(BadRequest):
+    """The client speaks another protocol than the port.
+
+    Arguments:
+        message: text that the client reads.
+        kind: kind of it, as `headway.runtime.protocol_hints` logs it.
+    """
+
+    def __init__(self, message: str, kind: tuple[str, str]) -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 class Told:
@@ -204,7 +216,11 @@ def suspect(partial: bytes, seen: int = 0) -> BadRequest | None:
 
 def _bad_line(raw: bytes) -> BadRequest:
     if _HANDSHAKE.match(raw):
-        return TlsHandshake("a TLS handshake came to a port that speaks plain HTTP; ask http:// instead of https://")
+        message = "a TLS handshake came to a port that speaks plain HTTP; ask http:// instead of https://"
+        return OtherProtocol(message, protocol_hints.TLS)
+    if raw.startswith(_HTTP2):
+        message = "HTTP/2 came to a port that speaks HTTP/1.1; gRPC has a port of its own, if it is on (grpc_port)"
+        return OtherProtocol(message, protocol_hints.HTTP2)
     shown = raw.split(b"\n", 1)[0][:80].decode("ascii", "backslashreplace")
     return BadRequest(f"the request line {shown!r} is malformed; expected: METHOD target HTTP/1.1")
 

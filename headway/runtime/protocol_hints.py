@@ -1,0 +1,46 @@
+"""Log lines on clients that speak another protocol than the port: once a minute for each, with the number since."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import structlog
+
+log = structlog.get_logger(__name__)
+
+TOLD_EVERY = 60.0
+"""Least seconds between two such lines."""
+
+TLS = (
+    "a client speaks TLS to a plain port",
+    "let clients ask without TLS, set --tls-cert, or end TLS in a proxy in front",
+)
+HTTP2 = (
+    "a client speaks HTTP/2 to the HTTP port",
+    "gRPC has a port of its own, that of --grpc-port; other clients ask in HTTP/1.1",
+)
+HTTP1 = ("a client speaks HTTP/1.1 to the gRPC port", "HTTP has a port of its own, that of --port")
+
+
+class ProtocolHints:
+    """Hints of one port.
+
+    Arguments:
+        port: name of the port, for the log.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, port: str, clock: Callable[[], float]) -> None:
+        self._port, self._clock = port, clock
+        self._times: Counter[tuple[str, str]] = Counter()
+        self._told: dict[tuple[str, str], float] = {}
+
+    def tell(self, kind: tuple[str, str]) -> None:
+        """Count a client of one of the kinds above, and log it if that is due."""
+        self._times[kind] += 1
+        now = self._clock()
+        if now >= self._told.get(kind, -TOLD_EVERY) + TOLD_EVERY:
+            event, hint = kind
+            log.warning(event, port=self._port, times=self._times.pop(kind), hint=hint)
+            self._told[kind] = now

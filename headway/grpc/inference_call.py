@@ -40,11 +40,12 @@ class InferenceCall(Call):
         read: reads its message.
     """
 
-    __slots__ = ("_read",)
+    __slots__ = ("_read", "_replies")
 
     def __init__(self, port: PortContext, metadata: Sequence[tuple[str, Any]], read: ReadMessage) -> None:
         super().__init__(port, metadata)
         self._read = read
+        self._replies: Sequence[Reply] = ()
 
     async def answer(self, context: Any) -> bytes:
         """Message of the answer. Raises RequestError."""
@@ -113,6 +114,7 @@ class InferenceCall(Call):
             except asyncio.CancelledError:
                 port.intake.abandon(sink, self.principal.tenant, id)
                 raise
+        self._replies = replies
         first = replies[0]
         if first.output is None:
             self.tier = None
@@ -169,8 +171,9 @@ class InferenceCall(Call):
         return tuple(self.port.rate_limits.fields(limits).items()) if limits else ()
 
     async def refuse(self, context: Any, error: RequestError, more: Metadata = ()) -> None:
-        """End the call with an error, and the principal's limits."""
-        await super().refuse(context, error, more + self.limits_left())
+        """End the call with an error, how its outcome came about, and the principal's limits."""
+        marks = self.marks(self._replies) if self._replies else ()
+        await super().refuse(context, error, more + marks + self.limits_left())
 
 
 def error_of(failure: Failure) -> RequestError:

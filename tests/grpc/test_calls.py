@@ -264,6 +264,9 @@ def test_an_outcome_of_another_request_is_marked() -> None:
         call = port.client().call(PREDICT, predict("a"))
         await call
         assert dict(await call.trailing_metadata())["idempotency-replayed"] == "true"
+        port.gateway.failure = Failure(errors.REJECTED_BY_MODEL, "no")
+        found = await port.client().fail(PREDICT, predict("a"))
+        assert (found.status, found.trailers["idempotency-replayed"]) == (Status.INVALID_ARGUMENT, "true")
 
     served(main)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import signal
 import threading
@@ -13,6 +15,10 @@ import pytest
 from tests.e2e.client import Answer, Connection, request, wait_until
 from tests.e2e.fleet import PATIENT, fleet
 from tests.e2e.server import TIERS, Server, launched, serving
+from tests.promises import ways_in
+from tests.promises.calls import Stream, answered, channel
+from tests.promises.ways_in import Told, WayIn
+from tests.servers.ports import Port
 from tests.servers.redis import RedisServer
 
 RULES = """
@@ -99,6 +105,51 @@ def test_a_rule_holds_whichever_way_a_request_comes_in(tmp_path: Path) -> None:
         assert metrics.value("input_policy_total", rule="words", effect="refused") == count
         assert metrics.value("requests_total", outcome="rejected_by_policy") == count
         assert metrics.value("refusals_total", reason="policy") == count
+
+
+def spellings(way: WayIn, body: bytes) -> list[bytes]:
+    """Body as JSON may spell it: with escapes for what is not ASCII, for letters, and without any."""
+    if way in (ways_in.OCTET_STREAM, ways_in.OIP_BINARY):
+        return [body]
+    plain = json.dumps(json.loads(body), ensure_ascii=False).encode()
+    return [body, plain, body.replace(b"bidden", b"\\u0062idde\\u006e")]
+
+
+async def call(way: WayIn, port: int, texts: list[str]) -> Told:
+    """Answer of a gRPC way."""
+    sent, made = way.write(texts), channel(port)
+    try:
+        if way.wire == "stream":
+            stream = Stream(made.stream_stream(sent.path)())
+            told = await stream.ask(sent, texts[0])
+            await stream.close()
+            return told
+        return (await answered(way, made.unary_unary(sent.path)(sent.body))).told
+    finally:
+        await made.close()
+
+
+def test_one_table_of_all_ways_in(tmp_path: Path) -> None:
+    flags = *TIERS, "--input-policy", policy(tmp_path, RULES)
+    with (
+        contextlib.closing(Port()) as port,
+        serving(tmp_path, *flags, "--grpc-port", str(port.number), lawful=False, target="tests.targets.kinds:plain") as server,
+    ):  # fmt: skip
+        count = 0
+        for way in ways_in.WAYS_IN:
+            texts = [*["good"] * min(way.most - 1, 3), f"user {HIDDEN}"]
+            if way.wire == "http":
+                sent = way.write(texts)
+                for body in spellings(way, sent.body):
+                    answer = post(server, sent.path, body, *sent.fields)
+                    told = way.read(answer.status, dict(answer.header), answer.body)
+                    assert (answer.status, told.code) == (422, "REJECTED_BY_POLICY"), (way.name, body, answer.body)
+                    count += 1
+            else:
+                told = asyncio.run(call(way, port.number, texts))
+                assert told == Told([], "REJECTED_BY_POLICY"), way.name
+                count += 1
+        assert server.metrics().value("input_policy_total", rule="words", effect="refused") == count
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@
     violations = check(crowd.history)
 
 Requests come open-loop. They are synchronous or tasks, with an id of their own or not, under an idempotency key or not, with
-a text of their own or one that others of the tenant and of other tenants ask, too; ids and keys are used again, at any
+a text of their own or one that others of the tenant and of other tenants ask, too, by any way over HTTP; ids and keys are used again, at any
 gateway, while the first is under way and later, with the same text and with another. Some texts the model rejects: alone, or
 with all that ride with them. Clients leave at every point.
 """
@@ -27,6 +27,7 @@ from typing import Any
 from headway.core.failures import CULPRIT
 from tests.promises.client import PATIENCE, STAYS, Connection, Departure, Door, Head, Point, Standing, connect
 from tests.promises.operation import BAD, History, Kind, Operation
+from tests.promises.ways_in import WAYS_IN
 
 WEIGHTS = {
     "ask": 26, "task": 16, "poll": 18, "wait": 6, "forget": 4, "reuse": 8, "keyed": 6, "again": 10, "common": 8,
@@ -34,7 +35,9 @@ WEIGHTS = {
 }  # fmt: skip
 """Weights of the clients' operations, relative to each other."""
 LEAVES = {Point.HEAD: 1, Point.BODY: 1, Point.WAIT: 10, Point.ANSWER: 2, Point.END: 90}
-WAYS = ("close", "reset", "half")
+DEPARTURES = ("close", "reset", "half")
+WAYS = {way.name: way for way in WAYS_IN if way.wire == "http" and not way.numbers and "inputs" not in way.name}
+"""Ways in by name that take one text and answer with one."""
 RECENT = 60
 """Most ids and keys of each tenant that may be used again."""
 MOST_USES = 7
@@ -110,13 +113,13 @@ class Crowd:
         """Ask for what the service must still know: tasks, and what is kept under keys; at most so many of each."""
         tasks = {(one.tenant, one.id) for one in self.history.operations if one.kind is Kind.TASK and one.status == 202}
         keys = {
-            (one.tenant, one.key): one.text
+            (one.tenant, one.key): one
             for one in self.history.operations
             if one.key and one.status in (200, 422) and one.outcome and not one.turned_down
         }
         room = asyncio.Semaphore(64)
         asked = self._rng.sample(sorted(tasks), min(len(tasks), most))
-        kept = self._rng.sample(sorted(keys.items()), min(len(keys), most))
+        kept = self._rng.sample(sorted(keys), min(len(keys), most))
 
         async def look(operation: Operation, wait: float) -> None:
             async with room:
@@ -124,8 +127,8 @@ class Crowd:
 
         looks = [look(self._note(Kind.POLL, tenant, id=id), 40.0) for tenant, id in asked]
         looks += [
-            look(self._note(Kind.ASK, tenant, text=text, key=key, timeout=ASK_SECONDS), 0.0)
-            for (tenant, key), text in kept
+            look(self._note(Kind.ASK, tenant, key=key, timeout=ASK_SECONDS, **_said(keys[tenant, key])), 0.0)
+            for tenant, key in kept
         ]
         try:
             await asyncio.gather(*looks)
@@ -183,8 +186,18 @@ class Crowd:
         chosen = id or (str(uuid.UUID(int=rng.getrandbits(128), version=4)) if rng.random() < 0.4 else "")
         most = TASK_SECONDS if kind is Kind.TASK else ASK_SECONDS
         timeout = rng.uniform(0.05, 0.5) if rng.random() < 0.06 else most
+        way = rng.choice([way for way in WAYS.values() if way.tasks or kind is Kind.ASK])
         asked = self._note(
-            kind, tenant, id=chosen, chosen=bool(chosen), text=text, key=key, fresh=rng.random() < 0.2, timeout=timeout
+            kind,
+            tenant,
+            id=chosen,
+            chosen=bool(chosen),
+            text=way.input_of(text),
+            words=text,
+            way=way.name,
+            key=key,
+            fresh=rng.random() < 0.2,
+            timeout=timeout,
         )
         if chosen and not id:
             self._ids[tenant].append(Known(chosen, text, key))
@@ -202,7 +215,7 @@ class Crowd:
     def _departure(self) -> Departure:
         rng = self._rng
         point = rng.choices(list(LEAVES), list(LEAVES.values()))[0]
-        return Departure(point, rng.choice(WAYS), rng.choice((0.0, rng.expovariate(50.0), rng.expovariate(4.0))))
+        return Departure(point, rng.choice(DEPARTURES), rng.choice((0.0, rng.expovariate(50.0), rng.expovariate(4.0))))
 
     async def _knock(self) -> None:
         """Come, say nothing or half a line, and go."""
@@ -211,7 +224,7 @@ class Crowd:
             with contextlib.suppress(OSError):
                 connection = await connect(door)
                 connection.send(self._rng.choice((b"", b"POST /v1/inf")))
-                connection.leave(self._rng.choice(WAYS))
+                connection.leave(self._rng.choice(DEPARTURES))
 
     # How it is done.
 
@@ -288,12 +301,16 @@ class Crowd:
     def _take(self, operation: Operation, head: Head, body: bytes) -> None:
         """Note what came."""
         operation.returned, operation.status, operation.lost = time.monotonic(), head.status, ""
-        told = json.loads(body) if body else {}
         if operation.kind in (Kind.ASK, Kind.TASK):
             operation.id = operation.id or head.fields["x-request-id"].removeprefix("req_")
-        operation.output = told.get("output")
-        error = told.get("error", "")
-        operation.code = error["error"] if isinstance(error, dict) else error
+        if operation.kind is Kind.ASK:
+            outputs, operation.code = WAYS[operation.way].read(head.status, head.fields, body)
+            operation.output = outputs[0] if outputs else None
+        else:
+            told = json.loads(body) if body else {}
+            operation.output = told.get("output")
+            error = told.get("error", "")
+            operation.code = error["error"] if isinstance(error, dict) else error
         known = head.fields.get("x-headway-dropped-reason") == CULPRIT
         operation.turned_down = known and "idempotency-replayed" not in head.fields
         if operation.kind is Kind.ASK and operation.output is not None:
@@ -306,8 +323,9 @@ class Crowd:
             query = f"?wait={wait:.2f}" if wait else ""
             line, body = f"{method} /v1/result/req_{operation.id}{query} HTTP/1.1", b""
         else:
-            line = "POST /v1/inference HTTP/1.1"
-            body = json.dumps({"input": operation.text}).encode()
+            path, own, body = WAYS[operation.way].write([operation.words])
+            line = f"POST {path} HTTP/1.1"
+            fields += own
             fields.append(f"Content-Length: {len(body)}")
             fields += [f"X-Request-Id: req_{operation.id}"] if operation.chosen else []
             fields += [f"Idempotency-Key: {operation.key}"] if operation.key else []
@@ -333,6 +351,11 @@ class Crowd:
         for door in self.doors:
             while door.free:
                 door.free.pop().leave("close")
+
+
+def _said(one: Operation) -> dict[str, str]:
+    """What an operation said, for another one that says the same."""
+    return {"text": one.text, "words": one.words, "way": one.way}
 
 
 def _use(known: Known, among: deque[Known]) -> Known:

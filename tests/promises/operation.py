@@ -45,6 +45,8 @@ class Operation:
         id: UUID text of the request or of the task it is about; empty as long as it is not known.
         chosen: the client chose the id.
         text: the input.
+        way: name of the way in that it took.
+        words: what was sent, of which the way may make another input.
         key: its idempotency key.
         fresh: no identical request's answer will do.
         timeout: seconds that the request may take at most.
@@ -73,6 +75,8 @@ class Operation:
     output: str | None = None
     turned_down: bool = False
     lost: str = ""
+    way: str = "native"
+    words: str = ""
 
     @property
     def ends(self) -> float | None:
@@ -93,7 +97,9 @@ class Operation:
         until = f"{self.returned:.3f}" if self.returned is not None else self.lost or "…"
         got = f"{self.status} {self.code or (self.output or '')[-60:]}".strip() if self.status else ""
         got += ", known to fail" if self.turned_down else ""
-        return f"[{self.called:.3f}–{until}] {self.tenant} {self.kind.value} {what} at {self.gateway}: {got}"
+        return (
+            f"[{self.called:.3f}–{until}] {self.tenant} {self.kind.value} {what} at {self.gateway}, {self.way}: {got}"
+        )
 
 
 @dataclass(slots=True)

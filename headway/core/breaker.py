@@ -6,7 +6,8 @@ closed ──threshold failures in a row──▶ half open ──success──�
    └──────the backend asks for rest─────▶ open─┘
 
 Failures in a row may be the fault of what was asked. So the first probe comes at once, before any rest, and is
-to be made with something that is known to work.
+to be made with something that is known to work. A failure that is certainly none of what was asked, as no connection came
+about, needs no others in a row.
 
 Half open, one run at a time has the permit to be the probe. A permit ends by itself: a probe that is never heard of
 again keeps nobody out for good.
@@ -82,15 +83,15 @@ class Breaker:
         if now >= self._rest_until:
             self._open_until = self._permit_until = None
 
-    def failure(self, now: float) -> None:
-        """Note a run that failed."""
+    def failure(self, now: float, *, certain: bool = False) -> None:
+        """Note a run that failed. `certain`: it was certainly not the fault of what was asked."""
         self._failures += 1
         if self._open_until is not None:
             if self._permit_until is not None:
                 self._cooldown = min(max(self._cooldown * 2, self._first), COOLDOWN_CAP)
                 self._open_until = max(now + self._cooldown, self._rest_until)
                 self._permit_until = None
-        elif self._failures >= self._threshold:
+        elif certain or self._failures >= self._threshold:
             self._open_until = now
             self._cooldown = 0.0
 

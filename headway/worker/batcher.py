@@ -358,7 +358,7 @@ class Batcher:
             self._counters.wasted_seconds[failure.cause.value] += seconds
         # A batch of suspects says little of the backend, unless it was the backend's own fault.
         if lease.reason != RETRY or failure.cause in NEVER_SPLIT:
-            self._breaker.failure(self._clock())
+            self._breaker.failure(self._clock(), certain=not ran)
         if broken:
             self._retire = True
             await self._become(WorkerStatus.STARTING)

@@ -196,3 +196,13 @@ def test_open_lets_nothing_through_and_it_never_stays_open_for_good(steps: list[
             if breaker.state(now) is not State.HALF_OPEN:
                 probes = 0
     assert breaker.retry_at(now) <= now + COOLDOWN_CAP
+
+
+def test_a_failure_that_is_none_of_what_was_asked_is_probed_at_once() -> None:
+    breaker = Breaker(threshold=5, cooldown=1.0)
+    breaker.failure(10.0, certain=True)
+    assert breaker.state(10.0) is State.HALF_OPEN
+    assert breaker.allow(10.0, 1.0)
+    breaker.failure(10.0)
+    assert breaker.state(10.5) is State.OPEN
+    assert breaker.retry_at(10.5) == 11.0

@@ -10,12 +10,13 @@ import pytest
 from headway import errors
 from headway.core.breaker import Breaker, State
 from headway.core.retry import RetryBudget
-from headway.errors import BackendError, BatchRaised, RemoteError, WorkerCrashed
+from headway.errors import BackendError, BatchRaised, RemoteAbsent, RemoteError, WorkerCrashed
 from headway.gateway.pending import FutureSink
 from headway.model import WARM_UP, Entry, ItemResult, Reply, RequestOptions, WorkerStatus
 from headway.runtime.request_id import new_id
 from tests.services.fake_backend import FakeBackend
 from tests.services.stand import ANYBODY, Stand, codes
+from tests.services.test_serving_workers import Api
 from tests.virtual_time import run
 
 Clock = Callable[[], float]
@@ -67,6 +68,23 @@ def test_a_failing_backend_opens_the_breaker_and_recovers() -> None:
             statuses = {worker.status for worker in await stand.broker.workers()}
             assert statuses == {WorkerStatus.HEALTHY}
             assert stand.counters.breaker_state["gpu-0"] == State.CLOSED
+
+    run(main)
+
+
+def test_a_backend_out_of_reach_is_degraded_after_its_first_batch() -> None:
+    """Whoever waits for it meanwhile is told that there is no worker, and not that a deadline has passed."""
+
+    async def main(clock: Clock) -> None:
+        away = True
+        backend = Api(0.01, lambda entries: RemoteAbsent("no connection came about") if away else None)
+        async with Stand(clock, backend) as stand:
+            reply = await stand.ask("in vain", timeout=1.0)
+            assert reply.failure is not None
+            assert reply.failure.code == errors.NO_WORKERS
+            assert {worker.status for worker in await stand.broker.workers()} == {WorkerStatus.DEGRADED}
+            away = False
+            assert (await stand.ask("good", timeout=10.0)).output == "GOOD"
 
     run(main)
 

@@ -47,10 +47,18 @@ def test_a_batch_that_comes_when_its_worker_has_just_died_is_not_charged() -> No
     run(main)
 
 
+class Api(FakeBackend):
+    """Fake of a remote API, which has no process that could be replaced."""
+
+    @property
+    def pid(self) -> int:
+        return 0
+
+
 def test_a_batch_of_which_nothing_was_sent_is_not_charged() -> None:
     async def main(clock: Clock) -> None:
         away = [RemoteAbsent("no connection came about") for _ in range(MAX_ATTEMPTS)]
-        backend = FakeBackend(0.1, lambda entries: away.pop() if away else None)
+        backend = Api(0.1, lambda entries: away.pop() if away else None)
         async with Stand(clock, backend) as stand:
             reply = await stand.ask("innocent")
             assert reply.output == "INNOCENT" and reply.attempts == 1
